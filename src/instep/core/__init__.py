@@ -1,0 +1,1 @@
+"""The foundation: states, worlds, episodes, knobs, statistics. NumPy only."""

@@ -1,0 +1,75 @@
+"""Knobs: what can be turned in a world, by address, and beliefs about where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .errors import BadInput
+from .world import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A parameter by address: `joint.elbow.damping`, `action.delay`, `geom.tee.friction`."""
+
+    address: str
+    low: float
+    high: float
+    log: bool = False
+    """Whether it spans decades, so that steps are ratios."""
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.low) and np.isfinite(self.high) and self.low < self.high):
+            raise BadInput(
+                f"The bounds of {self.address!r} must be two finite numbers, low below high, not "
+                f"[{self.low:g}, {self.high:g}]."
+            )
+        if self.log and self.low <= 0:
+            raise BadInput(f"{self.address!r} spans decades, so its low bound must be above 0, not {self.low:g}.")
+
+    def to_unit(self, value: Array | float) -> Array:
+        """Where a value stands between the bounds, 0 at low and 1 at high."""
+        if self.log:
+            return np.log(np.asarray(value) / self.low) / np.log(self.high / self.low)
+        return (np.asarray(value) - self.low) / (self.high - self.low)
+
+    def from_unit(self, share: Array | float) -> Array:
+        """The value at a share of the way from low to high."""
+        if self.log:
+            return self.low * (self.high / self.low) ** np.asarray(share)
+        return self.low + (self.high - self.low) * np.asarray(share)
+
+
+class Belief(Protocol):
+    """A prior, a posterior, a randomisation range, an automatic-randomisation box."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        """Draw n settings, address -> [n]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Every value between the bounds of each knob, equally likely (in decades where the knob is logarithmic)."""
+
+    knobs: tuple[Knob, ...]
+
+    def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        """n draws of every knob, address -> [n]."""
+        return {knob.address: knob.from_unit(rng.random(n)) for knob in self.knobs}
+
+
+def around(knobs: Sequence[Knob], values: Sequence[float], factor: float) -> Box:
+    """The box that reaches from value / factor to value * factor, inside the knobs' own bounds."""
+    if factor <= 1:
+        raise BadInput(f"A box around a value needs a factor above 1, not {factor:g}.")
+    ranges: list[Knob] = []
+    for knob, value in zip(knobs, values, strict=True):
+        low, high = sorted((value / factor, value * factor))
+        ranges.append(Knob(knob.address, max(low, knob.low), min(high, knob.high), knob.log, knob.unit))
+    return Box(tuple(ranges))

@@ -1,0 +1,209 @@
+"""The language of the house: a world maps a state and an action to the next state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import BadInput
+
+Array: TypeAlias = NDArray[Any]
+Observation: TypeAlias = Mapping[str, Array]
+"""LeRobot feature name -> value; `<name>.stamp` [s] stands beside a sensor that is older than the state."""
+Settings: TypeAlias = Mapping[str, float | Array]
+"""Knob address -> value; an array holds one value per world of a batch."""
+MapFn: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""The interface to parallelism is the built-in map."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What a vector or an image holds: names, units, shape, type."""
+
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    """One unit for all labels, or one per label separated by spaces."""
+    shape: tuple[int, ...] = ()
+    dtype: str = "float64"
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The unit of each label."""
+        words = tuple(self.unit.split(" "))
+        return words if len(words) == len(self.labels) else (self.unit,) * len(self.labels)
+
+
+def vector(labels: Sequence[str], unit: str | Sequence[str] = "", dtype: str = "float64") -> Channel:
+    """A channel of one named number per label."""
+    units = unit if isinstance(unit, str) else (unit[0] if len(set(unit)) == 1 else " ".join(unit))
+    return Channel(tuple(labels), units, (len(labels),), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a world's numbers mean."""
+
+    dt: float
+    """Control period [s]."""
+    q: Channel
+    """Positions: joints, then the coordinates of free bodies, as the world's labels say."""
+    v: Channel
+    """Velocities."""
+    action: Channel
+    """What `step` takes."""
+    observation: Mapping[str, Channel] = field(default_factory=dict[str, Channel])
+    """What `observe` returns."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Where a world is. The last axis is the vector, leading axes are a batch of worlds."""
+
+    t: float
+    """Time [s]; worlds of a batch share it."""
+    q: Array
+    """Positions [..., nq]."""
+    v: Array
+    """Velocities [..., nv]."""
+    hidden: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The rest of the Markov state, keyed by the layer that wrote it: a tree of arrays, States, tuples and
+    mappings whose leaves have the same leading axes as `q`. No layer reads another's key."""
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The leading axes: () for one world, (n,) for n of them."""
+        return self.q.shape[:-1]
+
+    def with_hidden(self, key: str, value: Any) -> State:
+        """The same state with one layer's memory replaced."""
+        return replace(self, hidden={**self.hidden, key: value})
+
+
+class World(Protocol):
+    """Anything that moves: a robot, a recording, an engine, a twin."""
+
+    @property
+    def spec(self) -> Spec:
+        """What its numbers mean."""
+        ...
+
+    def reset(self, seed: int = 0) -> State:
+        """A state to start from; the same seed gives the same state."""
+        ...
+
+    def step(self, state: State, action: Array) -> State:
+        """The state one control period later. A simulator changes nothing and depends on nothing else;
+        a robot blocks until the period is over."""
+        ...
+
+    def observe(self, state: State) -> Observation:
+        """What the sensors show in a state."""
+        ...
+
+
+class Simulator(World, Protocol):
+    """A world with the powers reality lacks: place, nudge, tune."""
+
+    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
+        """The state with these positions and velocities. `past` [..., steps, nu] are the most recent actions,
+        oldest first: a world with latency needs them, or k-step gaps lie."""
+        ...
+
+    def nudge(self, state: State, wrench: Array) -> State:
+        """The state with a wrench (force [N], torque [Nm]) [..., bodies, 6] on each body, felt for one step."""
+        ...
+
+    def tuned(self, settings: Settings) -> Self:
+        """The same world with some knobs turned."""
+        ...
+
+
+class Policy(Protocol):
+    """What decides."""
+
+    def reset(self, seed: int = 0) -> None:
+        """Forget the last episode."""
+        ...
+
+    def act(self, observation: Observation) -> Array:
+        """The action for what is seen; leading axes are a batch."""
+        ...
+
+
+class Watcher(Protocol):
+    """Something that looks on while a world runs: a viewer, a recorder, a progress bar."""
+
+    def __call__(self, state: State, observation: Observation, action: Array) -> None:
+        """See one row of a run: the state, what was observed there, and the action taken."""
+        ...
+
+
+Tree = TypeVar("Tree")
+
+
+def stack(states: Sequence[State]) -> State:
+    """One batch of several states, along a new leading axis."""
+    if not states:
+        raise BadInput("A batch needs at least one state, and none was given.")
+    return cast(State, _stack(list(states)))
+
+
+def take(state: State, index: int | slice | Array) -> State:
+    """Some worlds of a batch: one (an int) or several (a slice, indices or a mask)."""
+    return _each(state, lambda leaf: leaf[index])
+
+
+def put(state: State, index: Array, part: State) -> State:
+    """The batch with the worlds at `index` replaced by those of `part`."""
+
+    def write(leaf: Array, new: Array) -> Array:
+        out = leaf.copy()
+        out[index] = new
+        return out
+
+    return _pairwise(state, part, write)
+
+
+def _stack(nodes: list[Any]) -> Any:
+    first: Any = nodes[0]
+    if isinstance(first, State):
+        return State(
+            first.t,
+            np.stack([n.q for n in nodes]),
+            np.stack([n.v for n in nodes]),
+            cast(Mapping[str, Any], _stack([n.hidden for n in nodes])),
+        )
+    if isinstance(first, Mapping):
+        names = cast(Mapping[str, Any], first)
+        return {k: _stack([n[k] for n in nodes]) for k in names}
+    if isinstance(first, tuple):
+        return tuple(_stack(list(column)) for column in zip(*nodes, strict=True))
+    return np.stack([np.asarray(n) for n in nodes])
+
+
+def _each(node: Tree, change: Callable[[Array], Array]) -> Tree:
+    if isinstance(node, State):
+        hidden = _each(node.hidden, change)
+        return cast(Tree, State(node.t, change(node.q), change(node.v), hidden))
+    if isinstance(node, Mapping):
+        names = cast(Mapping[str, Any], node)
+        return cast(Tree, {k: _each(value, change) for k, value in names.items()})
+    if isinstance(node, tuple):
+        return cast(Tree, tuple(_each(part, change) for part in cast(tuple[Any, ...], node)))
+    return cast(Tree, change(np.asarray(node)))
+
+
+def _pairwise(a: Any, b: Any, change: Callable[[Array, Array], Array]) -> Any:
+    if isinstance(a, State):
+        hidden = _pairwise(a.hidden, b.hidden, change)
+        return State(a.t, change(a.q, b.q), change(a.v, b.v), hidden)
+    if isinstance(a, Mapping):
+        names = cast(Mapping[str, Any], a)
+        return {k: _pairwise(value, b[k], change) for k, value in names.items()}
+    if isinstance(a, tuple):
+        return tuple(_pairwise(x, y, change) for x, y in zip(cast(tuple[Any, ...], a), b, strict=True))
+    return change(np.asarray(a), np.asarray(b))

@@ -1,0 +1,1 @@
+"""Engines, each a Simulator."""

@@ -1,0 +1,1 @@
+"""Reality and its imperfections: robots, links, recordings, followers."""

@@ -1,0 +1,1 @@
+"""What is there: a folder with a model, its roles, cameras and knobs."""

@@ -1,0 +1,1 @@
+"""Appearance: 3D Gaussians on bodies."""
