@@ -1,0 +1,286 @@
+"""Knob address <-> model field: `joint.elbow.damping`, `geom.tee.friction`, `actuator.*.kp`, `action.delay`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.knob import Knob
+from instep.core.world import Settings
+
+DELAY = "action.delay"
+"""Time from a command to its effect, of all actuators [s]."""
+TIMESTEP = "option.timestep"
+"""Physics step [s]; the engine takes the nearest that divides the control period."""
+LONGEST_DELAY = 0.25
+"""Upper bound of delays [s]; the room actuators are given to remember their commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One number of a model that a knob sets to `factor * value`."""
+
+    field: str
+    """Array of MjModel, or `opt.<name>` of its options."""
+    index: tuple[int, ...]
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a word after the name of a part becomes numbers of the model."""
+
+    targets: tuple[tuple[str, tuple[int, ...], float], ...]
+    """Field, index within the part's row, factor."""
+    unit: str
+    low: float
+    high: float
+    log: bool = True
+
+
+_OF_JOINT = {
+    "damping": _Kind((("dof_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
+    "frictionloss": _Kind((("dof_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
+    "armature": _Kind((("dof_armature", (), 1),), "kg m2", 1e-6, 1e1),
+    "stiffness": _Kind((("jnt_stiffness", (), 1),), "Nm/rad", 1e-4, 1e3),
+    "springref": _Kind((("qpos_spring", (), 1),), "rad", -math.pi, math.pi, False),
+}
+_OF_SERVO = {
+    "kp": _Kind((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (1,), -1)), "Nm/rad", 1e-2, 1e4),
+    "kv": _Kind((("actuator_biasprm", (2,), -1),), "Nm s/rad", 1e-4, 1e3),
+}
+_OF_SPEED_SERVO = {
+    "kv": _Kind((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (2,), -1)), "Nm s/rad", 1e-4, 1e3),
+}
+_OF_MOTOR = {"gain": _Kind((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
+_OF_ACTUATOR = {"gear": _Kind((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
+_LIMITED = {
+    "force": _Kind((("actuator_forcerange", (0,), -1), ("actuator_forcerange", (1,), 1)), "Nm", 1e-2, 1e4),
+}
+_DELAYED = {"delay": _Kind((("actuator_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
+_OF_BODY = {
+    "mass": _Kind((("body_mass", (), 1),), "kg", 1e-4, 1e3),
+    "com_x": _Kind((("body_ipos", (0,), 1),), "m", -1.0, 1.0, False),
+    "com_y": _Kind((("body_ipos", (1,), 1),), "m", -1.0, 1.0, False),
+    "com_z": _Kind((("body_ipos", (2,), 1),), "m", -1.0, 1.0, False),
+    "inertia_x": _Kind((("body_inertia", (0,), 1),), "kg m2", 1e-8, 1e2),
+    "inertia_y": _Kind((("body_inertia", (1,), 1),), "kg m2", 1e-8, 1e2),
+    "inertia_z": _Kind((("body_inertia", (2,), 1),), "kg m2", 1e-8, 1e2),
+    "gravcomp": _Kind((("body_gravcomp", (), 1),), "1", 0.0, 1.5, False),
+}
+_OF_GEOM = {
+    "friction": _Kind((("geom_friction", (0,), 1),), "1", 0.01, 2.0),
+    "torsion": _Kind((("geom_friction", (1,), 1),), "m", 1e-5, 0.1),
+    "rolling": _Kind((("geom_friction", (2,), 1),), "m", 1e-6, 0.01),
+    "solref_time": _Kind((("geom_solref", (0,), 1),), "s", 1e-3, 0.2),
+    "solref_damp": _Kind((("geom_solref", (1,), 1),), "1", 0.05, 3.0),
+    "solimp_depth": _Kind((("geom_solimp", (2,), 1),), "m", 1e-5, 0.05),
+}
+_OF_TENDON = {
+    "damping": _Kind((("tendon_damping", (), 1),), "N s/m", 1e-4, 1e2),
+    "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "N", 1e-4, 1e2),
+    "stiffness": _Kind((("tendon_stiffness", (), 1),), "N/m", 1e-4, 1e4),
+}
+_OF_SENSOR = {"delay": _Kind((("sensor_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
+_OPTIONS = {
+    "timestep": _Kind((("opt.timestep", (), 1),), "s", 1e-4, 2e-2),
+    "gravity": _Kind((("opt.gravity", (2,), -1),), "m/s2", 0.0, 20.0, False),
+    "impratio": _Kind((("opt.impratio", (), 1),), "1", 0.1, 100.0),
+    "density": _Kind((("opt.density", (), 1),), "kg/m3", 0.0, 2000.0, False),
+    "viscosity": _Kind((("opt.viscosity", (), 1),), "Pa s", 0.0, 1.0, False),
+}
+
+
+def addresses(model: mujoco.MjModel) -> list[str]:
+    """Every address of a model, in its own order."""
+    return [address for address, _, _ in _walk(model)] + [DELAY] * bool(model.nu)
+
+
+def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
+    """The addresses that match any pattern (`joint.*.damping`), each once; a pattern without one is an error."""
+    known = addresses(model)
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        hits = [address for address in known if fnmatchcase(address, pattern)]
+        if not hits and _of_body(model, pattern)[1]:
+            hits = [pattern]
+        if not hits:
+            raise UnknownName("knob", pattern, known)
+        found.update(dict.fromkeys(hits))
+    return list(found)
+
+
+def knobs(
+    model: mujoco.MjModel, patterns: Iterable[str] = ("*",), bounds: Mapping[str, Sequence[float]] | None = None
+) -> list[Knob]:
+    """The knobs that match, with units and the range worth searching: a decade either side of a value that is not 0."""
+    kinds = {address: kind for address, kind, _ in _walk(model)}
+    kinds[DELAY] = _DELAYED["delay"]
+    values = read(model, matching(model, patterns))
+    out = []
+    for address, value in values.items():
+        kind = kinds[address] if address in kinds else _of_body(model, address)[0]
+        low, high, log = kind.low, kind.high, kind.log
+        if log and value > 0:
+            low, high = value / 10, value * 10
+        elif not log and not low <= value <= high:
+            low, high = min(low, 2 * value), max(high, 2 * value)
+        for pattern, given in (bounds or {}).items():
+            if fnmatchcase(address, pattern):
+                low, high = float(given[0]), float(given[1])
+                log = log and low > 0
+        out.append(Knob(address, low, high, log, kind.unit))
+    return out
+
+
+def read(model: mujoco.MjModel, names: Iterable[str]) -> dict[str, float]:
+    """Where the knobs stand in a model."""
+    values = {}
+    for address in matching(model, names):
+        if address == DELAY:
+            values[address] = float(model.actuator_delay.max(initial=0.0))
+            continue
+        target = targets(model, address)[0]
+        values[address] = float(_array(model, target.field)[target.index]) / target.factor
+    return values
+
+
+def write(model: mujoco.MjModel, settings: Settings) -> mujoco.MjModel:
+    """A copy of the model with knobs turned; the addresses may be patterns."""
+    changed = copy.copy(model)
+    for address, value in ordered(model, settings).items():
+        number = np.asarray(value, float)
+        if number.ndim:
+            raise BadInput(f"{address!r} was given {number.size} values, but one model takes one.")
+        for target in targets(model, address):
+            _array(changed, target.field)[target.index] = target.factor * float(number)
+    mujoco.mj_setConst(changed, mujoco.MjData(changed))
+    return changed
+
+
+def ordered(model: mujoco.MjModel, settings: Settings) -> dict[str, float | np.ndarray]:
+    """Settings with patterns resolved and values checked, masses first: a mass brings its inertia along."""
+    resolved: dict[str, float | np.ndarray] = {}
+    for pattern, value in settings.items():
+        number = np.asarray(value, float)
+        if not np.isfinite(number).all():
+            raise BadInput(f"The value of {pattern!r} must be a finite number, not {value}.")
+        resolved.update(dict.fromkeys(matching(model, [pattern]), value))
+    return dict(sorted(resolved.items(), key=lambda item: not item[0].endswith(".mass")))
+
+
+def targets(model: mujoco.MjModel, address: str) -> tuple[Target, ...]:
+    """The numbers of the model that an address stands for."""
+    if address == DELAY:
+        return tuple(Target("actuator_delay", (a,)) for a in range(model.nu))
+    for known, kind, rows in _walk(model):
+        if known == address:
+            return _targets(model, kind, rows)
+    kind, rows = _of_body(model, address)
+    if not rows:
+        raise UnknownName("knob", address, addresses(model))
+    return _targets(model, kind, rows)
+
+
+def _targets(model: mujoco.MjModel, kind: _Kind, rows: Sequence[int]) -> tuple[Target, ...]:
+    out = []
+    for row in rows:
+        for field, inner, factor in kind.targets:
+            index = inner if field.startswith("opt.") else (row, *inner)
+            out.append(Target(field, index, factor))
+            if field == "body_mass" and model.body_mass[row] > 0:
+                # The same shape with another density: the inertia follows the mass.
+                ratio = model.body_inertia[row] / model.body_mass[row]
+                out += [Target("body_inertia", (row, axis), float(ratio[axis])) for axis in range(3)]
+    return tuple(out)
+
+
+def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
+    """Every address that stands for one part, with how it is written and which rows it has."""
+    for j in range(model.njnt):
+        name, dof = model.joint(j).name, int(model.jnt_dofadr[j])
+        free = model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE
+        width = {0: 6, 1: 3}.get(int(model.jnt_type[j]), 1)
+        for word, kind in _OF_JOINT.items():
+            if free and word in ("stiffness", "springref"):
+                continue
+            field = kind.targets[0][0]
+            rows = list(range(dof, dof + width)) if field.startswith("dof_") else [j]
+            if field == "qpos_spring":
+                rows = [int(model.jnt_qposadr[j])]
+            yield f"joint.{name}.{word}", kind, rows
+    for a in range(model.nu):
+        name = model.actuator(a).name
+        for word, kind in _actuator_kinds(model, a).items():
+            yield f"actuator.{name}.{word}", kind, [a]
+    for kind_name, count, words in (
+        ("body", model.nbody, _OF_BODY),
+        ("geom", model.ngeom, _OF_GEOM),
+        ("tendon", model.ntendon, _OF_TENDON),
+    ):
+        for i in range(1 if kind_name == "body" else 0, count):
+            name = getattr(model, kind_name)(i).name
+            if kind_name == "body" and model.body_mass[i] == 0:
+                continue
+            for word, kind in words.items():
+                yield f"{kind_name}.{name}.{word}", kind, [i]
+    for s in range(model.nsensor):
+        if model.sensor_history[s, 0] > 0:
+            yield f"sensor.{model.sensor(s).name}.delay", _OF_SENSOR["delay"], [s]
+    for word, kind in _OPTIONS.items():
+        yield f"option.{word}", kind, [0]
+
+
+def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
+    fixed = model.actuator_gaintype[a] == mujoco.mjtGain.mjGAIN_FIXED
+    affine = model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE
+    kinds = dict(_OF_ACTUATOR)
+    if fixed and affine and model.actuator_biasprm[a, 1] != 0:
+        kinds |= _OF_SERVO
+    elif fixed and affine and model.actuator_biasprm[a, 2] != 0:
+        kinds |= _OF_SPEED_SERVO
+    elif fixed:
+        kinds |= _OF_MOTOR
+    if model.actuator_forcelimited[a]:
+        kinds |= _LIMITED
+    return kinds | _DELAYED
+
+
+def _of_body(model: mujoco.MjModel, address: str) -> tuple[_Kind, list[int]]:
+    """`geom.BODY.friction` stands for all geoms of a body where no geom has that name."""
+    kind, _, rest = address.partition(".")
+    name, _, word = rest.rpartition(".")
+    body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, name) if name else -1
+    if kind != "geom" or word not in _OF_GEOM or body < 0:
+        return _OF_GEOM["friction"], []
+    return _OF_GEOM[word], [int(g) for g in np.flatnonzero(model.geom_bodyid == body)]
+
+
+def _array(model: mujoco.MjModel, field: str) -> np.ndarray:
+    if not field.startswith("opt."):
+        return getattr(model, field)
+    return _Option(model.opt, field[4:])  # pyright: ignore[reportReturnType]
+
+
+class _Option:
+    """An option of a model, read and written like an array, since scalars of MjOption are not arrays."""
+
+    def __init__(self, option: mujoco.MjOption, name: str):
+        self._option, self._name = option, name
+
+    def __getitem__(self, index: tuple[int, ...]) -> float:
+        value = getattr(self._option, self._name)
+        return value[index] if index else value
+
+    def __setitem__(self, index: tuple[int, ...], value: float) -> None:
+        if index:
+            getattr(self._option, self._name)[index] = value
+        else:
+            setattr(self._option, self._name, value)

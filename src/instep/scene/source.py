@@ -1,0 +1,252 @@
+"""Read a robot description from a stranger: confined to its folder, bounded in size, without entities.
+
+MuJoCo follows `../` includes, hangs on a large `replicate` and accepts a NaN mass. So the file is parsed here first,
+its includes are put in place, its files are read under one root, and MuJoCo gets plain XML and a dictionary of bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from xml.parsers import expat
+
+from instep.core.errors import BadInput
+
+MAX_XML = 16 * 2**20
+"""Largest XML file [bytes]."""
+MAX_FILES = 2**30
+"""Largest sum of meshes and textures [bytes]."""
+MAX_DEPTH = 64
+MAX_ELEMENTS = 50_000
+MAX_COPIES = 10_000
+"""Largest number of copies nested `replicate` elements may make."""
+
+_CELLS = {  # element: (attributes whose product counts, largest product)
+    "hfield": (("nrow", "ncol"), 4_000_000),
+    "texture": (("width", "height"), 8192 * 8192),
+    "flexcomp": (("count",), 100_000),
+    "composite": (("count",), 100_000),
+}
+_NAMES = frozenset(
+    [
+        "name",
+        "class",
+        "childclass",
+        "file",
+        "filename",
+        "content_type",
+        "prefix",
+        "joint",
+        "body",
+        "geom",
+        "site",
+        "target",
+        "material",
+    ]
+)
+_OPEN_ENDED = ("range", "ctrlrange", "forcerange", "actrange", "lengthrange", "actuatorfrcrange")
+"""Attributes in which infinity means: no limit."""
+_FILES = {"mesh": "meshdir", "texture": "texturedir", "hfield": "assetdir", "skin": "assetdir", "flexcomp": "meshdir"}
+_TEXTURE_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A description without includes or paths: XML and the bytes of the files it names."""
+
+    path: Path
+    xml: str
+    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+def read_source(path: Path, root: Path | None = None) -> Source:
+    """Read an MJCF or URDF file; includes, meshes and textures must lie under `root` (default: the file's folder)."""
+    path = Path(path)
+    reader = _Reader((root or path.parent).resolve(), path.name)
+    tree = reader.parse(path)
+    if tree.tag == "robot":
+        reader.confine_urdf(tree)
+    elif tree.tag == "mujoco":
+        reader.include(tree, (path.resolve(),))
+        reader.check(tree, 1)
+        reader.confine_mjcf(tree)
+    else:
+        raise BadInput(f"{path.name} starts with <{tree.tag}>, but a robot is described by <mujoco> or <robot> (URDF).")
+    return Source(path, ET.tostring(tree, encoding="unicode"), reader.files)
+
+
+class _Reader:
+    """One reading of one description: counts what it has seen."""
+
+    def __init__(self, root: Path, name: str):
+        self.root, self.name = root, name
+        self.files: dict[str, bytes] = {}
+        self.elements = 0
+        self.bytes = 0
+
+    def parse(self, path: Path) -> ET.Element:
+        """The tree of one XML file, with DOCTYPE and ENTITY refused while reading."""
+        if not path.is_file():
+            raise BadInput(f"There is no file {str(path)!r}; give the path of an MJCF or URDF file.")
+        if path.stat().st_size > MAX_XML:
+            raise BadInput(f"{path.name} is larger than {MAX_XML >> 20} MiB, which is not a robot description.")
+        builder, depth = ET.TreeBuilder(), 0
+        parser = expat.ParserCreate()
+
+        def start(tag: str, attributes: dict[str, str]) -> None:
+            nonlocal depth
+            depth, self.elements = depth + 1, self.elements + 1
+            if depth > MAX_DEPTH or self.elements > MAX_ELEMENTS:
+                raise BadInput(
+                    f"{path.name} is nested deeper than {MAX_DEPTH} or has more than {MAX_ELEMENTS} elements."
+                )
+            builder.start(tag, attributes)
+
+        def end(tag: str) -> None:
+            nonlocal depth
+            depth -= 1
+            builder.end(tag)
+
+        def refuse(*_: object) -> int:
+            raise BadInput(f"{path.name} declares a DOCTYPE or an entity, which is refused; remove it.")
+
+        parser.StartElementHandler, parser.EndElementHandler = start, end
+        parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
+        parser.ExternalEntityRefHandler = refuse
+        try:
+            parser.Parse(path.read_bytes(), True)
+        except expat.ExpatError as error:
+            raise BadInput(f"{path.name} is not well-formed XML: {error}.") from None
+        return builder.close()
+
+    def include(self, element: ET.Element, trail: tuple[Path, ...]) -> None:
+        """Put the children of included files in place of each <include>."""
+        for index, child in reversed(list(enumerate(element))):
+            if child.tag != "include":
+                self.include(child, trail)
+                continue
+            path = self.inside(child.get("file", ""), "include")
+            if path in trail:
+                raise BadInput(f"{path.name} includes itself.")
+            part = self.parse(path)
+            self.include(part, (*trail, path))
+            element.remove(child)
+            for offset, inner in enumerate(part):
+                element.insert(index + offset, inner)
+
+    def check(self, element: ET.Element, copies: int) -> None:
+        """Refuse what would make the compiler hang or hand NaN to the physics."""
+        if element.tag == "replicate":
+            copies *= max(1, self.whole(element, "count"))
+            if copies > MAX_COPIES:
+                raise BadInput(f"{self.name} replicates a body {copies} times; at most {MAX_COPIES} copies are read.")
+        attributes, most = _CELLS.get(element.tag, ((), 0))
+        if attributes:
+            cells = math.prod(self.whole(element, name) or 1 for name in attributes)
+            if cells > most:
+                raise BadInput(f"<{element.tag}> in {self.name} asks for {cells} cells; at most {most} are read.")
+        if element.tag == "size":
+            self.check_size(element)
+        for name, value in element.attrib.items():
+            if name not in _NAMES:
+                self.check_finite(element, name, value)
+        for child in element:
+            self.check(child, copies)
+
+    def check_finite(self, element: ET.Element, name: str, value: str) -> None:
+        for word in value.split():
+            bad = word.lower().lstrip("+-")
+            if bad == "nan" or (bad in ("inf", "infinity") and name not in _OPEN_ENDED):
+                label = element.get("name")
+                where = f"<{element.tag}{f' name={label!r}' if label else ''}>"
+                raise BadInput(f"{name} of {where} in {self.name} is {word!r}; it must be a finite number.")
+
+    def check_size(self, element: ET.Element) -> None:
+        memory = element.get("memory", "-1").strip().upper()
+        scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}.get(memory[-1:], 1)
+        digits = memory.rstrip("KMGTPE")
+        if digits.lstrip("-").isdigit() and int(digits) * scale > 2**28:
+            raise BadInput(f"{self.name} asks for {memory} of memory; at most 256M are given.")
+        for name in element.attrib:
+            if name != "memory" and self.whole(element, name) > 1_000_000:
+                raise BadInput(f"{self.name} asks for {name}={element.get(name)}; at most 1000000 are given.")
+
+    def whole(self, element: ET.Element, name: str) -> int:
+        """An attribute of whole numbers, multiplied; 0 where absent."""
+        words = element.get(name, "0").split()
+        try:
+            return math.prod(int(float(word)) for word in words)
+        except (ValueError, OverflowError):
+            raise BadInput(
+                f"{name} of <{element.tag}> in {self.name} must be a whole number, not {element.get(name)!r}."
+            ) from None
+
+    def confine_mjcf(self, tree: ET.Element) -> None:
+        """Read every file under the root and give it a plain name."""
+        folders = {"meshdir": "", "texturedir": "", "assetdir": ""}
+        for compiler in tree.findall("compiler"):
+            shared = compiler.attrib.pop("assetdir", None)
+            for kind in folders:
+                folders[kind] = compiler.attrib.pop(kind, shared if shared is not None else folders[kind])
+            compiler.attrib.pop("strippath", None)
+        for element in tree.iter():
+            names = _TEXTURE_FILES if element.tag == "texture" else ("file",)
+            for name in names:
+                wanted = element.get(name)
+                if wanted and element.tag != "include":
+                    folder = folders.get(_FILES.get(element.tag, "assetdir"), "")
+                    key = self.take(str(PurePosixPath(folder) / wanted), element.tag)
+                    # An asset without a name is known by its file's; keep that although the file is renamed.
+                    if name == "file" and "name" not in element.attrib and element.tag in ("mesh", "texture", "hfield"):
+                        element.set("name", PurePosixPath(wanted).stem)
+                    element.set(name, key)
+
+    def confine_urdf(self, tree: ET.Element) -> None:
+        """The same for URDF, where paths may begin with package:// and are looked up under the root only."""
+        self.check(tree, 1)
+        for link in tree.iter("link"):
+            for visual in link.findall("visual"):
+                link.remove(visual)  # MuJoCo keeps collision shapes of a URDF; looks come from Gaussians
+        for mesh in tree.iter("mesh"):
+            wanted = mesh.get("filename", "")
+            mesh.set("filename", self.take(self.unpack(wanted), "mesh"))
+        for compiler in tree.iter("compiler"):
+            compiler.attrib.pop("meshdir", None)
+
+    def unpack(self, wanted: str) -> str:
+        for scheme in ("package://", "model://"):
+            if wanted.startswith(scheme):
+                parts = PurePosixPath(wanted.removeprefix(scheme)).parts
+                tails = [str(PurePosixPath(*parts[skip:])) for skip in range(min(2, len(parts)))]
+                found = [t for t in tails if t and (self.root / t).is_file()]
+                return found[0] if found else tails[-1]
+        return wanted.removeprefix("file://") if wanted.startswith("file://") else wanted
+
+    def take(self, wanted: str, kind: str) -> str:
+        """Read a file under the root; the key MuJoCo will know it by."""
+        path = self.inside(wanted, kind)
+        key = f"{len(self.files):03d}_{path.name}"
+        for known, content in self.files.items():
+            if known.split("_", 1)[1] == path.name and content == path.read_bytes():
+                return known
+        self.bytes += path.stat().st_size
+        if self.bytes > MAX_FILES:
+            raise BadInput(f"The meshes and textures of {self.name} are larger than {MAX_FILES >> 20} MiB in all.")
+        self.files[key] = path.read_bytes()
+        return key
+
+    def inside(self, wanted: str, kind: str) -> Path:
+        """The path of a file named in the description, which must not leave the root."""
+        if not wanted or "\0" in wanted or "://" in wanted:
+            raise BadInput(f"{self.name} names the {kind} file {wanted!r}; a path inside its folder was expected.")
+        path = (self.root / wanted).resolve()
+        if Path(wanted).is_absolute() or not path.is_relative_to(self.root):
+            raise BadInput(
+                f"{self.name} names the {kind} file {wanted!r}, which lies outside {self.root.name!r}; "
+                f"copy the file into that folder."
+            )
+        if not path.is_file():
+            raise BadInput(f"{self.name} names the {kind} file {wanted!r}, which does not exist.")
+        return path
