@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Camera:
     """cx, cy [pixels]; the centre of the top left pixel is (0.5, 0.5)."""
     body: str = "world"
     """The body it is mounted on."""
-    body_from_camera: Array = np.eye(4)  # noqa: RUF009 - never written to
+    body_from_camera: Array = field(default_factory=lambda: np.eye(4))
     """Where it sits on that body, a 4 x 4 transform."""
     distortion: tuple[float, ...] = ()
     """k1, k2, p1, p2, k3 of OpenCV's model; none for a perfect lens."""
