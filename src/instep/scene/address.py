@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import mujoco
@@ -21,6 +21,12 @@ TIMESTEP = "option.timestep"
 """Physics step [s]; the engine takes the nearest that divides the control period."""
 LONGEST_DELAY = 0.25
 """Upper bound of delays [s]; the room actuators are given to remember their commands."""
+
+# Plain numbers: MuJoCo's enums do not equal the integers of a model's arrays.
+_FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+_FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
+_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
+_LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +212,7 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
     """Every address that stands for one part, with how it is written and which rows it has."""
     for j in range(model.njnt):
         name, dof = model.joint(j).name, int(model.jnt_dofadr[j])
-        free = model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE
+        free = model.jnt_type[j] == _FREE
         width = {0: 6, 1: 3}.get(int(model.jnt_type[j]), 1)
         for word, kind in _OF_JOINT.items():
             if free and word in ("stiffness", "springref"):
@@ -215,11 +221,12 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
             rows = list(range(dof, dof + width)) if field.startswith("dof_") else [j]
             if field == "qpos_spring":
                 rows = [int(model.jnt_qposadr[j])]
-            yield f"joint.{name}.{word}", kind, rows
+            yield f"joint.{name}.{word}", _linear(kind) if model.jnt_type[j] == _SLIDE else kind, rows
     for a in range(model.nu):
-        name = model.actuator(a).name
+        name, joint = model.actuator(a).name, model.actuator_trnid[a, 0]
+        slides = model.actuator_trntype[a] == _ON_JOINT and model.jnt_type[joint] == _SLIDE
         for word, kind in _actuator_kinds(model, a).items():
-            yield f"actuator.{name}.{word}", kind, [a]
+            yield f"actuator.{name}.{word}", _linear(kind) if slides else kind, [a]
     for kind_name, count, words in (
         ("body", model.nbody, _OF_BODY),
         ("geom", model.ngeom, _OF_GEOM),
@@ -239,8 +246,8 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
 
 
 def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
-    fixed = model.actuator_gaintype[a] == mujoco.mjtGain.mjGAIN_FIXED
-    affine = model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE
+    fixed = model.actuator_gaintype[a] == _FIXED
+    affine = model.actuator_biastype[a] == _AFFINE
     kinds = dict(_OF_ACTUATOR)
     if fixed and affine and model.actuator_biasprm[a, 1] != 0:
         kinds |= _OF_SERVO
@@ -251,6 +258,11 @@ def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
     if model.actuator_forcelimited[a]:
         kinds |= _LIMITED
     return kinds | _DELAYED
+
+
+def _linear(kind: _Kind) -> _Kind:
+    """The same for a joint that slides."""
+    return replace(kind, unit=_LINEAR_UNITS.get(kind.unit, kind.unit))
 
 
 def _of_body(model: mujoco.MjModel, address: str) -> tuple[_Kind, list[int]]:

@@ -20,7 +20,7 @@ from instep.core.world import Array, Settings, Spec
 from . import address
 from .camera import Camera
 from .compile import compile_model
-from .labels import Reader, free_bodies, reader
+from .labels import Reader, free_bodies, reader, scalar_joints
 from .source import Source, read_source
 
 LIBRARY = Path(__file__).parent / "library"
@@ -115,7 +115,7 @@ class Scene:
         model = self.model
         held = np.zeros(model.nu)
         for a in range(model.nu):
-            on_joint = model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT
+            on_joint = model.actuator_trntype[a] == int(mujoco.mjtTrn.mjTRN_JOINT)
             if on_joint and model.actuator_biasprm[a, 1] != 0:
                 held[a] = q[model.jnt_qposadr[model.actuator_trnid[a, 0]]] * model.actuator_gear[a, 0]
         return held
@@ -137,8 +137,7 @@ def _from_file(path: Path) -> Scene:
     source = read_source(path)
     model = compile_model(source)
     steps = max(1, round((1 / 60) / model.opt.timestep))
-    scalar = [j for j in range(model.njnt) if model.jnt_type[j] >= mujoco.mjtJoint.mjJNT_SLIDE]
-    robot = tuple(model.joint(j).name for j in scalar)
+    robot = tuple(scalar_joints(model))
     objects = tuple(free_bodies(model))
     read = reader(model, steps * model.opt.timestep, robot, objects)
     begin = {"keyframe": model.key(0).name} if model.nkey and model.key(0).name else {}

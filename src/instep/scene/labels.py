@@ -11,8 +11,9 @@ import numpy as np
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Observation, Spec, vector
 
-_HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE
-_FREE, _BALL = mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_BALL
+# Plain numbers: MuJoCo's enums neither compare with nor equal the integers of a model's arrays.
+_FREE, _BALL, _SLIDE, _HINGE = (int(kind) for kind in mujoco.mjtJoint.__members__.values())
+_AFFINE, _ON_JOINT = int(mujoco.mjtBias.mjBIAS_AFFINE), int(mujoco.mjtTrn.mjTRN_JOINT)
 POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 TWIST = ("vx", "vy", "vz", "wx", "wy", "wz")
 
@@ -70,6 +71,11 @@ def free_bodies(model: mujoco.MjModel) -> dict[str, int]:
     return {model.body(model.jnt_bodyid[j]).name: int(model.jnt_qposadr[j]) for j in joints}
 
 
+def scalar_joints(model: mujoco.MjModel) -> list[str]:
+    """The joints with one coordinate: hinges and slides."""
+    return [model.joint(j).name for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
+
+
 def _pose_of(model: mujoco.MjModel, body: str) -> range:
     free = free_bodies(model)
     if body not in free:
@@ -104,8 +110,8 @@ def _action_units(model: mujoco.MjModel) -> list[str]:
     """Position servos take the unit of their joint, velocity servos that per second, motors Nm or N."""
     units = []
     for a in range(model.nu):
-        affine = model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE
-        joint = model.actuator_trntype[a] == mujoco.mjtTrn.mjTRN_JOINT
+        affine = model.actuator_biastype[a] == _AFFINE
+        joint = model.actuator_trntype[a] == _ON_JOINT
         hinge = joint and model.jnt_type[model.actuator_trnid[a, 0]] == _HINGE
         if not joint:
             units.append("1")

@@ -1,0 +1,269 @@
+"""MuJoCo as a Simulator: one world or many, stepped in one native call per control interval."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+import mujoco
+import numpy as np
+from mujoco import batch as mjbatch
+
+from instep.core.errors import BadInput, Diverged
+from instep.core.rollout import checked_action
+from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
+from instep.scene import address
+from instep.scene.folder import Scene
+
+KEY = "mujoco"
+"""The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
+SENSED = "mujoco.sensors"
+"""What the model's own sensors read at the last physics step."""
+HUGE = 1e10
+"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
+
+
+class MujocoWorld:
+    """A scene in MuJoCo.
+
+    `step` depends on nothing but its arguments: the whole integration state travels in `State.hidden`, warm start,
+    delays and applied forces included, so that save and restore, reruns and any number of threads agree bit by bit.
+    """
+
+    def __init__(self, scene: Scene | str | Path, *, threads: int = 0, settings: Settings | None = None):
+        self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+        self.threads = threads
+        """Threads a batch is stepped on; all cores where 0."""
+        self.settings: Settings = dict(settings or {})
+        self._model, self._steps, self._each = _prepared(self.scene, self.settings)
+        self._nsim = max((len(value) for value in self._each.values()), default=0)
+        self._layout = _Layout(self._model)
+        self._spec = _spec(self.scene, self._model)
+        self._batches: dict[int, mjbatch.Batch] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean."""
+        return self._spec
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """The compiled model with single-valued settings written into it; read it, do not change it."""
+        return self._model
+
+    @property
+    def substeps(self) -> int:
+        """Physics steps per control step."""
+        return self._steps
+
+    def reset(self, seed: int = 0) -> State:
+        """Where the scene begins with this seed."""
+        q, v = self.scene.start(seed)
+        return self.place(q, v)
+
+    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
+        """The state with these positions and velocities, servos holding the last of `past` (or the rest action)."""
+        q, v = np.asarray(q, float), np.asarray(v, float)
+        if q.shape[-1] != self._model.nq or v.shape[-1] != self._model.nv:
+            raise BadInput(
+                f"A state of this scene has {self._model.nq} positions and {self._model.nv} velocities, "
+                f"not {q.shape[-1]} and {v.shape[-1]}."
+            )
+        layout, rest = self._layout, self.scene.rest_action()
+        rows = np.broadcast_to(layout.zero, (*q.shape[:-1], layout.zero.size)).copy()
+        rows[..., layout.time] = t
+        rows[..., layout.qpos], rows[..., layout.qvel] = q, v
+        commands = rest if past is None else np.asarray(past, float)
+        rows[..., layout.ctrl] = commands[..., -1, :] if past is not None else rest
+        if layout.history.stop > layout.history.start:
+            self._remember(rows[..., layout.history], t, commands if past is not None else rest[None])
+        return self._state(t, rows, self._sense(rows))
+
+    def step(self, state: State, action: Array) -> State:
+        """One control period later. Raises `Diverged` where the result is not finite."""
+        action = checked_action(action, self._spec, state.batch)
+        rows = np.asarray(state.hidden[KEY], float)
+        flat = rows.reshape(-1, rows.shape[-1])
+        layout, n = self._layout, len(flat)
+        if self._nsim not in (0, n):
+            raise BadInput(
+                f"This world holds {self._nsim} settings per knob, so it steps {self._nsim} worlds, not {n}."
+            )
+        with self._lock:
+            batch = self._batch(n)
+            batch.state[:] = flat
+            batch.state[:, layout.ctrl] = action.reshape(n, -1)
+            error = ""
+            try:
+                batch.step(nstep=self._steps)
+            except mjbatch.SimulationError as failure:
+                error = str(failure)
+            after = batch.state.copy()
+            sensed = batch.bind("sensordata").copy() if self._model.nsensor else None
+        after[:, layout.xfrc] = 0.0  # a nudge is felt for one step
+        sensed = sensed.reshape(*state.batch, -1) if sensed is not None else None
+        new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensed)
+        return self._sound(new, error)
+
+    def observe(self, state: State) -> Observation:
+        """The robot's joints, the objects' poses, and the model's own sensors where it has any."""
+        seen = dict(self.scene.reader.observe(state.q, state.v))
+        if SENSED in state.hidden:
+            seen["observation.sensors"] = state.hidden[SENSED]
+        return seen
+
+    def nudge(self, state: State, wrench: Array) -> State:
+        """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
+        rows = state.hidden[KEY].copy()
+        rows[..., self._layout.xfrc] = _wrenches(self._model, state, wrench)
+        return state.with_hidden(KEY, rows)
+
+    def tuned(self, settings: Settings) -> MujocoWorld:
+        """The same world with some knobs turned; arrays hold one value per world of a batch."""
+        resolved = address.ordered(self.scene.model, settings)
+        return MujocoWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
+
+    def contacts(self, state: State) -> Array:
+        """How many contacts each world has."""
+        rows = state.hidden[KEY].reshape(-1, self._layout.zero.size)
+        with self._lock:
+            batch = self._batch(len(rows))
+            batch.state[:] = rows
+            count = batch.bind("ncon")
+            batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
+            return count.reshape(state.batch).copy()
+
+    def _batch(self, n: int) -> mjbatch.Batch:
+        if n not in self._batches:
+            # Sizes come and go (replay windows, evaluations); a few pools are kept, the oldest goes first.
+            if len(self._batches) >= 4:
+                del self._batches[next(iter(self._batches))]
+            self._batches[n] = _tuned_batch(self._model, n, self.threads, self._each)
+        return self._batches[n]
+
+    def _state(self, t: float, rows: Array, sensed: Array | None) -> State:
+        layout = self._layout
+        hidden = {KEY: rows} if sensed is None else {KEY: rows, SENSED: sensed}
+        return State(t, rows[..., layout.qpos].copy(), rows[..., layout.qvel].copy(), hidden)
+
+    def _sense(self, rows: Array) -> Array | None:
+        if not self._model.nsensor:
+            return None
+        flat = rows.reshape(-1, rows.shape[-1])
+        with self._lock:
+            batch = self._batch(len(flat))
+            batch.state[:] = flat
+            sensed = batch.bind("sensordata")
+            batch.forward()
+            return sensed.reshape(*rows.shape[:-1], -1).copy()
+
+    def _remember(self, history: Array, t: float, commands: Array) -> None:
+        """Fill the actuators' memory with the commands before t, the oldest of them held before that."""
+        model, steps = self._model, self._steps
+        for a in range(model.nu):
+            samples = int(model.actuator_history[a, 0])
+            if samples == 0:
+                continue
+            begin = int(model.actuator_historyadr[a])
+            ages = np.arange(samples, 0, -1)  # in physics steps before t
+            index = np.maximum(commands.shape[-2] - 1 - (ages - 1) // steps, 0)
+            history[..., begin] = 0.0
+            history[..., begin + 1] = samples - 1
+            history[..., begin + 2 : begin + 2 + samples] = t - ages * model.opt.timestep
+            history[..., begin + 2 + samples : begin + 2 + 2 * samples] = commands[..., index, a]
+
+    def _sound(self, state: State, error: str) -> State:
+        values = np.concatenate([state.q, state.v], axis=-1)
+        sound = (np.isfinite(values) & (np.abs(values) < HUGE)).all(axis=-1)
+        if not error and bool(sound.all()):
+            return state
+        lost = np.flatnonzero(~sound.reshape(-1)) if not sound.all() else np.arange(sound.size)
+        q, v = state.q.copy(), state.v.copy()
+        q[~sound], v[~sound] = np.nan, np.nan
+        which = f"world {', '.join(str(i) for i in lost[:5])} of {sound.size}" if state.batch else "the simulation"
+        raise Diverged(
+            f"In scene {self.scene.name!r} {which} diverged at t = {state.t:.4g} s{f' ({error})' if error else ''}; "
+            f"a smaller timestep, softer gains or valid masses may help.",
+            tuple(int(i) for i in lost),
+            State(state.t, q, v, state.hidden),
+        )
+
+
+class _Layout:
+    """Where the parts of the integration state stand in its row."""
+
+    def __init__(self, model: mujoco.MjModel):
+        one = mjbatch.Batch(model, 1, 1)
+        self.zero = one.state[0].copy()
+        """The row of a world that has just been reset."""
+        state = mujoco.mjtState
+        self.time, self.qpos = self._part(one, state.mjSTATE_TIME).start, self._part(one, state.mjSTATE_QPOS)
+        self.qvel, self.ctrl = self._part(one, state.mjSTATE_QVEL), self._part(one, state.mjSTATE_CTRL)
+        self.xfrc, self.history = self._part(one, state.mjSTATE_XFRC_APPLIED), self._part(one, state.mjSTATE_HISTORY)
+
+    @staticmethod
+    def _part(batch: mjbatch.Batch, component: mujoco.mjtState) -> slice:
+        start, size = batch._component(component)  # the offsets have no public name
+        return slice(start, start + size)
+
+
+def _prepared(scene: Scene, settings: Settings) -> tuple[mujoco.MjModel, int, dict[str, Array]]:
+    """The model with single values written in, its steps per control period, and the values that differ per world."""
+    resolved = address.ordered(scene.model, settings)
+    delayed = any(name.endswith(".delay") and not name.startswith("sensor.") for name in resolved)
+    model = scene.delayed_model() if delayed else scene.model
+    single = {name: value for name, value in resolved.items() if np.ndim(value) == 0}
+    each = {name: np.asarray(value, float) for name, value in resolved.items() if np.ndim(value) > 0}
+    sizes = {name: len(value) for name, value in each.items()}
+    if len(set(sizes.values())) > 1:
+        raise BadInput(f"Every knob that differs between worlds needs as many values, but these differ: {sizes}.")
+    if address.TIMESTEP in each:
+        raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
+    _check_delays(resolved)
+    timestep = float(single.pop(address.TIMESTEP, model.opt.timestep))
+    steps = max(1, round(scene.dt / timestep))
+    if abs(scene.dt / steps - model.opt.timestep) > 1e-12:
+        single[address.TIMESTEP] = scene.dt / steps
+    return (address.write(model, single) if single else model), steps, each
+
+
+def _check_delays(settings: Settings) -> None:
+    for name, value in settings.items():
+        if name.endswith(".delay") and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
+            raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
+
+
+def _tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Array]) -> mjbatch.Batch:
+    batch = mjbatch.Batch(model, n, threads or 0)
+    for name, values in each.items():
+        for target in address.targets(model, name):
+            batch.expand(target.field)[(slice(None), *target.index)] = target.factor * values
+    if each:
+        batch.set_const()
+    return batch
+
+
+def _spec(scene: Scene, model: mujoco.MjModel) -> Spec:
+    spec = scene.spec
+    if not model.nsensor:
+        return spec
+    labels: list[str] = []
+    for s in range(model.nsensor):
+        name, size = model.sensor(s).name or f"sensor{s}", int(model.sensor_dim[s])
+        labels += [name] if size == 1 else [f"{name}.{i}" for i in range(size)]
+    sensors: dict[str, Channel] = {"observation.sensors": vector(labels)}
+    return Spec(spec.dt, spec.q, spec.v, spec.action, {**spec.observation, **sensors})
+
+
+def _wrenches(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
+    wrench = np.asarray(wrench, float)
+    expected = (*state.batch, model.nbody - 1, 6)
+    if wrench.shape != expected or not np.isfinite(wrench).all():
+        raise BadInput(
+            f"A nudge takes finite wrenches of shape {expected} (force, torque per body), not {wrench.shape}."
+        )
+    full = np.zeros((*state.batch, model.nbody, 6))
+    full[..., 1:, :] = wrench
+    return full.reshape(*state.batch, math.prod(full.shape[-2:]))
