@@ -1,0 +1,141 @@
+"""The command line: `instep VERB`, each verb a typed function in its own file, loaded when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from instep import __version__
+from instep.core.errors import InstepError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("demo:demo", "the whole loop against a stand-in robot, on this machine"),
+    "scene new": ("scene:new", "make a scene folder from an MJCF or URDF robot"),
+    "scene list": ("scene:list_scenes", "the scenes that come with instep"),
+    "scene knobs": ("scene:knobs", "list what can be turned in a scene, with units and ranges"),
+    "scene show": ("scene:show", "picture a scene through its cameras"),
+    "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),
+    "data import": ("data:import_data", "other formats in"),
+    "data info": ("data:info", "look inside a dataset"),
+    "data export": ("data:export", "other formats out"),
+    "build": ("build:build", "images to a scene"),
+    "robot": ("robot:robot", "run a stand-in robot: another process, engine, clock, and hidden knobs"),
+    "record": ("record:record", "record a run, safe against crashes"),
+    "gap": ("gap:gap", "measure how far a simulator is from recordings, or two sets of recordings from each other"),
+    "tune": ("tune:tune", "identify knobs from recordings, with gates and posteriors"),
+    "excite": ("excite:excite", "design motions that reveal knobs"),
+    "train": ("train:train", "clone behaviour from a dataset"),
+    "augment": ("augment:augment", "collect demonstrations where a policy fails"),
+    "run": ("run:run", "run a policy in a world: sim:SCENE, recording:DATA, twin:SCENE, robot:ADDRESS"),
+    "eval": ("evaluate:evaluate", "evaluate policies in parallel virtual worlds"),
+    "gate": ("gate:gate", "judge a policy by rules, for CI"),
+    "serve": ("serve:serve", "serve a policy"),
+    "view": ("view:view", "look at a scene, a dataset or a run in the browser"),
+    "bench": ("bench:bench", "measure against goals and peers"),
+    "doctor": ("doctor:doctor", "what works on this machine"),
+}
+"""Verb -> (file:function under verbs/, one line of help)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code is 0 (fine), 1 (judged bad), 2 (could not run) or 130 (stopped by Ctrl-C)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _dispatch(words)
+    except InstepError as error:
+        _complain(str(error))
+        return 2
+    except BrokenPipeError:
+        # The reader of our output went away (`instep ... | head`): not a fault of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        _complain("Stopped. What was done so far is kept.")
+        return 130
+
+
+def available() -> dict[str, tuple[str, str]]:
+    """The verbs of this release."""
+    return {verb: entry for verb, entry in VERBS.items() if find_spec(f"instep.app.verbs.{entry[0].split(':')[0]}")}
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        _overview()
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"instep {__version__}")
+        return 0
+    verbs = available()
+    for length in (2, 1):
+        verb = " ".join(words[:length])
+        if verb in verbs:
+            return _run(verb, _function(verbs[verb][0]), words[length:])
+    group = {v: e for v, e in verbs.items() if v.startswith(words[0] + " ")}
+    if group:
+        asked_help = len(words) == 1 or words[1] in ("-h", "--help")
+        _overview(group, f"instep {words[0]}")
+        return 0 if asked_help else 2
+    near = get_close_matches(words[0], [*verbs, *(v.split()[0] for v in verbs)], n=1)
+    hint = f" Did you mean 'instep {near[0]}'?" if near else ""
+    _complain(f"There is no verb {words[0]!r}.{hint} 'instep --help' lists them.")
+    return 2
+
+
+def _run(verb: str, function: Callable[..., Any], words: list[str]) -> int:
+    import tyro
+
+    try:
+        result = tyro.cli(
+            function,
+            prog=f"instep {verb}",
+            args=words,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
+        )
+    except SystemExit as stop:  # tyro has said what is wrong with the words
+        return int(stop.code or 0) if isinstance(stop.code, int) else 2
+    return int(result or 0)
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, name = place.split(":")
+    return getattr(import_module(f"instep.app.verbs.{module}"), name)
+
+
+def _overview(verbs: dict[str, tuple[str, str]] | None = None, title: str = "instep") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if verbs is None:
+        console.print(
+            f"[bold]instep {__version__}[/]: keep a robot and its simulated twin in step, "
+            "measure the gap between them, and close it.\n"
+        )
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for verb, (_, line) in (verbs or available()).items():
+        table.add_row(f"[bold]instep {verb}[/]", line)
+    console.print(table)
+    console.print("\n[dim]instep VERB --help explains a verb. Start with: instep demo[/]")
+
+
+def _complain(sentence: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    # Names come from files of strangers: no markup, no terminal escapes.
+    plain = "".join(c if c.isprintable() or c == "\n" else "?" for c in sentence)
+    Console(stderr=True, highlight=False).print(Text("instep: ", style="bold red"), Text(plain), sep="", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

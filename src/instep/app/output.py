@@ -1,0 +1,95 @@
+"""The folder a verb writes: what was asked, what came out, where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from instep import __version__
+from instep.core.errors import BadInput
+from instep.core.stats import Estimate
+
+
+@dataclass(slots=True)
+class Output:
+    """A new folder for one run of a verb; inputs are never edited."""
+
+    folder: Path
+    verb: str
+    seed: int = 0
+    inputs: dict[str, str] = field(default_factory=dict[str, str])
+    """Path -> SHA-256 of what was read."""
+
+    def read(self, path: Path) -> None:
+        """Note an input, a file or a folder, by its content."""
+        self.inputs[str(path)] = content_hash(path)
+
+    def write(self, scores: Mapping[str, Estimate], **more: Any) -> Path:
+        """Write result.json and return its path."""
+        result = {
+            "verb": self.verb,
+            "version": __version__,
+            "seed": self.seed,
+            "inputs": self.inputs,
+            "scores": {name: estimate.as_dict() for name, estimate in scores.items()},
+            **more,
+        }
+        return write_json(self.folder / "result.json", result)
+
+
+def new_output(verb: str, out: Path | None, *, seed: int = 0) -> Output:
+    """An empty folder to write into: `out`, or the next free one under runs/."""
+    if out is None:
+        runs = Path("runs")
+        number = 1 + max((int(p.name.rpartition("-")[2]) for p in runs.glob(f"{verb}-[0-9]*")), default=0)
+        out = runs / f"{verb}-{number:03d}"
+    if out.is_file():
+        raise BadInput(f"{str(out)!r} is a file; --out takes a folder.")
+    if out.exists() and any(out.iterdir()) and not (out / "config.toml").is_file():
+        raise BadInput(f"The folder {str(out)!r} is not empty and was not written by instep; give another --out.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        command = json.dumps(["instep", *sys.argv[1:]])
+        (out / "config.toml").write_text(
+            f'verb = "{verb}"\nversion = "{__version__}"\nseed = {seed}\ncommand = {command}\n', encoding="utf-8"
+        )
+    except OSError as error:
+        raise BadInput(f"The folder {str(out)!r} cannot be written: {error.strerror}.") from None
+    return Output(out, verb, seed)
+
+
+def write_json(path: Path, content: Any) -> Path:
+    """Write JSON whole or not at all; numbers that are not finite become null."""
+    temporary = path.with_suffix(path.suffix + ".part")
+    temporary.write_text(json.dumps(_plain(content), indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def content_hash(path: Path) -> str:
+    """SHA-256 of a file, or of the names and contents of a folder's files."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        digest.update(str(file.relative_to(path)).encode() if path.is_dir() else b"")
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
