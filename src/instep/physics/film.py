@@ -1,0 +1,204 @@
+"""Camera pictures of a world, rendered by MuJoCo, with light, lens and noise."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mujoco
+import mujoco.rendering.classic.gl_context
+import numpy as np
+
+from instep.core import noise
+from instep.core.errors import UnknownName, Unsupported
+from instep.core.layer import Layer, W
+from instep.core.world import Array, Channel, Observation, Spec, State
+from instep.scene.camera import Camera, distort
+from instep.scene.folder import Scene
+
+INSTALL = "apt-get install libegl1 libgl1 libgles2 libgl1-mesa-dri"
+"""What a bare Debian needs to render without a screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a camera differs from a perfect one."""
+
+    gain: float = 1.0
+    """Brightness, as a factor."""
+    tint: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Colour of the light, red, green, blue, as factors."""
+    sigma: float = 0.0
+    """Standard deviation of white noise [grey levels of 255]."""
+
+
+class Studio:
+    """Renders a scene through its cameras. Not a world: positions in, pictures out."""
+
+    def __init__(self, scene: Scene):
+        self.scene = scene
+        self._data = mujoco.MjData(scene.model)
+        self._renderers: dict[tuple[int, int], Any] = {}
+        self._maps: dict[str, Array] = {}
+        self._lock = threading.Lock()
+
+    def picture(self, q: Array, camera: Camera) -> Array:
+        """What a camera of the scene shows at positions q [nq], through its lens [height, width, 3]."""
+        with self._lock:
+            self._data.qpos[:] = q
+            mujoco.mj_forward(self.scene.model, self._data)
+            renderer = self._renderer(camera.height, camera.width)
+            renderer.update_scene(self._data, camera.name)
+            frame = renderer.render().copy()
+        return self._through_lens(frame, camera)
+
+    def close(self) -> None:
+        """Give the graphics memory back."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def _renderer(self, height: int, width: int) -> Any:
+        if (height, width) not in self._renderers:
+            self._renderers[height, width] = _new_renderer(self.scene.model, height, width)
+        return self._renderers[height, width]
+
+    def _through_lens(self, frame: Array, camera: Camera) -> Array:
+        if not any(camera.distortion):
+            return frame
+        if camera.name not in self._maps:
+            self._maps[camera.name] = _undistorted_pixels(camera)
+        return _sample(frame, self._maps[camera.name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filmed(Layer[W]):
+    """A world with cameras: adds `observation.images.<camera>` to what is seen."""
+
+    studio: Studio
+    cameras: tuple[Camera, ...] = ()
+    look: Look = field(default_factory=Look)
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean, pictures included."""
+        inner = self.world.spec
+        pictures = {
+            f"observation.images.{c.name}": Channel(
+                ("height", "width", "channels"), "", (c.height, c.width, 3), "uint8"
+            )
+            for c in self.cameras
+        }
+        return replace(inner, observation={**inner.observation, **pictures})
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Start the stream of noise."""
+        return state.with_hidden(self.key, np.broadcast_to(noise.key(seed, self.key), state.batch).copy())
+
+    def step(self, state: State, action: Array) -> State:
+        """Draw the noise anew for the next pictures."""
+        return self.world.step(state, action).with_hidden(self.key, noise.following(state.hidden[self.key]))
+
+    def observe(self, state: State) -> Observation:
+        """What is seen, pictures included; worlds of a batch are rendered one after the other."""
+        seen = dict(self.world.observe(state))
+        for index, camera in enumerate(self.cameras):
+            frames = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
+            for world in np.ndindex(*state.batch):
+                keys = noise.uniform(state.hidden[self.key][world], 1 + index)[-1:] * 2.0**53
+                frames[world] = self._exposed(self.studio.picture(state.q[world], camera), int(keys[0]))
+            seen[f"observation.images.{camera.name}"] = frames
+        return seen
+
+    def _exposed(self, frame: Array, seed: int) -> Array:
+        if self.look == Look():
+            return frame
+        light = frame * (self.look.gain * np.asarray(self.look.tint))
+        if self.look.sigma:
+            # Noise of millions of pixels: a generator seeded by the state is fast and still a function of it.
+            light += np.random.default_rng(seed).normal(0.0, self.look.sigma, frame.shape)
+        return np.clip(np.rint(light), 0, 255).astype(np.uint8)
+
+
+def filmed(world: W, scene: Scene, cameras: Sequence[str] | None = None, look: Look | None = None) -> Filmed[W]:
+    """A world with some of the scene's cameras (all where none are named)."""
+    for name in cameras or ():
+        if name not in scene.cameras:
+            raise UnknownName("camera", name, scene.cameras)
+    chosen = tuple(scene.cameras[name] for name in (cameras if cameras is not None else scene.cameras))
+    return Filmed(world, Studio(scene), chosen, look or Look())
+
+
+def graphics() -> str:
+    """Which graphics library renders here; raises Unsupported with what to install where none does."""
+    renderer = _new_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8)
+    renderer.close()
+    return os.environ.get("MUJOCO_GL", "default")
+
+
+def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:
+    _choose_library()
+    try:
+        return mujoco.Renderer(_fitting(model, height, width), height, width)
+    except Exception as error:  # noqa: BLE001 - each graphics library fails in its own way
+        raise Unsupported(
+            f"Pictures need an OpenGL library, and none works here ({type(error).__name__}: {_line(error)}). "
+            f"Install one with: {INSTALL}"
+        ) from None
+
+
+def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
+    """The model if its off-screen buffer holds such a picture, else one told to make room."""
+    if model.vis.global_.offwidth < width or model.vis.global_.offheight < height:
+        model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
+        model.vis.global_.offheight = max(height, model.vis.global_.offheight)
+    return model
+
+
+def _choose_library() -> None:
+    """Without a screen render off it; MuJoCo reads its choice from the environment, once, when it is imported."""
+    if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if ctypes.util.find_library(library):
+            os.environ["MUJOCO_GL"] = name
+            importlib.reload(mujoco.rendering.classic.gl_context)
+            return
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
+
+
+def _undistorted_pixels(camera: Camera) -> Array:
+    """For each pixel behind the lens, where an ideal pinhole would have put it, by fixed-point iteration."""
+    x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
+    bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
+    ideal = bent.copy()
+    for _ in range(12):  # converges by a factor of the distortion per round; 12 is ample for lenses of robots
+        ideal = bent - (distort(ideal, camera.distortion) - ideal)
+    return ideal * camera.focal + camera.centre - 0.5
+
+
+def _sample(frame: Array, at: Array) -> Array:
+    """A picture sampled between its pixels, bilinearly; black outside."""
+    height, width = frame.shape[:2]
+    x, y = at[..., 0], at[..., 1]
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    x0, y0 = np.clip(x.astype(int), 0, width - 2), np.clip(y.astype(int), 0, height - 2)
+    fx, fy = np.clip(x - x0, 0, 1)[..., None], np.clip(y - y0, 0, 1)[..., None]
+    top = frame[y0, x0] * (1 - fx) + frame[y0, x0 + 1] * fx
+    bottom = frame[y0 + 1, x0] * (1 - fx) + frame[y0 + 1, x0 + 1] * fx
+    return np.where(inside[..., None], np.rint(top * (1 - fy) + bottom * fy), 0).astype(np.uint8)
+
+
+def pictures(seen: Mapping[str, Array]) -> dict[str, Array]:
+    """The camera pictures among what is seen, by camera."""
+    prefix = "observation.images."
+    return {k.removeprefix(prefix): v for k, v in seen.items() if k.startswith(prefix) and not k.endswith(".stamp")}
