@@ -1,0 +1,321 @@
+"""Identify knobs from recordings: where they stand, and how well that is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import stats
+from scipy.stats import qmc
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, Diverged, UnknownName
+from instep.core.knob import Knob
+from instep.core.stats import Estimate
+from instep.core.world import Array, Simulator
+
+from .shoot import Shooter
+from .solve import Normal, Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .windows import Windows, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What was known before: a value, and how far it may be off."""
+
+    value: float
+    spread: float
+    """Standard deviation; a ratio (0.3 is about 30 %) for a knob that spans decades, else in the knob's unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """How to search; the defaults suit smooth problems of up to thirty knobs."""
+
+    window: float = 1.0
+    """Length of a window [s]."""
+    stride: float | None = None
+    """Time between starts of windows [s]; the window's length where None."""
+    skip: float | None = None
+    """Rows left out at the beginning of each recording [s]; where None, as long as a delay that is sought could be,
+    since the commands before the first row are unknown."""
+    limit: int | None = 512
+    """Most windows used, evenly chosen; all where None."""
+    start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Where the first search begins, by address; the middle of the range where none is given."""
+    starts: int = 3
+    """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
+    free_starts: bool = True
+    """Whether start states of windows move within their noise, rather than being taken as measured."""
+    priors: Mapping[str, Prior] = field(default_factory=dict[str, Prior])
+    """What was known before, by address."""
+    scale: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Size of a residual that counts as one, by coordinate; found from the data where none is given."""
+    robust: float = 3.0
+    """Residuals beyond this many scales count linearly; 0 for plain squares."""
+    iterations: int = 40
+    """Most steps of one search."""
+    tolerance: float = 1e-4
+    """Relative change of the cost that counts as none."""
+    seed: int = 0
+    """Seed of the points the searches begin at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Where the knobs stand, how well that is known, and how well the recordings are explained."""
+
+    knobs: tuple[Knob, ...]
+    x: Array
+    """Best values in unit coordinates [knobs]."""
+    covariance: Array
+    """Of `x` [knobs, knobs], from the windows' own scatter."""
+    information: Array
+    """What the data say about `x` (half the curvature of the cost in noise units) [knobs, knobs]."""
+    cost: float
+    first_cost: float
+    """The cost where the first search began, under the same weights."""
+    residuals: Array
+    """Predicted minus measured at the best point [windows, span, channels]."""
+    windows: Windows
+    worlds: int
+    """Windows simulated altogether."""
+    seconds: float
+    """Wall time."""
+    agreement: Array
+    """Best cost of each search, the best first."""
+    stopped: bool = False
+    """Whether the search was interrupted; the values are the best until then."""
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The best values by address."""
+        return {knob.address: float(knob.from_unit(self.x[i])) for i, knob in enumerate(self.knobs)}
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """The best values with their 95 % intervals."""
+        return {name: self.interval(name, 0.95) for name in self.settings}
+
+    def interval(self, address: str, level: float = 0.9) -> Estimate:
+        """A knob's value with an interval of another level; it never leaves the knob's bounds."""
+        index = [knob.address for knob in self.knobs].index(address)
+        n, knob = len(self.windows), self.knobs[index]
+        factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.knobs)))
+        half = factor * np.sqrt(self.covariance[index, index])
+        ends = np.clip(self.x[index] + np.array([-half, half]), 0.0, 1.0) if np.isfinite(half) else np.array([0.0, 1.0])
+        low, high = sorted(float(e) for e in knob.from_unit(ends))
+        return Estimate(float(knob.from_unit(self.x[index])), low, high, n, knob.unit)
+
+    @property
+    def at_bounds(self) -> list[str]:
+        """Knobs that ended on a bound of their range."""
+        return [k.address for k, x in zip(self.knobs, self.x, strict=True) if min(x, 1 - x) < 1e-6]
+
+    @property
+    def rms(self) -> dict[str, float]:
+        """Error left over the windows, by coordinate."""
+        form = self.windows.tangent
+        names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
+        count = max(1, int(self.windows.inside.sum()))
+        return dict(zip(names, np.sqrt((self.residuals**2).sum(axis=(0, 1)) / count).tolist(), strict=True))
+
+
+def fit(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    knobs: Sequence[Knob],
+    options: FitOptions | None = None,
+    *,
+    watch: Watch | None = None,
+) -> Fit:
+    """Find the knobs with which the simulator best predicts the recordings, window by window.
+
+    Every candidate setting runs over every window in one native call per control interval; nothing is recompiled. An
+    interrupt (Ctrl-C) ends the search and returns the best point found so far.
+    """
+    options = options or FitOptions()
+    _check(knobs, options)
+    began = time.perf_counter()
+    dt = sim.spec.dt
+    span = max(1, round(options.window / dt))
+    stride = None if options.stride is None else max(1, round(options.stride / dt))
+    delays = [knob.high for knob in knobs if knob.address.endswith(".delay")]
+    skip = options.skip if options.skip is not None else max(delays, default=0.0)
+    windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
+    shooter = Shooter(sim, windows, tuple(knobs))
+    best, first, problem, costs, stopped = _search(shooter, options, watch)
+    normal = linearise(problem, best)
+    covariance, information = _uncertainty(problem, best, normal)
+    return Fit(
+        tuple(knobs), best.x, covariance, information, best.cost, first.cost, best.residual, windows,
+        shooter.worlds, time.perf_counter() - began, np.array(costs), stopped,
+    )  # fmt: skip
+
+
+def _search(
+    shooter: Shooter, options: FitOptions, watch: Watch | None
+) -> tuple[Point, Point, Problem, list[float], bool]:
+    """The best point, where the first search began, the problem, the costs of the searches, whether it was stopped."""
+    given = _start(shooter.knobs, options)
+    problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.seen.sum())))
+    points = _candidates(problem, given, options)
+    problem = replace(problem, scale=_scale(shooter, options, points[0]))
+    ended: list[Point] = points[:1]
+    stopped = False
+    try:
+        brief = max(4, options.iterations // 4)
+        ended = [_again(problem, p) for p in ended]
+        for point in points[: options.starts]:
+            ended.append(descend(problem, _again(problem, point), brief, 10 * options.tolerance, watch))
+        ended.sort(key=lambda p: p.cost)
+        # The size of residuals is known only now; weigh again and finish the best search under the final weights.
+        problem = replace(problem, scale=_scale(shooter, options, ended[0]))
+        done = descend(problem, _again(problem, ended[0]), options.iterations, options.tolerance, watch)
+        ended = [done, *ended[1:]]
+    except KeyboardInterrupt:
+        stopped = True
+        ended.sort(key=lambda p: p.cost)
+    best = _again(problem, ended[0])
+    first = evaluate(problem, given[None])[0]
+    return best, first, problem, [p.cost for p in ended], stopped
+
+
+def _candidates(problem: Problem, given: Array, options: FitOptions) -> list[Point]:
+    """The given start, then the best of many points spread evenly over the bounds."""
+    many = 8 * (options.starts - 1)
+    spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
+    points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
+    if not np.isfinite([p.cost for p in points]).any():
+        raise Diverged(
+            f"All {len(points)} settings tried diverged within {options.window:g} s; use shorter windows, narrower "
+            "bounds or a start that is sound."
+        )
+    first = points[0] if np.isfinite(points[0].cost) else min(points, key=lambda p: p.cost)
+    others = sorted((p for p in points[1:] if np.isfinite(p.cost)), key=lambda p: p.cost)
+    return [first, *others]
+
+
+def _again(problem: Problem, point: Point) -> Point:
+    """The same point under other weights."""
+    return replace(point, cost=cost_of(problem, point.x, point.starts, point.residual))
+
+
+def _problem(shooter: Shooter, options: FitOptions, scale: Array) -> Problem:
+    windows, knobs = shooter.windows, shooter.knobs
+    motion = np.abs(windows.tangent.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
+    noise = np.concatenate([windows.noise_q, windows.noise_v])
+    # A start that is exact to a millionth of the motion is taken as it is.
+    moves = noise > 1e-6 * np.concatenate([motion, motion / shooter.sim.spec.dt])
+    moves &= np.tile(windows.tangent.seen, 2) & options.free_starts
+    mean, sigma = np.full(len(knobs), 0.5), np.full(len(knobs), np.inf)
+    for i, knob in enumerate(knobs):
+        if knob.address in options.priors:
+            prior = options.priors[knob.address]
+            mean[i] = knob.to_unit(prior.value)
+            span = np.log(knob.high / knob.low) if knob.log else knob.high - knob.low
+            sigma[i] = prior.spread / span
+    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust)
+
+
+def _scale(shooter: Shooter, options: FitOptions, point: Point) -> Array:
+    """Size of the residuals per channel: their root mean square, rare large ones cut off, never below the noise."""
+    form = shooter.windows.tangent
+    names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
+    for name in options.scale:
+        if name not in names:
+            raise UnknownName("coordinate", name, names)
+    count = max(1, int(shooter.windows.inside.sum()))
+    size = np.sqrt(np.nansum(point.residual**2, axis=(0, 1)) / count)
+    for _ in range(4 if options.robust else 0):
+        size = np.sqrt(np.nansum(np.minimum(point.residual**2, (3 * size) ** 2), axis=(0, 1)) / count)
+    floor = np.maximum(shooter.windows.noise_q[form.seen], 1e-9 * max(float(size.max(initial=0.0)), 1e-9))
+    size = np.maximum(size, floor)
+    return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
+
+
+def _uncertainty(problem: Problem, point: Point, normal: Normal) -> tuple[Array, Array]:
+    """Covariance of the knobs from the scatter of whole windows, and what the data alone say.
+
+    Rows of one window are not independent, so a window counts as one observation: the sandwich estimator, or, where
+    windows are few, the usual one with the residuals' correlation time taken into account.
+    """
+    prior = np.diag(problem.prior_sigma**-2.0)
+    residual = np.nan_to_num(point.residual) / problem.scale
+    rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
+    variance = float((residual**2).sum()) / max(1, rows - len(point.x))
+    information = normal.curvature / max(variance, 1e-300) / _correlation(residual)
+    n, knobs = normal.scores.shape
+    inverse = _inverse(normal.curvature + prior)
+    covariance = inverse * variance * _correlation(residual)
+    if n >= 5 * knobs:
+        scatter = inverse @ (normal.scores.T @ normal.scores * n / (n - knobs)) @ inverse
+        covariance = np.where(np.isfinite(scatter), np.maximum(np.diag(covariance), np.diag(scatter))[:, None], np.inf)
+        covariance = _with_diagonal(inverse, np.diag(covariance))
+    return covariance, information
+
+
+def _correlation(residual: Array) -> float:
+    """How many rows of a window count as one: the correlation time of the residuals, in rows."""
+    span = residual.shape[1]
+    if span < 4:
+        return float(span)
+    power = float((residual**2).mean())
+    if power == 0:
+        return 1.0
+    total = 1.0
+    for lag in range(1, span - 1):
+        rho = float((residual[:, lag:] * residual[:, :-lag]).mean()) / power
+        if rho < 0.05:
+            break
+        total += 2 * rho * (1 - lag / span)
+    return min(total, float(span))
+
+
+def _inverse(matrix: Array) -> Array:
+    """The inverse, infinite along directions the data do not see."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    blind = values <= 1e-12 * max(float(values.max(initial=0.0)), 1e-300)
+    if not blind.any():
+        return (vectors / values) @ vectors.T
+    safe = (vectors[:, ~blind] / values[~blind]) @ vectors[:, ~blind].T
+    touched = (np.abs(vectors[:, blind]) > 1e-3).any(axis=1)
+    safe[touched, touched] = np.inf
+    return safe
+
+
+def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
+    """The matrix with the same correlations and another diagonal."""
+    old = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
+    ratio = np.sqrt(np.maximum(diagonal, 0)) / np.where(np.isfinite(old), old, 1.0)
+    with np.errstate(invalid="ignore"):
+        out = matrix * np.outer(ratio, ratio)
+    out[np.diag_indices_from(out)] = diagonal
+    return out
+
+
+def _start(knobs: Sequence[Knob], options: FitOptions) -> Array:
+    values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in knobs]
+    units = np.array([float(k.to_unit(v)) for k, v in zip(knobs, values, strict=True)])
+    # A start on a bound can stall there, so it is moved inside.
+    return np.clip(units, 0.01, 0.99)
+
+
+def _check(knobs: Sequence[Knob], options: FitOptions) -> None:
+    names = [knob.address for knob in knobs]
+    if not names:
+        raise BadInput("Identification needs at least one knob, and none was given.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadInput(f"The knob {twice!r} was given twice; give it once.")
+    for given in (options.start, options.priors):
+        for name in given:
+            if name not in names:
+                raise UnknownName("knob among those to fit", name, names)
+    if options.window <= 0 or options.starts < 1:
+        raise BadInput(
+            f"A window must be longer than 0 s and there must be at least one start, not {options.window:g} s and "
+            f"{options.starts}."
+        )

@@ -1,0 +1,80 @@
+"""Truth we planted: fit finds it again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.episode import Episode
+from instep.core.rollout import Script, rollout
+from instep.scene.folder import Scene
+from instep.tune.fit import FitOptions, fit
+
+QUICK = FitOptions(window=0.5, stride=1.0, starts=2)
+PENDULUM = """
+<mujoco>
+  <option timestep="0.002" integrator="implicitfast"/>
+  <worldbody>
+    <body>
+      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.002"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.4"/>
+    </body>
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def sim(tmp_path) -> MujocoWorld:
+    (tmp_path / "scene.xml").write_text(PENDULUM)
+    (tmp_path / "scene.toml").write_text('model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n')
+    return MujocoWorld(Scene.load(tmp_path))
+
+
+def swings(sim: MujocoWorld, seed: int, steps: int = 300) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    t = np.arange(steps) * sim.spec.dt
+    waves = [
+        rng.uniform(0.2, 0.5) * np.sin(2 * np.pi * rng.uniform(0.3, 2.0) * t + rng.uniform(0, 6)) for _ in range(4)
+    ]
+    return np.sum(waves, axis=0)[:, None]
+
+
+def recorded(sim: MujocoWorld, truth: dict[str, float], seeds: range, noise: float = 0.0) -> list[Episode]:
+    real = sim.tuned(truth)
+    episodes = []
+    for seed in seeds:
+        actions = swings(sim, seed)
+        episode = rollout(real, Script(actions), steps=len(actions))
+        rng = np.random.default_rng((seed, 7))
+        q = episode.q + noise * rng.standard_normal(episode.q.shape)
+        columns = {"timestamp": episode.t, "q": q, "action": episode.action}
+        episodes.append(Episode(episode.spec, columns | ({"v": episode.v} if noise == 0 else {}), episode.meta))
+    return episodes
+
+
+def test_planted_damping_and_delay_are_found_again(sim):
+    truth = {"joint.hinge.damping": 0.12, "action.delay": 0.033}
+    knobs = sim.scene.knobs("joint.hinge.damping", "action.delay")
+    found = fit(sim, recorded(sim, truth, range(2)), knobs, QUICK)
+    assert found.settings["joint.hinge.damping"] == pytest.approx(0.12, rel=0.01)
+    assert found.settings["action.delay"] == pytest.approx(0.033, abs=0.0005)
+
+
+def test_planted_gain_armature_and_friction_are_found_through_noise(sim):
+    truth = {"actuator.hinge.kp": 6.0, "joint.hinge.armature": 0.006, "joint.hinge.frictionloss": 0.08}
+    knobs = sim.scene.knobs("actuator.hinge.kp", "joint.hinge.armature", "joint.hinge.frictionloss")
+    found = fit(sim, recorded(sim, truth, range(4), noise=0.002), knobs, QUICK)
+    for name, value in truth.items():
+        assert found.settings[name] == pytest.approx(value, rel=0.1), name
+        assert found.interval(name, 0.999).low <= value <= found.interval(name, 0.999).high, name
+
+
+def test_the_same_seed_gives_the_same_fit(sim):
+    episodes = recorded(sim, {"joint.hinge.damping": 0.1}, range(2), noise=0.001)
+    knobs = sim.scene.knobs("joint.hinge.damping")
+    once, twice = (fit(sim, episodes, knobs, FitOptions(window=0.5, starts=1, seed=3)) for _ in range(2))
+    assert once.settings == twice.settings
+    assert once.cost == twice.cost
