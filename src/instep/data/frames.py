@@ -1,0 +1,175 @@
+"""Images that are decoded only when looked at: a column of an episode that is still in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+
+from . import video
+from .untyped import library
+
+
+class Source(Protocol):
+    """Where images come from, by number."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width [pixels]."""
+        ...
+
+    @property
+    def path(self) -> Path | None:
+        """The video file, where the images are in one."""
+        ...
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """The images with these numbers [height, width, 3] uint8."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frames:
+    """Images like an array [frames, height, width, 3] uint8.
+
+    A number gives one image, a slice or a list of numbers fewer frames still in their file, and `np.asarray`
+    decodes them all.
+    """
+
+    source: Source
+    numbers: Array
+    """Which images of the source these are."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As an array's."""
+        return (len(self.numbers), *self.source.size, 3)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As an array's."""
+        return np.dtype(np.uint8)
+
+    @property
+    def ndim(self) -> int:
+        """As an array's."""
+        return 4
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes once decoded."""
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, which: int) -> Array: ...
+    @overload
+    def __getitem__(self, which: slice | Array | Sequence[int]) -> Frames: ...
+    def __getitem__(self, which: Any) -> Any:
+        if np.ndim(which) == 0 and not isinstance(which, slice):
+            return next(self.source.images(np.atleast_1d(self.numbers[which])))
+        return Frames(self.source, self.numbers[which])
+
+    def __iter__(self) -> Iterator[Array]:
+        return self.source.images(self.numbers)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        out = np.empty(self.shape, np.uint8)
+        for k, image in enumerate(self):
+            out[k] = image
+        return out if dtype is None else out.astype(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """The frames of a video file."""
+
+    path: Path
+    size: tuple[int, int]
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """Frames in one pass where they stand in a row, else each from the cache."""
+        if len(numbers) > 1 and consecutive(numbers):
+            return video.decode(self.path, int(numbers[0]), int(numbers[-1]) + 1)
+        return (video.CACHE.frame(self.path, int(n)) for n in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Stills:
+    """Compressed still images (PNG, JPEG)."""
+
+    read: Callable[[int], bytes]
+    """The bytes of image k."""
+    size: tuple[int, int]
+    path: Path | None = None
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """Images decoded one by one."""
+        for number in numbers:
+            image = decode_image(self.read(int(number)))
+            if image.shape[:2] != self.size:
+                raise BadInput(
+                    f"Image {number} measures {image.shape[:2]} pixels, but the first of its camera {self.size}; "
+                    "all images of one camera must be alike."
+                )
+            yield image
+
+
+def open_video(path: Path, start: int = 0, count: int | None = None) -> Frames:
+    """The frames of a video file from `start`, checked to be there but not decoded."""
+    what = video.facts(path)
+    count = what.frames - start if count is None else count
+    if start < 0 or start + count > what.frames:
+        raise BadInput(
+            f"{str(path)!r} holds {what.frames} frames, but frames {start} to {start + count} are asked for: "
+            "the video and its table disagree."
+        )
+    return Frames(VideoFile(path, (what.height, what.width)), np.arange(start, start + count))
+
+
+def open_stills(read: Callable[[int], bytes], count: int) -> Frames:
+    """Compressed images by number; the first is decoded to learn their size."""
+    if count < 1:
+        raise BadInput("A camera needs at least one image, and none was found.")
+    first = decode_image(read(0))
+    return Frames(Stills(read, (int(first.shape[0]), int(first.shape[1]))), np.arange(count))
+
+
+def consecutive(numbers: Array) -> bool:
+    """Whether numbers stand in a row, each one more than the last."""
+    return bool(len(numbers)) and bool((np.diff(numbers) == 1).all())
+
+
+def decode_image(data: bytes) -> Array:
+    """A PNG or JPEG image [height, width, 3] uint8."""
+    av = library("av")
+
+    codec = "png" if data[:8] == b"\x89PNG\r\n\x1a\n" else "mjpeg" if data[:2] == b"\xff\xd8" else ""
+    if not codec:
+        raise BadInput(f"An image of {len(data)} bytes is neither PNG nor JPEG; only these two are read.")
+    try:
+        context: Any = av.codec.CodecContext.create(codec, "r")
+        frames = context.decode(av.Packet(data)) or context.decode(None)
+        return frames[0].to_ndarray(format="rgb24")
+    except (OSError, ValueError, IndexError, MemoryError) as error:
+        raise BadInput(f"A {codec} image of {len(data)} bytes is damaged ({str(error)[:80]}).") from None
+
+
+def encode_png(image: Array) -> bytes:
+    """An image [height, width, 3] uint8 as PNG, without loss."""
+    av = library("av")
+
+    context: Any = av.codec.CodecContext.create("png", "w")
+    context.height, context.width, context.pix_fmt = image.shape[0], image.shape[1], "rgb24"
+    context.time_base = Fraction(1, 30)
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
+    return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
