@@ -15,6 +15,9 @@ from .source import Source
 
 log = logging.getLogger(__name__)
 
+# Else MuJoCo writes a file MUJOCO_LOG.TXT into the user's folder.
+mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
+
 _MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
 
 
