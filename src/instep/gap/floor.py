@@ -1,0 +1,98 @@
+"""The floor: how far reality is from itself when the same commands are repeated. Nothing below it means anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.world import Array
+
+from .channels import Channels, channels
+from .horizon import Errors, HorizonOptions, curves_of
+from .pairs import squared_drift
+from .records import Curve, Gap
+
+SAME_COMMAND = 1e-6
+"""Commands that differ by less than this share of their range are repeats."""
+
+
+def repeats(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    """Runs that repeat each other, in groups of two and more.
+
+    Runs belong together when their `condition` in `meta` is the same, or when they were given the same commands.
+    """
+    named: dict[str, list[Episode]] = {}
+    groups: list[list[Episode]] = []
+    for episode in episodes:
+        if "condition" in episode.meta:
+            named.setdefault(episode.meta["condition"], []).append(episode)
+            continue
+        for group in groups:
+            if _same_commands(group[0], episode):
+                group.append(episode)
+                break
+        else:
+            groups.append([episode])
+    return [group for group in (*named.values(), *groups) if len(group) > 1]
+
+
+def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None) -> dict[str, Curve]:
+    """The horizon curve of real against real: the spread of repeats about their mean, k seconds after any moment.
+
+    It is what a perfect but deterministic simulator would score. 'full' is the standard deviation over repeats,
+    root mean square over the run. An angle that goes round is averaged as a direction.
+    """
+    options = options or HorizonOptions()
+    groups = [group for group in groups if len(group) > 1]
+    if not groups:
+        return {}
+    spec = groups[0][0].spec
+    compared = channels(spec.q, None, options.wrapping)
+    scales = compared.scales([e.q for group in groups for e in group], options.scales)
+    errors = [_errors(groups, compared, h, options) for h in options.horizons]
+    return curves_of([e for e in errors if e.counts.any()], compared, scales, options, spec.dt)
+
+
+def with_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
+    """The gap with the floor of the repeats among its runs, where there are any."""
+    groups = repeats(episodes)
+    if not groups:
+        note = "No command was repeated, so there is no floor: how much of the gap is noise is unknown."
+        return replace(gap, notes=(*gap.notes, note))
+    runs = sum(len(group) for group in groups)
+    note = f"The floor comes from {runs} runs in {len(groups)} groups of repeats."
+    return replace(gap, floor=floor(groups, options=options), notes=(*gap.notes, note))
+
+
+def _errors(groups: Sequence[Sequence[Episode]], compared: Channels, horizon: float, options: HorizonOptions) -> Errors:
+    sums: list[Array] = []
+    counts: list[float] = []
+    for group in groups:
+        rows = min(len(e) for e in group)
+        n = len(group)
+        runs = [e.q[:rows] for e in group]
+        for i, run in enumerate(runs):
+            # Half the mean squared difference to the other repeats is the variance, with angles and turns included.
+            others = [
+                squared_drift(other, run, compared, horizon, options, group[0].spec.dt)
+                for j, other in enumerate(runs)
+                if j != i
+            ]
+            sums.append(sum((o.sum(axis=0) for o in others), np.zeros(len(compared.names))) / (2 * (n - 1)))
+            counts.append(float(np.mean([len(o) for o in others])))
+    return Errors(horizon, np.stack(sums), np.array(counts))
+
+
+def _same_commands(a: Episode, b: Episode) -> bool:
+    if "action" not in a or "action" not in b or a.spec.action.labels != b.spec.action.labels:
+        return False
+    rows = min(len(a), len(b)) - 1  # the action of the last row leads nowhere
+    # Runs that stop a little earlier or later are still repeats; half of one is not.
+    if rows < 2 or rows < 0.9 * (max(len(a), len(b)) - 1):
+        return False
+    x, y = a.action[:rows], b.action[:rows]
+    size = np.ptp(x, axis=0)
+    return bool(size.any()) and bool((np.abs(x - y) <= SAME_COMMAND * size + 1e-12).all())

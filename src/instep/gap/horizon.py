@@ -1,0 +1,229 @@
+"""The horizon curve E(k): how wrong a simulator is k seconds after it was placed where reality was.
+
+E(k) = sqrt( mean over runs and windows of | S^-1 (x_sim(t + k | t) - x_real(t + k)) |^2 / d ), with the recorded
+commands. One step, k steps and the open-loop replay of the whole run are points of the same curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isinf
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.replay import Aligned, aligned
+from instep.core.stats import Estimate, wilson
+from instep.core.stats_runs import pooled
+from instep.core.world import Array, Simulator, State
+
+from .channels import Channels, channels
+from .march import march, replay_all
+from .records import Curve, Gap, Pair, horizon_name
+
+HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
+"""How far ahead [s]: one step, then tenths to seconds, then the whole run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorizonOptions:
+    """How a horizon curve is taken."""
+
+    horizons: tuple[float, ...] = HORIZONS
+    """Horizons [s]; 0 is one step, infinity the open-loop replay of the whole run."""
+    every: float = 0.5
+    """The simulator is placed anew at every so many seconds of a run."""
+    wrapping: tuple[str, ...] = ()
+    """Angles that go round, whose differences are taken the short way."""
+    scales: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Unit -> the size that counts as 1 in 'overall'; by default how much the channels of that unit move."""
+    skip: Callable[[Episode], Array] | None = None
+    """Rows [rows] at which no window may start: contact, unstable poses. They are counted."""
+    seed: int = 0
+
+
+def measure(sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
+    """How far a simulator is from recorded runs, over the horizon, by channel and overall, with intervals over runs."""
+    options = options or HorizonOptions()
+    if not episodes:
+        raise BadInput("A gap needs at least one recorded run, and the dataset holds none.")
+    _enough_rows(episodes)
+    runs = [aligned(episode, sim) for episode in episodes]
+    seen = np.all([run.seen[0] for run in runs], axis=0)
+    compared = channels(sim.spec.q, seen, options.wrapping)
+    scales = compared.scales([run.q for run in runs], options.scales)
+    replays = replay_all(sim, runs)
+    errors, notes = _errors(sim, episodes, runs, replays, compared, options)
+    curves = curves_of(errors, compared, scales, options, sim.spec.dt)
+    pairs = tuple(_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True))
+    gap = Gap(curves, scores_of(curves), pairs=pairs, notes=(*_decisions(compared, scales, options), *notes))
+    lost = sum(not np.isfinite(q).all() for q, _ in replays)
+    return gap.with_scores({"diverged runs": wilson(lost, len(runs))})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errors:
+    """Squared differences by horizon: their sums over the windows of each run, and how many windows those are."""
+
+    horizon: float
+    sums: Array
+    """[runs, channels]"""
+    counts: Array
+    """[runs]"""
+
+
+def curves_of(
+    errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float], options: HorizonOptions, dt: float
+) -> dict[str, Curve]:
+    """Root mean squares with intervals over runs: by channel, by unit where several channels share one, overall."""
+    horizons = tuple(e.horizon if e.horizon > 0 else dt for e in errors)
+    columns, units = _groups(compared, scales)
+    points = [pooled(e.sums @ columns, e.counts, seed=options.seed) for e in errors]
+    curves: dict[str, Curve] = {}
+    for i, (name, unit) in enumerate(units.items()):
+        estimates = tuple(Estimate(p[i].value, p[i].low, p[i].high, p[i].n, unit) for p in points)
+        curves[name] = Curve(name, unit, horizons, estimates, dt)
+    return curves
+
+
+def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:
+    """Every point of every curve by name: 'elbow@0.5 s'."""
+    return {
+        f"{name}@{horizon_name(h, curve.dt)}": estimate
+        for name, curve in curves.items()
+        for h, estimate in zip(curve.horizons, curve.estimates, strict=True)
+    }
+
+
+def _groups(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, dict[str, str]]:
+    """How squared channel errors add up to each curve [channels, curves], and the unit of each curve."""
+    names = compared.names
+    weights = [np.eye(len(names))]
+    units = dict(zip(names, compared.units, strict=True))
+    for unit in dict.fromkeys(compared.units):
+        same = np.array([u == unit for u in compared.units], float)
+        if same.sum() > 1:
+            weights.append((same / same.sum())[:, None])
+            units[f"all {unit}"] = unit
+    scaled = np.array([1 / scales[u] ** 2 for u in compared.units])
+    weights.append((scaled / len(names))[:, None])
+    return np.concatenate(weights, axis=1), {**units, "overall": "1"}
+
+
+def _errors(
+    sim: Simulator, episodes: Sequence[Episode], runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]],
+    compared: Channels, options: HorizonOptions,
+) -> tuple[list[Errors], list[str]]:  # fmt: skip
+    steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
+    shortest = min(len(run.q) for run in runs) - 1
+    windows, skipped = _windows(episodes, runs, options, sim.spec.dt)
+    ahead, lost = _ahead(sim, runs, windows, sorted({k for k in steps if k}))
+    errors: list[Errors] = []
+    for horizon, k in zip(options.horizons, steps, strict=True):
+        if k > max(len(run.q) for run in runs) - 1:
+            continue
+        if k == 0:
+            errors.append(_whole(runs, replays, compared))
+        else:
+            errors.append(_window_errors(runs, windows, ahead[k], k, compared, horizon))
+    notes = [f"{skipped} windows start where they were told not to and were left out."] if skipped else []
+    if any(k > shortest for k in steps):
+        notes.append(f"The shortest run lasts {shortest * sim.spec.dt:.3g} s; longer horizons rest on longer runs.")
+    if lost:
+        notes.append(f"{lost} of {len(windows)} windows diverged; they count in no error, so the gap looks too small.")
+    return errors, notes
+
+
+def _windows(
+    episodes: Sequence[Episode], runs: Sequence[Aligned], options: HorizonOptions, dt: float
+) -> tuple[Array, int]:
+    """Where windows start, (run, row) [windows, 2], and how many starts were skipped."""
+    stride = max(1, round(options.every / dt))
+    windows: list[tuple[int, int]] = []
+    skipped = 0
+    for i, (episode, run) in enumerate(zip(episodes, runs, strict=True)):
+        starts = np.arange(0, len(run.q) - 1, stride)
+        if options.skip is not None:
+            banned = np.asarray(options.skip(episode), bool)[starts]
+            skipped += int(banned.sum())
+            starts = starts[~banned]
+        windows += [(i, int(row)) for row in starts]
+    if not windows:
+        raise BadInput("No window is left to measure: every start was skipped; loosen `skip` or record free motion.")
+    return np.array(windows, int), skipped
+
+
+def _ahead(
+    sim: Simulator, runs: Sequence[Aligned], windows: Array, steps: Sequence[int]
+) -> tuple[dict[int, Array], int]:
+    """Positions some steps after each window's start, step -> [windows, nq], and how many windows diverged.
+
+    NaN stands where a window reaches past the end of its run or diverged.
+    """
+    if not steps:
+        return {}, 0
+    longest = [len(runs[int(i)].q) - 1 - int(row) for i, row in windows]
+    wanted = np.asarray(steps)
+    spans = np.array([wanted[wanted <= room].max(initial=0) for room in longest])
+    out = {k: np.full((len(windows), runs[0].q.shape[-1]), np.nan) for k in steps}
+
+    def visit(step: int, live: Array, state: State) -> None:
+        if step in out:
+            out[step][live] = state.q[: len(live)]
+
+    survived = march(sim, runs, windows, spans, visit)
+    for k, q in out.items():
+        q[survived < k] = np.nan
+    return out, int((survived < spans).sum())
+
+
+def _window_errors(
+    runs: Sequence[Aligned], windows: Array, ahead: Array, k: int, compared: Channels, horizon: float
+) -> Errors:
+    sums, counts = np.zeros((len(runs), len(compared.names))), np.zeros(len(runs))
+    for i, run in enumerate(runs):
+        mine = windows[:, 0] == i
+        rows, q = windows[mine, 1] + k, ahead[mine]
+        sound = (rows < len(run.q)) & np.isfinite(q).all(axis=-1)
+        squares = compared.difference(q[sound], run.q[rows[sound]]) ** 2
+        sums[i], counts[i] = squares.sum(axis=0), sound.sum()
+    return Errors(horizon, sums, counts)
+
+
+def _whole(runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]], compared: Channels) -> Errors:
+    """The open-loop replay of whole runs: every row after the first counts."""
+    sums, counts = np.zeros((len(runs), len(compared.names))), np.zeros(len(runs))
+    for i, (run, (q, _)) in enumerate(zip(runs, replays, strict=True)):
+        sound = np.isfinite(q).all(axis=-1) & (np.arange(len(q)) > 0)
+        sums[i] = (compared.difference(q[sound], run.q[sound]) ** 2).sum(axis=0)
+        counts[i] = sound.sum()
+    return Errors(inf, sums, counts)
+
+
+def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> Pair:
+    """A measured run and its replay, both in the words of the simulator."""
+    t = episode.t - episode.t[0]
+    real = Episode(sim.spec, {"timestamp": t, "q": run.q, "v": run.v, "action": run.action}, episode.meta)
+    replayed = Episode(sim.spec, {"timestamp": t, "q": q, "v": v, "action": run.action}, episode.meta)
+    return Pair(real, replayed, episode.meta.get("name", episode.meta.get("episode", "")))
+
+
+def _decisions(compared: Channels, scales: Mapping[str, float], options: HorizonOptions) -> list[str]:
+    sizes = ", ".join(f"{scale:.3g} {unit}" for unit, scale in scales.items())
+    notes = [f"In 'overall' an error of {sizes} counts as 1."]
+    notes.append(f"The simulator is placed at the recorded state every {options.every:g} s; commands are held.")
+    if compared.wraps.any():
+        round_ones = [n for n, w in zip(compared.names, compared.wraps, strict=True) if w]
+        notes.append(f"Differences of {', '.join(round_ones)} are taken the short way round.")
+    return notes
+
+
+def _enough_rows(episodes: Sequence[Episode]) -> None:
+    for i, episode in enumerate(episodes):
+        if len(episode) < 2:
+            name = episode.meta.get("name", str(i))
+            raise BadInput(
+                f"Run {name!r} has {len(episode)} row; a gap needs at least two. Leave it out or record more."
+            )
