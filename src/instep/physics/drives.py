@@ -1,0 +1,152 @@
+"""What pulls on the joints of a model: actuators, springs, dampers, as laws another engine can apply.
+
+The law is MuJoCo's: an actuator has a length `l = moment @ q` and a speed `s = moment @ v`, it pulls with
+`f = (g0 + g1 l + g2 s) u + b0 + b1 l + b2 s`, clipped to its range, and `moment.T @ f` acts on the joints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from instep.core.world import Array
+
+from .tree import HINGE, SLIDE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drives:
+    """Everything that acts on the hinges and slides of a model; vectors have one number per degree of freedom."""
+
+    moment: Array
+    """[nu, nv]."""
+    gain: Array
+    """g0, g1, g2 of each actuator [nu, 3]."""
+    bias: Array
+    """b0, b1, b2 of each actuator [nu, 3]."""
+    command: Array
+    """Range of commands [nu, 2]; infinite where open."""
+    force: Array
+    """Range of forces [nu, 2]; infinite where open."""
+    total: Array
+    """Range of what all actuators of a joint do together [nv, 2]."""
+    stiffness: Array
+    """[Nm/rad]."""
+    spring: Array
+    """Where the spring rests [rad]."""
+    damping: Array
+    """[Nm s/rad]."""
+    armature: Array
+    """[kg m2]."""
+    frictionloss: Array
+    """[Nm]."""
+
+    def clipped(self, action: Array) -> Array:
+        """Commands inside their ranges."""
+        return np.clip(action, self.command[:, 0], self.command[:, 1])
+
+    def pull(self, q: Array, v: Array, command: Array) -> tuple[Array, Array]:
+        """Torque of actuators and springs, less what their damping does, and that damping, both per degree of freedom.
+
+        An engine that adds the damping to its own treats it implicitly, as MuJoCo does; a clipped actuator has none.
+        """
+        length, speed = self.moment @ q, self.moment @ v
+        push = (self.gain[:, 0] + self.gain[:, 1] * length + self.gain[:, 2] * speed) * command
+        push += self.bias[:, 0] + self.bias[:, 1] * length
+        whole = push + self.bias[:, 2] * speed
+        clipped = np.clip(whole, self.force[:, 0], self.force[:, 1])
+        # The damping of a tendon couples its joints; only that of one joint has a place on a diagonal.
+        alone = (whole == clipped) & (np.count_nonzero(self.moment, axis=1) == 1)
+        torque = self.moment.T @ np.where(alone, push, clipped)
+        damping = (self.moment**2).T @ np.where(alone, -self.bias[:, 2], 0.0)
+        both = torque - damping * v
+        over = (both < self.total[:, 0]) | (both > self.total[:, 1])
+        torque = np.where(over, np.clip(both, self.total[:, 0], self.total[:, 1]), torque)
+        return torque - self.stiffness * (q - self.spring), np.where(over, 0.0, damping)
+
+
+def drives_of(model: mujoco.MjModel) -> Drives:
+    """The drives of a model; what they cannot say has been refused before."""
+    gear = _moment(model)
+    no_damper, no_spring = _off(model, "DAMPER"), _off(model, "SPRING")
+    scale = (gear**2).T
+    fixed = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_NONE)
+    constant = model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
+    bias = np.where(fixed[:, None], 0.0, model.actuator_biasprm[:, :3])
+    gain = np.where(constant[:, None] & (np.arange(3) > 0), 0.0, model.actuator_gainprm[:, :3])
+    idle = np.array([_idle(model, a) for a in range(model.nu)], bool)
+    damping = model.dof_damping + scale @ model.actuator_damping
+    return Drives(
+        moment=gear,
+        gain=np.where(idle[:, None], 0.0, gain),
+        bias=np.where(idle[:, None], 0.0, bias),
+        command=_range(model.actuator_ctrllimited * (not _off(model, "CLAMPCTRL")), model.actuator_ctrlrange),
+        force=_range(model.actuator_forcelimited, model.actuator_forcerange),
+        total=_per_dof(model, _range(model.jnt_actfrclimited, model.jnt_actfrcrange), np.array([-np.inf, np.inf])),
+        stiffness=_per_dof(model, model.jnt_stiffness * (not no_spring), np.zeros(())),
+        spring=_springs(model),
+        damping=damping * (not no_damper),
+        armature=model.dof_armature + scale @ model.actuator_armature,
+        frictionloss=model.dof_frictionloss * (not _off(model, "FRICTIONLOSS")),
+    )
+
+
+def scalar_dofs(model: mujoco.MjModel) -> Array:
+    """Degrees of freedom that belong to hinges and slides."""
+    kinds = model.jnt_type[model.dof_jntid]
+    return np.flatnonzero((kinds == HINGE) | (kinds == SLIDE))
+
+
+def scalar_positions(model: mujoco.MjModel) -> tuple[Array, Array]:
+    """Where hinges and slides stand in q, and in v."""
+    dofs = scalar_dofs(model)
+    return model.jnt_qposadr[model.dof_jntid[dofs]].astype(int), dofs
+
+
+def _moment(model: mujoco.MjModel) -> Array:
+    """How far each degree of freedom moves each actuator [nu, nv]."""
+    moment = np.zeros((model.nu, model.nv))
+    for a in range(model.nu):
+        target, gear = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0])
+        if model.actuator_trntype[a] == int(mujoco.mjtTrn.mjTRN_TENDON):
+            for joint, share in tendon_joints(model, target):
+                moment[a, model.jnt_dofadr[joint]] += gear * share
+        else:
+            moment[a, model.jnt_dofadr[target]] = gear
+    return moment
+
+
+def tendon_joints(model: mujoco.MjModel, tendon: int) -> list[tuple[int, float]]:
+    """Joints of a fixed tendon and their shares."""
+    rows = range(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
+    return [(int(model.wrap_objid[w]), float(model.wrap_prm[w])) for w in rows]
+
+
+def _idle(model: mujoco.MjModel, actuator: int) -> bool:
+    group = int(model.actuator_group[actuator])
+    return _off(model, "ACTUATION") or (0 <= group <= 30 and bool(int(model.opt.disableactuator) & (1 << group)))
+
+
+def _range(limited: Array, given: Array) -> Array:
+    return np.where(np.asarray(limited, bool)[:, None], given, np.array([-np.inf, np.inf]))
+
+
+def _per_dof(model: mujoco.MjModel, values: Array, otherwise: Array) -> Array:
+    """A value per joint as one per degree of freedom, for hinges and slides."""
+    out = np.broadcast_to(otherwise, (model.nv, *np.shape(values)[1:])).astype(float)
+    dofs = scalar_dofs(model)
+    out[dofs] = values[model.dof_jntid[dofs]]
+    return out
+
+
+def _springs(model: mujoco.MjModel) -> Array:
+    out = np.zeros(model.nv)
+    places, dofs = scalar_positions(model)
+    out[dofs] = model.qpos_spring[places]
+    return out
+
+
+def _off(model: mujoco.MjModel, flag: str) -> bool:
+    return bool(int(model.opt.disableflags) & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}")))
