@@ -1,0 +1,303 @@
+"""How fast worlds are stepped: against MuJoCo's own batches, and against Gymnasium's vector environments.
+
+Every pair is measured in turn, A B A B, in this one process tree; ratios come with a bootstrap interval.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco import batch as mjbatch
+from mujoco import rollout as mjrollout
+from threadpoolctl import threadpool_limits
+
+from instep import MujocoWorld, rollouts
+from instep.core.stats import bootstrap
+from instep.core.world import stack
+
+WORLDS, THREADS = 64, 2
+
+
+def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+    """Measure, plot the scaling, and return one row per number."""
+    repeats = 3 if quick else 9
+    # BLAS threads wait by spinning, on the cores the physics needs; one is enough for a small net, ours and theirs.
+    threadpool_limits(1)
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+          f"mujoco {mujoco.__version__}, numpy {np.__version__}, {WORLDS} worlds, {THREADS} threads")  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for scene, seconds in (("pusht", 1.0), ("arm7", 2.0)):
+        rows += against_raw(scene, seconds / (4 if quick else 1), repeats)
+    rows += against_gymnasium("cartpole", 0.2 if quick else 1.0, repeats, (5.0, 10.0))
+    rows += against_gymnasium("pusht", 0.2 if quick else 1.0, repeats, (1.2, 1.9))
+    rows += cost_of_state(repeats)
+    rows += scaling(out, 0.1 if quick else 0.5)
+    return rows
+
+
+def against_raw(scene: str, seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """Our batched rollouts over the faster of mujoco.rollout and mujoco.batch, with the same controls."""
+    world = MujocoWorld(scene, threads=THREADS)
+    case = Case(world, max(8, round(seconds / world.spec.dt)))
+    recorded, net = Recorded(case.controls), Mlp(case)
+    timed = {
+        "mujoco.rollout": case.raw_rollout(),
+        "mujoco.batch": case.raw_batch(),
+        "recorded": lambda: rollouts(world, recorded, seeds=case.seeds, steps=case.steps),
+        "mlp": lambda: rollouts(world, net, seeds=case.seeds, steps=case.steps),
+    }
+    took = interleaved(timed, repeats)
+    raw = np.minimum(took["mujoco.rollout"], took["mujoco.batch"])
+    contacts = case.contacts()
+    physics = case.steps * world.substeps * WORLDS
+    print(f"{scene}: {case.steps} control steps of {world.substeps} physics steps, nv {world.model.nv}, "
+          f"{contacts:.1f} contacts per step")  # fmt: skip
+    rows = [row(f"{scene}: raw MuJoCo (best)", physics / raw, "steps/s")]
+    for name, goal in (("recorded", 0.90), ("mlp", 0.75)):
+        rows.append(row(f"{scene}: instep, {name} controls", physics / took[name], "steps/s"))
+        rows.append(row(f"{scene}: instep / raw, {name} controls", raw / took[name], "x", goal))
+    rows.append(row(f"{scene}: simulated s per s, mlp", case.steps * world.spec.dt * WORLDS / took["mlp"], "x"))
+    return rows
+
+
+def against_gymnasium(scene: str, seconds: float, repeats: int, goals: tuple[float, float]) -> list[dict[str, Any]]:
+    """Our batched rollouts over vector environments of the same scene, both with the MLP."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    world = MujocoWorld(scene, threads=THREADS)
+    case = Case(world, max(8, round(seconds / world.spec.dt)))
+    net = Mlp(case)
+    peers = {f"AsyncVectorEnv of {n}": AsyncVectorEnv([lambda: make_env(scene)] * n) for n in (2, 8)}
+    peers["SyncVectorEnv of 8"] = SyncVectorEnv([lambda: make_env(scene)] * 8)
+    timed: dict[str, Callable[[], Any]] = {"ours": lambda: rollouts(world, net, seeds=case.seeds, steps=case.steps)}
+    steps = max(4, case.steps // 4)
+    for name, env in peers.items():
+        timed[name] = lambda env=env: play(env, net, steps)
+    took = interleaved(timed, repeats)
+    speed = {name: steps * peers[name].num_envs * world.substeps / took[name] for name in peers}
+    ours = case.steps * WORLDS * world.substeps / took["ours"]
+    for env in peers.values():
+        env.close()
+    best = max((np.median(s), name) for name, s in speed.items() if name.startswith("Async"))[1]
+    return [
+        row(f"{scene}: instep, mlp", ours, "steps/s"),
+        row(f"{scene}: gymnasium {best}", speed[best], "steps/s"),
+        row(f"{scene}: gymnasium SyncVectorEnv of 8", speed["SyncVectorEnv of 8"], "steps/s"),
+        row(f"{scene}: instep / AsyncVectorEnv", ours / speed[best], "x", goals[0]),
+        row(f"{scene}: instep / SyncVectorEnv", ours / speed["SyncVectorEnv of 8"], "x", goals[1]),
+    ]
+
+
+def cost_of_state(repeats: int) -> list[dict[str, Any]]:
+    """What taking a State in and giving one out costs per control step, over MuJoCo's batch stepped in place."""
+    world = MujocoWorld("pusht", threads=THREADS)
+    state = stack([world.reset(s) for s in range(WORLDS)])
+    action = np.broadcast_to(world.scene.rest_action(), (WORLDS, world.model.nu)).copy()
+    raw = mjbatch.Batch(world.model, WORLDS, THREADS)
+    raw.state[:] = state.hidden["mujoco"]
+
+    def ours() -> None:
+        current = state
+        for _ in range(50):
+            current = world.step(current, action)
+
+    def bare() -> None:
+        for _ in range(50):
+            raw.step(nstep=world.substeps)
+
+    took = interleaved({"ours": ours, "bare": bare}, max(5, repeats))
+    cost = (took["ours"] - took["bare"]) / 50 * 1e6
+    return [row(f"pusht: cost of State in and out, per control step of {WORLDS} worlds", cost, "us")]
+
+
+def scaling(out: Path, seconds: float) -> list[dict[str, Any]]:
+    """Physics steps per second over 1 to 256 worlds, drawn to scaling.png."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), constrained_layout=True)
+    rows: list[dict[str, Any]] = []
+    for scene in ("pusht", "arm7", "cartpole"):
+        world = MujocoWorld(scene, threads=THREADS)
+        counts, speeds = [1, 2, 4, 8, 16, 32, 64, 128, 256], []
+        for n in counts:
+            state = stack([world.reset(s) for s in range(n)])
+            action = np.broadcast_to(world.scene.rest_action(), (n, world.model.nu)).copy()
+            state = world.step(state, action)
+            steps, begin = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - begin) < seconds:
+                state = world.step(state, action)
+                steps += n * world.substeps
+            speeds.append(steps / elapsed)
+        axes.plot(counts, np.array(speeds) / 1e3, marker="o", label=scene)
+        rows.append(row(f"{scene}: 256 worlds over 1 world", np.array([speeds[-1] / speeds[0]]), "x"))
+    axes.set(xscale="log", yscale="log", xlabel="worlds", ylabel="thousand physics steps per second")
+    axes.set_title(f"One native call per control step, {THREADS} threads")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False)
+    out.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out / "scaling.png", dpi=150)
+    return rows
+
+
+@dataclass
+class Case:
+    """One workload: a scene, its starts, and smooth controls inside the actuators' range."""
+
+    world: MujocoWorld
+    steps: int
+
+    def __post_init__(self) -> None:
+        model, rest = self.world.model, self.world.scene.rest_action()
+        self.seeds = list(range(WORLDS))
+        t = np.arange(self.steps) * self.world.spec.dt
+        self.low, self.high = model.actuator_ctrlrange.T
+        bounded = self.high > self.low
+        self.low, self.high = np.where(bounded, self.low, rest - 1), np.where(bounded, self.high, rest + 1)
+        phase = np.random.default_rng((0, 1)).uniform(0, 2 * np.pi, (WORLDS, 1, model.nu))
+        wave = 0.5 + 0.45 * np.sin(2 * np.pi * 0.7 * t[None, :, None] + phase)
+        self.controls = self.low + (self.high - self.low) * wave  # [worlds, steps, nu]
+
+    def contacts(self) -> float:
+        """Contacts per world, averaged over the recorded run."""
+        state, counts = stack([self.world.reset(s) for s in self.seeds]), []
+        for step in range(self.steps):
+            state = self.world.step(state, self.controls[:, step])
+            counts.append(self.world.contacts(state).mean())
+        return float(np.mean(counts))
+
+    def states(self) -> np.ndarray:
+        """The integration state of every world at its start."""
+        return np.stack([self.world.reset(s).hidden["mujoco"] for s in self.seeds])
+
+    def raw_rollout(self) -> Callable[[], Any]:
+        """mujoco.rollout with one control per physics step."""
+        model, n = self.world.model, self.world.substeps
+        controls = np.repeat(self.controls, n, axis=1)
+        starts = np.empty((WORLDS, mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS)))
+        data = mujoco.MjData(model)
+        for i, row_ in enumerate(self.states()):
+            mujoco.mj_setState(model, data, row_, mujoco.mjtState.mjSTATE_INTEGRATION)
+            mujoco.mj_getState(model, data, starts[i], mujoco.mjtState.mjSTATE_FULLPHYSICS)
+        pool = mjrollout.Rollout(nthread=THREADS)
+        datas = [mujoco.MjData(model) for _ in range(THREADS)]
+        return lambda: pool.rollout([model] * WORLDS, datas, starts, controls)
+
+    def raw_batch(self) -> Callable[[], Any]:
+        """mujoco.batch with one control per physics step."""
+        batch, n = mjbatch.Batch(self.world.model, WORLDS, THREADS), self.world.substeps
+        controls, starts = np.repeat(self.controls, n, axis=1), self.states()
+
+        def roll() -> None:
+            batch.state[:] = starts
+            batch.rollout(controls.shape[1], controls)
+
+        return roll
+
+
+class Recorded:
+    """A policy that plays one recording per world."""
+
+    def __init__(self, controls: np.ndarray):
+        self.controls, self.next = controls, 0
+
+    def reset(self, seed: int = 0) -> None:
+        self.next = 0
+
+    def act(self, observation: Any) -> np.ndarray:
+        self.next += 1
+        return self.controls[:, self.next - 1]
+
+
+class Mlp:
+    """A policy of two hidden layers of 256, with fixed weights, whose actions stay inside the actuators' range."""
+
+    def __init__(self, case: Case):
+        rng = np.random.default_rng((0, 2))
+        self.names = [n for n in case.world.spec.observation if not n.startswith("observation.images")]
+        size = sum(case.world.spec.observation[n].shape[0] for n in self.names)
+        widths = (size, 256, 256, case.world.model.nu)
+        self.weights = [rng.normal(0, 1 / np.sqrt(a), (a, b)).astype(np.float32) for a, b in pairwise(widths)]
+        self.centre, self.reach = (case.low + case.high) / 2, (case.high - case.low) / 2 * 0.9
+
+    def reset(self, seed: int = 0) -> None:
+        pass
+
+    def act(self, observation: Any) -> np.ndarray:
+        return self(np.concatenate([observation[n] for n in self.names], axis=-1))
+
+    def __call__(self, seen: np.ndarray) -> np.ndarray:
+        x = seen.astype(np.float32)
+        for weight in self.weights[:-1]:
+            x = np.tanh(x @ weight)
+        return self.centre + self.reach * np.tanh(x @ self.weights[-1])
+
+
+def make_env(scene: str) -> Any:
+    """A plain Gymnasium environment of a scene, as one writes it by hand: mj_step in a loop."""
+    import gymnasium
+
+    world = MujocoWorld(scene, threads=1)
+    model, reader, steps = world.model, world.scene.reader, world.substeps
+
+    class Plain(gymnasium.Env):
+        def __init__(self) -> None:
+            self.data = mujoco.MjData(model)
+            size = self.seen().shape[0]
+            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float64)
+            self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (model.nu,), np.float64)
+
+        def seen(self) -> np.ndarray:
+            return np.concatenate(list(reader.observe(self.data.qpos, self.data.qvel).values()))
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+            super().reset(seed=seed)
+            mujoco.mj_resetData(model, self.data)
+            self.data.qpos[:], self.data.qvel[:] = world.scene.start(seed or 0)
+            return self.seen(), {}
+
+        def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            self.data.ctrl[:] = action
+            mujoco.mj_step(model, self.data, steps)
+            return self.seen(), 0.0, False, False, {}
+
+    return Plain()
+
+
+def play(env: Any, net: Mlp, steps: int) -> None:
+    """One run of a vector environment."""
+    seen, _ = env.reset(seed=0)
+    for _ in range(steps):
+        seen, *_ = env.step(net(seen))
+
+
+def interleaved(timed: dict[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
+    """Seconds each function takes, measured in turn after one warm-up round."""
+    took: dict[str, list[float]] = {name: [] for name in timed}
+    for turn in range(repeats + 1):
+        for name, function in timed.items():
+            begin = time.perf_counter()
+            function()
+            if turn:
+                took[name].append(time.perf_counter() - begin)
+    return {name: np.array(seconds) for name, seconds in took.items()}
+
+
+def row(name: str, values: np.ndarray, unit: str, goal: float | None = None) -> dict[str, Any]:
+    """The median of repeated measurements with its bootstrap interval, and whether it reaches the goal."""
+    estimate = bootstrap(values, lambda draws: np.median(draws, axis=-1), unit=unit)
+    return {
+        "name": name, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": unit,
+        "goal": goal, "ok": None if goal is None else bool(estimate.value >= goal),
+    }  # fmt: skip
