@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import LIBRARY, Scene, shipped
+from instep.scene.make import make_scene
 
 Positional = tyro.conf.Positional
 
@@ -47,3 +50,52 @@ def knobs(
         row = (knob.address, f"{values[knob.address]:.5g}", f"{knob.low:.4g}", f"{knob.high:.4g}", knob.unit)
         table.add_row(*row, "log" if knob.log else "")
     Console().print(table)
+
+
+def new(
+    robot: Positional[Annotated[Path, tyro.conf.arg(metavar="ROBOT")]],
+    folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]],
+    /,
+) -> None:
+    """Make a scene folder from a robot: an MJCF or URDF file, with the meshes and textures it uses.
+
+    Args:
+        robot: MJCF or URDF file; what it includes must lie in its folder, package:// too.
+        folder: folder to make.
+
+    """
+    made = make_scene(robot, folder)
+    scene, console = made.scene, Console()
+    console.print(
+        f"{len(scene.robot)} joints, {scene.model.nu} actuators, {len(scene.objects)} free bodies, "
+        f"{len(scene.cameras)} cameras, {1 / scene.dt:.4g} Hz control."
+    )
+    if made.servos:
+        console.print(
+            f"The file has no actuators, so {made.servos} position servos were added; "
+            "their gains are a guess to be tuned (see scene.xml)."
+        )
+    print(folder)
+
+
+def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *, out: Path | None = None) -> None:
+    """Picture a scene through each of its cameras, one PNG per camera.
+
+    Args:
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+        out: folder to write; a new one under runs/ where not given.
+
+    """
+    from matplotlib.image import imsave
+
+    from instep.app.output import new_output
+    from instep.physics.film import Studio
+
+    loaded = Scene.load(scene)
+    if not loaded.cameras:
+        raise BadInput(f"Scene {loaded.name!r} has no cameras; name some under [cameras] of its scene.toml.")
+    output, studio = new_output("scene-show", out), Studio(loaded)
+    for camera in loaded.cameras.values():
+        imsave(output.folder / f"{camera.name.replace('/', '_')}.png", studio.picture(loaded.start(0)[0], camera))
+    studio.close()
+    print(output.folder)

@@ -1,0 +1,148 @@
+"""The verb doctor: what works on this machine, and what to do about the rest."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from instep.core.errors import Unsupported
+
+EXTRAS = {
+    "engines": "dartpy",
+    "learn": "torch",
+    "gpu": "gsplat",
+    "build": "trimesh",
+    "view": "viser",
+    "cluster": "ray",
+    "data": "h5py",
+}
+GOOD, FAIR, BAD = "[green]good[/]", "[yellow]fair[/]", "[red]bad[/]"
+
+
+def doctor() -> int:
+    """Say what works on this machine: engines, graphics, threads, timer, disk, GPU, extras."""
+    table = Table("what", "verdict", "detail", box=None, padding=(0, 2))
+    for row in (_python(), _engine("mujoco"), _engine("rapier3d"), _graphics(), _threads(), _timer(), _disk(), _gpu()):
+        table.add_row(*row)
+    for extra, package in EXTRAS.items():
+        there = find_spec(package) is not None
+        detail = f"{package} {_version(package)}" if there else escape(f"pip install 'instep[{extra}]'")
+        table.add_row(f"extra {extra}", GOOD if there else "[dim]not installed[/]", detail)
+    Console().print(table)
+    return 0
+
+
+def _python() -> tuple[str, str, str]:
+    good = sys.version_info >= (3, 11)
+    return "Python", GOOD if good else BAD, f"{platform.python_version()} on {platform.machine()}, {platform.system()}"
+
+
+def _engine(package: str) -> tuple[str, str, str]:
+    from instep import Constant, MujocoWorld, RapierWorld, rollout
+
+    world = {"mujoco": MujocoWorld, "rapier3d": RapierWorld}[package]("pusht")
+    begin = time.perf_counter()
+    rollout(world, Constant(world.scene.rest_action()), steps=60)
+    return package, GOOD, f"{_version(package)}; one second of pusht in {time.perf_counter() - begin:.2f} s"
+
+
+def _graphics() -> tuple[str, str, str]:
+    from instep.physics.film import Studio, graphics
+    from instep.scene.folder import Scene
+
+    try:
+        library = graphics()
+    except Unsupported as error:
+        return "camera pictures", BAD, str(error)
+    scene = Scene.load("pusht")
+    studio, camera, (q, _) = Studio(scene), next(iter(scene.cameras.values())), scene.start(0)
+    studio.picture(q, camera)
+    begin = time.perf_counter()
+    studio.picture(q, camera)
+    took = 1e3 * (time.perf_counter() - begin)
+    studio.close()
+    verdict = GOOD if took < 16 else FAIR
+    return "camera pictures", verdict, f"{library}, {camera.width} x {camera.height} in {took:.0f} ms"
+
+
+def _threads() -> tuple[str, str, str]:
+    from instep import MujocoWorld
+    from instep.core.world import stack
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    speeds = []
+    for threads in (1, cores):
+        world = MujocoWorld("arm7", threads=threads)
+        state = stack([world.reset(seed) for seed in range(4 * cores)])
+        action = np.broadcast_to(world.scene.rest_action(), (4 * cores, world.model.nu)).copy()
+        begin, steps = time.perf_counter(), 0
+        while time.perf_counter() - begin < 0.3:
+            state, steps = world.step(state, action), steps + 1
+        speeds.append(steps)
+    gain = speeds[1] / speeds[0]
+    return (
+        "threads",
+        GOOD if gain > 0.7 * cores else FAIR,
+        f"{cores} cores; {cores} threads step {gain:.2f} times as fast",
+    )
+
+
+def _timer() -> tuple[str, str, str]:
+    """Lateness of waking up against absolute deadlines at 60 Hz."""
+    late, begin, period = [], time.perf_counter(), 1 / 60
+    for tick in range(1, 61):
+        deadline = begin + tick * period
+        time.sleep(max(0.0, deadline - time.perf_counter()))
+        late.append(time.perf_counter() - deadline)
+    worst, median = 1e3 * max(late), 1e3 * float(np.median(late))
+    verdict = GOOD if worst < 1 else FAIR if worst < 8 else BAD
+    advice = "" if worst < 1 else "; other programs compete for the cores"
+    return "timer at 60 Hz", verdict, f"wakes {median:.2f} ms late in the median, {worst:.2f} ms at worst{advice}"
+
+
+def _disk() -> tuple[str, str, str]:
+    with tempfile.NamedTemporaryFile(dir=Path.cwd() if os.access(Path.cwd(), os.W_OK) else None) as file:
+        took = []
+        for _ in range(20):
+            begin = time.perf_counter()
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+            took.append(1e3 * (time.perf_counter() - begin))
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    verdict = GOOD if max(took) < 8 and free > 2 else FAIR
+    return (
+        "disk",
+        verdict,
+        f"a synced write takes {np.median(took):.2f} ms ({max(took):.1f} at worst); {free:.0f} GiB free",
+    )
+
+
+def _gpu() -> tuple[str, str, str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "GPU", "[dim]none[/]", "not needed; everything runs on the CPU"
+    asked = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    name = answer.stdout.strip().splitlines()
+    return "GPU", GOOD if name else FAIR, name[0] if name else "nvidia-smi does not answer"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
