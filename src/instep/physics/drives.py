@@ -47,6 +47,13 @@ class Drives:
         """Commands inside their ranges."""
         return np.clip(action, self.command[:, 0], self.command[:, 1])
 
+    def only(self, dofs: Array) -> Drives:
+        """What acts on some degrees of freedom, as if there were no others; commands keep their order."""
+        used = self.moment[:, dofs].any(axis=1)
+        rows = {name: getattr(self, name)[used] for name in ("gain", "bias", "command", "force")}
+        kept = ("total", "stiffness", "spring", "damping", "armature", "frictionloss")
+        return Drives(self.moment[np.ix_(used, dofs)], **rows, **{name: getattr(self, name)[dofs] for name in kept})
+
     def pull(self, q: Array, v: Array, command: Array) -> tuple[Array, Array]:
         """Torque of actuators and springs, less what their damping does, and that damping, both per degree of freedom.
 

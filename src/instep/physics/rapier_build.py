@@ -7,14 +7,14 @@ multibody where something hangs on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mujoco
 import numpy as np
 import rapier3d as rapier
 
-from .rapier_shapes import colliders, isometry, triple
+from .rapier_shapes import Rules, isometry, shapes, triple
 from .support import disabled
 from .tree import BALL, HINGE, Link, Pose, Tree, principal, towards, tree_of
 
@@ -41,6 +41,8 @@ class Seat:
     """Link of the multibody that it moves."""
     slot: int = -1
     """Where it stands among the coordinates of the multibody."""
+    com: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Centre of mass of what it moves, in its frame [m]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +61,8 @@ class Built:
     free: list[Seat] = field(default_factory=list[Seat])
     before: dict[int, Any] = field(default_factory=dict[int, Any])
     """Rigid body on the inner side of each joint."""
+    rules: Rules | None = None
+    """Asked at every contact, where contacts need it."""
 
 
 def build(model: mujoco.MjModel) -> Built:
@@ -68,8 +72,10 @@ def build(model: mujoco.MjModel) -> Built:
     hinges: list[tuple[int, int, Any]] = []
     for index in range(len(tree.links)):
         hinges += _add(model, built, index)
-    for link, collider in colliders(model, tree):
+    made = shapes(model, tree)
+    for link, collider in made.colliders:
         built.world.colliders.insert_with_parent(collider, built.bodies[link], built.world.rigid_bodies)
+    built.rules = made.rules
     _number(model, built, hinges)
     return built
 
@@ -162,7 +168,8 @@ def _number(model: mujoco.MjModel, built: Built, made: list[tuple[int, int, Any]
     for index, link in enumerate(built.tree.links):
         if index and built.tree.free(index, model):
             arm = roots.get(index, -1)
-            built.free.append(_seat(model, link.joints[0], built.bodies[index], arm, 0, 0))
+            seat = _seat(model, link.joints[0], built.bodies[index], arm, 0, 0)
+            built.free.append(replace(seat, com=triple(link.com)))
 
 
 def _seat(model: mujoco.MjModel, joint: int, body: Any, arm: int, link: int, slot: int) -> Seat:

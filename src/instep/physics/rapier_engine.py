@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import mujoco
 import numpy as np
@@ -13,11 +13,14 @@ from instep.core.world import Array
 
 from .drives import Drives, drives_of
 from .rapier_build import Built, Seat, build
-from .rapier_joints import Gear, add_friction, fasten, gears_of
+from .rapier_joints import add_friction, fasten
+from .rapier_law import Law, gears_of
 from .rapier_motors import Motor, fit_motors, motors_of
 from .rapier_shapes import isometry, triple
 from .support import refuse
 from .tree import Pose, rotate
+
+Triple: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +31,7 @@ class Plan:
     built: Built
     drives: Drives
     motors: tuple[Motor, ...]
-    gears: tuple[Gear, ...]
+    law: Law
     damped: tuple[Seat, ...]
     """Plain free bodies with damping."""
     blank: bytes
@@ -45,7 +48,8 @@ class Plan:
         fasten(model, built)
         add_friction(model, built, drives, motors)
         damped = tuple(s for s in built.free if s.arm < 0 and drives.damping[s.dof : s.dof + 6].any())
-        return cls(model, built, drives, motors, gears, damped, built.world.snapshot())
+        law = Law.of(model, drives, motors, gears)
+        return cls(model, built, drives, motors, law, damped, built.world.snapshot())
 
 
 class Engine:
@@ -54,10 +58,10 @@ class Engine:
     def __init__(self, plan: Plan, snapshot: bytes):
         self.plan = plan
         self._world: Any = rapier.PhysicsWorld.restore(snapshot)
+        self._world.physics_hooks = plan.built.rules
         self._bodies: Any = self._world.rigid_bodies
         joints = self._world.multibody_joints
         self._arms = [joints.get(handle)[0] for handle in plan.built.arms]
-        self._law = [motor for motor in plan.motors if motor.kind == "law"]
         self._lost = False
         self._simple = [motor for motor in plan.motors if motor.kind != "law" and motor.actuator >= 0]
 
@@ -80,8 +84,8 @@ class Engine:
                 for motor in self._simple:
                     motor.follow(self._arms[motor.seat.arm], float(command[motor.actuator]))
                 last = command
-            if self._law:
-                self._apply_law(command)
+            if self.plan.law.motors:
+                self.plan.law.apply(self._arms, command)
             if wrench is not None or self.plan.damped:
                 self._push(wrench)
             self._world.step()
@@ -109,12 +113,13 @@ class Engine:
 
     def _read_free(self, seat: Seat, q: Array, v: Array) -> None:
         body = self._bodies[seat.body]
-        turn, spin = _wxyz(body.rotation), _xyz(body.angvel)
-        q[seat.place : seat.place + 3] = _xyz(body.translation)
-        q[seat.place + 3 : seat.place + 7] = turn
-        arm = rotate(turn, self._com(seat))
-        v[seat.dof : seat.dof + 3] = _xyz(body.linvel) - np.cross(spin, arm)
-        v[seat.dof + 3 : seat.dof + 6] = rotate(_conjugate(turn), spin)
+        (x, y, z, w), spin = body.rotation.to_tuple(), body.angvel.to_tuple()
+        q[seat.place : seat.place + 7] = (*body.translation.to_tuple(), w, x, y, z)
+        # Rapier's speed is that of the centre of mass, MuJoCo's that of the frame.
+        arm = _turned(w, x, y, z, seat.com)
+        sideways = _cross(spin, arm)
+        speed = [a - b for a, b in zip(body.linvel.to_tuple(), sideways, strict=True)]
+        v[seat.dof : seat.dof + 6] = (*speed, *_turned(w, -x, -y, -z, spin))
 
     def _place(self, q: Array, v: Array) -> None:
         built, reference = self.plan.built, self.plan.model.qpos0
@@ -141,36 +146,11 @@ class Engine:
     def _place_free(self, seat: Seat, q: Array, v: Array) -> tuple[Array, Array]:
         turn = q[seat.place + 3 : seat.place + 7] / np.linalg.norm(q[seat.place + 3 : seat.place + 7])
         spin = rotate(turn, v[seat.dof + 3 : seat.dof + 6])
-        linear = v[seat.dof : seat.dof + 3] + np.cross(spin, rotate(turn, self._com(seat)))
+        linear = v[seat.dof : seat.dof + 3] + np.cross(spin, rotate(turn, np.array(seat.com)))
         body = self._bodies[seat.body]
         body.position = isometry(Pose(q[seat.place : seat.place + 3], turn))
         body.linvel, body.angvel = triple(linear), triple(spin)
         return linear, spin
-
-    def _com(self, seat: Seat) -> Array:
-        """Centre of mass of a free link, in its frame."""
-        tree = self.plan.built.tree
-        return tree.links[tree.link_of[self.plan.model.jnt_bodyid[seat.joint]]].com
-
-    def _apply_law(self, command: Array) -> None:
-        """Work out torques from MuJoCo's law of actuators and gears, and apply them for one physics step."""
-        plan = self.plan
-        q, v = np.zeros(plan.model.nv), np.zeros(plan.model.nv)
-        positions = [arm.generalized_position() for arm in self._arms]
-        speeds = [arm.generalized_velocity() for arm in self._arms]
-        for seat in plan.built.axes:
-            q[seat.dof] = positions[seat.arm][seat.slot] + plan.model.qpos0[seat.place]
-            v[seat.dof] = speeds[seat.arm][seat.slot]
-        torque, damping = plan.drives.pull(q, v, command)
-        for gear in plan.gears:
-            gear.add(q, v, torque)
-        drags = [arm.damping() for arm in self._arms]
-        for motor in self._law:
-            seat = motor.seat
-            motor.pull(self._arms[seat.arm], float(torque[seat.dof]))
-            drags[seat.arm][seat.slot] = float(plan.drives.damping[seat.dof] + damping[seat.dof])
-        for arm, drag in zip(self._arms, drags, strict=True):
-            arm.set_damping(drag)
 
     def _push(self, wrench: Array | None) -> None:
         """Forces on bodies for one physics step: a nudge, and the damping of free bodies."""
@@ -213,3 +193,14 @@ def _wxyz(turn: Any) -> Array:
 
 def _conjugate(quat: Array) -> Array:
     return quat * np.array([1.0, -1.0, -1.0, -1.0])
+
+
+def _turned(w: float, x: float, y: float, z: float, vector: Triple) -> Triple:
+    """A vector turned by a quaternion: in plain numbers, since arrays this small cost more than they hold."""
+    a, b, c = vector
+    tx, ty, tz = 2 * (y * c - z * b), 2 * (z * a - x * c), 2 * (x * b - y * a)
+    return a + w * tx + y * tz - z * ty, b + w * ty + z * tx - x * tz, c + w * tz + x * ty - y * tx
+
+
+def _cross(a: Triple, b: Triple) -> Triple:
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]

@@ -21,8 +21,6 @@ from .rapier_build import Built, Seat, axis_of
 
 AWAY = 1e6
 """Speed no joint reaches [rad/s], so that a motor told to run at it always pulls with its largest force."""
-FIRM = 1e5
-"""Damping at which dry friction holds a joint [Nm s/rad]."""
 
 
 @dataclass(frozen=True, slots=True)

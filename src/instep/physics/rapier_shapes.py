@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -11,7 +13,7 @@ import rapier3d as rapier
 from instep.core.errors import Unsupported
 from instep.core.world import Array
 
-from .touching import friction, groups, may_touch
+from .touching import Friction, friction, groups, may_touch
 from .tree import Pose, Tree
 
 _PLANE, _SPHERE = int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_SPHERE)
@@ -33,22 +35,63 @@ def triple(values: Array) -> tuple[float, float, float]:
     return float(values[0]), float(values[1]), float(values[2])
 
 
-def colliders(model: mujoco.MjModel, tree: Tree) -> list[tuple[int, rapier.ColliderBuilder]]:
-    """Every geom that can touch something, with the link it is on."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Shapes:
+    """The geoms that can touch something, and what rapier must ask about some of them."""
+
+    geoms: tuple[int, ...]
+    """Geom of each collider, in the order they are inserted."""
+    colliders: tuple[tuple[int, rapier.ColliderBuilder], ...]
+    """Link and collider of each."""
+    rules: Rules | None
+    """Asked at every contact where the engine's own rules do not say what MuJoCo does; None where they do."""
+
+
+class Rules:
+    """Answers rapier during a step: whether two geoms touch at all, and with what friction."""
+
+    def __init__(self, geoms: tuple[int, ...], touch: Array, friction: Friction):
+        self._geoms, self._touch, self._friction = geoms, touch, friction
+
+    def filter_contact_pair(self, context: Any) -> Any:
+        """Flags of a contact, or None for no contact."""
+        touch = self._touch[self._geoms[context.collider1.index], self._geoms[context.collider2.index]]
+        return rapier.SolverFlags.COMPUTE_IMPULSES if touch else None
+
+    def modify_solver_contacts(self, context: Any) -> None:
+        """Set the friction of a contact that has one of its own."""
+        pair = self._geoms[context.collider1.index], self._geoms[context.collider2.index]
+        if pair in self._friction.pairs:
+            context.friction = self._friction.pairs[pair]
+
+
+def shapes(model: mujoco.MjModel, tree: Tree) -> Shapes:
+    """Every geom that can touch something, as a collider."""
     touch = may_touch(model)
-    bits, rub = groups(model, touch, "rapier"), friction(model, touch, "rapier")
-    out: list[tuple[int, rapier.ColliderBuilder]] = []
-    for g in (int(g) for g in np.flatnonzero(touch.any(axis=0))):
-        body = int(model.geom_bodyid[g])
-        pose = tree.in_link[body] @ Pose(model.geom_pos[g].copy(), model.geom_quat[g].copy())
-        shape, turn = _shape(model, g)
-        built = rapier.Collider.new(shape).position(isometry(pose @ turn)).density(0.0)
-        built = built.friction(float(rub[g])).friction_combine_rule(rapier.CoefficientCombineRule.MAX)
-        built = built.restitution(0.0).collision_groups(
-            rapier.InteractionGroups(rapier.Group(int(bits.member[g])), rapier.Group(int(bits.partner[g])))
-        )
-        out.append((int(tree.link_of[body]), built))
-    return out
+    bits, rub = groups(model, touch), friction(model, touch)
+    geoms = tuple(int(g) for g in np.flatnonzero(touch.any(axis=0)))
+    special = {g for pair in rub.pairs for g in pair}
+    made: list[tuple[int, rapier.ColliderBuilder]] = []
+    for g in geoms:
+        asked = rapier.ActiveHooks.empty()
+        if g in special:
+            asked = asked | rapier.ActiveHooks.MODIFY_SOLVER_CONTACTS
+        if bits is None:
+            asked = asked | rapier.ActiveHooks.FILTER_CONTACT_PAIRS
+        collider = _collider(model, tree, g).friction(float(rub.own[g])).active_hooks(asked)
+        if bits is not None:
+            sides = rapier.Group(int(bits.member[g])), rapier.Group(int(bits.partner[g]))
+            collider = collider.collision_groups(rapier.InteractionGroups(*sides))
+        made.append((int(tree.link_of[model.geom_bodyid[g]]), collider))
+    rules = Rules(geoms, touch, rub) if special or bits is None else None
+    return Shapes(geoms, tuple(made), rules)
+
+
+def _collider(model: mujoco.MjModel, tree: Tree, geom: int) -> rapier.ColliderBuilder:
+    pose = tree.in_link[model.geom_bodyid[geom]] @ Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
+    shape, turn = _shape(model, geom)
+    collider = rapier.Collider.new(shape).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
+    return collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX)
 
 
 def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:

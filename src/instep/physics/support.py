@@ -49,6 +49,12 @@ def disabled(model: mujoco.MjModel, flag: str) -> bool:
     return bool(int(model.opt.disableflags) & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}")))
 
 
+def active_equalities(model: mujoco.MjModel) -> list[int]:
+    """The equality constraints of a model that hold."""
+    off = disabled(model, "EQUALITY") or disabled(model, "CONSTRAINT")
+    return [] if off else [e for e in range(model.neq) if model.eq_active0[e]]
+
+
 def _options(model: mujoco.MjModel, engine: str) -> None:
     if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
         raise _cannot(engine, "has no air or water (density, viscosity or wind of <option>)")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from instep.core.errors import Unsupported
 from instep.core.world import Array
 
 GROUPS = 32
@@ -45,8 +44,11 @@ def may_touch(model: mujoco.MjModel) -> Array:
     return touch & ~np.full_like(touch, off)
 
 
-def groups(model: mujoco.MjModel, touch: Array, engine: str) -> Groups:
-    """Groups that let exactly these geoms touch; geoms of one welded body never do, whatever their groups."""
+def groups(model: mujoco.MjModel, touch: Array) -> Groups | None:
+    """Groups that let exactly these geoms touch, or None if there are not enough bits for them.
+
+    Geoms of one welded body never touch, whatever their groups.
+    """
     weld = model.body_weldid[model.geom_bodyid]
     matters = weld[:, None] != weld[None, :]
     # Several bodies with several geoms each share a group if what one body's own geoms do is left open; that can end
@@ -54,29 +56,33 @@ def groups(model: mujoco.MjModel, touch: Array, engine: str) -> Groups:
     for known in (matters, np.ones_like(matters)):
         kinds = _kinds(touch, known)
         if len(kinds) > GROUPS:
-            raise Unsupported(
-                f"{engine} tells {GROUPS} kinds of geoms apart in contacts, and this model needs {len(kinds)}; give "
-                f"fewer geoms a contype, or run it in MuJoCo."
-            )
+            return None
         found = _bits(touch & matters, kinds)
         meets = (found.member[:, None] & found.partner[None, :]) != 0
         if (meets == touch)[matters].all():
-            break
-    return found
+            return found
+    return None
 
 
-def friction(model: mujoco.MjModel, touch: Array, engine: str) -> Array:
-    """A sliding friction per geom whose larger one is MuJoCo's friction of every pair that may touch [ngeom]."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Friction:
+    """Sliding friction of geoms; the larger one counts, but for pairs that have one of their own."""
+
+    own: Array
+    """[ngeom]."""
+    pairs: dict[tuple[int, int], float]
+    """Both orders of each pair whose friction priority or condim decide."""
+
+
+def friction(model: mujoco.MjModel, touch: Array) -> Friction:
+    """The friction of every pair of geoms that may touch, as MuJoCo takes it."""
     own = np.where(model.geom_condim == 1, 0.0, model.geom_friction[:, 0])
-    for one, other in np.argwhere(np.triu(touch)):
-        wanted = _pair_friction(model, int(one), int(other))
+    pairs: dict[tuple[int, int], float] = {}
+    for one, other in ((int(a), int(b)) for a, b in np.argwhere(np.triu(touch))):
+        wanted = _pair_friction(model, one, other)
         if abs(max(own[one], own[other]) - wanted) > 1e-9:
-            names = f"{model.geom(one).name!r} and {model.geom(other).name!r}"
-            raise Unsupported(
-                f"Geoms {names} touch with friction {wanted:g} because of their priority or condim, but {engine} takes "
-                f"the larger of both, {max(own[one], own[other]):g}; give them the same priority and condim."
-            )
-    return own
+            pairs[one, other] = pairs[other, one] = wanted
+    return Friction(own, pairs)
 
 
 def _pair_friction(model: mujoco.MjModel, one: int, other: int) -> float:
