@@ -46,23 +46,30 @@ class Studio:
         self._data = mujoco.MjData(scene.model)
         self._renderers: dict[tuple[int, int], Any] = {}
         self._maps: dict[str, Array] = {}
+        self._last: dict[str, tuple[Array, Array]] = {}
         self._lock = threading.Lock()
 
     def picture(self, q: Array, camera: Camera) -> Array:
         """What a camera of the scene shows at positions q [nq], through its lens [height, width, 3]."""
         with self._lock:
-            self._data.qpos[:] = q
-            mujoco.mj_forward(self.scene.model, self._data)
-            renderer = self._renderer(camera.height, camera.width)
-            renderer.update_scene(self._data, camera.name)
-            frame = renderer.render().copy()
-        return self._through_lens(frame, camera)
+            last = self._last.get(camera.name)
+            if last is None or not np.array_equal(last[0], q):
+                last = (q.copy(), self._through_lens(self._render(q, camera), camera))
+                self._last[camera.name] = last
+        return last[1].copy()
 
     def close(self) -> None:
         """Give the graphics memory back."""
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
+
+    def _render(self, q: Array, camera: Camera) -> Array:
+        self._data.qpos[:] = q
+        mujoco.mj_forward(self.scene.model, self._data)
+        renderer = self._renderer(camera.height, camera.width)
+        renderer.update_scene(self._data, camera.name)
+        return renderer.render().copy()
 
     def _renderer(self, height: int, width: int) -> Any:
         if (height, width) not in self._renderers:
@@ -84,37 +91,48 @@ class Filmed(Layer[W]):
     studio: Studio
     cameras: tuple[Camera, ...] = ()
     look: Look = field(default_factory=Look)
+    every: int = 1
+    """Control steps from one picture to the next; in between the last one is shown, with its stamp."""
 
     @property
     def spec(self) -> Spec:
         """What the numbers mean, pictures included."""
-        inner = self.world.spec
-        pictures = {
-            f"observation.images.{c.name}": Channel(
-                ("height", "width", "channels"), "", (c.height, c.width, 3), "uint8"
-            )
-            for c in self.cameras
+        inner, axes = self.world.spec, ("height", "width", "channels")
+        shown = {
+            f"observation.images.{c.name}": Channel(axes, "", (c.height, c.width, 3), "uint8") for c in self.cameras
         }
-        return replace(inner, observation={**inner.observation, **pictures})
+        return replace(inner, observation={**inner.observation, **shown})
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Start the stream of noise."""
-        return state.with_hidden(self.key, np.broadcast_to(noise.key(seed, self.key), state.batch).copy())
+        """Take the first picture."""
+        key = np.broadcast_to(noise.key(seed, self.key), state.batch).copy()
+        return state.with_hidden(self.key, self._exposure(state, key, np.zeros(state.batch, int)))
 
     def step(self, state: State, action: Array) -> State:
-        """Draw the noise anew for the next pictures."""
-        return self.world.step(state, action).with_hidden(self.key, noise.following(state.hidden[self.key]))
+        """Take a picture when it is time for one."""
+        old, after = state.hidden[self.key], self.world.step(state, action)
+        age = old["age"] + 1
+        if int(age.flat[0] if age.ndim else age) >= self.every:
+            return after.with_hidden(
+                self.key, self._exposure(after, noise.following(old["noise"]), np.zeros(state.batch, int))
+            )
+        return after.with_hidden(self.key, {**old, "age": age})
 
     def observe(self, state: State) -> Observation:
         """What is seen, pictures included; worlds of a batch are rendered one after the other."""
-        seen = dict(self.world.observe(state))
+        seen, memory = dict(self.world.observe(state)), state.hidden[self.key]
         for index, camera in enumerate(self.cameras):
             frames = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
             for world in np.ndindex(*state.batch):
-                keys = noise.uniform(state.hidden[self.key][world], 1 + index)[-1:] * 2.0**53
-                frames[world] = self._exposed(self.studio.picture(state.q[world], camera), int(keys[0]))
+                seed = int(noise.uniform(memory["noise"][world], 1 + index)[-1] * 2**53)
+                frames[world] = self._exposed(self.studio.picture(memory["q"][world], camera), seed)
             seen[f"observation.images.{camera.name}"] = frames
+            if self.every > 1:
+                seen[f"observation.images.{camera.name}.stamp"] = memory["stamp"]
         return seen
+
+    def _exposure(self, state: State, key: Array, age: Array) -> dict[str, Array]:
+        return {"noise": key, "q": state.q, "age": age, "stamp": np.full(state.batch, float(state.t))}
 
     def _exposed(self, frame: Array, seed: int) -> Array:
         if self.look == Look():
@@ -126,13 +144,15 @@ class Filmed(Layer[W]):
         return np.clip(np.rint(light), 0, 255).astype(np.uint8)
 
 
-def filmed(world: W, scene: Scene, cameras: Sequence[str] | None = None, look: Look | None = None) -> Filmed[W]:
+def filmed(
+    world: W, scene: Scene, cameras: Sequence[str] | None = None, look: Look | None = None, every: int = 1
+) -> Filmed[W]:
     """A world with some of the scene's cameras (all where none are named)."""
     for name in cameras or ():
         if name not in scene.cameras:
             raise UnknownName("camera", name, scene.cameras)
     chosen = tuple(scene.cameras[name] for name in (cameras if cameras is not None else scene.cameras))
-    return Filmed(world, Studio(scene), chosen, look or Look())
+    return Filmed(world, Studio(scene), chosen, look or Look(), every)
 
 
 def graphics() -> str:
