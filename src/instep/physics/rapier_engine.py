@@ -42,8 +42,7 @@ class Plan:
         """The plan of a model, or `Unsupported` if rapier lacks something it needs."""
         refuse(model, "rapier")
         built, drives, gears = build(model), drives_of(model), gears_of(model)
-        coupled = {dof for gear in gears for dof in (gear.first, gear.second) if dof >= 0}
-        motors = motors_of(model, built, drives, coupled)
+        motors = motors_of(model, built, drives, gears.dofs)
         fit_motors(built, drives, motors)
         fasten(model, built)
         add_friction(model, built, drives, motors)

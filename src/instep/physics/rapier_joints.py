@@ -19,20 +19,20 @@ from .tree import Pose
 
 _HERE = Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
 _CONNECT, _WELD = int(mujoco.mjtEq.mjEQ_CONNECT), int(mujoco.mjtEq.mjEQ_WELD)
-_JOINT = int(mujoco.mjtEq.mjEQ_JOINT)
+_JOINT, _TENDON = int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON)
 
 
 def fasten(model: mujoco.MjModel, built: Built) -> None:
     """Weld and pin bodies together."""
     for e in active_equalities(model):
         kind = int(model.eq_type[e])
-        if kind == _JOINT:
+        if kind in (_JOINT, _TENDON):
             continue
         if kind not in (_CONNECT, _WELD):
             name = model.equality(e).name
             raise Unsupported(
-                f"The engine 'rapier' can weld and pin bodies and gear joints, but equality {name!r} ties tendons, "
-                f"distances or soft bodies; run this scene in MuJoCo."
+                f"The engine 'rapier' can weld and pin bodies and gear joints, but equality {name!r} holds a distance "
+                f"or a soft body; run this scene in MuJoCo."
             )
         ends = [_end(model, built, e, side, kind) for side in (0, 1)]
         masks = rapier.JointAxesMask

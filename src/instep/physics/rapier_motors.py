@@ -59,7 +59,7 @@ class Motor:
 
 def motors_of(model: mujoco.MjModel, built: Built, drives: Drives, coupled: Iterable[int]) -> tuple[Motor, ...]:
     """A motor for every hinge or slide that something pulls on; `coupled` are degrees of freedom that need the law."""
-    by_law, found = set(coupled), list[Motor]()
+    by_law, found = {int(dof) for dof in coupled}, list[Motor]()
     for seat in built.axes:
         axis, actuators = axis_of(model, seat.joint), np.flatnonzero(drives.moment[:, seat.dof])
         if seat.dof in by_law:
