@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from math import exp, inf, lgamma, log, log1p
-from statistics import NormalDist
-
-_STANDARD = NormalDist()
+from math import erfc, exp, inf, lgamma, log, log1p, pi, sqrt
 
 
+@lru_cache(maxsize=512)
 def normal_quantile(share: float) -> float:
-    """The value below which a share of the standard normal lies."""
-    return _STANDARD.inv_cdf(share)
+    """The value below which a share of the standard normal lies, by Halley's steps on the tail."""
+    if share > 0.5:
+        return -normal_quantile(1 - share)
+    if share <= 0:
+        return -inf
+    z = -sqrt(max(0.0, -2 * log(2 * share)))  # right to a few tenths everywhere
+    for _ in range(20):
+        density = exp(-z * z / 2) / sqrt(2 * pi)
+        step = (normal_tail(-z) - share) / density
+        step /= 1 + z * step / 2
+        z -= step
+        if abs(step) < 1e-15 * (1 + abs(z)):
+            break
+    return z
 
 
 def normal_tail(z: float) -> float:
     """P(Z > z) of a standard normal."""
-    return _STANDARD.cdf(-z)
+    return erfc(z / sqrt(2)) / 2
 
 
 @lru_cache(maxsize=512)
