@@ -17,7 +17,7 @@ from instep.core.stats import Estimate
 from instep.core.world import Array, Simulator
 
 from .shoot import Shooter
-from .solve import Normal, Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .solve import Point, Problem, Watch, cost_of, descend, evaluate, linearise
 from .windows import Windows, cut
 
 
@@ -68,26 +68,40 @@ class Fit:
     """Where the knobs stand, how well that is known, and how well the recordings are explained."""
 
     knobs: tuple[Knob, ...]
-    x: Array
-    """Best values in unit coordinates [knobs]."""
+    problem: Problem
+    """What was weighed against what."""
+    point: Point
+    """The best point, with its residuals and start states."""
     covariance: Array
-    """Of `x` [knobs, knobs], from the windows' own scatter."""
+    """Of the knobs in unit coordinates [knobs, knobs], from the windows' own scatter."""
     information: Array
-    """What the data say about `x` (half the curvature of the cost in noise units) [knobs, knobs]."""
-    cost: float
+    """What the data alone say about them, correlated rows counted once [knobs, knobs]."""
     first_cost: float
     """The cost where the first search began, under the same weights."""
-    residuals: Array
-    """Predicted minus measured at the best point [windows, span, channels]."""
-    windows: Windows
     worlds: int
     """Windows simulated altogether."""
     seconds: float
     """Wall time."""
     agreement: Array
     """Best cost of each search, the best first."""
+    seed: int = 0
     stopped: bool = False
     """Whether the search was interrupted; the values are the best until then."""
+
+    @property
+    def x(self) -> Array:
+        """The best values in unit coordinates [knobs]."""
+        return self.point.x
+
+    @property
+    def cost(self) -> float:
+        """The cost of the best point."""
+        return self.point.cost
+
+    @property
+    def windows(self) -> Windows:
+        """What was fitted."""
+        return self.problem.shooter.windows
 
     @property
     def settings(self) -> dict[str, float]:
@@ -120,7 +134,7 @@ class Fit:
         form = self.windows.tangent
         names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
         count = max(1, int(self.windows.inside.sum()))
-        return dict(zip(names, np.sqrt((self.residuals**2).sum(axis=(0, 1)) / count).tolist(), strict=True))
+        return dict(zip(names, np.sqrt((self.point.residual**2).sum(axis=(0, 1)) / count).tolist(), strict=True))
 
 
 def fit(
@@ -147,11 +161,10 @@ def fit(
     windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
     shooter = Shooter(sim, windows, tuple(knobs))
     best, first, problem, costs, stopped = _search(shooter, options, watch)
-    normal = linearise(problem, best)
-    covariance, information = _uncertainty(problem, best, normal)
+    covariance, information = uncertainty(problem, best)
     return Fit(
-        tuple(knobs), best.x, covariance, information, best.cost, first.cost, best.residual, windows,
-        shooter.worlds, time.perf_counter() - began, np.array(costs), stopped,
+        tuple(knobs), problem, best, covariance, information, first.cost, shooter.worlds,
+        time.perf_counter() - began, np.array(costs), options.seed, stopped,
     )  # fmt: skip
 
 
@@ -236,28 +249,29 @@ def _scale(shooter: Shooter, options: FitOptions, point: Point) -> Array:
     return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
 
 
-def _uncertainty(problem: Problem, point: Point, normal: Normal) -> tuple[Array, Array]:
+def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
     """Covariance of the knobs from the scatter of whole windows, and what the data alone say.
 
     Rows of one window are not independent, so a window counts as one observation: the sandwich estimator, or, where
     windows are few, the usual one with the residuals' correlation time taken into account.
     """
+    normal = linearise(problem, point, both_sides=True)
     prior = np.diag(problem.prior_sigma**-2.0)
     residual = np.nan_to_num(point.residual) / problem.scale
     rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
     variance = float((residual**2).sum()) / max(1, rows - len(point.x))
-    information = normal.curvature / max(variance, 1e-300) / _correlation(residual)
+    information = normal.curvature / max(variance, 1e-300) / correlation_time(residual)
     n, knobs = normal.scores.shape
     inverse = _inverse(normal.curvature + prior)
-    covariance = inverse * variance * _correlation(residual)
+    covariance = inverse * variance * correlation_time(residual)
     if n >= 5 * knobs:
-        scatter = inverse @ (normal.scores.T @ normal.scores * n / (n - knobs)) @ inverse
-        covariance = np.where(np.isfinite(scatter), np.maximum(np.diag(covariance), np.diag(scatter))[:, None], np.inf)
-        covariance = _with_diagonal(inverse, np.diag(covariance))
+        safe = np.where(np.isfinite(inverse), inverse, 0.0)
+        scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - knobs)) @ safe)
+        covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
     return covariance, information
 
 
-def _correlation(residual: Array) -> float:
+def correlation_time(residual: Array) -> float:
     """How many rows of a window count as one: the correlation time of the residuals, in rows."""
     span = residual.shape[1]
     if span < 4:

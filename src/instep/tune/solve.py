@@ -108,13 +108,22 @@ def evaluate(problem: Problem, xs: Array, starts: Array | None = None) -> list[P
     return [Point(x, s, r, cost_of(problem, x, s, r)) for x, s, r in zip(np.array(xs), moved, residuals, strict=True)]
 
 
-def linearise(problem: Problem, point: Point) -> Normal:
-    """Finite differences of everything that can move, in one batch."""
-    shooter, x = problem.shooter, point.x
+def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> Normal:
+    """The cost near a point; `both_sides` makes the differences central, exact to second order, for twice the work."""
     free = np.flatnonzero(problem.sigma_start > 0)
-    n, knobs = len(shooter.windows), len(x)
     # Step away from the nearer bound, so that the perturbed setting is legal.
-    signs = np.where(x > 0.5, -1.0, 1.0)
+    signs = np.where(point.x > 0.5, -1.0, 1.0)
+    jacobian, by_start = _differences(problem, point, free, signs)
+    if both_sides:
+        inner = (point.x > NUDGE) & (point.x < 1 - NUDGE)
+        other, other_start = _differences(problem, point, free, np.where(inner, -signs, signs))
+        jacobian, by_start = (jacobian + other) / 2, (by_start + other_start) / 2
+    return _normal(problem, point, free, jacobian, by_start)
+
+
+def _differences(problem: Problem, point: Point, free: Array, signs: Array) -> tuple[Array, Array]:
+    """Derivatives of the residuals by knob and by start state, all perturbed worlds in one batch."""
+    shooter, x, knobs = problem.shooter, point.x, len(point.x)
     xs = np.concatenate([x + np.diag(signs * NUDGE), np.repeat(x[None], len(free), axis=0)])
     starts = np.repeat(point.starts[None], len(xs), axis=0)
     sizes = 0.1 * problem.sigma_start[free]
@@ -122,8 +131,12 @@ def linearise(problem: Problem, point: Point) -> Normal:
         starts[knobs + i, :, direction] += sizes[i]
     changes = _seen(shooter, shooter(xs, starts if len(free) else None)) - point.residual
     changes = np.nan_to_num(changes, nan=0.0, posinf=0.0, neginf=0.0)
-    jacobian = changes[:knobs] / (signs * NUDGE)[:, None, None, None]
     by_start = changes[knobs:] / sizes[:, None, None, None] if len(free) else changes[knobs:]
+    return changes[:knobs] / (signs * NUDGE)[:, None, None, None], by_start
+
+
+def _normal(problem: Problem, point: Point, free: Array, jacobian: Array, by_start: Array) -> Normal:
+    x, n, knobs = point.x, len(problem.shooter.windows), len(point.x)
     weight = _weights(problem, point.residual)
     flat = np.moveaxis(jacobian, 0, 1).reshape(n, knobs, -1)
     flat_s = np.moveaxis(by_start, 0, 1).reshape(n, len(free), -1)

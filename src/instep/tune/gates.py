@@ -1,0 +1,211 @@
+"""The gates of an identification, in order, each with a verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.knob import Knob
+from instep.core.stats import Estimate, wilson
+from instep.core.world import Array, Simulator
+
+from .fit import Fit, FitOptions, correlation_time, fit
+from .heldout import Comparison, compare
+from .identify import Identifiability, identifiability
+from .recover import recover
+from .solve import Watch, cost_of
+from .telemetry import doubts, faults
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One check of a run."""
+
+    name: str
+    passed: bool
+    words: str
+    scores: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuned:
+    """What a run found, and whether it may be trusted."""
+
+    fit: Fit
+    gates: tuple[Gate, ...]
+    weak: Identifiability
+    comparison: Comparison
+    start: Mapping[str, float]
+    """Where the knobs stood before."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the settings may be promoted: all gates but the advice on residual colour were passed."""
+        return all(gate.passed for gate in self.gates if gate.name != "whiteness")
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The identified values; knobs that could not be told keep their old ones."""
+        return self.fit.settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """How much work each gate does."""
+
+    seeds: int = 4
+    """Independent searches whose answers must agree."""
+    draws: int = 10
+    """Planted truths in the recovery gate; 0 leaves it out, and says so."""
+    seed: int = 0
+
+
+def tune(
+    sim: Simulator,
+    episodes: tuple[Sequence[Episode], Sequence[Episode]],
+    knobs: Sequence[Knob],
+    options: FitOptions,
+    gates: GateOptions | None = None,
+    *,
+    watch: Watch | None = None,
+) -> Tuned:
+    """Run all gates on recordings to fit and recordings held out; nothing is solved before the data are checked."""
+    gates = gates or GateOptions()
+    fitted, held_out = episodes
+    passed = [_telemetry([*fitted, *held_out])]
+    first = fit(sim, fitted, knobs, replace(options, iterations=12, starts=min(2, options.starts)), watch=watch)
+    weak = identifiability(first, first.problem.prior_sigma)
+    passed.append(_identifiability(weak))
+    if not weak.kept:
+        raise BadInput(f"None of the {len(knobs)} knobs can be identified from these recordings: {weak.weak[0].words}.")
+    kept = [knob for knob in knobs if knob.address in weak.kept]
+    frozen = {name: options.start[name] for name in weak.frozen if name in options.start}
+    held = sim.tuned(frozen) if frozen else sim
+    found, agreed = _solve(held, fitted, kept, _only(options, kept, first), gates, watch)
+    passed.append(agreed)
+    passed.append(_recovery(found, gates))
+    passed.append(_whiteness(found))
+    before = {knob.address: options.start.get(knob.address, float(knob.from_unit(0.5))) for knob in kept}
+    comparison = compare(held, held_out, before, found.settings, window=options.window, seed=gates.seed)
+    passed.append(_held_out(comparison))
+    return Tuned(found, tuple(passed), weak, comparison, dict(options.start))
+
+
+def _telemetry(episodes: Sequence[Episode]) -> Gate:
+    wrong = faults(episodes)
+    if wrong:
+        raise BadInput(wrong[0] if len(wrong) == 1 else f"{wrong[0]} There are {len(wrong) - 1} more such faults.")
+    rows = sum(len(e) for e in episodes)
+    noted = doubts(episodes)
+    return Gate(
+        "telemetry", True, " ".join([f"{len(episodes)} recordings, {rows} rows, clocks and order fine.", *noted])
+    )
+
+
+def _identifiability(weak: Identifiability) -> Gate:
+    if not weak.weak:
+        return Gate("identifiability", True, f"All {len(weak.kept)} knobs can be told from these recordings.")
+    said = "; ".join(direction.words for direction in weak.weak[:4])
+    more = f" (and {len(weak.weak) - 4} more directions)" if len(weak.weak) > 4 else ""
+    left = ", ".join(weak.frozen)
+    return Gate("identifiability", bool(weak.kept), f"{said}{more}. Left where they were: {left}.")
+
+
+def _solve(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    knobs: Sequence[Knob],
+    options: FitOptions,
+    gates: GateOptions,
+    watch: Watch | None,
+) -> tuple[Fit, Gate]:
+    fits: list[Fit] = []
+    for seed in range(gates.seeds):
+        fits.append(fit(sim, episodes, knobs, replace(options, seed=gates.seed + seed), watch=watch))
+        if fits[-1].stopped:
+            break
+    # Each fit weighs by its own residuals; to be compared, all are weighed as the first.
+    same = fits[0].problem
+    ranked = sorted(((cost_of(same, f.x, f.point.starts, f.point.residual), i) for i, f in enumerate(fits)))
+    costs, fits = np.array([cost for cost, _ in ranked]), [fits[i] for _, i in ranked]
+    best = fits[0]
+    # Fits within one per cent of the best cost count as found; their spread is the doubt of the search.
+    good = np.stack([f.x for f, c in zip(fits, costs, strict=True) if c <= 1.01 * costs[0]])
+    spread = float(np.ptp(good, axis=0).max()) if len(good) > 1 else 0.0
+    apart = [k.address for k, s in zip(knobs, np.ptp(good, axis=0), strict=True) if s > 0.05]
+    words = (
+        f"{len(good)} of {len(fits)} searches agree to within 1 % of the cost; knobs differ by at most {spread:.1%} "
+        "of their range"
+    )
+    words += f" ({', '.join(apart)} by more than 5 %)." if apart else "."
+    if best.stopped:
+        words = f"Stopped by hand; the best of {len(fits)} searches is kept. {words}"
+    return best, Gate("solve", len(good) * 2 >= len(fits) and not best.stopped, words)
+
+
+def _recovery(found: Fit, gates: GateOptions) -> Gate:
+    if gates.draws == 0 or found.stopped:
+        return Gate("recovery", True, "Recovery of planted truths was not checked.")
+    result = recover(found, gates.draws, seed=gates.seed)
+    total = wilson(int(result.inside.sum()), result.inside.size)
+    worst = min(result.share, key=lambda name: result.share[name])
+    words = (
+        f"Of {gates.draws} planted truths on the same excitation, {total.value:.0%} lay inside their 90 % intervals; "
+        f"the worst knob is {worst} with {result.share[worst]:.0%}."
+    )
+    return Gate("recovery", total.value >= 0.85, words, {"recovered": total})
+
+
+def _whiteness(found: Fit) -> Gate:
+    residual = found.point.residual / found.problem.scale
+    rows = correlation_time(residual)
+    dt = found.problem.shooter.sim.spec.dt
+    bounds = found.at_bounds
+    white = rows < 2.0 and not bounds
+    words = "Residuals are white." if rows < 2.0 else (
+        f"Residuals keep their sign for about {1e3 * rows * dt:.0f} ms: something is not in the model, and intervals "
+        "count a window as one observation."
+    )  # fmt: skip
+    if bounds:
+        words += f" On a bound of their range: {', '.join(bounds)}."
+    return Gate("whiteness", white, words, {"correlation time": Estimate(rows * dt, rows * dt, rows * dt, 1, "s")})
+
+
+def _held_out(result: Comparison) -> Gate:
+    gain = result.improvement
+    words = (
+        f"On held-out recordings the error fell by {gain.value:.1%} (95 % interval {gain.low:.1%} to {gain.high:.1%}, "
+        f"{gain.n} blocks)."
+    )
+    if result.lost:
+        words += f" {result.lost} windows diverged and were left out."
+    if not result.better:
+        words += " At least 5 %, with an interval above 0, was expected."
+    return Gate("held-out", result.better, words, {"improvement": gain, "before": result.before, "after": result.after})
+
+
+def _only(options: FitOptions, knobs: Sequence[Knob], first: Fit) -> FitOptions:
+    """The options for the knobs that are left, starting where the first look ended."""
+    names = {knob.address for knob in knobs}
+    priors = {name: prior for name, prior in options.priors.items() if name in names}
+    return replace(options, start={n: v for n, v in first.settings.items() if n in names}, priors=priors)
+
+
+def split(episodes: Sequence[Episode], share: float = 1 / 3) -> tuple[list[Episode], list[Episode]]:
+    """Recordings to fit and recordings held out: whole runs, every third of them; halves in time where there is one."""
+    if not 0 < share < 1:
+        raise BadInput(f"The share of recordings held out must lie between 0 and 1, not {share:g}.")
+    if len(episodes) == 1:
+        cut = int(len(episodes[0]) * (1 - share))
+        return [episodes[0].rows(stop=cut)], [episodes[0].rows(start=cut)]
+    picked: Array = np.floor(np.arange(1, len(episodes) + 1) * share) > np.floor(np.arange(len(episodes)) * share)
+    if not picked.any():
+        picked[-1] = True
+    return (
+        [e for e, out in zip(episodes, picked, strict=True) if not out],
+        [e for e, out in zip(episodes, picked, strict=True) if out],
+    )

@@ -1,0 +1,81 @@
+"""Plant truths near a fit, on the same excitation with the same noise, and see whether it finds them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from instep.core.world import Array
+
+from .fit import Fit, uncertainty
+from .solve import Point, Problem, descend, evaluate
+from .windows import Windows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recovery:
+    """How often each knob's truth lay inside its own interval."""
+
+    names: tuple[str, ...]
+    inside: Array
+    """Whether the truth lay inside [draws, knobs]."""
+    errors: Array
+    """Found minus planted, in unit coordinates [draws, knobs]."""
+    level: float
+
+    @property
+    def share(self) -> dict[str, float]:
+        """Share of draws inside, by knob."""
+        return dict(zip(self.names, self.inside.mean(axis=0).tolist(), strict=True))
+
+
+def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, iterations: int = 6) -> Recovery:
+    """Simulate the recorded windows with known knobs and the residuals' own noise, and fit again."""
+    rng = np.random.default_rng((seed, 0x7EC0))
+    inside, errors = [], []
+    for _ in range(draws):
+        truth = _truth(found, rng)
+        problem = planted(found, truth, rng)
+        # Begin where the real fit ended, as a user would who does not know the truth.
+        begin = evaluate(problem, found.x[None])[0]
+        point = descend(problem, begin, iterations, 1e-4)
+        covariance, _ = uncertainty(problem, point)
+        n = len(problem.shooter.windows)
+        half = stats.t.ppf(0.5 + level / 2, max(1, n - len(truth))) * np.sqrt(np.diag(covariance))
+        inside.append(np.abs(point.x - truth) <= half)
+        errors.append(point.x - truth)
+    return Recovery(tuple(k.address for k in found.knobs), np.array(inside), np.array(errors), level)
+
+
+def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
+    """The same problem with recordings made by the simulator: known knobs, noisy starts, residuals of whole windows."""
+    problem, windows = found.problem, found.windows
+    shifts = rng.standard_normal((1, len(windows), len(problem.sigma_start))) * problem.sigma_start
+    made: Point = evaluate(problem, truth[None], shifts)[0]
+    size = len(windows.tangent.labels)
+    path = np.zeros((*made.residual.shape[:2], size))
+    path[..., windows.tangent.seen] = made.residual
+    noise = np.zeros_like(path)
+    noise[..., windows.tangent.seen] = _reshuffled(found.point.residual, rng)
+    target = windows.tangent.plus(windows.tangent.plus(windows.target, path), noise)
+    shooter = replace(problem.shooter, windows=_with_target(windows, target), worlds=0)
+    return replace(problem, shooter=shooter)
+
+
+def _truth(found: Fit, rng: np.random.Generator) -> Array:
+    """Somewhere near the fit: a few of its own deviations away, at least a hundredth of the range."""
+    sigma = np.sqrt(np.clip(np.diag(found.covariance), 1e-4, 1e-2))
+    return np.clip(found.x + sigma * rng.standard_normal(len(sigma)), 0.0, 1.0)
+
+
+def _reshuffled(residual: Array, rng: np.random.Generator) -> Array:
+    """The residuals of whole windows in another order and with random signs: the same colour, no bias."""
+    order = rng.permutation(len(residual))
+    signs = rng.choice([-1.0, 1.0], (len(residual), 1, 1))
+    return signs * np.nan_to_num(residual)[order]
+
+
+def _with_target(windows: Windows, target: Array) -> Windows:
+    return replace(windows, target=target)

@@ -1,0 +1,76 @@
+"""A small servo, and recordings of it with planted truths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.episode import Episode
+from instep.core.rollout import Script, rollout
+from instep.scene.folder import Scene
+
+SERVO = """
+<mujoco>
+  <option timestep="0.005" integrator="implicitfast"/>
+  <worldbody>
+    <body name="link" gravcomp="{gravcomp}">
+      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="{mass}"/>
+    </body>
+    <body name="bystander" pos="1 0 0">
+      <joint name="other" axis="0 1 0" damping="0.05" armature="0.01"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.1" size="0.02" mass="0.1"/>
+    </body>
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+</mujoco>
+"""
+TABLE = 'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n'
+
+
+def write_scene(folder, *, gravcomp: float = 0.0, mass: float = 0.4):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scene.xml").write_text(SERVO.format(gravcomp=gravcomp, mass=mass))
+    (folder / "scene.toml").write_text(TABLE)
+    return folder
+
+
+def record(sim: MujocoWorld, truth: dict[str, float], seeds, *, noise: float = 0.001, steps: int = 200):
+    """Recordings of random swings with planted knobs and noisy positions, velocities left out."""
+    real = sim.tuned(truth) if truth else sim
+    episodes = []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        t = np.arange(steps) * sim.spec.dt
+        waves = [a * np.sin(2 * np.pi * f * t + p) for a, f, p in rng.uniform([0.2, 0.3, 0], [0.5, 2.0, 6], (4, 3))]
+        actions = np.sum(waves, axis=0)[:, None]
+        episode = rollout(real, Script(actions), steps=steps)
+        q = episode.q + noise * rng.standard_normal(episode.q.shape)
+        columns = {"timestamp": episode.t, "q": q, "action": episode.action}
+        episodes.append(Episode(episode.spec, columns, {"name": f"swing {seed}"}))
+    return episodes
+
+
+@pytest.fixture
+def scene_folder():
+    """Writes the scene of the small servo into a folder."""
+    return write_scene
+
+
+@pytest.fixture
+def recorded():
+    """Makes recordings of random swings with planted knobs."""
+    return record
+
+
+@pytest.fixture
+def servo(tmp_path) -> MujocoWorld:
+    """A position servo that lifts a rod."""
+    return MujocoWorld(Scene.load(write_scene(tmp_path / "servo")))
+
+
+@pytest.fixture
+def weightless(tmp_path) -> MujocoWorld:
+    """The same servo where nothing weighs: only ratios of inertia, stiffness and damping can be seen."""
+    return MujocoWorld(Scene.load(write_scene(tmp_path / "weightless", gravcomp=1.0, mass=1e-3)))

@@ -1,0 +1,99 @@
+"""Gates say in words what passed and what did not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.tune.fit import FitOptions, fit
+from instep.tune.gates import GateOptions, split, tune
+from instep.tune.identify import identifiability
+
+QUICK = FitOptions(window=0.5, starts=1)
+GATES = GateOptions(seeds=2, draws=4)
+
+
+def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_frozen(weightless, recorded):
+    names = ["joint.hinge.armature", "actuator.hinge.kp", "actuator.hinge.kv"]
+    knobs = weightless.scene.knobs(*names)
+    truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
+    found = fit(weightless.tuned({"joint.hinge.damping": 1e-6}), recorded(weightless, truth, range(3)), knobs, QUICK)
+    weak = identifiability(found)
+    assert len(weak.weak) == 1
+    assert {name for name, _ in weak.weak[0].parts} == set(names)
+    assert len({np.sign(share) for _, share in weak.weak[0].parts}) == 1
+    assert "rise together" in weak.weak[0].words
+    assert len(weak.frozen) == 1
+
+
+def test_a_knob_without_effect_is_named_and_left_alone(servo, recorded):
+    names = ["joint.hinge.damping", "joint.other.damping"]
+    knobs = servo.scene.knobs(*names)
+    episodes = [
+        Episode(e.spec, {**e.columns, "q": e.q * [1.0, 0.0]}, e.meta)
+        for e in recorded(servo, {"joint.hinge.damping": 0.2}, range(3))
+    ]
+    weak = identifiability(fit(servo, episodes, knobs, QUICK))
+    assert weak.frozen == ("joint.other.damping",)
+    assert weak.weak[0].words == "the recordings say nothing about 'joint.other.damping'"
+
+
+def test_a_sound_run_passes_every_gate(servo, recorded):
+    truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
+    knobs = servo.scene.knobs(*truth)
+    options = FitOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    result = tune(servo, split(recorded(servo, truth, range(6))), knobs, options, GATES)
+    assert [g.name for g in result.gates] == [
+        "telemetry",
+        "identifiability",
+        "solve",
+        "recovery",
+        "whiteness",
+        "held-out",
+    ]
+    assert result.passed, [g.words for g in result.gates if not g.passed]
+    assert result.settings["actuator.hinge.kp"] == pytest.approx(6.0, rel=0.02)
+
+
+def test_a_knob_that_was_right_already_is_not_promoted(servo, recorded):
+    names = ["joint.hinge.damping"]
+    knobs = servo.scene.knobs(*names)
+    options = FitOptions(window=0.5, starts=1, start={names[0]: 0.05})
+    result = tune(servo, split(recorded(servo, {}, range(6))), knobs, options, GateOptions(seeds=1, draws=0))
+    held_out = result.gates[-1]
+    assert not held_out.passed
+    assert not result.passed
+    assert "At least 5 %" in held_out.words
+
+
+def test_recordings_where_nothing_moves_are_refused(servo, recorded):
+    episode = recorded(servo, {}, [0])[0]
+    still = Episode(episode.spec, {**episode.columns, "q": np.zeros_like(episode.q)}, {})
+    with pytest.raises(BadInput, match="Nothing moves"):
+        fit(servo, [still], servo.scene.knobs("joint.hinge.damping"), QUICK)
+
+
+def test_one_window_is_not_enough(servo, recorded):
+    episode = recorded(servo, {}, [0])[0].rows(stop=20)
+    with pytest.raises(BadInput, match="one window only"):
+        fit(servo, [episode], servo.scene.knobs("joint.hinge.damping"), QUICK)
+
+
+def test_a_clock_that_runs_backwards_is_a_fault(servo, recorded):
+    episodes = recorded(servo, {}, range(2))
+    t = episodes[1].t.copy()
+    t[50] = t[49] - 0.1
+    bad = episodes[1].with_columns({"timestamp": t})
+    knobs = servo.scene.knobs("joint.hinge.damping")
+    with pytest.raises(BadInput, match="clock runs backwards or stands still at row 50"):
+        tune(servo, ([episodes[0]], [bad]), knobs, QUICK, GATES)
+
+
+def test_whole_runs_are_held_out(servo, recorded):
+    episodes = recorded(servo, {}, range(7), steps=20)
+    fitted, held_out = split(episodes)
+    assert len(fitted) == 5
+    assert len(held_out) == 2
+    assert not {id(e) for e in fitted} & {id(e) for e in held_out}
