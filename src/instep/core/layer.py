@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Simulator)
 class Layer(Generic[W]):
     """Passes everything through to the world inside.
 
-    A wrapper is a final class on top of this one that changes some of `begin`, `step` and `observe`. Around a
+    A wrapper is a final class on top of this one that changes some of `begin`, `inward`, `step` and `observe`. Around a
     Simulator it is a Simulator, around a robot it is only a World, and the type checker knows which.
     """
 
@@ -44,6 +44,10 @@ class Layer(Generic[W]):
         """A fresh state of the world inside, with this wrapper's memory added."""
         return state
 
+    def inward(self, past: Array) -> Array:
+        """The actions the world inside received while this one was given `past` [..., steps, nu]."""
+        return past
+
     def reset(self, seed: int = 0) -> State:
         """A state to start from."""
         return self.begin(self.world.reset(seed), seed, None)
@@ -58,7 +62,8 @@ class Layer(Generic[W]):
 
     def place(self: Layer[S], q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities."""
-        return self.begin(self.world.place(q, v, t, past), 0, past)
+        inside = None if past is None else self.inward(past)
+        return self.begin(self.world.place(q, v, t, inside), 0, past)
 
     def nudge(self: Layer[S], state: State, wrench: Array) -> State:
         """The state with a wrench on each body, felt for one step."""

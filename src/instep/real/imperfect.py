@@ -6,7 +6,7 @@ still depends on nothing but its arguments; randomness is a function of the seed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -87,6 +87,10 @@ class Quantized(Layer[W]):
     channels: tuple[str, ...] = STATE
     knobs: ClassVar[Mapping[str, str]] = {"sensor.resolution": "size", "action.resolution": "action_size"}
 
+    def inward(self, past: Array) -> Array:
+        """The commands as they were rounded."""
+        return _rounded(np.asarray(past, float), self.action_size)
+
     def step(self, state: State, action: Array) -> State:
         """Round the command."""
         action = checked_action(action, self.spec, state.batch)
@@ -114,17 +118,20 @@ class Late(Layer[W]):
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Fill the line with the past."""
-        return state.with_hidden(
-            self.key, {"line": _line(self.spec, state, past, self.action), "seen": (state,) * self.observation}
-        )
+        line = _line(self.spec, state, past, self.action)
+        return state.with_hidden(self.key, {"line": line, "seen": (state,) * (self.observation + 1)})
+
+    def inward(self, past: Array) -> Array:
+        """What was asked `action` steps before."""
+        rows: Array = np.arange(past.shape[-2])
+        return past[..., np.maximum(rows - self.action, 0), :]
 
     def step(self, state: State, action: Array) -> State:
         """Send what was asked `action` steps ago."""
         action, memory = checked_action(action, self.spec, state.batch), state.hidden[self.key]
         line, sent = _shifted(memory["line"], action)
         after = self.world.step(state, sent)
-        seen = (*memory["seen"], after)[1:] if self.observation else ()
-        return after.with_hidden(self.key, {"line": line, "seen": seen})
+        return after.with_hidden(self.key, {"line": line, "seen": (*memory["seen"], after)[1:]})
 
     def observe(self, state: State) -> Observation:
         """Show what was seen `observation` steps ago, with its stamp."""
@@ -191,13 +198,12 @@ class Sluggish(Layer[W]):
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start where the past commands have led."""
-        line = _line(self.spec, state, past, 1)
-        if past is not None:
-            filtered = np.asarray(past, float)[..., 0, :]
-            for i in range(1, past.shape[-2]):
-                filtered = filtered + self._share() * (past[..., i, :] - filtered)
-            line["actions"] = np.broadcast_to(filtered, (*state.batch, filtered.shape[-1]))[..., None, :].copy()
-        return state.with_hidden(self.key, line)
+        led = None if past is None else self.inward(past)
+        return state.with_hidden(self.key, _line(self.spec, state, led, 1))
+
+    def inward(self, past: Array) -> Array:
+        """The commands as the lag let them through."""
+        return _through(past, lambda at, action: at + self._share() * (action - at))
 
     def step(self, state: State, action: Array) -> State:
         """Move a share of the way towards the command."""
@@ -221,13 +227,12 @@ class Backlash(Layer[W]):
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start where the past commands have pushed the gears."""
-        line = _line(self.spec, state, past, 1)
-        if past is not None:
-            out = np.asarray(past, float)[..., 0, :]
-            for i in range(1, past.shape[-2]):
-                out = self._engage(out, past[..., i, :])
-            line["actions"] = np.broadcast_to(out, (*state.batch, out.shape[-1]))[..., None, :].copy()
-        return state.with_hidden(self.key, line)
+        pushed = None if past is None else self.inward(past)
+        return state.with_hidden(self.key, _line(self.spec, state, pushed, 1))
+
+    def inward(self, past: Array) -> Array:
+        """The commands as the gears passed them on."""
+        return _through(past, self._engage)
 
     def step(self, state: State, action: Array) -> State:
         """Push the gears."""
@@ -320,6 +325,14 @@ def _shifted(line: Mapping[str, Array], action: Array) -> tuple[dict[str, Array]
     actions = np.where(line["empty"][..., None, None], action[..., None, :], line["actions"])
     actions = np.concatenate([actions, action[..., None, :]], axis=-2)
     return {"actions": actions[..., 1:, :], "empty": np.zeros_like(line["empty"])}, actions[..., 0, :]
+
+
+def _through(past: Array, follow: Callable[[Array, Array], Array]) -> Array:
+    """A history of commands as a motor with memory passed them on, the first of them taken as long held."""
+    out = np.asarray(past, float).copy()
+    for i in range(1, out.shape[-2]):
+        out[..., i, :] = follow(out[..., i - 1, :], out[..., i, :])
+    return out
 
 
 def _newest(old: State, new: State, through: Array) -> State:

@@ -1,0 +1,109 @@
+"""Worlds and policies by the words of the command line: sim:SCENE, robot:ADDRESS, hold, constant:0.1,0.2."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.app.standin import Engine, engine
+from instep.core.errors import BadInput, UnknownName
+from instep.core.rollout import Constant, Script
+from instep.core.world import Array, Observation, Policy, World
+from instep.scene.folder import Scene
+
+KINDS = {
+    "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
+    "robot": "robot:ADDRESS, a robot or a stand-in behind a link (ws://127.0.0.1:PORT)",
+    "recording": "recording:DATA, the first episode of a dataset (recording:DATA#3 its fourth)",
+}
+
+
+def open_world(words: str, *, token: str = "") -> AbstractContextManager[Any]:
+    """The world that `sim:SCENE`, `robot:ADDRESS` or `recording:DATA` stands for, to be used with `with`."""
+    kind, _, rest = words.partition(":")
+    if kind not in KINDS or not rest:
+        raise BadInput(f"{words!r} is not a world; expected one of: {'; '.join(KINDS.values())}.")
+    if kind == "robot":
+        from instep.real.link import LinkWorld
+
+        return LinkWorld(rest, token)
+    if kind == "recording":
+        return nullcontext(_recording(rest))
+    name, _, which = rest.partition("@")
+    engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
+    if which not in engines:
+        raise UnknownName("engine", which, [e for e in engines if e])
+    return nullcontext(engine(engines[which], Scene.load(name)))
+
+
+def open_policy(words: str, world: World) -> Policy:
+    """The policy that `hold`, `random`, `constant:0.1,0.2` or `replay:DATA` stands for."""
+    kind, _, rest = words.partition(":")
+    if kind == "hold":
+        return Constant(rest_action(world))
+    if kind == "random":
+        return Wander(rest_action(world))
+    if kind == "constant":
+        try:
+            return Constant(np.array([float(number) for number in rest.split(",")]))
+        except ValueError:
+            raise BadInput(f"constant: takes numbers separated by commas, not {rest!r}.") from None
+    if kind == "replay" and rest:
+        return Script(_episode(rest).action)
+    raise BadInput(f"{words!r} is not a policy; expected hold, random, constant:0.1,0.2 or replay:DATA.")
+
+
+class Wander:
+    """A policy that wanders smoothly around an action, differently for each seed."""
+
+    def __init__(self, centre: Array, reach: float = 0.1):
+        self._centre, self._reach = np.asarray(centre, float), reach
+        self.reset(0)
+
+    def reset(self, seed: int = 0) -> None:
+        """Draw new frequencies and phases."""
+        rng = np.random.default_rng((seed, 5))
+        self._speed = rng.uniform(0.01, 0.06, self._centre.shape)
+        self._phase = rng.uniform(0, 2 * np.pi, self._centre.shape)
+        self._step = 0
+
+    def act(self, observation: Observation) -> Array:
+        """The next point of the wandering."""
+        self._step += 1
+        swing = np.sin(self._speed * self._step + self._phase) - np.sin(self._phase)
+        batch = next(iter(observation.values())).shape[:-1]
+        return np.broadcast_to(self._centre + self._reach * swing, (*batch, self._centre.size)).copy()
+
+
+def rest_action(world: World) -> Array:
+    """The action that keeps a world where it starts: its scene's, or where its joints stand."""
+    scene = getattr(world, "scene", None)
+    if scene is not None:
+        return scene.rest_action()
+    spec, state = world.spec, world.reset(0)
+    place = {label: i for i, label in enumerate(spec.q.labels)}
+    held = [
+        state.q[place[label]] if label in place and unit in ("rad", "m") else 0.0
+        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
+    ]
+    return np.array(held)
+
+
+def _recording(words: str) -> World:
+    from instep.real.recording import Recording
+
+    return Recording(_episode(words))
+
+
+def _episode(words: str) -> Any:
+    from instep.data.episodes import load
+
+    folder, _, number = words.partition("#")
+    episodes = load(Path(folder))
+    index = int(number) if number.isdigit() else 0
+    if index >= len(episodes):
+        raise BadInput(f"{folder!r} holds {len(episodes)} episodes, so there is none with number {index}.")
+    return episodes[index]

@@ -1,0 +1,124 @@
+"""Bad input gets one clear sentence, exit code 2, soon and in little memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROBOT = """<mujoco><worldbody><body name="arm"><joint name="elbow"/><geom size=".1" mass="{mass}"/></body></worldbody>
+<actuator><motor name="elbow" joint="elbow"/></actuator></mujoco>"""
+TOML = '[robot]\njoints = ["{joint}"]\n'
+
+
+def instep(*words: str | Path, cwd: Path) -> tuple[int, str, float, float]:
+    """Exit code, standard error, seconds and peak memory [MB] of one call."""
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "instep.app.cli", *map(str, words)],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=60)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return process.returncode, errors, time.monotonic() - begin, usage.ru_maxrss / 1024
+
+
+def scene(folder: Path, xml: str, joint: str = "elbow", toml: str = TOML) -> Path:
+    folder.mkdir()
+    (folder / "scene.xml").write_text(xml)
+    (folder / "scene.toml").write_text(toml.format(joint=joint))
+    return folder
+
+
+def external_entity(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_text("42")
+    head = f'<!DOCTYPE mujoco [<!ENTITY leak SYSTEM "file://{tmp_path}/secret">]>'
+    return scene(tmp_path / "s", head + ROBOT.format(mass="&leak;"))
+
+
+def outside_include(tmp_path: Path) -> Path:
+    (tmp_path / "other.xml").write_text("<mujoco/>")
+    return scene(tmp_path / "s", '<mujoco><include file="../other.xml"/></mujoco>')
+
+
+def outside_mesh(tmp_path: Path) -> Path:
+    xml = '<mujoco><asset><mesh name="m" file="../../etc/passwd.obj"/></asset></mujoco>'
+    return scene(tmp_path / "s", xml)
+
+
+def linked_mesh(tmp_path: Path) -> Path:
+    folder = scene(tmp_path / "s", '<mujoco><asset><mesh name="m" file="m.obj"/></asset></mujoco>')
+    (tmp_path / "m.obj").write_text("v 0 0 0")
+    os.symlink(tmp_path / "m.obj", folder / "m.obj")
+    return folder
+
+
+def replicate_bomb(tmp_path: Path) -> Path:
+    body = '<replicate count="100000"><replicate count="100"><body><geom size=".1"/></body></replicate></replicate>'
+    return scene(tmp_path / "s", f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+
+
+def hfield_bomb(tmp_path: Path) -> Path:
+    field = '<hfield name="h" nrow="100000" ncol="100000" size="1 1 1 1"/>'
+    return scene(tmp_path / "s", f"<mujoco><asset>{field}</asset></mujoco>")
+
+
+def deep_xml(tmp_path: Path) -> Path:
+    return scene(tmp_path / "s", "<mujoco>" + "<body>" * 400 + "</body>" * 400 + "</mujoco>")
+
+
+CASES = {
+    "a missing scene": (lambda p: p / "nowhere" / "scene.xml", "There is no file"),
+    "a name that is near": (lambda p: "pushtt", "Did you mean 'pusht'?"),
+    "broken XML": (lambda p: scene(p / "s", "<mujoco><worldbody>"), "not well-formed XML"),
+    "a wrong element": (lambda p: scene(p / "s", "<mujoco><worldbodi/></mujoco>"), "MuJoCo cannot compile scene.xml"),
+    "broken TOML": (lambda p: scene(p / "s", ROBOT.format(mass=1), toml="joints = ["), "not valid TOML"),
+    "an unknown entry": (lambda p: scene(p / "s", ROBOT.format(mass=1), toml="robott = 1"), "Did you mean 'robot'?"),
+    "an unknown joint": (lambda p: scene(p / "s", ROBOT.format(mass=1), "elbw"), "Did you mean 'elbow'?"),
+    "an external entity": (external_entity, "DOCTYPE or an entity"),
+    "an include outside": (outside_include, "lies outside"),
+    "a mesh outside": (outside_mesh, "lies outside"),
+    "a link that leaves": (linked_mesh, "lies outside"),
+    "a replicate bomb": (replicate_bomb, "at most 10000 copies"),
+    "a height field bomb": (hfield_bomb, "at most 4000000"),
+    "deep nesting": (deep_xml, "nested deeper"),
+    "a NaN mass": (lambda p: scene(p / "s", ROBOT.format(mass="nan")), "must be a finite number"),
+    "an infinite mass": (lambda p: scene(p / "s", ROBOT.format(mass="inf")), "must be a finite number"),
+    "a negative mass": (lambda p: scene(p / "s", ROBOT.format(mass=-1)), "MuJoCo cannot compile"),
+    "too much memory": (lambda p: scene(p / "s", '<mujoco><size memory="900G"/></mujoco>'), "at most 256M"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_scene_is_refused_in_one_sentence(tmp_path, case):
+    make, expected = CASES[case]
+    code, errors, seconds, memory = instep("scene", "knobs", make(tmp_path), cwd=tmp_path)
+    assert code == 2
+    assert expected in errors
+    assert "Traceback" not in errors and len(errors.strip().splitlines()) == 1
+    assert seconds < 5 + 10 * (os.getloadavg()[0] > 2) and memory < 512
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_action_of_the_wrong_size_is_refused(tmp_path):
+    code, errors, _, _ = instep("run", "constant:0.1", "sim:pusht", "--steps", "5", cwd=tmp_path)
+    assert code == 2
+    assert "pusher_x, pusher_y" in errors and "Traceback" not in errors
+
+
+def test_an_unknown_verb_offers_the_nearest(tmp_path):
+    code, errors, _, _ = instep("knobs", "pusht", cwd=tmp_path)
+    assert code == 2 and "There is no verb 'knobs'" in errors
+
+
+def test_an_output_folder_that_is_not_ours_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    code, errors, _, _ = instep("scene", "show", "pusht", "--out", "mine", cwd=tmp_path)
+    assert code == 2 and "not empty" in errors
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
