@@ -1,0 +1,194 @@
+"""The arms of the library reach, weigh and pull as published."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pytest
+
+import instep.scene
+from instep.core.poses import transform
+
+LIBRARY = Path(instep.scene.__file__).parent / "library"
+
+
+def load(name: str) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_path(str(LIBRARY / name / "scene.xml"))
+
+
+def listed(name: str) -> list[str]:
+    return tomllib.loads((LIBRARY / name / "scene.toml").read_text(encoding="utf-8"))["robot"]["joints"]
+
+
+def at_home(model: mujoco.MjModel) -> mujoco.MjData:
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, model.key("home").id)
+    mujoco.mj_forward(model, data)
+    return data
+
+
+WXAI = {  # trossen_arm_description: ee_gripper_link in base_link
+    (0, 0, 0, 0, 0, 0): ((0.253762, 0, 0.1635), np.eye(3)),
+    (0, np.pi / 3, np.pi / 6, np.pi / 5, 0, 0): (
+        (0.381554, 0, 0.288013),
+        [[0.994522, 0, -0.104528], [0, 1, 0], [0.104528, 0, 0.994522]],
+    ),
+    (0.3, 1.0, 0.8, -0.4, 0.5, -0.6): (
+        (0.331268, 0.009627, 0.205847),
+        [[0.83363, -0.206638, 0.512212], [-0.243967, 0.694242, 0.677133], [-0.49552, -0.689441, 0.528328]],
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("angles", WXAI)
+def test_an_arm_of_mobile_ai_reaches_the_published_poses(side: str, angles: tuple[float, ...]):
+    model = load("mobile_ai")
+    data = at_home(model)
+    for number, angle in enumerate(angles):
+        data.joint(f"{side}_joint_{number}").qpos[0] = angle
+    mujoco.mj_forward(model, data)
+    base, tip = data.site(f"{side}_base"), data.site(f"{side}_tip")
+    base_from_world = base.xmat.reshape(3, 3).T
+    position, turned = WXAI[angles]
+    assert base_from_world @ (tip.xpos - base.xpos) == pytest.approx(np.array(position), abs=1e-6)
+    assert base_from_world @ tip.xmat.reshape(3, 3) == pytest.approx(np.array(turned), abs=1e-6)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_arm_of_mobile_ai_has_the_published_numbers(side: str):
+    model = load("mobile_ai")
+    masses = [0.4597, 0.1527, 1.1532, 0.6867, 0.4579, 0.3669, 0.5547, 0.0452 + 0.072, 0.0504 + 0.0309, 0.0504 + 0.0309]
+    bodies = ["arm", *(f"link_{n}" for n in range(1, 7)), "camera", "carriage", "carriage_mirror"]
+    assert [model.body(f"{side}_{b}").mass[0] for b in bodies] == pytest.approx(masses, abs=6e-5)
+    assert sum(masses) == pytest.approx(4.111, abs=1e-3)
+    arm = [f"{side}_joint_{n}" for n in range(6)] + [f"{side}_gripper"]
+    servo = [model.actuator(j) for j in arm]
+    assert [s.gainprm[0] for s in servo] == [200, 200, 200, 100, 50, 50, 1000]
+    assert [-s.biasprm[2] for s in servo] == [10, 10, 10, 5, 5, 5, 50]
+    assert [s.forcerange[1] for s in servo] == [27, 27, 27, 7, 7, 7, 400]
+    assert [model.joint(j).armature[0] for j in arm] == [0.032] * 3 + [0.0018] * 3 + [0.1]
+    assert all(model.joint(j).frictionloss[0] == 0.1 for j in arm)
+    assert model.joint(f"{side}_joint_2").range == pytest.approx([0, 2.35619])
+
+
+def test_mobile_ai_has_sixteen_actions_in_the_order_of_its_joints():
+    model, order = load("mobile_ai"), listed("mobile_ai")
+    assert [model.actuator(a).name for a in range(model.nu)] == order
+    assert len(order) == 16
+
+
+def test_the_fingers_of_mobile_ai_move_together():
+    model = load("mobile_ai")
+    data = at_home(model)
+    data.actuator("left_gripper").ctrl[0] = 0.03
+    mujoco.mj_step(model, data, 480)
+    assert data.joint("left_gripper").qpos[0] == pytest.approx(0.03, abs=5e-4)
+    assert data.joint("left_gripper_mirror").qpos[0] == pytest.approx(data.joint("left_gripper").qpos[0], abs=1e-4)
+
+
+def test_the_base_of_mobile_ai_goes_where_its_odometer_says():
+    model = load("mobile_ai")
+    data = at_home(model)
+    for forward, turn in ((-0.3, 0.0), (0.0, 1.0), (-0.2, -0.5), (0.0, 0.0)):
+        data.ctrl[14:16] = [forward, turn]
+        for _ in range(90):
+            mujoco.mj_step(model, data, 8)
+    turned = data.body("base").xmat.reshape(3, 3)
+    assert np.arctan2(turned[1, 0], turned[0, 0]) == pytest.approx(data.joint("base_turn").qpos[0], abs=0.03)
+    assert data.joint("base_forward").qpos[0] < -0.3
+    # It cannot move sideways: first straight back, then on the new heading.
+    assert np.hypot(*data.body("base").xpos[:2]) <= abs(data.joint("base_forward").qpos[0]) + 0.01
+
+
+def test_so101_moves_as_the_published_model(models: Path):
+    ours, theirs = load("so101"), mujoco.MjModel.from_xml_path(str(models / "robotstudio_so101" / "so101.xml"))
+    a, b, rng = mujoco.MjData(ours), mujoco.MjData(theirs), np.random.default_rng(0)
+    names = listed("so101")
+    for _ in range(20):
+        for name in names:
+            angle, speed = rng.uniform(*ours.joint(name).range), rng.normal()
+            a.joint(name).qpos[0] = b.joint(name).qpos[0] = angle
+            a.joint(name).qvel[0] = b.joint(name).qvel[0] = speed
+        mujoco.mj_forward(ours, a)
+        mujoco.mj_forward(theirs, b)
+        tip, reference = a.site("gripper"), b.site("gripperframe")
+        assert tip.xpos == pytest.approx(reference.xpos, abs=1e-9)
+        assert tip.xmat == pytest.approx(reference.xmat, abs=1e-9)
+        # Gravity and Coriolis terms agree, so masses and inertias do (one is rounded to 9 digits).
+        assert a.qfrc_bias == pytest.approx(b.qfrc_bias, abs=1e-8)
+    for field in ("damping", "frictionloss", "armature", "range"):
+        for name in names:
+            assert getattr(ours.joint(name), field) == pytest.approx(getattr(theirs.joint(name), field))
+    assert ours.actuator_gainprm == pytest.approx(theirs.actuator_gainprm)
+    assert ours.actuator_biasprm == pytest.approx(theirs.actuator_biasprm)
+
+
+def test_the_recorded_motions_of_so101_touch_nothing(recordings: Path):
+    model = load("so101")
+    data = mujoco.MjData(model)
+    for run in sorted((recordings / "so101").glob("*.npz")):
+        for row in np.load(run)["q"][::200]:
+            data.qpos[:] = row
+            mujoco.mj_forward(model, data)
+            assert data.ncon == 0, run.name
+
+
+def test_pusht_arm_reaches_as_the_published_panda(models: Path):
+    ours, theirs = load("pusht_arm"), mujoco.MjModel.from_xml_path(str(models / "franka_emika_panda" / "panda.xml"))
+    a, b, rng = mujoco.MjData(ours), mujoco.MjData(theirs), np.random.default_rng(0)
+    for _ in range(10):
+        for number in range(1, 8):
+            angle = rng.uniform(*ours.joint(f"joint_{number}").range)
+            a.joint(f"joint_{number}").qpos[0] = b.joint(f"joint{number}").qpos[0] = angle
+        mujoco.mj_forward(ours, a)
+        mujoco.mj_forward(theirs, b)
+        assert a.body("hand").xpos == pytest.approx(b.body("hand").xpos, abs=1e-9)
+        assert a.body("hand").xmat == pytest.approx(b.body("hand").xmat, abs=1e-9)
+
+
+def test_pusht_arm_starts_with_its_stick_just_above_the_table():
+    data = at_home(load("pusht_arm"))
+    height = data.geom("table").xmat.reshape(3, 3)[:, 2] @ (data.site("stick_tip").xpos - data.geom("table").xpos)
+    assert 0.005 < height < 0.02
+
+
+def test_wam7_reaches_as_its_denavit_hartenberg_table_says():
+    model = load("wam7")
+    data, rng = mujoco.MjData(model), np.random.default_rng(0)
+    half = np.pi / 2
+    links = [(0, -half, 0), (0, half, 0), (0.045, -half, 0.55), (-0.045, half, 0), (0, -half, 0.3), (0, half, 0)]
+    for _ in range(10):
+        q = rng.uniform(*model.jnt_range.T)
+        data.qpos[:] = q
+        mujoco.mj_forward(model, data)
+        world_from_link = transform(np.array([0, 0, 0.346, 1, 0, 0, 0]))
+        for angle, (a, alpha, d) in zip(q, [*links, (0, 0, 0.06)], strict=True):
+            world_from_link = world_from_link @ denavit_hartenberg(angle, a, alpha, d)
+        assert data.site("tool").xpos == pytest.approx(world_from_link[:3, 3], abs=1e-9)
+        assert data.site("tool").xmat.reshape(3, 3) == pytest.approx(world_from_link[:3, :3], abs=1e-9)
+
+
+def denavit_hartenberg(angle: float, a: float, alpha: float, d: float) -> np.ndarray:
+    turn, lift = transform(np.array([0, 0, d, np.cos(angle / 2), 0, 0, np.sin(angle / 2)])), np.eye(4)
+    lift[:3] = transform(np.array([a, 0, 0, np.cos(alpha / 2), np.sin(alpha / 2), 0, 0]))[:3]
+    return turn @ lift
+
+
+def test_wam7_has_the_published_gains_limits_and_masses():
+    model = load("wam7")
+    assert model.actuator_gainprm[:, 0].tolist() == [200, 300, 100, 100, 10, 10, 2.5]
+    assert (-model.actuator_biasprm[:, 2]).tolist() == [7, 15, 5, 2.5, 0.3, 0.3, 0.05]
+    assert model.actuator_forcerange[:, 1].tolist() == [150, 125, 40, 60, 5, 5, 2]
+    masses = [10.76768767, 3.87493756, 1.80228141, 2.40016804, 0.12376019, 0.41797364, 0.06864753]
+    assert [model.body(f"link_{n}").mass[0] for n in range(1, 8)] == pytest.approx(masses)
+
+
+def test_arm7_is_as_big_as_the_benchmark_wants():
+    model = load("arm7")
+    data = at_home(model)
+    assert (model.nv, model.nu) == (21, 8)
+    assert 8 <= data.ncon <= 12
