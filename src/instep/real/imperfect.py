@@ -123,8 +123,7 @@ class Late(Layer[W]):
 
     def inward(self, past: Array) -> Array:
         """What was asked `action` steps before."""
-        rows: Array = np.arange(past.shape[-2])
-        return past[..., np.maximum(rows - self.action, 0), :]
+        return past[..., [max(row - self.action, 0) for row in range(past.shape[-2])], :]
 
     def step(self, state: State, action: Array) -> State:
         """Send what was asked `action` steps ago."""

@@ -1,0 +1,1 @@
+"""What decides: scripted policies, and later trained and remote ones."""
