@@ -48,8 +48,7 @@ def stored_columns(episode: Episode, options: WriteOptions) -> dict[str, Any]:
     for name, column in episode.columns.items():
         if "/" in name:
             raise BadInput(f"The column {name!r} cannot be stored: LeRobot names may not contain a slash.")
-        origin = episode.meta.get(f"{name}.from")
-        if name in ("frame_index", "episode_index", "index", "task_index") or (origin and origin in episode):
+        if name in ("frame_index", "episode_index", "index", "task_index") or _is_copy(name, episode):
             continue
         if name == "timestamp":
             if episode.meta.get("clock") != NOMINAL:
@@ -141,6 +140,12 @@ def check_features(features: Any, path: str) -> dict[str, dict[str, Any]]:
         if not all(isinstance(n, int) and 0 < n < 1 << 24 for n in sizes):
             raise BadInput(f"{path!r} gives the feature {name!r} no usable shape.")
     return known
+
+
+def _is_copy(name: str, episode: Episode) -> bool:
+    """Whether a column was only read out of another one, and still says the same."""
+    origin = episode.meta.get(f"{name}.from")
+    return bool(origin) and origin in episode.columns and np.array_equal(episode[name], episode[origin])
 
 
 def _feature(name: str, column: Any, spec: Spec, options: WriteOptions) -> dict[str, Any]:

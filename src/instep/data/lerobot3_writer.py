@@ -35,10 +35,7 @@ from .video import facts
 def write(episodes: Iterable[Episode], folder: Path, options: WriteOptions | None = None) -> Path:
     """Write episodes as a new dataset, which appears whole or not at all."""
     with atomic.new_folder(folder) as partial:
-        writer = Writer(partial, options or WriteOptions())
-        for episode in episodes:
-            writer.add(episode)
-        writer.close()
+        _fill(Writer(partial, options or WriteOptions()), episodes)
     return folder
 
 
@@ -46,11 +43,17 @@ def append(episodes: Iterable[Episode], folder: Path, options: WriteOptions | No
     """Add episodes to a dataset that is there; `info.json`, replaced last, is what makes them count."""
     if not (folder / "meta/info.json").exists():
         return write(episodes, folder, options)
-    writer = Writer(folder, options or WriteOptions())
-    for episode in episodes:
-        writer.add(episode)
-    writer.close()
+    _fill(Writer(folder, options or WriteOptions()), episodes)
     return folder
+
+
+def _fill(writer: Writer, episodes: Iterable[Episode]) -> None:
+    try:
+        for episode in episodes:
+            writer.add(episode)
+        writer.close()
+    finally:
+        writer.release()
 
 
 class Writer:
@@ -113,6 +116,12 @@ class Writer:
         self._info |= {"total_tasks": len(self._tasks), "splits": {"train": f"0:{self.count}"}}
         atomic.write_json(self._root / OWN, self._own)
         atomic.write_json(self._root / "meta/info.json", self._info)
+
+    def release(self) -> None:
+        """Let go of files that are still open, after a failure."""
+        self._data.close()
+        for shelf in self._videos.values():
+            shelf.close()
 
     def _begin(self, episode: Episode, columns: Mapping[str, Any]) -> None:
         fps = rate_of(episode, self._options)

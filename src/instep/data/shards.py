@@ -88,7 +88,7 @@ class VideoShelf:
         self._writer = self._copier = None
 
     def _copy(self, source: Path, start: int, count: int) -> Shard:
-        if self._copier is None or self._copier.kind != video.stream_kind(source) or self._full(self._copier.path):
+        if self._copier is None or self._copier.kind != video.stream_kind(source) or self._full(self._copier.size):
             self._next_file()
             self._copier = video.PacketWriter(self._path(), self._fps, source)
         begin = self._copier.frames
@@ -96,7 +96,7 @@ class VideoShelf:
         return Shard(self._place.chunk, self._place.file, begin, begin + count)
 
     def _encode(self, images: Any) -> Shard:
-        if self._writer is None or self._full(self._writer.path):
+        if self._writer is None or self._full(self._writer.size):
             self._next_file()
             self._writer = video.VideoWriter(self._path(), self._fps, self._options.video)
         begin = self._writer.frames
@@ -114,5 +114,5 @@ class VideoShelf:
         self.last = self._root / name
         return self.last
 
-    def _full(self, path: Path) -> bool:
-        return path.exists() and path.stat().st_size > self._options.video_mb << 20
+    def _full(self, size: int) -> bool:
+        return size > self._options.video_mb << 20

@@ -68,7 +68,7 @@ class VideoWriter:
     """A video file being written, image by image at a constant rate."""
 
     def __init__(self, path: Path, fps: int, options: VideoOptions | None = None):
-        self.path, self.frames = path, 0
+        self.path, self.frames, self.size = path, 0, 0
         self._fps, self._options = fps, options or VideoOptions()
         self._container: Any = None
         self._stream: Any = None
@@ -90,13 +90,9 @@ class VideoWriter:
         frame: Any = av.VideoFrame.from_ndarray(image, format="rgb24")
         frame.pts, frame.time_base = self.frames, Fraction(1, self._fps)
         for packet in self._stream.encode(frame):
+            self.size += packet.size
             container.mux(packet)
         self.frames += 1
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes on disk so far."""
-        return self.path.stat().st_size if self.path.exists() else 0
 
     def close(self) -> None:
         """Flush the encoder and finish the file."""
@@ -139,7 +135,7 @@ class PacketWriter:
         av = library("av")
 
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.frames, self._fps = path, 0, fps
+        self.path, self.frames, self.size, self._fps = path, 0, 0, fps
         self._container: Any = av.open(str(path), "w", format="mp4")
         with av.open(str(like)) as source:
             self._stream: Any = self._container.add_stream_from_template(source.streams.video[0], opaque=True)
@@ -166,6 +162,7 @@ class PacketWriter:
                 packet.pts = order[int(packet.pts)]
                 packet.dts = packet.pts - lead
                 packet.duration = 1
+                self.size += packet.size
                 self._container.mux(packet)
                 done += 1
         if done != count:

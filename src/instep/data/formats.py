@@ -1,0 +1,93 @@
+"""Foreign formats by name, and the runs of a folder read in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from instep.core.errors import BadInput, UnknownName
+
+from . import cameras_io, csv_io, json_io, lerobot3, lerobot21, lines_io, npz_io, stills_io
+from .atomic import read_object
+from .guard import under
+from .mapping import DataMap
+from .raw import Raw
+
+Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[Raw]]
+"""Reads the runs of one file, given the options of a mapping."""
+
+
+def read_lerobot(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """The episodes of a LeRobot dataset of either version, as raw columns."""
+    version = str(read_object(path / "meta/info.json").get("codebase_version"))
+    for episode in lerobot3.read(path) if version == lerobot3.VERSION else lerobot21.read(path):
+        yield Raw(f"episode {episode.meta['index']}", episode.columns, episode.meta)
+
+
+READERS: Mapping[str, Reader] = {
+    "npz": npz_io.read,
+    "csv": csv_io.read,
+    "json": json_io.read,
+    "lines": lines_io.read,
+    "cameras": cameras_io.read,
+    "stills": stills_io.read,
+    "lerobot": read_lerobot,
+}
+
+
+def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
+    """The runs of a folder that a mapping speaks of, in the order of their names."""
+    if data_map.format not in READERS:
+        raise UnknownName("format", data_map.format, READERS)
+    read = READERS[data_map.format]
+    for path in _matching(folder, data_map):
+        for raw in read(path, data_map.options):
+            joined = _with_companions(raw, path, data_map, read)
+            header = {
+                "stem": path.name.split(".")[0],
+                "parent": path.parent.name,
+                "grandparent": path.parent.parent.name,
+                "folder": folder.name,
+                **joined.header,
+            }
+            name = str(path.relative_to(folder)) if path != folder else raw.name
+            name = f"{name}:{raw.header['run']}" if "run" in raw.header else name
+            yield from _split(Raw(name, joined.columns, header), data_map)
+
+
+def _matching(folder: Path, data_map: DataMap) -> list[Path]:
+    if data_map.files == (".",):
+        return [folder]
+    found = {path for pattern in data_map.files for path in folder.glob(pattern) if path.is_file()}
+    found -= {path for pattern in data_map.exclude for path in folder.glob(pattern)}
+    if not found:
+        wanted = ", ".join(data_map.files)
+        raise BadInput(f"{str(folder)!r} holds no files like {wanted}, which the mapping {data_map.name!r} reads.")
+    return sorted(found)
+
+
+def _with_companions(raw: Raw, path: Path, data_map: DataMap, read: Reader) -> Raw:
+    columns, header = dict(raw.columns), dict(raw.header)
+    for prefix, (ending, other) in data_map.also.items():
+        companion = under(path.parent, path.name.removesuffix(ending) + other)
+        for extra in read(companion, data_map.options):
+            columns |= {f"{prefix}.{name}": column for name, column in extra.columns.items()}
+            header |= {f"{prefix}.{name}": value for name, value in extra.header.items()}
+    return Raw(raw.name, columns, header)
+
+
+def _split(raw: Raw, data_map: DataMap) -> Iterator[Raw]:
+    if not data_map.split:
+        yield raw
+        return
+    offsets = [int(x) for x in raw.column(data_map.split)]
+    rows = {name: column for name, column in raw.columns.items() if name != data_map.split}
+    if offsets and offsets[0] != 0:
+        offsets = [0, *offsets]
+    for k, (start, stop) in enumerate(pairwise(offsets)):
+        if not 0 <= start < stop:
+            raise BadInput(f"The offsets {data_map.split!r} of {raw.name!r} do not ascend at {k}.")
+        part = {name: column[start:stop] for name, column in rows.items()}
+        yield Raw(f"{raw.name}:{k}", part, {**raw.header, "number": str(k)})

@@ -1,0 +1,230 @@
+"""Mapping files: how the columns of a foreign recording become positions, velocities, actions and observations.
+
+A mapping is a TOML file. It says which files to read and in which format, and for each channel where its numbers
+come from, what they are called, in which unit they are, and how to turn them into the scene's convention.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from instep.core.errors import BadInput, UnknownName
+
+SHIPPED = files("instep.data") / "maps"
+"""Where the mappings that come with instep are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one channel is made: value = offset + sign * scale * (matrix @ raw), then unwrapped."""
+
+    sources: tuple[tuple[str, ...], ...] = ()
+    """Columns side by side; where a set has several layouts, the first alternative that is there."""
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    """One unit for all labels, or one per label separated by spaces."""
+    sign: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    offset: tuple[float, ...] = ()
+    matrix: tuple[tuple[float, ...], ...] = ()
+    """Mixes raw numbers, one row per label: coupled joints, gears."""
+    unwrap: tuple[str, ...] = ()
+    """Labels of angles that jump by a turn in the file."""
+    bits: int = 0
+    """Width of counts stored unsigned that are meant as two's complement."""
+    bearing: tuple[tuple[int, int, int, int], ...] = ()
+    """Angles between tracked points: from (x, y) to (x, y), by column, zero along +y and positive towards +x."""
+    derive: str = ""
+    """Take the rate of change of `q`, without delay, instead of a column."""
+    window: float = 0.05
+    """Width over which it is smoothed [s]."""
+    lag: float = 0.0
+    """How late the recorded numbers are [s]; they are moved back by it."""
+    from_unit: str = ""
+    """Unit of the numbers in the file where it is not `unit`: deg, deg/s, mm, percent, rpm, turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataMap:
+    """How the recordings in a folder become episodes."""
+
+    name: str
+    about: str
+    format: str
+    files: tuple[str, ...]
+    """Patterns below the folder."""
+    scene: str = ""
+    """The scene these recordings belong to; empty where none is shipped."""
+    kind: str = "episodes"
+    """`episodes`, or `table` for a plain table of numbers and words."""
+    exclude: tuple[str, ...] = ()
+    time: str = ""
+    """Column of times [s]; empty where rows are evenly spaced by `rate`."""
+    rate: float = 0.0
+    """Rows per second; 0 where it is the median of the times."""
+    resample: float = 0.0
+    """Even rate to resample to [Hz]; 0 leaves rows as they are, -1 evens them out at their own rate."""
+    skip: int = 0
+    """Rows at the start that are not to be trusted."""
+    split: str = ""
+    """Column of offsets at which a file is cut into episodes."""
+    repeats: bool = False
+    """Whether episodes of one group are repeats of the same input, so that their spread is a noise floor."""
+    task: str = ""
+    also: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Companion files: prefix -> (ending of the file, ending of its companion)."""
+    meta: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Notes: text in which {stem}, {parent}, {folder} and {header names} are filled in."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the reader of the format needs to know."""
+    q: Rule = Rule()
+    v: Rule = Rule()
+    action: Rule = Rule()
+    observation: Mapping[str, Rule] = field(default_factory=dict[str, Rule])
+
+
+_RULE = frozenset(entry.name for entry in fields(Rule)) - {"sources"} | {"from"}
+_TOP = frozenset(entry.name for entry in fields(DataMap)) - {"name"} | {"parts", "join"}
+
+
+def shipped_names() -> list[str]:
+    """The names of all mappings that come with instep, with the parts of sets that hold several machines."""
+    out: list[str] = []
+    for entry in sorted(SHIPPED.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".toml"):
+            name = entry.name.removesuffix(".toml")
+            parts = _parsed(entry.read_text(encoding="utf-8"), name).get("parts", {})
+            out += [name, *(f"{name}/{part}" for part in parts)]
+    return out
+
+
+def shipped(name: str) -> tuple[DataMap, ...]:
+    """The mapping that comes with instep under a name: one, or one per part of a set that is joined."""
+    stem, _, part = name.partition("/")
+    entry = SHIPPED / f"{stem}.toml"
+    if not stem.replace("_", "").isalnum() or not entry.is_file():
+        raise UnknownName("mapping", name, shipped_names())
+    return parse(entry.read_text(encoding="utf-8"), stem, part)
+
+
+def from_file(path: Path) -> tuple[DataMap, ...]:
+    """The mapping in a file of one's own."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), path.stem)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"The mapping {str(path)!r} cannot be read ({error}).") from None
+
+
+def parse(text: str, name: str, part: str = "") -> tuple[DataMap, ...]:
+    """The mappings of a TOML text; `part` names one machine of a set that holds several."""
+    top = _parsed(text, name)
+    parts = cast(dict[str, dict[str, Any]], top.pop("parts", {}))
+    join = bool(top.pop("join", False))
+    if not parts:
+        if part:
+            raise BadInput(f"The mapping {name!r} has no parts, so {part!r} cannot be one of them.")
+        return (_map(name, top),)
+    if part and part not in parts:
+        raise UnknownName(f"part of {name!r}", part, parts)
+    if not part and not join:
+        known = ", ".join(f"{name}/{known}" for known in parts)
+        raise BadInput(f"{name!r} holds recordings of different machines; name one of them: {known}.")
+    chosen = [part] if part else list(parts)
+    return tuple(_map(f"{name}/{key}", {**top, **parts[key]}) for key in chosen)
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"The mapping {name!r} is not valid TOML ({error}).") from None
+
+
+def _map(name: str, top: Mapping[str, Any]) -> DataMap:
+    for key in top:
+        if key not in _TOP:
+            raise UnknownName(f"entry of the mapping {name!r}", key, _TOP)
+    for key in ("format", "files"):
+        if key not in top:
+            raise BadInput(f"The mapping {name!r} must say {key!r}.")
+    try:
+        words = {k: str(top.get(k, "")) for k in ("about", "scene", "time", "split", "task")}
+        return DataMap(
+            name=name,
+            about=words["about"],
+            format=str(top["format"]),
+            files=_words(top["files"]),
+            scene=words["scene"],
+            kind=str(top.get("kind", "episodes")),
+            exclude=_words(top.get("exclude", ())),
+            time=words["time"],
+            rate=float(top.get("rate", 0.0)),
+            resample=float(top.get("resample", 0.0)),
+            skip=int(top.get("skip", 0)),
+            split=words["split"],
+            repeats=bool(top.get("repeats", False)),
+            task=words["task"],
+            also={str(k): (str(v[0]), str(v[1])) for k, v in top.get("also", {}).items()},
+            meta={str(k): str(v) for k, v in top.get("meta", {}).items()},
+            options=dict(top.get("options", {})),
+            q=_rule(f"{name}: q", top["q"]) if "q" in top else Rule(),
+            v=_rule(f"{name}: v", top["v"]) if "v" in top else Rule(),
+            action=_rule(f"{name}: action", top["action"]) if "action" in top else Rule(),
+            observation={str(k): _rule(f"{name}: {k}", v) for k, v in top.get("observation", {}).items()},
+        )
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BadInput(f"The mapping {name!r} has an entry of the wrong kind ({error}).") from None
+
+
+def _rule(where: str, entry: Any) -> Rule:
+    table = cast(dict[str, Any], entry)
+    for key in table:
+        if key not in _RULE:
+            raise UnknownName(f"entry of {where!r}", key, _RULE)
+    labels = _words(table.get("labels", ()))
+    size = len(labels)
+    sources = _alternatives(table.get("from", ()))
+    if not sources and "derive" not in table:
+        raise BadInput(f"{where!r} must say where its numbers come from, with 'from' or 'derive'.")
+    unit = table.get("unit", "")
+    unwrap = table.get("unwrap", ())
+    return Rule(
+        sources=sources,
+        labels=labels,
+        unit=unit if isinstance(unit, str) else " ".join(cast(list[str], unit)),
+        sign=_numbers(table.get("sign", ()), size),
+        scale=_numbers(table.get("scale", ()), size),
+        offset=_numbers(table.get("offset", ()), size),
+        matrix=tuple(tuple(float(x) for x in row) for row in table.get("matrix", ())),
+        unwrap=labels if unwrap is True else _words(unwrap or ()),
+        bits=int(table.get("bits", 0)),
+        bearing=tuple((int(b[0]), int(b[1]), int(b[2]), int(b[3])) for b in table.get("bearing", ())),
+        derive=str(table.get("derive", "")),
+        window=float(table.get("window", 0.05)),
+        lag=float(table.get("lag", 0.0)),
+        from_unit=str(table.get("from_unit", "")),
+    )
+
+
+def _alternatives(value: Any) -> tuple[tuple[str, ...], ...]:
+    if isinstance(value, str):
+        return ((value,),)
+    rows = cast(Sequence[Any], value)
+    if rows and not isinstance(rows[0], str):
+        return tuple(_words(row) for row in rows)
+    return (_words(rows),) if rows else ()
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(str(word) for word in value)
+
+
+def _numbers(value: Any, size: int) -> tuple[float, ...]:
+    if isinstance(value, int | float):
+        return (float(value),) * max(size, 1)
+    return tuple(float(x) for x in value)

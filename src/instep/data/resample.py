@@ -1,0 +1,174 @@
+"""Cut, resample and align episodes: commands are held, states interpolated, velocities never late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.poses import normalized, quat_inv, quat_log, quat_mul
+from instep.core.world import Array, Channel, Spec, vector
+
+from .features import channel_of
+
+How: TypeAlias = Literal["hold", "linear"]
+"""Between two samples: the last one (commands, images, flags) or the straight line (states)."""
+QUATERNION = ("qw", "qx", "qy", "qz")
+
+
+def between(episode: Episode, start: float, stop: float) -> Episode:
+    """The rows from time `start` to before `stop` [s]."""
+    first, last = np.searchsorted(episode.t, [start, stop])
+    return episode.rows(int(first), int(last))
+
+
+def resampled(episode: Episode, rate: float) -> Episode:
+    """The episode at an even rate [Hz]: actions, images and whole numbers held, states interpolated.
+
+    Rows lie on a grid from the first time to the last; nothing is extrapolated.
+    """
+    if len(episode) < 2:
+        raise BadInput(f"An episode of {len(episode)} rows cannot be resampled; it needs at least two.")
+    t = np.asarray(episode.t, float)
+    if (np.diff(t) <= 0).any():
+        row = int(np.argmax(np.diff(t) <= 0)) + 1
+        raise BadInput(f"Time does not advance at row {row}, so the episode cannot be resampled; repair its times.")
+    # A hair is added so that the last row is kept when the span is a whole number of periods.
+    grid = t[0] + np.arange(int(np.floor((t[-1] - t[0]) * rate + 1e-6)) + 1) / rate
+    columns: dict[str, Any] = {"timestamp": grid}
+    for name, column in episode.columns.items():
+        if name != "timestamp":
+            columns[name] = onto(grid, t, column, how_of(name, column), channel_of(name, episode.spec))
+    return Episode(replace(episode.spec, dt=1.0 / rate), columns, episode.meta)
+
+
+def with_stream(episode: Episode, name: str, stamps: Array, values: Any, how: How, channel: Channel) -> Episode:
+    """The episode with a channel that has a clock of its own, laid onto its rows; its stamps stand beside it.
+
+    Rows before the first sample see the first sample, whose stamp says that it was not there yet.
+    """
+    stamps = np.asarray(stamps, float)
+    if len(stamps) == 0:
+        raise BadInput(f"The stream {name!r} has no samples, so it cannot be laid onto an episode.")
+    order = np.argsort(stamps, kind="stable")
+    stamps, values = stamps[order], values[order]
+    seen = stamps[latest(episode.t, stamps)] if how == "hold" else np.asarray(episode.t, float)
+    columns = {name: onto(episode.t, stamps, values, how, channel), f"{name}.stamp": seen}
+    spec = replace(episode.spec, observation={**episode.spec.observation, name: channel})
+    return Episode(spec, {**episode.columns, **columns}, episode.meta)
+
+
+def onto(grid: Array, t: Array, column: Any, how: How, channel: Channel | None = None) -> Any:
+    """A column sampled at the times `t`, at the times `grid`."""
+    if how == "hold" or len(t) < 2:
+        return column[latest(grid, t)]
+    values = np.asarray(column, float)
+    flat = values.reshape(len(values), -1)
+    out = np.stack([np.interp(grid, t, flat[:, k]) for k in range(flat.shape[1])], axis=1) if flat.size else flat
+    out = out.reshape(len(grid), *values.shape[1:]) if flat.size else np.zeros((len(grid), *values.shape[1:]))
+    for part in quaternions(channel.labels if channel else ()):
+        out[:, part] = _slerp(grid, t, values[:, part])
+    return out
+
+
+def latest(grid: Array, t: Array) -> Array:
+    """Which sample was the last at or before each time; the first where there was none yet."""
+    # Clocks that count rows meet the grid to within rounding; a nanosecond must not cost a whole period.
+    return np.clip(np.searchsorted(t, np.asarray(grid) + 1e-9, side="right") - 1, 0, len(t) - 1)
+
+
+def how_of(name: str, column: Any) -> How:
+    """How a column is resampled: actions, images, text and whole numbers are held, other numbers interpolated."""
+    held = name == "action" or name.startswith("action.") or column.dtype.kind != "f" or column.ndim > 3
+    return "hold" if held else "linear"
+
+
+def quaternions(labels: Sequence[str]) -> list[slice]:
+    """Where orientations stand among labels: four in a row that end in qw, qx, qy, qz."""
+    ends = [label.rsplit(".", 1)[-1] for label in labels]
+    return [slice(k, k + 4) for k in range(len(ends) - 3) if tuple(ends[k : k + 4]) == QUATERNION]
+
+
+def derivative(t: Array, values: Array, window: float) -> Array:
+    """The rate of change of a column, with no delay.
+
+    Each value is the slope of the parabola that fits best within `window` [s] around it; since the window is
+    centred, what it smooths it does not shift. Uneven times are met by the chain rule, dx/dt = (dx/dk) / (dt/dk).
+    """
+    x = np.asarray(values, float).reshape(len(values), -1)
+    if len(x) < 3:
+        return np.tile((x[-1:] - x[:1]) / (t[-1] - t[0]), (2, 1)) if len(x) == 2 else np.zeros_like(x)
+    step = float(np.median(np.diff(t)))
+    half = int(np.clip(round(0.5 * window / step), 1, (len(x) - 1) // 2))
+    return _slope(x, half) / _slope(np.asarray(t, float)[:, None], half)
+
+
+def velocity(t: Array, q: Array, labels: Sequence[str], window: float) -> Array:
+    """Velocities of positions, with no delay; orientations become angular velocity in the body's frame [rad/s]."""
+    parts, taken = quaternions(labels), 0
+    out: list[Array] = []
+    for part in parts:
+        out.append(derivative(t, q[:, taken : part.start], window))
+        turn = quat_log(quat_mul(quat_inv(q[:-1, part]), q[1:, part]))
+        angle = np.concatenate([np.zeros((1, 3)), np.cumsum(turn, axis=0)])
+        out.append(derivative(t, angle, window))
+        taken = part.stop
+    out.append(derivative(t, q[:, taken:], window))
+    return np.concatenate(out, axis=1)
+
+
+def velocity_labels(labels: Sequence[str]) -> list[str]:
+    """The labels of the velocities that belong to positions: a joint keeps its name, a body has vx .. wz."""
+    out: list[str] = []
+    for label in labels:
+        stem, _, end = label.rpartition(".")
+        if end in ("x", "y", "z") and stem:
+            out.append(f"{stem}.v{end}")
+        elif end in ("qx", "qy", "qz"):
+            out.append(f"{stem}.w{end[1]}" if stem else f"w{end[1]}")
+        elif end != "qw":
+            out.append(label)
+    return out
+
+
+def with_velocity(episode: Episode, window: float = 0.05) -> Episode:
+    """The episode with velocities found from its positions, without delay, in place of the recorded ones."""
+    labels = episode.spec.q.labels
+    units = [f"{unit}/s" if unit else "1/s" for unit in episode.spec.q.units]
+    names = velocity_labels(labels)
+    spec: Spec = replace(episode.spec, v=vector(names, [*units, ""][: len(names)] if len(names) == len(labels) else ""))
+    columns = {**episode.columns, "v": velocity(episode.t, episode.q, labels, window)}
+    return Episode(spec, columns, episode.meta)
+
+
+def _slope(x: Array, half: int) -> Array:
+    k = np.arange(-half, half + 1)
+    weights = k / float((k**2).sum())
+    out = np.empty_like(x)
+    middle = np.lib.stride_tricks.sliding_window_view(x, 2 * half + 1, axis=0) @ weights
+    out[half : len(x) - half] = middle
+    # At the ends the first and last whole window's parabola is read off at its rim.
+    for rows, place in ((slice(0, half), slice(0, 2 * half + 1)), (slice(-half, None), slice(-2 * half - 1, None))):
+        fit = np.polynomial.polynomial.polyfit(k, x[place], 2)
+        at = k[:half] if rows.start == 0 else k[-half:]
+        out[rows] = fit[1] + 2.0 * np.outer(at, fit[2])
+    return out
+
+
+def _slerp(grid: Array, t: Array, quats: Array) -> Array:
+    lower = np.clip(np.searchsorted(t, grid, side="right") - 1, 0, len(t) - 2)
+    share = np.clip((grid - t[lower]) / (t[lower + 1] - t[lower]), 0.0, 1.0)[:, None]
+    a, b = normalized(quats[lower]), normalized(quats[lower + 1])
+    cosine = (a * b).sum(axis=1, keepdims=True)
+    b, cosine = np.where(cosine < 0, -b, b), np.abs(cosine)
+    angle = np.arccos(np.clip(cosine, 0.0, 1.0))
+    sine = np.sin(angle)
+    small = sine < 1e-9
+    safe = np.where(small, 1.0, sine)
+    wa = np.where(small, 1.0 - share, np.sin((1.0 - share) * angle) / safe)
+    wb = np.where(small, share, np.sin(share * angle) / safe)
+    return normalized(wa * a + wb * b)
