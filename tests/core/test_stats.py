@@ -62,7 +62,7 @@ def test_pooled_intervals_cover_as_they_say(runs):
     for _ in range(400):
         squares = rng.chisquare(4, runs) / 4 * rng.integers(50, 100, runs)
         counts = squares * 0 + 75
-        (found,) = pooled(squares[:, None], counts, draws=300)
+        (found,) = pooled(squares[:, None], counts)
         covered += found.low <= 1.0 * np.sqrt(74.5 / 75) <= found.high
     # Three standard errors of a coverage of 95 % over 400 repetitions are 3.3 points; few runs cost a little more.
     assert covered / 400 > 0.90

@@ -65,11 +65,11 @@ def test_datasets_without_a_common_joint_are_refused():
         compare([run(np.zeros(5))], [other])
 
 
-def test_repeats_are_found_by_condition_or_by_equal_commands():
+def test_repeats_are_found_by_their_group_or_by_equal_commands():
     command = np.sin(np.arange(50) / 5)[:, None]
     same = [run(np.zeros(50), action=command) for _ in range(3)]
     other = run(np.zeros(50), action=command * 1.1)
-    named = [run(np.zeros(50), condition="swing", action=command * i) for i in (2, 3)]
+    named = [run(np.zeros(50), group="swing", repeat=str(i), action=command * i) for i in (2, 3)]
     groups = repeats([same[0], other, same[1], *named, same[2]])
     assert sorted(len(g) for g in groups) == [2, 3]
     assert repeats([run(np.zeros(50)), run(np.zeros(50))]) == []

@@ -11,19 +11,14 @@ from .stats import Estimate
 from .stats_tails import student_quantile
 from .world import Array
 
-FEW = 10
-"""Below so many runs a studentised bootstrap has too few distinct draws, and the jackknife is used."""
 
-
-def pooled(
-    sums: Array, counts: Array, *, power: float = 0.5, unit: str = "", draws: int = 1000, seed: int = 0
-) -> list[Estimate]:
+def pooled(sums: Array, counts: Array, *, power: float = 0.5, unit: str = "") -> list[Estimate]:
     """(sum of sums / sum of counts) ** power over runs, for each column of `sums` [runs, columns].
 
     With `sums` of squared errors and power 1/2 this is a root mean square. `counts` [runs] are the rows behind each
-    sum. The interval treats runs as blocks and works on the logarithm, where errors are nearly symmetric: a
-    studentised block bootstrap from FEW runs on, the delete-a-run jackknife with Student's quantile below. The plain
-    percentile bootstrap would cover 72 to 81 % instead of 95 % over five runs.
+    sum. The interval deletes a run at a time and works on the logarithm, where errors are nearly symmetric, with
+    Student's quantile. Against a block bootstrap over the same runs: percentiles cover 72 to 81 % instead of 95 %
+    over five runs, studentised draws cover as well as this but run off to tenfold widths where one run dominates.
     """
     sums, counts = np.asarray(sums, float), np.asarray(counts, float)
     used = counts > 0
@@ -34,7 +29,7 @@ def pooled(
     if len(sums) == 1:
         return [Estimate(float(r**power), nan, nan, 1, unit) for r in ratio]
     with np.errstate(divide="ignore", invalid="ignore"):
-        interval = _bootstrap_t(sums, counts, draws, seed) if len(sums) >= FEW else _jackknife(sums, counts)
+        interval = _jackknife(sums, counts)
     edges = np.stack([ratio, ratio * np.exp(interval[0]), ratio * np.exp(interval[1])]) ** power
     return [Estimate(float(r), float(low), float(high), len(sums), unit) for r, low, high in edges.T]
 
@@ -61,27 +56,6 @@ def _jackknife(sums: Array, counts: Array) -> tuple[Array, Array]:
     bias = (n - 1) * (without.mean(axis=0) - whole)
     half = student_quantile(0.975, n - 1) * spread
     return _sound(-bias - half), _sound(-bias + half)
-
-
-def _bootstrap_t(sums: Array, counts: Array, draws: int, seed: int) -> tuple[Array, Array]:
-    n = len(sums)
-    rng = np.random.default_rng((seed, 0xB10C))
-    picks = rng.multinomial(n, np.full(n, 1 / n), size=draws).astype(float)  # how often each run was drawn
-    ratio, spread = _log_spread(np.ones((1, n)), sums, counts)
-    drawn, drawn_spread = _log_spread(picks, sums, counts)
-    t = (np.log(drawn) - np.log(ratio)) / drawn_spread
-    t = np.where(np.isfinite(t), t, 0.0)
-    low, high = np.quantile(t, [0.025, 0.975], axis=0)
-    return _sound(-high * spread[0]), _sound(-low * spread[0])
-
-
-def _log_spread(picks: Array, sums: Array, counts: Array) -> tuple[Array, Array]:
-    """The pooled ratio of each draw and the standard error of its logarithm, by the delta method."""
-    n = len(sums)
-    rows = (picks @ counts)[:, None]
-    ratio = (picks @ sums) / rows
-    squares = picks @ sums**2 - 2 * ratio * (picks @ (sums * counts[:, None])) + ratio**2 * (picks @ counts**2)[:, None]
-    return ratio, np.sqrt(np.maximum(squares, 0.0) * n / (n - 1)) / (rows * ratio)
 
 
 def _sound(edge: Array) -> Array:

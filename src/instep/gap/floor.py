@@ -22,13 +22,14 @@ SAME_COMMAND = 1e-6
 def repeats(episodes: Sequence[Episode]) -> list[list[Episode]]:
     """Runs that repeat each other, in groups of two and more.
 
-    Runs belong together when their `condition` in `meta` is the same, or when they were given the same commands.
+    Runs belong together when `meta` counts them as a `repeat` within a `group`, or when they were given the same
+    commands.
     """
     named: dict[str, list[Episode]] = {}
     groups: list[list[Episode]] = []
     for episode in episodes:
-        if "condition" in episode.meta:
-            named.setdefault(episode.meta["condition"], []).append(episode)
+        if "repeat" in episode.meta:
+            named.setdefault(episode.meta.get("group", ""), []).append(episode)
             continue
         for group in groups:
             if _same_commands(group[0], episode):
@@ -53,7 +54,7 @@ def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None
     compared = channels(spec.q, None, options.wrapping)
     scales = compared.scales([e.q for group in groups for e in group], options.scales)
     errors = [_errors(groups, compared, h, options) for h in options.horizons]
-    return curves_of([e for e in errors if e.counts.any()], compared, scales, options, spec.dt)
+    return curves_of([e for e in errors if e.counts.any()], compared, scales, spec.dt)
 
 
 def with_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:

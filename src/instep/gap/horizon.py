@@ -41,7 +41,6 @@ class HorizonOptions:
     """Unit -> the size that counts as 1 in 'overall'; by default how much the channels of that unit move."""
     skip: Callable[[Episode], Array] | None = None
     """Rows [rows] at which no window may start: contact, unstable poses. They are counted."""
-    seed: int = 0
 
 
 def measure(sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
@@ -56,7 +55,7 @@ def measure(sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOpti
     scales = compared.scales([run.q for run in runs], options.scales)
     replays = replay_all(sim, runs)
     errors, notes = _errors(sim, episodes, runs, replays, compared, options)
-    curves = curves_of(errors, compared, scales, options, sim.spec.dt)
+    curves = curves_of(errors, compared, scales, sim.spec.dt)
     pairs = tuple(_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True))
     gap = Gap(curves, scores_of(curves), pairs=pairs, notes=(*_decisions(compared, scales, options), *notes))
     lost = sum(not np.isfinite(q).all() for q, _ in replays)
@@ -74,13 +73,11 @@ class Errors:
     """[runs]"""
 
 
-def curves_of(
-    errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float], options: HorizonOptions, dt: float
-) -> dict[str, Curve]:
+def curves_of(errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float], dt: float) -> dict[str, Curve]:
     """Root mean squares with intervals over runs: by channel, by unit where several channels share one, overall."""
     horizons = tuple(e.horizon if e.horizon > 0 else dt for e in errors)
     columns, units = _groups(compared, scales)
-    points = [pooled(e.sums @ columns, e.counts, seed=options.seed) for e in errors]
+    points = [pooled(e.sums @ columns, e.counts) for e in errors]
     curves: dict[str, Curve] = {}
     for i, (name, unit) in enumerate(units.items()):
         estimates = tuple(Estimate(p[i].value, p[i].low, p[i].high, p[i].n, unit) for p in points)

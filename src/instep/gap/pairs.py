@@ -31,7 +31,7 @@ def compare(real: Sequence[Episode], sim: Sequence[Episode], *, options: Horizon
     errors = [drift_errors(pairs, compared, h, options) for h in options.horizons]
     longest = max(len(pair.real) for pair in pairs)
     errors = [e for e in errors if isinf(e.horizon) or round(e.horizon / spec.dt) < longest]
-    curves = curves_of(errors, compared, scales, options, spec.dt)
+    curves = curves_of(errors, compared, scales, spec.dt)
     sizes = ", ".join(f"{scale:.3g} {unit}" for unit, scale in scales.items())
     notes = (
         f"In 'overall' an error of {sizes} counts as 1.",

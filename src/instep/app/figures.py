@@ -1,0 +1,181 @@
+"""Figures of gaps as plain Plotly values; colours are tokens that follow the theme of the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from instep.app.report import Figure, reading_unit
+from instep.core.stats import Estimate
+from instep.core.world import Array
+from instep.gap.records import Curve, Pair
+
+MOST_POINTS = 900
+"""More points than a figure is wide cannot be seen."""
+
+
+def colour(index: int, strength: float | None = None) -> str:
+    """The colour of a series; eight, then from the start."""
+    token = f"@{index % 8 + 1}"
+    return token if strength is None else f"{token}:{strength:g}"
+
+
+def safe(text: str) -> str:
+    """A name from a file without what Plotly would read as markup."""
+    return text.replace("<", "‹").replace(">", "›")
+
+
+def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
+    """E(k) of some channels of one unit with their intervals, the floor of repeats beside it."""
+    some = [curves[name] for name in shown]
+    size = max((e.value for c in some for e in c.estimates if math.isfinite(e.value)), default=1.0)
+    factor, unit = reading_unit(some[0].unit, size)
+    data: list[dict[str, Any]] = []
+    for i, curve in enumerate(some):
+        main = i == 0
+        data += _banded(curve, factor, safe(curve.name), colour(i), 3 if main else 1.6)
+        if curve.name in floor:
+            data.append(_floor_line(floor[curve.name], curve, factor, main))
+    layout = {
+        "title": {"text": safe(title), "font": {"size": 14}},
+        "height": 420,
+        "xaxis": {"title": "how far ahead", "type": "category"},
+        "yaxis": {"title": f"error [{unit or '1'}]", "type": "log", "exponentformat": "none"},
+    }
+    return {"data": data, "layout": layout}
+
+
+def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "") -> Figure:
+    """A measured run and its replay, one panel per channel."""
+    t = np.asarray(pair.real.t, float)
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"title": {"text": safe(title), "font": {"size": 14}}, "showlegend": True}
+    rows = len(labels)
+    layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
+    layout["height"] = 90 + 120 * rows
+    units = dict(zip(pair.real.spec.q.labels, pair.real.spec.q.units, strict=True))
+    for i, label in enumerate(labels):
+        place = pair.real.spec.q.labels.index(label)
+        axis = "" if i == 0 else str(i + 1)
+        for name, episode, paint, dash in (("real", pair.real, "@1", "solid"), ("simulated", pair.sim, "@2", "dot")):
+            x, y = thinned(t, np.asarray(episode.q, float)[:, place])
+            trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
+            trace |= {"x": x, "y": y, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": i == 0}
+            trace["line"] = {"color": paint, "width": 1.6, "dash": dash}
+            data.append(trace)
+        layout[f"yaxis{axis}"] = {"title": {"text": f"{safe(label)} [{units[label]}]", "font": {"size": 11}}}
+        layout[f"xaxis{axis}"] = (
+            {"matches": "x", "showticklabels": i == rows - 1} if i else {"showticklabels": rows == 1}
+        )
+        if i == rows - 1:
+            layout[f"xaxis{axis}"]["title"] = "time [s]"
+    layout["legend"] = {"orientation": "h", "x": 0, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
+    return {"data": data, "layout": layout}
+
+
+def lines_figure(
+    lines: Mapping[str, tuple[Array, Array]], *, title: str, x: str, y: str, marks: Sequence[tuple[float, str]] = ()
+) -> Figure:
+    """Plain lines over one axis; `marks` are upright lines with a word each."""
+    data: list[dict[str, Any]] = []
+    for i, (name, (across, up)) in enumerate(lines.items()):
+        xs, ys = thinned(np.asarray(across, float), np.asarray(up, float))
+        line = {"color": colour(i), "width": 2.4 if name == "overall" else 1.6}
+        data.append({"type": "scatter", "mode": "lines", "name": safe(name), "x": xs, "y": ys, "line": line})
+    shapes = [
+        {
+            "type": "line",
+            "x0": at,
+            "x1": at,
+            "yref": "paper",
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "@soft", "dash": "dot"},
+        }
+        for at, _ in marks
+    ]
+    notes = [
+        {"x": at, "yref": "paper", "y": 1, "text": safe(word), "showarrow": False, "yanchor": "bottom"}
+        for at, word in marks
+    ]
+    layout = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 340, "xaxis": {"title": x}}
+    layout |= {"yaxis": {"title": y, "rangemode": "tozero"}, "shapes": shapes, "annotations": notes}
+    return {"data": data, "layout": layout}
+
+
+def histogram_figure(values: Mapping[str, Array], *, title: str, x: str) -> Figure:
+    """How often which value occurs, one outline per series, counted here so that the file stays small."""
+    everything = np.concatenate([np.asarray(v, float)[np.isfinite(v)] for v in values.values()])
+    top = float(np.quantile(everything, 0.995)) if len(everything) else 1.0
+    edges = np.linspace(min(0.0, float(everything.min(initial=0.0))), max(top, 1e-12), 41)
+    data: list[dict[str, Any]] = []
+    for i, (name, some) in enumerate(values.items()):
+        counts, _ = np.histogram(np.clip(some, None, edges[-1]), edges)
+        share = counts / max(1, counts.sum())
+        trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": safe(name), "fill": "tozeroy"}
+        trace |= {"x": 0.5 * (edges[1:] + edges[:-1]), "y": share, "line": {"shape": "hvh", "color": colour(i)}}
+        data.append({**trace, "fillcolor": colour(i, 0.15)})
+    layout = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 320, "xaxis": {"title": x}}
+    return {"data": data, "layout": {**layout, "yaxis": {"title": "share of rows", "rangemode": "tozero"}}}
+
+
+def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
+    """Lying bars with intervals, the largest on top."""
+    names = sorted(bars, key=lambda name: bars[name].value)
+    size = max((abs(e.value) for e in bars.values() if math.isfinite(e.value)), default=1.0)
+    factor, unit = reading_unit(next(iter(bars.values())).unit, size)
+    values = [bars[n].value * factor for n in names]
+    error = {
+        "type": "data",
+        "symmetric": False,
+        "array": [(bars[n].high - bars[n].value) * factor for n in names],
+        "arrayminus": [(bars[n].value - bars[n].low) * factor for n in names],
+        "color": "@soft",
+        "thickness": 1.4,
+    }
+    trace = {"type": "bar", "orientation": "h", "x": values, "y": [safe(n) for n in names], "error_x": error}
+    trace["marker"] = {"color": ["@1" if bars[n].low > 0 or bars[n].high < 0 else "@1:0.35" for n in names]}
+    layout = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 120 + 34 * len(names), "bargap": 0.35}
+    return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit or '1'}]"}}}
+
+
+def thinned(x: Array, y: Array) -> tuple[Array, Array]:
+    """A line of at most MOST_POINTS points that keeps the lowest and the highest of each stretch."""
+    if len(x) <= MOST_POINTS:
+        return x, y
+    pieces = np.array_split(np.arange(len(x)), MOST_POINTS // 2)
+    keep: list[int] = []
+    for piece in pieces:
+        some = y[piece]
+        if np.isfinite(some).any():
+            keep += sorted({int(piece[int(np.nanargmin(some))]), int(piece[int(np.nanargmax(some))])})
+        else:
+            keep.append(int(piece[0]))
+    return x[keep], y[keep]
+
+
+def _banded(curve: Curve, factor: float, name: str, paint: str, width: float) -> list[dict[str, Any]]:
+    x = list(curve.names())
+    value = [e.value * factor for e in curve.estimates]
+    low = [e.low * factor if math.isfinite(e.low) else v for e, v in zip(curve.estimates, value, strict=True)]
+    high = [e.high * factor if math.isfinite(e.high) else v for e, v in zip(curve.estimates, value, strict=True)]
+    band: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x + x[::-1], "y": high + low[::-1]}
+    band |= {"fill": "toself", "fillcolor": f"{paint}:0.13", "line": {"width": 0}, "hoverinfo": "skip"}
+    band |= {"legendgroup": name, "showlegend": False}
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "x": x, "y": value, "name": name}
+    line |= {"line": {"color": paint, "width": width}, "marker": {"size": 6 if width > 2 else 4}, "legendgroup": name}
+    line["customdata"] = [[a, b] for a, b in zip(low, high, strict=True)]
+    line["hovertemplate"] = "%{x}: %{y:.3g} [%{customdata[0]:.3g}, %{customdata[1]:.3g}]<extra>" + name + "</extra>"
+    return [band, line]
+
+
+def _floor_line(floor: Curve, curve: Curve, factor: float, main: bool) -> dict[str, Any]:
+    name = f"floor: {safe(curve.name)}"
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "x": list(floor.names())}
+    line |= {"y": [e.value * factor for e in floor.estimates]}
+    line["line"] = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
+    line["visible"] = True if main else "legendonly"
+    return line

@@ -1,0 +1,219 @@
+"""One self-contained report.html: verdict, three numbers, then sections of text, figures and tables.
+
+Nothing is fetched: the plotting library, the styles and the images are inside the file, and a content policy forbids
+the browser to ask anyone for more.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from instep import __version__
+from instep.core.stats import Estimate
+
+Figure = Mapping[str, Any]
+"""Data and layout of a Plotly figure as plain values; colours are tokens such as '@1' that follow the theme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a reader should remember."""
+
+    status: Literal["good", "bad", "plain"]
+    headline: str
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One of the few numbers on top."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of words and numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Several figures of one kind, one shown at a time: runs, cameras, arms."""
+
+    figures: Mapping[str, Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image with its caption; PNG bytes."""
+
+    png: bytes
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: a heading, a sentence that says what to see, and what is to be seen."""
+
+    title: str
+    lead: str = ""
+    blocks: Sequence[Figure | Table | Choice | Picture | Sequence[Picture] | str] = ()
+    folded: bool = False
+    """Whether it is closed until a reader opens it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A page."""
+
+    title: str
+    subtitle: str
+    verdict: Verdict
+    numbers: Sequence[Number] = ()
+    sections: Sequence[Section] = ()
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the numbers rest on: files, hashes, seeds, versions."""
+
+
+def write_report(folder: Path, report: Report, name: str = "report.html") -> Path:
+    """Write a page into a folder, whole or not at all, and return its path."""
+    path = folder / name
+    temporary = path.with_suffix(".part")
+    temporary.write_text(render(report), encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def render(report: Report) -> str:
+    """The page as one text."""
+    figures: list[Figure] = []
+    sections = [_section(section, figures) for section in report.sections]
+    return _template().render(
+        report=report,
+        sections=sections,
+        figures=embedded([dict(figure) for figure in figures]),
+        plotly=_plotly(),
+        version=__version__,
+    )
+
+
+def say(estimate: Estimate, *, interval: bool = True) -> str:
+    """An estimate in words a reader can take in: 23.6 mrad [21.0, 26.8]."""
+    factor, unit = reading_unit(estimate.unit, abs(estimate.value))
+    if not math.isfinite(estimate.value):
+        return "unknown"
+    text = f"{_digits(estimate.value * factor)}{' ' + unit if unit else ''}"
+    if not interval:
+        return text
+    if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
+        return f"{text} (one run, no interval)"
+    return f"{text} [{_digits(estimate.low * factor)}, {_digits(estimate.high * factor)}]"
+
+
+def reading_unit(unit: str, size: float) -> tuple[float, str]:
+    """The factor and the unit in which a quantity of some size is best read."""
+    if unit in ("rad", "m", "s", "Nm", "N") and 0 < size < 1:
+        return 1e3, f"m{unit}"
+    return 1.0, "" if unit == "1" else unit
+
+
+def score_table(scores: Mapping[str, Estimate], caption: str = "") -> Table:
+    """All scores with their intervals."""
+    rows: list[tuple[str, ...]] = []
+    for name, estimate in scores.items():
+        factor, unit = reading_unit(estimate.unit, abs(estimate.value))
+        interval = (
+            f"{_digits(estimate.low * factor)} to {_digits(estimate.high * factor)}"
+            if math.isfinite(estimate.low) and math.isfinite(estimate.high)
+            else ""
+        )
+        rows.append((name, _digits(estimate.value * factor), interval, unit, str(estimate.n)))
+    return Table(("score", "value", "95 % interval", "unit", "n"), rows, caption)
+
+
+def embedded(value: Any) -> str:
+    """JSON that is safe inside a script element: no '<' that could end it, no number that is not one."""
+    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    for block in section.blocks:
+        if isinstance(block, str):
+            blocks.append({"kind": "text", "text": block})
+        elif isinstance(block, Table):
+            blocks.append({"kind": "table", "table": block})
+        elif isinstance(block, Choice):
+            places = {name: _place(figure, figures) for name, figure in block.figures.items()}
+            blocks.append({"kind": "choice", "places": places})
+        elif isinstance(block, Picture):
+            blocks.append({"kind": "pictures", "pictures": [_picture(block)]})
+        elif isinstance(block, Mapping):
+            blocks.append({"kind": "figure", "place": _place(block, figures)})
+        else:
+            blocks.append({"kind": "pictures", "pictures": [_picture(picture) for picture in block]})
+    return {"title": section.title, "lead": section.lead, "folded": section.folded, "blocks": blocks}
+
+
+def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
+    figures.append(figure)
+    return {"index": len(figures) - 1, "height": int(figure.get("layout", {}).get("height", 380))}
+
+
+def _picture(picture: Picture) -> dict[str, str]:
+    return {"source": "data:image/png;base64," + base64.b64encode(picture.png).decode(), "caption": picture.caption}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        # Six digits are finer than any screen and halve the file.
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _digits(value: float) -> str:
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 1000 or size == 0:
+        return f"{value:,.0f}"
+    if size < 1e-3:
+        return f"{value:.2g}"
+    return f"{value:.3g}"
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("instep.app", "templates")
+    # Names in a report come from files of strangers: everything is escaped.
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template(
+        "report.html"
+    )
+
+
+@cache
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs().replace("</script", "<\\/script")

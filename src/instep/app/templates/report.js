@@ -1,0 +1,71 @@
+(() => {
+  "use strict";
+  const palettes = {
+    light: { 1: "#2459c9", 2: "#c8660a", 3: "#0b8457", 4: "#b8253a", 5: "#7346c4", 6: "#08798f", 7: "#a8318c", 8: "#6b7414",
+             ink: "#1b1c1e", soft: "#5d6168", line: "#e3e4e6", card: "#ffffff", floor: "#8a8f98", good: "#0b7a4b", bad: "#b3261e" },
+    dark:  { 1: "#7eaaff", 2: "#f2a65a", 3: "#54cf9f", 4: "#ff8595", 5: "#bb9bff", 6: "#52cbe0", 7: "#f08fd6", 8: "#c5cf5c",
+             ink: "#e9eaec", soft: "#a2a7b0", line: "#33363d", card: "#1b1d21", floor: "#8a8f98", good: "#5fd39b", bad: "#ff8f86" },
+  };
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const media = window.matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  let chosen = null;
+
+  // Colours in figures are tokens: "@1" is the first series, "@1:0.2" the same at a fifth of its strength.
+  const colour = (token, palette) => {
+    const [name, strength] = token.slice(1).split(":");
+    const value = palette[name];
+    if (value === undefined) return token;
+    if (strength === undefined) return value;
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(value.slice(i, i + 2), 16));
+    return `rgba(${r},${g},${b},${strength})`;
+  };
+  const painted = (node, palette) => {
+    if (typeof node === "string") return node[0] === "@" ? colour(node, palette) : node;
+    if (Array.isArray(node)) return typeof node[0] === "number" ? node : node.map((n) => painted(n, palette));
+    if (node && typeof node === "object") return Object.fromEntries(Object.entries(node).map(([k, v]) => [k, painted(v, palette)]));
+    return node;
+  };
+  const layoutOf = (layout, palette) => {
+    const base = { paper_bgcolor: palette.card, plot_bgcolor: palette.card, font: { family: "system-ui, sans-serif", size: 13, color: palette.ink },
+      margin: { l: 64, r: 20, t: 36, b: 48 }, hovermode: "closest", hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
+      legend: { orientation: "h", y: -0.22, x: 0, font: { color: palette.soft } } };
+    const merged = { ...base, ...painted(layout, palette) };
+    for (const key of Object.keys({ xaxis: 1, yaxis: 1, ...merged })) {
+      if (/^[xy]axis\d*$/.test(key)) {
+        merged[key] = { gridcolor: palette.line, zerolinecolor: palette.line, linecolor: palette.line, tickcolor: palette.line, automargin: true, ...(merged[key] || {}) };
+        if (merged[key].title && typeof merged[key].title === "string") merged[key].title = { text: merged[key].title };
+      }
+    }
+    return merged;
+  };
+  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const draw = (holder) => {
+    const figure = figures[Number(holder.dataset.figure)];
+    const palette = palettes[root.dataset.theme];
+    holder.dataset.drawn = root.dataset.theme;
+    return Plotly.react(holder, painted(figure.data, palette), layoutOf(figure.layout, palette), config);
+  };
+  const visible = (holder) => !holder.closest("[hidden]") && !(holder.closest("details") && !holder.closest("details").open);
+  const drawAll = () => Promise.all([...document.querySelectorAll(".figure")].filter(visible).map(draw));
+  const apply = (theme) => { root.dataset.theme = theme; return drawAll(); };
+  const current = () => chosen || (media.matches ? "dark" : "light");
+
+  document.getElementById("theme").addEventListener("click", () => { chosen = root.dataset.theme === "dark" ? "light" : "dark"; apply(chosen); });
+  media.addEventListener("change", () => apply(current()));
+  document.querySelectorAll("details").forEach((d) => d.addEventListener("toggle", () => { if (d.open) d.querySelectorAll(".figure").forEach(draw); }));
+  document.querySelectorAll(".choice").forEach((choice) => {
+    const tabs = [...choice.querySelectorAll(".tabs button")];
+    const panels = [...choice.querySelectorAll(".panel")];
+    tabs.forEach((tab, i) => tab.addEventListener("click", () => {
+      tabs.forEach((t, k) => t.setAttribute("aria-selected", String(k === i)));
+      panels.forEach((p, k) => { p.hidden = k !== i; });
+      draw(panels[i].querySelector(".figure"));
+    }));
+  });
+  window.addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((d) => { d.open = true; }); apply("light"); });
+  window.addEventListener("afterprint", () => apply(current()));
+  const asked = new URLSearchParams(location.search).get("theme") || location.hash.match(/theme=(light|dark)/)?.[1];
+  if (asked === "dark" || asked === "light") chosen = asked;
+  apply(current()).then(() => { root.dataset.ready = "yes"; });
+})();
