@@ -65,6 +65,7 @@ _OF_SERVO = {
 _OF_SPEED_SERVO = {
     "kv": _Kind((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (2,), -1)), "Nm s/rad", 1e-4, 1e3),
 }
+_OFFSET = {"bias": _Kind((("actuator_biasprm", (0,), 1),), "Nm", -1e2, 1e2, False)}
 _OF_MOTOR = {"gain": _Kind((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
 _OF_ACTUATOR = {"gear": _Kind((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
 _LIMITED = {
@@ -255,6 +256,8 @@ def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
         kinds |= _OF_SPEED_SERVO
     elif fixed:
         kinds |= _OF_MOTOR
+    if affine:
+        kinds |= _OFFSET
     if model.actuator_forcelimited[a]:
         kinds |= _LIMITED
     return kinds | _DELAYED

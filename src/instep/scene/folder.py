@@ -155,7 +155,7 @@ def _from_folder(root: Path) -> Scene:
     robot = tuple(table.get("robot", {}).get("joints", ()))
     objects = tuple(table.get("objects", {}).get("bodies", ()))
     dt = _period(root, table, model)
-    read = reader(model, dt, robot, objects)
+    read = reader(model, dt, robot, objects, table.get("robot", {}).get("action_unit", ""))
     begin = table.get("start", {})
     _check_start(root, begin, model, read)
     cameras = {name: camera_of(model, name, given) for name, given in table.get("cameras", {}).items()}
@@ -225,7 +225,7 @@ def camera_of(model: mujoco.MjModel, name: str, given: Mapping[str, Any]) -> Cam
     sensor, intrinsic = model.cam_sensorsize[camera.id], model.cam_intrinsic[camera.id]
     if sensor[1] > 0:
         fx, fy = intrinsic[0] / sensor[0] * width, intrinsic[1] / sensor[1] * height
-        cx, cy = width / 2 - intrinsic[2] / sensor[0] * width, height / 2 + intrinsic[3] / sensor[1] * height
+        cx, cy = width / 2 - intrinsic[2] / sensor[0] * width, height / 2 - intrinsic[3] / sensor[1] * height
     else:
         fx = fy = height / 2 / math.tan(math.radians(float(model.cam_fovy[camera.id])) / 2)
         cx, cy = width / 2, height / 2

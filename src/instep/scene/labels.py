@@ -41,8 +41,13 @@ class Reader:
         return seen
 
 
-def reader(model: mujoco.MjModel, dt: float, robot: Sequence[str], objects: Sequence[str]) -> Reader:
-    """The names of a model's numbers, and a reader of what a scene says is seen."""
+def reader(
+    model: mujoco.MjModel, dt: float, robot: Sequence[str], objects: Sequence[str], action_unit: str = ""
+) -> Reader:
+    """The names of a model's numbers, and a reader of what a scene says is seen.
+
+    Actions are in the unit the actuators suggest, unless the scene knows better (volts behind a gear ratio).
+    """
     q_labels, q_units, v_labels, v_units = _coordinates(model)
     joints = {model.joint(j).name: j for j in range(model.njnt)}
     for name in robot:
@@ -60,7 +65,8 @@ def reader(model: mujoco.MjModel, dt: float, robot: Sequence[str], objects: Sequ
     if objects:
         names = [f"{body}.{part}" for body in objects for part in POSE]
         observation["observation.environment_state"] = vector(names, ["m", "m", "m", "1", "1", "1", "1"] * len(objects))
-    action = vector([model.actuator(a).name for a in range(model.nu)], _action_units(model))
+    names = [model.actuator(a).name for a in range(model.nu)]
+    action = vector(names, action_unit or _action_units(model))
     spec = Spec(dt, vector(q_labels, q_units), vector(v_labels, v_units), action, observation)
     return Reader(spec, robot_q, robot_v, objects_q)
 

@@ -1,0 +1,25 @@
+"""Hello, gap: how far is a simulator from "reality", and how near when two knobs are right?
+
+Reality here is another engine with other knobs, so that this runs anywhere.
+"""
+
+import numpy as np
+
+from instep import MujocoWorld, RapierWorld, Script, replay, rollout
+
+sim = MujocoWorld("pusht")  # a scene in MuJoCo
+truth = {"action.delay": 0.03, "actuator.*.kp": 350.0}
+robot = RapierWorld("pusht").tuned(truth)  # "reality": another engine, other knobs
+
+t = np.arange(240) * sim.spec.dt
+wave = sim.scene.rest_action() + 0.05 * np.sin(2 * np.pi * t)[:, None]
+recorded = rollout(robot, Script(wave), steps=240)  # what the robot did when told so
+
+
+def error(simulator, anchor):
+    gap = replay(simulator, recorded, anchor=anchor).q - recorded.q
+    return 1e3 * np.sqrt((gap[:, :2] ** 2).mean())  # the two joints of the pusher [mm]
+
+
+for anchor, name in ((1, "one step"), (30, "half a second"), (None, "open loop")):
+    print(f"{name:14s} {error(sim, anchor):6.2f} mm, with the right knobs {error(sim.tuned(truth), anchor):6.2f} mm")

@@ -1,0 +1,44 @@
+"""Every example runs, and so do the lines of the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("[0-9]*.py")), ids=lambda p: p.stem)
+def test_the_example_runs(path, tmp_path):
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(path.read_text().splitlines()) < 70, f"{path.name} is too long to be read"
+
+
+def test_the_lines_of_the_readme_run(tmp_path):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "mm" in done.stdout
+
+
+def test_importing_instep_loads_numpy_alone_and_is_quick():
+    code = (
+        "import sys, time; import numpy; before = set(sys.modules); t = time.perf_counter(); import instep; "
+        "took = time.perf_counter() - t; "
+        "loaded = {m.split('.')[0] for m in set(sys.modules) - before}; "
+        "print(took, sorted(loaded - set(sys.stdlib_module_names) - {'instep', 'numpy'}))"
+    )
+    best = min(_timed(code) for _ in range(3))
+    assert best < 0.15, f"import instep takes {best:.3f} s beyond NumPy"
+
+
+def _timed(code: str) -> float:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    took, heavy = done.stdout.strip().split(" ", 1)
+    assert heavy == "[]", f"import instep also loads {heavy}"
+    return float(took)

@@ -1,0 +1,73 @@
+"""Knobs by address: listed, read, written, refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import Scene
+from instep.core.errors import BadInput, UnknownName
+from instep.scene import address
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Scene.load("pusht").model
+
+
+def test_every_knob_that_is_listed_can_be_read_and_written(model):
+    for knob in address.knobs(model):
+        value = float(knob.from_unit(0.3))
+        changed = address.write(model, {knob.address: value})
+        assert address.read(changed, [knob.address])[knob.address] == pytest.approx(value), knob.address
+
+
+def test_writing_leaves_the_model_it_came_from_alone(model):
+    before = model.body_mass.copy()
+    address.write(model, {"body.*.mass": 9.0})
+    assert np.array_equal(model.body_mass, before)
+
+
+def test_a_pattern_stands_for_all_that_match(model):
+    changed = address.write(model, {"actuator.*.kp": 123.0})
+    assert set(address.read(changed, ["actuator.*.kp"]).values()) == {123.0}
+    assert changed.actuator_biasprm[0, 1] == -123.0
+
+
+def test_a_mass_brings_its_inertia_along(model):
+    ratio = model.body("tee").inertia / model.body("tee").mass
+    changed = address.write(model, {"body.tee.mass": 2.0})
+    assert changed.body("tee").inertia == pytest.approx(2.0 * ratio)
+
+
+def test_an_inertia_given_with_a_mass_wins(model):
+    changed = address.write(model, {"body.tee.inertia_x": 0.5, "body.tee.mass": 2.0})
+    assert changed.body("tee").inertia[0] == 0.5
+
+
+def test_the_geoms_of_a_body_are_one_knob_by_its_name(model):
+    changed = address.write(model, {"geom.tee.friction": 0.07})
+    assert changed.geom("tee_bar").friction[0] == changed.geom("tee_stem").friction[0] == 0.07
+
+
+def test_units_of_slides_are_those_of_lengths(model):
+    units = {knob.address: knob.unit for knob in address.knobs(model)}
+    assert units["joint.pusher_x.damping"] == "N s/m" and units["actuator.pusher_x.kp"] == "N/m"
+    assert {k.address: k.unit for k in Scene.load("so101").knobs("joint.*.damping")}[
+        "joint.gripper.damping"
+    ] == "Nm s/rad"
+
+
+def test_unknown_names_offer_the_nearest(model):
+    with pytest.raises(UnknownName, match=r"Did you mean 'body\.tee\.mass'"):
+        address.write(model, {"body.te.mass": 1.0})
+
+
+def test_values_that_are_not_numbers_are_refused(model):
+    with pytest.raises(BadInput, match="finite"):
+        address.write(model, {"body.tee.mass": float("nan")})
+
+
+def test_bounds_of_a_scene_replace_the_usual_ones(model):
+    [knob] = address.knobs(model, ["body.tee.mass"], {"body.*.mass": [0.1, 0.9]})
+    assert (knob.low, knob.high) == (0.1, 0.9)
