@@ -201,9 +201,11 @@ def _undistorted_pixels(camera: Camera) -> Array:
     x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
     bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
     ideal = bent.copy()
-    for _ in range(12):  # converges by a factor of the distortion per round; 12 is ample for lenses of robots
-        ideal = bent - (distort(ideal, camera.distortion) - ideal)
-    return ideal * camera.focal + camera.centre - 0.5
+    for _ in range(20):  # converges by a factor of the distortion per round; ample for the lenses of robots
+        ideal = np.clip(bent - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
+    seen = np.abs(distort(ideal, camera.distortion) - bent).max(axis=-1, keepdims=True) < 1e-3
+    # Where the polynomial folds back no ray reaches the pixel; it stays black.
+    return np.where(seen, ideal * camera.focal + camera.centre - 0.5, -1.0)
 
 
 def _sample(frame: Array, at: Array) -> Array:

@@ -40,6 +40,7 @@ class MujocoWorld:
         self._nsim = max((len(value) for value in self._each.values()), default=0)
         self._layout = _Layout(self._model)
         self._spec = _spec(self.scene, self._model)
+        self._rest = self.scene.rest_action()
         self._batches: dict[int, mjbatch.Batch] = {}
         self._lock = threading.Lock()
 
@@ -71,7 +72,7 @@ class MujocoWorld:
                 f"A state of this scene has {self._model.nq} positions and {self._model.nv} velocities, "
                 f"not {q.shape[-1]} and {v.shape[-1]}."
             )
-        layout, rest = self._layout, self.scene.rest_action()
+        layout, rest = self._layout, self._rest
         rows = np.broadcast_to(layout.zero, (*q.shape[:-1], layout.zero.size)).copy()
         rows[..., layout.time] = t
         rows[..., layout.qpos], rows[..., layout.qvel] = q, v
