@@ -1,0 +1,272 @@
+"""The whole loop against a stand-in robot: run, record, measure, fit two knobs, measure again."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from instep.app.figures import horizon_figure, lines_figure, runs_figure
+from instep.app.poster import poster
+from instep.app.report import Number, Picture, Report, Section, Table, Verdict, say
+from instep.core.episode import Episode
+from instep.core.errors import Unsupported
+from instep.core.knob import Knob
+from instep.core.rollout import rollout, rollouts
+from instep.core.stats import Estimate, bootstrap
+from instep.core.world import Array, Observation, State, Watcher
+from instep.gap.horizon import measure
+from instep.gap.records import Curve, Gap, Pair
+from instep.physics.film import Studio
+from instep.physics.mujoco import MujocoWorld
+from instep.policy.push import PushTo
+from instep.real.link import LinkWorld
+from instep.scene import address
+from instep.scene.folder import Scene
+from instep.tune.fit import Fit, FitOptions, fit
+
+SCENE = "pusht"
+KNOBS = ("action.delay", "actuator.*.kp")
+"""What the demo finds again: how late commands are, and how stiff the servos."""
+TRAIN, HELD_OUT, SECONDS = (1, 2, 3, 4), (11, 12, 13), 5.0
+JOINTS = "all m"
+"""The curve that stands for all positions."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """What the demo found."""
+
+    scene: Scene
+    real: Sequence[Episode]
+    """Held-out runs on the stand-in."""
+    virtual: Sequence[Episode]
+    """The same policy from the same starts in the simulator."""
+    fitted: Fit
+    before: Gap
+    after: Gap
+    pictures: Sequence[Picture]
+    note: str
+    """Why there are no pictures, or nothing."""
+
+
+def goal_of(scene: Scene) -> tuple[float, float]:
+    """Where the block should go, read off the scene."""
+    x, y = scene.model.body("goal").pos[:2]
+    return float(x), float(y)
+
+
+def run_both(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
+    """The policy on the stand-in, one episode after the other, as on a robot."""
+    policy, steps = PushTo(goal_of(scene)), round(SECONDS / scene.dt)
+    return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(tell)]) for seed in seeds]
+
+
+def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
+    """The same policy in the simulator, all seeds in one batch."""
+    return rollouts(MujocoWorld(scene), PushTo(goal_of(scene)), seeds=seeds, steps=round(SECONDS / scene.dt))
+
+
+def find_knobs(scene: Scene, episodes: Sequence[Episode], tell: Tell) -> Fit:
+    """Fit the two knobs to recorded runs by least squares over windows of half a second."""
+    knobs = [_pattern_knob(scene, pattern) for pattern in KNOBS]
+    options = FitOptions(window=0.5, starts=1, limit=64, iterations=12)
+    robot_only = [_joints_only(episode, scene) for episode in episodes]
+    return fit(MujocoWorld(scene), robot_only, knobs, options, watch=lambda *_: tell("fit"))
+
+
+def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
+    """The gap of the simulator, as shipped or with knobs turned, to recorded runs."""
+    sim = MujocoWorld(scene)
+    return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
+
+
+def side_by_side(scene: Scene, real: Episode, virtual: Episode) -> tuple[list[Picture], str]:
+    """What the stand-in's camera saw and what the simulator would have seen, at three moments."""
+    names = [name for name in real.columns if name.startswith("observation.images.") and not name.endswith(".stamp")]
+    if not names:
+        return [], "The stand-in had no camera."
+    camera = scene.cameras[names[0].removeprefix("observation.images.")]
+    studio, pictures = Studio(scene), []
+    try:
+        for row in (0, len(real) // 2, len(real) - 1):
+            pair = np.concatenate([real[names[0]][row], studio.picture(virtual.q[row], camera)], axis=1)
+            pictures.append(Picture(_png(pair), f"{camera.name}, {real.t[row]:.1f} s: stand-in left, simulator right"))
+    except Unsupported as error:
+        return [], str(error)
+    finally:
+        studio.close()
+    return pictures, ""
+
+
+def draw(loop: Loop, path: Path) -> Path:
+    """The picture of the demo, as the README shows it."""
+    picture = None
+    if loop.pictures:
+        from matplotlib.image import imread
+
+        seen = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
+        half = seen.shape[1] // 2
+        picture = np.concatenate([seen[:, :half], seen[:, half:]], axis=0)
+    named = {"as shipped": loop.before.curves[JOINTS], "two knobs fitted": loop.after.curves[JOINTS]}
+    return poster(path, named, picture)
+
+
+def page(loop: Loop) -> Report:
+    """The report of the demo."""
+    before, after = loop.before.curves[JOINTS], loop.after.curves[JOINTS]
+    drop = {h: 1 - after.at(h).value / before.at(h).value for h in (0.0, 0.5, np.inf)}
+    better = drop[np.inf] > 0
+    headline = (
+        f"Two fitted knobs took {100 * drop[np.inf]:.0f} % off the open-loop gap of runs they were not fitted to."
+        if better
+        else "Two fitted knobs did not make the simulator better on runs they were not fitted to."
+    )
+    numbers = (
+        Number("one step", f"{say(before.at(0.0), interval=False)} → {say(after.at(0.0), interval=False)}"),
+        Number("half a second", f"{say(before.at(0.5), interval=False)} → {say(after.at(0.5), interval=False)}"),
+        Number("whole run", f"{say(before.at(np.inf), interval=False)} → {say(after.at(np.inf), interval=False)}"),
+    )
+    return Report(
+        "instep demo",
+        f"{loop.scene.about} The stand-in runs in another process and another engine, with hidden knobs.",
+        Verdict(
+            "good" if better else "bad", headline, "Error of the pusher's joints, root mean square over held-out runs."
+        ),
+        numbers,
+        (
+            _curves_section(before, after),
+            _knobs_section(loop),
+            _runs_section(loop),
+            _closed_section(loop),
+            _seen_section(loop),
+        ),
+        {"scene": loop.scene.name, "fitted on": f"seeds {TRAIN}", "held out": f"seeds {HELD_OUT}"},
+    )
+
+
+def scores(loop: Loop) -> dict[str, Estimate]:
+    """The numbers of the demo for result.json."""
+    found: dict[str, Estimate] = {}
+    for when, gap in (("before", loop.before), ("after", loop.after)):
+        for name, horizon in (("one step", 0.0), ("0.5 s", 0.5), ("open loop", np.inf)):
+            found[f"{name} {when}"] = gap.curves[JOINTS].at(horizon)
+    found |= {f"knob {name}": estimate for name, estimate in loop.fitted.estimates.items()}
+    found["object distance, closed loop"] = bootstrap(_object_distance(loop), unit="m")
+    return found
+
+
+def _curves_section(before: Curve, after: Curve) -> Section:
+    curves = {
+        "as shipped": replace(before, name="as shipped"),
+        "two knobs fitted": replace(after, name="two knobs fitted"),
+    }
+    figure = horizon_figure(curves, {}, list(curves), "How wrong the simulator is, by how far ahead it predicts")
+    return Section(
+        "The gap, before and after",
+        "The simulator is placed where the stand-in was, told the same commands, and compared that much later.",
+        [figure],
+    )
+
+
+def _knobs_section(loop: Loop) -> Section:
+    shipped = address.read(loop.scene.model, [k if "*" not in k else k.replace("*", "pusher_x") for k in KNOBS])
+    rows = [
+        (name, f"{value:.4g}", say(loop.fitted.estimates[name]), loop.fitted.estimates[name].unit)
+        for name, value in zip(KNOBS, shipped.values(), strict=True)
+    ]
+    return Section(
+        "The knobs",
+        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}.",
+        [Table(("knob", "as shipped", "fitted, with 95 % interval", "unit"), rows)],
+    )
+
+
+def _runs_section(loop: Loop) -> Section:
+    pair: Pair = loop.after.pairs[0]
+    return Section(
+        "One held-out run, replayed open loop",
+        "The stand-in's joints and the simulator's with the fitted knobs, told the same commands from the same start.",
+        [runs_figure(pair, list(loop.scene.robot), title="")],
+    )
+
+
+def _closed_section(loop: Loop) -> Section:
+    lines = {}
+    for name, episodes in (("stand-in", loop.real), ("simulator", loop.virtual)):
+        distance = np.mean([_to_goal(loop.scene, episode) for episode in episodes], axis=0)
+        lines[name] = (episodes[0].t, distance)
+    figure = lines_figure(lines, title="Distance of the block to its goal", x="time [s]", y="m")
+    lead = (
+        "The same policy from the same starts in both worlds. Contact makes small differences grow: "
+        f"at the end the blocks are {say(bootstrap(_object_distance(loop), unit='m'))} apart."
+    )
+    return Section("The same policy in both worlds", lead, [figure])
+
+
+def _seen_section(loop: Loop) -> Section:
+    if not loop.pictures:
+        return Section("What the camera saw", loop.note)
+    return Section("What the camera saw", "Light, lens and noise are the stand-in's own.", [list(loop.pictures)])
+
+
+def _object_distance(loop: Loop) -> Array:
+    pairs = zip(loop.real, loop.virtual, strict=True)
+    return np.array([np.linalg.norm(_block(loop.scene, a)[-1] - _block(loop.scene, b)[-1]) for a, b in pairs])
+
+
+def _to_goal(scene: Scene, episode: Episode) -> Array:
+    return np.linalg.norm(_block(scene, episode) - np.array(goal_of(scene)), axis=1)
+
+
+def _block(scene: Scene, episode: Episode) -> Array:
+    place = episode.spec.q.labels.index(f"{scene.objects[0]}.x")
+    return episode.q[:, place : place + 2]
+
+
+def _joints_only(episode: Episode, scene: Scene) -> Episode:
+    """Only what a robot knows of itself: its joints. The block is left out of the fit and of the gap."""
+    keep = [episode.spec.q.labels.index(name) for name in scene.robot]
+    spec = replace(
+        episode.spec,
+        q=replace(episode.spec.q, labels=scene.robot, unit="m", shape=(len(keep),)),
+        v=replace(episode.spec.v, labels=scene.robot, unit="m/s", shape=(len(keep),)),
+    )
+    columns = {"timestamp": episode.t, "q": episode.q[:, keep], "v": episode.v[:, keep], "action": episode.action}
+    return Episode(spec, columns, episode.meta)
+
+
+def _pattern_knob(scene: Scene, pattern: str) -> Knob:
+    """One knob for all that match: the servos of the pusher are of one make."""
+    first = scene.knobs(pattern)[0]
+    low, high = (0.0, 0.1) if pattern == address.DELAY else (first.low, first.high)
+    return Knob(pattern, low, high, first.log, first.unit)
+
+
+def _each(tell: Tell) -> Watcher:
+    def look(state: State, observation: Observation, action: Array) -> None:
+        tell("step")
+
+    return look
+
+
+def _png(image: Array) -> bytes:
+    from matplotlib.image import imsave
+
+    stream = io.BytesIO()
+    imsave(stream, image)
+    return stream.getvalue()
+
+
+def save(folder: Path, real: Sequence[Episode], virtual: Sequence[Episode]) -> Path:
+    """Keep the runs of both worlds as one LeRobot dataset."""
+    from instep.data.lerobot3_writer import write
+
+    kept = [e.with_columns({}, world="real", task="push the T") for e in real]
+    kept += [e.with_columns({}, world="sim", task="push the T") for e in virtual]
+    return write(kept, folder / "data")
