@@ -112,6 +112,18 @@ def scalar_positions(model: mujoco.MjModel) -> tuple[Array, Array]:
     return model.jnt_qposadr[model.dof_jntid[dofs]].astype(int), dofs
 
 
+def firmness(model: mujoco.MjModel, dof: int) -> float:
+    """Damping of dry friction below the speed at which a joint slips [Nm s/rad].
+
+    MuJoCo's dry friction creeps: with time constant T and impedance d it is a damper of `2 d / (T (1 - d))` times the
+    inertia of the joint, up to the friction.
+    """
+    time, ratio = (float(x) for x in model.dof_solref[dof])
+    start, width = (float(x) for x in np.clip(model.dof_solimp[dof, :2], 1e-4, 0.9999))
+    rate = 2 / (width * max(time, 2 * float(model.opt.timestep))) if time > 0 else -ratio
+    return rate * start / (1 - start) / float(model.dof_invweight0[dof])
+
+
 def _moment(model: mujoco.MjModel) -> Array:
     """How far each degree of freedom moves each actuator [nu, nv]."""
     moment = np.zeros((model.nu, model.nv))

@@ -1,8 +1,7 @@
 """A rapier world from a compiled MuJoCo model: same bodies, joints, order and units.
 
 Hinges, slides and balls become multibody joints, in which positions are coordinates and nothing drifts. A body with
-several joints gets a massless link before each but the last. Free bodies are plain rigid bodies, or the root of a
-multibody where something hangs on them.
+several joints gets a massless link before each but the last. A free body is the root of a multibody of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import rapier3d as rapier
 
 from .rapier_shapes import Rules, isometry, shapes, triple
 from .support import disabled
-from .tree import BALL, HINGE, Link, Pose, Tree, principal, towards, tree_of
+from .tree import BALL, HINGE, Link, Pose, Tree, centred, principal, towards, tree_of
 
 ITERATIONS = 4
 """Solver substeps inside one physics step."""
@@ -35,14 +34,14 @@ class Seat:
     """Where it stands in v."""
     body: Any
     """Rigid body that it moves."""
-    arm: int = -1
-    """Multibody it belongs to; -1 for a plain rigid body."""
-    link: int = -1
+    arm: int
+    """Multibody it belongs to."""
+    link: int
     """Link of the multibody that it moves."""
-    slot: int = -1
+    slot: int
     """Where it stands among the coordinates of the multibody."""
     com: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Centre of mass of what it moves, in its frame [m]."""
+    """Centre of mass of a free body, in its frame [m]; rapier's frame is there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +66,9 @@ class Built:
 
 def build(model: mujoco.MjModel) -> Built:
     """The rapier world of a model, all joints at their reference and at rest, no motors running."""
-    tree = tree_of(model)
+    plain = tree_of(model)
+    # Rapier moves the root of a multibody as if its frame were at its centre of mass.
+    tree = centred(plain, model)
     built = Built(_empty(model), tree)
     hinges: list[tuple[int, int, Any]] = []
     for index in range(len(tree.links)):
@@ -76,7 +77,7 @@ def build(model: mujoco.MjModel) -> Built:
     for link, collider in made.colliders:
         built.world.colliders.insert_with_parent(collider, built.bodies[link], built.world.rigid_bodies)
     built.rules = made.rules
-    _number(model, built, hinges)
+    _number(model, built, hinges, plain)
     return built
 
 
@@ -99,16 +100,24 @@ def _empty(model: mujoco.MjModel) -> Any:
     solver.dt = float(model.opt.timestep)
     solver.num_solver_iterations = ITERATIONS
     solver.normalized_allowed_linear_error = SLOP
+    # Contacts kept over 5 cm of motion are for large scenes.
+    solver.contact_recycling = False
     return world
 
 
 def _add(model: mujoco.MjModel, built: Built, index: int) -> list[tuple[int, int, Any]]:
     """Insert a link and the joints that hold it; (joint, root link, handle) of each."""
     link, insert = built.tree.links[index], built.world.add_body
-    if index == 0 or built.tree.free(index, model):
-        body = rapier.RigidBody.fixed() if index == 0 else _dynamic(link)
-        built.bodies.append(insert(body.build()))
+    if index == 0:
+        built.bodies.append(insert(rapier.RigidBody.fixed().build()))
         return []
+    if built.tree.free(index, model):
+        built.bodies.append(insert(_dynamic(link).build()))
+        # Rapier's contacts of plain bodies are for speed: friction is either not shared between sliding and turning, or
+        # askew by up to a fifth. Those of multibodies are not, so a massless tail makes every free body one.
+        tail = insert(rapier.RigidBody.dynamic().can_sleep(False).build())
+        fixed = _joint(model, -1, Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0])))
+        return [(-1, index, built.world.multibody_joints.insert(built.bodies[index], tail, fixed))]
     inner = built.bodies[link.parent]
     if link.parent == 0:
         # A root of its own keeps the mass matrices of separate robots separate.
@@ -150,7 +159,7 @@ def _joint(model: mujoco.MjModel, joint: int, rest: Pose) -> Any:
     return made.build()
 
 
-def _number(model: mujoco.MjModel, built: Built, made: list[tuple[int, int, Any]]) -> None:
+def _number(model: mujoco.MjModel, built: Built, made: list[tuple[int, int, Any]], plain: Tree) -> None:
     """Find out where rapier keeps each coordinate."""
     roots: dict[int, int] = {}
     joints = built.world.multibody_joints
@@ -167,9 +176,8 @@ def _number(model: mujoco.MjModel, built: Built, made: list[tuple[int, int, Any]
         (built.balls if model.jnt_type[joint] == BALL else built.axes).append(seat)
     for index, link in enumerate(built.tree.links):
         if index and built.tree.free(index, model):
-            arm = roots.get(index, -1)
-            seat = _seat(model, link.joints[0], built.bodies[index], arm, 0, 0)
-            built.free.append(replace(seat, com=triple(link.com)))
+            seat = _seat(model, link.joints[0], built.bodies[index], roots[index], 0, 0)
+            built.free.append(replace(seat, com=triple(plain.links[index].com)))
 
 
 def _seat(model: mujoco.MjModel, joint: int, body: Any, arm: int, link: int, slot: int) -> Seat:

@@ -12,9 +12,10 @@ import rapier3d as rapier
 from instep.core.world import Array
 
 from .drives import Drives, drives_of
+from .gears import gears_of
 from .rapier_build import Built, Seat, build
 from .rapier_joints import add_friction, fasten
-from .rapier_law import Law, gears_of
+from .rapier_law import Law
 from .rapier_motors import Motor, fit_motors, motors_of
 from .rapier_shapes import isometry, triple
 from .support import refuse
@@ -32,8 +33,6 @@ class Plan:
     drives: Drives
     motors: tuple[Motor, ...]
     law: Law
-    damped: tuple[Seat, ...]
-    """Plain free bodies with damping."""
     blank: bytes
     """The world with all joints at their reference and at rest."""
 
@@ -46,9 +45,8 @@ class Plan:
         fit_motors(built, drives, motors)
         fasten(model, built)
         add_friction(model, built, drives, motors)
-        damped = tuple(s for s in built.free if s.arm < 0 and drives.damping[s.dof : s.dof + 6].any())
         law = Law.of(model, drives, motors, gears)
-        return cls(model, built, drives, motors, law, damped, built.world.snapshot())
+        return cls(model, built, drives, motors, law, built.world.snapshot())
 
 
 class Engine:
@@ -85,12 +83,12 @@ class Engine:
                 last = command
             if self.plan.law.motors:
                 self.plan.law.apply(self._arms, command)
-            if wrench is not None or self.plan.damped:
+            if wrench is not None:
                 self._push(wrench)
             self._world.step()
             # Rapier stops what became non-finite and goes on; that must not look like a body at rest.
             self._lost = self._lost or not self._world.quarantine.is_empty()
-        if wrench is not None or self.plan.damped:
+        if wrench is not None:
             self._rest()
 
     def read(self) -> tuple[Array, Array]:
@@ -113,11 +111,12 @@ class Engine:
     def _read_free(self, seat: Seat, q: Array, v: Array) -> None:
         body = self._bodies[seat.body]
         (x, y, z, w), spin = body.rotation.to_tuple(), body.angvel.to_tuple()
-        q[seat.place : seat.place + 7] = (*body.translation.to_tuple(), w, x, y, z)
-        # Rapier's speed is that of the centre of mass, MuJoCo's that of the frame.
+        # Rapier's frame is at the centre of mass and moves with it.
         arm = _turned(w, x, y, z, seat.com)
         sideways = _cross(spin, arm)
+        place = [a - b for a, b in zip(body.translation.to_tuple(), arm, strict=True)]
         speed = [a - b for a, b in zip(body.linvel.to_tuple(), sideways, strict=True)]
+        q[seat.place : seat.place + 7] = (*place, w, x, y, z)
         v[seat.dof : seat.dof + 6] = (*speed, *_turned(w, -x, -y, -z, spin))
 
     def _place(self, q: Array, v: Array) -> None:
@@ -133,9 +132,7 @@ class Engine:
             moves[seat.arm][seat.slot : seat.slot + 3] = way
             speeds[seat.arm][seat.slot : seat.slot + 3] = rotate(turn, v[seat.dof : seat.dof + 3])
         for seat in built.free:
-            linear, spin = self._place_free(seat, q, v)
-            if seat.arm >= 0:
-                speeds[seat.arm][seat.slot : seat.slot + 6] = [*linear, *spin]
+            speeds[seat.arm][seat.slot : seat.slot + 6] = np.concatenate(self._place_free(seat, q, v))
         for arm, move, speed in zip(self._arms, moves, speeds, strict=True):
             arm.apply_displacements(move.tolist())
             arm.forward_kinematics(self._bodies, True)
@@ -145,17 +142,17 @@ class Engine:
     def _place_free(self, seat: Seat, q: Array, v: Array) -> tuple[Array, Array]:
         turn = q[seat.place + 3 : seat.place + 7] / np.linalg.norm(q[seat.place + 3 : seat.place + 7])
         spin = rotate(turn, v[seat.dof + 3 : seat.dof + 6])
-        linear = v[seat.dof : seat.dof + 3] + np.cross(spin, rotate(turn, np.array(seat.com)))
+        arm = rotate(turn, np.array(seat.com))
+        linear = v[seat.dof : seat.dof + 3] + np.cross(spin, arm)
         body = self._bodies[seat.body]
-        body.position = isometry(Pose(q[seat.place : seat.place + 3], turn))
+        body.position = isometry(Pose(q[seat.place : seat.place + 3] + arm, turn))
         body.linvel, body.angvel = triple(linear), triple(spin)
         return linear, spin
 
-    def _push(self, wrench: Array | None) -> None:
-        """Forces on bodies for one physics step: a nudge, and the damping of free bodies."""
+    def _push(self, wrench: Array) -> None:
+        """Forces on bodies for one physics step."""
         self._rest()
         tree, model = self.plan.built.tree, self.plan.model
-        wrench = np.zeros((0, 6)) if wrench is None else wrench
         for row in np.flatnonzero(wrench.any(axis=1)):
             link = int(tree.link_of[row + 1])
             if link == 0:
@@ -166,13 +163,6 @@ class Engine:
             )
             body.add_force_at_point(triple(wrench[row, :3]), triple(at))
             body.add_torque(triple(wrench[row, 3:]))
-        for seat in self.plan.damped:
-            q, v = np.empty(model.nq), np.empty(model.nv)
-            self._read_free(seat, q, v)
-            drag = self.plan.drives.damping[seat.dof : seat.dof + 6] * v[seat.dof : seat.dof + 6]
-            body = self._bodies[seat.body]
-            body.add_force_at_point(triple(-drag[:3]), triple(q[seat.place : seat.place + 3]))
-            body.add_torque(triple(-rotate(q[seat.place + 3 : seat.place + 7], drag[3:])))
 
     def _rest(self) -> None:
         for handle in self.plan.built.bodies[1:]:

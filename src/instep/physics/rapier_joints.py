@@ -10,7 +10,7 @@ import rapier3d as rapier
 
 from instep.core.errors import Unsupported
 
-from .drives import Drives
+from .drives import Drives, firmness
 from .rapier_build import Built, axis_of, frames
 from .rapier_motors import Motor
 from .rapier_shapes import isometry
@@ -53,7 +53,7 @@ def add_friction(model: mujoco.MjModel, built: Built, drives: Drives, motors: Se
         most, axis = float(drives.frictionloss[seat.dof]), axis_of(model, seat.joint)
         if most <= 0:
             continue
-        firm = _firmness(model, seat.dof)
+        firm = firmness(model, seat.dof)
         if seat.dof not in taken:
             multibody = built.world.multibody_joints.get(built.arms[seat.arm])[0]
             multibody.set_link_motor(seat.link, axis, 0.0, 0.0, 0.0, firm)
@@ -65,18 +65,6 @@ def add_friction(model: mujoco.MjModel, built: Built, drives: Drives, motors: Se
         joint = joint.local_frame1(isometry(inner)).local_frame2(isometry(outer)).motor_velocity(axis, 0.0, firm)
         joint = joint.motor_model(axis, rapier.MotorModel.FORCE_BASED).motor_max_force(axis, most)
         built.world.impulse_joints.insert(built.before[seat.joint], seat.body, joint.build())
-
-
-def _firmness(model: mujoco.MjModel, dof: int) -> float:
-    """Damping below the speed at which a joint slips [Nm s/rad].
-
-    MuJoCo's dry friction creeps: with time constant T and impedance d it is a damper of `2 d / (T (1 - d))` times the
-    inertia of the joint, up to the friction.
-    """
-    time, ratio = (float(x) for x in model.dof_solref[dof])
-    start, width = (float(x) for x in np.clip(model.dof_solimp[dof, :2], 1e-4, 0.9999))
-    rate = 2 / (width * max(time, 2 * float(model.opt.timestep))) if time > 0 else -ratio
-    return rate * start / (1 - start) / float(model.dof_invweight0[dof])
 
 
 def _rest(model: mujoco.MjModel, built: Built, joint: int) -> Pose:

@@ -6,7 +6,7 @@ into their parent, with mass, centre and inertia added up in double precision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mujoco
 import numpy as np
@@ -102,6 +102,22 @@ def tree_of(model: mujoco.MjModel) -> Tree:
             in_link.append(Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0])))
     links = tuple(_link(model, bodies, link_of, in_link) for bodies in members)
     return Tree(links, link_of, tuple(in_link))
+
+
+def centred(tree: Tree, model: mujoco.MjModel) -> Tree:
+    """The same links, with the frames of free links moved to their centres of mass."""
+    moved = {index: tree.links[index].com for index in range(len(tree.links)) if tree.free(index, model)}
+    links, in_link = list(tree.links), list(tree.in_link)
+    for index, link in enumerate(links):
+        if index in moved:
+            links[index] = replace(link, com=np.zeros(3))
+        elif link.parent in moved:
+            links[index] = replace(link, rest=Pose(link.rest.pos - moved[link.parent], link.rest.quat))
+    for body, pose in enumerate(in_link):
+        away = moved.get(int(tree.link_of[body]))
+        if away is not None:
+            in_link[body] = Pose(pose.pos - away, pose.quat)
+    return replace(tree, links=tuple(links), in_link=tuple(in_link))
 
 
 def rotate(quat: Array, vector: Array) -> Array:
