@@ -1,0 +1,119 @@
+"""Two clocks that do not agree: the robot's own, and a client's estimate of it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+JUMP = 0.005
+"""A sample this far beside the estimate, beyond what its round trip explains, says that the clock was set [s]."""
+BLOCKS = 8
+"""The window is cut into this many parts, of which each gives its quickest sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A robot's clock; an offset and a drift make it disagree with the computer's, as another computer's would."""
+
+    offset: float = 0.0
+    """How far it is ahead at its start [s]."""
+    drift_ppm: float = 0.0
+    """How much faster it runs [parts per million]."""
+    wall_clock: Callable[[], int] = time.time_ns
+    """Wall time [ns]; recorded beside the other, never used for control."""
+    _start: int = field(default_factory=time.monotonic_ns)
+
+    def mono(self) -> int:
+        """Time that never jumps [ns]."""
+        now = time.monotonic_ns()
+        return now + round(self.offset * 1e9 + (now - self._start) * self.drift_ppm * 1e-6)
+
+    def wall(self) -> int:
+        """Time of day [ns since 1970]; it may jump."""
+        return self.wall_clock()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One exchange of time: the quicker it was, the more it says."""
+
+    at: float
+    """Middle of the exchange on the own clock [s]."""
+    offset: float
+    """Other clock minus own clock [s]."""
+    round_trip: float
+    """How long the exchange took [s]; the offset is wrong by at most half of it."""
+
+
+class ClockMatch:
+    """How far another clock is ahead of this one, and how fast that grows.
+
+    Queues make round trips longer, never shorter, so the quickest exchange of each stretch of time is the truest;
+    a line through those, weighted by 1 / round trip^2, gives offset and drift.
+    """
+
+    def __init__(self, window: int = 256):
+        self._samples: deque[Sample] = deque(maxlen=window)
+        self._strange = 0
+        self._line = (0.0, 0.0, 0.0)  # offset [s] at the time [s], drift
+        self.spread = float("inf")
+        """How wrong the offset may be [s]: half the quickest round trip, or the scatter about the line."""
+        self.jumps = 0
+        """How often the other clock was set while we looked."""
+
+    @property
+    def drift_ppm(self) -> float:
+        """How much faster the other clock runs [parts per million]."""
+        return self._line[2] * 1e6
+
+    def offset(self, at: float) -> float:
+        """Other clock minus own clock at a time on the own clock [s]."""
+        offset, origin, drift = self._line
+        return offset + drift * (at - origin)
+
+    def own(self, other: float) -> float:
+        """A time on the other clock as the own clock counts it [s]."""
+        offset, origin, drift = self._line
+        return (other - offset + drift * origin) / (1.0 + drift)
+
+    def add(self, sent: float, other: float, received: float) -> None:
+        """Learn from one exchange: sent and received on the own clock, answered at `other` on the other [s]."""
+        if received < sent:
+            return
+        middle, trip = 0.5 * (sent + received), received - sent
+        sample = Sample(middle, other - middle, trip)
+        beside = abs(sample.offset - self.offset(middle)) > JUMP + 0.5 * trip + min(self.spread, 1.0)
+        self._strange = self._strange + 1 if self._samples and beside else 0
+        if self._strange >= 3:
+            # Three in a row are no accident: the other clock was set, and what was known is void.
+            self._samples.clear()
+            self._strange, self.jumps = 0, self.jumps + 1
+        self._samples.append(sample)
+        if self._strange == 0:
+            self._fit()
+
+    def _fit(self) -> None:
+        samples = list(self._samples)
+        quickest = min(samples, key=lambda s: s.round_trip)
+        self.spread = 0.5 * quickest.round_trip
+        self._line = (quickest.offset, quickest.at, 0.0)
+        if samples[-1].at - samples[0].at < 1.0:
+            return  # a drift of 100 ppm moves less than a round trip in that time
+        edges = np.linspace(0, len(samples), BLOCKS + 1).astype(int)
+        parts = [samples[a:b] for a, b in pairwise(edges) if b > a]
+        best = [min(part, key=lambda s: s.round_trip) for part in parts]
+        at = np.array([s.at for s in best])
+        offsets = np.array([s.offset for s in best])
+        weight = 1.0 / (np.array([s.round_trip for s in best]) + 1e-5) ** 2
+        origin = float(np.average(at, weights=weight))
+        centre = float(np.average(offsets, weights=weight))
+        across = float(np.sum(weight * (at - origin) ** 2))
+        drift = float(np.sum(weight * (at - origin) * (offsets - centre)) / across) if across > 0 else 0.0
+        scatter = np.average((offsets - centre - drift * (at - origin)) ** 2, weights=weight)
+        self._line = (centre, origin, drift)
+        self.spread = max(self.spread, float(np.sqrt(scatter)))

@@ -1,0 +1,130 @@
+"""What a robot must be able to do to be served: the few calls a vendor's driver implements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from instep.core.world import Array, Spec, State, World
+
+STAMP = ".stamp"
+SENT = "action.sent"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What a robot's sensors said, once."""
+
+    t: float
+    """Time of q and v since the last reset (before the first: since the start), on the robot's own clock [s]."""
+    q: Array
+    v: Array
+    seen: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    """Further observations under their LeRobot names."""
+    stamps: Mapping[str, float] = field(default_factory=dict[str, float])
+    """When an observation was captured, on the clock of `t` [s]; one without a stamp was captured with q.
+    A camera with a rate of its own keeps showing its last frame with the stamp of that frame."""
+    fault: str = ""
+    """Why the robot cannot move, as one sentence ("The emergency stop is pressed."); empty when it can."""
+
+
+class Driver(Protocol):
+    """A robot as its server sees it. All calls come from one thread, once per control period."""
+
+    @property
+    def spec(self) -> Spec:
+        """What its numbers mean."""
+        ...
+
+    def read(self) -> Reading:
+        """The newest state; it must not wait for longer than a control period."""
+        ...
+
+    def write(self, action: Array) -> Array:
+        """Send an action to the motors and return the action actually sent."""
+        ...
+
+    def hold(self) -> Array:
+        """The action that keeps the robot where it is: its last position target, or no torque."""
+        ...
+
+    def passed(self, periods: int) -> None:
+        """Told that control periods went by without a write: a robot has moved by itself and need do nothing, a
+        simulated one moves on under its last action."""
+        ...
+
+    def reset(self, seed: int) -> None:
+        """Go to a start and clear a stop; may take its time."""
+        ...
+
+    def stop(self) -> None:
+        """Come to rest and stay there until the next reset; may be called twice."""
+        ...
+
+
+class WorldDriver:
+    """Any world as a driver: that is how the stand-in robot works.
+
+    Until the first action after a reset its time stands still, so that a run depends on the actions alone.
+    """
+
+    def __init__(self, world: World):
+        self._world = world
+        self._state: State | None = None
+        self._action: Array | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """What the world's numbers mean."""
+        return self._world.spec
+
+    def read(self) -> Reading:
+        """The state the world is in, and what is seen there."""
+        state = self._now()
+        seen: dict[str, Array] = {}
+        stamps: dict[str, float] = {}
+        for name, value in self._world.observe(state).items():
+            if name.endswith(STAMP):
+                stamps[name.removesuffix(STAMP)] = float(value)
+            else:
+                seen[name] = np.asarray(value)
+        return Reading(float(state.t), state.q, state.v, seen, stamps)
+
+    def write(self, action: Array) -> Array:
+        """Let the world move on by one control period."""
+        self._state = self._world.step(self._now(), action)
+        self._action = action
+        return action
+
+    def hold(self) -> Array:
+        """The last position target; torques, forces and speeds become zero."""
+        last = np.zeros(self.spec.action.shape) if self._action is None else self._action
+        return np.where([_is_effort(unit) for unit in self.spec.action.units], 0.0, last)
+
+    def passed(self, periods: int) -> None:
+        """Let the world move on under its last action."""
+        if self._action is not None:
+            for _ in range(periods):
+                self.write(self._action)
+
+    def reset(self, seed: int) -> None:
+        """Begin anew."""
+        self._state, self._action = self._world.reset(seed), None
+
+    def stop(self) -> None:
+        """From now on the last action is the one that holds."""
+        if self._action is not None:
+            self._action = self.hold()
+
+    def _now(self) -> State:
+        if self._state is None:
+            self._state = self._world.reset(0)
+        return self._state
+
+
+def _is_effort(unit: str) -> bool:
+    """Whether an action of this unit makes things move for as long as it lasts: Nm, N, m/s, rad/s."""
+    return "N" in unit or "/s" in unit

@@ -1,0 +1,369 @@
+"""Messages between a robot and its clients: msgpack maps, checked field by field before anything is built from them.
+
+A peer may be hostile, so nothing on the wire names a class or a dtype outside a short list, and every size is bounded
+before memory is taken for it. What does not fit the schema raises `BadInput` with one sentence.
+"""
+
+# msgpack ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Any, Literal, TypeAlias, cast
+
+import msgpack
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array, Channel, Spec
+
+VERSION = 1
+"""Version of the schema; a peer that speaks another one is refused."""
+MAX_BYTES = 8 * 2**20
+"""Size of the largest message [bytes]."""
+MAX_TEXT = 1024
+"""Length of the longest string [bytes]."""
+MAX_LABELS = 4096
+"""Length of the longest list."""
+MAX_NAMES = 128
+"""Number of entries of the largest map."""
+MAX_DIMENSIONS = 5
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("u1", "u2", "i4", "i8", "f2", "f4", "f8", "b1")}
+"""What a tensor may hold; little endian on the wire."""
+
+Mode: TypeAlias = Literal["idle", "run", "hold", "stop"]
+"""What a robot does: waits for the first command, obeys, keeps still for want of commands, has stopped for good."""
+Role: TypeAlias = Literal["control", "watch"]
+Pace: TypeAlias = Literal["real", "step"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hello:
+    """The robot's first message on every connection."""
+
+    connection: str
+    """Identity of this connection; both sides drop messages that carry another one."""
+    boot: str
+    """Identity of the robot's process; it changes when the robot restarts."""
+    role: Role
+    pace: Pace
+    spec: Spec
+    mono: int
+    """The robot's monotonic clock [ns]."""
+    wall: int
+    """The robot's wall clock [ns since 1970]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """Where the robot is, once per control period."""
+
+    connection: str
+    tick: int
+    """Number of this state since the robot's process began; grows, never repeats."""
+    episode: int
+    """Number of resets so far."""
+    echo: int
+    """Sequence number of the last request of this connection that took effect; 0 before the first."""
+    mode: Mode
+    reason: str
+    """Why the robot holds or has stopped; empty otherwise."""
+    t: float
+    """Time of q and v since the reset, as the robot's driver counts it [s]."""
+    mono: int
+    """The robot's monotonic clock when q and v were read [ns]."""
+    wall: int
+    """The robot's wall clock when q and v were read [ns since 1970]."""
+    q: Array
+    v: Array
+    sent: Array
+    """The action that was sent to the motors last; after a reset zeros."""
+    seen: Mapping[str, Array]
+    """Observations; one with a stamp is left out where it was sent before."""
+    stamps: Mapping[str, float]
+    """When observations were captured, on the time of `t` [s]; those without a stamp belong to q."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Command:
+    """What a controller wants the robot to do next."""
+
+    connection: str
+    seq: int
+    """Grows with every request of a connection."""
+    after: int
+    """Tick of the state the action was chosen for."""
+    action: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reset:
+    """A controller's wish to begin anew."""
+
+    connection: str
+    seq: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ping:
+    """A heartbeat and a question for the time."""
+
+    connection: str
+    sent: int
+    """The client's monotonic clock [ns]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pong:
+    """The answer to a ping."""
+
+    connection: str
+    sent: int
+    """As the ping said."""
+    mono: int
+    """The robot's monotonic clock [ns]."""
+    counts: Mapping[str, int]
+    """What the robot has counted since it began: overruns, refusals, late messages."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """A request that was not carried out, and why."""
+
+    connection: str
+    seq: int
+    reason: str
+
+
+Message: TypeAlias = Hello | Report | Command | Reset | Ping | Pong | Refused
+FROM_ROBOT = ("hello", "report", "pong", "refused")
+"""Kinds a client accepts."""
+FROM_CLIENT = ("command", "reset", "ping")
+"""Kinds a robot accepts."""
+
+
+def pack(message: Message) -> bytes:
+    """A message as bytes; the fields stand in the order of the class."""
+    kind = type(message).__name__.lower()
+    body = {field.name: _plain(getattr(message, field.name)) for field in fields(message)}
+    data = cast(bytes, msgpack.packb({"version": VERSION, "kind": kind, **body}))
+    if len(data) > MAX_BYTES:
+        raise BadInput(
+            f"A {kind} message of {len(data)} bytes was to be sent, but {MAX_BYTES} is the most; use smaller images."
+        )
+    return data
+
+
+def unpack(data: bytes, kinds: tuple[str, ...] = FROM_ROBOT + FROM_CLIENT) -> Message:
+    """The message that some bytes hold, if it is one of `kinds` and every field is as the schema says."""
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"A message of {len(data)} bytes came, but {MAX_BYTES} is the most.")
+    try:
+        raw: Any = msgpack.unpackb(data, object_pairs_hook=_unique, **_CAPS)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise BadInput("A message came that is not msgpack within the limits of this link.") from error
+    if not isinstance(raw, dict):
+        raise BadInput(f"A message came that is a {type(raw).__name__}; a map was expected.")
+    body = cast(dict[Any, Any], raw)
+    version, kind = body.pop("version", None), body.pop("kind", None)
+    if type(version) is not int or version != VERSION:
+        raise BadInput(f"A message of version {version!r:.20} came, but this side speaks version {VERSION}.")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise BadInput(f"A message of kind {kind!r:.20} came, but only {', '.join(kinds)} are taken here.")
+    message_class, schema = _SCHEMAS[kind]
+    return message_class(**_fields(body, schema, kind))
+
+
+def tensor(value: Any, where: str = "tensor") -> Array:
+    """An array from its wire form {dtype, shape, data}, after every size has been checked in Python integers."""
+    body = _map(value, where)
+    if set(body) != {"dtype", "shape", "data"}:
+        raise BadInput(f"{where} must hold exactly dtype, shape and data.")
+    name, shape, data = body["dtype"], body["shape"], body["data"]
+    if not isinstance(name, str) or name not in DTYPES:
+        raise BadInput(f"{where} has the dtype {name!r:.20}, but only {', '.join(DTYPES)} are taken.")
+    if not isinstance(shape, list) or len(cast(list[Any], shape)) > MAX_DIMENSIONS:
+        raise BadInput(f"{where} must have a shape of at most {MAX_DIMENSIONS} dimensions.")
+    sizes, count = cast(list[Any], shape), 1
+    for size in sizes:
+        if type(size) is not int or not 0 <= size <= MAX_BYTES:
+            raise BadInput(f"{where} has a dimension of {size!r:.20}, which is no size of an array.")
+        count *= size
+    dtype = DTYPES[name]
+    if not isinstance(data, bytes) or len(data) != count * dtype.itemsize:
+        raise BadInput(f"{where} must hold the {count * dtype.itemsize} bytes that its shape and dtype ask for.")
+    flat = np.frombuffer(data, np.uint8).astype(bool) if name == "b1" else np.frombuffer(data, dtype)
+    return flat.reshape(sizes)
+
+
+_CAPS: dict[str, Any] = {
+    "raw": False,
+    "strict_map_key": True,
+    "use_list": True,
+    "max_str_len": MAX_TEXT,
+    "max_bin_len": MAX_BYTES,
+    "max_array_len": MAX_LABELS,
+    "max_map_len": MAX_NAMES,
+    "max_ext_len": 0,
+}
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("a key stands twice in a map")
+    return out
+
+
+def _plain(value: Any) -> Any:
+    """A field as msgpack can hold it."""
+    if isinstance(value, np.ndarray):
+        return _tensor_map(cast(Array, value))
+    if isinstance(value, Spec):
+        channels = {"q": value.q, "v": value.v, "action": value.action, "observation": value.observation}
+        return {"dt": float(value.dt), **{name: _plain(channel) for name, channel in channels.items()}}
+    if isinstance(value, Channel):
+        shape = [int(size) for size in value.shape]
+        return {"labels": list(value.labels), "unit": value.unit, "shape": shape, "dtype": value.dtype}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in cast(Mapping[str, Any], value).items()}
+    return value
+
+
+def _tensor_map(array: Array) -> dict[str, Any]:
+    name = f"{array.dtype.kind}{array.dtype.itemsize}"
+    if name not in DTYPES or array.ndim > MAX_DIMENSIONS:
+        raise BadInput(
+            f"An array of {array.dtype} with {array.ndim} dimensions cannot be sent; make it one of "
+            f"{', '.join(DTYPES)} with at most {MAX_DIMENSIONS}."
+        )
+    return {"dtype": name, "shape": list(array.shape), "data": array.astype(DTYPES[name], copy=False).tobytes()}
+
+
+Check: TypeAlias = Callable[[Any, str], Any]
+"""Takes a raw value and the name of its field, gives the checked value or raises BadInput."""
+
+
+def _fields(body: dict[Any, Any], schema: Mapping[str, Check], where: str) -> dict[str, Any]:
+    if set(body) != set(schema):
+        odd = sorted(str(name)[:40] for name in set(body) ^ set(schema))
+        raise BadInput(f"{where} must hold exactly {', '.join(schema)}; {odd[0]!r} is missing or too much.")
+    return {name: check(body[name], f"{where}.{name}") for name, check in schema.items()}
+
+
+def _map(value: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} must be a map, not a {type(value).__name__}.")
+    return cast(dict[Any, Any], value)
+
+
+def _count(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise BadInput(f"{where} must be an integer from 0 to 2^63 - 1.")
+    return value
+
+
+def _clock(value: Any, where: str) -> int:
+    # A robot's clock may have been set before its epoch, so stamps may be negative.
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise BadInput(f"{where} must be an integer of 64 bits.")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if type(value) is not float or not isfinite(value):
+        raise BadInput(f"{where} must be a finite floating-point number.")
+    return value
+
+
+def _period(value: Any, where: str) -> float:
+    number = _number(value, where)
+    if number <= 0:
+        raise BadInput(f"{where} must be above 0 s, not {number:g} s.")
+    return number
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadInput(f"{where} must be a string, not a {type(value).__name__}.")
+    return value
+
+
+def _word(*words: str) -> Check:
+    def check(value: Any, where: str) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise BadInput(f"{where} must be one of {', '.join(words)}.")
+        return value
+
+    return check
+
+
+def _list_of(part: Check) -> Check:
+    def check(value: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise BadInput(f"{where} must be a list, not a {type(value).__name__}.")
+        return tuple(part(item, where) for item in cast(list[Any], value))
+
+    return check
+
+
+def _map_of(part: Check) -> Check:
+    def check(value: Any, where: str) -> dict[str, Any]:
+        return {_text(name, where): part(item, f"{where}.{name}") for name, item in _map(value, where).items()}
+
+    return check
+
+
+def _record(make: Callable[..., Any], schema: Mapping[str, Check]) -> Check:
+    def check(value: Any, where: str) -> Any:
+        return make(**_fields(_map(value, where), schema, where))
+
+    return check
+
+
+_channel = _record(Channel, {"labels": _list_of(_text), "unit": _text, "shape": _list_of(_count), "dtype": _text})
+_spec = _record(
+    Spec, {"dt": _period, "q": _channel, "v": _channel, "action": _channel, "observation": _map_of(_channel)}
+)
+_SCHEMAS: dict[str, tuple[Callable[..., Message], dict[str, Check]]] = {
+    "hello": (
+        Hello,
+        {
+            "connection": _text,
+            "boot": _text,
+            "role": _word("control", "watch"),
+            "pace": _word("real", "step"),
+            "spec": _spec,
+            "mono": _clock,
+            "wall": _clock,
+        },
+    ),
+    "report": (
+        Report,
+        {
+            "connection": _text,
+            "tick": _count,
+            "episode": _count,
+            "echo": _count,
+            "mode": _word("idle", "run", "hold", "stop"),
+            "reason": _text,
+            "t": _number,
+            "mono": _clock,
+            "wall": _clock,
+            "q": tensor,
+            "v": tensor,
+            "sent": tensor,
+            "seen": _map_of(tensor),
+            "stamps": _map_of(_number),
+        },
+    ),
+    "command": (Command, {"connection": _text, "seq": _count, "after": _count, "action": tensor}),
+    "reset": (Reset, {"connection": _text, "seq": _count, "seed": _count}),
+    "ping": (Ping, {"connection": _text, "sent": _clock}),
+    "pong": (Pong, {"connection": _text, "sent": _clock, "mono": _clock, "counts": _map_of(_count)}),
+    "refused": (Refused, {"connection": _text, "seq": _count, "reason": _text}),
+}
