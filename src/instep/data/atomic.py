@@ -1,8 +1,7 @@
-"""Files and folders that appear whole or not at all."""
+"""Folders that appear whole or not at all, and JSON files that are read or named in one sentence."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from instep.core.errors import BadInput
+
+from .durable import sync_folder, sync_tree
 
 
 @contextmanager
@@ -34,31 +35,6 @@ def new_folder(folder: Path) -> Generator[Path]:
     sync_tree(partial)
     os.rename(partial, folder)
     sync_folder(folder.parent)
-
-
-@contextmanager
-def new_file(path: Path) -> Generator[Path]:
-    """A path to write to that replaces `path` only when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
-    try:
-        yield partial
-        _sync_file(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file by a temporary file, a rename and a sync of the folder."""
-    with new_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    write_text(path, json.dumps(value, indent=4, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -87,33 +63,3 @@ def read_lines(path: Path) -> list[Any]:
         raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{str(path)!r} is not one JSON value per line ({str(error)[:80]}).") from None
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_tree(folder: Path) -> None:
-    """Make all files below a folder survive a power loss."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            _sync_file(path)
-
-
-def _sync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,8 +14,10 @@ from . import lerobot3, lerobot21
 from .apply import episode_of
 from .atomic import read_object
 from .csv_io import read_columns
+from .finish import pending_episodes
 from .formats import runs
 from .mapping import DataMap, from_file, shipped, shipped_names
+from .recorder import JOURNAL
 
 
 def load(source: str | Path, as_: str | None = None, *, map_file: Path | None = None) -> Sequence[Episode]:
@@ -26,13 +28,26 @@ def load(source: str | Path, as_: str | None = None, *, map_file: Path | None = 
     machines is named with its part, at the end of the path (`.../quanser_wam/furuta`) or as `as_="quanser_wam/furuta"`.
     """
     folder, part = _located(Path(source))
-    if as_ is None and map_file is None and (folder / "meta/info.json").exists():
+    if as_ is None and map_file is None and _is_dataset(folder):
         return read_dataset(folder)
     maps = from_file(map_file) if map_file else shipped(as_ or _name_of(folder, part))
     return mapped(folder, maps)
 
 
 def read_dataset(folder: Path) -> Sequence[Episode]:
+    """The episodes of a dataset folder, with those that a recorder left in journals when it was cut off."""
+    pending = pending_episodes(folder)
+    if not (folder / "meta/info.json").exists():
+        return pending
+    stored = _read_lerobot(folder)
+    return [*stored, *pending] if pending else stored
+
+
+def _is_dataset(folder: Path) -> bool:
+    return (folder / "meta/info.json").exists() or (folder / JOURNAL).is_dir()
+
+
+def _read_lerobot(folder: Path) -> Sequence[Episode]:
     """The episodes of a LeRobot dataset of either version; where a mapping has its name, with the units it adds."""
     version = str(read_object(folder / "meta/info.json").get("codebase_version"))
     own = (folder / lerobot3.OWN).exists()

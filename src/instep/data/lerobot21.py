@@ -12,7 +12,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 
-from . import atomic, guard, spec, stats, table
+from . import atomic, durable, guard, spec, stats, table
 from .features import WriteOptions, check_features, declare, foreign_spec, rate_of, stored_columns, video_info
 from .frames import open_video
 from .lazy import LazyEpisodes
@@ -143,9 +143,9 @@ class _Writer:
         _write_lines(meta / "episodes.jsonl", self._rows)
         parts = [{"episode_index": k, "stats": stats.to_json(part)} for k, part in enumerate(self._parts)]
         _write_lines(meta / "episodes_stats.jsonl", parts)
-        atomic.write_json(meta / "modality.json", modality(self._info["features"], self._options.modality))
-        atomic.write_json(self._root / OWN, self._own)
-        atomic.write_json(meta / "info.json", self._info)
+        durable.write_json(meta / "modality.json", modality(self._info["features"], self._options.modality))
+        durable.write_json(self._root / OWN, self._own)
+        durable.write_json(meta / "info.json", self._info)
 
     def _begin(self, episode: Episode, columns: Mapping[str, Any]) -> None:
         features = declare(columns, episode, self._options)
@@ -222,4 +222,4 @@ def _episode_rows(folder: Path, info: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def _write_lines(path: Path, rows: Iterable[Any]) -> None:
-    atomic.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    durable.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 
-from . import atomic, guard, spec, stats, table
+from . import atomic, durable, guard, spec, stats, table
 from .features import AUTOMATIC, WriteOptions, declare, rate_of, stored_columns, video_info
 from .lerobot3 import (
     CHUNK,
@@ -41,8 +42,12 @@ def write(episodes: Iterable[Episode], folder: Path, options: WriteOptions | Non
 
 def append(episodes: Iterable[Episode], folder: Path, options: WriteOptions | None = None) -> Path:
     """Add episodes to a dataset that is there; `info.json`, replaced last, is what makes them count."""
-    if not (folder / "meta/info.json").exists():
+    if not folder.exists():
         return write(episodes, folder, options)
+    if not (folder / "meta/info.json").exists():
+        # An export that never counted has left these behind.
+        for name in ("data", "videos", "meta"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     _fill(Writer(folder, options or WriteOptions()), episodes)
     return folder
 
@@ -111,11 +116,11 @@ class Writer:
         if self._rows:
             self._write_episodes()
         old = [self._before] if self._before else []
-        atomic.write_json(self._root / "meta/stats.json", stats.to_json(stats.together([*old, *self._parts])))
+        durable.write_json(self._root / "meta/stats.json", stats.to_json(stats.together([*old, *self._parts])))
         self._write_tasks()
         self._info |= {"total_tasks": len(self._tasks), "splits": {"train": f"0:{self.count}"}}
-        atomic.write_json(self._root / OWN, self._own)
-        atomic.write_json(self._root / "meta/info.json", self._info)
+        durable.write_json(self._root / OWN, self._own)
+        durable.write_json(self._root / "meta/info.json", self._info)
 
     def release(self) -> None:
         """Let go of files that are still open, after a failure."""
@@ -224,13 +229,13 @@ class Writer:
         for row in self._rows:
             row |= {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
         path = self._root / EPISODES.format(chunk_index=place.chunk, file_index=place.file)
-        with atomic.new_file(path) as partial:
+        with durable.new_file(path) as partial:
             pq.write_table(_episode_table(self._rows, list(self._videos)), partial, compression="snappy")
 
     def _write_tasks(self) -> None:
         pq = library("pyarrow.parquet")
 
-        with atomic.new_file(self._root / "meta/tasks.parquet") as partial:
+        with durable.new_file(self._root / "meta/tasks.parquet") as partial:
             pq.write_table(_task_table(self._tasks), partial)
 
 

@@ -89,9 +89,16 @@ class VideoWriter:
         container: Any = self._container
         frame: Any = av.VideoFrame.from_ndarray(image, format="rgb24")
         frame.pts, frame.time_base = self.frames, Fraction(1, self._fps)
-        for packet in self._stream.encode(frame):
-            self.size += packet.size
-            container.mux(packet)
+        try:
+            for packet in self._stream.encode(frame):
+                self.size += packet.size
+                container.mux(packet)
+        except av.FFmpegError as error:
+            self._container = None
+            raise Unsupported(
+                f"Images of {image.shape[0]} x {image.shape[1]} pixels cannot be encoded ({_first_line(error)}); store "
+                "this camera as PNG images."
+            ) from None
         self.frames += 1
 
     def close(self) -> None:
@@ -200,7 +207,7 @@ def _index(path: str, mtime: int, size: int) -> Index:
             stream: Any = container.streams.video[0]
             found = [(p.pts, p.is_keyframe) for p in container.demux(stream) if p.pts is not None]
             base = Fraction(stream.time_base)
-    except (OSError, IndexError, ValueError) as error:
+    except (OSError, IndexError, ValueError, library("av").FFmpegError) as error:
         raise BadInput(f"{path!r} cannot be read as video ({_first_line(error)}).") from None
     if not found:
         raise BadInput(f"{path!r} holds no video frames.")
@@ -265,7 +272,7 @@ def decode(path: Path, start: int, stop: int) -> Iterator[Array]:
                     yield frame.to_ndarray(format="rgb24")
                 if not wanted:
                     return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, av.FFmpegError) as error:
         raise BadInput(f"Frames {start} to {stop} of {str(path)!r} cannot be decoded ({_first_line(error)}).") from None
     raise BadInput(f"{len(wanted)} of the frames {start} to {stop} of {str(path)!r} are missing from the stream.")
 

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.errors import Unsupported
+from instep.core.rollout import Constant, rollout
+from instep.core.world import Array, Channel, Observation, Spec, State, vector
+from instep.data.episodes import load
+from instep.data.finish import finish, record
+from instep.data.recorder import Recorder, RecordOptions
+from instep.data.recover import recover
+
+CAMERA = "observation.images.top"
+SMALL = RecordOptions(queue_mb=4)
+
+
+class Slider:
+    """A mass that moves by its action, seen by a camera at half the rate of the loop."""
+
+    def __init__(self, rate: float = 100.0):
+        observation = {"observation.state": vector(["x"], "m"), CAMERA: Channel((), "", (40, 60, 3), "uint8")}
+        self.spec = Spec(1 / rate, vector(["x"], "m"), vector(["x"], "m/s"), vector(["x"], "m/s"), observation)
+
+    def reset(self, seed: int = 0) -> State:
+        return State(0.0, np.array([float(seed)]), np.zeros(1))
+
+    def step(self, state: State, action: Array) -> State:
+        return State(state.t + self.spec.dt, state.q + action * self.spec.dt, action)
+
+    def observe(self, state: State) -> Observation:
+        number = round(state.t / self.spec.dt) // 2
+        image = np.full((40, 60, 3), number % 256, np.uint8)
+        return {"observation.state": state.q, CAMERA: image, f"{CAMERA}.stamp": np.float64(number * 2 * self.spec.dt)}
+
+
+def assert_equal_to(given, read) -> None:
+    for name in ("q", "v", "action", "observation.state", f"{CAMERA}.stamp", "timestamp"):
+        np.testing.assert_array_equal(np.squeeze(given[name]), np.squeeze(read[name]), err_msg=name)
+
+
+def test_a_recorded_run_is_read_back_equal(tmp_path: Path):
+    world, policy = Slider(), Constant(np.array([0.3]))
+    with Recorder(tmp_path / "set", world.spec, meta={"task": "slide"}, options=SMALL) as recorder:
+        runs = []
+        for seed in range(3):
+            runs.append(rollout(world, policy, steps=40, seed=seed, watch=[recorder]))
+            recorder.commit(seed=str(seed))
+    status = recorder.status()
+    assert (status.seen, status.written, status.synced, status.dropped, status.episodes) == (120, 120, 120, 0, 3)
+    before = load(tmp_path / "set")
+    for given, read in zip(runs, before, strict=True):
+        assert_equal_to(given, read)
+        np.testing.assert_array_equal(np.asarray(read[CAMERA]), given[CAMERA], "images in a journal are exact")
+    finished = finish(tmp_path / "set")
+    assert finished.episodes == 3 and finished.rows == 120 and finished.losses == ()
+    assert not (tmp_path / "set/journal").exists()
+    for seed, (given, read) in enumerate(zip(runs, load(tmp_path / "set"), strict=True)):
+        assert_equal_to(given, read)
+        assert read.meta["task"] == "slide" and read.meta["seed"] == str(seed) and read.meta["complete"] == "yes"
+        assert np.abs(np.asarray(read[CAMERA]).astype(int) - given[CAMERA]).mean() < 4
+        assert (np.diff(read["clock.monotonic"]) > 0).all() and abs(read["clock.wall"][0] - time.time()) < 600
+
+
+def test_a_camera_slower_than_the_loop_is_stored_once_per_image(tmp_path: Path):
+    world = Slider()
+    with Recorder(tmp_path, world.spec, options=SMALL) as recorder:
+        rollout(world, Constant(np.zeros(1)), steps=40, watch=[recorder])
+    manifest = json.loads((tmp_path / "journal/000000.json").read_text())
+    assert manifest["commit"]["written"] == {"rows": 40, "images": 20, "gaps": 0}
+    (found,) = recover(tmp_path)
+    assert found.episode is not None and len(found.episode[CAMERA]) == 40
+
+
+def test_the_verb_records_one_episode_per_seed_and_appends(tmp_path: Path):
+    world = Slider()
+    for first in (0, 2):
+        recorder = Recorder(tmp_path, world.spec, options=SMALL)
+        seeds = [first, first + 1]
+        finished = record(world, Constant(np.zeros(1)), recorder, seeds=seeds, steps=10)
+        assert finished.episodes == 2 and finished.status is not None and finished.status.dropped == 0
+    assert [episode.meta["seed"] for episode in load(tmp_path)] == ["0", "1", "2", "3"]
+    assert [episode.meta["recorded"] for episode in load(tmp_path)] == ["0", "1", "2", "3"]
+
+
+def test_time_that_starts_again_begins_a_new_episode(tmp_path: Path):
+    world = Slider()
+    with Recorder(tmp_path, world.spec, options=SMALL) as recorder:
+        for seed in range(2):
+            rollout(world, Constant(np.zeros(1)), steps=5, seed=seed, watch=[recorder])
+    first, second = recover(tmp_path)
+    assert first.complete and second.complete
+    assert first.episode is not None and first.episode.meta["ended"] == "reset"
+
+
+def test_a_fast_sensor_keeps_every_sample_and_its_stamps(tmp_path: Path):
+    world = Slider()
+    with Recorder(tmp_path, world.spec, options=SMALL) as recorder:
+        for k in range(20):
+            state = State(k / 100, np.zeros(1), np.zeros(1))
+            recorder(state, world.observe(state), np.zeros(1))
+            for part in range(4):
+                stamp = k / 100 + part / 400
+                recorder.sample("observation.force", stamp, np.array([stamp, -stamp]))
+    (found,) = recover(tmp_path)
+    stamps, values = found.streams["observation.force"]
+    assert len(stamps) == 80 and np.allclose(stamps, np.arange(80) / 400) and np.allclose(values[:, 1], -stamps)
+    finish(tmp_path)
+    (episode,) = load(tmp_path)
+    assert (episode["observation.force.stamp"][1:] <= episode.t[1:] + 1e-9).all()
+    assert np.allclose(episode["observation.force"][1:, 0], episode["observation.force.stamp"][1:])
+
+
+def test_an_episode_cut_off_by_an_error_is_kept_but_not_called_complete(tmp_path: Path):
+    world = Slider()
+    with pytest.raises(ZeroDivisionError), Recorder(tmp_path, world.spec, options=SMALL) as recorder:
+        rollout(world, Constant(np.zeros(1)), steps=7, watch=[recorder])
+        raise ZeroDivisionError
+    (found,) = recover(tmp_path)
+    assert not found.complete and found.episode is not None and len(found.episode) == 7
+    assert "not committed" in found.losses[0].what
+
+
+def test_a_row_that_does_not_fit_is_dropped_and_named(tmp_path: Path):
+    world = Slider()
+    with Recorder(tmp_path, world.spec, options=SMALL) as recorder:
+        for k in range(10):
+            state = State(k / 100, np.zeros(1), np.zeros(1))
+            seen = dict(world.observe(state))
+            if k == 4:
+                seen[CAMERA] = np.zeros((20, 60, 3), np.uint8)
+            if k == 6:
+                del seen["observation.state"]
+            recorder(state, seen, np.zeros(1))
+    (found,) = recover(tmp_path)
+    assert recorder.status().dropped == 1 and found.episode is not None and len(found.episode) == 9
+    assert "rows 4 to 4 were dropped" in found.losses[0].what and "shape" in found.losses[0].what
+    assert np.isnan(found.episode["observation.state"][5]).all() and "observation.state" in found.episode.meta["absent"]
+
+
+def test_a_batch_is_refused_in_one_sentence(tmp_path: Path):
+    world = Slider()
+    recorder = Recorder(tmp_path, world.spec, options=SMALL)
+    with pytest.raises(Unsupported, match="watches one world"):
+        recorder(State(0.0, np.zeros((2, 1)), np.zeros((2, 1))), {}, np.zeros((2, 1)))
+    recorder.stop()
+
+
+def test_the_writer_starts_without_numpy(tmp_path: Path):
+    recorder = Recorder(tmp_path, Slider().spec, options=SMALL)
+    deadline = time.monotonic() + 10
+    maps = Path(f"/proc/{recorder.writer_pid}/maps")
+    if not maps.exists():
+        recorder.stop()
+        pytest.skip("no /proc on this system")
+    state = State(0.0, np.zeros(1), np.zeros(1))
+    recorder(state, Slider().observe(state), np.zeros(1))
+    while recorder.status().written < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    loaded = maps.read_text()
+    recorder.stop()
+    assert "numpy" not in loaded
