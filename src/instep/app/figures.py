@@ -36,14 +36,16 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
     data: list[dict[str, Any]] = []
     for i, curve in enumerate(some):
         main = i == 0
-        data += _banded(curve, factor, safe(curve.name), colour(i), 3 if main else 1.6)
+        lines = _banded(curve, factor, safe(curve.name), colour(i), 3 if main else 1.6)
+        # One band can be read, seven cannot; the other intervals are in the hover and in the table.
+        data += lines if main else lines[1:]
         if curve.name in floor:
             data.append(_floor_line(floor[curve.name], curve, factor, main))
     layout = {
         "title": {"text": safe(title), "font": {"size": 14}},
         "height": 420,
         "xaxis": {"title": "how far ahead", "type": "category"},
-        "yaxis": {"title": f"error [{unit or '1'}]", "type": "log", "exponentformat": "none"},
+        "yaxis": {"title": f"error [{unit or '1'}]", "type": "log", "dtick": "D2", "exponentformat": "none"},
     }
     return {"data": data, "layout": layout}
 

@@ -43,8 +43,8 @@ def repeats(episodes: Sequence[Episode]) -> list[list[Episode]]:
 def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None) -> dict[str, Curve]:
     """The horizon curve of real against real: the spread of repeats about their mean, k seconds after any moment.
 
-    It is what a perfect but deterministic simulator would score. 'full' is the standard deviation over repeats,
-    root mean square over the run. An angle that goes round is averaged as a direction.
+    It is what the best deterministic model of these very runs would score: their mean. 'full' is the standard
+    deviation over repeats, root mean square over the run.
     """
     options = options or HorizonOptions()
     groups = [group for group in groups if len(group) > 1]
@@ -55,6 +55,17 @@ def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None
     scales = compared.scales([e.q for group in groups for e in group], options.scales)
     errors = [_errors(groups, compared, h, options) for h in options.horizons]
     return curves_of([e for e in errors if e.counts.any()], compared, scales, spec.dt)
+
+
+def floors(
+    groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None
+) -> dict[str, dict[str, Curve]]:
+    """The floor of each group of repeats by itself, by the name of the group."""
+    named: dict[str, dict[str, Curve]] = {}
+    for i, group in enumerate(groups):
+        name = group[0].meta.get("group", "") or f"repeats of {group[0].meta.get('name', f'command {i}')}"
+        named[name] = floor([group], options=options)
+    return named
 
 
 def with_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
@@ -76,13 +87,13 @@ def _errors(groups: Sequence[Sequence[Episode]], compared: Channels, horizon: fl
         n = len(group)
         runs = [e.q[:rows] for e in group]
         for i, run in enumerate(runs):
-            # Half the mean squared difference to the other repeats is the variance, with angles and turns included.
+            # Squared distances to all repeats, halved, add up to those to their mean; angles and turns have no other.
             others = [
                 squared_drift(other, run, compared, horizon, options, group[0].spec.dt)
                 for j, other in enumerate(runs)
                 if j != i
             ]
-            sums.append(sum((o.sum(axis=0) for o in others), np.zeros(len(compared.names))) / (2 * (n - 1)))
+            sums.append(sum((o.sum(axis=0) for o in others), np.zeros(len(compared.names))) / (2 * n))
             counts.append(float(np.mean([len(o) for o in others])))
     return Errors(horizon, np.stack(sums), np.array(counts))
 

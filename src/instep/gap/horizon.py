@@ -20,7 +20,7 @@ from instep.core.stats_runs import pooled
 from instep.core.world import Array, Simulator, State
 
 from .channels import Channels, channels
-from .march import march, replay_all
+from .march import Watch, march, replay_all
 from .records import Curve, Gap, Pair, horizon_name
 
 HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
@@ -43,8 +43,13 @@ class HorizonOptions:
     """Rows [rows] at which no window may start: contact, unstable poses. They are counted."""
 
 
-def measure(sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
-    """How far a simulator is from recorded runs, over the horizon, by channel and overall, with intervals over runs."""
+def measure(
+    sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOptions | None = None, watch: Watch | None = None
+) -> Gap:
+    """How far a simulator is from recorded runs, over the horizon, by channel and overall, with intervals over runs.
+
+    `watch` is told how many control steps were simulated, `planned_steps` of them in all.
+    """
     options = options or HorizonOptions()
     if not episodes:
         raise BadInput("A gap needs at least one recorded run, and the dataset holds none.")
@@ -53,13 +58,27 @@ def measure(sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOpti
     seen = np.all([run.seen[0] for run in runs], axis=0)
     compared = channels(sim.spec.q, seen, options.wrapping)
     scales = compared.scales([run.q for run in runs], options.scales)
-    replays = replay_all(sim, runs)
-    errors, notes = _errors(sim, episodes, runs, replays, compared, options)
+    replays = replay_all(sim, runs, watch)
+    errors, notes = _errors(sim, episodes, runs, replays, compared, options, watch)
     curves = curves_of(errors, compared, scales, sim.spec.dt)
     pairs = tuple(_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True))
     gap = Gap(curves, scores_of(curves), pairs=pairs, notes=(*_decisions(compared, scales, options), *notes))
     lost = sum(not np.isfinite(q).all() for q, _ in replays)
     return gap.with_scores({"diverged runs": wilson(lost, len(runs))})
+
+
+def planned_steps(episodes: Sequence[Episode], options: HorizonOptions, dt: float) -> int:
+    """How many control steps a measurement will simulate, for a progress bar."""
+    rows = [len(e) for e in episodes]
+    stride = max(1, round(options.every / dt))
+    steps = sorted({max(1, round(h / dt)) for h in options.horizons if not isinf(h)})
+    total = 0
+    for n in rows:
+        spans = np.zeros(len(range(0, n - 1, stride)), int)
+        for k in steps:
+            spans[: max(0, -(-(n - k) // stride)) : max(1, -(-(k // 2) // stride))] = k
+        total += int(spans.sum()) + n - 1
+    return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,12 +130,12 @@ def _groups(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, dic
 
 def _errors(
     sim: Simulator, episodes: Sequence[Episode], runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]],
-    compared: Channels, options: HorizonOptions,
+    compared: Channels, options: HorizonOptions, watch: Watch | None,
 ) -> tuple[list[Errors], list[str]]:  # fmt: skip
     steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
     shortest = min(len(run.q) for run in runs) - 1
     windows, skipped = _windows(episodes, runs, options, sim.spec.dt)
-    ahead, lost = _ahead(sim, runs, windows, sorted({k for k in steps if k}))
+    ahead, lost = _ahead(sim, runs, windows, sorted({k for k in steps if k}), watch)
     errors: list[Errors] = []
     for horizon, k in zip(options.horizons, steps, strict=True):
         if k > max(len(run.q) for run in runs) - 1:
@@ -153,7 +172,7 @@ def _windows(
 
 
 def _ahead(
-    sim: Simulator, runs: Sequence[Aligned], windows: Array, steps: Sequence[int]
+    sim: Simulator, runs: Sequence[Aligned], windows: Array, steps: Sequence[int], watch: Watch | None
 ) -> tuple[dict[int, Array], int]:
     """Positions some steps after each window's start, step -> [windows, nq], and how many windows diverged.
 
@@ -161,19 +180,32 @@ def _ahead(
     """
     if not steps:
         return {}, 0
-    longest = [len(runs[int(i)].q) - 1 - int(row) for i, row in windows]
-    wanted = np.asarray(steps)
-    spans = np.array([wanted[wanted <= room].max(initial=0) for room in longest])
+    spans = _spans(runs, windows, steps)
     out = {k: np.full((len(windows), runs[0].q.shape[-1]), np.nan) for k in steps}
 
     def visit(step: int, live: Array, state: State) -> None:
         if step in out:
             out[step][live] = state.q[: len(live)]
 
-    survived = march(sim, runs, windows, spans, visit)
+    survived = march(sim, runs, windows, spans, visit, watch)
     for k, q in out.items():
         q[survived < k] = np.nan
     return out, int((survived < spans).sum())
+
+
+def _spans(runs: Sequence[Aligned], windows: Array, steps: Sequence[int]) -> Array:
+    """How far each window is followed [steps]: to its longest horizon that still fits into its run.
+
+    A horizon of k steps is taken from windows half of k apart: closer ones overlap, cost time and add little.
+    """
+    spans = np.zeros(len(windows), int)
+    room = np.array([len(run.q) - 1 for run in runs])[windows[:, 0]] - windows[:, 1]
+    for k in steps:
+        last = np.full(len(runs), -k)
+        for w, (i, row) in enumerate(windows.tolist()):
+            if room[w] >= k and row - last[i] >= k // 2:
+                spans[w], last[i] = k, row
+    return spans
 
 
 def _window_errors(

@@ -12,9 +12,13 @@ from instep.core.world import Array, Simulator, State, put, take
 
 Visit = Callable[[int, Array, State], None]
 """Called after each step with the steps done, the windows still running, and their state."""
+Watch = Callable[[int], None]
+"""Told how many control steps were simulated since it was last told."""
 
 
-def march(sim: Simulator, runs: Sequence[Aligned], windows: Array, spans: Array, visit: Visit) -> Array:
+def march(
+    sim: Simulator, runs: Sequence[Aligned], windows: Array, spans: Array, visit: Visit, watch: Watch | None = None
+) -> Array:
     """Step windows (run, first row) [windows, 2] for their spans [steps], and say which stayed sound.
 
     Longer windows go first, so that a batch shrinks as windows end. A window that diverges waits at its last sound
@@ -27,11 +31,18 @@ def march(sim: Simulator, runs: Sequence[Aligned], windows: Array, spans: Array,
     actions = np.concatenate([run.action for run in runs])
     for first in range(0, len(order), CHUNK):
         some = order[first : first + CHUNK]
-        _chunk(sim, _place(sim, runs, windows[some]), some, survived, visit, _Actions(actions, offsets, ends, windows))
+        told = _Actions(actions, offsets, ends, windows)
+
+        def seen(step: int, live: Array, state: State) -> None:
+            visit(step, live, state)
+            if watch is not None:
+                watch(len(live))
+
+        _chunk(sim, _place(sim, runs, windows[some]), some, survived, seen, told)
     return survived
 
 
-def replay_all(sim: Simulator, runs: Sequence[Aligned]) -> list[tuple[Array, Array]]:
+def replay_all(sim: Simulator, runs: Sequence[Aligned], watch: Watch | None = None) -> list[tuple[Array, Array]]:
     """The open-loop replay of every run, positions and velocities [rows, ...]; NaN from where it diverged."""
     out = [(np.full_like(run.q, np.nan), np.full_like(run.v, np.nan)) for run in runs]
     for run, (q, v) in zip(runs, out, strict=True):
@@ -43,7 +54,7 @@ def replay_all(sim: Simulator, runs: Sequence[Aligned]) -> list[tuple[Array, Arr
         for slot, i in enumerate(live):
             out[i][0][step], out[i][1][step] = state.q[slot], state.v[slot]
 
-    survived = march(sim, runs, windows, spans, visit)
+    survived = march(sim, runs, windows, spans, visit, watch)
     for steps, (q, v) in zip(survived, out, strict=True):
         q[steps + 1 :], v[steps + 1 :] = np.nan, np.nan
     return out

@@ -34,12 +34,12 @@
     for (const key of Object.keys({ xaxis: 1, yaxis: 1, ...merged })) {
       if (/^[xy]axis\d*$/.test(key)) {
         merged[key] = { gridcolor: palette.line, zerolinecolor: palette.line, linecolor: palette.line, tickcolor: palette.line, automargin: true, ...(merged[key] || {}) };
-        if (merged[key].title && typeof merged[key].title === "string") merged[key].title = { text: merged[key].title };
+        if (typeof merged[key].title === "string") merged[key].title = { text: merged[key].title, font: { size: 12, color: palette.soft } };
       }
     }
     return merged;
   };
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   const draw = (holder) => {
     const figure = figures[Number(holder.dataset.figure)];
     const palette = palettes[root.dataset.theme];

@@ -1,0 +1,276 @@
+"""The page of a gap: verdict, three numbers, curves, runs, causes, events, details."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from instep.app.figures import horizon_figure, lines_figure, runs_figure
+from instep.app.report import Choice, Figure, Number, Section, Table, Verdict, say, score_table
+from instep.core.stats import Estimate
+from instep.gap.channels import channels
+from instep.gap.follow import Following
+from instep.gap.preflight import Preflight
+from instep.gap.records import Curve, Gap, Pair
+from instep.gap.streams import Aligned
+
+MOST_CHANNELS = 7
+"""More panels than these are shown by the worst channels only."""
+
+
+def headline(curves: Mapping[str, Curve]) -> Curve:
+    """The curve that stands for the whole: of the only unit where there is one, overall otherwise."""
+    units = [name for name in curves if name.startswith("all ")]
+    single = [name for name in curves if not name.startswith("all ") and name != "overall"]
+    kinds = {curves[name].unit for name in single}
+    if len(kinds) == 1:
+        return curves[units[0]] if units else curves[single[0]]
+    return curves["overall"]
+
+
+def verdict(gap: Gap, what: str) -> Verdict:
+    """What to remember of a gap."""
+    curve = headline(gap.curves)
+    point = curve.at(0.5) if 0.5 in curve.horizons else curve.estimates[0]
+    when = "after half a second" if 0.5 in curve.horizons else "one step ahead"
+    words = f"{what} {_short(curve, point)} off {when}, {_short(curve, curve.at(inf))} over whole runs."
+    if curve.name not in gap.floor:
+        return Verdict(
+            "plain", words, "No command was repeated, so how much of this is the robot's scatter is unknown."
+        )
+    floor = gap.floor[curve.name].at(inf)
+    ratio = curve.at(inf).value / floor.value if floor.value > 0 else math.inf
+    scatter = _short(curve, floor)
+    return Verdict("plain", words, f"Repeats of one command scatter by {scatter}: the gap is {ratio:.2g} times that.")
+
+
+def judged(plain: Verdict, broken: Sequence[str], limits: int) -> Verdict:
+    """The verdict with its limits: bad where one is broken, good where all hold, plain where none was given."""
+    if broken:
+        return Verdict("bad", "A limit is broken: " + "; ".join(broken), plain.headline)
+    return replace(plain, status="good") if limits else plain
+
+
+def numbers(gap: Gap) -> list[Number]:
+    """The three numbers on top: one step, half a second, whole run."""
+    curve = headline(gap.curves)
+    found: list[Number] = []
+    for label, horizon in (("one step ahead", 0.0), ("half a second ahead", 0.5), ("whole run, open loop", inf)):
+        if horizon == 0.5 and 0.5 not in curve.horizons:
+            continue
+        estimate = curve.at(horizon)
+        floor = gap.floor.get(curve.name)
+        beside = f" · floor {_share(curve, floor.at(horizon))}" if floor else ""
+        of = ", of the usual motion" if curve.name == "overall" else ""
+        found.append(Number(label + of, _share(curve, estimate), _interval(_percent(curve, estimate)) + beside))
+    return found
+
+
+def horizon_section(gap: Gap, following: Following | None = None) -> Section:
+    """E(k) by unit, with the floor."""
+    figures: dict[str, Figure] = {}
+    single = [n for n in gap.curves if not n.startswith("all ") and n != "overall"]
+    for unit in dict.fromkeys(gap.curves[n].unit for n in single):
+        same = [n for n in single if gap.curves[n].unit == unit]
+        shown = [f"all {unit}", *same] if f"all {unit}" in gap.curves else same
+        figures[f"in {unit}" if unit != "1" else "without unit"] = horizon_figure(
+            gap.curves, gap.floor, shown, f"Error against how far ahead it is predicted [{unit}]"
+        )
+    figures["overall"] = horizon_figure(
+        gap.curves, gap.floor, ["overall"], "All channels, each by the scale of its unit"
+    )
+    lead = (
+        "The simulator is placed where the robot was and given the same commands. The further ahead it must see, the "
+        "more its errors add up. Bands are 95 % intervals over runs; the dashed line is how far the robot is from "
+        "itself when a command is repeated."
+    )
+    return Section("How far off, how far ahead", lead, [Choice(figures), curve_table(gap, following)])
+
+
+def curve_table(gap: Gap, following: Following | None = None) -> Table:
+    """Every channel at every horizon, what command following leaves, and the floor."""
+    first = next(iter(gap.curves.values()))
+    head = ["channel", *first.names()]
+    if following is not None:
+        head.append("told = done")
+    if gap.floor:
+        head.append("floor, full")
+    rows: list[list[str]] = []
+    for name, curve in gap.curves.items():
+        row = [name, *(say(e, interval=False) for e in curve.estimates)]
+        if following is not None:
+            row.append(say(following.rmse[name], interval=False) if name in following.rmse else "")
+        if gap.floor:
+            row.append(say(gap.floor[name].at(inf), interval=False) if name in gap.floor else "")
+        rows.append(row)
+    caption = "Root mean square errors. "
+    caption += "'told = done' is what is left when the robot is taken to be where it was told." if following else ""
+    return Table(head, rows, caption)
+
+
+def runs_section(gap: Gap) -> Section:
+    """The best, the middle and the worst run beside their replays."""
+    ranked = ranked_pairs(gap)
+    if not ranked:
+        return Section("Runs", "Every replay diverged, so there is nothing to draw.")
+    picks = {"middle": ranked[len(ranked) // 2], "worst": ranked[-1], "best": ranked[0]}
+    figures: dict[str, Figure] = {}
+    for word, (error, pair) in picks.items():
+        labels = _worst_labels(pair)
+        name = f"{word} run{': ' + pair.name if pair.name else ''}"
+        if len(ranked) > 1 or word == "middle":
+            figures[name] = runs_figure(pair, labels, title=f"{pair.name or 'run'}: overall error {error:.3g}")
+    lead = "What was measured, and what the simulator does when it is given the same commands from the same start."
+    return Section("Runs beside their replays", lead, [Choice(figures)])
+
+
+def ranked_pairs(gap: Gap) -> list[tuple[float, Pair]]:
+    """Runs with their error, the best first; replays that diverged are left out."""
+    if not gap.pairs:
+        return []
+    compared = channels(gap.pairs[0].real.spec.q)
+    scales = compared.scales([pair.real.q for pair in gap.pairs])
+    sizes = np.array([scales[unit] for unit in compared.units])
+    found: list[tuple[float, Pair]] = []
+    for pair in gap.pairs:
+        error = compared.difference(pair.sim.q, pair.real.q) / sizes
+        if np.isfinite(error).all():
+            found.append((float(np.sqrt(np.mean(error**2))), pair))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:
+    """How far the robot is from itself, for each command that was repeated."""
+    channels = list(next(iter(groups.values())))
+    shown = [n for n in channels if n != "overall"]
+    rows = [
+        [name, str(next(iter(curves.values())).at(inf).n), *(say(curves[n].at(inf), interval=False) for n in shown)]
+        for name, curves in groups.items()
+    ]
+    lead = (
+        "Scatter of repeats about their mean, root mean square over the whole run. A simulator that gets this far is "
+        "as good as the robot is repeatable; nothing below it means anything."
+    )
+    return Section("The robot against itself", lead, [Table(("command", "runs", *shown), rows)])
+
+
+def following_section(following: Following) -> Section:
+    """How positions follow commands."""
+    shown = [n for n in following.by_lag if n.startswith("all ")] or list(following.by_lag)[:MOST_CHANNELS]
+    lines = {n: (1e3 * following.lags, following.by_lag[n]) for n in shown}
+    marks = [(1e3 * following.lag[n].value, f"{1e3 * following.lag[n].value:.0f} ms") for n in shown[:1]]
+    marks = [mark for mark in marks if math.isfinite(mark[0])]
+    unit = following.rmse[shown[0]].unit
+    figure = lines_figure(
+        lines, title="Distance from the command, if the command were that much older", x="lag [ms]",
+        y=f"error [{unit}]", marks=marks,
+    )  # fmt: skip
+    rows = [
+        [n, say(following.rmse[n]), say(following.shifted[n], interval=False), _lag(following.lag[n])]
+        for n in following.rmse
+    ]
+    lead = (
+        "The plainest model of a robot is that it is where it was told to be. A lag is not a delay: a servo trails "
+        "its command even without any; nothing here is shifted by it."
+    )
+    table = Table(("joint", "distance from command", "at the best lag", "best lag"), rows)
+    return Section("Commands and answers", lead, [figure, table])
+
+
+def following_page(following: Following) -> tuple[Verdict, list[Number]]:
+    """The verdict and the numbers where commands are all there is to compare with."""
+    name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
+    rmse, lag, left = following.rmse[name], following.lag[name], following.shifted[name]
+    late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
+    words = f"Positions are {say(rmse, interval=False)} from their commands{late}."
+    because = (
+        f"At that lag {say(left, interval=False)} are left. A lag is not a delay; give a scene to separate the two."
+    )
+    numbers = [
+        Number("distance from the command", say(rmse, interval=False), _interval(rmse)),
+        Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
+        Number("left at that lag", say(left, interval=False), _interval(left)),
+    ]
+    return Verdict("plain", words, because), numbers
+
+
+def clocks_page(found: Mapping[str, Aligned]) -> tuple[Verdict, list[Number], Section]:
+    """The verdict, the numbers and the section where the clocks of streams are compared."""
+    numbers: list[Number] = []
+    rows: list[list[str]] = []
+    figures: dict[str, Figure] = {}
+    for name, pair in found.items():
+        o = pair.offset
+        value, spread = 1e3 * o.seconds.value, 1e3 * o.spread
+        interval = f"[{1e3 * o.seconds.low:.1f}, {1e3 * o.seconds.high:.1f}] ms"
+        numbers.append(Number(name, f"{value:+.1f} ms", f"{interval} · spread {spread:.1f} ms"))
+        left = [f"{pair.before:.3g}", f"{pair.after:.3g} {pair.unit}"]
+        rows.append([name, f"{value:+.1f} ms", interval, f"{spread:.1f} ms", str(len(o.windows)), *left])
+        start = pair.speeds[0][0][0]
+        lines = {
+            pair.first: (pair.speeds[0][0] - start, pair.speeds[0][1]),
+            f"{pair.second}, aligned": (pair.speeds[1][0] + o.seconds.value - start, pair.speeds[1][1]),
+        }
+        figures[name] = lines_figure(lines, title=f"Speed seen by both, {name}", x="time [s]", y=f"speed [{pair.unit}]")
+    head = ("streams", "offset", "95 % interval", "spread", "windows", "difference as stamped", "aligned")
+    lead = "The peak of the correlation of the two speeds, found in several windows; the median and its spread."
+    words = "; ".join(f"{n}: {1e3 * p.offset.seconds.value:+.1f} ms" for n, p in found.items())
+    because = "Add the offset to the stamps of the slower stream. Numbers are given with and without it."
+    verdict = Verdict("plain", f"The clocks are apart by {words}.", because)
+    return verdict, numbers, Section("Clocks", lead, [Choice(figures), Table(head, rows)])
+
+
+def details_section(gap: Gap, preflight: Preflight | None) -> Section:
+    """What the numbers rest on."""
+    blocks: list[Table] = []
+    if preflight is not None:
+        rows = [[f.check, f.channel, f.sentence] for f in preflight.findings]
+        caption = (
+            "What was found when looking at the recordings." if rows else "Nothing was found wrong with the recordings."
+        )
+        blocks.append(Table(("check", "channel", "finding"), rows, caption))
+    if gap.notes:
+        blocks.append(Table(("decisions and doubts",), [[note] for note in gap.notes]))
+    blocks.append(score_table(gap.scores, "Every score with its 95 % interval and the number of runs behind it."))
+    return Section("Details", "", blocks, folded=True)
+
+
+def _worst_labels(pair: Pair) -> list[str]:
+    labels = list(pair.real.spec.q.labels)
+    if len(labels) <= MOST_CHANNELS:
+        return labels
+    errors = np.sqrt(np.nanmean((pair.sim.q - pair.real.q) ** 2, axis=0))
+    keep = set(np.argsort(-errors)[:MOST_CHANNELS].tolist())
+    return [label for i, label in enumerate(labels) if i in keep]
+
+
+def _short(curve: Curve, estimate: Estimate) -> str:
+    """A value without its interval; where units are mixed, as a share of how much everything usually moves."""
+    return _share(curve, estimate) + (" of the usual motion" if curve.name == "overall" else "")
+
+
+def _share(curve: Curve, estimate: Estimate) -> str:
+    return say(_percent(curve, estimate), interval=False)
+
+
+def _percent(curve: Curve, estimate: Estimate) -> Estimate:
+    if curve.name != "overall":
+        return estimate
+    return Estimate(100 * estimate.value, 100 * estimate.low, 100 * estimate.high, estimate.n, "%")
+
+
+def _interval(estimate: Estimate) -> str:
+    text = say(estimate)
+    return text[text.index("[") :] + f" · {estimate.n} runs" if "[" in text else "one run, no interval"
+
+
+def _lag(lag: Estimate) -> str:
+    return (
+        f"{1e3 * lag.value:.0f} ms [{1e3 * lag.low:.0f}, {1e3 * lag.high:.0f}]"
+        if math.isfinite(lag.value)
+        else "unclear"
+    )

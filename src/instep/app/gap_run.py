@@ -1,0 +1,293 @@
+"""One run of the verb gap: read, look, measure, judge, write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from instep.app import gap_page
+from instep.app.gap_files import write_curves, write_runs
+from instep.app.output import Output, new_output
+from instep.app.report import Number, Report, Section, Verdict, write_report
+from instep.app.standin import Engine, engine
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.stats import Estimate
+from instep.core.world import Simulator
+from instep.data.episodes import load
+from instep.gap.findings import Looked
+from instep.gap.floor import floors, repeats, with_floor
+from instep.gap.follow import Following, follow
+from instep.gap.horizon import HorizonOptions, measure, planned_steps, scores_of
+from instep.gap.joints import going_round, ranges
+from instep.gap.pairs import compare
+from instep.gap.preflight import Preflight, preflight
+from instep.gap.prepare import prepare
+from instep.gap.records import Curve, Gap
+from instep.gap.streams import align_all, streams
+from instep.scene.folder import Scene, shipped
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asked for."""
+
+    data: str
+    against: str
+    as_: str
+    runs: int
+    every: float
+    allow: tuple[str, ...]
+    max_rmse: float | None
+    at: str
+    limits: Mapping[str, float]
+    seed: int
+    out: Path | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """What a measurement found, ready to be judged and written."""
+
+    gap: Gap
+    title: str
+    subtitle: str
+    verdict: Verdict
+    numbers: Sequence[Number]
+    sections: Sequence[Section]
+
+
+def run(asked: Asked) -> int:
+    """Measure, judge, write; the exit code is 1 where a limit is broken."""
+    if not asked.data:
+        raise BadInput("Nothing to measure: give recordings (instep gap DATA SCENE), or --agreement TABLE.csv.")
+    if not asked.every > 0:
+        raise BadInput(f"--every takes seconds above 0, not {asked.every:g}.")
+    episodes = picked(read(asked.data, asked.as_), asked.runs)
+    output = new_output("gap", asked.out, seed=asked.seed)
+    output.read(_located(asked.data))
+    if not asked.against:
+        found = _alone(asked, episodes)
+    elif is_scene(asked.against):
+        found = _with_scene(asked, episodes, output)
+    else:
+        output.read(_located(asked.against))
+        found = _with_data(asked, episodes)
+    return finish(found, asked, output)
+
+
+def finish(found: Found, asked: Asked, output: Output) -> int:
+    """Judge a gap by its limits and write everything."""
+    gap = found.gap
+    broken, limits = judge(gap, asked)
+    report = Report(
+        found.title,
+        found.subtitle,
+        gap_page.judged(found.verdict, broken, limits),
+        found.numbers,
+        found.sections,
+        {**{f"input {k}": v for k, v in output.inputs.items()}, "seed": str(asked.seed)},
+    )
+    write_curves(output.folder, gap)
+    write_runs(output.folder, gap)
+    output.write(gap.scores, notes=list(gap.notes), broken=broken, title=found.title)
+    path = write_report(output.folder, report)
+    console = Console()
+    console.print(report.verdict.headline, highlight=False, markup=False)
+    if report.verdict.because:
+        console.print(report.verdict.because, style="dim", highlight=False, markup=False)
+    print(path)
+    return 1 if broken else 0
+
+
+def judge(gap: Gap, asked: Asked) -> tuple[list[str], int]:
+    """The limits that are broken, in words, and how many were given."""
+    limits = dict(asked.limits)
+    if asked.max_rmse is not None:
+        limits[f"{gap_page.headline(gap.curves).name}@{asked.at}"] = asked.max_rmse
+    broken: list[str] = []
+    for name, most in limits.items():
+        if name not in gap.scores:
+            raise UnknownName("score", name, gap.scores)
+        estimate = gap.scores[name]
+        # A score that could not be taken is no proof that the limit holds.
+        if not estimate.value <= most:
+            broken.append(f"{name} is {estimate}, more than {most:g}.")
+    return broken, len(limits)
+
+
+def read(path: str, as_: str = "") -> Sequence[Episode]:
+    """The episodes of a dataset."""
+    episodes = load(path, as_ or None)
+    if not len(episodes):
+        raise BadInput(f"{path!r} holds no episode; a gap needs at least one recorded run.")
+    return [named(e, i) for i, e in enumerate(episodes)]
+
+
+def named(episode: Episode, place: int) -> Episode:
+    """The episode with a name a reader can find it by."""
+    if "name" in episode.meta:
+        return episode
+    group, count = episode.meta.get("group", ""), episode.meta.get("repeat", "")
+    name = f"{group} {count}".strip() if group and (count or group != episode.meta.get("task")) else f"episode {place}"
+    return episode.with_columns({}, name=name)
+
+
+def picked(episodes: Sequence[Episode], runs: int) -> Sequence[Episode]:
+    """So many runs, spread over all of them; all where `runs` is 0."""
+    if runs < 0:
+        raise BadInput(f"--runs takes a number of runs, not {runs}.")
+    if runs == 0 or runs >= len(episodes):
+        return list(episodes)
+    return [episodes[i * len(episodes) // runs] for i in range(runs)]
+
+
+def is_scene(words: str) -> bool:
+    """Whether the second argument names a scene rather than a dataset."""
+    name = words.partition("@")[0]
+    path = Path(name)
+    return name in shipped() or path.suffix in (".xml", ".urdf", ".mjcf") or (path / "scene.toml").is_file()
+
+
+def open_scene(words: str) -> tuple[Scene, Simulator]:
+    """A scene and its simulator; SCENE@rapier runs it in another engine."""
+    name, _, which = words.partition("@")
+    engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
+    if which not in engines:
+        raise UnknownName("engine", which, [e for e in engines if e])
+    scene = Scene.load(name)
+    return scene, engine(engines[which], scene)
+
+
+@contextmanager
+def bar(words: str, total: int) -> Iterator[Progress]:
+    """A progress bar on the error stream, gone when it is done."""
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(words, total=total)
+        yield progress
+
+
+def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Found:
+    scene, sim = open_scene(asked.against)
+    output.read(scene.root)
+    fitting, notes = at_rate(episodes, sim.spec.dt)
+    looked = preflight(fitting, limits=ranges(scene), allow=asked.allow)
+    looked.require()
+    ready = prepare(fitting, [n for n in going_round(scene) if n in fitting[0].spec.q.labels])
+    options = HorizonOptions(every=asked.every, wrapping=ready.wrapping)
+    with bar(f"replaying {len(fitting)} runs", planned_steps(ready.episodes, options, sim.spec.dt)) as progress:
+        gap = measure(sim, ready.episodes, options=options, watch=lambda n: progress.advance(progress.task_ids[0], n))
+    gap = with_floor(gap, ready.episodes, options=options)
+    gap = replace(gap, notes=(*gap.notes, *ready.notes, *notes))
+    following = _following(ready.episodes)
+    gap = gap.with_scores(_following_scores(following))
+    sections = sections_of(gap, following, looked)
+    groups = floors(repeats(ready.episodes), options=options)
+    if groups:
+        sections.insert(1, gap_page.floors_section(groups))
+        gap = gap.with_scores(_floor_scores(groups))
+    subtitle = f"{len(fitting)} recorded runs of {asked.data} replayed in the scene {scene.name!r}"
+    verdict = gap_page.verdict(gap, "The simulator is")
+    return Found(gap, f"Gap of {scene.name}", subtitle, verdict, gap_page.numbers(gap), sections)
+
+
+def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
+    others = picked(read(asked.against), asked.runs)
+    for side in (episodes, others):
+        preflight(side, allow=asked.allow).require()
+    looked = preflight(episodes, allow=asked.allow)
+    wrapping = prepare(episodes).wrapping
+    options = HorizonOptions(every=asked.every, wrapping=wrapping)
+    gap = with_floor(compare(episodes, others, options=options), episodes, options=options)
+    subtitle = f"{len(gap.pairs)} runs of {asked.data} beside their counterparts in {asked.against}"
+    verdict = gap_page.verdict(gap, "The two worlds are")
+    sections = sections_of(gap, None, looked)
+    return Found(gap, "Gap of paired runs", subtitle, verdict, gap_page.numbers(gap), sections)
+
+
+def _alone(asked: Asked, episodes: Sequence[Episode]) -> Found:
+    """One dataset alone: positions against commands, or the clocks of streams against each other."""
+    groups = streams(episodes)
+    if groups:
+        return _clocks(asked, groups)
+    looked = preflight(episodes, allow=asked.allow)
+    looked.require()
+    following = follow(episodes)
+    curves = {name: Curve(name, e.unit, (inf,), (e,), episodes[0].spec.dt) for name, e in following.rmse.items()}
+    gap = Gap(curves, scores_of(curves) | _following_scores(following))
+    verdict, numbers = gap_page.following_page(following)
+    sections = [gap_page.following_section(following), gap_page.details_section(gap, looked)]
+    subtitle = f"{len(episodes)} recorded runs of {asked.data}, positions against their commands"
+    return Found(gap, "Commands and answers", subtitle, verdict, numbers, sections)
+
+
+def _clocks(asked: Asked, groups: Mapping[str, Sequence[Episode]]) -> Found:
+    found = align_all(groups)
+    scores = {f"clock offset: {name}": pair.offset.seconds for name, pair in found.items()}
+    spreads = [f"The offset of {n} scatters by {1e3 * p.offset.spread:.1f} ms over windows." for n, p in found.items()]
+    gap = Gap({}, scores, notes=tuple(spreads))
+    verdict, numbers, section = gap_page.clocks_page(found)
+    subtitle = f"{len(found)} pairs of streams of {asked.data}"
+    return Found(gap, "Clocks of streams", subtitle, verdict, numbers, [section, gap_page.details_section(gap, None)])
+
+
+def sections_of(gap: Gap, following: Following | None, looked: Preflight | None) -> list[Section]:
+    """The page below the verdict."""
+    sections = [gap_page.horizon_section(gap, following), gap_page.runs_section(gap)]
+    if following is not None:
+        sections.append(gap_page.following_section(following))
+    return [*sections, gap_page.details_section(gap, looked)]
+
+
+def at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list[str]]:
+    """The runs recorded at the simulator's rate, and a note about those that were not."""
+    fitting = [e for e in episodes if abs(e.spec.dt / dt - 1) <= 0.02]
+    if not fitting:
+        rates = sorted({round(1 / e.spec.dt) for e in episodes})
+        raise BadInput(
+            f"The runs were recorded at {', '.join(str(r) for r in rates)} Hz, but the scene steps at {1 / dt:.4g} Hz; "
+            "give the scene that rate (rate = ... in scene.toml) or resample the recording."
+        )
+    if len(fitting) == len(episodes):
+        return fitting, []
+    left = sorted({round(1 / e.spec.dt) for e in episodes if e not in fitting})
+    words = ", ".join(str(r) for r in left)
+    note = f"{len(episodes) - len(fitting)} runs at {words} Hz were left out: the scene steps at {1 / dt:.4g} Hz."
+    return fitting, [note]
+
+
+def _following(episodes: Sequence[Episode]) -> Following | None:
+    return follow(episodes) if Looked(tuple(episodes), {}).servos else None
+
+
+def _following_scores(following: Following | None) -> dict[str, Estimate]:
+    if following is None:
+        return {}
+    return {f"told = done: {name}": estimate for name, estimate in following.rmse.items()} | {
+        f"lag: {name}": estimate for name, estimate in following.lag.items()
+    }
+
+
+def _floor_scores(groups: Mapping[str, Mapping[str, Curve]]) -> dict[str, Estimate]:
+    return {f"floor: {group}: {n}": curve.at(inf) for group, curves in groups.items() for n, curve in curves.items()}
+
+
+def _located(words: str) -> Path:
+    """The folder of a dataset whose last word may name a part of it."""
+    path = Path(words)
+    return path if path.exists() else path.parent
+
+
+def agree(table: Path, out: Path | None, seed: int) -> int:
+    """Judge a virtual evaluation by a table of success rates."""
+    raise BadInput("Not yet.")

@@ -1,0 +1,66 @@
+"""The verb gap: how far a simulator is from recordings, or two sets of recordings from each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+Positional = tyro.conf.Positional
+
+
+def gap(
+    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]] = "",
+    against: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE|DATA")]] = "",
+    /,
+    *,
+    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    runs: int = 0,
+    every: float = 0.5,
+    allow: tuple[str, ...] = (),
+    max_rmse: float | None = None,
+    at: str = "full",
+    limit: tuple[str, ...] = (),
+    agreement: Path | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+) -> int:
+    """Measure how far a simulator is from recordings, or two sets of recordings from each other.
+
+    With a scene, its simulator is placed where the robot was and given the recorded commands: the error one step, some
+    steps and a whole run ahead. With a second dataset, runs are compared in pairs. With one dataset alone, positions
+    are compared with their commands, or the clocks of its streams with each other. Writes report.html, result.json
+    and parquet files of all curves; exits 1 when a limit is broken.
+
+    Args:
+        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
+        against: a scene (name, folder, MJCF, SCENE@rapier for another engine) or a second dataset.
+        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        runs: measure only so many runs, spread over all; 0 is all.
+        every: place the simulator anew every so many seconds.
+        allow: checks that may fail: finite stamps rate units frozen gain order offset.
+        max_rmse: largest error allowed for the headline curve, in its unit.
+        at: horizon of --max-rmse: '1 step', '0.5 s' or full.
+        limit: further limits on scores, as 'elbow@0.5 s=0.02'.
+        agreement: a table of success rates (task, policy, real, sim, n_real_trials) to judge a virtual evaluation by.
+        seed: seed of the intervals that need one.
+        out: folder to write; a new one under runs/ where not given.
+
+    """
+    from instep.app.gap_run import Asked, agree, run
+
+    if agreement is not None:
+        return agree(agreement, out, seed)
+    limits = {**dict(_limit(words) for words in limit)}
+    return run(Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, seed, out))
+
+
+def _limit(words: str) -> tuple[str, float]:
+    from instep.core.errors import BadInput
+
+    name, _, number = words.rpartition("=")
+    try:
+        return name.strip(), float(number)
+    except ValueError:
+        raise BadInput(f"A limit reads 'elbow@0.5 s=0.02', not {words!r}.") from None
