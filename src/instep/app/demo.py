@@ -51,7 +51,7 @@ class Loop:
     before: Gap
     after: Gap
     pictures: Sequence[Picture]
-    note: str
+    note: str = ""
     """Why there are no pictures, or nothing."""
 
 
@@ -61,7 +61,7 @@ def goal_of(scene: Scene) -> tuple[float, float]:
     return float(x), float(y)
 
 
-def run_both(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
+def on_robot(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
     """The policy on the stand-in, one episode after the other, as on a robot."""
     policy, steps = PushTo(goal_of(scene)), round(SECONDS / scene.dt)
     return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(tell)]) for seed in seeds]
@@ -72,12 +72,12 @@ def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
     return rollouts(MujocoWorld(scene), PushTo(goal_of(scene)), seeds=seeds, steps=round(SECONDS / scene.dt))
 
 
-def find_knobs(scene: Scene, episodes: Sequence[Episode], tell: Tell) -> Fit:
+def find_knobs(scene: Scene, episodes: Sequence[Episode]) -> Fit:
     """Fit the two knobs to recorded runs by least squares over windows of half a second."""
     knobs = [_pattern_knob(scene, pattern) for pattern in KNOBS]
     options = FitOptions(window=0.5, starts=1, limit=64, iterations=12)
     robot_only = [_joints_only(episode, scene) for episode in episodes]
-    return fit(MujocoWorld(scene), robot_only, knobs, options, watch=lambda *_: tell("fit"))
+    return fit(MujocoWorld(scene), robot_only, knobs, options)
 
 
 def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
@@ -263,10 +263,10 @@ def _png(image: Array) -> bytes:
     return stream.getvalue()
 
 
-def save(folder: Path, real: Sequence[Episode], virtual: Sequence[Episode]) -> Path:
-    """Keep the runs of both worlds as one LeRobot dataset."""
+def save(folder: Path, worlds: dict[str, Sequence[Episode]]) -> None:
+    """Keep the runs of each world as a LeRobot dataset of its own."""
     from instep.data.lerobot3_writer import write
 
-    kept = [e.with_columns({}, world="real", task="push the T") for e in real]
-    kept += [e.with_columns({}, world="sim", task="push the T") for e in virtual]
-    return write(kept, folder / "data")
+    for name, episodes in worlds.items():
+        if episodes:
+            write([e.with_columns({}, world=name, task="push the T") for e in episodes], folder / name)

@@ -47,6 +47,7 @@ class Studio:
         self._renderers: dict[tuple[int, int], Any] = {}
         self._maps: dict[str, Array] = {}
         self._last: dict[str, tuple[Array, Array]] = {}
+        self._shown: dict[str, tuple[int, Look, Array, Array]] = {}
         self._lock = threading.Lock()
 
     def picture(self, q: Array, camera: Camera) -> Array:
@@ -57,6 +58,16 @@ class Studio:
                 last = (q.copy(), self._through_lens(self._render(q, camera), camera))
                 self._last[camera.name] = last
         return last[1].copy()
+
+    def shown(self, q: Array, camera: Camera, look: Look, seed: int) -> Array:
+        """The same through a camera that is not perfect; the noise is that of the seed."""
+        if look == Look():
+            return self.picture(q, camera)
+        last = self._shown.get(camera.name)
+        if last is None or last[:2] != (seed, look) or not np.array_equal(last[2], q):
+            last = (seed, look, q.copy(), _exposed(self.picture(q, camera), look, seed))
+            self._shown[camera.name] = last
+        return last[3].copy()
 
     def close(self) -> None:
         """Give the graphics memory back."""
@@ -125,7 +136,7 @@ class Filmed(Layer[W]):
             frames = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
             for world in np.ndindex(*state.batch):
                 seed = int(noise.uniform(memory["noise"][world], 1 + index)[-1] * 2**53)
-                frames[world] = self._exposed(self.studio.picture(memory["q"][world], camera), seed)
+                frames[world] = self.studio.shown(memory["q"][world], camera, self.look, seed)
             seen[f"observation.images.{camera.name}"] = frames
             if self.every > 1:
                 seen[f"observation.images.{camera.name}.stamp"] = memory["stamp"]
@@ -133,15 +144,6 @@ class Filmed(Layer[W]):
 
     def _exposure(self, state: State, key: Array, age: Array) -> dict[str, Array]:
         return {"noise": key, "q": state.q, "age": age, "stamp": np.full(state.batch, float(state.t))}
-
-    def _exposed(self, frame: Array, seed: int) -> Array:
-        if self.look == Look():
-            return frame
-        light = frame * (self.look.gain * np.asarray(self.look.tint))
-        if self.look.sigma:
-            # Noise of millions of pixels: a generator seeded by the state is fast and still a function of it.
-            light += np.random.default_rng(seed).normal(0.0, self.look.sigma, frame.shape)
-        return np.clip(np.rint(light), 0, 255).astype(np.uint8)
 
 
 def filmed(
@@ -153,6 +155,14 @@ def filmed(
             raise UnknownName("camera", name, scene.cameras)
     chosen = tuple(scene.cameras[name] for name in (cameras if cameras is not None else scene.cameras))
     return Filmed(world, Studio(scene), chosen, look or Look(), every)
+
+
+def _exposed(frame: Array, look: Look, seed: int) -> Array:
+    light = frame * (look.gain * np.asarray(look.tint))
+    if look.sigma:
+        # Noise of millions of pixels: a generator seeded by the state is fast and still a function of it.
+        light += np.random.default_rng(seed).normal(0.0, look.sigma, frame.shape)
+    return np.clip(np.rint(light), 0, 255).astype(np.uint8)
 
 
 def graphics() -> str:

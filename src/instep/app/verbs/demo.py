@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from instep.app import demo as loop
 from instep.app.output import new_output
 from instep.app.process import robot_process
 from instep.app.report import write_report
+from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.film import graphics
 from instep.real.link import LinkWorld
@@ -34,27 +36,35 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         console.print(f"No camera pictures: {note}", highlight=False, markup=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        steps = round(loop.SECONDS / scene.dt) * len(loop.TRAIN + loop.HELD_OUT)
-        task = progress.add_task("start a stand-in robot in another process", total=steps + 40)
-        options = ["--engine", "rapier", "--hidden", str(hidden), "--pace", "step"]
-        options += ["--reveal", str(output.folder / "hidden.json")] + (["--cameras", *cameras] if cameras else [])
-        with robot_process(loop.SCENE, options) as child:
-            progress.update(task, description="push the T on the stand-in and in the simulator")
-            tick = lambda _: progress.advance(task)  # noqa: E731
-            with LinkWorld(child.address, child.token) as robot:
-                train = loop.run_both(robot, scene, loop.TRAIN, tick)
-                held_out = loop.run_both(robot, scene, loop.HELD_OUT, tick)
+        runs = len(loop.TRAIN + loop.HELD_OUT) + len(cameras)
+        task = progress.add_task(
+            "start a stand-in robot in another process", total=runs * round(loop.SECONDS / scene.dt)
+        )
+
+        def tick(_: str) -> None:
+            progress.advance(task)
+
+        def on_robot(seeds: Sequence[int], *more: str) -> list[Episode]:
+            options = ["--engine", "rapier", "--hidden", str(hidden), "--pace", "step", *more]
+            with robot_process(loop.SCENE, options) as child, LinkWorld(child.address, child.token) as robot:
+                progress.update(task, description="push the T on the stand-in and in the simulator")
+                return loop.on_robot(robot, scene, seeds, tick)
+
+        real = on_robot(loop.TRAIN + loop.HELD_OUT, "--reveal", str(output.folder / "hidden.json"))
+        train, held_out = real[: len(loop.TRAIN)], real[len(loop.TRAIN) :]
+        film = on_robot(loop.HELD_OUT[:1], "--cameras", *cameras) if cameras else []
         virtual = loop.in_simulator(scene, loop.HELD_OUT)
-        loop.save(output.folder, [*train, *held_out], virtual)
+        progress.update(task, description="keep the episodes")
+        loop.save(output.folder, {"real": real, "sim": virtual, "filmed": film})
         progress.update(task, description="measure the gap")
         before = loop.measured(scene, held_out)
         progress.update(task, description="fit two knobs")
-        fitted = loop.find_knobs(scene, train, tick)
+        fitted = loop.find_knobs(scene, train)
         progress.update(task, description="measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
-        pictures, why = loop.side_by_side(scene, held_out[0], virtual[0]) if cameras else ([], note)
+        pictures, why = loop.side_by_side(scene, film[0], virtual[0]) if film else ([], note)
         found = loop.Loop(scene, held_out, virtual, fitted, before, after, pictures, why)
-        progress.update(task, description="write the report", completed=steps + 40)
+        progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
     report = write_report(output.folder, loop.page(found))
