@@ -50,6 +50,8 @@ class Loop:
     fitted: Fit
     before: Gap
     after: Gap
+    truth: dict[str, float]
+    """What was hidden in the stand-in, by address."""
     pictures: Sequence[Picture]
     note: str = ""
     """Why there are no pictures, or nothing."""
@@ -95,8 +97,8 @@ def side_by_side(scene: Scene, real: Episode, virtual: Episode) -> tuple[list[Pi
     studio, pictures = Studio(scene), []
     try:
         for row in (0, len(real) // 2, len(real) - 1):
-            pair = np.concatenate([real[names[0]][row], studio.picture(virtual.q[row], camera)], axis=1)
-            pictures.append(Picture(_png(pair), f"{camera.name}, {real.t[row]:.1f} s: stand-in left, simulator right"))
+            pair = np.concatenate([real[names[0]][row], studio.picture(virtual.q[row], camera)], axis=0)
+            pictures.append(Picture(_png(pair), f"{real.t[row]:.1f} s: the stand-in above, the simulator below"))
     except Unsupported as error:
         return [], str(error)
     finally:
@@ -110,9 +112,7 @@ def draw(loop: Loop, path: Path) -> Path:
     if loop.pictures:
         from matplotlib.image import imread
 
-        seen = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
-        half = seen.shape[1] // 2
-        picture = np.concatenate([seen[:, :half], seen[:, half:]], axis=0)
+        picture = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
     named = {"as shipped": loop.before.curves[JOINTS], "two knobs fitted": loop.after.curves[JOINTS]}
     return poster(path, named, picture)
 
@@ -127,10 +127,10 @@ def page(loop: Loop) -> Report:
         if better
         else "Two fitted knobs did not make the simulator better on runs they were not fitted to."
     )
-    numbers = (
-        Number("one step", f"{say(before.at(0.0), interval=False)} → {say(after.at(0.0), interval=False)}"),
-        Number("half a second", f"{say(before.at(0.5), interval=False)} → {say(after.at(0.5), interval=False)}"),
-        Number("whole run", f"{say(before.at(np.inf), interval=False)} → {say(after.at(np.inf), interval=False)}"),
+    named = {"one step ahead": 0.0, "half a second ahead": 0.5, "over the whole run": np.inf}
+    numbers = tuple(
+        Number(name, f"{1e3 * before.at(h).value:.3g} → {1e3 * after.at(h).value:.2g} mm", f"now {say(after.at(h))}")
+        for name, h in named.items()
     )
     return Report(
         "instep demo",
@@ -175,16 +175,17 @@ def _curves_section(before: Curve, after: Curve) -> Section:
 
 
 def _knobs_section(loop: Loop) -> Section:
-    shipped = address.read(loop.scene.model, [k if "*" not in k else k.replace("*", "pusher_x") for k in KNOBS])
-    rows = [
-        (name, f"{value:.4g}", say(loop.fitted.estimates[name]), loop.fitted.estimates[name].unit)
-        for name, value in zip(KNOBS, shipped.values(), strict=True)
-    ]
-    return Section(
-        "The knobs",
-        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}.",
-        [Table(("knob", "as shipped", "fitted, with 95 % interval", "unit"), rows)],
+    rows: list[tuple[str, ...]] = []
+    for name, estimate in loop.fitted.estimates.items():
+        part = name.replace("*", loop.scene.spec.action.labels[0])
+        shipped = address.read(loop.scene.model, [part])[part]
+        rows.append((name, f"{shipped:.4g} {estimate.unit}", say(estimate), f"{loop.truth[part]:.4g} {estimate.unit}"))
+    lead = (
+        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The stand-in's "
+        "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
     )
+    head = ("knob", "as shipped", "fitted, with 95 % interval", "hidden in the stand-in")
+    return Section("The knobs", lead, [Table(head, rows)])
 
 
 def _runs_section(loop: Loop) -> Section:

@@ -19,7 +19,7 @@ def poster(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Pa
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    widths = [1.0, 1.35] if picture is not None else [1.0]
+    widths = [1.0, 0.62] if picture is not None else [1.0]
     figure, axes = pyplot.subplots(
         1, len(widths), figsize=(5.2 * sum(widths), 3.5), width_ratios=widths, constrained_layout=True, squeeze=False
     )
@@ -27,7 +27,7 @@ def poster(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Pa
     if picture is not None:
         axes[0, 1].imshow(picture)
         axes[0, 1].set_axis_off()
-        axes[0, 1].set_title("the stand-in's camera (above) and the simulator's", fontsize=10, loc="left")
+        axes[0, 1].set_title("stand-in above, simulator below", fontsize=10, loc="left")
     stream = io.BytesIO()
     figure.savefig(stream, dpi=130, format="png")
     pyplot.close(figure)

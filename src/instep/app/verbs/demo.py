@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,8 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         progress.update(task, description="measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
         pictures, why = loop.side_by_side(scene, film[0], virtual[0]) if film else ([], note)
-        found = loop.Loop(scene, held_out, virtual, fitted, before, after, pictures, why)
+        truth = json.loads((output.folder / "hidden.json").read_text(encoding="utf-8"))
+        found = loop.Loop(scene, held_out, virtual, fitted, before, after, truth, pictures, why)
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
