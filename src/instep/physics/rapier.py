@@ -30,12 +30,33 @@ KEY = "rapier"
 LIVE = 512
 """How many worlds are kept ready to go on from the state they returned last."""
 DIGEST = 16
-"""Bytes before a snapshot that say which model it is of."""
+"""Bytes that say which model a snapshot is of."""
 WITHOUT = (
     "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
     "option.viscosity", "tendon.*", "sensor.*",
 )  # fmt: skip
 """Knobs that rapier has nothing for."""
+
+
+class Snapshot:
+    """Rapier's state as bytes, and which model they are of.
+
+    Bytes alone would become text to numpy, which drops zeros at their end.
+    """
+
+    __slots__ = ("bytes", "model")
+
+    def __init__(self, model: bytes, content: bytes):
+        self.model, self.bytes = model, content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and (self.model, self.bytes) == (other.model, other.bytes)
+
+    def __hash__(self) -> int:
+        return hash((self.model, self.bytes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Snapshot, (self.model, self.bytes)
 
 
 class RapierWorld:
@@ -56,7 +77,7 @@ class RapierWorld:
         self._digests = tuple(_digest(model) for model in self._variants.models)
         self._lines = tuple(line_of(model, self._variants.steps) for model in self._variants.models)
         self._memory = max(line.memory for line in self._lines)
-        self._live: dict[int, tuple[bytes, Engine]] = {}
+        self._live: dict[int, tuple[Snapshot, Engine]] = {}
 
     @property
     def spec(self) -> Spec:
@@ -105,7 +126,7 @@ class RapierWorld:
         tasks = _Tasks(
             q=state.q.reshape(n, -1),
             v=state.v.reshape(n, -1),
-            snapshot=own["snapshot"].reshape(n),
+            snapshot=np.asarray(own["snapshot"], object).reshape(n),
             past=past.reshape(n, *past.shape[-2:]),
             wrench=own["wrench"].reshape(n, -1, 6),
             action=action.reshape(n, action.shape[-1]),
@@ -140,7 +161,7 @@ class RapierWorld:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.scene, self.threads, self.settings)
 
-    def _step_one(self, tasks: _Tasks, i: int, n: int) -> tuple[Array, Array, bytes]:
+    def _step_one(self, tasks: _Tasks, i: int, n: int) -> tuple[Array, Array, Snapshot]:
         which = self._variants.index(i, n)
         plan, line = self._plans[which], self._lines[which]
         engine = self._engine(which, tasks.snapshot[i], tasks.q[i], tasks.v[i])
@@ -150,24 +171,24 @@ class RapierWorld:
         q, v = engine.read()
         return q, v, self._keep(which, engine)
 
-    def _engine(self, which: int, snapshot: bytes, q: Array, v: Array) -> Engine:
+    def _engine(self, which: int, snapshot: Snapshot, q: Array, v: Array) -> Engine:
         """An engine in a state: the one that is there already, one put back, or one placed if the knobs differ."""
-        kept, engine = self._live.pop(id(snapshot), (b"", None))
+        kept, engine = self._live.pop(id(snapshot), (None, None))
         plan = self._plans[which]
         if kept is snapshot and engine is not None and engine.plan is plan:
             return engine
-        if snapshot[:DIGEST] == self._digests[which]:
-            return Engine(plan, snapshot[DIGEST:])
+        if snapshot.model == self._digests[which]:
+            return Engine(plan, snapshot.bytes)
         return Engine.placed(plan, q, v)
 
-    def _keep(self, which: int, engine: Engine) -> bytes:
-        snapshot = self._digests[which] + engine.snapshot()
+    def _keep(self, which: int, engine: Engine) -> Snapshot:
+        snapshot = Snapshot(self._digests[which], engine.snapshot())
         while len(self._live) >= LIVE:
             self._live.pop(next(iter(self._live)), None)
         self._live[id(snapshot)] = (snapshot, engine)
         return snapshot
 
-    def _each(self, work: Any, n: int) -> list[tuple[Array, Array, bytes]]:
+    def _each(self, work: Any, n: int) -> list[tuple[Array, Array, Snapshot]]:
         workers = min(n, self.threads or os.cpu_count() or 1)
         if workers <= 1:
             return [work(i) for i in range(n)]

@@ -105,17 +105,18 @@ class Engine:
             q[seat.place : seat.place + 4] = turn
             v[seat.dof : seat.dof + 3] = rotate(_conjugate(turn), np.array(speeds[seat.arm][seat.slot : seat.slot + 3]))
         for seat in built.free:
-            self._read_free(seat, q, v)
+            self._read_free(seat, speeds[seat.arm][seat.slot : seat.slot + 6], q, v)
         return (q * np.nan, v * np.nan) if self._lost else (q, v)
 
-    def _read_free(self, seat: Seat, q: Array, v: Array) -> None:
+    def _read_free(self, seat: Seat, speeds: list[float], q: Array, v: Array) -> None:
         body = self._bodies[seat.body]
-        (x, y, z, w), spin = body.rotation.to_tuple(), body.angvel.to_tuple()
+        # The speeds of the body itself lag by one iteration of the solver; those of the multibody do not.
+        (x, y, z, w), spin = body.rotation.to_tuple(), (speeds[3], speeds[4], speeds[5])
         # Rapier's frame is at the centre of mass and moves with it.
         arm = _turned(w, x, y, z, seat.com)
         sideways = _cross(spin, arm)
         place = [a - b for a, b in zip(body.translation.to_tuple(), arm, strict=True)]
-        speed = [a - b for a, b in zip(body.linvel.to_tuple(), sideways, strict=True)]
+        speed = [a - b for a, b in zip(speeds[:3], sideways, strict=True)]
         q[seat.place : seat.place + 7] = (*place, w, x, y, z)
         v[seat.dof : seat.dof + 6] = (*speed, *_turned(w, -x, -y, -z, spin))
 
