@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -269,5 +270,6 @@ def save(folder: Path, worlds: dict[str, Sequence[Episode]]) -> None:
     from instep.data.lerobot3_writer import write
 
     for name, episodes in worlds.items():
+        shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier run into the same --out
         if episodes:
             write([e.with_columns({}, world=name, task="push the T") for e in episodes], folder / name)
