@@ -6,7 +6,7 @@ The law is MuJoCo's: an actuator has a length `l = moment @ q` and a speed `s = 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mujoco
 import numpy as np
@@ -42,6 +42,17 @@ class Drives:
     """[kg m2]."""
     frictionloss: Array
     """[Nm]."""
+    reach: Array = field(init=False)
+    """How many degrees of freedom each actuator acts on [nu]."""
+    square: Array = field(init=False)
+    """Of the moment, element by element [nu, nv]."""
+    limited: bool = field(init=False)
+    """Whether any joint limits what its actuators do together."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reach", np.count_nonzero(self.moment, axis=1))
+        object.__setattr__(self, "square", self.moment**2)
+        object.__setattr__(self, "limited", bool(np.isfinite(self.total).any()))
 
     def clipped(self, action: Array) -> Array:
         """Commands inside their ranges."""
@@ -60,18 +71,21 @@ class Drives:
         An engine that adds the damping to its own treats it implicitly, as MuJoCo does; a clipped actuator has none.
         """
         length, speed = self.moment @ q, self.moment @ v
-        push = (self.gain[:, 0] + self.gain[:, 1] * length + self.gain[:, 2] * speed) * command
-        push += self.bias[:, 0] + self.bias[:, 1] * length
+        push = self.gain[:, 0] * command + self.bias[:, 0] + self.bias[:, 1] * length
+        if self.gain[:, 1:].any():
+            push += (self.gain[:, 1] * length + self.gain[:, 2] * speed) * command
         whole = push + self.bias[:, 2] * speed
-        clipped = np.clip(whole, self.force[:, 0], self.force[:, 1])
+        clipped = np.minimum(np.maximum(whole, self.force[:, 0]), self.force[:, 1])
         # The damping of a tendon couples its joints; only that of one joint has a place on a diagonal.
-        alone = (whole == clipped) & (np.count_nonzero(self.moment, axis=1) == 1)
-        torque = self.moment.T @ np.where(alone, push, clipped)
-        damping = (self.moment**2).T @ np.where(alone, -self.bias[:, 2], 0.0)
-        both = torque - damping * v
-        over = (both < self.total[:, 0]) | (both > self.total[:, 1])
-        torque = np.where(over, np.clip(both, self.total[:, 0], self.total[:, 1]), torque)
-        return torque - self.stiffness * (q - self.spring), np.where(over, 0.0, damping)
+        alone = (whole == clipped) & (self.reach == 1)
+        torque = np.where(alone, push, clipped) @ self.moment
+        damping = np.where(alone, -self.bias[:, 2], 0.0) @ self.square
+        if self.limited:
+            both = torque - damping * v
+            over = (both < self.total[:, 0]) | (both > self.total[:, 1])
+            torque = np.where(over, np.minimum(np.maximum(both, self.total[:, 0]), self.total[:, 1]), torque)
+            damping = np.where(over, 0.0, damping)
+        return torque - self.stiffness * (q - self.spring), damping
 
 
 def drives_of(model: mujoco.MjModel) -> Drives:

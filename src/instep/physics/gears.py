@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mujoco
 import numpy as np
@@ -33,6 +33,12 @@ class Gears:
     """Of each degree of freedom, at rest [1/(kg m2)] [dofs]."""
     rate: float
     """How fast a deviation dies out [1/s]."""
+    straight: tuple[Array, Array, Array] | None = field(init=False)
+    """What is the same everywhere, where all gears are straight lines; None where one is curved."""
+
+    def __post_init__(self) -> None:
+        lines = len(self.first) > 0 and not self.shape[:, 2:].any()
+        object.__setattr__(self, "straight", self._curved(np.zeros(self.first.shape[1])) if lines else None)
 
     @property
     def dofs(self) -> Array:
@@ -51,15 +57,21 @@ class Gears:
         These are critically damped springs between the joints, after what the motors do to them has been shared out,
         with the inertia that the joints have at rest.
         """
+        moment, shared, value = self.straight or self._curved(q)
+        apart = moment @ q - value
+        wanted = -(self.rate**2) * apart - 2 * self.rate * (moment @ v) - moment @ (self.inverse_mass * pulled)
+        return shared @ wanted
+
+    def _curved(self, q: Array) -> tuple[Array, Array, Array]:
+        """How far each joint moves the gears here, how they share a force, and what `moment @ q` should be."""
         x = self.second @ q - self.reference[:, 1]
         value, slope = np.zeros_like(x), np.zeros_like(x)
         for coefficient in self.shape.T[::-1]:
             slope = slope * x + value
             value = value * x + coefficient
         moment = self.first - slope[:, None] * self.second
-        apart, speed = self.first @ q - self.reference[:, 0] - value, moment @ v
-        wanted = -(self.rate**2) * apart - 2 * self.rate * speed - moment @ (self.inverse_mass * pulled)
-        return moment.T @ np.linalg.solve((moment * self.inverse_mass) @ moment.T, wanted)
+        shared = moment.T @ np.linalg.inv((moment * self.inverse_mass) @ moment.T)
+        return moment, shared, self.reference[:, 0] + value - slope * (self.second @ q)
 
 
 def gears_of(model: mujoco.MjModel) -> Gears:
