@@ -24,13 +24,18 @@ class Clock:
     """How far it is ahead at its start [s]."""
     drift_ppm: float = 0.0
     """How much faster it runs [parts per million]."""
+    source: Callable[[], int] = time.monotonic_ns
+    """The time it is made from [ns]."""
     wall_clock: Callable[[], int] = time.time_ns
     """Wall time [ns]; recorded beside the other, never used for control."""
-    _start: int = field(default_factory=time.monotonic_ns)
+    _start: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_start", self.source())
 
     def mono(self) -> int:
         """Time that never jumps [ns]."""
-        now = time.monotonic_ns()
+        now = self.source()
         return now + round(self.offset * 1e9 + (now - self._start) * self.drift_ppm * 1e-6)
 
     def wall(self) -> int:

@@ -14,7 +14,7 @@ from instep.core.world import Array, Observation, Spec, State
 from .clock import ClockMatch
 from .driver import SENT, STAMP
 from .session import Live, Session
-from .wire import Command, Hello, Pace, Reset, Role
+from .wire import Command, Pace, Reset, Role
 
 KEY = "link"
 
@@ -71,7 +71,7 @@ class LinkWorld:
         if not 0 <= int(seed) < 2**63:
             raise BadInput(f"A seed is an integer from 0 to 2^63 - 1, not {seed}.")
         live = self._session.ask(
-            lambda hello, seq: Reset(hello.connection, seq, int(seed)),
+            lambda live, seq: Reset(live.hello.connection, seq, int(seed)),
             lambda live, seq: 0 < seq <= live.report.echo,
             self._reset_timeout,
             "reset",
@@ -83,8 +83,8 @@ class LinkWorld:
 
     def step(self, state: State, action: Array) -> State:
         """Send an action and wait for the next state that it led to; the newest counts."""
-        action = checked_action(action, self._hello.spec, ())
         memory = self._memory(state)
+        action = checked_action(action, self._hello.spec, ())
         after, episode = int(memory["tick"]), int(memory["episode"])
         lockstep = self._hello.pace == "step"
 
@@ -96,8 +96,14 @@ class LinkWorld:
             # In lock-step a tick says it all: no other action can have led from one to the next.
             return report.tick > after if lockstep else 0 < seq <= report.echo
 
-        def request(hello: Hello, seq: int) -> Command:
-            return Command(hello.connection, seq, after, action)
+        def request(live: Live, seq: int) -> Command:
+            self._same_run(live, episode)
+            if lockstep and live.report.tick != after and live.report.mode != "stop":
+                raise BadInput(
+                    f"A robot cannot go back: the action is for state {after}, but it is at {live.report.tick}; step "
+                    f"from its newest state, or reset it."
+                )
+            return Command(live.hello.connection, seq, after, action)
 
         return self._sound(self._session.ask(request, answered, self._timeout, "answer"))
 

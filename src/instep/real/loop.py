@@ -96,7 +96,7 @@ class RobotLoop:
         self._echo = ("", 0)
         self._target = self._sent = np.zeros(driver.spec.action.shape)
         self._aim: Aim | None = None
-        self._told_at = self._read_at = 0
+        self._told_at = self._read_at = self._blind = 0
         self._reading: Reading | None = None
 
     @property
@@ -164,14 +164,17 @@ class RobotLoop:
             late = self.clock.mono() - deadline
             if late >= period:
                 deadline += late // period * period
-                self._overrun(late // period)
+                self._overrun(late // period, late)
             while (left := deadline - self.clock.mono()) > 0:
                 time.sleep(left * 1e-9)
             self.tick(self.clock.mono())
 
-    def _overrun(self, missed: int) -> None:
+    def _overrun(self, missed: int, late: int) -> None:
         self.counts["overruns"] += 1
         self.counts["missed"] += missed
+        if late * 1e-9 < self._safety.stop_after:
+            # While the robot's own computer was late, its client had nothing to answer; that was no silence.
+            self._told_at += late
         self._safely(lambda: self._driver.passed(min(missed, CATCH_UP)))
 
     def _safely(self, work: Callable[[], None]) -> None:
@@ -238,7 +241,7 @@ class RobotLoop:
 
     def _obey(self, command: Command, told_at: int) -> None:
         if self._mode == "idle":
-            self._read_at = told_at
+            self._read_at, self._blind = told_at, 0
         self._target, self._told_at = np.asarray(command.action, float), told_at
         self._mode, self._reason = "run", ""
         self._echo = (command.connection, command.seq)
@@ -248,7 +251,7 @@ class RobotLoop:
         """Hold or stop where commands or readings have not come for too long."""
         if self.pace == "step" or self._mode not in ("run", "hold"):
             return
-        silent, blind = (now - self._told_at) * 1e-9, (now - self._read_at) * 1e-9
+        silent, blind = (now - self._told_at) * 1e-9, self._blind * 1e-9
         age, what = (silent, "command") if silent >= blind else (blind, "sound reading")
         if age > self._safety.stop_after:
             self._stop(f"No {what} came for {age:.2f} s.")
@@ -305,10 +308,11 @@ class RobotLoop:
         elif last is not None and reading.t < last.t:
             self.counts["backwards"] += 1
             reading = None
+        if reading is not None and (last is None or reading.t > last.t):
+            self._read_at = now
+        self._blind = now - self._read_at
         if reading is not None:
-            if last is None or reading.t > last.t:
-                self._read_at = now
-            elif self._mode == "run":
+            if self._blind and self._mode == "run":
                 return  # nothing new yet
             self._reading = reading
         if reading is not None or self._mode == "stop":

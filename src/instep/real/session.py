@@ -80,7 +80,7 @@ class Session:
 
     def ask(
         self,
-        request: Callable[[Hello, int], Command | Reset],
+        request: Callable[[Live, int], Command | Reset],
         answered: Callable[[Live, int], bool],
         timeout: float,
         what: str,
@@ -100,7 +100,7 @@ class Session:
                 self._seq += 1
                 asked = (live.hello.connection, self._seq)
                 self._refusals.clear()
-                self._post(request(live.hello, self._seq))
+                self._post(request(live, self._seq))
                 return None
             if asked[1] in self._refusals:
                 raise BadInput(f"The robot at {self.address} refused: {self._refusals.pop(asked[1])}")
