@@ -50,20 +50,21 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
     return {"data": data, "layout": layout}
 
 
-def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "") -> Figure:
-    """A measured run and its replay, one panel per channel."""
+def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
+    """A measured run and its replay, one panel per channel; or what was commanded in both, with column "action"."""
+    channel = pair.real.spec.q if column == "q" else pair.real.spec.action
     t = np.asarray(pair.real.t, float)
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"title": {"text": safe(title), "font": {"size": 14}}, "showlegend": True}
     rows = len(labels)
     layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
     layout["height"] = 90 + 120 * rows
-    units = dict(zip(pair.real.spec.q.labels, pair.real.spec.q.units, strict=True))
+    units = dict(zip(channel.labels, channel.units, strict=True))
     for i, label in enumerate(labels):
-        place = pair.real.spec.q.labels.index(label)
+        place = channel.labels.index(label)
         axis = "" if i == 0 else str(i + 1)
         for name, episode, paint, dash in (("real", pair.real, "@1", "solid"), ("simulated", pair.sim, "@2", "dot")):
-            x, y = thinned(t, np.asarray(episode.q, float)[:, place])
+            x, y = thinned(t, np.asarray(episode[column], float)[:, place])
             trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
             trace |= {"x": x, "y": y, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": i == 0}
             trace["line"] = {"color": paint, "width": 1.6, "dash": dash}

@@ -9,13 +9,15 @@ from math import inf
 
 import numpy as np
 
-from instep.app.figures import horizon_figure, lines_figure, runs_figure
-from instep.app.report import Choice, Figure, Number, Section, Table, Verdict, say, score_table
+from instep.app.figures import histogram_figure, horizon_figure, lines_figure, runs_figure
+from instep.app.report import Beside, Choice, Figure, Number, Section, Table, Verdict, say, score_table
 from instep.core.stats import Estimate
+from instep.core.world import Array
 from instep.gap.channels import channels
 from instep.gap.follow import Following
 from instep.gap.preflight import Preflight
 from instep.gap.records import Curve, Gap, Pair
+from instep.gap.seed import Profile
 from instep.gap.streams import Aligned
 
 MOST_CHANNELS = 7
@@ -141,6 +143,52 @@ def ranked_pairs(gap: Gap) -> list[tuple[float, Pair]]:
         if np.isfinite(error).all():
             found.append((float(np.sqrt(np.mean(error**2))), pair))
     return sorted(found, key=lambda entry: entry[0])
+
+
+def arms_section(profiles: Sequence[Profile], scores: Mapping[str, Estimate]) -> Section:
+    """The joint error of each arm and overall, the errors of the tips, and the distribution."""
+    ranked = sorted((p for p in profiles if np.isfinite(p.overall).all()), key=lambda p: float(np.mean(p.overall**2)))
+    if not ranked:
+        return Section("Arms and tips", "Every replay diverged, so there is nothing to draw.")
+    shown = ranked[len(ranked) // 2]
+    first = {**shown.rmse, "overall": shown.overall} if len(shown.rmse) > 1 else {"overall": shown.overall}
+    name = shown.name or "middle run"
+    figures: list[Figure] = [_over_time(first, shown.t, f"(a) RMSE over time, {name}", "RMSE_norm")]
+    if shown.position:
+        distance = {arm: 1e3 * e for arm, e in shown.position.items()}
+        angle = {arm: np.degrees(e) for arm, e in shown.orientation.items()}
+        figures.append(_over_time(distance, shown.t, f"(b) Distance of the tips, {name}", "distance [mm]"))
+        figures.append(_over_time(angle, shown.t, f"(c) Angle between the tips, {name}", "angle [deg]"))
+    spread = {arm: np.concatenate([p.rmse[arm] for p in ranked]) for arm in shown.rmse}
+    spread |= {"overall": np.concatenate([p.overall for p in ranked])} if len(spread) > 1 else {}
+    figures.append(histogram_figure(spread, title="(d) Distribution of the RMSE, all runs", x="RMSE_norm"))
+    shares = {label: float(np.mean([p.shares[label] for p in ranked])) for label in shown.shares}
+    rows = [[label, f"{100 * share:.0f} %"] for label, share in sorted(shares.items(), key=lambda item: -item[1])]
+    lead = (
+        "Each joint's error by its range, the arms' squares averaged, then the root. The tips come from the chain of "
+        "joints: metres and radians are kept apart."
+    )
+    own = {n: e for n, e in scores.items() if n.startswith(("RMSE_norm", "tip "))}
+    table = Table(("joint", "share of the squared error of its arm"), rows)
+    return Section("Arms and tips", lead, [Beside(figures), score_table(own), table])
+
+
+def _over_time(series: Mapping[str, Array], t: Array, title: str, y: str) -> Figure:
+    return lines_figure({name: (t, values) for name, values in series.items()}, title=title, x="time [s]", y=y)
+
+
+def commands_section(gap: Gap) -> Section | None:
+    """What was commanded in both worlds: predicted actions beside recorded ones."""
+    pairs = [p for p in gap.pairs if "action" in p.real and "action" in p.sim and p.real.spec.action.labels]
+    parted = [p for p in pairs if not np.array_equal(p.real.action[:-1], p.sim.action[:-1])]
+    if not parted:
+        return None
+    size = [float(np.sqrt(np.nanmean((p.sim.action - p.real.action)[:-1] ** 2))) for p in parted]
+    middle = parted[int(np.argsort(size)[len(size) // 2])]
+    labels = list(middle.real.spec.action.labels)[: 2 * MOST_CHANNELS]
+    figure = runs_figure(middle, labels, title=f"{middle.name or 'middle run'}: actions", column="action")
+    lead = "Actions of both worlds on one axis: where a policy decided, this is where it first decided otherwise."
+    return Section("Actions", lead, [figure])
 
 
 def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:

@@ -22,6 +22,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.stats import Estimate
 from instep.core.world import Simulator
 from instep.data.episodes import load
+from instep.gap.arms import Arm, arms_of
 from instep.gap.findings import Looked
 from instep.gap.floor import floors, repeats, with_floor
 from instep.gap.follow import Following, follow
@@ -31,6 +32,7 @@ from instep.gap.pairs import compare
 from instep.gap.preflight import Preflight, preflight
 from instep.gap.prepare import prepare
 from instep.gap.records import Curve, Gap
+from instep.gap.seed import Profile, decisions, profile, profile_scores
 from instep.gap.streams import align_all, streams
 from instep.scene.folder import Scene, shipped
 
@@ -50,6 +52,7 @@ class Asked:
     max_rmse: float | None
     at: str
     limits: Mapping[str, float]
+    scene: str
     seed: int
     out: Path | None
 
@@ -191,7 +194,8 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     gap = replace(gap, notes=(*gap.notes, *ready.notes, *notes))
     following = _following(ready.episodes)
     gap = gap.with_scores(_following_scores(following))
-    sections = sections_of(gap, following, looked)
+    gap, profiles = _with_arms(gap, arms_in(scene, gap))
+    sections = sections_of(gap, following, looked, profiles)
     groups = floors(repeats(ready.episodes), options=options)
     if groups:
         sections.insert(1, gap_page.floors_section(groups))
@@ -211,7 +215,8 @@ def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
     gap = with_floor(compare(episodes, others, options=options), episodes, options=options)
     subtitle = f"{len(gap.pairs)} runs of {asked.data} beside their counterparts in {asked.against}"
     verdict = gap_page.verdict(gap, "The two worlds are")
-    sections = sections_of(gap, None, looked)
+    gap, profiles = _with_arms(gap, arms_between(gap, asked.scene))
+    sections = sections_of(gap, None, looked, profiles)
     return Found(gap, "Gap of paired runs", subtitle, verdict, gap_page.numbers(gap), sections)
 
 
@@ -241,12 +246,36 @@ def _clocks(asked: Asked, groups: Mapping[str, Sequence[Episode]]) -> Found:
     return Found(gap, "Clocks of streams", subtitle, verdict, numbers, [section, gap_page.details_section(gap, None)])
 
 
-def sections_of(gap: Gap, following: Following | None, looked: Preflight | None) -> list[Section]:
+def sections_of(
+    gap: Gap, following: Following | None, looked: Preflight | None, profiles: Sequence[Profile]
+) -> list[Section]:
     """The page below the verdict."""
     sections = [gap_page.horizon_section(gap, following), gap_page.runs_section(gap)]
+    if profiles:
+        sections.append(gap_page.arms_section(profiles, gap.scores))
+    actions = gap_page.commands_section(gap)
+    if actions is not None:
+        sections.append(actions)
     if following is not None:
         sections.append(gap_page.following_section(following))
     return [*sections, gap_page.details_section(gap, looked)]
+
+
+def arms_in(scene: Scene, gap: Gap) -> list[Arm]:
+    """The arms of a scene whose every joint was compared."""
+    return [arm for arm in arms_of(scene) if all(label in gap.curves for label in arm.labels)]
+
+
+def arms_between(gap: Gap, scene: str) -> list[Arm]:
+    """The arms of the scene that paired runs were said to belong to, where any was named."""
+    return arms_in(Scene.load(scene), gap) if scene else []
+
+
+def _with_arms(gap: Gap, arms: Sequence[Arm]) -> tuple[Gap, list[Profile]]:
+    if not arms:
+        return gap, []
+    profiles = [profile(pair, arms) for pair in gap.pairs]
+    return gap.with_scores(profile_scores(profiles), decisions(arms)), profiles
 
 
 def at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list[str]]:

@@ -57,6 +57,13 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Small figures side by side, two in a row where the page is wide enough."""
+
+    figures: Sequence[Figure]
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """An image with its caption; PNG bytes."""
 
@@ -70,7 +77,7 @@ class Section:
 
     title: str
     lead: str = ""
-    blocks: Sequence[Figure | Table | Choice | Picture | Sequence[Picture] | str] = ()
+    blocks: Sequence[Figure | Table | Choice | Beside | Picture | Sequence[Picture] | str] = ()
     folded: bool = False
     """Whether it is closed until a reader opens it."""
 
@@ -159,6 +166,8 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
         elif isinstance(block, Choice):
             places = {name: _place(figure, figures) for name, figure in block.figures.items()}
             blocks.append({"kind": "choice", "places": places})
+        elif isinstance(block, Beside):
+            blocks.append({"kind": "beside", "places": [_place(figure, figures) for figure in block.figures]})
         elif isinstance(block, Picture):
             blocks.append({"kind": "pictures", "pictures": [_picture(block)]})
         elif isinstance(block, Mapping):

@@ -28,7 +28,7 @@
   };
   const layoutOf = (layout, palette) => {
     const base = { paper_bgcolor: palette.card, plot_bgcolor: palette.card, font: { family: "system-ui, sans-serif", size: 13, color: palette.ink },
-      margin: { l: 64, r: 20, t: 36, b: 48 }, hovermode: "closest", hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
+      margin: { l: 64, r: 20, t: 40, b: 60 }, hovermode: "closest", hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
       legend: { orientation: "h", y: -0.22, x: 0, font: { color: palette.soft } } };
     const merged = { ...base, ...painted(layout, palette) };
     for (const key of Object.keys({ xaxis: 1, yaxis: 1, ...merged })) {

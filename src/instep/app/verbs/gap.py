@@ -22,6 +22,7 @@ def gap(
     max_rmse: float | None = None,
     at: str = "full",
     limit: tuple[str, ...] = (),
+    scene: str = "",
     agreement: Path | None = None,
     seed: int = 0,
     out: Path | None = None,
@@ -43,6 +44,7 @@ def gap(
         max_rmse: largest error allowed for the headline curve, in its unit.
         at: horizon of --max-rmse: '1 step', '0.5 s' or full.
         limit: further limits on scores, as 'elbow@0.5 s=0.02'.
+        scene: scene of two datasets, for the errors of arms, tips and events that need a model.
         agreement: a table of success rates (task, policy, real, sim, n_real_trials) to judge a virtual evaluation by.
         seed: seed of the intervals that need one.
         out: folder to write; a new one under runs/ where not given.
@@ -53,7 +55,7 @@ def gap(
     if agreement is not None:
         return agree(agreement, out, seed)
     limits = {**dict(_limit(words) for words in limit)}
-    return run(Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, seed, out))
+    return run(Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, scene, seed, out))
 
 
 def _limit(words: str) -> tuple[str, float]:
