@@ -327,3 +327,46 @@ def test_worlds_of_a_batch_have_knobs_of_their_own():
     for _ in range(20):
         one = alone.step(one, sim.scene.rest_action())
     assert np.array_equal(one.q, state.q[1])
+
+
+def test_a_plate_that_slides_askew_goes_at_most_a_tenth_too_far(tmp_path):
+    xml = BLOCK.format(rest=REST, mu=0.3).replace('size="0.05 0.05 0.05"', 'size="0.1 0.03 0.01"')
+    sim = world("rapier", xml.replace('pos="0 0 0.05"', 'pos="0 0 0.01"'), tmp_path)
+    q, _ = run(sim, sim.place(sim.reset().q, [0.8, 0.6, 0, 0, 0, 0]), 0.7)
+    assert 0.98 < np.hypot(*q[-1, :2]) * (2 * 0.3 * G) < 1.1
+
+
+TEE = """<mujoco>{rest}<worldbody><geom type="plane" size="9 9 1" friction="0.3"/><body pos="0 0 0.02"><freejoint/>
+<geom type="box" pos="0 0.04285714 0" size="0.1 0.025 0.02" mass="0.24" friction="0.1"/>
+<geom type="box" pos="0 -0.05714286 0" size="0.025 0.075 0.02" mass="0.18" friction="0.1"/></body></worldbody>
+</mujoco>"""
+
+
+def test_a_spinning_t_slows_as_under_even_pressure_in_rapier_and_faster_in_mujoco(tmp_path):
+    slowing = {}
+    for engine in ENGINES:
+        sim = world(engine, TEE.format(rest=REST), tmp_path)
+        state = sim.place(sim.reset().q, [0, 0, 0, 0, 0, 5.0])
+        first = sim.step(state, np.zeros(0))
+        later = sim.step(sim.step(first, np.zeros(0)), np.zeros(0))
+        slowing[engine] = (first.v[5] - later.v[5]) / (2 * sim.spec.dt)
+    x, y = np.meshgrid(np.linspace(-0.1, 0.1, 401), np.linspace(-0.14, 0.08, 441))
+    bar = (abs(x) <= 0.1) & (abs(y - 0.04285714) <= 0.025)
+    stem = (abs(x) <= 0.025) & (abs(y + 0.05714286) <= 0.075)
+    mass, moment = 0.42, sim.model.body_inertia[1].max()
+    even = 0.3 * G * mass * np.hypot(x, y)[bar | stem].mean() / moment
+    assert slowing["rapier"] == pytest.approx(even, rel=0.1)
+    assert slowing["mujoco"] / slowing["rapier"] == pytest.approx(1.5, abs=0.2)
+
+
+@pytest.mark.parametrize("scene", ["wam7", "so101"])
+def test_rapier_is_about_as_close_to_the_limit_of_small_steps_as_mujoco(scene):
+    step = Scene.load(scene).model.opt.timestep
+    # Without dry friction, which creeps in MuJoCo and hardly in rapier.
+    settings = {"joint.*.frictionloss": 0.0}
+    ways = []
+    for kind, extra in ((MujocoWorld, step / 20), (MujocoWorld, step), (RapierWorld, step)):
+        sim = kind(scene).tuned({**settings, "option.timestep": extra})
+        ways.append(run(sim, sim.reset(0), 0.4, sim.scene.rest_action() + 0.15)[0][:, :5])
+    truth, coarse, other = ways
+    assert abs(other - truth).max() < 1.3 * abs(coarse - truth).max()
