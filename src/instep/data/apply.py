@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from math import pi
 from typing import Any
 
@@ -36,9 +39,7 @@ def episode_of(raw: Raw, data_map: DataMap) -> Episode:
         columns["v"] = v
     action_channel, columns["action"] = _channel(raw, data_map.action, rows, times, q_channel)
     observation: dict[str, Channel] = {}
-    for name, rule in data_map.observation.items():
-        if rule.sources and not _present(raw, rule):
-            continue
+    for name, rule in _observed(raw, data_map):
         channel, column = _channel(raw, rule, rows, times, q_channel)
         if name.endswith(".stamp"):
             columns[name] = column[:, 0]
@@ -57,6 +58,8 @@ def episode_of(raw: Raw, data_map: DataMap) -> Episode:
 
 
 def _rows(raw: Raw, data_map: DataMap) -> int:
+    if data_map.q.sources and not data_map.time:
+        return len(raw.column(_chosen(raw, data_map.q)[0]))
     references = [data_map.time] if data_map.time else [s[0] for s in _first_sources(raw, data_map)]
     if not references:
         raise BadInput(f"The mapping {data_map.name!r} names no column of {raw.name!r} that is there.")
@@ -104,8 +107,21 @@ def _chosen(raw: Raw, rule: Rule) -> tuple[str, ...]:
     raise UnknownName(f"column in {raw.name!r}", _name(missing), raw.columns)
 
 
+def _observed(raw: Raw, data_map: DataMap) -> Iterator[tuple[str, Rule]]:
+    """The rules of observations that a file has; a star stands for any name."""
+    for name, rule in data_map.observation.items():
+        pattern = rule.sources[0][0] if rule.sources else ""
+        if "*" in name and pattern.endswith("*"):
+            for column in raw.columns:
+                if column.startswith(pattern[:-1]):
+                    found = name.replace("*", column.removeprefix(pattern[:-1]).replace("/", "_"))
+                    yield found, replace(rule, sources=((column,),))
+        elif _present(raw, rule):
+            yield name, rule
+
+
 def _channel(raw: Raw, rule: Rule, rows: int, times: Array, like: Channel | None = None) -> tuple[Channel, Any]:
-    if not rule.sources:
+    if not rule.sources or (rule.optional and not _present(raw, rule)):
         return vector([]), np.zeros((rows, 0))
     source = _chosen(raw, rule)
     values = raw.stacked(source)
@@ -113,9 +129,10 @@ def _channel(raw: Raw, rule: Rule, rows: int, times: Array, like: Channel | None
         return Channel((), "", tuple(values.shape[1:]), "uint8"), _padded(values, rows, raw, source)
     labels = rule.labels
     made = _converted(_padded(values, rows, raw, source), rule, raw)
+    labels = labels or tuple(json.loads(raw.header.get(f"labels:{source[0]}", "[]")))
     if not labels:
         labels = like.labels if like is not None and len(like.labels) == made.shape[1] else ()
-        labels = labels or tuple(f"{source[0]}_{k}" for k in range(made.shape[1]))
+        labels = labels or tuple(f"{source[0].rsplit('/', 1)[-1]}_{k}" for k in range(made.shape[1]))
     if len(labels) != made.shape[1]:
         raise BadInput(
             f"The mapping names {len(labels)} labels for {', '.join(source)} of {raw.name!r}, which gives "
@@ -167,7 +184,7 @@ def _velocities(
     channel, q = positions
     labels = velocity_labels(channel.labels)
     rule = data_map.v
-    if rule.sources:
+    if rule.sources and (_present(raw, rule) or not rule.optional):
         return _channel(raw, rule, len(times), times, vector(labels))
     if rule.derive == "q":
         units = rule.unit or _speeds(channel, labels)

@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 
-from . import lerobot3, lerobot21
+from . import lerobot3, lerobot21, sandbox
 from .apply import episode_of
 from .atomic import read_object
 from .csv_io import read_columns
 from .finish import pending_episodes
 from .formats import runs
 from .mapping import DataMap, from_file, shipped, shipped_names
+from .mcap_io import own_episode
 from .recorder import JOURNAL
+
+ENDINGS = {
+    ".mcap": "mcap",
+    ".bag": "bag",
+    ".db3": "bag",
+    ".hdf5": "aloha",
+    ".h5": "aloha",
+    ".zarr": "diffusion_policy",
+    ".zarr.zip": "diffusion_policy",
+}
+"""Mappings of formats that say themselves what they hold, by the ending of the name."""
+MARKS = {
+    "metadata.yaml": "bag",
+    ".zgroup": "diffusion_policy",
+    "zarr.json": "diffusion_policy",
+    "*.mcap": "mcap",
+    "*.hdf5": "aloha",
+    "*.h5": "aloha",
+    "*.bag": "bag",
+}
+"""The same by what lies in a folder."""
 
 
 def load(source: str | Path, as_: str | None = None, *, map_file: Path | None = None) -> Sequence[Episode]:
@@ -31,6 +54,10 @@ def load(source: str | Path, as_: str | None = None, *, map_file: Path | None = 
     if as_ is None and map_file is None and _is_dataset(folder):
         return read_dataset(folder)
     maps = from_file(map_file) if map_file else shipped(as_ or _name_of(folder, part))
+    if folder.is_file():
+        maps = tuple(replace(data_map, files=(folder.name,)) for data_map in maps)
+        folder = folder.parent
+    sandbox.check_recordings(folder, maps)
     return mapped(folder, maps)
 
 
@@ -50,6 +77,7 @@ def _is_dataset(folder: Path) -> bool:
 def _read_lerobot(folder: Path) -> Sequence[Episode]:
     """The episodes of a LeRobot dataset of either version; where a mapping has its name, with the units it adds."""
     version = str(read_object(folder / "meta/info.json").get("codebase_version"))
+    sandbox.check_dataset(folder)
     own = (folder / lerobot3.OWN).exists()
     if not own and folder.name in shipped_names() and shipped(folder.name)[0].format == "lerobot":
         return mapped(folder, shipped(folder.name))
@@ -65,8 +93,10 @@ def mapped(folder: Path, maps: Sequence[DataMap]) -> Sequence[Episode]:
     episodes: list[Episode] = []
     for data_map in maps:
         if data_map.kind != "episodes":
-            raise BadInput(f"{str(folder)!r} holds a {data_map.kind}, not episodes; read it with instep.data.table.")
-        made = [episode_of(raw, data_map) for raw in runs(folder, data_map)]
+            raise BadInput(
+                f"{str(folder)!r} holds a {data_map.kind}, not episodes; read it with instep.data.episodes.table."
+            )
+        made = [own_episode(raw) or episode_of(raw, data_map) for raw in runs(folder, data_map)]
         episodes += _numbered(made) if data_map.repeats else made
     return tuple(episodes)
 
@@ -95,12 +125,26 @@ def _located(source: Path) -> tuple[Path, str]:
     raise BadInput(f"There is no folder {str(source)!r}.")
 
 
+def _guessed(path: Path) -> str:
+    """The mapping that fits a file or folder by what it is; empty where that cannot be told."""
+    for ending, name in ENDINGS.items():
+        if path.name.endswith(ending):
+            return name
+    if path.is_dir():
+        for inside, name in MARKS.items():
+            if next(path.glob(inside), None) is not None:
+                return name
+    return ""
+
+
 def _name_of(folder: Path, part: str) -> str:
     name = f"{folder.resolve().name}/{part}" if part else folder.resolve().name
     if name not in shipped_names():
         if part:
             known = [n.partition("/")[2] for n in shipped_names() if n.startswith(f"{folder.name}/")]
             raise UnknownName(f"part of {folder.name!r}", part, known)
+        if _guessed(folder):
+            return _guessed(folder)
         raise BadInput(
             f"{str(folder)!r} is not a LeRobot dataset, and no mapping is called {name!r}; name one of the shipped "
             f"mappings with --as ({', '.join(shipped_names())}) or give your own with --map."

@@ -9,7 +9,20 @@ from typing import Any, TypeAlias
 
 from instep.core.errors import BadInput, UnknownName
 
-from . import cameras_io, csv_io, json_io, lerobot3, lerobot21, lines_io, npz_io, stills_io
+from . import (
+    cameras_io,
+    csv_io,
+    hdf5_io,
+    json_io,
+    lerobot3,
+    lerobot21,
+    lines_io,
+    mcap_io,
+    npz_io,
+    rosbag_io,
+    stills_io,
+    zarr_io,
+)
 from .atomic import read_object
 from .guard import under
 from .mapping import DataMap
@@ -33,6 +46,10 @@ READERS: Mapping[str, Reader] = {
     "lines": lines_io.read,
     "cameras": cameras_io.read,
     "stills": stills_io.read,
+    "hdf5": hdf5_io.read,
+    "zarr": zarr_io.read,
+    "mcap": mcap_io.read,
+    "rosbag": rosbag_io.read,
     "lerobot": read_lerobot,
 }
 
@@ -42,7 +59,7 @@ def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
     if data_map.format not in READERS:
         raise UnknownName("format", data_map.format, READERS)
     read = READERS[data_map.format]
-    for path in _matching(folder, data_map):
+    for path in matching(folder, data_map):
         for raw in read(path, data_map.options):
             joined = _with_companions(raw, path, data_map, read)
             header = {
@@ -57,7 +74,8 @@ def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
             yield from _split(Raw(name, joined.columns, header), data_map)
 
 
-def _matching(folder: Path, data_map: DataMap) -> list[Path]:
+def matching(folder: Path, data_map: DataMap) -> list[Path]:
+    """The files of a folder that a mapping reads."""
     if data_map.files == (".",):
         return [folder]
     found = {path for pattern in data_map.files for path in folder.glob(pattern) if path.is_file()}

@@ -97,13 +97,7 @@ def plain_text(table: Any) -> Any:
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of an NPZ file: no objects, no oversized members, nothing unpacked to disk."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            total = 0
-            for member in archive.infolist():
-                _check_member(member, path)
-                total += member.file_size
-            if total > MAX_DECODED:
-                raise BadInput(f"{str(path)!r} would unpack to {total / 2**30:.3g} GiB, which is refused.")
+        check_members(path)
         with np.load(path, allow_pickle=False) as stored:
             return {name: check_array(stored[name], f"{name!r} of {str(path)!r}") for name in stored.files}
     except FileNotFoundError:
@@ -112,6 +106,17 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise BadInput(f"{str(path)!r} cannot be read as NPZ ({_short(error)}).") from None
     except (RuntimeError, KeyError, TypeError, OverflowError) as error:
         raise BadInput(f"{str(path)!r} is damaged ({_short(error)}).") from None
+
+
+def check_members(path: Path) -> None:
+    """Refuse an archive whose members lead out of it or unpack to more than they should."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    for member in members:
+        _check_member(member, path)
+    total = sum(member.file_size for member in members)
+    if total > MAX_DECODED:
+        raise BadInput(f"{str(path)!r} would unpack to {total / 2**30:.3g} GiB, which is refused.")
 
 
 def check_array(array: Array, where: str) -> Array:

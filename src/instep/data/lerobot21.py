@@ -144,6 +144,8 @@ class _Writer:
         parts = [{"episode_index": k, "stats": stats.to_json(part)} for k, part in enumerate(self._parts)]
         _write_lines(meta / "episodes_stats.jsonl", parts)
         durable.write_json(meta / "modality.json", modality(self._info["features"], self._options.modality))
+        tables = sorted((self._root / "data").rglob("*.parquet"))
+        self._own["sha256"] = {str(path.relative_to(self._root)): durable.sha256(path) for path in tables}
         durable.write_json(self._root / OWN, self._own)
         durable.write_json(meta / "info.json", self._info)
 

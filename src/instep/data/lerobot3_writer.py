@@ -119,6 +119,8 @@ class Writer:
         durable.write_json(self._root / "meta/stats.json", stats.to_json(stats.together([*old, *self._parts])))
         self._write_tasks()
         self._info |= {"total_tasks": len(self._tasks), "splits": {"train": f"0:{self.count}"}}
+        tables = [path for part in ("data", "meta") for path in (self._root / part).rglob("*.parquet")]
+        self._own["sha256"] = {str(path.relative_to(self._root)): durable.sha256(path) for path in sorted(tables)}
         durable.write_json(self._root / OWN, self._own)
         durable.write_json(self._root / "meta/info.json", self._info)
 

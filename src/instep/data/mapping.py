@@ -45,6 +45,8 @@ class Rule:
     """Width over which it is smoothed [s]."""
     lag: float = 0.0
     """How late the recorded numbers are [s]; they are moved back by it."""
+    optional: bool = False
+    """Whether files may lack these numbers."""
     from_unit: str = ""
     """Unit of the numbers in the file where it is not `unit`: deg, deg/s, mm, percent, rpm, turn."""
 
@@ -207,6 +209,7 @@ def _rule(where: str, entry: Any) -> Rule:
         derive=str(table.get("derive", "")),
         window=float(table.get("window", 0.05)),
         lag=float(table.get("lag", 0.0)),
+        optional=bool(table.get("optional", False)),
         from_unit=str(table.get("from_unit", "")),
     )
 

@@ -1,0 +1,240 @@
+"""One small file per format, made here, and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput
+from instep.data.episodes import load
+from instep.data.exchange import export, import_recordings
+from instep.data.frames import encode_png
+
+from .conftest import CAMERA, assert_same, numbered_images, small_episode
+
+h5py = pytest.importorskip("h5py")
+zarr = pytest.importorskip("zarr")
+mcap_writer = pytest.importorskip("mcap.writer")
+rosbag2 = pytest.importorskip("rosbags.rosbag2")
+
+
+def write_aloha(path: Path, rows: int = 12) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {"observations/qpos": rng.normal(size=(rows, 14)), "observations/qvel": rng.normal(size=(rows, 14))}
+    arrays |= {"action": rng.normal(size=(rows, 14)), "observations/images/cam_high": numbered_images(rows)}
+    with h5py.File(path, "w") as file:
+        file.attrs["sim"] = True
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array)
+    return arrays
+
+
+def test_aloha_s_layout(tmp_path: Path):
+    arrays = write_aloha(tmp_path / "episode_0.hdf5")
+    (episode,) = load(tmp_path / "episode_0.hdf5")
+    np.testing.assert_array_equal(episode.q, arrays["observations/qpos"])
+    np.testing.assert_array_equal(episode.v, arrays["observations/qvel"])
+    np.testing.assert_array_equal(episode.action, arrays["action"])
+    assert episode.spec.dt == 1 / 50 and episode.spec.q.labels[3] == "qpos_3"
+    np.testing.assert_array_equal(episode["observation.images.cam_high"][7], arrays["observations/images/cam_high"][7])
+
+
+def test_aloha_s_compressed_images(tmp_path: Path):
+    images = numbered_images(4)
+    packed = [np.frombuffer(encode_png(image), np.uint8) for image in images]
+    padded = np.zeros((4, max(map(len, packed))), np.uint8)
+    for k, data in enumerate(packed):
+        padded[k, : len(data)] = data
+    with h5py.File(tmp_path / "e.h5", "w") as file:
+        file.attrs["compress"] = True
+        file["observations/qpos"] = np.zeros((4, 2))
+        file["action"] = np.zeros((4, 2))
+        file["observations/images/top"] = padded
+    (episode,) = load(tmp_path)
+    np.testing.assert_array_equal(np.asarray(episode["observation.images.top"]), images)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_diffusion_policy_s_layout(tmp_path: Path, version: int):
+    group = zarr.open_group(str(tmp_path / "push.zarr"), mode="w", zarr_format=version)
+    state, images = np.arange(20.0).reshape(10, 2), numbered_images(10).astype(np.float32)
+    for name, array in {"state": state, "action": -state, "img": images}.items():
+        group.create_array(f"data/{name}", data=array)
+    group.create_array("meta/episode_ends", data=np.array([4, 10]))
+    first, second = load(tmp_path / "push.zarr")
+    assert (len(first), len(second)) == (4, 6)
+    np.testing.assert_array_equal(second.q, state[4:])
+    np.testing.assert_array_equal(second.action, -state[4:])
+    np.testing.assert_array_equal(second["observation.images.camera"][2], numbered_images(10)[6])
+
+
+def test_an_mcap_of_ours_comes_back_as_it_was(tmp_path: Path):
+    given = small_episode(8)
+    from instep.data import lerobot3_writer
+
+    source = lerobot3_writer.write([given, small_episode(5, 1)], tmp_path / "set")
+    done = export(source, "mcap", tmp_path / "out")
+    assert done.episodes == 2 and len(list((tmp_path / "out").glob("*.mcap"))) == 2
+    first, second = load(tmp_path / "out")
+    assert_same(given, first)
+    assert first.spec == given.spec and len(second) == 5 and first.meta["seed"] == "0"
+
+
+def stamped(t: float) -> dict:
+    return {"stamp": {"sec": int(t), "nanosec": round((t % 1) * 1e9)}, "frame_id": "base"}
+
+
+def test_a_foreign_mcap_of_json_messages(tmp_path: Path):
+    with (tmp_path / "log.mcap").open("wb") as file:
+        writer = mcap_writer.Writer(file)
+        writer.start()
+        joint = writer.register_schema("sensor_msgs/msg/JointState", "jsonschema", b"{}")
+        other = writer.register_schema("acme/Battery", "jsonschema", b"{}")
+        states = writer.register_channel("/joint_states", "json", joint)
+        commands = writer.register_channel("/joint_command", "json", joint)
+        battery = writer.register_channel("/battery", "json", other)
+
+        def tell(channel: int, t: float, message: dict) -> None:
+            writer.add_message(channel, round(t * 1e9), json.dumps(message).encode(), round(t * 1e9))
+
+        for k in range(20):
+            t = 100 + k * 0.02
+            # The order of names changes between messages, as it may.
+            names, position = (["b", "a"], [10 + k, k]) if k % 2 else (["a", "b"], [k, 10 + k])
+            message = {"header": stamped(t), "name": names, "position": position, "velocity": [], "effort": []}
+            tell(states, t, message)
+            tell(battery, t, {"volts": 12})
+            if k % 4 == 0:
+                tell(commands, t, {**message, "name": ["a", "b"], "position": [-k, -k], "header": stamped(t + 0.001)})
+        writer.finish()
+    (episode,) = load(tmp_path / "log.mcap")
+    assert episode.spec.q.labels == ("a", "b") and episode.spec.dt == pytest.approx(0.02)
+    np.testing.assert_array_equal(episode.q, [[k, 10 + k] for k in range(20)])
+    assert episode.action[1, 0] == 0 and episode.action[5, 0] == -4 and episode.action[8, 0] == -4, (
+        "held until it is due"
+    )
+    assert "acme/Battery" in episode.meta["skipped"] and episode.v.shape == (20, 2)
+
+
+def write_bag(folder: Path, rows: int = 15) -> None:
+    from rosbags.rosbag2 import Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    t_ = store.types
+
+    def header(t: float):
+        time = t_["builtin_interfaces/msg/Time"](sec=int(t), nanosec=round((t % 1) * 1e9))
+        return t_["std_msgs/msg/Header"](stamp=time, frame_id="base")
+
+    with Writer(folder, version=9) as writer:
+        topics = {
+            "/joint_states": "sensor_msgs/msg/JointState",
+            "/camera/image_raw/compressed": "sensor_msgs/msg/CompressedImage",
+            "/camera/camera_info": "sensor_msgs/msg/CameraInfo",
+            "/tf": "tf2_msgs/msg/TFMessage",
+            "/rosout": "rcl_interfaces/msg/Log",
+        }
+        to = {name: writer.add_connection(name, kind, typestore=store) for name, kind in topics.items()}
+
+        def tell(topic: str, t: float, message) -> None:
+            data = store.serialize_cdr(message, topics[topic])
+            writer.write(to[topic], round(t * 1e9), data)
+
+        point, turn = t_["geometry_msgs/msg/Vector3"], t_["geometry_msgs/msg/Quaternion"]
+        for k in range(rows):
+            t = 50 + k * 0.1
+            numbers = np.array([k, 2.0 * k])
+            joints = t_[topics["/joint_states"]](header(t), ["pan", "tilt"], numbers, -numbers, np.zeros(0))
+            tell("/joint_states", t, joints)
+            if k % 3 == 0:
+                data = np.frombuffer(encode_png(numbered_images(rows)[k]), np.uint8)
+                image = t_["sensor_msgs/msg/CompressedImage"](header(t - 0.02), "png", data)
+                tell("/camera/image_raw/compressed", t, image)
+            moved = t_["geometry_msgs/msg/Transform"](point(0.1 * k, 0.0, 0.0), turn(0.0, 0.0, 0.0, 1.0))
+            one = t_["geometry_msgs/msg/TransformStamped"](header(t), "tool", moved)
+            tell("/tf", t, t_["tf2_msgs/msg/TFMessage"]([one]))
+        info = t_["sensor_msgs/msg/CameraInfo"]
+        region = t_["sensor_msgs/msg/RegionOfInterest"](0, 0, 0, 0, False)
+        k_matrix = np.array([100.0, 0, 24, 0, 100, 16, 0, 0, 1])
+        calm = (np.eye(3).ravel(), np.zeros(12), 0, 0, region)
+        tell("/camera/camera_info", 50.0, info(header(50.0), 32, 48, "plumb_bob", np.zeros(5), k_matrix, *calm))
+        time = t_["builtin_interfaces/msg/Time"](sec=50, nanosec=0)
+        tell("/rosout", 50.0, t_["rcl_interfaces/msg/Log"](time, 20, "node", "hello", "file", "function", 1))
+
+
+def test_a_ros_2_bag_without_ros(tmp_path: Path):
+    write_bag(tmp_path / "bag")
+    (episode,) = load(tmp_path / "bag")
+    assert episode.spec.q.labels == ("pan", "tilt") and len(episode) == 15
+    np.testing.assert_array_equal(episode.q[:, 1], 2.0 * np.arange(15))
+    np.testing.assert_array_equal(episode.v, -episode.q)
+    images = episode["observation.images.camera"]
+    assert images[5][-1, -1, 0] == 15 and images[6][-1, -1, 0] == 30, "the last image at each row"
+    stamps = episode["observation.images.camera.stamp"] - float(episode.meta["start"])
+    assert stamps[6] == pytest.approx(0.58) and (stamps <= episode.t + 1e-6).all()
+    pose = episode["observation.pose.base.tool"]
+    np.testing.assert_allclose(pose[:, 0], 0.1 * np.arange(15), atol=1e-9)
+    assert "rcl_interfaces/msg/Log" in episode.meta["skipped"]
+
+
+def test_every_export_can_be_imported_again(tmp_path: Path):
+    from instep.data import lerobot3_writer
+
+    given = [small_episode(9, 0, cameras=False), small_episode(7, 1, cameras=False)]
+    source = lerobot3_writer.write(given, tmp_path / "set")
+    for form in ("csv", "npz"):
+        done = export(source, form, tmp_path / form)
+        assert done.rows == 16 and done.left_out == ()
+        read = load(tmp_path / form, map_file=tmp_path / form / "map.toml")
+        for a, b in zip(given, read, strict=True):
+            np.testing.assert_array_equal(a.q, b.q)
+            np.testing.assert_array_equal(a.action, b.action)
+            np.testing.assert_array_equal(a["observation.state"], b["observation.state"].astype(np.float32))
+            assert a.spec.q == b.spec.q and a.spec.action == b.spec.action
+
+
+def test_numbers_for_training_are_in_single_precision(tmp_path: Path):
+    from instep.data import lerobot3_writer, lerobot21
+
+    source = lerobot3_writer.write([small_episode(9)], tmp_path / "set")
+    export(source, "lerobot-v2.1", tmp_path / "v21")
+    episode = lerobot21.read(tmp_path / "v21")[0]
+    assert episode.action.dtype == np.float32 and episode.q.dtype == np.float64
+    assert (tmp_path / "v21/meta/modality.json").exists() and episode[CAMERA].shape == (9, 32, 48, 3)
+
+
+def test_csv_says_what_it_cannot_hold(tmp_path: Path):
+    from instep.data import lerobot3_writer
+
+    source = lerobot3_writer.write([small_episode(9)], tmp_path / "set")
+    assert export(source, "csv", tmp_path / "csv").left_out == (CAMERA,)
+    with pytest.raises(BadInput, match="Did you mean 'mcap'"):
+        export(source, "mcapp", tmp_path / "x")
+
+
+def test_an_import_becomes_a_dataset_whole_or_not_at_all(tmp_path: Path):
+    write_aloha(tmp_path / "a.hdf5")
+    write_aloha(tmp_path / "b.hdf5", 8)
+    done = import_recordings(tmp_path, tmp_path / "set", as_="aloha")
+    assert (done.episodes, done.rows) == (2, 20)
+    assert [len(episode) for episode in load(tmp_path / "set")] == [12, 8]
+    with pytest.raises(BadInput, match="is not empty"):
+        import_recordings(tmp_path / "a.hdf5", tmp_path / "set")
+    half = import_recordings(tmp_path / "a.hdf5", tmp_path / "slow", rate=25.0)
+    assert half.rows == 6 and load(tmp_path / "slow")[0].spec.dt == 1 / 25
+
+
+def test_episodes_of_several_rates_are_refused_until_a_rate_is_given(tmp_path: Path):
+    for name, rate in (("fast", 100), ("slow", 20)):
+        t = np.arange(20) / rate
+        np.savez(tmp_path / f"{name}.npz", t=t, x=np.sin(t))
+    (tmp_path / "m.toml").write_text('format="npz"\nfiles=["*.npz"]\ntime="t"\nq={from="x",labels=["j"]}')
+    with pytest.raises(BadInput, match=r"different rates \(20, 100 Hz\)"):
+        import_recordings(tmp_path, tmp_path / "set", map_file=tmp_path / "m.toml")
+    assert not (tmp_path / "set").exists()
+    import_recordings(tmp_path, tmp_path / "set", map_file=tmp_path / "m.toml", rate=50.0)
+    assert len(load(tmp_path / "set")) == 2
