@@ -216,6 +216,13 @@ def test_more_kinds_of_geoms_than_bits_are_told_apart_too(tmp_path):
     assert np.isfinite(state.q).all()
 
 
+def test_a_margin_holds_a_body_off(tmp_path):
+    body = """<geom name="floor" type="plane" size="9 9 1" margin="0.01"/><body pos="0 0 0.07"><freejoint/>
+    <geom type="sphere" size="0.05" margin="0.005"/></body>"""
+    state = run(sim := made(tmp_path, body), sim.reset(), 60)
+    assert state.q[2] == pytest.approx(0.065, abs=1e-3)
+
+
 def test_the_geom_of_higher_priority_sets_the_friction(tmp_path):
     body = """<geom name="floor" type="plane" size="9 9 1" friction="1"/>
     <body name="block" pos="0 0 0.05"><freejoint/><geom type="box" size="0.05 0.05 0.05" friction="0.2" priority="1"/>

@@ -96,6 +96,11 @@ def _tail(dart: Any, body: Any, number: int) -> Any:
 
 def _shape(model: mujoco.MjModel, dart: Any, geom: int) -> Any:
     kind, size = int(model.geom_type[geom]), [float(s) for s in model.geom_size[geom]]
+    if model.geom_margin[geom] > 0:
+        raise Unsupported(
+            f"The engine 'dart' has no contact forces at a distance, as geom {model.geom(geom).name!r} does with its "
+            f"margin; run this scene in MuJoCo or rapier."
+        )
     make = dart.dynamics
     if kind == _PLANE:
         return make.PlaneShape([0.0, 0.0, 1.0], 0.0)

@@ -91,6 +91,8 @@ def _collider(model: mujoco.MjModel, tree: Tree, geom: int) -> rapier.ColliderBu
     pose = tree.in_link[model.geom_bodyid[geom]] @ Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
     shape, turn = _shape(model, geom)
     collider = rapier.Collider.new(shape).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
+    # Both engines let a geom push from its margin on, as if it were inflated.
+    collider = collider.contact_skin(float(model.geom_margin[geom]))
     return collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX)
 
 

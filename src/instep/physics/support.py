@@ -84,7 +84,10 @@ def _joints(model: mujoco.MjModel, engine: str) -> None:
         for wrong, words in (
             (poly, "springs or dampers that are polynomials"),
             (model.jnt_springyield[j] > 0, "springs that yield"),
-            (model.jnt_actgravcomp[j], "gravity compensation by the actuator (actuatorgravcomp)"),
+            (
+                model.jnt_actgravcomp[j] and model.jnt_actfrclimited[j],
+                "gravity compensation within the limit of the actuators (actuatorgravcomp)",
+            ),
             (many and model.jnt_stiffness[j] > 0, "springs in free or ball joints"),
             (many and np.any(model.dof_frictionloss[dofs]), "dry friction in free or ball joints"),
             (kind == FREE and np.any(model.dof_armature[dofs]), "armature of free joints"),
@@ -136,7 +139,7 @@ def _geoms(model: mujoco.MjModel, engine: str) -> None:
             (model.geom_type[g] not in known, "height fields or distance-field shapes"),
             (np.any(model.geom_surfacevel[g]), "moving surfaces (surfacevel)"),
             (model.geom_adhesion[g] > 0, "adhesion"),
-            (model.geom_margin[g] > model.geom_gap[g], "contact forces at a distance (margin)"),
+            (model.geom_margin[g] < 0, "shapes that shrink (margin below 0)"),
         ):
             if wrong:
                 raise _cannot(engine, f"has no {words}, as geom {name!r} does")
