@@ -1,0 +1,203 @@
+"""Blend the Gaussians of a tile, nearest first, cell by cell.
+
+A cell's 16 pixels stay in registers, as two Lanes (its upper and its lower two rows) of transmittance, red, green, blue
+and summed depth, while the Gaussians that reach the cell pass by. It is finished when hardly any light is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .lanes import any_of, constant, exp2, larger, largest, load, select, smaller, spread, store
+from .order import cell_lists, order_tile
+from .simd import (
+    CELL,
+    CELLS,
+    DARK,
+    FAST,
+    INLINE,
+    LOG2_255,
+    SOLID,
+    TILE,
+    F,
+    U,
+    lowest_bit,
+    next_ticket,
+)  # fmt: skip
+
+COLUMNS = constant(0, 1, 2, 3, 0, 1, 2, 3)
+UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)
+LOWER = constant(2, 2, 2, 2, 3, 3, 3, 3)
+PIXELS = 16
+"""Pixels of a cell."""
+OUT = 5 * PIXELS
+"""Numbers that are left of a cell: transmittance, red, green, blue, summed depth."""
+
+
+@njit(**INLINE)
+def coverage(power: Any) -> Any:
+    """How much a Gaussian covers, from the logarithm to base 2."""
+    none = spread(F(0.0))
+    return select(power >= spread(-LOG2_255), smaller(spread(SOLID), exp2(power)), none)
+
+
+@njit(**INLINE)
+def put_aside(where: Any, light: Any, rest: Any, floor: Any) -> Any:
+    """Finish the pixels of a mask: their light goes to the backdrop, and no floor stops them again."""
+    none = spread(F(0.0))
+    return select(where, none, light), rest + select(where, light, none), select(where, spread(F(-1.0)), floor)
+
+
+@njit(**INLINE)
+def nearest_left(limit: Any, depth: Any) -> Any:
+    """The nearest backdrop that is not nearer than `depth`."""
+    far = spread(F(np.inf))
+    return -largest(spread(F(0.0)) - select(limit < spread(depth), far, limit))
+
+
+@njit(**INLINE)
+def blend_cell(entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, out: Any) -> None:
+    """Blend the Gaussians that reach one cell; `limits` [16] are the backdrop's depths, `nearest` their smallest."""
+    none = spread(F(0.0))
+    x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
+    light_0, light_1, rest_0, rest_1 = spread(F(1.0)), spread(F(1.0)), none, none
+    floor_0, floor_1 = spread(DARK), spread(DARK)
+    red_0, red_1, green_0, green_1, blue_0, blue_1, depth_0, depth_1 = none, none, none, none, none, none, none, none
+    for group in range((n + 63) // 64):
+        word = words[64 * group + cell]
+        while word:
+            k = order[64 * group + lowest_bit(word)]
+            word &= word - U(1)
+            z = entries[k, 9]
+            if z > nearest:
+                light_0, rest_0, floor_0 = put_aside(load(limits, 0) < spread(z), light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = put_aside(load(limits, 8) < spread(z), light_1, rest_1, floor_1)
+                nearest = min(nearest_left(load(limits, 0), z), nearest_left(load(limits, 8), z))
+            dx, down = COLUMNS() + spread(x - entries[k, 0]), spread(y - entries[k, 1])
+            level = spread(entries[k, 2]) * dx * dx + spread(entries[k, 5])
+            tilt, C = spread(entries[k, 3]) * dx, spread(entries[k, 4])
+            dy = UPPER() + down
+            weight_0 = light_0 * coverage((tilt + C * dy) * dy + level)
+            dy = LOWER() + down
+            weight_1 = light_1 * coverage((tilt + C * dy) * dy + level)
+            after_0, after_1 = light_0 - weight_0, light_1 - weight_1
+            if any_of(after_0 <= floor_0) or any_of(after_1 <= floor_1):
+                last_0, last_1 = after_0 <= floor_0, after_1 <= floor_1
+                after_0, rest_0, floor_0 = finish(last_0, after_0, light_0, rest_0, floor_0)
+                after_1, rest_1, floor_1 = finish(last_1, after_1, light_1, rest_1, floor_1)
+                weight_0, weight_1 = select(last_0, none, weight_0), select(last_1, none, weight_1)
+            light_0, light_1 = after_0, after_1
+            part = spread(entries[k, 6])
+            red_0, red_1 = red_0 + weight_0 * part, red_1 + weight_1 * part
+            part = spread(entries[k, 7])
+            green_0, green_1 = green_0 + weight_0 * part, green_1 + weight_1 * part
+            part = spread(entries[k, 8])
+            blue_0, blue_1 = blue_0 + weight_0 * part, blue_1 + weight_1 * part
+            part = spread(z)
+            depth_0, depth_1 = depth_0 + weight_0 * part, depth_1 + weight_1 * part
+        if largest(larger(light_0, light_1)) <= F(0.0):
+            break
+    rest_0, rest_1 = rest_0 + light_0, rest_1 + light_1
+    store(out, 0, rest_0)
+    store(out, 8, rest_1)
+    store(out, 16, red_0)
+    store(out, 24, red_1)
+    store(out, 32, green_0)
+    store(out, 40, green_1)
+    store(out, 48, blue_0)
+    store(out, 56, blue_1)
+    store(out, 64, mean_depth(depth_0, rest_0))
+    store(out, 72, mean_depth(depth_1, rest_1))
+
+
+@njit(**INLINE)
+def finish(last: Any, after: Any, light: Any, rest: Any, floor: Any) -> Any:
+    """Where a Gaussian would leave too little light, leave it out and finish the pixel."""
+    none = spread(F(0.0))
+    return select(last, none, after), rest + select(last, light, none), select(last, spread(F(-1.0)), floor)
+
+
+@njit(**INLINE)
+def mean_depth(summed: Any, rest: Any) -> Any:
+    """The mean depth of what is seen, infinite where nothing is."""
+    cover, none = spread(F(1.0)) - rest, spread(F(0.0))
+    return select(cover > none, summed / cover, spread(F(np.inf)))
+
+
+@njit(**INLINE)
+def read_limits(depth: Any, left: Any, top: Any, limits: Any) -> Any:
+    """The backdrop's depths behind a cell, where it has any; return the nearest."""
+    nearest = F(np.inf)
+    height, width = depth.shape
+    for row in range(min(CELL, height - top)):
+        for column in range(min(CELL, width - left)):
+            limit = depth[top + row, left + column]
+            limits[row * CELL + column] = limit
+            nearest = min(nearest, limit)
+    return nearest
+
+
+@njit(**INLINE)
+def write_cell(out: Any, left: Any, top: Any, backdrop: Any, colour: Any, alpha: Any, depth: Any) -> None:
+    """Write a cell into the image, over the backdrop if there is one."""
+    height, width = alpha.shape
+    for row in range(min(CELL, height - top)):
+        for column in range(min(CELL, width - left)):
+            o = row * CELL + column
+            y, x = top + row, left + column
+            rest = out[o]
+            colour[y, x, 0], colour[y, x, 1], colour[y, x, 2] = (
+                out[PIXELS + o],
+                out[2 * PIXELS + o],
+                out[3 * PIXELS + o],
+            )
+            if len(backdrop):
+                colour[y, x, 0] += rest * backdrop[y, x, 0]
+                colour[y, x, 1] += rest * backdrop[y, x, 1]
+                colour[y, x, 2] += rest * backdrop[y, x, 2]
+            alpha[y, x] = F(1.0) - rest
+            depth[y, x] = out[4 * PIXELS + o]
+
+
+@njit(**INLINE)
+def longest_list(starts: Any) -> Any:
+    """The length of the longest list of a tile."""
+    longest = 0
+    for tile in range(len(starts) - 1):
+        longest = max(longest, starts[tile + 1] - starts[tile])
+    return longest
+
+
+@njit(**FAST)
+def blend_tiles(
+    entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
+    colour: Any, alpha: Any, depth: Any,
+) -> Any:  # fmt: skip
+    """Draw tiles, whichever is next, until none is left; several threads may do so at once.
+
+    `backdrop` is empty where all behind is black, `limit` where it is behind everything.
+    Return how many entries were out of order.
+    """
+    height, width = alpha.shape
+    longest = longest_list(starts)
+    keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
+    words = np.empty(longest + 64, np.uint64)
+    limits, out = np.full(PIXELS, np.inf, np.float32), np.empty(OUT, np.float32)
+    breaks = 0
+    while True:
+        tile = next_ticket(tickets)
+        if tile >= len(starts) - 1:
+            return breaks
+        start, stop = starts[tile], starts[tile + 1]
+        breaks += order_tile(entries, start, stop, ids, keys, order)
+        cell_lists(masks, order, stop - start, words)
+        for cell in range(CELLS * CELLS):
+            left = (tile % across) * TILE + (cell // CELLS) * CELL
+            top = (tile // across) * TILE + (cell % CELLS) * CELL
+            if left < width and top < height:
+                nearest = read_limits(limit, left, top, limits)
+                blend_cell(entries, order, words, stop - start, cell, limits, nearest, out)
+                write_cell(out, left, top, backdrop, colour, alpha, depth)

@@ -1,0 +1,83 @@
+"""What a renderer returns, and what stands behind the Gaussians it draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.scene.camera import Camera
+
+Region: TypeAlias = tuple[int, int, int, int]
+"""Part of an image: left, top, right, bottom [pixels], right and bottom outside."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """One picture of Gaussians; of a region, only the region."""
+
+    colour: Array
+    """Red, green, blue [height, width, 3], 0 to about 1, with the backdrop behind."""
+    alpha: Array
+    """How much the Gaussians hide the backdrop [height, width], 0 to 1."""
+    depth: Array
+    """Mean distance along the optical axis of what the Gaussians show [height, width] [m]; infinite where none is."""
+
+    @property
+    def bytes(self) -> Array:
+        """The colour as camera drivers give it, uint8 [height, width, 3]."""
+        return to_bytes(self.colour)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backdrop:
+    """What stands behind, among or before the Gaussians: a plain colour, a rendered layer, a robot's silhouette.
+
+    Gaussians farther away than `depth` are hidden by it, nearer ones are drawn over it.
+    """
+
+    colour: Array
+    """Red, green, blue [height, width, 3]."""
+    depth: Array
+    """Distance along the optical axis [height, width] [m]; infinite where it is behind everything."""
+
+    def __post_init__(self) -> None:
+        if self.colour.ndim != 3 or self.colour.shape[2] != 3 or self.colour.shape[:2] != self.depth.shape:
+            raise BadInput(
+                f"A backdrop needs a colour [height, width, 3] and a depth [height, width], not {self.colour.shape} "
+                f"and {self.depth.shape}."
+            )
+
+
+def plain(camera: Camera, colour: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Backdrop:
+    """A backdrop of one colour, behind everything."""
+    shape = (camera.height, camera.width)
+    return Backdrop(
+        np.broadcast_to(np.asarray(colour, np.float32), (*shape, 3)), np.broadcast_to(np.float32(np.inf), shape)
+    )
+
+
+def to_bytes(colour: Array) -> Array:
+    """Colours 0 to 1 as uint8."""
+    return (np.clip(colour, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
+
+
+def whole(camera: Camera) -> Region:
+    """The region that is the whole image."""
+    return (0, 0, camera.width, camera.height)
+
+
+def checked_region(camera: Camera, region: Region | None) -> Region:
+    """The region, inside the image; all of it where None is given."""
+    if region is None:
+        return whole(camera)
+    left, top, right, bottom = region
+    if not (0 <= left < right <= camera.width and 0 <= top < bottom <= camera.height):
+        raise BadInput(
+            f"The region {region} (left, top, right, bottom) must hold pixels of the {camera.width} x {camera.height} "
+            f"image of camera {camera.name!r}."
+        )
+    return region

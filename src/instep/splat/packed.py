@@ -1,0 +1,67 @@
+"""Gaussians as the kernels want them: float32, precomputed, in the order in which a camera last saw them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.world import Array
+
+from .gaussians import Gaussians
+from .reference import FAINT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """The same Gaussians in some order; `ids` say which is which."""
+
+    means: Array  # [n, 3] m
+    covariances: Array  # [n, 6] m^2: xx, xy, xz, yy, yz, zz
+    strengths: Array  # [n, 2] log2 opacity, reach in standard deviations (-1: too faint to draw)
+    colours: Array  # [n, 3], of degree 0
+    harmonics: Array  # [n, (degree + 1)^2, 3], empty for degree 0
+    body: Array  # [n] int32
+    ids: Array  # [n] int32, index in the Gaussians
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def ordered(self, order: Array) -> Packed:
+        """The same in another order."""
+        return Packed(
+            *(np.ascontiguousarray(a[order]) for a in (self.means, self.covariances, self.strengths, self.colours)),
+            np.ascontiguousarray(self.harmonics[order]) if len(self.harmonics) else self.harmonics,
+            np.ascontiguousarray(self.body[order]),
+            np.ascontiguousarray(self.ids[order]),
+        )
+
+    def seen_from(self, frames: Array) -> Packed:
+        """The same, nearest first for a camera; `frames` [bodies, 12] are the rows of camera_from_body."""
+        axis = frames[self.body, 8:]
+        depth = np.einsum("ni,ni->n", axis[:, :3], self.means) + axis[:, 3]
+        return self.ordered(np.argsort(depth, kind="stable"))
+
+
+def pack(gaussians: Gaussians) -> Packed:
+    """Gaussians for the kernels, in the order in which they are given."""
+    n = len(gaussians)
+    full = gaussians.covariances
+    rows, columns = np.triu_indices(3)
+    opacities = np.maximum(np.asarray(gaussians.opacities, float), 1e-12)
+    reach = np.sqrt(np.maximum(2 * np.log(opacities / FAINT), 0.0))
+    strengths = np.column_stack([np.log2(opacities), np.where(opacities >= FAINT, reach, -1.0)])
+    shaded = gaussians.degree > 0
+    return Packed(
+        _floats(gaussians.means),
+        _floats(full[:, rows, columns]),
+        _floats(strengths),
+        _floats(np.maximum(gaussians.colours, 0.0)),
+        _floats(gaussians.sh) if shaded else np.zeros((0, 1, 3), np.float32),
+        np.ascontiguousarray(gaussians.body, np.int32),
+        np.arange(n, dtype=np.int32),
+    )
+
+
+def _floats(values: Array) -> Array:
+    return np.ascontiguousarray(values, np.float32)

@@ -1,0 +1,257 @@
+"""The fast renderer: the pictures of `reference`, compiled, on all cores.
+
+Gaussians are projected, sorted into tiles of 32 x 32 pixels with the exact set of 4 x 4 cells each one reaches, and
+blended cell by cell in registers. Tiles are handed out to threads as they come. The depth order is kept from frame
+to frame as the order of the arrays, so a tile's list is nearly sorted when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.scene.camera import Camera
+
+from .blend import blend_tiles
+from .bodies import body_tiles
+from .frames import camera_from_bodies
+from .gaussians import Gaussians
+from .image import Backdrop, Image, Region, checked_region
+from .packed import Packed, pack
+from .pool import cores, on_threads, share
+from .projection import project, view_of
+from .shade import shade
+from .tiles import fill_tiles, place_lists
+from .workspace import Workspace, Workspaces
+
+_DISORDER = 0.25
+"""Share of a frame's list entries that may be out of order before the arrays are put in order again."""
+_REST = 16
+"""Frames between two such times, so that a camera that keeps turning does not pay for it each time."""
+_CAMERAS = 16
+"""Cameras whose order is remembered."""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """The Gaussians in the order in which one camera saw them, and how many frames ago."""
+
+    packed: Packed
+    age: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A frame up to the point where tiles are blended; what the renderer and its derivatives share."""
+
+    camera: Camera
+    region: Region
+    packed: Packed
+    frames: Array  # [bodies, 12] float32, rows of camera_from_body
+    view: Array
+    space: Workspace
+    backdrop: Array  # [height, width, 3] float32, or empty for black
+    limit: Array  # [height, width] float32, or empty for infinitely far
+    threads: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        left, top, right, bottom = self.region
+        return bottom - top, right - left
+
+
+class Raster:
+    """Gaussians made ready to be drawn often. Frames may be drawn from several threads at once."""
+
+    def __init__(self, gaussians: Gaussians, *, threads: int | None = None):
+        self.gaussians = gaussians
+        self.threads = cores() if threads is None else threads
+        if self.threads < 1:
+            raise BadInput(f"A renderer needs at least one thread, not {self.threads}.")
+        self._packed = pack(gaussians)
+        self._spaces = Workspaces()
+        self._sights: dict[str, _Sight] = {}
+
+    def render(
+        self,
+        camera: Camera,
+        poses: Array | None = None,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> Image:
+        """Draw the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
+        with self.prepared(camera, poses, backdrop, region) as frame:
+            return self._blend(frame)
+
+    def render_bodies(
+        self,
+        camera: Camera,
+        poses: Array | None = None,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> Array:
+        """Which body each pixel shows most of [height, width], an index into the names; -1 for the backdrop."""
+        with self.prepared(camera, poses, backdrop, region) as frame:
+            space, bodies = frame.space, np.empty(frame.shape, np.int32)
+            tickets = np.zeros(1, np.int64)
+            names = len(self.gaussians.names)
+            on_threads(
+                lambda part: body_tiles(
+                    space.entries, space.masks, space.starts, frame.packed.ids, frame.packed.body, names,
+                    space.across, tickets, frame.limit, bodies,
+                ),
+                frame.threads,
+            )  # fmt: skip
+            return bodies
+
+    def render_batch(
+        self,
+        camera: Camera,
+        poses: Array,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> Array:
+        """Colours uint8 [worlds, height, width, 3] for `poses` [worlds, bodies, 7], one thread per image."""
+        left, top, right, bottom = checked_region(camera, region)
+        out = np.empty((len(poses), bottom - top, right - left, 3), np.uint8)
+        tickets = iter(range(len(poses)))  # next() on a range iterator is atomic under the lock of Python
+
+        def draw(_: int) -> None:
+            for world in tickets:
+                with self.prepared(camera, poses[world], backdrop, region, threads=1) as frame:
+                    out[world] = self._blend(frame).bytes
+
+        on_threads(draw, min(self.threads, max(1, len(poses))))
+        return out
+
+    @contextmanager
+    def prepared(
+        self,
+        camera: Camera,
+        poses: Array | None,
+        backdrop: Backdrop | None,
+        region: Region | None,
+        *,
+        threads: int | None = None,
+    ) -> Iterator[Prepared]:
+        """A frame projected and sorted into tiles, its memory lent for the length of the block."""
+        region = checked_region(camera, region)
+        transforms = camera_from_bodies(self.gaussians.names, camera, poses)
+        frames = np.ascontiguousarray(transforms[:, :3].reshape(-1, 12), np.float32)
+        space = self._spaces.take()
+        try:
+            packed = self._sight(camera, frames).packed
+            frame = Prepared(
+                camera, region, packed, frames, view_of(camera, region), space,
+                *_behind(camera, region, backdrop), self.threads if threads is None else threads,
+            )  # fmt: skip
+            _sort_into_tiles(frame, transforms)
+            yield frame
+        finally:
+            self._spaces.give_back(space)
+
+    def _blend(self, frame: Prepared) -> Image:
+        space, shape = frame.space, frame.shape
+        colour, alpha, depth = (
+            np.empty((*shape, 3), np.float32),
+            np.empty(shape, np.float32),
+            np.empty(shape, np.float32),
+        )
+        tickets = np.zeros(1, np.int64)
+        breaks = [0] * frame.threads
+
+        def draw(part: int) -> None:
+            breaks[part] = blend_tiles(
+                space.entries, space.masks, space.starts, frame.packed.ids, space.across, tickets, frame.backdrop,
+                frame.limit, colour, alpha, depth,
+            )  # fmt: skip
+
+        on_threads(draw, frame.threads)
+        self._look_after_order(frame, sum(breaks))
+        return Image(colour, alpha, depth)
+
+    def _sight(self, camera: Camera, frames: Array) -> _Sight:
+        sight = self._sights.get(camera.name)
+        if sight is None:
+            sight = _Sight(self._packed.seen_from(frames))
+            if len(self._sights) >= _CAMERAS:
+                self._sights.pop(next(iter(self._sights)), None)
+            self._sights[camera.name] = sight
+        return sight
+
+    def _look_after_order(self, frame: Prepared, breaks: int) -> None:
+        sight = self._sights.get(frame.camera.name)
+        if sight is None:
+            return
+        sight.age += 1
+        if sight.age > _REST and breaks > _DISORDER * frame.space.starts[-1]:
+            self._sights[frame.camera.name] = _Sight(frame.packed.seen_from(frame.frames))
+
+
+def render(
+    gaussians: Gaussians,
+    camera: Camera,
+    poses: Array | None = None,
+    *,
+    backdrop: Backdrop | None = None,
+    region: Region | None = None,
+) -> Image:
+    """Draw Gaussians once; to draw them often, keep a `Raster`."""
+    return Raster(gaussians).render(camera, poses, backdrop=backdrop, region=region)
+
+
+def _sort_into_tiles(frame: Prepared, transforms: Array) -> None:
+    packed, space, threads = frame.packed, frame.space, frame.threads
+    n = len(packed)
+    space.fit(n, frame.region, threads)
+    colours = packed.colours
+    degree = int(packed.harmonics.shape[1] ** 0.5) - 1 if len(packed.harmonics) else 0
+    eyes = np.ascontiguousarray(-np.einsum("bji,bj->bi", transforms[:, :3, :3], transforms[:, :3, 3]), np.float32)
+    if degree:
+        colours = space.colours
+
+    def place(part: int) -> None:
+        start, stop = share(n, part, threads)
+        if degree:
+            basis = np.empty(16, np.float32)
+            shade(start, stop, packed.means, packed.harmonics, packed.body, eyes, basis, degree, colours)
+        project(
+            start, stop, packed.means, packed.covariances, packed.strengths, colours, packed.body, frame.frames,
+            frame.view, space.records, space.boxes, space.changes[part],
+        )  # fmt: skip
+
+    on_threads(place, threads)
+    space.fit_entries(place_lists(space.changes, space.starts, space.places))
+
+    def fill(part: int) -> None:
+        start, stop = share(n, part, threads)
+        fill_tiles(
+            start, stop, space.records, space.boxes, space.across, space.places[part], space.entries, space.masks
+        )
+
+    on_threads(fill, threads)
+
+
+def _behind(camera: Camera, region: Region, backdrop: Backdrop | None) -> tuple[Array, Array]:
+    """The colours and depths behind a region, empty where they are black and infinitely far."""
+    black, nowhere = np.empty((0, 0, 3), np.float32), np.empty((0, 0), np.float32)
+    if backdrop is None:
+        return black, nowhere
+    if backdrop.depth.shape != (camera.height, camera.width):
+        raise BadInput(
+            f"A backdrop of {backdrop.depth.shape[1]} x {backdrop.depth.shape[0]} pixels was given for the "
+            f"{camera.width} x {camera.height} image of camera {camera.name!r}."
+        )
+    left, top, right, bottom = region
+    colour = np.ascontiguousarray(backdrop.colour[top:bottom, left:right], np.float32)
+    depth = np.ascontiguousarray(backdrop.depth[top:bottom, left:right], np.float32)
+    return colour if colour.any() else black, nowhere if np.isposinf(depth).all() else depth
