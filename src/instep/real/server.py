@@ -335,7 +335,7 @@ class _Network:
             client.heard = time.monotonic()
             if not client.bucket.take():
                 self.counts["floods"] += 1
-                return await client.socket.close(1008, "Too many messages in a second.")
+                return await _throw_out(client.socket, "Too many messages in a second.")
             try:
                 message = unpack(data if isinstance(data, bytes) else b"", FROM_CLIENT)
                 if message.connection != client.connection:
@@ -344,7 +344,7 @@ class _Network:
                     raise BadInput("A watcher may only ask for the time.")
             except BadInput as error:
                 self.counts["malformed"] += 1
-                return await client.socket.close(1008, _brief(str(error), 120))
+                return await _throw_out(client.socket, _brief(str(error), 120))
             await self._answer(client, message)
         return None
 
@@ -356,6 +356,14 @@ class _Network:
             reason = self._robot.offer(message)
             if reason:
                 await client.socket.send(pack(Refused(client.connection, message.seq, _brief(reason, 500))))
+
+
+async def _throw_out(socket: ServerConnection, why: str) -> None:
+    """Close a connection that broke the rules; who does not take the hint does not keep the seat."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await socket.close(1008, why)
+    socket.transport.abort()
 
 
 def _report(snapshot: Snapshot, connection: str, seen: Mapping[str, Array]) -> Report:

@@ -1,0 +1,784 @@
+"""Faults of the link between a client and a robot, injected; the numbers are those of the fault table."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+from websockets.sync.server import serve as serve_sync
+
+from instep.core.errors import BadInput, LinkLost
+from instep.core.rollout import Script, rollout
+from instep.core.world import Spec
+from instep.real.clock import Clock
+from instep.real.driver import Reading, WorldDriver
+from instep.real.limits import Limits
+from instep.real.link import LinkWorld
+from instep.real.loop import RobotLoop, Safety
+from instep.real.server import RobotServer, ServerOptions
+from instep.real.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
+
+sys.path.append(str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "real_room"))
+from link_proxy import Proxy
+from standin_robot import NAMES, PointMass
+
+ROBOT = Path(__file__).resolve().parents[1] / "real_room" / "standin_robot.py"
+PERIOD = 10_000_000
+PATIENT = ServerOptions(safety=Safety(hold_after=2.0, stop_after=5.0))
+"""A busy test machine may sleep for longer than a robot should wait."""
+
+
+class Reality:
+    """A driver whose joints follow at once, and whose sensors and mode bits can be made to fail."""
+
+    def __init__(self):
+        self.spec: Spec = PointMass().spec
+        self.q, self.t = np.zeros(2), 0.0
+        self.frozen = False
+        self.stamp: float | None = None
+        self.fault = ""
+        self.written: list[np.ndarray] = []
+        self.stops = 0
+
+    def read(self) -> Reading:
+        return Reading(self.t if self.stamp is None else self.stamp, self.q, np.zeros(2), fault=self.fault)
+
+    def write(self, action: np.ndarray) -> np.ndarray:
+        self.written.append(action)
+        if not self.frozen:
+            self.q = action
+        self.passed(1)
+        return action
+
+    def hold(self) -> np.ndarray:
+        return self.written[-1] if self.written else np.zeros(2)
+
+    def passed(self, periods: int) -> None:
+        self.t += 0.0 if self.frozen else 0.01 * periods
+
+    def reset(self, seed: int) -> None:
+        self.t = 0.0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+class Bench:
+    """A robot's loop in virtual time."""
+
+    def __init__(self, driver, pace="real", wall=time.time_ns, **safety):
+        self.driver, self.now, self.told, self.seq = driver, 10**9, [], 0
+        clock = Clock(source=lambda: self.now, wall_clock=wall)
+        self.loop = RobotLoop(driver, pace, Safety(clock=clock, **safety), self.told.append)
+        self.loop.begin()
+
+    def command(self, action, seq: int | None = None) -> str:
+        self.seq = self.seq + 1 if seq is None else seq
+        return self.loop.offer(Command("c", self.seq, self.told[-1].tick, np.asarray(action, float)))
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += PERIOD
+            self.loop.tick(self.now)
+
+
+@contextlib.contextmanager
+def robot_process(**wish) -> Iterator[tuple[subprocess.Popen, str, str]]:
+    """A stand-in robot in a process of its own, with its address and token."""
+    process = subprocess.Popen([sys.executable, str(ROBOT), json.dumps(wish)], stdout=subprocess.PIPE, text=True)
+    try:
+        address, token = json.loads(process.stdout.readline())
+        yield process, address, token
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+def raw_client(address: str, token: str, path: str = "/control", **options):
+    return connect(address + path, additional_headers={"Authorization": f"Bearer {token}"}, compression=None, **options)
+
+
+def state_hash(rows) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(row).tobytes() for row in rows)).hexdigest()
+
+
+@pytest.mark.fault(1)
+def test_a_robot_that_loses_its_joint_states_holds_then_stops_at_whatever_phase():
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        bench = Bench(Reality())
+        silent_after = int(rng.integers(1, 40))
+        modes: list[str] = []
+        for k in range(silent_after + 80):
+            bench.driver.frozen = k >= silent_after
+            bench.command(rng.uniform(-1, 1, 2))
+            bench.tick()
+            modes.append(bench.loop._mode)
+        assert "hold" not in modes[:silent_after] and "stop" not in modes[:silent_after]
+        # 100 ms and 500 ms after the last sound reading, plus the period in which it is noticed.
+        assert modes.index("hold") - silent_after <= 11 and modes.index("stop") - silent_after <= 51
+        assert bench.told[-1].reason.startswith("No sound reading came for 0.5")
+
+
+@pytest.mark.fault(2)
+def test_a_frozen_camera_is_seen_by_its_stamp_and_not_sent_again():
+    class Stuck(PointMass):
+        __slots__ = ()
+
+        def observe(self, state):
+            seen = dict(PointMass.observe(self, state))
+            if state.t > 0.045:
+                seen["observation.images.top"] = np.full(self.frames, 3, np.uint8)
+                seen["observation.images.top.stamp"] = np.asarray(0.03)
+            return seen
+
+    with (
+        RobotServer(WorldDriver(Stuck(frames=(40, 60, 3))), pace="step") as server,
+        LinkWorld(server.address, server.token) as link,
+    ):
+        seen = rollout(link, Script(np.zeros((30, 2))), steps=30)
+    age = seen.t - seen["observation.images.top.stamp"]
+    assert np.all(age[:5] < 0.031) and np.all(np.diff(age[5:]) > 0.0099) and age[-1] > 0.25
+    assert len({frame.tobytes() for frame in seen["observation.images.top"]}) == 2
+
+
+@pytest.mark.fault(3)
+def test_commands_out_of_order_are_discarded_and_counted():
+    rng = np.random.default_rng(0)
+    bench = Bench(Reality())
+    obeyed = []
+    for first in range(1, 161, 8):
+        for seq in rng.permutation(np.arange(first, first + 8)):
+            bench.command([0.001 * seq, 0.0], seq=int(seq))
+            bench.tick()
+            obeyed.append(bench.told[-1].echo[1])
+    assert np.all(np.diff(obeyed) >= 0), "an older command never follows a newer one"
+    counts = bench.loop.counts
+    assert counts["disordered"] > 50 and counts["obeyed"] + counts["disordered"] == 160
+
+
+@pytest.mark.fault(4)
+def test_duplicates_leave_the_run_bit_for_bit_as_it_was():
+    def run(duplicate: bool) -> tuple[str, int]:
+        rng = np.random.default_rng(1)
+        bench = Bench(WorldDriver(PointMass()), pace="step")
+        rows = []
+        for k in range(100):
+            action = [np.sin(k), np.cos(k)]
+            bench.command(action)
+            if duplicate and rng.random() < 0.3:
+                bench.command(action, seq=bench.seq)
+            bench.tick()
+            if duplicate and rng.random() < 0.3:
+                bench.command(action, seq=bench.seq)
+            rows.append(bench.told[-1].reading.q)
+        return state_hash(rows), bench.loop.counts["duplicates"]
+
+    clean, none = run(False)
+    doubled, many = run(True)
+    assert clean == doubled and none == 0 and many > 30
+
+
+@pytest.mark.fault(5)
+def test_a_burst_after_a_stall_is_one_command_the_newest():
+    bench = Bench(Reality())
+    bench.command([0.0, 0.0])
+    bench.tick()
+    for k in range(120):  # what two seconds at 60 Hz have piled up
+        bench.command([0.01 * k, 0.0])
+    before = len(bench.driver.written)
+    bench.tick()
+    assert len(bench.driver.written) == before + 1 and bench.driver.written[-1][0] == pytest.approx(1.19)
+    assert bench.loop.counts["overtaken"] == 119
+    bench.tick(3)
+    assert all(action[0] == pytest.approx(1.19) for action in bench.driver.written[before:])
+
+
+@pytest.mark.fault(5)
+def test_a_burst_over_the_wire_is_not_replayed():
+    with (
+        RobotServer(WorldDriver(PointMass(dt=0.05)), options=PATIENT) as server,
+        raw_client(server.address, server.token) as socket_,
+    ):
+        hello = unpack(socket_.recv())
+        first = unpack(socket_.recv())
+        for seq in range(1, 61):
+            socket_.send(pack(Command(hello.connection, seq, first.tick, np.array([0.01 * seq, 0.0]))))
+        deadline = time.monotonic() + 10
+        while (report := unpack(socket_.recv())).echo < 60 and time.monotonic() < deadline:
+            pass
+        assert report.echo == 60 and report.sent[0] == pytest.approx(0.6)
+        assert server.counts["obeyed"] + server.counts["overtaken"] == 60
+        assert server.counts["obeyed"] < 20, "sixty commands in a moment are not sixty periods of motion"
+
+
+@pytest.mark.fault(6)
+def test_a_jump_of_the_wall_clock_changes_nothing_but_the_record():
+    wall = [1_700_000_000_000_000_000]
+    bench, calm = Bench(Reality(), wall=lambda: wall[0]), Bench(Reality())
+    for k in range(60):
+        if k == 20:
+            wall[0] += 3600 * 10**9
+        if k == 40:
+            wall[0] -= 7200 * 10**9
+        for each in (bench, calm):
+            each.command([0.01 * k, 0.0])
+            each.tick()
+    assert [s.mode for s in bench.told] == [s.mode for s in calm.told]
+    assert state_hash(bench.driver.written) == state_hash(calm.driver.written)
+    assert np.all(np.diff([s.mono for s in bench.told]) == PERIOD), "the control clock never jumps"
+    assert max(np.abs(np.diff([s.wall for s in bench.told]))) == 7200 * 10**9, "the record shows it"
+
+
+@pytest.mark.fault(7)
+def test_offset_and_drift_of_the_robots_clock_are_recovered_over_a_real_link():
+    clock = Clock(offset=12.3, drift_ppm=3000.0)
+    options = ServerOptions(safety=Safety(clock=clock, hold_after=2.0, stop_after=5.0))
+    with (
+        RobotServer(WorldDriver(PointMass()), options=options) as server,
+        LinkWorld(server.address, server.token) as link,
+    ):
+        state = link.reset(0)
+        begin = time.monotonic()
+        while time.monotonic() - begin < 2.5:
+            state = link.step(state, np.zeros(2))
+            now = time.monotonic()
+            truth = (clock.mono() - time.monotonic_ns()) * 1e-9
+        assert link.clock.offset(now) == pytest.approx(truth, abs=0.005)
+        assert link.clock.drift_ppm == pytest.approx(3000.0, rel=0.3)
+        captured = float(state.hidden["link"]["captured"])
+        # A state that has just come was captured a moment ago, on this computer's clock.
+        assert -0.005 < now - captured < 1.0 and abs(link.clock.spread) < 0.05
+
+
+@pytest.mark.fault(8)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_time_never_runs_backwards_whatever_the_stamps_say(stamps):
+    bench = Bench(Reality())
+    for stamp in stamps:
+        bench.driver.stamp = stamp
+        bench.command([0.0, 0.0])
+        bench.tick()
+    times = [snapshot.reading.t for snapshot in bench.told]
+    assert np.all(np.isfinite(times)) and np.all(np.diff(times) >= 0)
+
+
+SPECIAL = (np.nan, -np.nan, np.inf, -np.inf)
+
+
+@pytest.mark.fault(9)
+@pytest.mark.parametrize("value", SPECIAL)
+def test_measurements_that_are_not_finite_are_not_told(value):
+    class Spoilt(Reality):
+        where = ""
+
+        def read(self) -> Reading:
+            parts = {"t": self.t, "q": self.q.copy(), "v": np.zeros(2)}
+            if self.where == "t":
+                parts["t"] = value
+            elif self.where:
+                parts[self.where][1] = value
+            return Reading(**parts)
+
+    for where in ("t", "q", "v"):
+        bench = Bench(Spoilt())
+        bench.command([0.1, 0.1])
+        bench.tick()
+        told = len(bench.told)
+        bench.driver.where = where
+        bench.tick(5)
+        assert len(bench.told) == told and bench.loop.counts["unsound"] == 5
+        bench.driver.where = ""
+        bench.tick()
+        assert len(bench.told) == told + 1 and bench.told[-1].mode == "run", "a short dropout is bridged"
+
+
+@pytest.mark.fault(9)
+@pytest.mark.parametrize("value", SPECIAL)
+def test_an_action_that_is_not_finite_moves_nothing(value):
+    limits = Limits(NAMES, -1.0, 1.0, 1.0, 10.0)
+    bench = Bench(Reality(), limits=limits)
+    bench.command([0.0, 0.0])
+    bench.tick()
+    sent = bench.driver.written[-1]
+    for bad in ([value, 0.0], [0.0, value]):
+        assert "is not a finite number" in bench.command(bad)
+        bench.tick()
+        assert np.array_equal(bench.driver.written[-1], sent)
+    assert bench.loop.counts["unusable"] == 2
+
+
+@pytest.mark.fault(9)
+def test_an_action_of_the_wrong_size_or_type_moves_nothing():
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        raw_client(server.address, server.token) as socket_,
+    ):
+        hello, first = unpack(socket_.recv()), unpack(socket_.recv())
+        bad = (np.zeros(3), np.zeros((1, 2)), np.zeros(0), np.array([np.nan, 0.0]), np.array(0.0))
+        for seq, action in enumerate(bad, 1):
+            socket_.send(pack(Command(hello.connection, seq, first.tick, action)))
+            answer = unpack(socket_.recv())
+            assert type(answer).__name__ == "Refused" and answer.seq == seq
+        socket_.send(pack(Command(hello.connection, 9, first.tick, np.zeros(2))))
+        assert unpack(socket_.recv()).echo == 9, "the connection stands, and a good action is obeyed"
+        assert server.counts["unusable"] == len(bad)
+
+
+@pytest.mark.fault(17)
+def test_an_emergency_stop_in_mid_motion_flushes_what_waits_and_never_reaches_for_the_old_target():
+    limits = Limits(NAMES, -5.0, 5.0, 2.0, 20.0)
+    bench = Bench(Reality(), limits=limits)
+    for _ in range(20):
+        bench.command([4.0, 0.0])
+        bench.tick()
+    bench.driver.fault = "The emergency stop is pressed."
+    bench.command([4.0, 0.0])
+    bench.tick(2)
+    assert bench.told[-1].mode == "stop" and bench.told[-1].reason == "The emergency stop is pressed."
+    assert bench.driver.stops == 1
+    silent = len(bench.driver.written)
+    assert "The emergency stop is pressed." in bench.command([4.0, 0.0])
+    bench.tick(10)
+    assert len(bench.driver.written) == silent, "nothing is sent while it is pressed"
+    bench.driver.q, bench.driver.fault = np.array([-1.0, 0.5]), ""  # moved by hand meanwhile
+    bench.tick(5)
+    assert bench.told[-1].mode == "stop", "a release alone starts nothing"
+    bench.seq += 1
+    bench.loop.offer(Reset("c", bench.seq, 0))
+    bench.tick()
+    bench.command([4.0, 0.0])
+    bench.tick()
+    step = bench.driver.written[-1] - np.array([-1.0, 0.5])
+    assert np.all(np.abs(step) <= 20.0 * 0.01**2 + 1e-12), "it begins at rest where the robot is"
+
+
+@pytest.mark.fault(19)
+def test_a_million_fuzzed_actions_stay_inside_the_limits():
+    rng, dt, arms = np.random.default_rng(19), 1 / 60, 2500
+    names = tuple("abcdefg")
+    limits = Limits(names, -2.7, 2.7, np.array([2.62] * 4 + [5.26, 4.18, 5.26]), 10.0)
+    aim, cuts = limits.rest(np.zeros((arms, 7))), 0
+    for k in range(400):
+        wild = rng.uniform(-6, 6, (arms, 7)) if k % 40 < 20 else aim.target
+        before, aim = aim, limits.towards(aim, wild, dt)
+        cuts += int(np.any(np.abs(aim.q - wild) > 1e-9, axis=-1).sum())
+        assert np.all(np.abs(aim.q) <= 2.7 + 1e-9) and np.all(np.abs(aim.v) <= np.asarray(limits.velocity) + 1e-9)
+        assert np.abs(aim.v - before.v).max() / dt <= 10.0 + 1e-9
+        assert np.abs((aim.q - before.q) / dt - aim.v).max() <= 1e-9
+    assert cuts > 500_000
+
+
+@pytest.mark.fault(25)
+def test_a_black_hole_is_noticed_on_both_sides_and_mended_by_itself():
+    with (
+        RobotServer(WorldDriver(PointMass())) as server,
+        Proxy(port_of(server.address)) as proxy,
+        LinkWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
+        LinkWorld(server.address, server.token, role="watch") as watcher,
+    ):
+        state = link.reset(0)
+        for _ in range(5):
+            state = link.step(state, np.zeros(2))
+        proxy.way = "blackhole"
+        begin = time.monotonic()
+        with pytest.raises(LinkLost) as caught:
+            for _ in range(100):
+                state = link.step(state, np.zeros(2))
+        assert time.monotonic() - begin < 5.0
+        assert f"ws://127.0.0.1:{proxy.port} did not answer within 1 s" in str(caught.value)
+        assert server.counts["holds"] >= 1 and server.counts["stops"] >= 1, "the robot is safe without its client"
+        assert watcher.latest().t > state.t
+        proxy.way = "pass"
+        state = link.reset(1)
+        assert link.step(state, np.zeros(2)).t > 0
+
+
+@pytest.mark.fault(25)
+def test_after_a_reset_of_the_connection_the_same_run_goes_on():
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        Proxy(port_of(server.address)) as proxy,
+        LinkWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=10.0) as link,
+    ):
+        world, rng = PointMass(), np.random.default_rng(2)
+        state, truth = link.reset(7), world.reset(7)
+        for k in range(40):
+            if k % 10 == 5:
+                proxy.reset()
+            action = rng.uniform(-1, 1, 2)
+            state, truth = link.step(state, action), world.step(truth, action)
+            assert np.array_equal(state.q, truth.q), "no step is lost and none is taken twice"
+        assert link.counts["link.connections"] >= 4 and server.counts["connected"] >= 4
+
+
+@pytest.mark.fault(25)
+def test_a_link_that_trickles_is_as_good_as_lost():
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        Proxy(port_of(server.address)) as proxy,
+        LinkWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
+    ):
+        state = link.reset(0)
+        proxy.way = "trickle"
+        begin = time.monotonic()
+        with pytest.raises(LinkLost, match="did not answer within 1 s"):
+            for _ in range(5):
+                state = link.step(state, np.zeros(2))
+        assert time.monotonic() - begin < 4.0
+
+
+@pytest.mark.fault(25)
+def test_a_robot_that_is_killed_and_restarted_is_found_again():
+    with (
+        robot_process(pace="step", token="t" * 64) as (process, address, token),
+        LinkWorld(address, token, timeout=10.0, reset_timeout=30.0) as link,
+    ):
+        state = link.step(link.reset(0), np.ones(2))
+        process.kill()
+        process.wait()
+        with robot_process(pace="step", token=token, port=port_of(address)):
+            with pytest.raises(LinkLost, match="restarted in the middle of a run; reset it to begin anew"):
+                link.step(state, np.ones(2))
+            again = link.step(link.reset(0), np.ones(2))
+            assert np.array_equal(again.q, state.q), "the same seed, the same step, another process"
+
+
+@pytest.mark.fault(25)
+def test_a_robot_that_hangs_is_given_up_within_the_deadline_and_found_again_when_it_wakes():
+    with (
+        robot_process(pace="step") as (process, address, token),
+        LinkWorld(address, token, timeout=1.0, reset_timeout=20.0) as link,
+    ):
+        state = link.reset(0)
+        process.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(LinkLost, match="did not answer within 1 s"):
+            link.step(state, np.zeros(2))
+        assert 0.9 < time.monotonic() - begin < 3.0
+        process.send_signal(signal.SIGCONT)
+        assert link.reset(1).t == 0.0
+
+
+@pytest.mark.fault(25)
+def test_a_client_that_dies_leaves_a_robot_that_holds_and_then_stops():
+    code = (
+        "import sys, numpy as np\nfrom instep.real.link import LinkWorld\n"
+        "link = LinkWorld(sys.argv[1], sys.argv[2])\nstate = link.reset(0)\n"
+        "print('go', flush=True)\nwhile True:\n    state = link.step(state, np.ones(2))\n"
+    )
+    safety = ServerOptions(safety=Safety(hold_after=0.3, stop_after=0.8))
+    with RobotServer(WorldDriver(PointMass()), options=safety) as server:
+        command = [sys.executable, "-c", code, server.address, server.token]
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert client.stdout.readline() == "go\n"
+        with LinkWorld(server.address, server.token, role="watch") as watcher:
+            client.kill()
+            client.wait()
+            client.stdout.close()
+            deadline = time.monotonic() + 10
+            while server.counts["stops"] == 0 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert server.counts["holds"] >= 1 and server.counts["stops"] == 1
+            assert watcher.latest().t > 0
+        with LinkWorld(server.address, server.token) as link:
+            assert link.reset(0).t == 0.0, "another client may take over, by a reset"
+
+
+@pytest.mark.fault(26)
+def test_late_replies_of_an_old_connection_are_dropped():
+    spec = PointMass().spec
+    connections: list[str] = []
+
+    def report(connection: str, tick: int, echo: int, x: float) -> bytes:
+        q = np.array([x, x])
+        return pack(Report(connection, tick, 1, echo, "run", "", 0.01 * tick, tick, 1, q, q, q, {}, {}))
+
+    def talk(socket_) -> None:
+        connection = f"connection {len(connections)}"
+        connections.append(connection)
+        socket_.send(pack(Hello(connection, "boot", "control", "real", spec, 1, 1)))
+        socket_.send(report(connection, 1, 0, 0.0))
+        tick = 1
+        with contextlib.suppress(ConnectionClosed):
+            for data in socket_:
+                message = unpack(data)
+                if isinstance(message, Ping):
+                    socket_.send(pack(Pong(connection, message.sent, time.monotonic_ns(), {})))
+                    continue
+                tick += 1
+                if isinstance(message, Command) and len(connections) > 1:
+                    # A reply that the first connection still owed, much newer by its numbers.
+                    socket_.send(report(connections[0], 1000, message.seq, 666.0))
+                if isinstance(message, Command) and len(connections) == 1:
+                    return  # hang up without an answer
+                socket_.send(report(connection, tick, message.seq, 1.0))
+
+    with serve_sync(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        port = server.socket.getsockname()[1]
+        with LinkWorld(f"ws://127.0.0.1:{port}", "token", timeout=5.0) as link:
+            state = link.step(link.reset(0), np.zeros(2))
+            assert state.q[0] == 1.0 and link.counts["link.late"] == 1 and len(connections) == 2
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.fault(26)
+def test_a_robot_refuses_a_request_that_belongs_to_another_connection():
+    with RobotServer(WorldDriver(PointMass()), pace="step") as server:
+        with raw_client(server.address, server.token) as old:
+            late = unpack(old.recv()).connection
+        with raw_client(server.address, server.token) as new:
+            new.recv()
+            tick = unpack(new.recv()).tick
+            new.send(pack(Command(late, 1, tick, np.ones(2))))
+            with pytest.raises(ConnectionClosed, match="belongs to another connection"):
+                new.recv(timeout=5)
+        assert server.counts["obeyed"] == 0
+
+
+@pytest.mark.fault(42)
+@pytest.mark.parametrize(
+    ("headers", "path", "origin", "status"),
+    [
+        ({}, "/control", None, 401),
+        ({"Authorization": "Bearer wrong"}, "/control", None, 401),
+        ({"Authorization": "Basic TOKEN"}, "/control", None, 401),
+        ({"Authorization": "Bearer "}, "/watch", None, 401),
+        ({"Authorization": "Bearer TOKEN"}, "/control", "http://evil.example", 403),
+        ({"Authorization": "Bearer TOKEN"}, "/control", "null", 403),
+        ({"Authorization": "Bearer TOKEN"}, "/kill", None, 404),
+        ({"Authorization": "Bearer TOKEN"}, "/", None, 404),
+        ({"Authorization": "Bearer TOKEN"}, "/control?x=1", None, 404),
+    ],
+)
+def test_strangers_are_turned_away_at_the_door(door, headers, path, origin, status):
+    headers = {name: value.replace("TOKEN", door.token) for name, value in headers.items()}
+    with pytest.raises(InvalidStatus) as caught:
+        connect(door.address + path, additional_headers=headers, origin=origin)
+    body = caught.value.response.body.decode()
+    assert caught.value.response.status_code == status
+    assert "Traceback" not in body and door.token not in body and body.endswith(".\n")
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[RobotServer]:
+    with RobotServer(
+        WorldDriver(PointMass()), pace="step", options=ServerOptions(origins=("http://localhost:8080",))
+    ) as server:
+        yield server
+
+
+@pytest.mark.fault(42)
+def test_an_origin_on_the_list_may_come_in(door):
+    with raw_client(door.address, door.token, path="/watch", origin="http://localhost:8080") as page:
+        assert isinstance(unpack(page.recv()), Hello)
+
+
+@pytest.mark.fault(42)
+def test_a_name_that_was_rebound_to_this_computer_is_refused(door):
+    lines = handshake(door.address, door.token, "/watch").decode().replace("Host: 127.0.0.1", "Host: evil.example")
+    with socket.create_connection(("127.0.0.1", port_of(door.address)), timeout=5) as stranger:
+        stranger.sendall(lines.encode())
+        assert stranger.recv(100).startswith(b"HTTP/1.1 403")
+
+
+@pytest.mark.fault(42)
+def test_a_client_with_the_wrong_token_hears_what_to_do(door):
+    with pytest.raises(BadInput, match=r"refused the connection \(401\): Send the robot's token"):
+        LinkWorld(door.address, "0" * 64)
+
+
+@pytest.mark.fault(42)
+def test_a_flood_an_oversized_message_and_text_close_the_connection(door):
+    with raw_client(door.address, door.token, path="/watch", max_queue=None) as flood:
+        connection = unpack(flood.recv()).connection
+        ping = pack(Ping(connection, 1))
+        with pytest.raises(ConnectionClosed, match="Too many messages"):
+            for _ in range(200):
+                for _ in range(100):
+                    flood.send(ping)
+            for _ in range(30_000):
+                flood.recv(timeout=10)
+    for message, code in ((b"\0" * (8 * 2**20 + 1), 1009), ("hello", 1008), (b"", 1008)):
+        with raw_client(door.address, door.token, path="/watch") as odd:
+            odd.recv()
+            with pytest.raises(ConnectionClosed) as caught:
+                odd.send(message)
+                for _ in range(100):
+                    odd.recv(timeout=10)
+            assert caught.value.rcvd is not None and caught.value.rcvd.code == code
+
+
+@pytest.mark.fault(42)
+def test_no_more_than_thirty_two_clients_are_served(door):
+    with contextlib.ExitStack() as stack:
+        for _ in range(32):
+            stack.enter_context(raw_client(door.address, door.token, path="/watch"))
+        with pytest.raises(InvalidStatus) as caught:
+            raw_client(door.address, door.token, path="/watch")
+        assert caught.value.response.status_code == 503
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with contextlib.suppress(InvalidStatus), raw_client(door.address, door.token, path="/watch"):
+            return
+    pytest.fail("clients that have left still take up room")
+
+
+@pytest.mark.fault(42)
+def test_half_handshakes_and_trickles_are_cut_off_while_a_good_client_is_served(door):
+    rng = np.random.default_rng(4)
+    strangers = [socket.create_connection(("127.0.0.1", port_of(door.address))) for _ in range(60)]
+    opening = handshake(door.address, door.token, "/watch")
+    for i, stranger in enumerate(strangers):
+        stranger.sendall((b"", opening[: len(opening) // 2], rng.bytes(200), b"GET / HTTP/1.1\r\n" * 3)[i % 4])
+    begin, done = time.monotonic(), 0
+    with LinkWorld(door.address, door.token, timeout=5.0) as link:
+        state = link.reset(0)
+        while time.monotonic() - begin < 2.5:
+            for k, stranger in enumerate(strangers[:8]):
+                with contextlib.suppress(OSError):
+                    stranger.sendall(opening[done % len(opening) :][: 1 + k % 2])  # a byte at a time
+            state, done = link.step(state, np.zeros(2)), done + 1
+    assert done > 100
+    open_still = 0
+    for stranger in strangers:
+        stranger.settimeout(3.0)
+        try:
+            while stranger.recv(4096):
+                pass
+        except TimeoutError:
+            open_still += 1
+        except OSError:
+            pass
+        stranger.close()
+    assert open_still == 0, "every half-open connection was closed after two seconds"
+
+
+def handshake(address: str, token: str, path: str) -> bytes:
+    key = base64.b64encode(os.urandom(16)).decode()
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: {address.removeprefix('ws://')}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer {token}\r\n\r\n"
+    ).encode()
+
+
+def frame(data: bytes) -> bytes:
+    """A masked binary websocket frame; the mask is zero, which is allowed."""
+    size = struct.pack("!BB", 0x82, 0x80 | len(data)) if len(data) < 126 else struct.pack("!BBH", 0x82, 0xFE, len(data))
+    return size + b"\0\0\0\0" + data
+
+
+def malformed(rng: np.random.Generator) -> bytes:
+    """A message that is none: random bytes, or a good one with bytes changed, cut, doubled or put in."""
+    kind = rng.integers(0, 6)
+    if kind == 0:
+        return rng.bytes(int(rng.integers(0, 300)))
+    good: list = [
+        Command("c" * 32, 1, 1, np.zeros(2)),
+        Reset("c" * 32, 1, 0),
+        Ping("c" * 32, 1),
+        Report("c", 1, 1, 1, "run", "", 0.0, 1, 1, np.zeros(2), np.zeros(2), np.zeros(2), {}, {}),
+    ]
+    data = bytearray(pack(good[rng.integers(0, len(good))]))
+    at = int(rng.integers(0, len(data)))
+    if kind == 1:
+        data[at] ^= 1 << int(rng.integers(0, 8))
+    elif kind == 2:
+        del data[at:]
+    elif kind == 3:
+        data[at:at] = rng.bytes(int(rng.integers(1, 9)))
+    elif kind == 4:
+        data += data[at:]
+    else:
+        body = msgpack.unpackb(bytes(data))
+        odd = (None, -1, 2**63, 1e308, "x" * 2000, b"", [], {}, {"dtype": "O", "shape": [1], "data": b"\0" * 8}, [[[]]])
+        body[str(rng.choice(list(body)))] = odd[rng.integers(0, len(odd))]
+        data = bytearray(msgpack.packb(body))
+    return bytes(data)
+
+
+@pytest.mark.fault(42)
+def test_ten_thousand_malformed_messages_raise_nothing_but_bad_input():
+    rng, refused = np.random.default_rng(42), 0
+    for _ in range(10_000):
+        try:
+            unpack(malformed(rng))
+        except BadInput:
+            refused += 1
+    assert refused > 8500, "a changed byte in a text or a number may still make a message"
+
+
+def memory_of(process: subprocess.Popen) -> int:
+    """Resident memory of a process [bytes]."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.fault(42)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
+def test_ten_thousand_malformed_frames_leave_a_robot_that_serves_a_good_client():
+    rng, per = np.random.default_rng(1), 8
+    with robot_process(pace="step") as (process, address, token):
+        with LinkWorld(address, token, timeout=10.0) as link:
+            state, truth, world = link.reset(0), PointMass().reset(0), PointMass()
+            before, begin = memory_of(process), time.monotonic()
+            opening = handshake(address, token, "/watch")
+            waiting: list[socket.socket] = []
+            for _ in range(10_000 // per):
+                stranger = socket.create_connection(("127.0.0.1", port_of(address)), timeout=20)
+                stranger.sendall(opening + b"".join(frame(malformed(rng)) for _ in range(per)))
+                stranger.shutdown(socket.SHUT_WR)  # or the robot waits a second for a polite goodbye
+                waiting.append(stranger)
+                if len(waiting) == 20:
+                    for each in waiting:
+                        drain(each)
+                    waiting.clear()
+                    action = rng.uniform(-1, 1, 2)
+                    state, truth = link.step(state, action), world.step(truth, action)
+                    assert np.array_equal(state.q, truth.q)
+            took = time.monotonic() - begin
+            grown = memory_of(process) - before
+            time.sleep(0.15)  # until the next answer has brought the counts
+            assert link.counts["malformed"] >= 1100 and link.counts["failures"] == 0
+            assert link.counts["link.connections"] == 1, "the good client was never thrown out"
+        assert process.poll() is None
+    assert took < 30.0 and grown < 32 * 2**20
+
+
+def drain(stranger: socket.socket) -> None:
+    """Read until the robot hangs up."""
+    with contextlib.suppress(OSError):
+        while stranger.recv(65536):
+            pass
+    stranger.close()
