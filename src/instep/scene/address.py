@@ -55,6 +55,8 @@ _OF_JOINT = {
     "damping": _Kind((("dof_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
     "frictionloss": _Kind((("dof_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
     "armature": _Kind((("dof_armature", (), 1),), "kg m2", 1e-6, 1e1),
+    # How hard dry friction holds; MuJoCo's default of 0.9 lets a loaded joint creep by centimetres a second.
+    "grip": _Kind((("dof_solimp", (0,), 1), ("dof_solimp", (1,), 1)), "1", 0.5, 0.99999, False),
     "stiffness": _Kind((("jnt_stiffness", (), 1),), "Nm/rad", 1e-4, 1e3),
     "springref": _Kind((("qpos_spring", (), 1),), "rad", -math.pi, math.pi, False),
 }
@@ -68,6 +70,10 @@ _OF_SPEED_SERVO = {
 _OFFSET = {"bias": _Kind((("actuator_biasprm", (0,), 1),), "Nm", -1e2, 1e2, False)}
 _OF_MOTOR = {"gain": _Kind((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
 _OF_ACTUATOR = {"gear": _Kind((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
+_RANGED = {
+    "low": _Kind((("actuator_ctrlrange", (0,), 1),), "rad", -1e3, 1e3, False),
+    "high": _Kind((("actuator_ctrlrange", (1,), 1),), "rad", -1e3, 1e3, False),
+}
 _LIMITED = {
     "force": _Kind((("actuator_forcerange", (0,), -1), ("actuator_forcerange", (1,), 1)), "Nm", 1e-2, 1e4),
 }
@@ -258,6 +264,8 @@ def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
         kinds |= _OF_MOTOR
     if affine:
         kinds |= _OFFSET
+    if model.actuator_ctrllimited[a]:
+        kinds |= _RANGED
     if model.actuator_forcelimited[a]:
         kinds |= _LIMITED
     return kinds | _DELAYED

@@ -57,8 +57,8 @@ def _broken(source: Source, error: Exception) -> BadInput:
 
 def _name_all(spec: Any) -> None:
     """Give unnamed parts names, so that every part has an address."""
-    for body in spec.bodies:
-        body.name = body.name or _fresh("body", body.id, spec.bodies)
+    for number, body in enumerate(spec.bodies):
+        body.name = body.name or _fresh("body", number, spec.bodies)
         for kind, parts in (("geom", body.geoms), ("joint", body.joints), ("site", body.sites)):
             for index, part in enumerate(parts):
                 everything = getattr(spec, f"{kind}s")
