@@ -109,6 +109,27 @@ def lines_figure(
     return {"data": data, "layout": layout}
 
 
+def bundle_figure(
+    lines: Sequence[tuple[Array, Array]], thick: tuple[Array, Array], *, title: str, x: str, floor: float | None = None
+) -> Figure:
+    """Many thin lines and one bold one, on a logarithmic scale."""
+    data: list[dict[str, Any]] = []
+    for across, up in lines:
+        xs, ys = thinned(np.asarray(across, float), np.where(np.asarray(up) > 0, up, np.nan), 250)
+        trace = {"type": "scatter", "mode": "lines", "x": xs, "y": ys, "showlegend": False, "hoverinfo": "skip"}
+        data.append({**trace, "line": {"color": "@1:0.25", "width": 1}})
+    xs, ys = thinned(np.asarray(thick[0], float), np.where(np.asarray(thick[1]) > 0, thick[1], np.nan))
+    bold = {"type": "scatter", "mode": "lines", "name": "median of runs", "x": xs, "y": ys}
+    data.append({**bold, "line": {"color": "@1", "width": 2.6}})
+    if floor:
+        ends = [0.0, float(max(across[-1] for across, _ in lines))]
+        line = {"type": "scatter", "mode": "lines", "name": "floor", "x": ends, "y": [floor, floor]}
+        data.append({**line, "line": {"color": "@floor", "dash": "dash", "width": 2}})
+    layout = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 380, "xaxis": {"title": x}}
+    layout["yaxis"] = {"title": "error [share of usual motion]", "type": "log", "dtick": "D2"}
+    return {"data": data, "layout": layout}
+
+
 def histogram_figure(values: Mapping[str, Array], *, title: str, x: str) -> Figure:
     """How often which value occurs, one outline per series, counted here so that the file stays small."""
     everything = np.concatenate([np.asarray(v, float)[np.isfinite(v)] for v in values.values()])
@@ -145,11 +166,11 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
     return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit or '1'}]"}}}
 
 
-def thinned(x: Array, y: Array) -> tuple[Array, Array]:
-    """A line of at most MOST_POINTS points that keeps the lowest and the highest of each stretch."""
-    if len(x) <= MOST_POINTS:
+def thinned(x: Array, y: Array, most: int = MOST_POINTS) -> tuple[Array, Array]:
+    """A line of at most `most` points that keeps the lowest and the highest of each stretch."""
+    if len(x) <= most:
         return x, y
-    pieces = np.array_split(np.arange(len(x)), MOST_POINTS // 2)
+    pieces = np.array_split(np.arange(len(x)), most // 2)
     keep: list[int] = []
     for piece in pieces:
         some = y[piece]

@@ -9,12 +9,13 @@ from math import inf
 
 import numpy as np
 
-from instep.app.figures import histogram_figure, horizon_figure, lines_figure, runs_figure
+from instep.app.figures import bundle_figure, histogram_figure, horizon_figure, lines_figure, runs_figure
 from instep.app.report import Beside, Choice, Figure, Number, Section, Table, Verdict, say, score_table
 from instep.core.stats import Estimate
 from instep.core.world import Array
 from instep.gap.channels import channels
 from instep.gap.follow import Following
+from instep.gap.growth import Growth
 from instep.gap.preflight import Preflight
 from instep.gap.records import Curve, Gap, Pair
 from instep.gap.seed import Profile
@@ -189,6 +190,31 @@ def commands_section(gap: Gap) -> Section | None:
     figure = runs_figure(middle, labels, title=f"{middle.name or 'middle run'}: actions", column="action")
     lead = "Actions of both worlds on one axis: where a policy decided, this is where it first decided otherwise."
     return Section("Actions", lead, [figure])
+
+
+def growth_section(grown: Growth, errors: Sequence[tuple[Array, Array]], floor: float | None) -> Section:
+    """How errors grow over a run, and how fast they double."""
+    shape = {"exponential": "exponentially", "power": f"with the power {grown.rate.value:.2g} of time"}
+    words = shape.get(grown.shape, "and levels off")
+    doubling = ""
+    if math.isfinite(grown.doubling.value):
+        d = grown.doubling
+        doubling = f" At first it doubles every {say(d, interval=False)} [{d.low:.2g}, {d.high:.2g} s]."
+    lead = f"Left to itself, the error grows {words}.{doubling} Each line is a run; the bold one is their median."
+    thick = _median_line(errors)
+    lines = [errors[i] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
+    figure = bundle_figure(lines, thick, title="Overall error over a run, open loop", x="time [s]", floor=floor)
+    rows = [[shape, f"{100 * weight:.0f} %"] for shape, weight in grown.weights.items()]
+    return Section("How errors grow", lead, [figure, Table(("shape", "support"), rows)])
+
+
+def _median_line(errors: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    longest = max((t for t, _ in errors), key=len)
+    table = np.full((len(errors), len(longest)), np.nan)
+    for i, (_, e) in enumerate(errors):
+        table[i, : len(e)] = e
+    enough = np.isfinite(table).sum(axis=0) >= max(1, len(errors) // 2)
+    return longest[enough], np.nanmedian(table[:, enough], axis=0)
 
 
 def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:

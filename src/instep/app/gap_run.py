@@ -26,7 +26,8 @@ from instep.gap.arms import Arm, arms_of
 from instep.gap.findings import Looked
 from instep.gap.floor import floors, repeats, with_floor
 from instep.gap.follow import Following, follow
-from instep.gap.horizon import HorizonOptions, measure, planned_steps, scores_of
+from instep.gap.growth import crossing, growth, time_to_threshold
+from instep.gap.horizon import HorizonOptions, measure, over_time, planned_steps, scores_of
 from instep.gap.joints import going_round, ranges
 from instep.gap.pairs import compare
 from instep.gap.preflight import Preflight, preflight
@@ -34,6 +35,7 @@ from instep.gap.prepare import prepare
 from instep.gap.records import Curve, Gap
 from instep.gap.seed import Profile, decisions, profile, profile_scores
 from instep.gap.streams import align_all, streams
+from instep.gap.timing import Timing, timing
 from instep.scene.folder import Scene, shipped
 
 log = logging.getLogger(__name__)
@@ -195,7 +197,8 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     following = _following(ready.episodes)
     gap = gap.with_scores(_following_scores(following))
     gap, profiles = _with_arms(gap, arms_in(scene, gap))
-    sections = sections_of(gap, following, looked, profiles)
+    gap, grown = _with_growth(gap, options)
+    sections = sections_of(gap, following, looked, profiles, grown)
     groups = floors(repeats(ready.episodes), options=options)
     if groups:
         sections.insert(1, gap_page.floors_section(groups))
@@ -216,7 +219,8 @@ def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
     subtitle = f"{len(gap.pairs)} runs of {asked.data} beside their counterparts in {asked.against}"
     verdict = gap_page.verdict(gap, "The two worlds are")
     gap, profiles = _with_arms(gap, arms_between(gap, asked.scene))
-    sections = sections_of(gap, None, looked, profiles)
+    gap, grown = _with_growth(gap, options)
+    sections = sections_of(gap, None, looked, profiles, grown)
     return Found(gap, "Gap of paired runs", subtitle, verdict, gap_page.numbers(gap), sections)
 
 
@@ -247,10 +251,15 @@ def _clocks(asked: Asked, groups: Mapping[str, Sequence[Episode]]) -> Found:
 
 
 def sections_of(
-    gap: Gap, following: Following | None, looked: Preflight | None, profiles: Sequence[Profile]
+    gap: Gap,
+    following: Following | None,
+    looked: Preflight | None,
+    profiles: Sequence[Profile],
+    grown: Sequence[Section],
 ) -> list[Section]:
     """The page below the verdict."""
     sections = [gap_page.horizon_section(gap, following), gap_page.runs_section(gap)]
+    sections += grown
     if profiles:
         sections.append(gap_page.arms_section(profiles, gap.scores))
     actions = gap_page.commands_section(gap)
@@ -276,6 +285,28 @@ def _with_arms(gap: Gap, arms: Sequence[Arm]) -> tuple[Gap, list[Profile]]:
         return gap, []
     profiles = [profile(pair, arms) for pair in gap.pairs]
     return gap.with_scores(profile_scores(profiles), decisions(arms)), profiles
+
+
+def _with_growth(gap: Gap, options: HorizonOptions) -> tuple[Gap, list[Section]]:
+    """The gap with how fast its error grows and when it crosses three times the floor, where it grows at all."""
+    errors = over_time(gap.pairs, options=options)
+    scores = _timing_scores(timing(gap.pairs, options=options))
+    floor = gap.floor["overall"].at(inf).value if "overall" in gap.floor else None
+    if floor:
+        scores["time to 3 x floor"] = time_to_threshold([crossing(t, e, 3 * floor) for t, e in errors])
+    try:
+        grown = growth([t for t, _ in errors], [e for _, e in errors])
+    except BadInput as none:
+        return gap.with_scores(scores, [str(none)]), []
+    name = "growth exponent" if grown.shape == "power" else "growth rate"
+    scores |= {name: grown.rate} | ({"doubling time": grown.doubling} if grown.shape != "power" else {})
+    return gap.with_scores(scores), [gap_page.growth_section(grown, errors, floor)]
+
+
+def _timing_scores(found: Timing | None) -> dict[str, Estimate]:
+    if found is None:
+        return {}
+    return {"lag of the second world": found.lag, "overall, as timed": found.before, "overall, lag off": found.after}
 
 
 def at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list[str]]:

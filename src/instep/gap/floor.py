@@ -12,6 +12,7 @@ from instep.core.world import Array
 
 from .channels import Channels, channels
 from .horizon import Errors, HorizonOptions, curves_of
+from .outcomes import split
 from .pairs import squared_drift
 from .records import Curve, Gap
 
@@ -60,9 +61,9 @@ def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None
 def floors(
     groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None
 ) -> dict[str, dict[str, Curve]]:
-    """The floor of each group of repeats by itself, by the name of the group."""
+    """The floor of each group of repeats by itself, and of each outcome of a group, by name."""
     named: dict[str, dict[str, Curve]] = {}
-    for i, group in enumerate(groups):
+    for i, group in enumerate(split(groups)):
         name = group[0].meta.get("group", "") or f"repeats of {group[0].meta.get('name', f'command {i}')}"
         named[name] = floor([group], options=options)
     return named
@@ -74,9 +75,11 @@ def with_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions
     if not groups:
         note = "No command was repeated, so there is no floor: how much of the gap is noise is unknown."
         return replace(gap, notes=(*gap.notes, note))
-    runs = sum(len(group) for group in groups)
-    note = f"The floor comes from {runs} runs in {len(groups)} groups of repeats."
-    return replace(gap, floor=floor(groups, options=options), notes=(*gap.notes, note))
+    kinds = split(groups)
+    runs = sum(len(kind) for kind in kinds)
+    note = f"The floor comes from {runs} runs in {len(groups)} groups of repeats"
+    note += f", which end in {len(kinds)} kinds and are averaged by kind." if len(kinds) != len(groups) else "."
+    return replace(gap, floor=floor(kinds, options=options), notes=(*gap.notes, note))
 
 
 def _errors(groups: Sequence[Sequence[Episode]], compared: Channels, horizon: float, options: HorizonOptions) -> Errors:

@@ -7,7 +7,7 @@ commands. One step, k steps and the open-loop replay of the whole run are points
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isinf
 
 import numpy as np
@@ -17,7 +17,7 @@ from instep.core.errors import BadInput
 from instep.core.replay import Aligned, aligned
 from instep.core.stats import Estimate, wilson
 from instep.core.stats_runs import pooled
-from instep.core.world import Array, Simulator, State
+from instep.core.world import Array, Channel, Simulator, State, vector
 
 from .channels import Channels, channels
 from .march import Watch, march, replay_all
@@ -102,6 +102,20 @@ def curves_of(errors: Sequence[Errors], compared: Channels, scales: Mapping[str,
         estimates = tuple(Estimate(p[i].value, p[i].low, p[i].high, p[i].n, unit) for p in points)
         curves[name] = Curve(name, unit, horizons, estimates, dt)
     return curves
+
+
+def over_time(pairs: Sequence[Pair], *, options: HorizonOptions | None = None) -> list[tuple[Array, Array]]:
+    """Time [s] and the overall error of each pair of runs, every channel by the scale of its unit [rows]."""
+    options = options or HorizonOptions()
+    labels = pairs[0].real.spec.q.labels
+    compared = channels(pairs[0].real.spec.q, None, [w for w in options.wrapping if w in labels])
+    scales = compared.scales([pair.real.q for pair in pairs], options.scales)
+    sizes = np.array([scales[unit] for unit in compared.units])
+    found: list[tuple[Array, Array]] = []
+    for pair in pairs:
+        error = compared.difference(pair.sim.q, pair.real.q) / sizes
+        found.append((np.asarray(pair.real.t, float), np.sqrt((error**2).mean(axis=-1))))
+    return found
 
 
 def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:
@@ -232,11 +246,19 @@ def _whole(runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]], comp
 
 
 def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> Pair:
-    """A measured run and its replay, both in the words of the simulator."""
+    """A measured run and its replay, in the words of the simulator, of what was recorded."""
     t = episode.t - episode.t[0]
-    real = Episode(sim.spec, {"timestamp": t, "q": run.q, "v": run.v, "action": run.action}, episode.meta)
-    replayed = Episode(sim.spec, {"timestamp": t, "q": q, "v": v, "action": run.action}, episode.meta)
+    seen_q, seen_v = run.seen
+    spec = replace(sim.spec, q=_part(sim.spec.q, seen_q), v=_part(sim.spec.v, seen_v))
+    given = {"timestamp": t, "action": run.action}
+    real = Episode(spec, {**given, "q": run.q[:, seen_q], "v": run.v[:, seen_v]}, episode.meta)
+    replayed = Episode(spec, {**given, "q": q[:, seen_q], "v": v[:, seen_v]}, episode.meta)
     return Pair(real, replayed, episode.meta.get("name", episode.meta.get("episode", "")))
+
+
+def _part(channel: Channel, seen: Array) -> Channel:
+    kept = [i for i in range(len(channel.labels)) if seen[i]]
+    return vector([channel.labels[i] for i in kept], [channel.units[i] for i in kept]) if kept else vector([])
 
 
 def _decisions(compared: Channels, scales: Mapping[str, float], options: HorizonOptions) -> list[str]:
