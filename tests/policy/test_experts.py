@@ -1,0 +1,108 @@
+"""Every task has a scripted expert that does it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld, rollouts, stack
+from instep.core.poses import matrix_from_quat
+from instep.policy.detour import detours
+from instep.policy.experts import expert_of
+from instep.policy.handover import framed
+from instep.policy.pushing import contacts, grip_of, helix, outside
+from instep.policy.tips import Tip, rotation_between
+from instep.scene.folder import Scene
+from instep.scene.tasks.catalog import TASKS, task_of
+from instep.scene.tasks.tasked import Tasked
+
+SEEDS = {"pusht": 4, "pusht_arm": 2, "handover": 2, "reach": 8, "track": 4, "course": 4}
+TEE = np.array([[-0.1, 0.018, 0.1, 0.068], [-0.025, -0.132, 0.025, 0.018]])
+
+
+def run(name: str, seeds: range) -> tuple[Tasked, np.ndarray]:
+    scene = Scene.load(TASKS[name].scene)
+    task = task_of(scene, name)
+    world, expert = Tasked(MujocoWorld(scene), task), expert_of(task, scene)
+    expert.reset()
+    state = stack([world.reset(seed) for seed in seeds])
+    for _ in range(world.steps):
+        state = world.step(state, expert.act(world.observe(state)))
+        if world.over(state).all():
+            break
+    return world, world.success(state)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_expert_does_the_task(name):
+    _, success = run(name, range(100, 100 + SEEDS[name]))
+    assert success.all()
+
+
+def test_the_expert_of_pusht_has_no_memory():
+    scene = Scene.load("pusht")
+    task = task_of(scene)
+    world, expert = Tasked(MujocoWorld(scene), task), expert_of(task, scene)
+    together = rollouts(world, expert, seeds=[1, 2], steps=60)
+    alone = rollouts(world, expert, seeds=[2], steps=60)
+    assert np.array_equal(together[1].action, alone[0].action)
+
+
+def test_a_push_through_the_middle_does_not_turn_and_one_beside_it_does():
+    square = np.array([[-0.05, -0.05, 0.05, 0.05]])
+    ways = contacts(square, 0.01, grip_of(square), spacing=0.02)
+    centred = np.abs(ways.stick[1::3]).min(axis=-1) < 1e-9
+    assert centred.any()
+    assert np.allclose(ways.twist[1::3][centred][:, 2], 0)
+    right = (ways.normal[1::3] @ [1, 0] > 0.9) & (ways.stick[1::3, 1] > 0.03)
+    assert (ways.twist[1::3][right][:, 2] > 0).all(), "pushed left above the middle, a block turns counterclockwise"
+
+
+def test_a_helix_is_many_small_steps_of_its_twist():
+    twist, pose = np.array([0.6, -0.3, 7.0]), np.zeros(3)
+    for _ in range(4000):
+        c, s = np.cos(pose[2]), np.sin(pose[2])
+        pose = pose + np.array([c * twist[0] - s * twist[1], s * twist[0] + c * twist[1], twist[2]]) * (0.2 / 4000)
+    assert np.allclose(helix(twist, np.array(0.2)), pose, atol=1e-4)
+
+
+def test_a_detour_leads_around_the_block_and_arrives():
+    place = np.array([[0.0, 0.1]])
+    paths = detours(place, TEE, 0.025)
+    point = np.array([0.0, -0.2])
+    length, _ = paths.look(np.array(0), point)
+    assert length > np.linalg.norm(place[0] - point), "the straight way leads through the block"
+    nearest = np.inf
+    for _ in range(200):
+        _, ahead = paths.look(np.array(0), point)
+        point = point + np.clip(ahead - point, -0.01, 0.01)
+        nearest = min(nearest, float(outside(point, TEE)))
+        if np.linalg.norm(point - place[0]) < 0.012:
+            break
+    assert np.linalg.norm(point - place[0]) < 0.012
+    assert nearest > 0.0125, "the stick would have touched"
+
+
+def test_a_tip_goes_where_its_joints_are_solved_for():
+    scene = Scene.load("mobile_ai")
+    tip = Tip.of(scene, "left_tip", tuple(f"left_joint_{i}" for i in range(6)))
+    frame, place = framed(-1.0, 0.7, 0.0), np.array([0.6, 0.1, 1.1])
+    q = tip.solve(scene.start(0)[0], place, frame)
+    at, now, slope = tip.look(q)
+    assert np.allclose(at, place, atol=1e-4)
+    assert np.linalg.norm(rotation_between(now, frame)) < 1e-3
+    step = np.full(6, 1e-5)
+    moved = q.copy()
+    moved[tip.joints] += step
+    assert np.allclose(tip.look(moved)[0] - at, slope[:3] @ step, atol=1e-8)
+
+
+def test_the_rotation_between_two_frames_turns_one_into_the_other():
+    a = matrix_from_quat(np.array([0.5, 0.5, 0.5, 0.5]))
+    b = matrix_from_quat(np.array([1.0, 0.0, 0.0, 0.0]))
+    vector = rotation_between(a, b)
+    angle = np.linalg.norm(vector)
+    x, y, z = vector / angle
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    turned = (np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross) @ a
+    assert np.allclose(turned, b)
