@@ -134,3 +134,15 @@ def test_replay_with_the_truth_predicts_every_row_at_every_anchor():
     # Placing anew loses the solver's warm start, so the solver's tolerance is all that may differ.
     for anchor in (1, 7):
         assert np.abs(replay(sim, recorded, anchor=anchor).q - recorded.q).max() < 1e-5
+
+
+def test_a_sensor_with_a_delay_shows_what_was(tmp_path):
+    sensors = (
+        "<sensor><jointpos name='now' joint='swing'/><jointpos name='late' joint='swing' delay='0.1' nsample='120'/>"
+    )
+    sim = world(tmp_path, PENDULUM.replace("</mujoco>", sensors + "</sensor></mujoco>"))
+    episode = rollout(sim, Constant(np.array([1.0])), steps=40)
+    now, late = episode["observation.sensors"].T
+    assert sim.spec.observation["observation.sensors"].labels == ("now", "late")
+    behind = round(0.1 / sim.spec.dt)
+    assert late[20:] == pytest.approx(now[20 - behind : -behind], abs=5e-3) and late[20] < 0.7 * now[20]

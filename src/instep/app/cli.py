@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "scene new": ("scene:new", "make a scene folder from an MJCF or URDF robot"),
     "scene list": ("scene:list_scenes", "the scenes that come with instep"),
     "scene knobs": ("scene:knobs", "list what can be turned in a scene, with units and ranges"),
+    "scene set": ("scene:turn", "save a scene with knobs turned"),
     "scene show": ("scene:show", "picture a scene through its cameras"),
     "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),
     "data import": ("data:import_data", "other formats in"),

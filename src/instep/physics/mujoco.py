@@ -213,8 +213,7 @@ class _Layout:
 def _prepared(scene: Scene, settings: Settings) -> tuple[mujoco.MjModel, int, dict[str, Array]]:
     """The model with single values written in, its steps per control period, and the values that differ per world."""
     resolved = address.ordered(scene.model, settings)
-    delayed = any(name.endswith(".delay") and not name.startswith("sensor.") for name in resolved)
-    model = scene.delayed_model() if delayed else scene.model
+    model = scene.delayed_model() if address.needs_memory(resolved) else scene.model
     single = {name: value for name, value in resolved.items() if np.ndim(value) == 0}
     each = {name: np.asarray(value, float) for name, value in resolved.items() if np.ndim(value) > 0}
     sizes = {name: len(value) for name, value in each.items()}

@@ -189,6 +189,11 @@ def ordered(model: mujoco.MjModel, settings: Settings) -> dict[str, float | np.n
     return dict(sorted(resolved.items(), key=lambda item: not item[0].endswith(".mass")))
 
 
+def needs_memory(settings: Iterable[str]) -> bool:
+    """Whether some of these knobs delay commands, so that actuators must remember them."""
+    return any(name == DELAY or fnmatchcase(name, "actuator.*.delay") for name in settings)
+
+
 def targets(model: mujoco.MjModel, address: str) -> tuple[Target, ...]:
     """The numbers of the model that an address stands for."""
     if address == DELAY:

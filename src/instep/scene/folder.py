@@ -148,8 +148,8 @@ def _from_file(path: Path) -> Scene:
 def _from_folder(root: Path) -> Scene:
     table = _table(root / "scene.toml")
     source = read_source(root / str(table.get("model", "scene.xml")), root)
-    model = compile_model(source)
     settings: Settings = table.get("settings", {})
+    model = compile_model(source, history=address.LONGEST_DELAY if address.needs_memory(settings) else 0.0)
     if settings:
         model = address.write(model, settings)
     robot = tuple(table.get("robot", {}).get("joints", ()))

@@ -99,3 +99,33 @@ def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *
         imsave(output.folder / f"{camera.name.replace('/', '_')}.png", studio.picture(loaded.start(0)[0], camera))
     studio.close()
     print(output.folder)
+
+
+def turn(
+    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]],
+    settings: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="KNOB=VALUE")], ...]],
+    /,
+) -> None:
+    """Save a scene with knobs turned as a new folder; the old one stays as it is.
+
+    Args:
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+        folder: folder to make.
+        settings: what to turn: 'joint.*.damping=0.3' action.delay=0.02
+
+    """
+    from instep.tune.promote import promote
+
+    loaded, wanted = Scene.load(scene), {}
+    for word in settings:
+        name, _, value = word.partition("=")
+        try:
+            wanted[name] = float(value)
+        except ValueError:
+            raise BadInput(f"{word!r} is not a setting; KNOB=VALUE was expected, as in action.delay=0.02.") from None
+    if not wanted:
+        raise BadInput("No knob was named; KNOB=VALUE was expected, as in action.delay=0.02.")
+    resolved = {name: float(value) for name, value in address.ordered(loaded.model, wanted).items()}
+    promote(loaded, resolved, folder, {"by": "instep scene set"})
+    print(folder)
