@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput, Unsupported
+from instep.data import video
+from instep.data.frames import decode_image, encode_png, open_stills, open_video
+from instep.data.video import PacketWriter, VideoOptions, VideoWriter
+
+from .conftest import numbered_images
+
+IMAGES = numbered_images(30)
+
+
+@pytest.fixture(scope="module", params=["auto", "libx264"])
+def film(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("film") / "film.mp4"
+    with VideoWriter(path, 30, VideoOptions(codec=request.param)) as writer:
+        for image in IMAGES:
+            writer.add(image)
+    return path
+
+
+def test_frames_come_back_by_number_in_any_order(film: Path):
+    frames = open_video(film)
+    assert frames.shape == (30, 32, 48, 3) and len(frames) == 30 and frames.dtype == np.uint8
+    for number in (17, 3, 29, 0, -1):
+        red = int(frames[number][-1, -1, 0])
+        assert red == pytest.approx(int(IMAGES[number][-1, -1, 0]), abs=10)
+    whole = np.asarray(frames)
+    np.testing.assert_array_equal(whole[17], frames[17])
+    np.testing.assert_array_equal(np.asarray(frames[10:20:3]), whole[10:20:3])
+    np.testing.assert_array_equal(np.asarray(frames[np.array([5, 2])]), whole[[5, 2]])
+    with pytest.raises(IndexError):
+        frames[30]
+
+
+def test_a_key_frame_comes_every_second_frame(film: Path):
+    index = video.index_of(film)
+    assert index.key[::2].all() and len(index.pts) == 30
+    assert video.frame_at(film, 10 / 30) == 10
+
+
+def test_packets_are_copied_without_loss(film: Path, tmp_path: Path):
+    writer = PacketWriter(tmp_path / "copy.mp4", 30, film)
+    writer.add(film, 10, 6)
+    writer.add(film, 0, 4)
+    writer.close()
+    whole, copy = np.asarray(open_video(film)), np.asarray(open_video(tmp_path / "copy.mp4"))
+    np.testing.assert_array_equal(copy, np.concatenate([whole[10:16], whole[:4]]))
+    key = video.index_of(film).key
+    assert video.can_copy(film, 10, 6) and video.can_copy(film, 20, 10), "from key frame to key frame or to the end"
+    assert video.can_copy(film, 11, 2) == bool(key[11] and key[13])
+
+
+def test_asking_for_more_than_there_is_is_named(film: Path):
+    with pytest.raises(BadInput, match="the video and its table disagree"):
+        open_video(film, 20, 11)
+    with pytest.raises(BadInput, match="holds 30 frames"):
+        next(video.decode(film, 0, 31))
+
+
+def test_what_video_cannot_hold_is_said(tmp_path: Path):
+    with pytest.raises(Unsupported, match="even height and width"):
+        VideoWriter(tmp_path / "odd.mp4", 30).add(np.zeros((31, 48, 3), np.uint8))
+    with pytest.raises(Unsupported, match="cannot encode with 'nothing'"):
+        VideoWriter(tmp_path / "no.mp4", 30, VideoOptions(codec="nothing")).add(IMAGES[0])
+    with (
+        pytest.raises(BadInput, match="all images of one camera must be alike"),
+        VideoWriter(tmp_path / "a.mp4", 30) as w,
+    ):
+        w.add(IMAGES[0])
+        w.add(np.zeros((16, 16, 3), np.uint8))
+    (tmp_path / "noise.mp4").write_bytes(b"no film at all" * 20)
+    with pytest.raises(BadInput, match="cannot be read as video"):
+        open_video(tmp_path / "noise.mp4")
+
+
+def test_png_is_without_loss_and_damage_is_said():
+    noise = np.random.default_rng(0).integers(0, 256, (21, 33, 3), dtype=np.uint8)
+    data = encode_png(noise)
+    np.testing.assert_array_equal(decode_image(data), noise)
+    stills = open_stills(lambda k: encode_png(np.roll(noise, k, axis=1)), 4)
+    np.testing.assert_array_equal(stills[2], np.roll(noise, 2, axis=1))
+    with pytest.raises(BadInput, match="neither PNG nor JPEG"):
+        decode_image(b"GIF89a")
+    with pytest.raises(BadInput, match="damaged"):
+        decode_image(data[:20])
+
+
+def test_the_cache_forgets_the_oldest_frames(film: Path):
+    cache = video.FrameCache(limit=10 * IMAGES[0].nbytes)
+    first = cache.frame(film, 0)
+    for number in range(30):
+        cache.frame(film, number)
+    np.testing.assert_array_equal(cache.frame(film, 0), first)
+    assert cache._used <= 10 * IMAGES[0].nbytes
