@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from instep.app.standin import Engine, engine
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
+from instep.physics.film import filmed
 from instep.scene.folder import Scene
 
 KINDS = {
@@ -37,6 +39,17 @@ def open_world(words: str, *, token: str = "") -> AbstractContextManager[Any]:
     if which not in engines:
         raise UnknownName("engine", which, [e for e in engines if e])
     return nullcontext(engine(engines[which], Scene.load(name)))
+
+
+def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
+    """The world filmed through cameras of its scene, 'all' for all of them; as it is where none are named."""
+    if not cameras:
+        return world
+    scene = getattr(world, "scene", None)
+    if scene is None:
+        raise BadInput("Only a simulated world is filmed by us; a robot and a recording bring their own pictures.")
+    chosen = list(scene.cameras) if tuple(cameras) == ("all",) else cameras
+    return filmed(world, scene, chosen, every=every)
 
 
 def open_policy(words: str, world: World) -> Policy:
@@ -80,9 +93,11 @@ class Wander:
 
 def rest_action(world: World) -> Array:
     """The action that keeps a world where it starts: its scene's, or where its joints stand."""
-    scene = getattr(world, "scene", None)
-    if scene is not None:
-        return scene.rest_action()
+    inner: Any = world
+    while inner is not None and not hasattr(inner, "scene"):
+        inner = getattr(inner, "world", None)
+    if inner is not None:
+        return inner.scene.rest_action()
     spec, state = world.spec, world.reset(0)
     place = {label: i for i, label in enumerate(spec.q.labels)}
     held = [

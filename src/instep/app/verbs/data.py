@@ -1,0 +1,136 @@
+"""Verbs about data: other formats in, a look inside, other formats out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from instep.app.output import new_output
+from instep.data.episodes import load
+from instep.data.exchange import export as export_episodes
+from instep.data.exchange import import_recordings
+from instep.data.info import DatasetInfo, describe
+from instep.data.sheet import contact_sheet
+
+Positional = tyro.conf.Positional
+MOST_ROWS = 30
+"""Episodes shown in the table; result.json has them all."""
+
+
+def import_data(
+    source: Positional[Annotated[Path, tyro.conf.arg(metavar="SOURCE")]],
+    folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    /,
+    *,
+    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    map: Path | None = None,
+    rate: float | None = None,
+) -> int:
+    """Read recordings of another format and write them as a new LeRobot dataset, whole or not at all.
+
+    Args:
+        source: CSV, NPZ, HDF5 (ALOHA), zarr (diffusion policy), MCAP, ROS bags, LeRobot v2.1: a file or a folder.
+        folder: dataset to make.
+        as_: name of a mapping that comes with instep, where the folder's name does not say it.
+        map: a mapping file of your own (docs/data.md).
+        rate: rows per second to even out to, where recordings have several rates.
+
+    """
+    done = import_recordings(source, folder, as_=as_ or None, map_file=map, rate=rate)
+    Console(stderr=True).print(f"{done.episodes} episodes, {done.rows} rows.")
+    print(done.folder)
+    return 0
+
+
+def export(
+    source: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    form: Positional[Annotated[str, tyro.conf.arg(metavar="FORMAT")]],
+    folder: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
+    /,
+    *,
+    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+) -> int:
+    """Write the episodes of a dataset in another format.
+
+    Args:
+        source: dataset, or recordings that a mapping reads.
+        form: lerobot-v3.0, lerobot-v2.1, mcap, csv or npz.
+        folder: folder to make.
+        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+
+    """
+    done = export_episodes(source, form, folder, as_=as_ or None)
+    console = Console(stderr=True)
+    console.print(f"{done.episodes} episodes, {done.rows} rows.")
+    if done.left_out:
+        console.print(f"{form} cannot hold {', '.join(done.left_out)}; left out.", markup=False)
+    print(done.folder)
+    return 0
+
+
+def info(
+    source: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    /,
+    *,
+    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    out: Path | None = None,
+) -> int:
+    """Look inside a dataset: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet.
+
+    Args:
+        source: dataset, or recordings that a mapping reads.
+        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        out: folder to write; a new one under runs/ where not given.
+
+    """
+    found = describe(source, as_ or None)
+    output, console = new_output("data-info", out), Console()
+    console.print(_episodes(found))
+    console.print(_channels(found))
+    sheet = contact_sheet(load(source, as_ or None), output.folder / "sheet.png", source.resolve().name)
+    output.write({}, **found.as_dict())
+    print(sheet)
+    return 0
+
+
+def _episodes(found: DatasetInfo) -> Table:
+    title = f"{found.source}: {len(found.episodes)} episodes, {found.rows} rows, {found.seconds:.1f} s"
+    table = Table(title=title + (f", scene {found.scene}" if found.scene else ""))
+    for name, right in (
+        ("#", 1),
+        ("rows", 1),
+        ("s", 1),
+        ("Hz", 1),
+        ("jitter ms", 1),
+        ("longest ms", 1),
+        ("gaps", 1),
+        ("", 0),
+    ):
+        table.add_column(name, justify="right" if right else "left")
+    for episode in found.episodes[:MOST_ROWS]:
+        jitter = "nominal" if math.isnan(episode.jitter_ms) else f"{episode.jitter_ms:.2f}"
+        note = episode.note or ("" if episode.complete else "not complete")
+        row = (episode.index, episode.rows, f"{episode.seconds:.2f}", f"{episode.rate:.4g}", jitter)
+        table.add_row(*map(str, row), f"{episode.longest_ms:.1f}", str(episode.gaps), note or episode.task)
+    if len(found.episodes) > MOST_ROWS:
+        table.caption = f"and {len(found.episodes) - MOST_ROWS} more, in result.json"
+    return table
+
+
+def _channels(found: DatasetInfo) -> Table:
+    table = Table("channel", "label", "unit", "kind")
+    for name in ("low", "high", "finite"):
+        table.add_column(name, justify="right")
+    last = ""
+    for channel in found.channels:
+        ends = ("", "") if math.isnan(channel.low) else (f"{channel.low:.4g}", f"{channel.high:.4g}")
+        share = "" if math.isnan(channel.finite) else f"{100 * channel.finite:.0f} %"
+        first = channel.name if channel.name != last else ""
+        table.add_row(first, channel.label, channel.unit, channel.kind, *ends, share)
+        last = channel.name
+    return table

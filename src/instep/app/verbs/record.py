@@ -1,0 +1,72 @@
+"""The verb record: run worlds into a dataset that no crash can take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from instep.app.worlds import open_policy, open_world, with_cameras
+from instep.core.rollout import rollout
+from instep.core.world import Array, Observation, State
+from instep.data.finish import finish
+from instep.data.recorder import Recorder
+
+Positional = tyro.conf.Positional
+
+
+def record(
+    world: Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]],
+    data: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    /,
+    *,
+    policy: str = "random",
+    episodes: int = 1,
+    steps: int = 300,
+    seed: int = 0,
+    cameras: tuple[str, ...] = (),
+    film_every: int = 1,
+    task: str = "",
+    token: Path | None = None,
+) -> int:
+    """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
+
+    Args:
+        world: sim:SCENE, robot:ws://127.0.0.1:PORT or recording:DATA.
+        data: dataset folder, made or added to.
+        policy: hold, random, constant:0.1,0.2 or replay:DATA.
+        episodes: how many.
+        steps: control steps of each.
+        seed: seed of the first start; the next one counts up.
+        cameras: cameras of the scene to film with, 'all' for all of them; a robot brings its own.
+        film_every: control steps from one picture to the next.
+        task: what the episodes show, in words.
+        token: file with the token of the robot's link; INSTEP_TOKEN where not given.
+
+    """
+    secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
+    console = Console(stderr=True)
+    with open_world(world, token=secret) as plain:
+        opened = with_cameras(plain, cameras, film_every)
+        decider = open_policy(policy, opened)
+        meta = {"task": task or f"{policy} in {world}", "world": world}
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Recorder(data, opened.spec, meta=meta) as recorder, Progress(*columns, console=console) as progress:
+            bar = progress.add_task(f"{policy} in {world}", total=episodes * steps)
+
+            def tick(state: State, observation: Observation, action: Array) -> None:
+                progress.advance(bar)
+
+            for number in range(episodes):
+                run = rollout(opened, decider, steps=steps, seed=seed + number, watch=[recorder, tick])
+                recorder.commit(seed=str(seed + number), ended=run.meta["ended"])
+    status = recorder.status()
+    finish(data)
+    lost = f", {status.dropped} dropped" if status.dropped else ""
+    console.print(f"{status.episodes} episodes, {status.written} rows{lost}.")
+    print(data)
+    return 0
