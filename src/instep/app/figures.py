@@ -11,7 +11,7 @@ import numpy as np
 from instep.app.report import Figure, reading_unit
 from instep.core.stats import Estimate
 from instep.core.world import Array
-from instep.gap.records import Curve, Pair
+from instep.gap.records import Curve, Match, Pair
 
 MOST_POINTS = 900
 """More points than a figure is wide cannot be seen."""
@@ -114,11 +114,13 @@ def bundle_figure(
 ) -> Figure:
     """Many thin lines and one bold one, on a logarithmic scale."""
     data: list[dict[str, Any]] = []
+    # The first rows are zero but for rounding; on a logarithmic scale they would hide all others.
+    least = 1e-4 * float(np.nanmax(thick[1]))
     for across, up in lines:
-        xs, ys = thinned(np.asarray(across, float), np.where(np.asarray(up) > 0, up, np.nan), 250)
+        xs, ys = thinned(np.asarray(across, float), np.where(np.asarray(up) > least, up, np.nan), 250)
         trace = {"type": "scatter", "mode": "lines", "x": xs, "y": ys, "showlegend": False, "hoverinfo": "skip"}
         data.append({**trace, "line": {"color": "@1:0.25", "width": 1}})
-    xs, ys = thinned(np.asarray(thick[0], float), np.where(np.asarray(thick[1]) > 0, thick[1], np.nan))
+    xs, ys = thinned(np.asarray(thick[0], float), np.where(np.asarray(thick[1]) > least, thick[1], np.nan))
     bold = {"type": "scatter", "mode": "lines", "name": "median of runs", "x": xs, "y": ys}
     data.append({**bold, "line": {"color": "@1", "width": 2.6}})
     if floor:
@@ -144,6 +146,35 @@ def histogram_figure(values: Mapping[str, Array], *, title: str, x: str) -> Figu
         data.append({**trace, "fillcolor": colour(i, 0.15)})
     layout = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 320, "xaxis": {"title": x}}
     return {"data": data, "layout": {**layout, "yaxis": {"title": "share of rows", "rangemode": "tozero"}}}
+
+
+def timeline_figure(run: Sequence[Match], *, title: str) -> Figure:
+    """The events of both worlds on one axis: a bar from begin to end, the measured one above, the other below."""
+    names = list(dict.fromkeys(m.name for m in run))
+    last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)
+    data: list[dict[str, Any]] = []
+    for side, paint, lift in (("real", "@1", 0.16), ("simulated", "@2", -0.16)):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for m in run:
+            event = m.real if side == "real" else m.sim
+            if event is not None:
+                end = min(event.end, 1.02 * last)
+                x += [event.t, max(end, event.t + 0.004 * last), None]
+                y += [len(names) - 1 - names.index(m.name) + lift] * 2 + [None]
+        line = {"type": "scatter", "mode": "lines", "name": side, "x": x, "y": y, "line": {"color": paint, "width": 9}}
+        data.append(line)
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [safe(n) for n in reversed(names)]}
+    layout: dict[str, Any] = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 130 + 46 * len(names)}
+    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
+    first = next((m for m in run if m.real is None or m.sim is None), None)
+    if first is not None:
+        at = min(e.t for e in (first.real, first.sim) if e is not None)
+        mark = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [{**mark, "line": {"color": "@bad", "dash": "dot"}}]
+        note = {"x": at, "yref": "paper", "y": 1, "text": "first divergence", "showarrow": False, "yanchor": "bottom"}
+        layout["annotations"] = [{**note, "font": {"color": "@bad", "size": 11}}]
+    return {"data": data, "layout": layout}
 
 
 def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:

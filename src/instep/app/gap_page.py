@@ -9,15 +9,23 @@ from math import inf
 
 import numpy as np
 
-from instep.app.figures import bundle_figure, histogram_figure, horizon_figure, lines_figure, runs_figure
-from instep.app.report import Beside, Choice, Figure, Number, Section, Table, Verdict, say, score_table
+from instep.app.figures import (
+    bundle_figure,
+    histogram_figure,
+    horizon_figure,
+    lines_figure,
+    runs_figure,
+    timeline_figure,
+)
+from instep.app.report import Beside, Choice, Figure, Number, Picture, Section, Table, Verdict, say, score_table
 from instep.core.stats import Estimate
 from instep.core.world import Array
 from instep.gap.channels import channels
 from instep.gap.follow import Following
 from instep.gap.growth import Growth
+from instep.gap.match import Agreement
 from instep.gap.preflight import Preflight
-from instep.gap.records import Curve, Gap, Pair
+from instep.gap.records import Curve, Gap, Match, Pair
 from instep.gap.seed import Profile
 from instep.gap.streams import Aligned
 
@@ -198,8 +206,7 @@ def growth_section(grown: Growth, errors: Sequence[tuple[Array, Array]], floor: 
     words = shape.get(grown.shape, "and levels off")
     doubling = ""
     if math.isfinite(grown.doubling.value):
-        d = grown.doubling
-        doubling = f" At first it doubles every {say(d, interval=False)} [{d.low:.2g}, {d.high:.2g} s]."
+        doubling = f" At first it doubles every {say(grown.doubling)}."
     lead = f"Left to itself, the error grows {words}.{doubling} Each line is a run; the bold one is their median."
     thick = _median_line(errors)
     lines = [errors[i] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
@@ -215,6 +222,46 @@ def _median_line(errors: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
         table[i, : len(e)] = e
     enough = np.isfinite(table).sum(axis=0) >= max(1, len(errors) // 2)
     return longest[enough], np.nanmedian(table[:, enough], axis=0)
+
+
+def events_section(runs: Sequence[Sequence[Match]], found: Agreement, pairs: Sequence[Pair]) -> Section:
+    """When what happened in both worlds, and which events one of them lacks."""
+    counts = [sum(m.real is None or m.sim is None for m in run) for run in runs]
+    order = np.argsort(counts, kind="stable")
+    picks = {"middle": int(order[len(order) // 2]), "most apart": int(order[-1])}
+    figures: dict[str, Figure] = {}
+    for word, place in picks.items():
+        name = pairs[place].name or f"run {place}"
+        if runs[place]:
+            figures[f"{word}: {name}"] = timeline_figure(runs[place], title=f"Events of {name}")
+    rows = [
+        [name, str(matched), str(missing), str(extra), f"{1e3 * delay:+.0f} ms" if math.isfinite(delay) else ""]
+        for name, (matched, missing, extra, delay) in found.by_name.items()
+    ]
+    low, middle, high = (1e3 * x for x in found.middle)
+    lead = (
+        f"Matched events come {middle:+.0f} ms later in the simulator (half of them between {low:+.0f} and "
+        f"{high:+.0f} ms); {found.missing.value:.0%} of the robot's events are missing there, "
+        f"{found.extra.value:.0%} of its own are extra."
+    )
+    head = ("event", "in both", "missing", "extra", "later by")
+    blocks: list[Choice | Table | list[Picture]] = [Choice(figures), Table(head, rows)]
+    frames = key_frames(runs[picks["middle"]], pairs[picks["middle"]])
+    return Section("Events", lead, [*blocks, *([frames] if frames else [])])
+
+
+def key_frames(run: Sequence[Match], pair: Pair, most: int = 8) -> list[Picture]:
+    """What the first camera saw when events began, where images were recorded."""
+    camera = next((c for c in pair.real.columns if c.startswith("observation.images.")), None)
+    if camera is None:
+        return []
+    from instep.data.frames import encode_png
+
+    frames: list[Picture] = []
+    for number, event in enumerate([m.real for m in run if m.real is not None][:most], 1):
+        image = np.asarray(pair.real[camera][event.row])
+        frames.append(Picture(encode_png(image), f"({number}) {event.name}, {event.t:.1f} s"))
+    return frames
 
 
 def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:

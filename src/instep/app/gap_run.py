@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -23,12 +24,14 @@ from instep.core.stats import Estimate
 from instep.core.world import Simulator
 from instep.data.episodes import load
 from instep.gap.arms import Arm, arms_of
+from instep.gap.events import events, rules_from, usual_rules
 from instep.gap.findings import Looked
 from instep.gap.floor import floors, repeats, with_floor
 from instep.gap.follow import Following, follow
 from instep.gap.growth import crossing, growth, time_to_threshold
 from instep.gap.horizon import HorizonOptions, measure, over_time, planned_steps, scores_of
 from instep.gap.joints import going_round, ranges
+from instep.gap.match import agreement, match
 from instep.gap.pairs import compare
 from instep.gap.preflight import Preflight, preflight
 from instep.gap.prepare import prepare
@@ -55,6 +58,7 @@ class Asked:
     at: str
     limits: Mapping[str, float]
     scene: str
+    events: Path | None
     seed: int
     out: Path | None
 
@@ -198,7 +202,8 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     gap = gap.with_scores(_following_scores(following))
     gap, profiles = _with_arms(gap, arms_in(scene, gap))
     gap, grown = _with_growth(gap, options)
-    sections = sections_of(gap, following, looked, profiles, grown)
+    gap, happened = _with_events(gap, asked, arms_in(scene, gap))
+    sections = sections_of(gap, following, looked, profiles, [*grown, *happened])
     groups = floors(repeats(ready.episodes), options=options)
     if groups:
         sections.insert(1, gap_page.floors_section(groups))
@@ -220,7 +225,8 @@ def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
     verdict = gap_page.verdict(gap, "The two worlds are")
     gap, profiles = _with_arms(gap, arms_between(gap, asked.scene))
     gap, grown = _with_growth(gap, options)
-    sections = sections_of(gap, None, looked, profiles, grown)
+    gap, happened = _with_events(gap, asked, arms_between(gap, asked.scene))
+    sections = sections_of(gap, None, looked, profiles, [*grown, *happened])
     return Found(gap, "Gap of paired runs", subtitle, verdict, gap_page.numbers(gap), sections)
 
 
@@ -301,6 +307,20 @@ def _with_growth(gap: Gap, options: HorizonOptions) -> tuple[Gap, list[Section]]
     name = "growth exponent" if grown.shape == "power" else "growth rate"
     scores |= {name: grown.rate} | ({"doubling time": grown.doubling} if grown.shape != "power" else {})
     return gap.with_scores(scores), [gap_page.growth_section(grown, errors, floor)]
+
+
+def _with_events(gap: Gap, asked: Asked, arms: Sequence[Arm]) -> tuple[Gap, list[Section]]:
+    """The gap with its events, where the rules find any in either world."""
+    grippers = {arm.gripper: arm.ranges[arm.gripper] for arm in arms if arm.gripper}
+    rules = rules_from(asked.events) if asked.events else usual_rules(gap.pairs[0].real, grippers)
+    sound = [pair for pair in gap.pairs if np.isfinite(pair.sim.q).all()]
+    runs = [match(events(p.real, rules), events(p.sim, rules), run=p.name) for p in sound]
+    found = agreement(runs)
+    if found is None:
+        return gap, []
+    scores = {"events later by": found.delay, "events missing": found.missing, "events extra": found.extra}
+    gap = replace(gap, events=tuple(m for run in runs for m in run))
+    return gap.with_scores(scores | {"event order edits": found.order}), [gap_page.events_section(runs, found, sound)]
 
 
 def _timing_scores(found: Timing | None) -> dict[str, Estimate]:

@@ -124,7 +124,8 @@ def _columns(episode: Episode, spec: Spec, stamps: Array, t: Array, rows: int | 
         action = by_label(episode.action, episode.spec.action.labels, spec.action.labels, np.zeros(()))
         held = np.clip(np.searchsorted(stamps, t + 1e-9, side="right") - 1, 0, len(stamps) - 1)
         columns["action"] = action[:rows] if rows is not None else action[held]
-    return columns
+    images = {name: column for name, column in episode.columns.items() if name.startswith("observation.images.")}
+    return {**columns, **({name: column[:rows] for name, column in images.items()} if rows is not None else {})}
 
 
 def _interpolated(q: Array, labels: Sequence[str], stamps: Array, t: Array) -> Array:

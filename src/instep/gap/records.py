@@ -62,6 +62,7 @@ class Match:
     name: str
     real: Event | None
     sim: Event | None
+    run: str = ""
 
     @property
     def dt(self) -> float | None:

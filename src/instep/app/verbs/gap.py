@@ -23,6 +23,7 @@ def gap(
     at: str = "full",
     limit: tuple[str, ...] = (),
     scene: str = "",
+    events: Path | None = None,
     agreement: Path | None = None,
     seed: int = 0,
     out: Path | None = None,
@@ -45,6 +46,7 @@ def gap(
         at: horizon of --max-rmse: '1 step', '0.5 s' or full.
         limit: further limits on scores, as 'elbow@0.5 s=0.02'.
         scene: scene of two datasets, for the errors of arms, tips and events that need a model.
+        events: a TOML file of [[event]] rules; grippers, bodies and the start are watched where not given.
         agreement: a table of success rates (task, policy, real, sim, n_real_trials) to judge a virtual evaluation by.
         seed: seed of the intervals that need one.
         out: folder to write; a new one under runs/ where not given.
@@ -55,7 +57,7 @@ def gap(
     if agreement is not None:
         return agree(agreement, out, seed)
     limits = {**dict(_limit(words) for words in limit)}
-    return run(Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, scene, seed, out))
+    return run(Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, scene, events, seed, out))
 
 
 def _limit(words: str) -> tuple[str, float]:

@@ -1,0 +1,203 @@
+"""Events: what happened when, found by the same rules in both worlds.
+
+A rule watches one signal. An event begins when the signal passes `enter` and has stayed there for `dwell`, and ends
+when it passes back over `leave`: two thresholds and a time, so that noise does not make a hundred events of one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.world import Array
+
+from .prepare import velocity
+from .records import Event
+
+SIGNALS = ("action", "speed", "residual", "away", "impact")
+"""What may stand before a label: the command, the speed, command minus answer, the distance from the start, the jump
+of the velocity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When an event happens."""
+
+    name: str
+    signal: str
+    """A label ('left_gripper', 'cube.z'), or one of SIGNALS before it ('speed.cube.z', 'away.*' for all joints)."""
+    enter: float
+    leave: float
+    above: bool = True
+    """Whether the event is the signal above `enter`, or below it."""
+    dwell: float = 0.05
+    """How long it must stay there to count [s]."""
+    from_start: bool = False
+    """Whether the signal counts from its first value."""
+
+    def __post_init__(self) -> None:
+        if (self.leave > self.enter) == self.above and self.leave != self.enter:
+            side = "at or below" if self.above else "at or above"
+            raise BadInput(f"The event {self.name!r} must leave {side} where it enters ({self.enter:g}).")
+
+
+def detect(t: Array, signal: Array, rule: Rule) -> list[Event]:
+    """The events of one signal [rows]."""
+    signal = np.asarray(signal, float)
+    enter, leave, values = (rule.enter, rule.leave, signal) if rule.above else (-rule.enter, -rule.leave, -signal)
+    over, under = values >= enter, values < leave
+    found: list[Event] = []
+    row, rows = 0, len(values)
+    while row < rows:
+        ahead = over[row:]
+        if not ahead.any():
+            break
+        begin = row + int(np.argmax(ahead))
+        out = under[begin:]
+        end = begin + int(np.argmax(out)) if out.any() else rows
+        stop = float(t[end]) if end < rows else inf
+        lasted = (stop if stop < inf else float(t[-1])) - float(t[begin])
+        if lasted >= rule.dwell or stop == inf:
+            found.append(Event(rule.name, float(t[begin]), stop, begin))
+        row = end + 1
+    return found
+
+
+def events(episode: Episode, rules: Sequence[Rule]) -> list[Event]:
+    """All events of a run, in the order they begin."""
+    t = np.asarray(episode.t, float)
+    found = [event for rule in rules for event in detect(t, signal(episode, rule), rule)]
+    return sorted(found, key=lambda event: (event.t, event.name))
+
+
+def signal(episode: Episode, rule: Rule) -> Array:
+    """The signal a rule watches [rows]."""
+    kind, _, label = rule.signal.partition(".")
+    spec = episode.spec
+    if rule.signal in spec.q.labels:
+        values = np.asarray(episode.q, float)[:, spec.q.labels.index(rule.signal)]
+    elif rule.signal in episode.spec.observation or rule.signal in episode.columns:
+        column = np.asarray(episode[rule.signal], float)
+        values = column if column.ndim == 1 else np.linalg.norm(column, axis=-1)
+    elif kind in SIGNALS and label:
+        values = _MAKERS[kind](episode, label)
+    else:
+        raise UnknownName(
+            "signal", rule.signal, [*spec.q.labels, *(f"{s}.{q}" for s in SIGNALS for q in spec.q.labels)]
+        )
+    return values - values[0] if rule.from_start else values
+
+
+def rules_from(path: Path) -> list[Rule]:
+    """Rules of a TOML file: [[event]] with name, signal, above or below, leave, dwell, from_start."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"The rules {str(path)!r} cannot be read ({error}).") from None
+    entries = cast(list[dict[str, Any]], table.get("event", []))
+    if not entries:
+        raise BadInput(f"The rules {str(path)!r} name no [[event]].")
+    return [_rule(entry) for entry in entries]
+
+
+def usual_rules(episode: Episode, grippers: Mapping[str, float]) -> list[Rule]:
+    """Rules that suit most recordings: grippers close, bodies move, are lifted and hit, the robot leaves its start.
+
+    `grippers` are labels with their ranges.
+    """
+    rules: list[Rule] = []
+    for label, width in grippers.items():
+        if label in episode.spec.q.labels:
+            rules.append(Rule(f"{label} closed", label, 0.4 * width, 0.6 * width, above=False, dwell=0.1))
+    bodies = [label.removesuffix(".qw") for label in episode.spec.q.labels if label.endswith(".qw")]
+    for body in bodies:
+        rules.append(Rule(f"{body} moves", f"speed.{body}.x", 0.05, 0.02, dwell=0.1))
+        rules.append(Rule(f"{body} lifted", f"{body}.z", 0.03, 0.02, dwell=0.1, from_start=True))
+        rules.append(Rule(f"{body} hit", f"impact.{body}.z", 0.4, 0.1, dwell=0.0))
+    joints = [label for label in episode.spec.q.labels if "." not in label]
+    if joints:
+        rules.append(Rule("away from start", "away.*", 0.15, 0.08, dwell=0.2))
+    return rules
+
+
+def progress(reached: Sequence[str], needs: Mapping[str, Sequence[str]]) -> float:
+    """The share of criteria ever reached, each counting only where all that it needs was reached before it."""
+    done: set[str] = set()
+    for name in reached:
+        if name in needs and all(need in done for need in needs[name]):
+            done.add(name)
+    return len(done) / len(needs) if needs else 0.0
+
+
+def _rule(entry: Mapping[str, Any]) -> Rule:
+    known = {"name", "signal", "above", "below", "leave", "dwell", "from_start"}
+    for key in entry:
+        if key not in known:
+            raise UnknownName("entry of an event", key, known)
+    if ("above" in entry) == ("below" in entry) or "name" not in entry or "signal" not in entry:
+        raise BadInput("An event needs a name, a signal, and either 'above' or 'below'.")
+    above = "above" in entry
+    enter = float(entry["above"] if above else entry["below"])
+    leave = float(entry.get("leave", enter))
+    dwell, from_start = float(entry.get("dwell", 0.05)), bool(entry.get("from_start", False))
+    return Rule(str(entry["name"]), str(entry["signal"]), enter, leave, above, dwell, from_start)
+
+
+def _column(episode: Episode, label: str) -> Array:
+    if label not in episode.spec.q.labels:
+        raise UnknownName("position", label, episode.spec.q.labels)
+    return np.asarray(episode.q, float)[:, episode.spec.q.labels.index(label)]
+
+
+def _action(episode: Episode, label: str) -> Array:
+    if label not in episode.spec.action.labels:
+        raise UnknownName("action", label, episode.spec.action.labels)
+    return np.asarray(episode.action, float)[:, episode.spec.action.labels.index(label)]
+
+
+def _speed(episode: Episode, label: str) -> Array:
+    """The speed of a joint, or of a body in space where the label is one of its coordinates."""
+    body, _, part = label.rpartition(".")
+    space = [f"{body}.{p}" for p in "xyz"]
+    labels = space if part in "xyz" and part and all(s in episode.spec.q.labels for s in space) else [label]
+    values = np.stack([_column(episode, name) for name in labels], axis=-1)
+    return np.linalg.norm(velocity(values, episode.spec.dt), axis=-1)
+
+
+def _residual(episode: Episode, label: str) -> Array:
+    return _action(episode, label) - _column(episode, label)
+
+
+def _away(episode: Episode, label: str) -> Array:
+    names = [q for q in episode.spec.q.labels if "." not in q] if label == "*" else [label]
+    values = np.stack([_column(episode, name) for name in names], axis=-1)
+    return np.abs(values - values[0]).max(axis=-1)
+
+
+def _impact(episode: Episode, label: str) -> Array:
+    """How much a velocity jumps up within 50 ms [m/s]: free fall gives less than nothing, rest gives nothing."""
+    rate = np.gradient(_column(episode, label), episode.spec.dt)
+    span = max(1, round(0.05 / episode.spec.dt))
+    jump = np.zeros(len(rate))
+    if len(rate) > span:
+        change = rate[span:] - rate[:-span]
+        centre = span // 2
+        jump[centre : centre + len(change)] = change
+    return jump
+
+
+_MAKERS: dict[str, Callable[[Episode, str], Array]] = {
+    "action": _action,
+    "speed": _speed,
+    "residual": _residual,
+    "away": _away,
+    "impact": _impact,
+}
