@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,18 @@ def main(arguments: list[str]) -> None:
     """Run until the other side closes the pipe: folder, memory, size, pipe, and periods of sync [s]."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _step_aside()
     folder, memory, size, pipe, period, blob_period = arguments
     scribe = Scribe(Path(folder), ring.Ring(int(memory), int(size)), (float(period), float(blob_period)))
     scribe.run(int(pipe))
+
+
+def _step_aside() -> None:
+    """Give up what was inherited from a real-time loop: its priority, and the processor it is bound to."""
+    if hasattr(os, "sched_setscheduler"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 class Scribe:

@@ -1,0 +1,34 @@
+"""Record a run, kill the writer in the middle of the next one, and find every row that was written."""
+
+import os
+import signal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from instep import Constant, MujocoWorld, rollout
+from instep.data.episodes import load
+from instep.data.finish import finish
+from instep.data.recorder import Recorder, RecordOptions
+
+world = MujocoWorld("cartpole")
+policy = Constant(np.array([0.5]))
+
+with TemporaryDirectory() as folder:
+    data = Path(folder) / "runs"
+    recorder = Recorder(data, world.spec, meta={"task": "push"}, options=RecordOptions(queue_mb=8))
+    rollout(world, policy, steps=200, watch=[recorder])
+    recorder.commit()
+
+    rollout(world, policy, steps=100, seed=1, watch=[recorder])
+    recorder.flush()
+    os.kill(recorder.writer_pid, signal.SIGKILL)  # what a crash does
+    recorder.stop(commit=False)
+
+    for episode in load(data):
+        print(f"{len(episode)} rows, complete: {episode.meta['complete']}, {episode.meta.get('lost', 'nothing lost')}")
+
+    done = finish(data)  # LeRobot files of what is there
+    print(f"{done.episodes} episodes, {done.rows} rows in a LeRobot dataset")
+    assert [len(episode) for episode in load(data)] == [200, 100]
