@@ -33,6 +33,8 @@ UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)
 LOWER = constant(2, 2, 2, 2, 3, 3, 3, 3)
 PIXELS = 16
 """Pixels of a cell."""
+OVER = F(-1.0)
+"""Floor of a finished pixel, under which no light can fall."""
 OUT = 5 * PIXELS
 """Numbers that are left of a cell: transmittance, red, green, blue, summed depth."""
 
@@ -45,26 +47,59 @@ def coverage(power: Any) -> Any:
 
 
 @njit(**INLINE)
-def put_aside(where: Any, light: Any, rest: Any, floor: Any) -> Any:
-    """Finish the pixels of a mask: their light goes to the backdrop, and no floor stops them again."""
-    none = spread(F(0.0))
-    return select(where, none, light), rest + select(where, light, none), select(where, spread(F(-1.0)), floor)
+def offsets(entries: Any, k: Any, x: Any, y: Any) -> Any:
+    """How far the pixels of a cell are from a Gaussian's centre: across, down in the upper and in the lower half."""
+    across, down = COLUMNS() + spread(x - entries[k, 0]), spread(y - entries[k, 1])
+    return across, UPPER() + down, LOWER() + down
 
 
 @njit(**INLINE)
-def nearest_left(limit: Any, depth: Any) -> Any:
-    """The nearest backdrop that is not nearer than `depth`."""
-    far = spread(F(np.inf))
-    return -largest(spread(F(0.0)) - select(limit < spread(depth), far, limit))
+def coverages(entries: Any, k: Any, across: Any, upper: Any, lower: Any) -> Any:
+    """How much a Gaussian covers of a cell, upper and lower half."""
+    level = spread(entries[k, 2]) * across * across + spread(entries[k, 5])
+    tilt, C = spread(entries[k, 3]) * across, spread(entries[k, 4])
+    return coverage((tilt + C * upper) * upper + level), coverage((tilt + C * lower) * lower + level)
+
+
+@njit(**INLINE)
+def pass_through(cover: Any, light: Any, rest: Any, floor: Any) -> Any:
+    """What of the light a Gaussian takes, and the light, the rest and the floor after it.
+
+    Where it would leave too little light it is left out, the pixel is finished, and its light goes to the backdrop.
+    """
+    weight = light * cover
+    after = light - weight
+    last = after <= floor
+    if any_of(last):
+        none = spread(F(0.0))
+        rest = rest + select(last, light, none)
+        weight, after, floor = select(last, none, weight), select(last, none, after), select(last, spread(OVER), floor)
+    return weight, after, rest, floor
+
+
+@njit(**INLINE)
+def hide(limit: Any, depth: Any, light: Any, rest: Any, floor: Any) -> Any:
+    """Finish the pixels whose backdrop is nearer than `depth`; return light, rest and floor after it."""
+    behind, none = limit < spread(depth), spread(F(0.0))
+    return select(behind, none, light), rest + select(behind, light, none), select(behind, spread(OVER), floor)
+
+
+@njit(**INLINE)
+def nearest_left(limits: Any, depth: Any) -> Any:
+    """The nearest backdrop of a cell that is not nearer than `depth`."""
+    upper, lower, far = load(limits, 0), load(limits, 8), spread(F(-np.inf))
+    none = spread(F(0.0))
+    upper = select(upper < spread(depth), far, none - upper)
+    lower = select(lower < spread(depth), far, none - lower)
+    return -largest(larger(upper, lower))
 
 
 @njit(**INLINE)
 def blend_cell(entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, out: Any) -> None:
     """Blend the Gaussians that reach one cell; `limits` [16] are the backdrop's depths, `nearest` their smallest."""
-    none = spread(F(0.0))
+    none, full, dark = spread(F(0.0)), spread(F(1.0)), spread(DARK)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
-    light_0, light_1, rest_0, rest_1 = spread(F(1.0)), spread(F(1.0)), none, none
-    floor_0, floor_1 = spread(DARK), spread(DARK)
+    light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
     red_0, red_1, green_0, green_1, blue_0, blue_1, depth_0, depth_1 = none, none, none, none, none, none, none, none
     for group in range((n + 63) // 64):
         word = words[64 * group + cell]
@@ -73,23 +108,13 @@ def blend_cell(entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: 
             word &= word - U(1)
             z = entries[k, 9]
             if z > nearest:
-                light_0, rest_0, floor_0 = put_aside(load(limits, 0) < spread(z), light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = put_aside(load(limits, 8) < spread(z), light_1, rest_1, floor_1)
-                nearest = min(nearest_left(load(limits, 0), z), nearest_left(load(limits, 8), z))
-            dx, down = COLUMNS() + spread(x - entries[k, 0]), spread(y - entries[k, 1])
-            level = spread(entries[k, 2]) * dx * dx + spread(entries[k, 5])
-            tilt, C = spread(entries[k, 3]) * dx, spread(entries[k, 4])
-            dy = UPPER() + down
-            weight_0 = light_0 * coverage((tilt + C * dy) * dy + level)
-            dy = LOWER() + down
-            weight_1 = light_1 * coverage((tilt + C * dy) * dy + level)
-            after_0, after_1 = light_0 - weight_0, light_1 - weight_1
-            if any_of(after_0 <= floor_0) or any_of(after_1 <= floor_1):
-                last_0, last_1 = after_0 <= floor_0, after_1 <= floor_1
-                after_0, rest_0, floor_0 = finish(last_0, after_0, light_0, rest_0, floor_0)
-                after_1, rest_1, floor_1 = finish(last_1, after_1, light_1, rest_1, floor_1)
-                weight_0, weight_1 = select(last_0, none, weight_0), select(last_1, none, weight_1)
-            light_0, light_1 = after_0, after_1
+                light_0, rest_0, floor_0 = hide(load(limits, 0), z, light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = hide(load(limits, 8), z, light_1, rest_1, floor_1)
+                nearest = nearest_left(limits, z)
+            across, upper, lower = offsets(entries, k, x, y)
+            cover_0, cover_1 = coverages(entries, k, across, upper, lower)
+            weight_0, light_0, rest_0, floor_0 = pass_through(cover_0, light_0, rest_0, floor_0)
+            weight_1, light_1, rest_1, floor_1 = pass_through(cover_1, light_1, rest_1, floor_1)
             part = spread(entries[k, 6])
             red_0, red_1 = red_0 + weight_0 * part, red_1 + weight_1 * part
             part = spread(entries[k, 7])
@@ -101,23 +126,18 @@ def blend_cell(entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: 
         if largest(larger(light_0, light_1)) <= F(0.0):
             break
     rest_0, rest_1 = rest_0 + light_0, rest_1 + light_1
-    store(out, 0, rest_0)
-    store(out, 8, rest_1)
-    store(out, 16, red_0)
-    store(out, 24, red_1)
-    store(out, 32, green_0)
-    store(out, 40, green_1)
-    store(out, 48, blue_0)
-    store(out, 56, blue_1)
-    store(out, 64, mean_depth(depth_0, rest_0))
-    store(out, 72, mean_depth(depth_1, rest_1))
+    store_pair(out, 0, rest_0, rest_1)
+    store_pair(out, 16, red_0, red_1)
+    store_pair(out, 32, green_0, green_1)
+    store_pair(out, 48, blue_0, blue_1)
+    store_pair(out, 64, mean_depth(depth_0, rest_0), mean_depth(depth_1, rest_1))
 
 
 @njit(**INLINE)
-def finish(last: Any, after: Any, light: Any, rest: Any, floor: Any) -> Any:
-    """Where a Gaussian would leave too little light, leave it out and finish the pixel."""
-    none = spread(F(0.0))
-    return select(last, none, after), rest + select(last, light, none), select(last, spread(F(-1.0)), floor)
+def store_pair(array: Any, at: Any, upper: Any, lower: Any) -> None:
+    """Write both halves of a cell."""
+    store(array, at, upper)
+    store(array, at + 8, lower)
 
 
 @njit(**INLINE)

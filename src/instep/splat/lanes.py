@@ -14,8 +14,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import lower_builtin, models, register_model
 
+intrinsic: Any = _intrinsic
+"""Numba calls what it decorates with other arguments than it is written with."""
 WIDTH = 8
 """Numbers in a value of type Lanes."""
 
@@ -60,7 +63,8 @@ class _MaskModel(models.PrimitiveModel):
 def _binary(symbol: Any, emit: Callable[[Any, Any, Any], Any], result: Any) -> None:
     """Let an operator of Python work on two Lanes."""
     template = type("_Template", (ConcreteTemplate,), {"cases": [signature(result, lanes, lanes)]})
-    infer_global(symbol)(template)
+    register: Any = infer_global(symbol)
+    register(template)
     lower_builtin(symbol, lanes, lanes)(lambda context, builder, sig, args: emit(builder, args[0], args[1]))
 
 
@@ -213,6 +217,29 @@ def total(typing: Any, x: Any) -> Any:
         return builder.call(reduce, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=_FLAGS)
 
     return types.float32(lanes), code
+
+
+@intrinsic
+def totals(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+    """The sums of eight Lanes, as one: neighbours are shuffled together and added, three times."""
+    steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
+        [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15],
+    ), ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])  # fmt: skip
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vectors = list(args)
+        for low, high in steps:
+            vectors = [
+                builder.fadd(
+                    builder.shuffle_vector(x, y, ir.Constant(_INTS, low)),
+                    builder.shuffle_vector(x, y, ir.Constant(_INTS, high)),
+                    flags=_FLAGS,
+                )
+                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        return vectors[0]
+
+    return lanes(*[lanes] * 8), code
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:

@@ -29,12 +29,10 @@ class Packed:
 
     def ordered(self, order: Array) -> Packed:
         """The same in another order."""
-        return Packed(
-            *(np.ascontiguousarray(a[order]) for a in (self.means, self.covariances, self.strengths, self.colours)),
-            np.ascontiguousarray(self.harmonics[order]) if len(self.harmonics) else self.harmonics,
-            np.ascontiguousarray(self.body[order]),
-            np.ascontiguousarray(self.ids[order]),
-        )
+        harmonics = self.harmonics[order] if len(self.harmonics) else self.harmonics
+        parts = self.means, self.covariances, self.strengths, self.colours, self.body, self.ids
+        means, covariances, strengths, colours, body, ids = (np.ascontiguousarray(part[order]) for part in parts)
+        return Packed(means, covariances, strengths, colours, np.ascontiguousarray(harmonics), body, ids)
 
     def seen_from(self, frames: Array) -> Packed:
         """The same, nearest first for a camera; `frames` [bodies, 12] are the rows of camera_from_body."""

@@ -88,7 +88,7 @@ class Raster:
     ) -> Image:
         """Draw the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
         with self.prepared(camera, poses, backdrop, region) as frame:
-            return self._blend(frame)
+            return self.blend(frame)
 
     def render_bodies(
         self,
@@ -128,7 +128,7 @@ class Raster:
         def draw(_: int) -> None:
             for world in tickets:
                 with self.prepared(camera, poses[world], backdrop, region, threads=1) as frame:
-                    out[world] = self._blend(frame).bytes
+                    out[world] = self.blend(frame).bytes
 
         on_threads(draw, min(self.threads, max(1, len(poses))))
         return out
@@ -159,7 +159,8 @@ class Raster:
         finally:
             self._spaces.give_back(space)
 
-    def _blend(self, frame: Prepared) -> Image:
+    def blend(self, frame: Prepared) -> Image:
+        """Draw a prepared frame."""
         space, shape = frame.space, frame.shape
         colour, alpha, depth = (
             np.empty((*shape, 3), np.float32),
@@ -230,13 +231,14 @@ def _sort_into_tiles(frame: Prepared, transforms: Array) -> None:
         )  # fmt: skip
 
     on_threads(place, threads)
-    space.fit_entries(place_lists(space.changes, space.starts, space.places))
+    space.fit_entries(place_lists(space.changes, space.starts, space.places, space.slots_from))
 
     def fill(part: int) -> None:
         start, stop = share(n, part, threads)
         fill_tiles(
-            start, stop, space.records, space.boxes, space.across, space.places[part], space.entries, space.masks
-        )
+            start, stop, space.records, space.boxes, space.across, space.places[part], space.slots_from[part],
+            space.entries, space.masks, space.slots,
+        )  # fmt: skip
 
     on_threads(fill, threads)
 

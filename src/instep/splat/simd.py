@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from .lanes import intrinsic
 
 F = np.float32
 I = np.int32

@@ -16,6 +16,8 @@ from .simd import CELL, CELLS, FAST, INLINE, LOG2_255, TILE, F, I, bits_as_float
 
 ENTRY = 12
 """Numbers per entry: u, v, A, B, C, log2 opacity, red, green, blue, depth, row in the packed arrays (bits), unused."""
+SLOPES = 10
+"""Derivatives per entry: moments of the power's slope (1, x, y, xx, xy, yy); by red, green, blue; by depth."""
 MAX_TILES = 127
 """Most tiles along one side of an image."""
 COLUMNS = constant(*(CELL * column for column in range(CELLS)))
@@ -41,8 +43,11 @@ def tile_box(u: Any, v: Any, half_width: Any, half_height: Any, width: Any, heig
 
 
 @njit(**FAST)
-def place_lists(changes: Any, starts: Any, places: Any) -> Any:
-    """Where each tile's list starts [tiles + 1] and where each part writes [parts, tiles]; return the whole length."""
+def place_lists(changes: Any, starts: Any, places: Any, slots_from: Any) -> Any:
+    """Where each tile's list starts [tiles + 1] and where each part writes [parts, tiles]; return the whole length.
+
+    `slots_from` [parts] receive where each part's entries begin when counted Gaussian by Gaussian.
+    """
     parts, down, across = changes.shape[0], changes.shape[1] - 1, changes.shape[2] - 1
     counts = np.zeros((parts, down + 1, across + 1), np.int64)
     for part in range(parts):
@@ -55,11 +60,15 @@ def place_lists(changes: Any, starts: Any, places: Any) -> Any:
                     - (counts[part, row - 1, column - 1] if row and column else 0)
                 )
     total = 0
+    slots_from[:] = 0
     for tile in range(down * across):
         starts[tile] = total
         for part in range(parts):
             places[part, tile] = total
-            total += counts[part, tile // across, tile % across]
+            count = counts[part, tile // across, tile % across]
+            total += count
+            for later in range(part + 1, parts):
+                slots_from[later] += count
     starts[down * across] = total
     return total
 
@@ -90,9 +99,13 @@ def cells_of(records: Any, i: Any, u: Any, v: Any) -> Any:
 
 @njit(**FAST)
 def fill_tiles(
-    start: Any, stop: Any, records: Any, boxes: Any, across: Any, places: Any, entries: Any, masks: Any
-) -> None:
-    """Write the Gaussians from start to stop into the lists of their tiles; `places` [tiles] say where each goes on."""
+    start: Any, stop: Any, records: Any, boxes: Any, across: Any, places: Any, slot: Any,
+    entries: Any, masks: Any, slots: Any,
+) -> None:  # fmt: skip
+    """Write the Gaussians from start to stop into the lists of their tiles; `places` [tiles] say where each goes on.
+
+    `slots`, from `slot` on, receive where the entries of one Gaussian after the other went.
+    """
     for i in range(start, stop):
         box = boxes[i]
         if box < 0:
@@ -101,6 +114,8 @@ def fill_tiles(
             for column in range(box & 255, ((box >> 8) & 255) + 1):
                 at = places[row * across + column]
                 places[row * across + column] = at + 1
+                slots[slot] = at
+                slot += 1
                 u = records[i, 0] - F(column * TILE) - F(0.5)
                 v = records[i, 1] - F(row * TILE) - F(0.5)
                 entries[at, 0], entries[at, 1] = u, v

@@ -12,7 +12,7 @@ from instep.core.world import Array
 from .image import Region
 from .projection import RECORD
 from .simd import TILE
-from .tiles import ENTRY, MAX_TILES
+from .tiles import ENTRY, MAX_TILES, SLOPES
 
 
 class Workspace:
@@ -24,6 +24,9 @@ class Workspace:
         self.colours: Array = np.empty((0, 3), np.float32)
         self.entries: Array = np.empty((0, ENTRY), np.float32)
         self.masks: Array = np.empty(0, np.uint64)
+        self.slots: Array = np.empty(0, np.int32)
+        self.slots_from: Array = np.empty(0, np.int64)
+        self.slopes: Array = np.empty((0, SLOPES), np.float32)
         self.across = self.down = 0
         self.starts: Array = np.empty(0, np.int64)
         self.changes: Array = np.empty((0, 0, 0), np.int64)
@@ -47,12 +50,19 @@ class Workspace:
             self.changes = np.empty((threads, down + 1, across + 1), np.int64)
             self.starts = np.empty(across * down + 1, np.int64)
             self.places = np.empty((threads, across * down), np.int64)
+            self.slots_from = np.empty(threads, np.int64)
 
     def fit_entries(self, length: int) -> None:
         """Make room for the tiles' lists, with some to spare for the next frame."""
         if len(self.entries) < length:
             self.entries = np.empty((length + length // 4 + 64, ENTRY), np.float32)
             self.masks = np.empty(len(self.entries), np.uint64)
+            self.slots = np.empty(len(self.entries), np.int32)
+
+    def fit_slopes(self, length: int) -> None:
+        """Make room for the derivatives by every entry."""
+        if len(self.slopes) < length:
+            self.slopes = np.empty((len(self.entries), SLOPES), np.float32)
 
 
 class Workspaces:
