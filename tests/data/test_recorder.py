@@ -11,9 +11,11 @@ from instep.core.errors import Unsupported
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
 from instep.data.episodes import load
+from instep.data.exchange import export
 from instep.data.finish import finish, record
 from instep.data.recorder import Recorder, RecordOptions
 from instep.data.recover import recover
+from instep.data.streams import streams_of
 
 CAMERA = "observation.images.top"
 SMALL = RecordOptions(queue_mb=4)
@@ -113,6 +115,9 @@ def test_a_fast_sensor_keeps_every_sample_and_its_stamps(tmp_path: Path):
     (episode,) = load(tmp_path)
     assert (episode["observation.force.stamp"][1:] <= episode.t[1:] + 1e-9).all()
     assert np.allclose(episode["observation.force"][1:, 0], episode["observation.force.stamp"][1:])
+    again, kept = streams_of(tmp_path, episode)["observation.force"]
+    np.testing.assert_array_equal(again, stamps)
+    np.testing.assert_array_equal(kept, values)
 
 
 def test_an_episode_cut_off_by_an_error_is_kept_but_not_called_complete(tmp_path: Path):
@@ -164,3 +169,19 @@ def test_the_writer_starts_without_numpy(tmp_path: Path):
     loaded = maps.read_text()
     recorder.stop()
     assert "numpy" not in loaded
+
+
+def test_all_samples_of_a_fast_sensor_reach_an_mcap_log(tmp_path: Path):
+    reading = pytest.importorskip("mcap.reader")
+    world = Slider()
+    with Recorder(tmp_path / "set", world.spec, options=SMALL) as recorder:
+        for k in range(5):
+            state = State(k / 100, np.zeros(1), np.zeros(1))
+            recorder(state, world.observe(state), np.zeros(1))
+            for part in range(4):
+                recorder.sample("observation.force", k / 100 + part / 400, np.array([1.0]))
+    finish(tmp_path / "set")
+    export(tmp_path / "set", "mcap", tmp_path / "out")
+    with (tmp_path / "out/episode_000000.mcap").open("rb") as file:
+        topics = [channel.topic for _, channel, _ in reading.make_reader(file).iter_messages()]
+    assert topics.count("/streams/observation/force") == 20 and topics.count("/q") == 5

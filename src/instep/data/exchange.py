@@ -21,6 +21,7 @@ from .durable import write_text
 from .episodes import load
 from .features import WriteOptions, channel_of, is_image
 from .resample import resampled
+from .streams import streams_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +70,30 @@ def export(source: str | Path, form: str, folder: Path, *, as_: str | None = Non
     episodes = load(source, as_)
     if not episodes:
         raise BadInput(f"{str(source)!r} holds no episodes.")
-    left_out = FORMS[form](episodes, folder)
+    left_out = FORMS[form](episodes, folder, Path(source))
     return Exchanged(folder, len(episodes), sum(len(episode) for episode in episodes), left_out)
 
 
-def _to_version_3(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
+def _to_version_3(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
     _check_one_rate(episodes)
     lerobot3_writer.write(_alike(episodes), folder, WriteOptions(float32=True))
     return ()
 
 
-def _to_version_21(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
+def _to_version_21(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
     _check_one_rate(episodes)
     lerobot21.write(_alike(episodes), folder, WriteOptions(float32=True))
     return ()
 
 
-def _to_mcap(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
+def _to_mcap(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
     with atomic.new_folder(folder) as partial:
         for k, episode in enumerate(episodes):
-            mcap_io.write(episode, partial / f"episode_{k:06d}.mcap")
+            mcap_io.write(episode, partial / f"episode_{k:06d}.mcap", streams_of(source, episode))
     return ()
 
 
-def _to_csv(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
+def _to_csv(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
     with atomic.new_folder(folder) as partial:
         for k, episode in enumerate(episodes):
             write_columns(partial / f"episode_{k:06d}.csv", _flat(episode))
@@ -100,7 +101,7 @@ def _to_csv(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
     return _images(episodes[0])
 
 
-def _to_npz(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
+def _to_npz(episodes: Sequence[Episode], folder: Path, source: Path) -> tuple[str, ...]:
     with atomic.new_folder(folder) as partial:
         for k, episode in enumerate(episodes):
             columns: dict[str, Any] = {"timestamp": episode.t}
@@ -110,7 +111,7 @@ def _to_npz(episodes: Sequence[Episode], folder: Path) -> tuple[str, ...]:
     return _images(episodes[0])
 
 
-_Exporter: TypeAlias = Callable[[Sequence[Episode], Path], tuple[str, ...]]
+_Exporter: TypeAlias = Callable[[Sequence[Episode], Path, Path], tuple[str, ...]]
 FORMS: Mapping[str, _Exporter] = {
     "lerobot-v3.0": _to_version_3,
     "lerobot-v2.1": _to_version_21,

@@ -13,7 +13,7 @@ from instep.core.errors import BadInput
 from instep.core.rollout import Ending, rollout
 from instep.core.world import Policy, World, vector
 
-from . import lerobot3, lerobot3_writer
+from . import lerobot3, lerobot3_writer, streams
 from .features import WriteOptions
 from .recorder import JOURNAL, Recorder, RecorderStatus, recorded_numbers
 from .recover import Recovered, recover
@@ -42,6 +42,8 @@ def finish(folder: Path, options: WriteOptions | None = None, *, keep: bool = Fa
     done = set(recorded_numbers(folder))
     pending = [found for found in recover(folder) if found.index not in done]
     usable = [_with_streams(found) for found in pending if found.episode is not None and len(found.episode)]
+    for found in pending:
+        streams.keep(folder, found.index, found.streams)
     if usable:
         lerobot3_writer.append(usable, folder, options)
         _check(folder, usable)

@@ -54,11 +54,16 @@ READERS: Mapping[str, Reader] = {
 }
 
 
-def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
-    """The runs of a folder that a mapping speaks of, in the order of their names."""
+def reader_of(data_map: DataMap) -> Reader:
+    """The reader of a mapping's format."""
     if data_map.format not in READERS:
         raise UnknownName("format", data_map.format, READERS)
-    read = READERS[data_map.format]
+    return READERS[data_map.format]
+
+
+def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
+    """The runs of a folder that a mapping speaks of, in the order of their names."""
+    read = reader_of(data_map)
     for path in matching(folder, data_map):
         for raw in read(path, data_map.options):
             joined = _with_companions(raw, path, data_map, read)

@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 
 from . import atomic, durable, guard, spec, stats, table
-from .features import WriteOptions, check_features, declare, foreign_spec, rate_of, stored_columns, video_info
+from .features import WriteOptions, declare, foreign_spec, rate_of, stored_columns, video_info
 from .frames import open_video
 from .lazy import LazyEpisodes
-from .lerobot3 import OWN, finished, own_notes, rows_of
+from .lerobot3 import OWN, finished, own_notes, read_info, rows_of
 from .shards import Shard, VideoShelf
 from .untyped import library
 from .video import facts
@@ -30,7 +28,7 @@ CHUNK = 1000
 
 def read(folder: Path) -> Sequence[Episode]:
     """The episodes of a dataset. Cameras whose video file is absent are left out and named in `meta["missing"]`."""
-    info = read_info(folder)
+    info = read_info(folder, (VERSION, "v2.0"))
     own = own_notes(folder)
     tasks = {int(row["task_index"]): str(row["task"]) for row in atomic.read_lines(folder / "meta/tasks.jsonl")}
     rows = _episode_rows(folder, info)
@@ -77,20 +75,6 @@ def modality(features: Mapping[str, Any], groups: Mapping[str, Mapping[str, tupl
     return out
 
 
-def read_info(folder: Path) -> dict[str, Any]:
-    """The checked `info.json` of a dataset."""
-    path = folder / "meta/info.json"
-    info = atomic.read_object(path)
-    if info.get("codebase_version") not in ("v2.1", "v2.0"):
-        raise BadInput(f"{str(path)!r} is of version {info.get('codebase_version')!r}, but this reads {VERSION!r}.")
-    check_features(info.get("features"), str(path))
-    for name in ("total_episodes", "total_frames", "fps"):
-        guard.whole_number(info, name, str(path))
-    if info["fps"] < 1:
-        raise BadInput(f"{str(path)!r} gives a rate of {info['fps']} rows per second, but it must be at least 1.")
-    return info
-
-
 class _Writer:
     def __init__(self, root: Path, options: WriteOptions):
         self._root, self._options = root, options
@@ -110,14 +94,8 @@ class _Writer:
         task = episode.meta.get("task", "")
         if task not in self._tasks:
             self._tasks.append(task)
-        numbers = np.arange(rows, dtype=np.int64)
-        automatic = {
-            "timestamp": (numbers / info["fps"]).astype(np.float32),
-            "frame_index": numbers,
-            "episode_index": np.full(rows, index, np.int64),
-            "index": numbers + info["total_frames"],
-            "task_index": np.full(rows, self._tasks.index(task), np.int64),
-        }
+        place = (index, info["total_frames"], self._tasks.index(task))
+        automatic = table.automatic_columns(rows, place, info["fps"])
         self._check(episode, columns)
         path = self._root / DATA.format(episode_chunk=index // CHUNK, episode_index=index)
         path.parent.mkdir(parents=True, exist_ok=True)

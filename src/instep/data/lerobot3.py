@@ -130,12 +130,14 @@ def rows_of(path: Path, start: int, count: int) -> Any:
     return part.slice(start - int(ends[first] - sizes[first]) if count else 0, count)
 
 
-def read_info(folder: Path) -> dict[str, Any]:
-    """The checked `info.json` of a dataset."""
+def read_info(folder: Path, versions: Sequence[str] = (VERSION,)) -> dict[str, Any]:
+    """The checked `info.json` of a dataset of one of these versions."""
     path = folder / "meta/info.json"
     info = atomic.read_object(path)
-    if info.get("codebase_version") != VERSION:
-        raise BadInput(f"{str(path)!r} is of version {info.get('codebase_version')!r}, but this reads {VERSION!r}.")
+    if info.get("codebase_version") not in versions:
+        raise BadInput(
+            f"{str(path)!r} is of version {info.get('codebase_version')!r}, but this reads {' and '.join(versions)}."
+        )
     check_features(info.get("features"), str(path))
     for name in ("total_episodes", "total_frames", "fps"):
         guard.whole_number(info, name, str(path))

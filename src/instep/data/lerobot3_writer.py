@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 
@@ -90,7 +88,7 @@ class Writer:
         self._check(episode, columns)
         info, rows, index = self._info, len(episode), self.count
         task = self._task(episode.meta.get("task", ""))
-        automatic = self._automatic(rows, index, task)
+        automatic = table.automatic_columns(rows, (index, info["total_frames"], task), info["fps"])
         shard = self._data.add(table.to_arrow(columns, info["features"], automatic), rows)
         row: dict[str, Any] = {"episode_index": index, "tasks": [self._tasks[task]], "length": rows}
         row |= {"data/chunk_index": shard.chunk, "data/file_index": shard.file}
@@ -191,16 +189,6 @@ class Writer:
                 raise BadInput(
                     f"The column {name!r} of episode {self.count} has shape {shape}, but the dataset {wanted['shape']}."
                 )
-
-    def _automatic(self, rows: int, index: int, task: int) -> dict[str, Any]:
-        numbers = np.arange(rows, dtype=np.int64)
-        return {
-            "timestamp": (numbers / self._info["fps"]).astype(np.float32),
-            "frame_index": numbers,
-            "episode_index": np.full(rows, index, np.int64),
-            "index": numbers + self._info["total_frames"],
-            "task_index": np.full(rows, task, np.int64),
-        }
 
     def _add_videos(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         row: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +12,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.world import Array
 
 from . import spec
 from .features import channel_of, is_image
@@ -41,8 +42,11 @@ def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
     yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
 
 
-def write(episode: Episode, path: Path) -> None:
-    """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps."""
+def write(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
+    """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
+
+    `streams` are sensors of another rate, each on a topic below `/streams`, with all their samples.
+    """
     writing, ros2 = library("mcap.writer"), library("mcap_ros2.writer")
     with path.open("wb") as file:
         writer: Any = ros2.Writer(file, compression=writing.CompressionType.ZSTD)
@@ -56,6 +60,10 @@ def write(episode: Episode, path: Path) -> None:
         for row in range(len(episode)):
             for name in episode.columns:
                 _write_cell(writer, (joints, image), episode, name, (row, times[row]))
+        for name, (stamps, values) in (streams or {}).items():
+            for stamp, value in zip(stamps, values, strict=True):
+                after = times[0] + round((float(stamp) - float(episode.t[0])) * 1e9)
+                _write_numbers(writer, joints, (f"streams.{name}", float(stamp)), np.ravel(value), (0, max(after, 0)))
         writer.finish()
 
 
@@ -71,20 +79,30 @@ def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: s
     if column.dtype.kind not in "fiub":
         raise BadInput(f"The column {name!r} holds text, which MCAP messages of joint states cannot carry.")
     seen = float(episode[f"{name}.stamp"][row]) if f"{name}.stamp" in episode else t
-    stamp = {"sec": int(seen // 1), "nanosec": round((seen % 1) * 1e9) % 1_000_000_000}
-    header = {"stamp": stamp, "frame_id": name}
-    if is_image(column):
-        repeated = row > 0 and f"{name}.stamp" in episode and episode[f"{name}.stamp"][row - 1] == seen
-        if not repeated:
-            message = {"header": header, "format": "png", "data": encode_png(np.asarray(column[row]))}
-            writer.write_message(_topic(name), schemas[1], message, log_time, log_time, row)
+    if not is_image(column):
+        channel = channel_of(name, episode.spec)
+        values, labels = np.ravel(column[row]), channel.labels if channel else ()
+        _write_numbers(writer, schemas[0], (name, seen), values, at, labels)
         return
-    values = np.asarray(column[row], float).ravel().tolist()
-    channel = channel_of(name, episode.spec)
-    labelled = channel is not None and len(channel.labels) == len(values)
-    labels = list(channel.labels) if channel and labelled else [f"{name}_{k}" for k in range(len(values))]
-    message = {"header": header, "name": labels, "position": values, "velocity": [], "effort": []}
-    writer.write_message(_topic(name), schemas[0], message, log_time, log_time, row)
+    repeated = row > 0 and f"{name}.stamp" in episode and episode[f"{name}.stamp"][row - 1] == seen
+    if not repeated:
+        message = {"header": _stamped(name, seen), "format": "png", "data": encode_png(np.asarray(column[row]))}
+        writer.write_message(_topic(name), schemas[1], message, log_time, log_time, row)
+
+
+def _write_numbers(
+    writer: Any, schema: Any, what: tuple[str, float], values: Array, at: tuple[int, int], labels: Sequence[str] = ()
+) -> None:
+    (name, seen), (row, log_time) = what, at
+    names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
+    numbers = [float(value) for value in values]
+    message = {"header": _stamped(name, seen), "name": names, "position": numbers, "velocity": [], "effort": []}
+    writer.write_message(_topic(name), schema, message, log_time, log_time, row)
+
+
+def _stamped(name: str, seconds: float) -> dict[str, Any]:
+    whole, part = divmod(round(seconds * 1e9), 1_000_000_000)
+    return {"stamp": {"sec": whole, "nanosec": part}, "frame_id": name}
 
 
 def _as_written(name: str, log: Log, own: Mapping[str, str]) -> Raw:

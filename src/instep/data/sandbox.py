@@ -42,9 +42,10 @@ def check_dataset(folder: Path) -> None:
 
 def check_recordings(folder: Path, maps: Sequence[DataMap]) -> None:
     """Make sure recordings can be read by their mappings."""
-    from .formats import matching
+    from .formats import matching, reader_of
 
     for data_map in maps:
+        reader_of(data_map)
         if data_map.format in _UNPROBED:
             continue
         for path in matching(folder, data_map):

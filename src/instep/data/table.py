@@ -29,6 +29,19 @@ def to_arrow(columns: Mapping[str, Any], features: Mapping[str, Any], automatic:
     return pa.table(arrays, schema=schema.with_metadata({"huggingface": hugging_face(features)}))
 
 
+def automatic_columns(rows: int, place: tuple[int, int, int], fps: int) -> dict[str, Array]:
+    """The five columns LeRobot adds by itself; `place` is the episode, its first row in the dataset, and its task."""
+    episode, start, task = place
+    numbers = np.arange(rows, dtype=np.int64)
+    return {
+        "timestamp": (numbers / fps).astype(np.float32),
+        "frame_index": numbers,
+        "episode_index": np.full(rows, episode, np.int64),
+        "index": numbers + start,
+        "task_index": np.full(rows, task, np.int64),
+    }
+
+
 def hugging_face(features: Mapping[str, Any]) -> str:
     """The schema metadata by which the `datasets` library knows its types.
 
