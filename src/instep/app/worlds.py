@@ -53,7 +53,7 @@ def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
 
 
 def open_policy(words: str, world: World) -> Policy:
-    """The policy that `hold`, `random`, `constant:0.1,0.2` or `replay:DATA` stands for."""
+    """The policy that words stand for: hold, random, constant:0.1,0.2, replay:DATA, or one of `app.policies`."""
     kind, _, rest = words.partition(":")
     if kind == "hold":
         return Constant(rest_action(world))
@@ -66,7 +66,9 @@ def open_policy(words: str, world: World) -> Policy:
             raise BadInput(f"constant: takes numbers separated by commas, not {rest!r}.") from None
     if kind == "replay" and rest:
         return Script(_episode(rest).action)
-    raise BadInput(f"{words!r} is not a policy; expected hold, random, constant:0.1,0.2 or replay:DATA.")
+    from instep.app.policies import open_more
+
+    return open_more(words, world)
 
 
 class Wander:

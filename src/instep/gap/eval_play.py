@@ -38,7 +38,7 @@ class Ended:
     """Largest change of any action from one step to the next, in its unit."""
     beyond: float = 0.0
     """Share of the actions that lay outside what the actuators take."""
-    decide_ms: float = 0.0
+    decide_ms: float = field(default=0.0, compare=False)
     """How long the policy took to decide, per call for the whole batch, median [ms]."""
     events: Mapping[str, float] = field(default_factory=dict[str, float])
     """When each event was reached [s]."""
@@ -79,7 +79,7 @@ def play(
     """
     state = stack([world.reset(seed) for seed in seeds])
     policy.reset(seeds[0])
-    first, book, track = state, _Book(world, state, bounds), list[Array]()
+    book, track = _Book(world, state, bounds), list[Array]()
     for _ in range(world.steps):
         if keep:
             track.append(state.q.copy())
@@ -87,25 +87,36 @@ def play(
         begin = time.perf_counter()
         action = checked_action(policy.act(seen), world.spec, state.batch)
         book.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
-        state, lost = _step(world, state, action, first)
+        state, lost = _step(world, state, action, book.diverged)
         book.note(state, lost)
         if book.all_over:
             break
     ended = book.close(state, seeds)
-    lost = [i for i, row in enumerate(ended) if not row.success][:keep]
-    tracks = {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in lost} if track else {}
+    missed = [i for i, row in enumerate(ended) if not row.success][:keep]
+    tracks = {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in missed} if track else {}
     return Played(ended, tracks)
 
 
-def _step(world: Tasked[World], state: State, action: Array, first: State) -> tuple[State, Array]:
-    """The next state, and the worlds that diverged; those wait where they began, for they are over."""
-    lost = np.zeros(0, int)
-    for _ in range(3):
+def _step(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
+    """The next state, and the worlds that have diverged so far [n].
+
+    A world that has diverged goes on as a copy of a sound one, so that the batch keeps its size; its episode is over.
+    """
+    while not lost.all():
         try:
-            return world.step(put(state, lost, take(first, lost)) if lost.size else state, action), lost
+            return world.step(*_parked(state, action, lost)), lost
         except Diverged as error:
-            lost = np.union1d(lost, np.asarray(error.worlds, int))
-    return first, np.arange(len(action))
+            lost = lost | np.isin(np.arange(len(lost)), error.worlds)
+    return state, lost
+
+
+def _parked(state: State, action: Array, lost: Array) -> tuple[State, Array]:
+    if not lost.any():
+        return state, action
+    rows, leader = np.flatnonzero(lost), int(np.argmin(lost))
+    action = action.copy()
+    action[rows] = action[leader]
+    return put(state, rows, take(state, np.full(len(rows), leader))), action
 
 
 class _Book:
@@ -113,9 +124,11 @@ class _Book:
 
     def __init__(self, world: Tasked[World], first: State, bounds: Array | None):
         self._world, self._bounds, self._begin = world, bounds, first.t
-        self._n = n = len(first.q)
+        n = len(first.q)
         self._over = np.zeros(n, bool)
-        self._diverged = np.zeros(n, bool)
+        self.diverged = np.zeros(n, bool)
+        """Worlds that cannot go on, whether or not their episode was over before."""
+        self._strayed = np.zeros(n, bool)
         self._steps = np.zeros(n, int)
         self._score, self._speed = np.zeros(n), np.zeros(n)
         self._jump, self._beyond = np.zeros(n), np.zeros(n)
@@ -143,9 +156,9 @@ class _Book:
 
     def note(self, state: State, lost: Array) -> None:
         self._steps[~self._over] += 1
-        diverged = np.isin(np.arange(self._n), lost) & ~self._over
-        self._diverged |= diverged
-        self._end(state, (np.asarray(self._world.over(state)) | diverged) & ~self._over)
+        self._strayed |= lost & ~self._over
+        self.diverged = lost
+        self._end(state, (np.asarray(self._world.over(state)) | lost) & ~self._over)
 
     def close(self, state: State, seeds: Sequence[int]) -> tuple[Ended, ...]:
         """How each episode ended; those that still go on ran out of time."""
@@ -159,14 +172,14 @@ class _Book:
             times = {
                 name: float(t)
                 for name, t in zip(task.events, when[i] - self._begin, strict=True)
-                if t <= (self._steps[i] + 0.5) * dt and not self._diverged[i]
+                if t <= (self._steps[i] + 0.5) * dt and not self._strayed[i]
             }
             done, which = len(times) == len(task.events), int(wrong[i])
             outcome: str = SUCCESS if done else task.failures[which] if which >= 0 else TIMEOUT
             rows.append(
                 Ended(
                     seed=int(seed),
-                    outcome=DIVERGED if self._diverged[i] else outcome,
+                    outcome=DIVERGED if self._strayed[i] else outcome,
                     stage=list(times)[-1] if times else "",
                     steps=int(self._steps[i]),
                     seconds=float(self._steps[i] * dt),

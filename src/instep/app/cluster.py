@@ -1,0 +1,220 @@
+"""Spread work over processes or a Ray cluster; both are the built-in map, with workers that may die."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from instep.core.errors import BadInput, InstepError, LinkLost, MissingExtra
+from instep.core.world import MapFn
+from instep.gap.evaluate import Lost
+
+TRIES = 3
+"""How often a piece of work is given to a worker before it counts as lost."""
+
+
+@contextmanager
+def spread(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
+    """The map that words ask for: nothing (this process), processes:N, ray, or ray://HOST:PORT.
+
+    A piece of work whose worker dies is given to another; one that takes longer than `deadline` [s] or kills every
+    worker it meets yields `Lost`.
+    """
+    if not on:
+        yield map
+    elif on.startswith("processes:"):
+        count = on.partition(":")[2]
+        if not count.isdigit() or int(count) < 1:
+            raise BadInput(f"processes: takes how many, a whole number above 0, not {count!r}.")
+        pool = _Pool(int(count), deadline)
+        try:
+            yield pool.map
+        finally:
+            pool.close()
+    elif on == "ray" or on.startswith("ray://"):
+        with _ray(on) as spreading:
+            yield spreading
+    else:
+        raise BadInput(f"--on takes ray, ray://HOST:PORT or processes:N, not {on!r}.")
+
+
+class _Worker:
+    """A process that does one piece of work at a time."""
+
+    def __init__(self) -> None:
+        # A server that has loaded what all need, and forks from there: a new worker is there at once.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["instep.app.virtual", "instep.physics.mujoco", "instep.gap.evaluate"])
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+        self.index: int | None = None
+        self.since = 0.0
+
+    def give(self, index: int, function: Callable[[Any], Any], item: Any) -> None:
+        self.index, self.since = index, time.monotonic()
+        self.pipe.send((function, item))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+class _Pool:
+    """Workers that are replaced when they die or hang."""
+
+    def __init__(self, count: int, deadline: float):
+        self._deadline = deadline
+        self._workers = [_Worker() for _ in range(count)]
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        """The built-in map, in order."""
+        work = _Work(function, items)
+        for index in range(len(items)):
+            while index not in work.results:
+                self._round(work)
+            result = work.results.pop(index)
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.kill()
+
+    def _round(self, work: _Work) -> None:
+        for worker in self._workers:
+            if worker.index is None and work.waiting:
+                index = work.waiting.popleft()
+                work.tries[index] += 1
+                worker.give(index, work.function, work.items[index])
+        busy = [worker for worker in self._workers if worker.index is not None]
+        ready = set(wait([worker.pipe for worker in busy], timeout=0.2))
+        for worker in busy:
+            if worker.pipe in ready:
+                self._collect(worker, work)
+            elif time.monotonic() - worker.since > self._deadline:
+                index = worker.index
+                self._replace(worker)
+                work.results[index] = Lost(f"a worker did not answer within {self._deadline:g} s")
+
+    def _collect(self, worker: _Worker, work: _Work) -> None:
+        index = int(worker.index or 0)
+        try:
+            good, result = worker.pipe.recv()
+        except (EOFError, OSError):
+            self._replace(worker)
+            if work.tries[index] < TRIES:
+                work.waiting.appendleft(index)
+            else:
+                work.results[index] = Lost(f"{TRIES} workers died over this batch")
+            return
+        worker.index = None
+        work.results[index] = result if good else _revived(result)
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.kill()
+        self._workers[self._workers.index(worker)] = _Worker()
+
+
+class _Work:
+    """What is to be done, and what is done."""
+
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]):
+        self.function, self.items = function, items
+        self.waiting = deque(range(len(items)))
+        self.tries = [0] * len(items)
+        self.results: dict[Any, Any] = {}
+
+
+def _serve(pipe: Connection) -> None:
+    """What a worker does until it is ended."""
+    while True:
+        try:
+            function, item = pipe.recv()
+        except (EOFError, OSError, KeyboardInterrupt):
+            return
+        except (ImportError, AttributeError) as error:
+            pipe.send((False, f"{type(error).__name__}: {error}; what a worker gets must be importable there"))
+            continue
+        try:
+            pipe.send((True, function(item)))
+        except InstepError as error:
+            pipe.send((False, error))
+        except KeyboardInterrupt:
+            return
+        except Exception as error:  # noqa: BLE001, the parent raises it again
+            pipe.send((False, f"{type(error).__name__}: {error}"))
+
+
+def _revived(failure: InstepError | str) -> Exception:
+    if isinstance(failure, InstepError):
+        return failure
+    return BadInput(f"A worker failed with {failure}")
+
+
+@contextmanager
+def _ray(address: str) -> Iterator[MapFn]:
+    """A map over a Ray cluster, on this machine or at an address."""
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("Ray", "cluster") from None
+    started = not ray.is_initialized()
+    if started:
+        try:
+            if address == "ray":
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+            else:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, TimeoutError, RuntimeError) as error:
+            raise LinkLost(f"No Ray cluster answers at {address!r}: {_line(error)}") from None
+    try:
+        yield ray_map
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """The built-in map, in order, over the Ray cluster that is connected."""
+    import ray
+
+    remote = ray.remote(max_retries=TRIES, retry_exceptions=False)(function)
+    # A few pieces more than there are processors are on their way at any time, so that none waits.
+    room = 2 + 2 * int(ray.cluster_resources().get("CPU", 1))
+    running, following = deque[Any](), iter(items)
+    for item in following:
+        running.append(remote.remote(item))
+        if len(running) >= room:
+            break
+    while running:
+        reference = running.popleft()
+        try:
+            yield ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from None
+        except ray.exceptions.RayError as error:  # a worker or a node died, and so did those that tried again
+            yield Lost(_line(error))
+        for item in following:
+            running.append(remote.remote(item))
+            break
+
+
+def _cause(error: Any) -> Exception:
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, InstepError) else BadInput(f"A worker failed with {_line(cause or error)}")
+
+
+def _line(error: BaseException) -> str:
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[-1] if words else ''}"

@@ -1,0 +1,148 @@
+"""The verb eval: policies in parallel virtual worlds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from instep.app.cluster import spread
+from instep.app.eval_films import film
+from instep.app.eval_page import comparisons, page, scores_of, terminal
+from instep.app.output import Output, content_hash, new_output
+from instep.app.policies import content_mark
+from instep.app.report import write_report
+from instep.app.virtual import open_place, open_words, ranges
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.gap.eval_store import Shards, write_episodes
+from instep.gap.evaluate import Candidate, EvalOptions, Evaluation, Job, Place
+from instep.gap.evaluate import evaluate as run_all
+from instep.scene.folder import Scene
+from instep.scene.tasks.catalog import task_of
+
+Positional = tyro.conf.Positional
+
+
+def evaluate(
+    words: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="POLICY... SCENE")], ...]],
+    /,
+    *,
+    seeds: int = 100,
+    first: int = 0,
+    worlds: tuple[str, ...] = ("mujoco",),
+    task: str = "",
+    vary: tuple[str, ...] = (),
+    latency: int = 0,
+    batch: int = 64,
+    on: str = "",
+    films: int = 2,
+    out: Path | None = None,
+) -> int:
+    """Evaluate policies in parallel virtual worlds: success with intervals, ways of failing, paired comparisons.
+
+    Every policy starts from the same seeds in every world. With --out of a run that was stopped, it goes on where it
+    was; a worker that dies is a failure of the machinery, not of the policy.
+
+    Args:
+        words: policies (expert, a folder that instep train wrote, python:FILE.py:NAME, openpi:ws://HOST:PORT,
+            groot:tcp://HOST:PORT, hold, random, constant:..., replay:DATA), then the scene.
+        seeds: how many starts.
+        first: seed of the first start.
+        worlds: engines to run in (mujoco rapier dart), or standin:SEED, a stand-in robot with hidden knobs.
+        task: which task of the scene; its first where not given.
+        vary: knobs to draw anew for each episode, as 'geom.*.friction=0.2..0.6', or a file that holds a belief.
+        latency: control steps by which decisions are late.
+        batch: episodes that run side by side.
+        on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
+        films: how many failures of each policy in each world are filmed.
+        out: folder to write, or to go on with; a new one under runs/ where not given.
+
+    """
+    if len(words) < 2:
+        raise BadInput("instep eval takes one or more policies and then a scene: instep eval expert pusht.")
+    *policies, where = words
+    scene = Scene.load(where)
+    goal, console = task_of(scene, task), Console(stderr=True)
+    if seeds < 1:
+        raise BadInput(f"An evaluation needs at least one seed, not {seeds}.")
+    output = new_output("eval", out, seed=first)
+    output.read(scene.root)
+    options = EvalOptions(batch=batch, latency=latency, vary=ranges(vary, scene), films=films, bounds=limits_of(scene))
+    candidates = [Candidate(name, partial(open_words, name), content_mark(name)) for name in policies]
+    mark = content_hash(scene.root)
+    places = [Place(name, partial(open_place, name, str(where)), f"{mark}/{name}") for name in worlds]
+    jobs: list[Job] = []
+    with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), spread(on) as mapped:
+
+        def tell(job: Job) -> None:
+            jobs.append(job)
+            progress.update(bar, advance=len(job.seeds), description=f"{job.candidate.name} in {job.place.name}")
+
+        numbers, kept = range(first, first + seeds), Shards(output.folder / "episodes")
+        done = run_all(candidates, places, goal, numbers, options=options, map=mapped, store=kept, tell=tell)
+    return _write(output, done, scene, jobs, films, console)
+
+
+def limits_of(scene: Scene) -> Array:
+    """The lowest and highest actions that a scene's actuators take [2, nu]."""
+    model = scene.model
+    limits = model.actuator_ctrlrange.T.copy()
+    limits[:, model.actuator_ctrllimited == 0] = np.array([[-np.inf], [np.inf]])
+    return limits
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[tuple[Progress, TaskID]]:
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress, progress.add_task("evaluate", total=total)
+
+
+def _write(output: Output, done: Evaluation, scene: Scene, jobs: list[Job], films: int, console: Console) -> int:
+    """The folder of an evaluation: episodes, result, films, report."""
+    write_episodes(output.folder / "episodes.parquet", done)
+    tracks = _tracks(done, jobs, Shards(output.folder / "episodes"), films)
+    made, why = film(scene, tracks, output.folder)
+    if why:
+        console.print(f"No films: {why}", highlight=False, markup=False)
+    pairs = {f"{a} against {b} in {world}": str(found) for (a, b, world), found in comparisons(done).items()}
+    failures = {f"{policy} in {world}": done.failures(policy, world) for policy, world in done.results}
+    broken = {f"{policy} in {world}": done.broken(policy, world) for policy, world in done.results}
+    output.write(scores_of(done), task=done.task.name, compared=pairs, failures=failures, broken=broken, films=made)
+    facts = {"scene": scene.name, "task": done.task.name, "options": _asked(jobs[0].options)}
+    report = write_report(output.folder, page(done, facts, made))
+    console.print(terminal(done))
+    for name, words in pairs.items():
+        console.print(f"{name}: {words}", highlight=False, markup=False)
+    print(report)
+    return 0
+
+
+def _tracks(done: Evaluation, jobs: list[Job], shards: Shards, films: int) -> dict[str, Array]:
+    """The positions of the first episodes that failed, of each policy in each world."""
+    found: dict[str, Array] = {}
+    kept: Counter[tuple[str, str]] = Counter()
+    for job in sorted(jobs, key=lambda job: job.seeds[0]):
+        pair = (job.candidate.name, job.place.name)
+        rows = {row.seed: row for row in done.results[pair]}
+        for seed in job.seeds:
+            failed = rows[seed].counts and not rows[seed].success
+            if not failed or kept[pair] >= films or (track := shards.track(job.key, seed)) is None:
+                continue
+            kept[pair] += 1
+            found[f"{pair[0]}-{pair[1]}-seed{seed}-{rows[seed].outcome}"] = track
+    return found
+
+
+def _asked(options: EvalOptions) -> str:
+    varied = "nothing varied" if options.vary is None else "knobs varied"
+    return f"batches of {options.batch}, decisions late by {options.latency} steps, {varied}"

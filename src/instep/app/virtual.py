@@ -1,0 +1,64 @@
+"""Virtual worlds and beliefs by the words of the command line, opened in whichever process needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from instep.app.standin import Disguise, Engine, engine, stand_in
+from instep.app.worlds import open_policy
+from instep.core.errors import BadInput, UnknownName
+from instep.core.knob import Belief, Box, Knob
+from instep.core.world import Policy, World
+from instep.scene.folder import Scene
+
+
+def open_words(words: str, world: World) -> Policy:
+    """The policy that words stand for, in a world."""
+    return open_policy(words, world)
+
+
+def open_place(words: str, scene: str) -> World:
+    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED)."""
+    kind, _, rest = words.partition(":")
+    if kind == "standin":
+        if rest and not rest.isdigit():
+            raise BadInput(f"standin: takes the seed of its hidden knobs, a whole number, not {rest!r}.")
+        return stand_in(Scene.load(scene), Disguise(hidden=int(rest or 1))).world
+    if words not in get_args(Engine):
+        raise UnknownName("world", words, [*get_args(Engine), "standin:SEED"])
+    chosen: Any = words
+    return engine(chosen, Scene.load(scene))
+
+
+def ranges(words: Sequence[str], scene: Scene) -> Belief | None:
+    """The belief that `--vary` asks for: knobs with ranges, or a file that holds one."""
+    if not words:
+        return None
+    if len(words) == 1 and Path(words[0]).exists():
+        return _from_file(Path(words[0]))
+    return Box(tuple(_range(word, scene) for word in words))
+
+
+def _range(word: str, scene: Scene) -> Knob:
+    address, _, span = word.partition("=")
+    low, dots, high = span.partition("..")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        raise BadInput(f"--vary takes knobs with ranges, as 'geom.*.friction=0.2..0.6', not {word!r}.") from None
+    known = scene.knobs(address)
+    if not known or not dots:
+        raise BadInput(
+            f"--vary names {address!r}, but no knob of scene {scene.name!r} matches; see instep scene knobs."
+        )
+    return Knob(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
+
+
+def _from_file(path: Path) -> Belief:
+    try:
+        from instep.tune.vary import load_belief
+    except ImportError:
+        raise BadInput(f"{str(path)!r} cannot be read as a belief: this build has no instep.tune.vary.") from None
+    return load_belief(path)

@@ -1,0 +1,445 @@
+"""Evaluation finds the success rates that were planted, and tells the policy's failures from the machinery's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep import BadInput, Box, Constant, Knob, LinkLost, MujocoWorld
+from instep.app.cluster import spread
+from instep.app.virtual import open_place, open_words
+from instep.core import noise
+from instep.core.world import Array, Channel, Observation, State, vector
+from instep.gap.eval_compare import compare, mid_p
+from instep.gap.eval_play import Ended, play
+from instep.gap.eval_store import Shards, write_episodes
+from instep.gap.evaluate import Candidate, EvalOptions, Lost, Place, evaluate, run_job
+from instep.policy.function import Function
+from instep.policy.latency import Latency
+from instep.real.imperfect import Late
+from instep.scene.folder import Scene
+from instep.scene.tasks.course import Course
+from instep.scene.tasks.tasked import Tasked
+
+CART = """
+<mujoco model="cart">
+  <option timestep="0.01" gravity="0 0 0"/>
+  <worldbody>
+    <body name="cart">
+      <joint name="x" type="slide" axis="1 0 0" damping="0.2"/>
+      <geom type="sphere" size="0.1" mass="1"/>
+    </body>
+  </worldbody>
+  <actuator><position name="x" joint="x" kp="40" kv="10"/></actuator>
+  <keyframe><key name="home" qpos="0"/></keyframe>
+</mujoco>
+"""
+SHOWN = vector(["target"], "m")
+
+
+@dataclass(frozen=True)
+class Go:
+    """Bring the cart to a point between -1 and 1; beyond 3 it is lost."""
+
+    name: str = "go"
+    text: str = "Go to the point."
+    seconds: float = 1.5
+    dwell: float = 0.05
+    events: tuple[str, ...] = ("near", "there")
+    failures: tuple[str, ...] = ("ran away",)
+    shows: Channel = SHOWN
+
+    def draw(self, seed: int) -> Array:
+        return 2 * noise.uniform(noise.key(seed, "go"), 1) - 1
+
+    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+        return np.array(drawn)
+
+    def signs(self, state: State, drawn: Array) -> Array:
+        away = np.abs(state.q[..., 0] - drawn[..., 0])
+        return np.stack([away < 0.3, away < 0.05], axis=-1)
+
+    def wrong(self, state: State, drawn: Array) -> Array:
+        return (np.abs(state.q[..., 0]) > 3)[..., None]
+
+    def score(self, state: State, drawn: Array, reached: Array) -> Array:
+        return np.clip(1 - np.abs(state.q[..., 0] - drawn[..., 0]), 0, 1)
+
+
+@pytest.fixture
+def cart(tmp_path: Path) -> Path:
+    path = tmp_path / "cart.xml"
+    path.write_text(CART)
+    return path
+
+
+def goer(world: object) -> Function:
+    """Goes to the point."""
+    return Function(lambda seen: seen["observation.goal"])
+
+
+def half(world: object) -> Function:
+    """Goes to the point where that lies on the right, else stays."""
+    return Function(lambda seen: np.where(seen["observation.goal"] > 0, seen["observation.goal"], 0.0))
+
+
+def runaway(world: object) -> Function:
+    """Runs away where the point lies far on the left."""
+    return Function(lambda seen: np.where(seen["observation.goal"] < -0.5, -9.0, seen["observation.goal"]))
+
+
+def place(path: Path) -> Place:
+    return Place("mujoco", partial(MujocoWorld, path), str(path))
+
+
+def targets(seeds: range) -> np.ndarray:
+    return np.array([Go().draw(seed)[0] for seed in seeds])
+
+
+def test_a_planted_success_rate_is_found(cart):
+    seeds = range(200)
+    done = evaluate([Candidate("half", half)], [place(cart)], Go(), seeds)
+    expected = (targets(seeds) > -0.05).mean()
+    rate = done.success("half", "mujoco")
+    assert rate.value == pytest.approx(expected, abs=0.02)
+    assert rate.low < rate.value < rate.high and rate.n == 200
+    assert set(done.failures("half", "mujoco")) <= {"timeout", "timeout after 'near'"}
+
+
+def test_ways_of_failing_are_told_apart(cart):
+    seeds = range(60)
+    done = evaluate([Candidate("runaway", runaway)], [place(cart)], Go(), seeds)
+    found = done.failures("runaway", "mujoco")
+    assert sum(n for mode, n in found.items() if mode.startswith("ran away")) == int((targets(seeds) < -0.5).sum())
+
+
+def test_an_episode_does_not_depend_on_the_others_in_its_batch(cart):
+    one = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=12))
+    other = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=5))
+    assert [r.digest for r in one.results["go", "mujoco"]] == [r.digest for r in other.results["go", "mujoco"]]
+
+
+def test_the_time_to_success_is_the_world_s_time(cart):
+    done = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(20))
+    for row in done.results["go", "mujoco"]:
+        assert row.success and row.events["there"] == pytest.approx(row.seconds)
+        assert row.seconds <= Go().seconds
+    assert done.seconds("go", "mujoco").unit == "s"
+
+
+def test_a_world_that_diverges_ends_its_own_episode_only(cart):
+    def wild(seen: Observation) -> Array:
+        return np.where(seen["observation.goal"] < -0.5, 9e9, seen["observation.goal"])
+
+    cart.write_text(CART.replace('kp="40"', 'kp="4000"'))
+    done = evaluate([Candidate("wild", lambda w: Function(wild))], [place(cart)], Go(), range(40))
+    outcomes = np.array([row.outcome for row in done.results["wild", "mujoco"]])
+    far = targets(range(40)) < -0.5
+    assert (outcomes[far] == "diverged").all()
+    assert (outcomes[~far] == "success").all()
+
+
+def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
+    asked = ([Candidate("go", goer)], [place(cart)], Go(), range(40))
+    options, store = EvalOptions(batch=8), Shards(tmp_path / "kept")
+    whole = evaluate(*asked, options=options)
+    ran: list[int] = []
+
+    def stopping(function, jobs):
+        for job in jobs:
+            if len(ran) == 2:
+                raise KeyboardInterrupt
+            ran.append(job.seeds[0])
+            yield function(job)
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(*asked, options=options, map=stopping, store=store)
+    ran.clear()
+
+    def counting(function, jobs):
+        for job in jobs:
+            ran.append(job.seeds[0])
+            yield function(job)
+
+    rest = evaluate(*asked, options=options, map=counting, store=store)
+    assert ran == [16, 24, 32], "two of five batches were done before"
+    assert rest.results == whole.results
+
+
+def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
+    store = Shards(tmp_path / "kept")
+    evaluate([Candidate("go", goer)], [place(cart)], Go(), range(8), store=store)
+    (shard,) = (tmp_path / "kept").glob("*.parquet")
+    shard.write_bytes(shard.read_bytes()[:-40])
+    ran: list[int] = []
+
+    def counting(function, jobs):
+        ran.extend(job.seeds[0] for job in jobs)
+        return map(function, jobs)
+
+    evaluate([Candidate("go", goer)], [place(cart)], Go(), range(8), store=store, map=counting)
+    assert ran == [0]
+
+
+def test_results_of_another_content_are_not_reused(cart, tmp_path):
+    store = Shards(tmp_path / "kept")
+    evaluate([Candidate("p", goer, "first")], [place(cart)], Go(), range(8), store=store)
+    done = evaluate([Candidate("p", half, "second")], [place(cart)], Go(), range(8), store=store)
+    assert done.success("p", "mujoco").value < 1
+
+
+def test_episodes_are_written_one_row_each(cart, tmp_path):
+    import pyarrow.parquet as parquet
+
+    done = evaluate([Candidate("half", half)], [place(cart)], Go(), range(10))
+    table = parquet.read_table(write_episodes(tmp_path / "episodes.parquet", done)).to_pydict()
+    assert table["seed"] == list(range(10))
+    assert table["success"] == [row.success for row in done.results["half", "mujoco"]]
+
+
+DEADLY = """
+import os
+from pathlib import Path
+
+import numpy as np
+
+FLAG = Path({flag!r})
+
+
+class Deadly:
+    def reset(self, seed=0):
+        if seed == 4 and ({always} or not FLAG.exists()):
+            FLAG.touch()
+            os._exit(9)
+
+    def act(self, observation):
+        return np.full(observation["observation.state"].shape, 0.1)
+
+
+def ahead(observation):
+    return np.full(observation["observation.state"].shape, 0.1)
+"""
+
+
+def course() -> tuple[Place, Course]:
+    """Work that another process can import: a shipped scene, and a policy in a file."""
+    task = replace(Course.of(Scene.load("diff_drive"), "course"), seconds=0.5)
+    return Place("mujoco", partial(open_place, "mujoco", "diff_drive"), "diff_drive"), task
+
+
+def in_file(folder: Path, name: str, *, always: bool = False) -> Candidate:
+    file = folder / "policy.py"
+    file.write_text(DEADLY.format(flag=str(folder / "flag"), always=always))
+    return Candidate(name, partial(open_words, f"python:{file}:{name}"))
+
+
+def test_processes_give_what_this_process_gives_bit_by_bit(tmp_path):
+    where, task = course()
+    asked = ([in_file(tmp_path, "ahead")], [where], task, range(12))
+    here = evaluate(*asked, options=EvalOptions(batch=4))
+    with spread("processes:2") as mapped:
+        there = evaluate(*asked, options=EvalOptions(batch=4), map=mapped)
+    assert here.results == there.results
+    assert all(row.digest for row in here.results["ahead", "mujoco"])
+
+
+@pytest.mark.fault(44)
+@pytest.mark.parametrize(("always", "broken"), [(False, 0), (True, 4)])
+def test_a_worker_that_dies_once_loses_nothing_and_one_that_always_dies_is_the_machinery_s_failure(
+    tmp_path, always, broken
+):
+    where, task = course()
+    policy = in_file(tmp_path, "Deadly", always=always)
+    with spread("processes:1") as mapped:
+        done = evaluate([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
+    assert done.broken("Deadly", "mujoco") == broken
+    assert done.success("Deadly", "mujoco").n == 12 - broken
+
+
+@pytest.mark.fault(44)
+def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
+    where, task = course()
+    file = tmp_path / "slow.py"
+    file.write_text("import time\n\n\ndef slow(observation):\n    time.sleep(60)\n")
+    policy = Candidate("slow", partial(open_words, f"python:{file}:slow"))
+    with spread("processes:1", deadline=3.0) as mapped:
+        done = evaluate([policy], [where], task, [0, 1], map=mapped)
+    assert done.broken("slow", "mujoco") == 2
+    assert "did not answer within 3 s" in done.results["slow", "mujoco"][0].why
+
+
+def test_what_a_worker_cannot_import_is_said(cart):
+    with spread("processes:1") as mapped, pytest.raises(BadInput, match="must be importable there"):
+        evaluate([Candidate("go", goer)], [place(cart)], Go(), range(3), map=mapped)
+
+
+def test_an_unknown_place_to_run_is_refused():
+    for words in ("cloud", "processes:none", "processes:0"):
+        with pytest.raises(BadInput), spread(words):
+            pass
+
+
+def test_what_the_machinery_broke_is_tried_again(cart, tmp_path):
+    store = Shards(tmp_path / "kept")
+    asked = ([Candidate("go", goer)], [place(cart)], Go(), range(8))
+    broken = evaluate(*asked, store=store, map=lambda function, jobs: iter([Lost("out of memory")]))
+    assert broken.broken("go", "mujoco") == 8 and broken.success("go", "mujoco").n == 0
+    assert evaluate(*asked, store=store).success("go", "mujoco").n == 8
+
+
+def test_a_policy_server_that_goes_away_is_the_machinery_s_failure(cart):
+    def gone(seen: Observation) -> Array:
+        raise LinkLost("The policy server stopped answering.")
+
+    done = evaluate([Candidate("gone", lambda w: Function(gone))], [place(cart)], Go(), range(4))
+    assert done.broken("gone", "mujoco") == 4
+    assert "stopped answering" in done.results["gone", "mujoco"][0].why
+
+
+def test_latency_of_a_policy_equals_late_sensors(cart):
+    world, go = MujocoWorld(cart), Go()
+    late = play(Tasked(Late(world, observation=3), go), Function(nervous), range(6))
+    slow = play(Tasked(world, go), Latency(Function(nervous), 3), range(6))
+    quick = play(Tasked(world, go), Function(nervous), range(6))
+    assert [r.digest for r in slow.ended] != [r.digest for r in quick.ended]
+    assert [r.digest for r in late.ended] == [r.digest for r in slow.ended]
+
+
+def nervous(seen: Observation) -> Array:
+    """Overdoes each correction, so that a delay makes it swing."""
+    return seen["observation.state"] + 2.5 * (seen["observation.goal"] - seen["observation.state"])
+
+
+def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
+    make = Candidate("nervous", lambda w: Function(nervous))
+    quick = evaluate([make], [place(cart)], Go(), range(40))
+    slow = evaluate([make], [place(cart)], Go(), range(40), options=EvalOptions(latency=25))
+    assert quick.success("nervous", "mujoco").value > 0.9
+    assert slow.success("nervous", "mujoco").value < 0.5
+
+
+def test_varied_knobs_are_drawn_per_seed_and_kept_with_the_episode(cart):
+    belief = Box((Knob("joint.x.damping", 0.1, 200.0, True),))
+    done = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(vary=belief, batch=16))
+    rows = done.results["go", "mujoco"]
+    damping = np.array([row.settings["joint.x.damping"] for row in rows])
+    assert 0.1 < damping.min() < 1 and 20 < damping.max() < 200
+    success = np.array([row.success for row in rows])
+    assert success[damping < 3].all() and not success[damping > 120].any()
+    again = evaluate([Candidate("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(vary=belief))
+    assert again.results["go", "mujoco"][0].digest == rows[7].digest
+
+
+@pytest.mark.parametrize(("b", "c", "p"), [(1, 7, 0.0391), (2, 10, 0.0225), (0, 5, 0.03125), (0, 6, 0.0156)])
+def test_mcnemar_gives_the_published_values(b, c, p):
+    assert mid_p(b, c) == pytest.approx(p, abs=5e-5)
+    assert mid_p(c, b) == mid_p(b, c)
+
+
+def ended(successes: np.ndarray) -> list[Ended]:
+    return [Ended(i, "success" if s else "timeout", "", 1, 1.0, 0.0) for i, s in enumerate(successes)]
+
+
+def test_the_number_of_episodes_still_needed_gives_the_power_it_promises():
+    rng = np.random.default_rng(0)
+    a, b = 0.8, 0.65
+
+    def trial(n: int):
+        # A third of the starts are decided by the start alone, so that the pairs are correlated.
+        shared = rng.random(n)
+        own = np.where(rng.random((2, n)) < 0.5, shared, rng.random((2, n)))
+        return compare(ended(own[0] < a), ended(own[1] < b))
+
+    needed = np.median([trial(4000).needed for _ in range(5)])
+    power = np.mean([trial(int(needed)).p < 0.05 for _ in range(400)])
+    assert 0.74 < power < 0.9
+
+
+def test_the_interval_of_a_paired_difference_covers_the_truth():
+    rng = np.random.default_rng(1)
+    hits = []
+    for _ in range(600):
+        shared = rng.random(80)
+        own = np.where(rng.random((2, 80)) < 0.6, shared, rng.random((2, 80)))
+        difference = compare(ended(own[0] < 0.7), ended(own[1] < 0.55)).difference
+        hits.append(difference.low <= 0.15 <= difference.high)
+    assert 0.93 < np.mean(hits) < 0.98
+
+
+def test_alike_policies_are_not_called_different():
+    rng = np.random.default_rng(2)
+    shown = []
+    for _ in range(500):
+        shared = rng.random(60)
+        own = np.where(rng.random((2, 60)) < 0.5, shared, rng.random((2, 60)))
+        shown.append(compare(ended(own[0] < 0.6), ended(own[1] < 0.6)).p < 0.05)
+    assert np.mean(shown) < 0.06
+
+
+def test_a_comparison_says_how_many_more_episodes_it_needs():
+    rows = np.zeros(40, bool)
+    first, second = rows.copy(), rows.copy()
+    first[:12], second[3:14] = True, True
+    words = str(compare(ended(first), ended(second)))
+    assert "more episodes would settle it" in words
+    assert "no difference to be seen" in str(compare(ended(first), ended(first)))
+
+
+def test_broken_episodes_are_left_out_of_both_sides_of_a_pair():
+    first, second = ended(np.ones(10, bool)), ended(np.zeros(10, bool))
+    second[:4] = [Ended(i, "infra", "", 0, 0.0, 0.0) for i in range(4)]
+    assert compare(first, second).difference.n == 6
+
+
+def test_bad_questions_are_refused(cart):
+    good = Candidate("go", goer)
+    for policies, seeds, options, words in (
+        ([], [0], EvalOptions(), "at least one policy"),
+        ([good, good], [0], EvalOptions(), "both called 'go'"),
+        ([good], [1, 1], EvalOptions(), "must differ"),
+        ([good], [0], EvalOptions(batch=0), "at least one episode"),
+        ([good], [0], EvalOptions(latency=-1), "control steps of at least 0"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            evaluate(policies, [place(cart)], Go(), seeds, options=options)
+
+
+def test_a_policy_with_actions_of_another_size_is_refused(cart):
+    with pytest.raises(BadInput, match="this world takes"):
+        evaluate([Candidate("two", lambda w: Constant(np.zeros(2)))], [place(cart)], Go(), range(3))
+
+
+def test_a_policy_that_raises_says_so_in_one_sentence(cart):
+    def wrong(seen: Observation) -> Array:
+        return seen["observation.images.top"]
+
+    with pytest.raises(BadInput, match="wrong raised KeyError"):
+        evaluate([Candidate("wrong", lambda w: Function(wrong))], [place(cart)], Go(), range(3))
+
+
+def test_speed_jumps_and_saturation_are_measured(cart):
+    bounds = np.array([[-0.5], [0.5]])
+    played = play(Tasked(MujocoWorld(cart), Go()), goer(None), range(20), bounds=bounds)
+    far = np.abs(targets(range(20))) > 0.5
+    assert all((row.beyond == 1.0) == bool(f) for row, f in zip(played.ended, far, strict=True))
+    assert all(row.speed > 0 for row in played.ended) and all(row.jump == 0 for row in played.ended)
+
+
+def test_positions_of_failures_are_kept_to_be_looked_at(cart):
+    played = play(Tasked(MujocoWorld(cart), Go()), half(None), range(20), keep=3)
+    assert len(played.tracks) == 3
+    failed = [row.seed for row in played.ended if not row.success][:3]
+    assert list(played.tracks) == failed
+    assert all(track.shape[1] == 1 and len(track) > 5 for track in played.tracks.values())
+
+
+def test_run_job_is_what_a_worker_runs(cart):
+    from instep.gap.evaluate import Job
+
+    job = Job(Candidate("go", goer), place(cart), Go(), (0, 1), EvalOptions())
+    assert [row.seed for row in run_job(job).ended] == [0, 1]
+    assert job.key == Job(Candidate("go", half), place(cart), Go(), (0, 1), EvalOptions()).key
