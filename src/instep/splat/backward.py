@@ -89,7 +89,7 @@ def _pixel_slopes(frame: Prepared, image: Image, slope: ImageSlope) -> None:
 
 
 def _gather(raster: Raster, frame: Prepared, poses: Array | None) -> Gradients:
-    gaussians, packed, space, threads = raster.gaussians, frame.packed, frame.space, frame.threads
+    gaussians, packed, space, threads = raster.gaussians, frame.packed, frame.space, frame.placing_threads
     n, bodies = len(gaussians), len(gaussians.names)
     by_mean, by_shape, by_look = (np.zeros((n, k), np.float32) for k in (3, 6, 4))
     by_pose = np.zeros((threads, bodies, 6))

@@ -35,6 +35,8 @@ _REST = 16
 """Frames between two such times, so that a camera that keeps turning does not pay for it each time."""
 _CAMERAS = 16
 """Cameras whose order is remembered."""
+_FEW = 4000
+"""Gaussians up to which projecting takes less time than waking another thread."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,11 @@ class Prepared:
     backdrop: Array  # [height, width, 3] float32, or empty for black
     limit: Array  # [height, width] float32, or empty for infinitely far
     threads: int
+
+    @property
+    def placing_threads(self) -> int:
+        """How many threads project the Gaussians."""
+        return 1 if len(self.packed) <= _FEW else self.threads
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -211,8 +218,8 @@ def render(
 
 
 def _sort_into_tiles(frame: Prepared, transforms: Array) -> None:
-    packed, space, threads = frame.packed, frame.space, frame.threads
-    n = len(packed)
+    packed, space, n = frame.packed, frame.space, len(frame.packed)
+    threads = frame.placing_threads
     space.fit(n, frame.region, threads)
     colours = packed.colours
     degree = int(packed.harmonics.shape[1] ** 0.5) - 1 if len(packed.harmonics) else 0
