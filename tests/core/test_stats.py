@@ -6,8 +6,21 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from instep.core.stats import wilson
+from instep.core.stats_power import anytime, effective_trials, prediction_powered
+from instep.core.stats_rank import mmrv_null, pearson, spearman
 from instep.core.stats_runs import jackknife, pooled
 from instep.core.stats_tails import beta_cdf, beta_quantile, binomial_mass, binomial_tail, student_quantile
+from instep.core.stats_trials import (
+    clopper_pearson,
+    equivalence,
+    holm,
+    mcnemar,
+    newcombe,
+    paired_difference,
+    pairs_for_equivalence,
+    trials_for_difference,
+)
 
 
 @pytest.mark.parametrize("share", [0.6, 0.9, 0.975, 0.9995])
@@ -73,3 +86,135 @@ def test_the_jackknife_of_a_mean_is_students_interval():
     found = jackknife(values)
     low, high = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "wilsons", "exact"),
+    [
+        (0, 10, (0.000, 0.278), (0.000, 0.308)),
+        (8, 10, (0.490, 0.943), (0.444, 0.975)),
+        (16, 20, (0.584, 0.919), (0.563, 0.943)),
+        (34, 60, (0.441, 0.684), (0.432, 0.694)),
+        (48, 60, (0.682, 0.882), (0.677, 0.892)),
+        (80, 100, (0.711, 0.867), (0.708, 0.873)),
+    ],
+)
+def test_intervals_of_one_rate(k, n, wilsons, exact):
+    a, b = wilson(k, n), clopper_pearson(k, n)
+    assert (a.low, a.high) == pytest.approx(wilsons, abs=5e-4)
+    assert (b.low, b.high) == pytest.approx(exact, abs=5e-4)
+
+
+def test_the_difference_of_two_rates():
+    found = newcombe((48, 60), (34, 60))
+    assert (found.low, found.high) == pytest.approx((0.067, 0.383), abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "exact", "mid"),
+    [(1, 7, 0.0703, 0.0391), (2, 10, 0.0386, 0.0225), (0, 5, 0.0625, 0.0313), (0, 6, 0.0312, 0.0156)],
+)
+def test_mcnemar_from_discordant_pairs(b, c, exact, mid):
+    for pair in ((b, c), (c, b)):
+        found = mcnemar(*pair)
+        assert (found.exact, found.mid) == pytest.approx((exact, mid), abs=6e-5)
+    assert mcnemar(0, 0).exact == 1.0
+
+
+def test_tangos_interval_of_a_paired_difference():
+    found = paired_difference(0, 1, 43)
+    assert found.low < -1 / 43 < found.high and found.low == pytest.approx(-0.12, abs=0.01)
+    turned = paired_difference(1, 0, 43)
+    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
+    none = paired_difference(0, 0, 20)
+    assert none.low < 0 < none.high and none.low == pytest.approx(-none.high)
+
+
+@pytest.mark.parametrize(
+    ("discordance", "margin", "usual", "strong"),
+    [(0.05, 0.1, 43, 55), (0.1, 0.1, 86, 109), (0.3, 0.1, 257, 325), (0.2, 0.15, 77, 97), (0.1, 0.05, 343, 433)],
+)
+def test_pairs_needed_for_equivalence(discordance, margin, usual, strong):
+    assert pairs_for_equivalence(discordance, margin) == usual
+    assert pairs_for_equivalence(discordance, margin, power=0.9) == strong
+
+
+@pytest.mark.parametrize(
+    ("rates", "n"),
+    [((0.5, 0.9), 20), ((0.5, 0.8), 39), ((0.5, 0.7), 93), ((0.6, 0.7), 356), ((0.8, 0.9), 199), ((0.9, 0.95), 435)],
+)
+def test_trials_needed_for_a_difference(rates, n):
+    assert trials_for_difference(*rates) == n
+
+
+def test_no_significant_difference_is_not_equality():
+    few = equivalence(1, 2, 20, 0.1)
+    assert mcnemar(1, 2).exact == 1.0 and not few.equivalent
+    assert "Not shown to be equivalent" in few.words and f"About {few.needed} pairs" in few.words
+    many = equivalence(20, 22, 800, 0.1)
+    assert many.equivalent and many.words.startswith("Equivalent to within 10%")
+
+
+def test_holm_corrects_for_many_tasks():
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+@pytest.mark.parametrize(
+    ("k", "low", "high"), [(4, -0.13, 1.00), (5, 0.42, 1.00), (6, 0.60, 0.99), (10, 0.80, 0.99), (20, 0.88, 0.98)]
+)
+def test_fishers_interval_of_a_correlation(k, low, high):
+    rng = np.random.default_rng(k)
+    x, e = rng.normal(size=k), rng.normal(size=k)
+    x = (x - x.mean()) / np.std(x)
+    e = e - e.mean() - x * (e @ x) / k
+    y = 0.95 * x + np.sqrt(1 - 0.95**2) * e / np.std(e)
+    found = pearson(x, y)
+    assert found.value == pytest.approx(0.95)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=6e-3)
+
+
+def test_rank_correlation_is_scipys_with_ties():
+    x, y = np.array([1.0, 2, 2, 4, 5, 5]), np.array([2.0, 1, 3, 3, 6, 5])
+    assert spearman(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic)
+
+
+def test_a_perfect_simulator_still_violates_ranks_by_noise():
+    null = mmrv_null(np.linspace(0.1, 0.9, 6), np.full(6, 10), draws=4000)
+    assert null.value == pytest.approx(0.040, abs=0.01) and null.high == pytest.approx(0.133, abs=0.02)
+    fine = mmrv_null(np.linspace(0.1, 0.9, 6), np.full(6, 60), draws=4000)
+    assert fine.value < 0.005
+
+
+@pytest.mark.parametrize(
+    ("rho", "five", "twenty"),
+    [(0.3, 1.08, 1.09), (0.5, 1.26, 1.31), (0.7, 1.69, 1.87), (0.8, 2.14, 2.56), (0.9, 3.08, 4.38), (0.95, 4.03, 7.12)],
+)
+def test_virtual_trials_are_worth_real_ones(rho, five, twenty):
+    assert effective_trials(rho, 5) == pytest.approx(five, abs=0.006)
+    assert effective_trials(rho, 20) == pytest.approx(twenty, abs=0.006)
+
+
+def test_a_simulator_that_does_not_correlate_is_refused():
+    rng = np.random.default_rng(0)
+    y, f = rng.binomial(1, 0.6, 40), rng.binomial(1, 0.6, 40)
+    found = prediction_powered(y, f, rng.binomial(1, 0.6, 400))
+    assert not found.used and found.estimate == found.plain
+
+
+def test_a_simulator_that_correlates_narrows_the_interval():
+    rng = np.random.default_rng(1)
+    hard = rng.normal(size=540)
+    y = (hard + rng.normal(0, 0.3, 540) < 0.3).astype(float)
+    f = (hard + rng.normal(0, 0.3, 540) < 0.5).astype(float)
+    found = prediction_powered(y[:40], f[:40], f[40:])
+    assert found.used and found.gain > 1.3
+    assert found.estimate.high - found.estimate.low < found.plain.high - found.plain.low
+
+
+def test_a_test_may_be_looked_at_any_time():
+    rng = np.random.default_rng(0)
+    wrong = sum(bool(anytime(rng.choice([-1, 0, 1], 300, p=[0.2, 0.6, 0.2])).better) for _ in range(200))
+    assert wrong / 200 <= 0.05
+    found = anytime(rng.choice([-1, 0, 1], 300, p=[0.05, 0.55, 0.4]))
+    assert found.better == "A" and found.stopped is not None and "A is better" in found.words
+    assert "Undecided" in anytime(np.zeros(5)).words

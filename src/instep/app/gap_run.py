@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from instep.app import gap_page
+from instep.app.agreement_page import agreement_report, agreement_scores
 from instep.app.gap_files import write_curves, write_runs
 from instep.app.output import Output, new_output
 from instep.app.report import Number, Report, Section, Verdict, write_report
@@ -35,6 +37,7 @@ from instep.gap.match import agreement, match
 from instep.gap.pairs import compare
 from instep.gap.preflight import Preflight, preflight
 from instep.gap.prepare import prepare
+from instep.gap.ranking import rankings, read_rates
 from instep.gap.records import Curve, Gap
 from instep.gap.seed import Profile, decisions, profile, profile_scores
 from instep.gap.streams import align_all, streams
@@ -370,4 +373,25 @@ def _located(words: str) -> Path:
 
 def agree(table: Path, out: Path | None, seed: int) -> int:
     """Judge a virtual evaluation by a table of success rates."""
-    raise BadInput("Not yet.")
+    rates = read_rates(table)
+    found = rankings(rates, seed=seed)
+    output = new_output("gap", out, seed=seed)
+    output.read(table)
+    rows = [
+        {"task": r.task, "policies": len(r.policies), "pearson": r.correlation.value, "mmrv": r.violation.value}
+        for r in found
+    ]
+    output.write(agreement_scores(found), tasks=rows, words=[f"{r.task}: {r.words}" for r in found])
+    report = agreement_report(rates, found, f"{len(rates)} pairs of success rates from {table}")
+    path = write_report(output.folder, report)
+    listed = Table("task", "K", "Pearson", "95 % interval", "Spearman", "MMRV", "perfect sim", box=None)
+    listed.columns[0].no_wrap = True
+    for r in found:
+        c = r.correlation
+        numbers = (f"{c.value:.3f}", f"{c.low:.2f} to {c.high:.2f}", f"{r.rank_correlation.value:.3f}")
+        listed.add_row(r.task, str(len(r.policies)), *numbers, f"{r.violation.value:.3f}", f"{r.null.value:.3f}")
+    console = Console()
+    console.print(listed)
+    console.print(report.verdict.headline, highlight=False, markup=False)
+    print(path)
+    return 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from math import ceil, inf, nan, sqrt
 
-from instep.core.stats import Z95, Estimate
-from instep.core.stats_tails import binomial_mass, binomial_tail, normal_quantile
+from instep.core.stats import Estimate
+from instep.core.stats_tails import normal_quantile
+from instep.core.stats_trials import mcnemar, paired_difference, pairs_for_equivalence
 
 from .eval_play import Ended
 
@@ -50,33 +51,15 @@ def compare(first: Sequence[Ended], second: Sequence[Ended]) -> Comparison:
     n = len(pairs)
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)
-    discordant = only_first + only_second
+    share = max(only_first + only_second, 1) / max(n, 1)
     return Comparison(
-        _difference(only_first, only_second, n),
+        paired_difference(only_first, only_second, n) if n else Estimate(nan, -1.0, 1.0, 0),
         only_first,
         only_second,
-        mid_p(only_first, only_second),
+        mcnemar(only_first, only_second).mid,
         _needed(only_first, only_second, n),
-        ceil(max(discordant, 1) / n * (normal_quantile(0.95) + normal_quantile(0.9)) ** 2 / 0.1**2) if n else inf,
+        pairs_for_equivalence(share, 0.1),
     )
-
-
-def mid_p(b: int, c: int) -> float:
-    """McNemar's two-sided mid-p of b against c discordant pairs."""
-    few = min(b, c)
-    if b == c:
-        return 1.0
-    return min(1.0, 2 * binomial_tail(few, b + c) - binomial_mass(few, b + c))
-
-
-def _difference(b: int, c: int, n: int) -> Estimate:
-    """The paired difference with Bonett and Price's interval (one pseudo-pair on each side)."""
-    if n == 0:
-        return Estimate(0.0, -1.0, 1.0, 0)
-    first, second = (b + 1) / (n + 2), (c + 1) / (n + 2)
-    half = Z95 * sqrt((first + second - (first - second) ** 2) / (n + 2))
-    centre = first - second
-    return Estimate((b - c) / n, max(-1.0, centre - half), min(1.0, centre + half), n)
 
 
 def _needed(b: int, c: int, n: int) -> float:
