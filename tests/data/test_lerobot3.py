@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -167,9 +168,14 @@ def test_a_dataset_of_other_software_has_its_state_as_positions(tmp_path: Path):
     assert read.meta["q.from"] == "observation.state" and read.v.shape == (6, 2)
 
 
-def test_one_dataset_has_one_rate(tmp_path: Path):
-    from dataclasses import replace
+def test_each_episode_keeps_its_exact_period(tmp_path: Path):
+    other = small_episode(5, 1)
+    other = type(other)(replace(other.spec, dt=1 / 59.9), other.columns, other.meta)
+    read = lerobot3.read(lerobot3_writer.write([small_episode(5), other], tmp_path / "set"))
+    assert [episode.spec.dt for episode in read] == [1 / 60, 1 / 59.9]
 
+
+def test_one_dataset_has_one_rate(tmp_path: Path):
     slow = small_episode(5)
     slow = type(slow)(replace(slow.spec, dt=0.1), slow.columns, slow.meta)
     with pytest.raises(BadInput, match="one rate"):

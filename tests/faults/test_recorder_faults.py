@@ -245,6 +245,7 @@ def test_a_full_disk_leaves_a_readable_recording_and_an_untouched_loop(tmp_path:
     status = recorder.stop()
     assert slowest < 0.25, "the loop does not wait for the disk"
     assert "EFBIG" in status.error or "File too large" in status.error
+    assert status.dropped == 200 - status.written and status.written >= 30, "every row is written or counted"
     (found,) = recover(tmp_path)
     assert not found.complete and found.episode is not None
     assert_rows_sound(found.episode, len(found.episode))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,31 +26,33 @@ _WIDTH = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE
 
 
 def open_parquet(path: Path) -> Any:
-    """A parquet file whose tables, once decoded, are of bounded size.
+    """A parquet file whose tables, once decoded, are of bounded size; files are looked through once.
 
     Text and image bytes are read as dictionaries, so that one long value repeated a million times stays one value.
     """
-    pa = library("pyarrow")
-    pq = library("pyarrow.parquet")
+    try:
+        stat = path.stat()
+    except OSError:
+        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
+    return _opened(str(path), stat.st_mtime_ns, stat.st_size)
 
+
+@lru_cache(maxsize=16)
+def _opened(path: str, mtime: int, size: int) -> Any:
+    pa, pq = library("pyarrow"), library("pyarrow.parquet")
     try:
         metadata: Any = pq.read_metadata(path)
-        texts = [
-            metadata.schema.column(k).path
-            for k in range(metadata.num_columns)
-            if metadata.schema.column(k).physical_type == "BYTE_ARRAY"
-        ]
-        size = decoded_bytes(metadata)
-        if size > MAX_DECODED:
+        columns = [metadata.schema.column(k) for k in range(metadata.num_columns)]
+        decoded = decoded_bytes(metadata)
+        if decoded > MAX_DECODED:
             raise BadInput(
-                f"{str(path)!r} would decode to {size / 2**30:.3g} GiB, more than the {MAX_DECODED >> 30} GiB that "
-                "are allowed; split it into smaller files."
+                f"{path!r} would decode to {decoded / 2**30:.3g} GiB, more than the {MAX_DECODED >> 30} GiB that are "
+                "allowed; split it into smaller files."
             )
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         return pq.ParquetFile(path, read_dictionary=texts)
-    except FileNotFoundError:
-        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as parquet ({_short(error)}).") from None
+        raise BadInput(f"{path!r} cannot be read as parquet ({_short(error)}).") from None
 
 
 def decoded_bytes(metadata: Any) -> int:

@@ -14,7 +14,7 @@ from . import atomic, durable, guard, spec, stats, table
 from .features import WriteOptions, declare, foreign_spec, rate_of, stored_columns, video_info
 from .frames import open_video
 from .lazy import LazyEpisodes
-from .lerobot3 import OWN, finished, own_notes, read_info, rows_of
+from .lerobot3 import OWN, finished, noted, notes_of, own_notes, read_info, rows_of
 from .shards import Shard, VideoShelf
 from .untyped import library
 from .video import facts
@@ -38,10 +38,10 @@ def read(folder: Path) -> Sequence[Episode]:
     def one(k: int) -> Episode:
         index, length = rows[k]["episode_index"], rows[k]["length"]
         columns = _columns(folder, info, index, length)
-        meta = {str(name): str(value) for name, value in notes[k].items()} if k < len(notes) else {}
+        meta, own_spec = noted(notes[k] if k < len(notes) else {}, described)
         number = int(columns["task_index"][0]) if len(columns.get("task_index", ())) else 0
         meta.setdefault("task", tasks.get(number, str((rows[k].get("tasks") or [""])[0])))
-        return finished(columns, described, {**meta, "index": str(index)}, info["features"])
+        return finished(columns, own_spec, {**meta, "index": str(index)}, info["features"])
 
     return LazyEpisodes(len(rows), one)
 
@@ -103,7 +103,7 @@ class _Writer:
         self._add_videos(columns, index)
         self._parts.append(stats.of_episode(columns | automatic))
         self._rows.append({"episode_index": index, "tasks": [task], "length": rows})
-        self._own["episodes"].append(dict(episode.meta))
+        self._own["episodes"].append(notes_of(episode, self._own["spec"]))
         info["total_frames"] += rows
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ CHUNK = 1000
 """Files per chunk folder."""
 OWN = "meta/instep.json"
 """What LeRobot has no place for: units, exact period, the notes of each episode."""
+PERIOD = "instep.dt"
+"""The note that keeps the control period [s] of an episode that differs from the dataset's."""
 
 
 def read(folder: Path) -> Sequence[Episode]:
@@ -43,12 +46,25 @@ def _reader(folder: Path) -> tuple[int, Any]:
 
     def one(index: int) -> Episode:
         columns, row = where.columns(index)
-        meta = {str(k): str(v) for k, v in notes[index].items()} if index < len(notes) else {}
+        meta, own_spec = noted(notes[index] if index < len(notes) else {}, described)
         number = int(columns["task_index"][0]) if len(columns.get("task_index", ())) else 0
         meta.setdefault("task", tasks[number] if number < len(tasks) else (row.get("tasks") or [""])[0])
-        return finished(columns, described, {**meta, "index": str(index)}, info["features"])
+        return finished(columns, own_spec, {**meta, "index": str(index)}, info["features"])
 
     return len(where), one
+
+
+def notes_of(episode: Episode, stored: Mapping[str, Any] | None) -> dict[str, str]:
+    """What is kept of an episode in words, and its control period where it is not exactly the dataset's."""
+    differs = stored is not None and episode.spec.dt != stored["dt"]
+    return {**episode.meta, PERIOD: repr(episode.spec.dt)} if differs else dict(episode.meta)
+
+
+def noted(stored: Mapping[str, Any], described: Spec) -> tuple[dict[str, str], Spec]:
+    """The notes of an episode, and the dataset's spec with the episode's own period."""
+    notes = {str(name): str(value) for name, value in stored.items()}
+    period = notes.pop(PERIOD, None)
+    return notes, described if period is None else replace(described, dt=float(period))
 
 
 def finished(columns: dict[str, Any], described: Spec, meta: dict[str, str], features: Mapping[str, Any]) -> Episode:

@@ -22,6 +22,7 @@ from .lerobot3 import (
     VIDEO,
     all_groups,
     episode_rows,
+    notes_of,
     own_notes,
     read_info,
     read_tasks,
@@ -98,7 +99,7 @@ class Writer:
         self._parts.append(part)
         row |= {f"stats/{name}/{key}": v.tolist() for name, entry in part.items() for key, v in entry.items()}
         self._rows.append(row)
-        self._own["episodes"].append(dict(episode.meta))
+        self._own["episodes"].append(notes_of(episode, self._own["spec"]))
         info["total_episodes"], info["total_frames"] = index + 1, info["total_frames"] + rows
 
     def close(self) -> None:
@@ -117,10 +118,17 @@ class Writer:
         durable.write_json(self._root / "meta/stats.json", stats.to_json(stats.together([*old, *self._parts])))
         self._write_tasks()
         self._info |= {"total_tasks": len(self._tasks), "splits": {"train": f"0:{self.count}"}}
-        tables = [path for part in ("data", "meta") for path in (self._root / part).rglob("*.parquet")]
-        self._own["sha256"] = {str(path.relative_to(self._root)): durable.sha256(path) for path in sorted(tables)}
+        self._own["sha256"] = self._checksums()
         durable.write_json(self._root / OWN, self._own)
         durable.write_json(self._root / "meta/info.json", self._info)
+
+    def _checksums(self) -> dict[str, str]:
+        """SHA-256 of every table; those that were there before keep the one they have."""
+        before: dict[str, str] = self._own.get("sha256") or {}
+        before.pop("meta/tasks.parquet", None)
+        tables = sorted(path for part in ("data", "meta") for path in (self._root / part).rglob("*.parquet"))
+        names = [str(path.relative_to(self._root)) for path in tables]
+        return {n: before.get(n) or durable.sha256(path) for n, path in zip(names, tables, strict=True)}
 
     def release(self) -> None:
         """Let go of files that are still open, after a failure."""

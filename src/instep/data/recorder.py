@@ -120,7 +120,10 @@ class Recorder:
         _check_assets(self.folder, hashes)
         self._meta = {**(meta or {}), **hashes}
         self._journal = self.folder / JOURNAL
-        self._journal.mkdir(parents=True, exist_ok=True)
+        try:
+            self._journal.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"Nothing can be recorded into {str(self.folder)!r} ({error.strerror}).") from None
         self._next = _next_number(self.folder)
         self._open: _Open | None = None
         self._seen = self._dropped = 0
@@ -169,11 +172,14 @@ class Recorder:
         """How the recording stands now."""
         counters = self._ring.counters
         error = self._ring.error or ("" if self._process.poll() in (None, 0) else "the writing process was killed")
+        written = int(counters[ring.ROWS])
+        # Once writing has failed, rows that were still on their way are lost as well.
+        dropped = self._seen - written if error else self._dropped
         return RecorderStatus(
             self._seen,
-            int(counters[ring.ROWS]),
+            written,
             int(counters[ring.SYNCED]),
-            self._dropped,
+            dropped,
             int(counters[ring.COMMITS]),
             error,
         )
@@ -262,6 +268,9 @@ class Recorder:
         episode.last_t = float(state.t)
         number = episode.rows
         episode.rows += 1
+        if self._ring.counters[ring.FAILED]:
+            self._drop(episode, number, self._ring.error)
+            return
         try:
             parts, kept = self._parts(episode, number, (state, observation, action))
         except (ValueError, TypeError) as error:

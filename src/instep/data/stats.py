@@ -23,18 +23,16 @@ def of_vectors(values: Array) -> dict[str, Array]:
     Numbers that are not finite are left out, so that one dead sensor reading does not spoil a normalisation.
     """
     flat = np.asarray(values, float).reshape(len(values), -1)
-    sound = np.where(np.isfinite(flat), flat, np.nan)
-    some = np.isfinite(sound).any(axis=0)
-    # A number that was never finite has no statistics; zero is the neutral stand-in that JSON can hold.
-    filled = np.where(some, sound, 0.0)
+    if not np.isfinite(flat).all():
+        return _of_sound(flat)
+    levels = np.quantile(flat, list(QUANTILES.values()), axis=0)
     out: dict[str, Array] = {
-        "min": np.nanmin(filled, axis=0),
-        "max": np.nanmax(filled, axis=0),
-        "mean": np.nanmean(filled, axis=0),
-        "std": np.nanstd(filled, axis=0),
+        "min": flat.min(axis=0),
+        "max": flat.max(axis=0),
+        "mean": flat.mean(axis=0),
+        "std": flat.std(axis=0),
         "count": np.array([len(values)]),
     }
-    levels = np.nanquantile(filled, list(QUANTILES.values()), axis=0)
     return out | dict(zip(QUANTILES, levels, strict=True))
 
 
@@ -76,6 +74,14 @@ def to_json(stats: Stats) -> dict[str, dict[str, Any]]:
 def from_json(value: Mapping[str, Mapping[str, Any]]) -> Stats:
     """Statistics of nested lists."""
     return {name: {key: np.asarray(v) for key, v in entry.items()} for name, entry in value.items()}
+
+
+def _of_sound(flat: Array) -> dict[str, Array]:
+    """The statistics of each column's finite numbers; zero, which JSON can hold, where there is none."""
+    parts = [column[np.isfinite(column)] for column in flat.T]
+    found = [of_vectors((part if len(part) else np.zeros(1))[:, None]) for part in parts]
+    out = {name: np.concatenate([np.ravel(one[name]) for one in found]) for name in found[0] if name != "count"}
+    return out | {"count": np.array([len(flat)])}
 
 
 def _combined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
