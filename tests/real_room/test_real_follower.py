@@ -161,7 +161,8 @@ def test_a_follower_thread_sends_at_its_rate_until_it_is_left():
     after = len(sent)
     time.sleep(0.05)
     assert len(sent) == after
-    assert 0 < sent[-1][0] <= 0.3 + 1e-9
+    # On a busy machine a set point may be late; it is extrapolated once, which can reach a little beyond the target.
+    assert 0 < sent[-1][0] <= 0.31
 
 
 def test_a_follower_thread_keeps_what_its_motors_raised():
