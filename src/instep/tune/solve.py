@@ -40,6 +40,9 @@ class Problem:
     """How well that is known; infinite where nothing is [knobs]."""
     robust: float = 0.0
     """Residuals beyond this many scales count linearly (soft L1); 0 for plain squares."""
+    reach: tuple[Array, Array] | None = None
+    """Channels each knob [knobs, channels] and each start direction [2 nv, channels] moves, the rest being neglected in
+    derivatives; unknowns that share no channel are then perturbed together. All where None."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,15 +127,44 @@ def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> No
 def _differences(problem: Problem, point: Point, free: Array, signs: Array) -> tuple[Array, Array]:
     """Derivatives of the residuals by knob and by start state, all perturbed worlds in one batch."""
     shooter, x, knobs = problem.shooter, point.x, len(point.x)
-    xs = np.concatenate([x + np.diag(signs * NUDGE), np.repeat(x[None], len(free), axis=0)])
+    channels = point.residual.shape[-1]
+    reach, reach_start = problem.reach or (np.ones((knobs, channels), bool), np.ones((len(free), channels), bool))
+    if problem.reach is not None:
+        reach_start = reach_start[free]
+    groups, start_groups = _together(reach), _together(reach_start)
+    xs = np.repeat(x[None], len(groups) + len(start_groups), axis=0)
     starts = np.repeat(point.starts[None], len(xs), axis=0)
     sizes = 0.1 * problem.sigma_start[free]
-    for i, direction in enumerate(free):
-        starts[knobs + i, :, direction] += sizes[i]
+    for row, group in enumerate(groups):
+        xs[row, group] += signs[group] * NUDGE
+    for row, group in enumerate(start_groups, len(groups)):
+        starts[row][:, free[group]] += sizes[group]
     changes = _seen(shooter, shooter(xs, starts if len(free) else None)) - point.residual
     changes = np.nan_to_num(changes, nan=0.0, posinf=0.0, neginf=0.0)
-    by_start = changes[knobs:] / sizes[:, None, None, None] if len(free) else changes[knobs:]
-    return changes[:knobs] / (signs * NUDGE)[:, None, None, None], by_start
+    jacobian, by_start = np.zeros((knobs, *changes.shape[1:])), np.zeros((len(free), *changes.shape[1:]))
+    for row, group in enumerate(groups):
+        for i in group:
+            jacobian[i] = changes[row] * reach[i] / (signs[i] * NUDGE)
+    for row, group in enumerate(start_groups, len(groups)):
+        for i in group:
+            by_start[i] = changes[row] * reach_start[i] / sizes[i]
+    return jacobian, by_start
+
+
+def _together(reach: Array) -> list[list[int]]:
+    """Unknowns in groups whose reaches do not overlap, each put into the first group it fits."""
+    groups: list[list[int]] = []
+    taken: list[Array] = []
+    for i, channels in enumerate(reach):
+        for group, used in zip(groups, taken, strict=True):
+            if not (used & channels).any():
+                group.append(i)
+                used |= channels
+                break
+        else:
+            groups.append([i])
+            taken.append(channels.copy())
+    return groups
 
 
 def _normal(problem: Problem, point: Point, free: Array, jacobian: Array, by_start: Array) -> Normal:

@@ -1,0 +1,54 @@
+"""Knobs that identification needs beyond the usual: offsets of servos, ranges of commands, how hard friction holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.scene import address
+from instep.scene.folder import Scene
+
+SERVO = """
+<mujoco>
+  <option timestep="0.002" integrator="implicitfast"/>
+  <worldbody>
+    <body>
+      <joint name="hinge" axis="0 1 0" damping="1" frictionloss="1" armature="0.02"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.2"/>
+    </body>
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="{kp}" ctrlrange="-1 1"/></actuator>
+</mujoco>
+"""
+
+
+def world(tmp_path, kp: float) -> MujocoWorld:
+    (tmp_path / "scene.xml").write_text(SERVO.format(kp=kp))
+    (tmp_path / "scene.toml").write_text('rate = 50.0\n[robot]\njoints = ["hinge"]\n')
+    return MujocoWorld(Scene.load(tmp_path))
+
+
+def after(sim, seconds: float, action: float) -> float:
+    state = sim.place(np.zeros(1), np.zeros(1))
+    for _ in range(round(seconds / sim.spec.dt)):
+        state = sim.step(state, np.array([action]))
+    return float(state.q[0])
+
+
+def test_a_bias_moves_a_servo_by_bias_over_stiffness(tmp_path):
+    sim = world(tmp_path, kp=20.0).tuned({"joint.hinge.frictionloss": 1e-9, "option.gravity": 0.0})
+    assert after(sim.tuned({"actuator.hinge.bias": 2.0}), 5.0, 0.0) == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_firm_grip_holds_a_loaded_joint_that_creeps_by_default(tmp_path):
+    # The arm weighs 0.2 kg * 9.81 m/s2 * 0.15 m = 0.29 Nm, less than the friction of 1 Nm that should hold it.
+    sim = world(tmp_path, kp=1e-6)
+    assert after(sim, 5.0, 0.0) > 0.005
+    assert after(sim.tuned({"joint.hinge.grip": 0.9999}), 5.0, 0.0) < 1e-4
+
+
+def test_the_range_of_commands_can_be_narrowed(tmp_path):
+    sim = world(tmp_path, kp=20.0).tuned({"joint.hinge.frictionloss": 1e-9, "option.gravity": 0.0})
+    assert after(sim.tuned({"actuator.hinge.high": 0.3}), 5.0, 0.9) == pytest.approx(0.3, rel=1e-3)
+    assert address.read(sim.model, ["actuator.hinge.low"]) == {"actuator.hinge.low": -1.0}
