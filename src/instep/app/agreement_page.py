@@ -68,13 +68,14 @@ def _scatter(rates: Sequence[Rates]) -> Figure:
 
 
 def _table(found: Sequence[Ranking]) -> Section:
-    head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias", "verdict")
-    rows = [[r.task, str(len(r.policies)), *_numbers(r), r.words] for r in found]
+    head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias")
+    rows = [[r.task, str(len(r.policies)), *_numbers(r)] for r in found]
+    words = Table(("task", "what may be concluded"), [[r.task, r.words] for r in found])
     lead = (
         "MMRV weighs a wrong order by how much the real rates differ; even a perfect simulator shows some, by the "
         "noise of few trials. K is the number of policies: with fewer than six, no correlation means anything."
     )
-    return Section("Agreement by task", lead, [Table(head, rows)])
+    return Section("Agreement by task", lead, [words, Table(head, rows)])
 
 
 def _numbers(r: Ranking) -> list[str]:

@@ -23,6 +23,7 @@ from instep.core.world import Array
 from instep.gap.channels import channels
 from instep.gap.follow import Following
 from instep.gap.growth import Growth
+from instep.gap.looks import Look
 from instep.gap.match import Agreement
 from instep.gap.preflight import Preflight
 from instep.gap.records import Curve, Gap, Match, Pair
@@ -262,6 +263,23 @@ def key_frames(run: Sequence[Match], pair: Pair, most: int = 8) -> list[Picture]
         image = np.asarray(pair.real[camera][event.row])
         frames.append(Picture(encode_png(image), f"({number}) {event.name}, {event.t:.1f} s"))
     return frames
+
+
+def looks_section(found: Sequence[Look]) -> Section:
+    """How alike the images of both worlds are, camera by camera."""
+    from instep.data.frames import encode_png
+
+    blocks: list[Table | list[Picture]] = []
+    for look in found:
+        pair = [np.asarray(image) for image in look.example]
+        words = (f"{look.camera}, real", f"{look.camera}, simulated")
+        blocks.append([Picture(encode_png(image), word) for image, word in zip(pair, words, strict=True)])
+        blocks.append(score_table(look.scores))
+    lead = (
+        "Paired frames: PSNR and SSIM as usual, a distance of gradient features (GMSD over three scales), the distance "
+        "of edges, and the share of pixels that nothing explains. Image scores see neither collision nor dynamics."
+    )
+    return Section("Images", lead, blocks)
 
 
 def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:

@@ -33,6 +33,7 @@ from instep.gap.follow import Following, follow
 from instep.gap.growth import crossing, growth, time_to_threshold
 from instep.gap.horizon import HorizonOptions, measure, over_time, planned_steps, scores_of
 from instep.gap.joints import going_round, ranges
+from instep.gap.looks import looks
 from instep.gap.match import agreement, match
 from instep.gap.pairs import compare
 from instep.gap.preflight import Preflight, preflight
@@ -229,6 +230,8 @@ def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
     gap, profiles = _with_arms(gap, arms_between(gap, asked.scene))
     gap, grown = _with_growth(gap, options)
     gap, happened = _with_events(gap, asked, arms_between(gap, asked.scene))
+    gap, seen = _with_looks(gap)
+    happened += seen
     sections = sections_of(gap, None, looked, profiles, [*grown, *happened])
     return Found(gap, "Gap of paired runs", subtitle, verdict, gap_page.numbers(gap), sections)
 
@@ -324,6 +327,13 @@ def _with_events(gap: Gap, asked: Asked, arms: Sequence[Arm]) -> tuple[Gap, list
     scores = {"events later by": found.delay, "events missing": found.missing, "events extra": found.extra}
     gap = replace(gap, events=tuple(m for run in runs for m in run))
     return gap.with_scores(scores | {"event order edits": found.order}), [gap_page.events_section(runs, found, sound)]
+
+
+def _with_looks(gap: Gap) -> tuple[Gap, list[Section]]:
+    found = looks(gap.pairs)
+    for look in found:
+        gap = gap.with_scores(look.scores)
+    return gap, [gap_page.looks_section(found)] if found else []
 
 
 def _timing_scores(found: Timing | None) -> dict[str, Estimate]:
