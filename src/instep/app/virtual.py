@@ -9,8 +9,9 @@ from typing import Any, get_args
 from instep.app.standin import Disguise, Engine, engine, stand_in
 from instep.app.worlds import open_policy
 from instep.core.errors import BadInput, UnknownName
-from instep.core.knob import Belief, Box, Knob
+from instep.core.knob import Belief
 from instep.core.world import Policy, World
+from instep.gap.eval_rules import ranges
 from instep.scene.folder import Scene
 
 
@@ -20,7 +21,12 @@ def open_words(words: str, world: World) -> Policy:
 
 
 def open_place(words: str, scene: str) -> World:
-    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED)."""
+    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED).
+
+    ENGINE@SCENE is another scene than the one that is asked about, such as another model of the same robot.
+    """
+    words, _, other = words.partition("@")
+    scene = other or scene
     kind, _, rest = words.partition(":")
     if kind == "standin":
         if rest and not rest.isdigit():
@@ -32,28 +38,11 @@ def open_place(words: str, scene: str) -> World:
     return engine(chosen, Scene.load(scene))
 
 
-def ranges(words: Sequence[str], scene: Scene) -> Belief | None:
+def belief_of(words: Sequence[str], scene: Scene) -> Belief | None:
     """The belief that `--vary` asks for: knobs with ranges, or a file that holds one."""
-    if not words:
-        return None
     if len(words) == 1 and Path(words[0]).exists():
         return _from_file(Path(words[0]))
-    return Box(tuple(_range(word, scene) for word in words))
-
-
-def _range(word: str, scene: Scene) -> Knob:
-    address, _, span = word.partition("=")
-    low, dots, high = span.partition("..")
-    try:
-        bounds = float(low), float(high)
-    except ValueError:
-        raise BadInput(f"--vary takes knobs with ranges, as 'geom.*.friction=0.2..0.6', not {word!r}.") from None
-    known = scene.knobs(address)
-    if not known or not dots:
-        raise BadInput(
-            f"--vary names {address!r}, but no knob of scene {scene.name!r} matches; see instep scene knobs."
-        )
-    return Knob(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
+    return ranges(words, scene)
 
 
 def _from_file(path: Path) -> Belief:

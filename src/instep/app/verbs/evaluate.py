@@ -20,7 +20,7 @@ from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policies import content_mark
 from instep.app.report import write_report
-from instep.app.virtual import open_place, open_words, ranges
+from instep.app.virtual import belief_of, open_place, open_words
 from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.gap.eval_store import Shards, write_episodes
@@ -76,7 +76,9 @@ def evaluate(
         raise BadInput(f"An evaluation needs at least one seed, not {seeds}.")
     output = new_output("eval", out, seed=first)
     output.read(scene.root)
-    options = EvalOptions(batch=batch, latency=latency, vary=ranges(vary, scene), films=films, bounds=limits_of(scene))
+    options = EvalOptions(
+        batch=batch, latency=latency, vary=belief_of(vary, scene), films=films, bounds=limits_of(scene)
+    )
     candidates = [Candidate(name, partial(open_words, name), content_mark(name)) for name in policies]
     mark = content_hash(scene.root)
     places = [Place(name, partial(open_place, name, str(where)), f"{mark}/{name}") for name in worlds]

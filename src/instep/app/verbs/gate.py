@@ -1,0 +1,110 @@
+"""The verb gate: judge a policy by rules, for continuous integration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as TerminalTable
+
+from instep.app.cluster import spread
+from instep.app.output import content_hash, new_output
+from instep.app.policies import content_mark
+from instep.app.report import Number, Report, Section, Table, write_report
+from instep.app.report import Verdict as Headline
+from instep.app.verbs.evaluate import limits_of
+from instep.app.virtual import open_place, open_words
+from instep.gap.eval_junit import write_junit
+from instep.gap.eval_rules import Rules, read_rules
+from instep.gap.eval_store import Shards
+from instep.gap.evaluate import Candidate, Job, Place
+from instep.gap.gate import Verdict
+from instep.gap.gate import gate as judge
+from instep.scene.folder import Scene
+from instep.scene.tasks.catalog import task_of
+
+Positional = tyro.conf.Positional
+
+
+def gate(
+    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
+    rules: Positional[Annotated[Path, tyro.conf.arg(metavar="RULES")]],
+    /,
+    *,
+    seeds: int | None = None,
+    on: str = "",
+    junit: Path | None = None,
+    out: Path | None = None,
+) -> int:
+    """Judge a policy by the rules in a TOML file; exit 0 if it passes, 1 if it does not.
+
+    First the engines are compared: names, units, order, signs, frames, gains, and motion one step and half a second
+    ahead. Then the policy runs in each engine under each variation, and the rules are applied.
+
+    Args:
+        policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, openpi:ws://HOST:PORT, ...
+        rules: a TOML file: scene, worlds, seeds, [variations.NAME], and [[rule]] with measure and at_least or at_most.
+        seeds: how many starts, where it should differ from the file.
+        on: where to run: ray, ray://HOST:PORT or processes:N.
+        junit: file for the verdict as JUnit XML; junit.xml in the folder where not given.
+        out: folder to write, or to go on with; a new one under runs/ where not given.
+
+    """
+    asked, console = read_rules(rules), Console(stderr=True)
+    asked = asked if seeds is None else replace(asked, seeds=seeds)
+    scene = Scene.load(asked.scene)
+    task = task_of(scene, asked.task)
+    output = new_output("gate", out, seed=asked.first)
+    output.read(rules)
+    sides = [_side(word, asked.scene) for word in asked.worlds]
+    candidate = Candidate(policy, partial(open_words, policy), content_mark(policy))
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress, spread(on) as mapped:
+        total = asked.seeds * len(sides) * len(asked.variations)
+        bar = progress.add_task("compare the engines", total=total)
+
+        def tell(job: Job) -> None:
+            progress.update(bar, advance=len(job.seeds), description=f"{policy} in {job.place.name}")
+
+        kept = Shards(output.folder / "episodes")
+        verdict = judge(candidate, sides, task, asked, bounds=limits_of(scene), map=mapped, store=kept, tell=tell)
+    write_junit(junit or output.folder / "junit.xml", verdict)
+    scores = {f"{one.group}: {one.name}": one.value for one in verdict.judged if one.value is not None}
+    checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.judged]
+    output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)
+    report = write_report(output.folder, _page(verdict, asked))
+    console.print(_table(verdict))
+    console.print(verdict.words, highlight=False, markup=False)
+    print(report)
+    return 0 if verdict.passed else 1
+
+
+def _side(word: str, scene: str) -> tuple[Place, Scene]:
+    where = word.partition("@")[2] or scene
+    loaded = Scene.load(where)
+    return Place(word, partial(open_place, word, scene), f"{content_hash(loaded.root)}/{word}"), loaded
+
+
+def _table(verdict: Verdict) -> TerminalTable:
+    table = TerminalTable("", "check", "", "found", box=None)
+    for one in verdict.judged:
+        table.add_row(one.group, one.name, "[green]kept[/]" if one.passed else "[red]broken[/]", one.words)
+    return table
+
+
+def _page(verdict: Verdict, rules: Rules) -> Report:
+    rows = [(one.group, one.name, "kept" if one.passed else "broken", one.words) for one in verdict.judged]
+    table, broken = Table(("", "check", "", "found"), rows), sum(not one.passed for one in verdict.judged)
+    return Report(
+        "instep gate",
+        f"{verdict.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
+        Headline("good" if verdict.passed else "bad", "Passes." if verdict.passed else "Does not pass.", verdict.words),
+        (Number("checks kept", f"{len(verdict.judged) - broken} of {len(verdict.judged)}"),),
+        (Section("Checks", "First whether the engines agree, then the rules.", [table]),),
+        {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},
+    )
