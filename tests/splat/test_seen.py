@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from scenes import a_camera, looking_at
+
+from instep.core.errors import BadInput
+from instep.core.rollout import Constant, rollout, rollouts
+from instep.core.world import Array, Observation, Spec, State, stack, vector
+from instep.splat.gaussians import Gaussians, coloured, together
+from instep.splat.layers import Layers, silhouette
+from instep.splat.lens import Sensor, Shutter, carried_on, expose, sense
+from instep.splat.seen import Seen
+
+NAMES = ("world", "puck")
+SPEC = Spec(0.1, vector(["x"], "m"), vector(["x"], "m/s"), vector(["x"], "m/s"), {"observation.state": vector(["x"])})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sliding:
+    """A puck that slides along x with the speed it is told."""
+
+    spec: Spec = SPEC
+
+    def reset(self, seed: int = 0) -> State:
+        return State(0.0, np.array([0.01 * seed]), np.zeros(1))
+
+    def step(self, state: State, action: Array) -> State:
+        return replace(state, t=state.t + 0.1, q=state.q + 0.1 * action, v=np.asarray(action, float))
+
+    def observe(self, state: State) -> Observation:
+        return {"observation.state": state.q}
+
+
+def poses(state: State) -> Array:
+    out = np.zeros((*state.batch, 2, 7))
+    out[..., 3] = 1.0
+    out[..., 1, 0] = state.q[..., 0]
+    return out
+
+
+def velocities(state: State) -> Array:
+    out = np.zeros((*state.batch, 2, 6))
+    out[..., 1, 0] = state.v[..., 0]
+    return out
+
+
+def scene() -> Gaussians:
+    rng = np.random.default_rng(0)
+    flat = np.column_stack([rng.uniform(-0.3, 0.3, (500, 2)), np.zeros(500)])
+    table = coloured(flat, np.array([0.03, 0.03, 0.002]), rng.uniform(0.1, 0.3, (500, 3)), opacities=0.9)
+    puck = coloured(rng.normal((0.0, 0.0, 0.04), 0.015, (60, 3)), np.array(0.01), np.tile([1.0, 0.8, 0.2], (60, 1)))
+    return together([table.carried_by("world"), puck.carried_by("puck")], NAMES)
+
+
+def seen(**more: object) -> Seen[Sliding]:
+    fixed = a_camera(64, 48)
+    mounted = replace(a_camera(32, 24), name="wrist", body="puck", body_from_camera=looking_at((0.2, -0.2, 0.3)))
+    return Seen(Sliding(), Layers(scene()), (fixed, mounted), poses, **more)
+
+
+def bright(image: Array) -> float:
+    """The column of the puck."""
+    yellow = image[..., 0].astype(float) - image[..., 2]
+    return float((yellow.clip(60) - 60).sum(axis=0) @ np.arange(image.shape[1]) / (yellow.clip(60) - 60).sum())
+
+
+def width(image: Array) -> float:
+    """The standard deviation of the puck's columns."""
+    weight = (image[..., 0] - image[..., 2]).clip(60).sum(axis=0) - 60 * len(image)
+    return float(np.sqrt(np.average((np.arange(image.shape[1]) - bright(image)) ** 2, weights=weight)))
+
+
+def test_pictures_join_the_observations_and_the_spec_says_so() -> None:
+    world = seen()
+    observation = world.observe(world.reset())
+    for camera, shape in (("eye", (48, 64, 3)), ("wrist", (24, 32, 3))):
+        image = observation[f"observation.images.{camera}"]
+        assert image.shape == shape == world.spec.observation[f"observation.images.{camera}"].shape
+        assert image.dtype == np.uint8
+    assert observation["observation.state"].shape == (1,)
+
+
+def test_the_puck_moves_in_the_fixed_picture_and_stays_in_its_own() -> None:
+    episode = rollout(seen(), Constant(np.array([0.5])), steps=4)
+    images = episode["observation.images.eye"]
+    columns = [bright(image) for image in images]
+    assert (np.diff(columns) > 1.0).all() or (np.diff(columns) < -1.0).all()
+    own = [bright(image) for image in episode["observation.images.wrist"]]
+    assert np.ptp(own) < 0.2
+
+
+def test_a_batch_is_seen_as_each_of_its_worlds_is() -> None:
+    world = seen()
+    states = [world.reset(seed) for seed in (0, 5, 9)]
+    batch = world.observe(stack(states))
+    for i, state in enumerate(states):
+        for name, image in world.observe(state).items():
+            if "images" in name:
+                np.testing.assert_array_equal(batch[name][i], image)
+
+
+def test_noise_depends_on_the_seed_and_on_nothing_else() -> None:
+    world = seen(sensor=Sensor(read=0.05))
+    a, again, b = (world.observe(world.reset(s))["observation.images.eye"] for s in (0, 0, 1))
+    np.testing.assert_array_equal(a, again)
+    assert np.abs(a.astype(float) - b).mean() > 1
+    state = world.reset()
+    later = world.observe(world.step(state, np.zeros(1)))["observation.images.eye"]
+    assert np.abs(later.astype(float) - a).mean() > 1
+    first, second = rollouts(world, Constant(np.zeros(1)), seeds=[0, 0], steps=2)
+    np.testing.assert_array_equal(first["observation.images.eye"], second["observation.images.eye"])
+
+
+def test_an_occluder_stands_before_the_puck() -> None:
+    mask = np.ones((48, 64), bool)
+    world = seen(occluder=lambda _, camera: silhouette(mask[: camera.height, : camera.width], 0.1, (0.0, 0.0, 1.0)))
+    image = world.observe(world.reset())["observation.images.eye"]
+    np.testing.assert_array_equal(image, np.broadcast_to([0, 0, 255], (48, 64, 3)))
+
+
+def test_a_slow_shutter_needs_velocities() -> None:
+    with pytest.raises(BadInput, match="velocities"):
+        seen(shutter=Shutter(exposure=0.01))
+
+
+def test_exposure_smears_what_moves_and_nothing_else() -> None:
+    still, moving = (
+        Seen(Sliding(), Layers(scene()), (a_camera(64, 48),), poses, velocities, Shutter(exposure=0.05, samples=8))
+        for _ in range(2)
+    )
+    sharp = seen().observe(seen().reset())["observation.images.eye"].astype(float)
+    at_rest = still.observe(still.reset())["observation.images.eye"].astype(float)
+    assert np.abs(at_rest - sharp).max() <= 1
+    state = moving.reset()
+    state = moving.step(replace(state, q=state.q - 0.2), np.array([2.0]))
+    smeared = moving.observe(state)["observation.images.eye"].astype(float)
+    crisp = seen().observe(seen().step(seen().reset(), np.zeros(1)))["observation.images.eye"].astype(float)
+    assert width(smeared) > 1.3 * width(crisp)
+    assert bright(smeared) == pytest.approx(bright(crisp), abs=0.7)
+
+
+def test_a_rolling_shutter_reads_each_band_at_its_own_time() -> None:
+    camera = a_camera(8, 40)
+    image = expose(lambda t, r: np.full((r[3] - r[1], 8, 3), t), camera, Shutter(readout=0.02, bands=10), t=1.0)
+    assert image.shape == (40, 8, 3)
+    np.testing.assert_allclose(image[0, 0], 1.0 - 0.009, atol=1e-6)
+    np.testing.assert_allclose(image[-1, 0], 1.0 + 0.009, atol=1e-6)
+    assert (np.diff(image[:, 0, 0]) >= 0).all()
+
+
+def test_a_turning_body_is_carried_on_by_its_velocity() -> None:
+    pose = np.array([[1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 0.0]])
+    after = carried_on(pose, np.array([[0.1, 0.0, 0.0, 0.0, 0.0, np.pi]]), 0.5)
+    np.testing.assert_allclose(after[0, :3], [1.05, 2.0, 3.0])
+    np.testing.assert_allclose(after[0, 3:], [np.sqrt(0.5), 0, 0, np.sqrt(0.5)], atol=1e-12)
+
+
+def test_a_sensor_brightens_tints_and_bends() -> None:
+    grey = np.full((4, 4, 3), 0.25)
+    np.testing.assert_array_equal(sense(grey, Sensor()), 64)
+    np.testing.assert_array_equal(sense(grey, Sensor(gain=2.0, tint=(1.0, 0.5, 0.0)))[0, 0], [128, 64, 0])
+    np.testing.assert_array_equal(sense(grey, Sensor(gamma=0.5)), 128)
+    np.testing.assert_array_equal(sense(grey, Sensor(offset=0.25)), 128)
+    assert (sense(np.full((4, 4, 3), 3.0), Sensor()) == 255).all()
+
+
+def test_shot_noise_grows_with_the_light() -> None:
+    dark, light = (sense(np.full((200, 200, 3), level), Sensor(shot=0.1)).std() for level in (0.05, 0.45))
+    assert light / dark == pytest.approx(3.0, rel=0.1)
+
+
+def test_poses_of_the_wrong_shape_are_refused() -> None:
+    world = replace(seen(), poses=lambda state: np.zeros((*state.batch, 3, 7)))
+    with pytest.raises(BadInput, match="for each of world, puck"):
+        world.observe(world.reset())
