@@ -50,7 +50,7 @@ def velocities(state: State) -> Array:
 def scene() -> Gaussians:
     rng = np.random.default_rng(0)
     flat = np.column_stack([rng.uniform(-0.3, 0.3, (500, 2)), np.zeros(500)])
-    table = coloured(flat, np.array([0.03, 0.03, 0.002]), rng.uniform(0.1, 0.3, (500, 3)), opacities=0.9)
+    table = coloured(flat, np.array([0.03, 0.03, 0.002]), np.tile(rng.uniform(0.1, 0.3, (500, 1)), 3), opacities=0.9)
     puck = coloured(rng.normal((0.0, 0.0, 0.04), 0.015, (60, 3)), np.array(0.01), np.tile([1.0, 0.8, 0.2], (60, 1)))
     return together([table.carried_by("world"), puck.carried_by("puck")], NAMES)
 
@@ -64,12 +64,12 @@ def seen(**more: object) -> Seen[Sliding]:
 def bright(image: Array) -> float:
     """The column of the puck."""
     yellow = image[..., 0].astype(float) - image[..., 2]
-    return float((yellow.clip(60) - 60).sum(axis=0) @ np.arange(image.shape[1]) / (yellow.clip(60) - 60).sum())
+    return float(yellow.sum(axis=0) @ np.arange(image.shape[1]) / yellow.sum())
 
 
 def width(image: Array) -> float:
     """The standard deviation of the puck's columns."""
-    weight = (image[..., 0] - image[..., 2]).clip(60).sum(axis=0) - 60 * len(image)
+    weight = (image[..., 0] - image[..., 2]).clip(0).sum(axis=0)
     return float(np.sqrt(np.average((np.arange(image.shape[1]) - bright(image)) ** 2, weights=weight)))
 
 

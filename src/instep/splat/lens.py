@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -70,7 +71,7 @@ def expose(draw: Draw, camera: Camera, shutter: Shutter, t: float = 0.0) -> Arra
     samples = shutter.samples if shutter.exposure > 0 else 1
     edges = np.linspace(top, bottom, bands + 1).round().astype(int)
     out = np.empty((camera.height, camera.width, 3), np.float32)
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in pairwise(edges):
         middle = t + shutter.readout * ((first + last) / (2 * camera.height) - 0.5)
         light = np.zeros((last - first, camera.width, 3), np.float32)
         for sample in range(samples):
