@@ -53,7 +53,7 @@ def test_wild_set_points_break_no_limit(name, rate):
         return None if rng.random() < 0.1 else wild
 
     follower = Follower(limits, np.zeros(7), rate=rate)
-    motions = run(follower, rate, 500 / rate, target)
+    motions = run(follower, rate, 360 / rate, target)
     assert excess(limits, motions, 1 / rate) <= 1e-9
     # The commands that go out are what the motion says.
     q, v = np.stack([m.q for m in motions]), np.stack([m.v for m in motions])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -185,6 +188,30 @@ def test_nothing_is_left_running_after_a_link():
                     link.latest()
         gc.collect()
     assert set(threading.enumerate()) == before
+
+
+def test_a_link_that_is_forgotten_lets_go_of_the_robot():
+    with RobotServer(WorldDriver(PointMass()), pace="step") as server:
+        link = LinkWorld(server.address, server.token)
+        link.reset(0)
+        del link
+        gc.collect()
+        with LinkWorld(server.address, server.token) as another:
+            assert another.reset(0).t == 0.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_served_robot_prints_nothing_and_ends_cleanly_when_asked(number):
+    command = [sys.executable, str(Path(__file__).parent / "standin_robot.py"), "{}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    address, token = json.loads(process.stdout.readline())
+    with LinkWorld(address, token) as link:
+        state = link.reset(0)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out, err) == (0, "", "")
+        with pytest.raises(LinkLost):
+            link.step(state, np.zeros(2))
 
 
 def test_two_robots_cannot_share_a_port():

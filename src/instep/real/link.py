@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ class LinkWorld:
         except BaseException:
             self._session.close()
             raise
+        weakref.finalize(self, self._session.close)  # a link that is forgotten must not keep the robot
         given = self._hello.spec
         self._spec = Spec(given.dt, given.q, given.v, given.action, {**given.observation, SENT: given.action})
 

@@ -223,7 +223,8 @@ class _Network:
     def close(self) -> None:
         """Say goodbye to everyone and end the thread."""
         if self._thread.is_alive():
-            self._runner.get_loop().call_soon_threadsafe(self._over.set)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself in between
+                self._runner.get_loop().call_soon_threadsafe(self._over.set)
             self._thread.join()
 
     def publish(self, snapshot: Snapshot) -> None:

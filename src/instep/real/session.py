@@ -72,7 +72,8 @@ class Session:
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it has ended by itself in between
                 self._events.call_soon_threadsafe(self._hang_up)
-            self._thread.join()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
     def wait(self, timeout: float) -> Live:
         """The newest state, as soon as there is a connection that works."""
