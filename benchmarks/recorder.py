@@ -246,7 +246,7 @@ def sample(size: int) -> tuple[bytes, list[bytes]]:
     payloads: list[bytes] = []
     with tempfile.TemporaryFile() as file:
         log = Journal(file.fileno())
-        while log.size < size - 4096:
+        while log.size < size:
             payloads.append(rng.bytes(int(rng.choice([180, 4000]))))
             log.append(BLOB if len(payloads[-1]) > 1000 else ROW, 0, (1, 2), payloads[-1])
         file.seek(0)

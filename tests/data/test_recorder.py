@@ -143,7 +143,7 @@ def test_a_row_that_does_not_fit_is_dropped_and_named(tmp_path: Path):
             recorder(state, seen, np.zeros(1))
     (found,) = recover(tmp_path)
     assert recorder.status().dropped == 1 and found.episode is not None and len(found.episode) == 9
-    assert "rows 4 to 4 were dropped" in found.losses[0].what and "shape" in found.losses[0].what
+    assert "rows 4 to 4 were dropped" in found.losses[0].what and "(20, 60, 3)" in found.losses[0].what
     assert np.isnan(found.episode["observation.state"][5]).all() and "observation.state" in found.episode.meta["absent"]
 
 

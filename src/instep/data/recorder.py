@@ -80,8 +80,10 @@ class _Open:
     row: Array
     """One structured value that holds the numbers of a row."""
     names: tuple[str, ...]
-    images: tuple[str, ...]
-    shapes: dict[str, tuple[int, ...]]
+    images: tuple[tuple[str, str], ...]
+    """Names of cameras and of their stamps."""
+    kinds: dict[str, tuple[tuple[int, ...], Any]]
+    """Shape and type of each camera's images."""
     kept: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
     """For each camera the stamp of its last image, and the number of its record."""
     sent: int = 0
@@ -258,7 +260,8 @@ class Recorder:
             "meta": self._meta,
         }
         row = np.zeros(1, np.dtype(layout))
-        self._open = _Open(self._next, row, small, large, {name: arrays[name].shape for name in large})
+        kinds = {name: (arrays[name].shape, arrays[name].dtype) for name in large}
+        self._open = _Open(self._next, row, small, tuple((name, f"{name}.stamp") for name in large), kinds)
         self._next += 1
         self._sender.send([_text(journal.BEGIN, told)], stamps)
 
@@ -300,16 +303,17 @@ class Recorder:
                 episode.absent[name] = episode.absent.get(name, 0) + 1
                 value = np.nan if row.dtype[k + 3].base.kind == "f" else 0
             row[k + 3] = value
-        for k, name in enumerate(episode.images):
-            stamp, last = float(observation.get(f"{name}.stamp", np.nan)), episode.kept.get(name, (np.nan, -1))
+        for k, (name, its_stamp) in enumerate(episode.images):
+            stamp, last = float(observation.get(its_stamp, np.nan)), episode.kept.get(name, (np.nan, -1))
             image = observation.get(name)
             if image is None or stamp == last[0]:
                 row["ref"][k] = last[1]
                 episode.absent[name] = episode.absent.get(name, 0) + (image is None)
                 continue
-            if np.shape(image) != episode.shapes[name]:
-                raise ValueError(f"{name!r} has shape {np.shape(image)}, before it had {episode.shapes[name]}")
             pixels = np.ascontiguousarray(image)
+            if (pixels.shape, pixels.dtype) != episode.kinds[name]:
+                shape, kind = episode.kinds[name]
+                raise ValueError(f"{name!r} is {pixels.dtype} {pixels.shape}, before it was {kind} {shape}")
             parts.append(Part(journal.BLOB, k, pixels.data.cast("B")))
             row["ref"][k] = episode.sent + len(kept) + 1
             kept[name] = (stamp, episode.sent + len(kept) + 1)

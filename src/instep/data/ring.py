@@ -12,7 +12,7 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MESSAGE = struct.Struct("<BBHIQQqq")
 """kind, 0, stream, length, start and end of the payload as counts of bytes since the beginning, both clocks [ns]."""
@@ -22,19 +22,12 @@ TAIL, ROWS, SYNCED, FAILED, COMMITS, SAMPLES = range(6)
 _F_SETPIPE_SZ = 1031
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One message: what it is, and its bytes."""
+class Part(NamedTuple):
+    """One message: what it is, and its bytes, plain and contiguous. A tuple, since the loop makes several a row."""
 
     kind: int
     stream: int
     payload: bytes | memoryview
-    """Plain bytes, contiguous."""
-
-    @property
-    def size(self) -> int:
-        """How many bytes."""
-        return len(self.payload)
 
 
 class Ring:
@@ -43,13 +36,14 @@ class Ring:
     def __init__(self, handle: int, size: int):
         self.size = size
         self._map = mmap.mmap(handle, PAGE + size)
+        self._bytes = memoryview(self._map)
         # Counters are whole words at their natural place, which processors read and write in one go.
         self.counters = memoryview(self._map)[:128].cast("Q")
 
     def view(self, start: int, length: int) -> memoryview:
         """The bytes of a message."""
         place = PAGE + start % self.size
-        return memoryview(self._map)[place : place + length]
+        return self._bytes[place : place + length]
 
     def touch(self) -> None:
         """Have the memory given to us now, not at the first lap."""
@@ -95,17 +89,19 @@ class Sender:
         if tail == head:
             # All was read: begin again at the start of the memory, which is still in the processor's cache.
             head = self._base = -(-head // self._ring.size) * self._ring.size
-        for part in parts:
-            place = head % self._ring.size
-            start = head if place + part.size <= self._ring.size else head + self._ring.size - place
-            head = start + part.size
+        size = self._ring.size
+        for _, _, payload in parts:
+            place = head % size
+            start = head if place + len(payload) <= size else head + size - place
+            head = start + len(payload)
             places.append(start)
-        if head - max(tail, self._base) > self._ring.size:
+        if head - max(tail, self._base) > size:
             return "the queue was full"
         message = bytearray()
-        for part, start in zip(parts, places, strict=True):
-            self._ring.view(start, part.size)[:] = part.payload
-            message += MESSAGE.pack(part.kind, 0, part.stream, part.size, start, start + part.size, *stamps)
+        for (kind, stream, payload), start in zip(parts, places, strict=True):
+            length = len(payload)
+            self._ring.view(start, length)[:] = payload
+            message += MESSAGE.pack(kind, 0, stream, length, start, start + length, *stamps)
         try:
             # Messages of one call are shorter than PIPE_BUF, so the pipe takes them whole or not at all.
             os.write(self._pipe, message)
