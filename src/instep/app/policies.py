@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,23 @@ def _python(rest: str, world: World) -> Policy:
     return as_policy(found)
 
 
+def _token() -> str:
+    """The token of a policy server, which has no place among words that are logged."""
+    return os.environ.get("INSTEP_TOKEN", "")
+
+
 def _openpi(rest: str, world: World) -> Policy:
     from instep.policy.openpi import openpi_policy
 
     address, _, map_file = rest.partition("#")
-    return openpi_policy(address, world.spec, Path(map_file) if map_file else None)
+    return openpi_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
 
 
 def _groot(rest: str, world: World) -> Policy:
     from instep.policy.groot import groot_policy
 
     address, _, map_file = rest.partition("#")
-    return groot_policy(address, world.spec, Path(map_file) if map_file else None)
+    return groot_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
 
 
 def _lerobot(rest: str, world: World) -> Policy:

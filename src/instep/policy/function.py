@@ -28,7 +28,7 @@ class Function:
             return np.asarray(self.function(observation), float)
         except InstepError:
             raise
-        except Exception as error:  # noqa: BLE001, whatever a user's function does wrong is said in one sentence
+        except Exception as error:
             name = getattr(self.function, "__name__", "the policy")
             raise BadInput(f"{name} raised {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,70 @@
+"""The verb serve: a policy of ours behind openpi's protocol."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from instep.app.standin import engine
+from instep.app.worlds import open_policy
+from instep.core.errors import BadInput
+from instep.policy.mapping import read_map
+from instep.policy.server import LOOPBACK, PolicyServer
+from instep.scene.folder import Scene
+from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks.tasked import Tasked
+
+Positional = tyro.conf.Positional
+
+
+def serve(
+    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
+    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    /,
+    *,
+    task: str = "",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: Path | None = None,
+    public: bool = False,
+    map: Path | None = None,
+    seconds: float = 0.0,
+) -> int:
+    """Serve a policy to clients that speak openpi, until Ctrl-C. A token is always needed.
+
+    Args:
+        policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, ...
+        scene: the scene whose observations it gets.
+        task: which task of the scene; its first where not given.
+        host: address to listen on; beyond this machine tokens and observations travel unencrypted, so use a tunnel.
+        port: port to listen on; 0 takes a free one.
+        token: file with the token clients must send; a fresh one is made and shown where not given.
+        public: allow 0.0.0.0, that is every network this machine is in.
+        map: a TOML file that says what clients call our numbers.
+        seconds: stop after so long; 0 runs until it is ended.
+
+    """
+    if host in ("0.0.0.0", "::") and not public:  # noqa: S104, refused
+        raise BadInput(f"{host} would serve every network this machine is in; say --public if that is what you want.")
+    loaded, console = Scene.load(scene), Console(stderr=True)
+    world = Tasked(engine("mujoco", loaded), task_of(loaded, task))
+    decider = open_policy(policy, world)
+    secret = token.read_text(encoding="utf-8").strip() if token else secrets.token_urlsafe(32)
+    if not secret:
+        raise BadInput(f"The file {str(token)!r} holds no token.")
+    mapped = read_map(map) if map else None
+    with PolicyServer(decider, world.spec, token=secret, mapped=mapped, host=host, port=port) as server:
+        if host not in LOOPBACK:
+            console.print("[yellow]Beyond this machine nothing here is encrypted; prefer an SSH tunnel.[/]")
+        if token is None:
+            console.print(f"token {secret}", highlight=False, markup=False)
+        print(server.address, flush=True)
+        end = time.monotonic() + seconds if seconds else float("inf")
+        while time.monotonic() < end:
+            time.sleep(min(0.5, max(0.0, end - time.monotonic())))
+    return 0

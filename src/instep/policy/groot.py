@@ -1,0 +1,182 @@
+"""A client of policy servers that speak GR00T's ZMQ protocol, releases N1.5 to N1.7."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from instep.core.errors import BadInput, LinkLost, MissingExtra
+from instep.core.world import Policy, Spec
+
+from .codec import Layout, pack, unpack
+from .mapping import PolicyMap, read_map
+from .remote import Remote, played
+
+DEADLINE = 15.0
+"""How long an answer may take [s]; N1.5 and N1.6 say so and never apply it."""
+Release = Literal["n1.5", "n1.6", "n1.7"]
+OLD_MARK, NEW_MARK = "__ModalityConfig_class__", "__ModalityConfig__"
+
+
+class GrootClient:
+    """Requests and replies, one at a time. A reply that is late costs the socket: ZMQ's REQ cannot ask again."""
+
+    def __init__(self, address: str, release: Release = "n1.6", *, token: str = "", deadline: float = DEADLINE):
+        if not address.startswith(("tcp://", "ipc://", "inproc://")):
+            raise BadInput(f"{address!r} is not an address of a GR00T server; tcp://HOST:PORT was expected.")
+        if release not in ("n1.5", "n1.6", "n1.7"):
+            raise BadInput(
+                f"GR00T release {release!r} is not known: n1.5, n1.6 and n1.7 are. N1 sends pickles: refused."
+            )
+        self._address, self._release, self._token, self._deadline = address, release, token, deadline
+        self._socket: Any = None
+        self._layout: Layout | None = None
+
+    def ping(self) -> bool:
+        """Whether the server answers."""
+        return self._call("ping", None).get("status") == "ok"
+
+    def reset(self) -> None:
+        """Tell the server that an episode begins; N1.5 has no word for it."""
+        if self._release != "n1.5" and self._layout is not None:
+            self._call("reset", {"options": None})
+
+    def infer(self, requests: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        """One answer per request; from N1.6 on all of them in one call."""
+        self._choose_layout()
+        if self._release == "n1.5":
+            return [_unflattened(self._call("get_action", _flattened(request))) for request in requests]
+        reply = self._call("get_action", {"observation": _stacked(requests), "options": None})
+        return _unstacked(reply, len(requests))
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+
+    def _choose_layout(self) -> None:
+        """Ask for the modality configuration; its marker says which layout of arrays the server reads."""
+        if self._layout is not None:
+            return
+        try:
+            raw = self._raw("get_modality_config", None, "as_npy")
+        except BadInput:
+            raw = b""
+        # The marker is a plain string of the reply: no need to build anything from it.
+        if OLD_MARK.encode() in raw:
+            self._layout = "as_npy"
+        elif NEW_MARK.encode() in raw:
+            self._layout = "msgpack-numpy"
+        else:
+            self._layout = "as_npy"
+
+    def _call(self, endpoint: str, data: dict[str, Any] | None) -> Any:
+        layout = self._layout or "as_npy"
+        reply = _read(self._raw(endpoint, data, layout), self._address)
+        if "error" in reply and layout == "as_npy" and endpoint == "get_action" and self._release == "n1.7":
+            # N1.7 of May 2026 reads only the newer layout; a server without a marker is tried with both.
+            self._layout = "msgpack-numpy"
+            reply = _read(self._raw(endpoint, data, "msgpack-numpy"), self._address)
+        if isinstance(reply, dict) and "error" in reply:
+            raise BadInput(f"The policy server at {self._address} refused: {str(reply['error'])[:300]}")
+        return reply
+
+    def _raw(self, endpoint: str, data: dict[str, Any] | None, layout: Layout) -> bytes:
+        import zmq
+
+        request: dict[str, Any] = {"endpoint": endpoint}
+        if data is not None:
+            request["data"] = data
+        if self._token:
+            request["api_token"] = self._token
+        socket = self._reached()
+        try:
+            socket.send(pack(request, layout))
+            return socket.recv()
+        except zmq.Again:
+            self.close()
+            raise LinkLost(
+                f"The policy server at {self._address} did not answer within {self._deadline:g} s; is it still running?"
+            ) from None
+        except zmq.ZMQError as error:
+            self.close()
+            raise LinkLost(f"The policy server at {self._address} cannot be reached: {error}") from None
+
+    def _reached(self) -> Any:
+        if self._socket is None:
+            try:
+                import zmq
+            except ImportError:
+                raise MissingExtra("pyzmq", "robot") from None
+            self._socket = zmq.Context.instance().socket(zmq.REQ)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
+                self._socket.setsockopt(option, int(1e3 * self._deadline))
+            self._socket.setsockopt(zmq.MAXMSGSIZE, 8 * 2**20)
+            self._socket.connect(self._address)
+        return self._socket
+
+
+def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, token: str = "") -> Policy:
+    """The policy of a GR00T server, played as its map says; asked once, so that a dead server is found at once."""
+    if map_file is None:
+        raise BadInput("A GR00T server needs a map of its groups of joints: groot:tcp://HOST:PORT#MAP.toml.")
+    mapped = read_map(map_file)
+    release: Any = mapped.release or "n1.6"
+    client = GrootClient(address, release, token=token)
+    if not client.ping():
+        raise LinkLost(f"What answers at {address} is not a GR00T server.")
+    return played(Remote(client, _with_language(mapped), spec))
+
+
+def _with_language(mapped: PolicyMap) -> PolicyMap:
+    """GR00T's own name for the instruction, where the map does not give one."""
+    usual = mapped.prompt_key == "prompt"
+    return replace(mapped, prompt_key="language>annotation.human.action.task_description") if usual else mapped
+
+
+def _flattened(request: dict[str, Any]) -> dict[str, Any]:
+    """N1.5: 'video.<camera>' and 'state.<group>' with an axis of time, sentences in a list."""
+    out: dict[str, Any] = {}
+    for kind, group in request.items():
+        for name, value in group.items():
+            key = name if kind == "language" else f"{kind}.{name}"
+            out[key] = [value] if isinstance(value, str) else value[None]
+    return out
+
+
+def _unflattened(reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(key).removeprefix("action."): value for key, value in reply.items()}
+
+
+def _stacked(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """N1.6 and N1.7: nested groups with axes of batch and time."""
+    out: dict[str, Any] = {}
+    for kind, group in requests[0].items():
+        out[kind] = {}
+        for name in group:
+            values = [request[kind][name] for request in requests]
+            words = isinstance(values[0], str)
+            out[kind][name] = [[v] for v in values] if words else np.stack(values)[:, None]
+    return out
+
+
+def _unstacked(reply: Any, n: int) -> list[Mapping[str, Any]]:
+    actions = reply[0] if isinstance(reply, list | tuple) and reply else reply
+    if not isinstance(actions, Mapping):
+        raise BadInput(f"The policy server sent a {type(actions).__name__} where groups of actions were expected.")
+    for name, value in actions.items():
+        if not isinstance(value, np.ndarray) or value.ndim != 3 or len(value) != n:
+            raise BadInput(f"The policy's {name!r} is not an array [{n}, horizon, joints].")
+    return [{name: value[i] for name, value in actions.items()} for i in range(n)]
+
+
+def _read(raw: bytes, address: str) -> Any:
+    if raw == b"ERROR":
+        raise BadInput(f"The policy server at {address} refused without a reason, as N1 does.")
+    return unpack(raw)
