@@ -6,14 +6,14 @@ from functools import cache
 
 import pytest
 
-from instep import MujocoWorld
+from instep import MujocoWorld, RapierWorld
 from instep.core.world import Simulator
 from instep.real.imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
 from instep.scene.folder import shipped
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 
 LAWS = WORLD_LAWS + SIMULATOR_LAWS
-ENGINES = {"mujoco": MujocoWorld}
+ENGINES = {"mujoco": MujocoWorld, "rapier": RapierWorld}
 WRAPPERS = {
     "noisy": lambda w: Noisy(w, 0.01),
     "late": lambda w: Late(w, action=3, observation=2),

@@ -244,13 +244,20 @@ def test_a_knob_turns_both_engines_the_same_way(scene, knob, low, high):
         for factor in (low, high):
             tuned = sim.tuned(_scaled(sim, knob, factor))
             action = sim.scene.rest_action() + 0.15
-            moved = pushed(tuned, tuned.reset(0)) if scene == "pusht" else run(tuned, tuned.reset(1), 0.4, action)[0]
-            ends.append(moved)
+            # One push is a matter of luck, so several starts are taken together.
+            starts = range(6) if scene == "pusht" else (1,)
+            moved = [
+                pushed(tuned, tuned.reset(s)) if scene == "pusht" else run(tuned, tuned.reset(s), 0.4, action)[0]
+                for s in starts
+            ]
+            ends.append(np.concatenate([np.ravel(way) for way in moved]))
         effects.append((ends[1] - ends[0]).ravel())
     same = effects[0] @ effects[1] / (np.linalg.norm(effects[0]) * np.linalg.norm(effects[1]))
     assert np.linalg.norm(effects[0]) > 1e-3
     assert same > 0.9
-    assert np.linalg.norm(effects[1]) == pytest.approx(np.linalg.norm(effects[0]), rel=0.25)
+    # Pushes through contact agree less than motions through joints, as the test of pushes above says.
+    tolerance = 0.4 if scene == "pusht" else 0.25
+    assert np.linalg.norm(effects[1]) == pytest.approx(np.linalg.norm(effects[0]), rel=tolerance)
 
 
 def _scaled(sim, knob: str, factor: float) -> dict[str, float]:
