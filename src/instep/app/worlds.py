@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from instep.app.standin import Engine, engine
+from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
@@ -20,6 +21,7 @@ KINDS = {
     "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
     "robot": "robot:ADDRESS, a robot or a stand-in behind a link (ws://127.0.0.1:PORT)",
     "recording": "recording:DATA, the first episode of a dataset (recording:DATA#3 its fourth)",
+    "twin": "twin:SCENE, a scene kept in step with a real robot (--real robot:ADDRESS or recording:DATA)",
 }
 
 
@@ -34,11 +36,19 @@ def open_world(words: str, *, token: str = "") -> AbstractContextManager[Any]:
         return LinkWorld(rest, token)
     if kind == "recording":
         return nullcontext(_recording(rest))
+    if kind == "twin":
+        raise BadInput(f"{words!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
     name, _, which = rest.partition("@")
     engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
     if which not in engines:
         raise UnknownName("engine", which, [e for e in engines if e])
     return nullcontext(engine(engines[which], Scene.load(name)))
+
+
+def recorded(words: str) -> Episode | None:
+    """The episode that `recording:DATA` stands for; None for other worlds."""
+    kind, _, rest = words.partition(":")
+    return _episode(rest) if kind == "recording" and rest else None
 
 
 def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:

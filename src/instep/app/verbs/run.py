@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from instep.app.output import new_output
-from instep.app.worlds import open_policy, open_world
+from instep.app.twins import Corrects, open_twin, report, track
+from instep.app.worlds import open_policy, open_world, recorded
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
 
@@ -26,23 +30,31 @@ def run(
     steps: int = 300,
     seed: int = 0,
     token: Path | None = None,
+    real: str = "",
+    correct: Literal["pose", "forces", "none"] = "pose",
+    hold_camera: tuple[str, ...] = (),
     out: Path | None = None,
 ) -> int:
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
 
     Args:
-        policy: hold, random, constant:0.1,0.2 or replay:DATA.
-        world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT or recording:DATA.
+        policy: hold, random, constant:0.1,0.2 or replay:DATA; replay alone through the recording of a twin.
+        world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT, recording:DATA or twin:SCENE.
         steps: control steps to run.
         seed: seed of the start.
         token: file with the token of the robot's link; INSTEP_TOKEN where not given.
+        real: what a twin is kept in step with: robot:ADDRESS or recording:DATA.
+        correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
+        hold_camera: cameras that the correction does not see, to judge it by.
         out: folder to write; a new one under runs/ where not given.
 
     """
+    if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
+        return _replay(world.removeprefix("twin:"), real, recording, correct, hold_camera, out)
     from instep.data.lerobot3_writer import write
 
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
-    with open_world(world, token=secret) as opened:
+    with _opened(world, real, secret, correct, hold_camera) as opened:
         decider = open_policy(policy, opened)
         columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -55,5 +67,41 @@ def run(
     output = new_output("run", out, seed=seed)
     write([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
     output.write({}, rows=len(episode), ended=episode.meta["ended"])
+    print(output.folder)
+    return 0
+
+
+def _opened(world: str, real: str, token: str, correct: Corrects, hold: tuple[str, ...]) -> Any:
+    if not world.startswith("twin:"):
+        return open_world(world, token=token)
+    if not real:
+        raise BadInput(f"{world!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
+    return open_twin(world.removeprefix("twin:"), open_world(real, token=token), correct, hold)
+
+
+def _replay(
+    scene: str, words: str, recording: Episode, correct: Corrects, hold: tuple[str, ...], out: Path | None
+) -> int:
+    """Run a twin through a recording, judge it by the pictures, and write what was found."""
+    output = new_output("run", out)
+    output.read(Path(words.partition(":")[2].partition("#")[0]))
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("camera poses from the recording itself", total=len(recording))
+
+        def tick(state: State, observation: Observation, action: Array) -> None:
+            progress.update(task, description=f"twin:{scene}", advance=1)
+
+        tracked = track(scene, recording, correct, hold, [tick])
+        progress.update(task, description="judging by the pictures", completed=0, total=None)
+        scores = report(tracked, output)
+    names = tracked.run.spec.observation["twin.counts"].labels
+    counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
+    more = {"rows": len(tracked.run), "correct": correct, "held cameras": list(hold), "counts": counts}
+    output.write(scores, **more, size=tracked.prepared.refined.size.tolist())
+    table = Table("what", "value")
+    for name, estimate in scores.items():
+        table.add_row(name, str(estimate))
+    Console(stderr=True).print(table)
     print(output.folder)
     return 0

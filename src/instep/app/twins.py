@@ -1,0 +1,234 @@
+"""The twin on the command line: the parts put together, and a run through a recording judged by its pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from instep.app.output import Output, write_json
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.rollout import Constant, rollout
+from instep.core.stats import Estimate, bootstrap
+from instep.core.world import Array, Watcher
+from instep.scene.folder import Scene
+
+Corrects = Literal["pose", "forces", "none"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tracked:
+    """A run of the twin through a recording."""
+
+    scene: Scene
+    episode: Episode
+    """The recording."""
+    run: Episode
+    """What the twin did."""
+    prepared: Any
+    correct: str
+    held: tuple[str, ...]
+
+    @property
+    def poses(self) -> Array:
+        """Pose of the body, xyz + wxyz, row by row."""
+        at = self.scene.spec.q.labels.index(f"{self.scene.objects[0]}.x")
+        return self.run.q[:, at : at + 7]
+
+
+def track(
+    scene_name: str, recording: Episode, correct: Corrects, hold: Sequence[str] = (), watch: Sequence[Watcher] = ()
+) -> Tracked:
+    """Run the twin through a recording whose robot is not known: it is parked out of the way and masked in pictures."""
+    from instep.physics.mujoco import MujocoWorld
+    from instep.real.recording import Recording
+    from instep.twin.prepare import on_one_clock, prepare
+    from instep.twin.twin import Twin
+
+    scene, episode = Scene.load(scene_name), on_one_clock(recording)
+    prepared = prepare(scene, episode)
+    for name in hold:
+        if name not in prepared.refined.cameras:
+            raise UnknownName("camera", name, prepared.refined.cameras)
+    parked = parked_joints(scene)
+    twin = Twin(MujocoWorld(scene), Recording(episode), correction(scene, prepared, correct, hold), park=parked)
+    action = scene.rest_action()
+    for i, label in enumerate(scene.spec.action.labels):
+        action[i] = parked.get(label, action[i])
+    run = rollout(twin, Constant(action), steps=len(episode), watch=watch)
+    return Tracked(scene, episode, run, prepared, correct, tuple(hold))
+
+
+def correction(scene: Scene, prepared: Any, correct: Corrects, hold: Sequence[str] = ()) -> Any:
+    """A correction by its name, for eyes that are ready."""
+    from instep.twin.correction import Uncorrected
+    from instep.twin.pose_filter import FilterOptions, PoseFilter
+
+    shapes = {scene.objects[0]: prepared.refined.outline}
+    options = FilterOptions(touching=False, hold=tuple(hold))
+    if correct == "pose":
+        return PoseFilter(scene, prepared.eyes, options, shapes=shapes)
+    if correct == "forces":
+        from instep.twin.forces import VisualForces
+
+        return VisualForces(PoseFilter(scene, prepared.eyes, options, shapes=shapes))
+    return Begun(PoseFilter(scene, prepared.eyes, options, shapes=shapes), Uncorrected())
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A correction that finds the bodies as one does and then corrects as another."""
+
+    finder: Any
+    then: Any
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """The numbers of the second."""
+        return self.then.logged
+
+    def begin(self, state: Any, seen: Any) -> Any:
+        """Find the bodies."""
+        return replace(self.finder.begin(state, seen), memory={})
+
+    def __call__(self, memory: Any, predicted: Any, seen: Any, t: float) -> Any:
+        """Correct as the second does."""
+        return self.then(memory, predicted, seen, t)
+
+
+def parked_joints(scene: Scene) -> dict[str, float]:
+    """Where a robot of a few joints is out of the way: the corner of its range farthest from where objects begin."""
+    import itertools
+
+    from instep.scene.kinematics import body_poses
+
+    model = scene.model
+    joints = [model.joint(name) for name in scene.robot]
+    if not 0 < len(joints) <= 4 or not scene.objects:
+        return {}
+    q, _ = scene.start(0)
+    objects = [model.body(name).id - 1 for name in scene.objects]
+    moving = [
+        b - 1
+        for b in range(1, model.nbody)
+        if model.body_rootid[b] in {int(model.body_rootid[j.bodyid[0]]) for j in joints}
+    ]
+    best, far = {}, -1.0
+    for ends in itertools.product(*[tuple(model.jnt_range[j.id]) for j in joints]):
+        tried = q.copy()
+        for joint, end in zip(joints, ends, strict=True):
+            tried[model.jnt_qposadr[joint.id]] = end
+        poses = body_poses(model, tried)
+        apart = min(float(np.linalg.norm(poses[a, :3] - poses[b, :3])) for a in objects for b in moving)
+        if apart > far:
+            best, far = dict(zip(scene.robot, map(float, ends), strict=True)), apart
+    return best
+
+
+def report(tracked: Tracked, output: Output) -> dict[str, Estimate]:
+    """Write poses, cameras and the overlay, and return the scores of a run."""
+    from instep.twin.track import jitter, overlaps, pose_columns
+
+    prepared, rows = tracked.prepared, len(tracked.run)
+    shape = prepared.refined.outline
+    found = overlaps(prepared.eyes, shape, tracked.episode, tracked.run.t, tracked.poses)
+    more = {f"{name}.overlap": found.overlap[:, c] for c, name in enumerate(found.cameras)}
+    more |= {f"{name}.visible": found.visible[:, c] for c, name in enumerate(found.cameras)}
+    if "twin.correction" in tracked.run.columns:
+        labels = tracked.run.spec.observation["twin.correction"].labels
+        more |= {f"twin.{n}": tracked.run["twin.correction"][:, i] for i, n in enumerate(labels)}
+    write_parquet(output.folder / "poses.parquet", pose_columns(tracked.run.t, tracked.poses, more))
+    write_json(output.folder / "cameras.json", _cameras(prepared))
+    write_overlay(output.folder / "overlay.mp4", tracked)
+    scores = {f"overlap {name}": found.score(name, prepared.keys) for name in found.cameras}
+    scores |= {f"rows with too little of the body {n}": _count(found.excluded(n), rows) for n in found.cameras}
+    trembling, turning = jitter(tracked.poses)
+    stages = tracked.run["twin.stages"]
+    scores |= {"jitter at rest": trembling, "jitter at rest, turn": turning}
+    scores["time per frame"] = bootstrap(stages[1:].sum(axis=1) - stages[1:, 1] - stages[1:, 2], unit="s")
+    for c, name in enumerate(found.cameras):
+        scores[f"overlap before refining {name}"] = bootstrap(_finite(prepared.refined.before[:, c]))
+    return scores
+
+
+def write_overlay(path: Path, tracked: Tracked, scale: int = 1) -> None:
+    """A video of all cameras side by side with the twin's silhouette."""
+    from instep.data.video import VideoWriter
+    from instep.twin.bodies import interpolated
+    from instep.twin.overlay import drawn
+    from instep.twin.prepare import frames_of
+
+    shape = tracked.prepared.refined.outline
+    with VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
+        for row in range(len(tracked.run)):
+            frames = frames_of(tracked.prepared.eyes, tracked.episode, row)
+            images = [
+                drawn(f.pixels, f.camera, shape, interpolated(tracked.run.t, tracked.poses, f.stamp)) for f in frames
+            ]
+            video.add(np.concatenate(images, axis=1)[::scale, ::scale])
+
+
+def write_parquet(path: Path, columns: dict[str, Array]) -> None:
+    """Columns of equal length as a parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({name: np.asarray(c) for name, c in columns.items()}), path)
+
+
+@contextmanager
+def open_twin(scene_name: str, real: AbstractContextManager[Any], correct: Corrects, hold: Sequence[str] = ()) -> Any:
+    """A twin of a live robot or stand-in, whose cameras are those of the scene."""
+    from instep.physics.mujoco import MujocoWorld
+    from instep.twin.correction import Uncorrected
+    from instep.twin.eyes import IMAGES, Eyes
+    from instep.twin.mask import colour_mask
+    from instep.twin.pose_filter import FilterOptions, PoseFilter
+    from instep.twin.prepare import colour_of
+    from instep.twin.twin import Twin
+
+    scene = Scene.load(scene_name)
+    with ExitStack() as stack:
+        world = stack.enter_context(real)
+        cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in world.spec.observation)
+        how: Any = Uncorrected()
+        if correct != "none":
+            if not cameras or not scene.objects:
+                raise BadInput(
+                    "A twin is corrected by cameras, and this robot shows none of the scene's "
+                    f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
+                )
+            eyes = Eyes(cameras, colour_mask(colour_of(scene, scene.objects[0])))
+            how = PoseFilter(scene, eyes, FilterOptions(hold=tuple(hold)))
+            if correct == "forces":
+                from instep.twin.forces import VisualForces
+
+                how = VisualForces(how)
+        yield Twin(MujocoWorld(scene), world, how)
+
+
+def _cameras(prepared: Any) -> dict[str, Any]:
+    refined = prepared.refined
+    return {
+        name: {
+            "K": camera.K.tolist(),
+            "world_from_camera": camera.body_from_camera.tolist(),
+            "moved [m]": refined.shift[name],
+            "turned [rad]": refined.turn[name],
+        }
+        for name, camera in refined.cameras.items()
+    }
+
+
+def _count(n: int, rows: int) -> Estimate:
+    return Estimate(float(n), float(n), float(n), rows, "rows")
+
+
+def _finite(values: Array) -> Array:
+    kept = values[np.isfinite(values)]
+    return kept if len(kept) else np.zeros(1)

@@ -1,0 +1,86 @@
+"""Find a body that is not where it was believed to be: its colour in all cameras, then its orientation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from instep.core.poses import matrix_from_quat, quat_exp
+from instep.core.world import Array
+from instep.scene.camera import Camera
+
+from .eyes import Eyes, Frame
+from .mask import read
+from .outline import Outline
+from .solve import Sharpness, Shot, look, moved, planar_basis, solve
+
+TURNS = 24
+"""Orientations that are tried all round."""
+ENOUGH = 0.55
+"""Overlap of silhouettes from which a body counts as found."""
+FEW = 40
+"""Pixels of the body's colour below which a camera does not show it."""
+
+
+def acquire(
+    eyes: Eyes, outline: Outline, near: Array, normal: Array, frames: Sequence[tuple[Frame, float]]
+) -> Array | None:
+    """The transform of a body somewhere on its plane, as high and as flat as `near`; None where it is not seen."""
+    shots = [_whole(eyes, frame, strength, near) for frame, strength in frames]
+    shots = [shot for shot in shots if np.sum((shot.mask > 0.5) & (shot.weight > 0)) > FEW]
+    if not shots:
+        return None
+    basis, wide = planar_basis(normal), np.diag([0.1**2] * 3 + [1.0] * 3)
+    here = np.stack([_on_plane(shot, near, normal) for shot in shots])
+    starts = [near, *_turned(near, np.median(here, axis=0), normal)]
+    ranked = sorted(starts, key=lambda T: -_overlap(outline, shots, T))
+    best, fit = None, ENOUGH
+    for start in ranked[:4]:
+        tried = [Shot(s.camera, s.mask, s.weight, s.region, start) for s in shots]
+        found = solve(outline, tried, wide, basis, Sharpness(), 12)
+        at = moved(start, found.xi)
+        overlap = _overlap(outline, shots, at)
+        if overlap > fit:
+            best, fit = at, overlap
+    return best
+
+
+def _whole(eyes: Eyes, frame: Frame, strength: float, near: Array) -> Shot:
+    camera = frame.camera
+    mask, weight = read(eyes.mask, frame.pixels, strength, eyes.backdrops.get(camera.name))
+    return Shot(camera, mask, weight, (0, 0, camera.width, camera.height), near)
+
+
+def _on_plane(shot: Shot, near: Array, normal: Array) -> Array:
+    """Where the ray through the middle of the coloured pixels meets the plane through the body's origin."""
+    rows, columns = np.nonzero((shot.mask > 0.5) & (shot.weight > 0))
+    pixel = np.array([np.median(columns) + 0.5, np.median(rows) + 0.5])
+    return on_plane(shot.camera, pixel, near[:3, 3], normal)
+
+
+def on_plane(camera: Camera, pixel: Array, point: Array, normal: Array) -> Array:
+    """Where the ray of a pixel meets the plane through a point [3]; the lens is taken as perfect."""
+    ray = np.array([*((pixel - np.array(camera.centre)) / np.array(camera.focal)), 1.0])
+    direction = camera.body_from_camera[:3, :3] @ ray
+    eye = camera.body_from_camera[:3, 3]
+    return eye + direction * (normal @ (point - eye)) / (normal @ direction)
+
+
+def _turned(near: Array, at: Array, normal: Array) -> list[Array]:
+    out: list[Array] = []
+    for angle in np.linspace(0, 2 * np.pi, TURNS, endpoint=False):
+        T = near.copy()
+        T[:3, :3] = matrix_from_quat(quat_exp(angle * normal)) @ near[:3, :3]
+        T[:3, 3] = at
+        out.append(T)
+    return out
+
+
+def _overlap(outline: Outline, shots: Sequence[Shot], T: Array) -> float:
+    """The mean overlap over cameras of the whole picture: what lies outside the silhouette counts against it."""
+    total = 0.0
+    for shot in shots:
+        view = look(outline, Shot(shot.camera, shot.mask, shot.weight, shot.region, T), np.zeros(6), Sharpness(), 2.0)
+        total += view.overlap
+    return total / len(shots)

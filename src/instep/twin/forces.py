@@ -1,0 +1,165 @@
+"""Visual forces: the law of Embodied Gaussians, a spring from where each Gaussian is to where the pictures want it.
+
+Per frame, N steps of Adam on copies of the Gaussians' centres lower the mean squared error of all cameras; then
+
+    f_g = k a_g (mu'_g - mu_g),   F = sum f_g,   tau = sum (mu_g - x) x f_g
+
+with opacity a_g, the body's origin x and k = 4 N/m. The wrench is felt for one step. As in the released code the
+moments of Adam persist from frame to frame, and orientations carry no torque. Below the friction of the table such a
+spring moves nothing: an error of less than mu m g / (k sum a_g), about 2 mm for the T, is held for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from instep.core.poses import transform
+from instep.core.world import Array, Observation, State
+from instep.splat.backward import ImageSlope, differentiate
+from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.image import Backdrop, Image
+from instep.splat.raster import Raster
+
+from .bodies import place_of
+from .correction import Corrected
+from .eyes import Frame
+from .outline import Outline
+from .pose_filter import PoseFilter
+from .prepare import colour_of
+from .sight import sight
+from .untyped import model_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForceOptions:
+    """The parameters of the released code."""
+
+    iterations: int = 3
+    rate: float = 1.5e-3
+    """Step of Adam for centres [m]."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    gain: float = 4.0
+    """Spring constant per unit of opacity [N/m]."""
+
+
+class VisualForces:
+    """A Correction by forces on one body; it finds the body, and says how it is doing, as a pose filter does."""
+
+    def __init__(self, finder: PoseFilter, options: ForceOptions | None = None, *, gaussians: Gaussians | None = None):
+        self.finder, self.options = finder, options or ForceOptions()
+        scene = finder.scene
+        self._body = scene.objects[0]
+        self._place = place_of(scene.spec, self._body)
+        shape = finder.shape(self._body)
+        self._gaussians = gaussians or filled(shape, colour_of(scene, self._body)[:3])
+        self._raster = Raster(self._gaussians, threads=1)
+        self._shape = shape
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """Force [N], torque [Nm], mean displacement [m], root mean square of the picture's error."""
+        return ("force", "torque", "pull", "residual")
+
+    def begin(self, state: State, seen: Observation) -> Corrected:
+        """Find the body as the pose filter does."""
+        found = self.finder.begin(state, seen)
+        n = len(self._gaussians)
+        memory = {"m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0), "stamp": found.memory["stamp"]}
+        return replace(found, memory=memory, log=dict.fromkeys(self.logged, 0.0))
+
+    def __call__(self, memory: Mapping[str, Any], predicted: State, seen: Observation, t: float) -> Corrected:
+        """The wrench that pulls the body towards the pictures."""
+        stamps = np.array(memory["stamp"])
+        frames: list[Frame] = []
+        for c, frame in enumerate(self.finder.eyes.frames(seen, t)):
+            if frame is not None and frame.stamp > stamps[c] and not self.finder.held(c):
+                frames.append(frame)
+                stamps[c] = frame.stamp
+        if not frames:
+            return Corrected(predicted.q, predicted.v, {**memory, "stamp": stamps}, dict.fromkeys(self.logged, 0.0))
+        pose = predicted.q[self._place.q : self._place.q + 7]
+        moved, memory, error = self._optimised(dict(memory), frames, pose)
+        wrench, log = self._wrench(moved, transform(pose))
+        log["residual"] = error
+        return Corrected(predicted.q, predicted.v, {**memory, "stamp": stamps}, log, wrench)
+
+    def _optimised(
+        self, memory: dict[str, Any], frames: list[Frame], pose: Array
+    ) -> tuple[Array, dict[str, Any], float]:
+        """Centres in the body's frame after a few steps of Adam, and the error before them."""
+        first, second = self.options.betas
+        means, m, v, steps = self._gaussians.means.copy(), memory["m"], memory["v"], int(memory["steps"])
+        error = 0.0
+        targets = [self._target(frame, pose) for frame in frames]
+        for k in range(self.options.iterations):
+            raster = self._raster if k == 0 else Raster(replace(self._gaussians, means=means), threads=1)
+            slope, error_now = np.zeros_like(means), 0.0
+            for frame, (region, target, weight, behind) in zip(frames, targets, strict=True):
+                part = _Squared(target, weight)
+                grown = differentiate(raster, frame.camera, pose[None], part, backdrop=behind, region=region)[1]
+                slope += grown.means
+                error_now += part.error / len(frames)
+            error = error_now if k == 0 else error
+            steps += 1
+            m, v = first * m + (1 - first) * slope, second * v + (1 - second) * slope**2
+            means = means - self.options.rate * (m / (1 - first**steps)) / (np.sqrt(v / (1 - second**steps)) + 1e-15)
+        return means, {**memory, "m": m, "v": v, "steps": np.array(steps)}, float(np.sqrt(error))
+
+    def _target(self, frame: Frame, pose: Array) -> tuple[tuple[int, int, int, int], Array, Array, Backdrop]:
+        """The pixels around the body, which of them count, and what stands behind."""
+        T = transform(pose)
+        region = sight(self._shape, frame.camera, T, T[:3, 3], 30).region
+        left, top, right, bottom = region
+        target = frame.pixels[top:bottom, left:right].astype(np.float32) / 255
+        shot = self.finder.eyes.shot(frame, self._shape, T, 150.0)
+        behind = self.finder.eyes.backdrops.get(frame.camera.name)
+        colour = np.zeros(frame.pixels.shape, np.float32) if behind is None else behind.astype(np.float32) / 255
+        depth = np.full(colour.shape[:2], np.inf, np.float32)
+        weight = np.ones(target.shape[:2], np.float32)
+        if shot is not None and shot.weight.shape == weight.shape:
+            weight = shot.weight
+        return region, target, weight, Backdrop(colour, depth)
+
+    def _wrench(self, means: Array, T: Array) -> tuple[Array, dict[str, float]]:
+        away = (means - self._gaussians.means) @ T[:3, :3].T
+        force = self.options.gain * self._gaussians.opacities[:, None] * away
+        arm = self._gaussians.means @ T[:3, :3].T
+        total, turning = force.sum(axis=0), np.cross(arm, force).sum(axis=0)
+        model = model_of(self.finder.scene)
+        wrench = np.zeros((int(model.nbody) - 1, 6))
+        b = int(model.body(self._body).id)
+        # The engine applies forces at the centre of mass, the law is about the body's origin.
+        lever = T[:3, :3] @ np.asarray(model.body_ipos[b], float)
+        wrench[b - 1] = np.concatenate([total, turning - np.cross(lever, total)])
+        size = float(np.linalg.norm(away, axis=1).mean())
+        return wrench, {"force": float(np.linalg.norm(total)), "torque": float(np.linalg.norm(turning)), "pull": size}
+
+
+class _Squared:
+    """The mean squared error of a picture over the pixels that count."""
+
+    def __init__(self, target: Array, weight: Array):
+        self._target, self._weight, self.error = target, weight, 0.0
+
+    def __call__(self, image: Image) -> ImageSlope:
+        off = (image.colour - self._target) * self._weight[..., None]
+        self.error = float(np.mean(off**2))
+        return ImageSlope(2 * off / off.size)
+
+
+def filled(shape: Outline, colour: Array, pitch: float = 0.012) -> Gaussians:
+    """Round Gaussians on a grid that fills the boxes of a body's parts, for a body that was never scanned."""
+    points: list[Array] = []
+    for part in np.split(shape.corners, shape.starts[1:-1]):
+        low, high = part.min(axis=0) + pitch / 2, part.max(axis=0) - pitch / 2
+        axes = [np.linspace(a, b, max(2, round((b - a) / pitch) + 1)) for a, b in zip(low, high, strict=True)]
+        points.append(np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3))
+    means = np.concatenate(points)
+    n = len(means)
+    plain = np.tile([1.0, 0.0, 0.0, 0.0], (n, 1))
+    scales, colours = np.full((n, 3), pitch / 2), np.tile(colour, (n, 1))
+    return coloured(means, scales, colours, quats=plain, opacities=np.full(n, 0.56)).carried_by(shape.name)

@@ -1,0 +1,261 @@
+"""The twin: a world made of two worlds.
+
+    predicted = sim.step(state, action)               the policy acts on the simulated robot
+    measured  = real.step(..., follow(predicted))     the real robot follows its joints
+    corrected = correct(predicted, measured, real.observe(measured))
+
+The real world sets the pace by blocking in `step`. Wrap it in `Guarded` to hold its limits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.rollout import checked_action
+from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
+
+from .blend import Blend, blended
+from .correction import Corrected, Correction
+
+KEY = "twin"
+STAGES = ("predict", "follow", "observe", "blend", "correct")
+"""What a step consists of; `follow` is the real world's own time, in which the twin waits."""
+PAST = 64
+"""Actions that are kept for simulators with latency, and joint positions for readings that come late."""
+CATCH_UP = 30
+"""Most simulated steps in one step of the twin, after a pause of the real world."""
+
+
+class Twin:
+    """A simulated world kept in step with a real one; a World like both.
+
+    `observe` shows what the simulated world shows, and under `twin.*` how far to trust it: per frame the numbers of the
+    correction, joint differences, stage times and overruns. `images=True` adds the real pictures.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        real: World,
+        correct: Correction,
+        *,
+        blend: Blend | None = None,
+        park: Mapping[str, float] | None = None,
+        images: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.sim, self.real, self.correct = sim, real, correct
+        self.blend = blend or Blend()
+        self.park: Mapping[str, float] = park or {}
+        """Where joints stand that the real world does not show."""
+        self.images = images
+        self._clock = clock
+        joints = [n for n in sim.spec.q.labels if n in real.spec.q.labels and "." not in n]
+        self._joints = tuple(joints)
+        self._sim_q = np.array([sim.spec.q.labels.index(n) for n in joints], int)
+        self._real_q = np.array([real.spec.q.labels.index(n) for n in joints], int)
+        self._follow = _sources(sim.spec, real.spec)
+
+    @property
+    def scene(self) -> Any:
+        """The scene of the simulated world, where it has one."""
+        return getattr(self.sim, "scene", None)
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean: the simulated world's, and what the twin says about itself."""
+        inner, named = self.sim.spec, dict[str, Channel]()
+        if self.correct.logged:
+            named["twin.correction"] = vector(self.correct.logged)
+        if self._joints:
+            named["twin.joint_error"] = vector(self._joints)
+        named["twin.stages"] = vector(STAGES, "s")
+        named["twin.counts"] = vector(COUNTS)
+        if self.images:
+            named |= {k: c for k, c in self.real.spec.observation.items() if k.startswith("observation.images.")}
+        return replace(inner, observation={**inner.observation, **named})
+
+    def reset(self, seed: int = 0) -> State:
+        """Begin where the real world is: its joints, and the bodies its cameras show."""
+        real = self.real.reset(seed)
+        seen = self.real.observe(real)
+        start = self.sim.reset(seed)
+        q = start.q.copy()
+        for name, value in self.park.items():
+            q[self.sim.spec.q.labels.index(name)] = value
+        q[self._sim_q] = real.q[self._real_q]
+        found = self.correct.begin(replace(start, t=real.t, q=q, v=np.zeros_like(start.v)), seen)
+        past = np.tile(self._rest(q), (PAST, 1))
+        sim = self.sim.place(found.q, np.zeros_like(start.v), real.t, past)
+        memory: dict[str, Any] = {
+            "sim": sim,
+            "real": real,
+            "correction": dict(found.memory),
+            "past": past,
+            "t": np.full(PAST, real.t),
+            "joints": np.tile(sim.q[self._sim_q], (PAST, 1)),
+            "log": self._log(found, np.full(len(self._joints), np.nan), np.zeros(len(STAGES)), np.zeros(len(COUNTS))),
+            "sent": self._command(sim, past[-1]),
+        }
+        return State(real.t, sim.q, sim.v, {KEY: memory})
+
+    def step(self, state: State, action: Array) -> State:
+        """Predict, let the real world follow, measure, correct."""
+        action = checked_action(action, self.sim.spec, state.batch)
+        memory, watch = state.hidden[KEY], _Watch(self._clock)
+        past = np.concatenate([memory["past"][1:], [action]])
+        sim = self.sim.step(memory["sim"], action)
+        watch("predict")
+        sent = self._command(sim, action)
+        real = self.real.step(memory["real"], sent)
+        watch("follow")
+        seen = self.real.observe(real)
+        watch("observe")
+        sim, extra = self._in_time(sim, real.t, action)
+        watch("predict")
+        times, joints = np.append(memory["t"][1:], real.t), np.concatenate([memory["joints"][1:], [sim.q[self._sim_q]]])
+        led = self._blend(sim, real, seen, times, joints)
+        watch("blend")
+        found = self.correct(memory["correction"], led[0], seen, real.t)
+        sim = self._inject(sim, found, past)
+        watch("correct")
+        counts = _counted(memory["log"]["counts"], watch, self.sim.spec.dt, extra, led[2])
+        joints[-1] = sim.q[self._sim_q]
+        memory = {
+            "sim": sim, "real": real, "correction": dict(found.memory), "past": past, "t": times, "joints": joints,
+            "log": self._log(found, led[1], watch.spent, counts), "sent": sent,
+        }  # fmt: skip
+        return State(real.t, sim.q, sim.v, {KEY: memory})
+
+    def observe(self, state: State) -> Observation:
+        """What the simulated world shows, and how the twin is doing."""
+        memory = state.hidden[KEY]
+        seen = dict(self.sim.observe(memory["sim"]))
+        log = memory["log"]
+        if self.correct.logged:
+            seen["twin.correction"] = log["correction"]
+        if self._joints:
+            seen["twin.joint_error"] = log["joint_error"]
+        seen["twin.stages"], seen["twin.counts"] = log["stages"], log["counts"]
+        if self.images:
+            shown = self.real.observe(memory["real"])
+            seen |= {k: value for k, value in shown.items() if k.startswith("observation.images.")}
+        return seen
+
+    def sent(self, state: State) -> Array:
+        """The set point that the real robot was last given."""
+        return state.hidden[KEY]["sent"]
+
+    def _in_time(self, sim: State, t: float, action: Array) -> tuple[State, int]:
+        """Let the simulated world catch up where the real one took longer than a period."""
+        behind = round((t - sim.t) / self.sim.spec.dt)
+        steps = min(max(behind, 0), CATCH_UP)
+        for _ in range(steps):
+            sim = self.sim.step(sim, action)
+        return sim, steps
+
+    def _blend(
+        self, sim: State, real: State, seen: Observation, times: Array, joints: Array
+    ) -> tuple[State, Array, bool]:
+        if not len(self._joints):
+            return sim, np.zeros(0), True
+        stamp = float(np.max(seen["observation.state.stamp"])) if "observation.state.stamp" in seen else real.t
+        led = blended(self.blend, sim.q[self._sim_q], times, joints, real.q[self._real_q], stamp)
+        q = sim.q.copy()
+        q[self._sim_q] = led.q
+        return replace(sim, q=q), led.error, led.used
+
+    def _inject(self, sim: State, found: Corrected, past: Array) -> State:
+        """The corrected state: placed where it differs from the prediction, nudged where a wrench is asked for."""
+        if not (np.array_equal(found.q, sim.q) and np.array_equal(found.v, sim.v)):
+            if not (np.isfinite(found.q).all() and np.isfinite(found.v).all()):
+                raise BadInput("The correction is not finite; the twin keeps its last state.")
+            sim = self.sim.place(found.q, found.v, sim.t, past)
+        return sim if found.wrench is None else self.sim.nudge(sim, found.wrench)
+
+    def _command(self, sim: State, action: Array) -> Array:
+        """What the real robot is told: the simulated joints; where it has other actions, the policy's own."""
+        return np.array([sim.q[i] if from_q else action[i] for from_q, i in self._follow], float)
+
+    def _rest(self, q: Array) -> Array:
+        """Actions that hold joints where they are: position targets for those that are named like joints."""
+        scene = self.scene
+        rest = np.zeros(self.sim.spec.action.shape) if scene is None else np.array(scene.rest_action(), float)
+        for i, name in enumerate(self.sim.spec.action.labels):
+            if name in self.sim.spec.q.labels and self.sim.spec.action.units[i] in ("rad", "m"):
+                rest[i] = q[self.sim.spec.q.labels.index(name)]
+        return rest
+
+    def _log(self, found: Corrected, joint_error: Array, stages: Array, counts: Array) -> dict[str, Array]:
+        correction = np.array([found.log.get(name, np.nan) for name in self.correct.logged])
+        return {"correction": correction, "joint_error": joint_error, "stages": stages, "counts": counts}
+
+
+COUNTS = ("overruns", *(f"overrun.{stage}" for stage in STAGES if stage != "follow"), "missed", "caught up", "dropouts")
+"""Running totals: steps whose own work took longer than a period, by the stage that took most; periods missed by the
+real world's clock; simulated steps to catch up; steps without a sound joint reading."""
+
+
+class _Watch:
+    """Times of the stages of one step."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock, self._last = clock, clock()
+        self.spent = np.zeros(len(STAGES))
+
+    def __call__(self, stage: str) -> None:
+        now = self._clock()
+        self.spent[STAGES.index(stage)] += now - self._last
+        self._last = now
+
+    @property
+    def work(self) -> float:
+        return float(self.spent.sum() - self.spent[STAGES.index("follow")])
+
+
+def _counted(before: Array, watch: _Watch, dt: float, extra: int, read: bool) -> Array:
+    counts = before.copy()
+    if watch.work > dt:
+        own = watch.spent.copy()
+        own[STAGES.index("follow")] = -1.0
+        counts[0] += 1
+        counts[COUNTS.index(f"overrun.{STAGES[int(np.argmax(own))]}")] += 1
+    counts[COUNTS.index("missed")] += int(watch.spent.sum() > 1.5 * dt) * max(
+        round(float(watch.spent.sum()) / dt) - 1, 1
+    )
+    counts[COUNTS.index("caught up")] += extra
+    counts[COUNTS.index("dropouts")] += int(not read)
+    return counts
+
+
+def _sources(sim: Spec, real: Spec) -> list[tuple[bool, int]]:
+    """For each action of the real robot: the simulated joint of that name, else the policy's action of that name."""
+    found: list[tuple[bool, int]] = []
+    for name, unit in zip(real.action.labels, real.action.units, strict=True):
+        if name in sim.q.labels and unit in ("rad", "m"):
+            found.append((True, sim.q.labels.index(name)))
+        elif name in sim.action.labels:
+            found.append((False, sim.action.labels.index(name)))
+        else:
+            raise BadInput(
+                f"The real robot takes {name!r} [{unit}], but the simulated one has neither a joint nor an action of "
+                f"that name (joints: {', '.join(sim.q.labels)}); use the scene of this robot."
+            )
+    return found
+
+
+def correction_log(twin: Twin, columns: Mapping[str, Array]) -> dict[str, Array]:
+    """The numbers of the correction of a run, by name [rows]."""
+    rows = columns["twin.correction"]
+    return {name: rows[:, i] for i, name in enumerate(twin.correct.logged)}
+
+
+def channel(spec: Spec, name: str) -> Channel:
+    """A channel of observations by name."""
+    return spec.observation[name]
