@@ -123,10 +123,11 @@ def _equations(
 ) -> tuple[Array, Array]:
     """J^T W J and J^T W r by (camera 6, size 3, pose k)."""
     seen = sight(outline, shot.camera, pose, pose[:3, 3])
-    total = 9 + basis.shape[1]
+    total = 9 + int(basis.shape[1])
     region = overlap_of(seen.region, shot.region)
     if not seen.visible or region is None:
-        return np.zeros((total, total)), np.zeros(total)
+        empty: tuple[Array, Array] = (np.zeros((total, total)), np.zeros(total))
+        return empty
     # A motion of the camera is the opposite motion of the body about the camera.
     eye = shot.camera.body_from_camera[:3, 3]
     camera = -sight(outline, shot.camera, pose, eye).slopes

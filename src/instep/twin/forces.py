@@ -156,7 +156,9 @@ def filled(shape: Outline, colour: Array, pitch: float = 0.012) -> Gaussians:
     points: list[Array] = []
     for part in np.split(shape.corners, shape.starts[1:-1]):
         low, high = part.min(axis=0) + pitch / 2, part.max(axis=0) - pitch / 2
-        axes = [np.linspace(a, b, max(2, round((b - a) / pitch) + 1)) for a, b in zip(low, high, strict=True)]
+        axes: list[Array] = []
+        for a, b in zip(low, high, strict=True):
+            axes.append(np.linspace(float(a), float(b), max(2, round(float(b - a) / pitch) + 1)))
         points.append(np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3))
     means = np.concatenate(points)
     n = len(means)

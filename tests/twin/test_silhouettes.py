@@ -1,0 +1,160 @@
+"""Silhouettes: corners, hulls, coverage, and their derivatives."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.poses import transform
+from instep.scene.camera import Camera
+from instep.twin import cover
+from instep.twin.mask import ColourMask, colour_mask, counted, read, strangers
+from instep.twin.outline import Outline, outline
+from instep.twin.sight import sight
+from instep.twin.solve import Sharpness, Shot, look, moved, planar_basis, solve
+
+TEE = """
+<mujoco><worldbody><geom type="plane" size="1 1 0.1"/>
+  <body name="tee"><freejoint/>
+    <geom type="box" pos="0 0.04 0" size="0.1 0.025 0.02"/><geom type="box" pos="0 -0.06 0" size="0.025 0.075 0.02"/>
+  </body>
+  <body name="ghost"><freejoint/><geom type="sphere" size="0.1" rgba="1 1 1 0"/></body>
+</worldbody></mujoco>
+"""
+
+
+@pytest.fixture(scope="module")
+def tee() -> Outline:
+    return outline(mujoco.MjModel.from_xml_string(TEE), "tee")
+
+
+def looking_down(name: str = "top", at: tuple[float, float, float] = (0.05, 0.1, 0.6), lean: float = -0.2) -> Camera:
+    """A camera above the origin that looks down, leaning."""
+    c, s = np.cos(lean), np.sin(lean)
+    placed = np.eye(4)
+    placed[:3, :3] = np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) @ np.diag([1.0, -1.0, -1.0])
+    placed[:3, 3] = at
+    return Camera(name, 240, 160, (200.0, 200.0), (120.0, 80.0), body_from_camera=placed)
+
+
+def shown(shape: Outline, camera: Camera, T: np.ndarray) -> Shot:
+    """What a camera would show of the body, exactly."""
+    whole = (0, 0, camera.width, camera.height)
+    mask = sight(shape, camera, T, T[:3, 3]).coverage(whole, 0.4)
+    return Shot(camera, mask, np.ones_like(mask), whole, T)
+
+
+def test_parts_that_touch_are_made_to_overlap(tee: Outline) -> None:
+    stem = tee.corners[tee.starts[1] :]
+    assert stem[:, 1].max() == pytest.approx(0.04)  # the middle of the bar
+    assert stem[:, 1].min() == pytest.approx(-0.135)
+
+
+def test_a_body_nobody_can_see_is_refused() -> None:
+    model = mujoco.MjModel.from_xml_string(TEE)
+    with pytest.raises(BadInput, match="no geom that a camera could see"):
+        outline(model, "ghost")
+    with pytest.raises(UnknownName, match="tee"):
+        outline(model, "tea")
+
+
+def test_coverage_counts_the_area_of_a_box() -> None:
+    camera = looking_down(lean=0.0, at=(0.0, 0.0, 1.0))
+    corners = np.array([[x, y, 0.0] for x in (-0.1, 0.1) for y in (-0.05, 0.05)])
+    plate = Outline("plate", corners, np.array([0, 4]), 0.2)
+    covered = sight(plate, camera, np.eye(4), np.zeros(3)).coverage((0, 0, 240, 160), 0.1)
+    assert covered.sum() == pytest.approx(40 * 20, rel=0.01)  # 0.2 m x 0.1 m at 200 pixels per metre
+
+
+def test_derivatives_of_corners_agree_with_finite_differences(tee: Outline) -> None:
+    camera, T = looking_down(), transform(np.array([0.02, 0.03, 0.02, 0.9, 0.1, -0.05, 0.4]))
+    T[:3, :3] = np.linalg.qr(T[:3, :3])[0]
+    here = sight(tee, camera, T, T[:3, 3])
+    for k in range(6):
+        xi = np.zeros(6)
+        xi[k] = 1e-6
+        there = sight(tee, camera, moved(T, xi), T[:3, 3])
+        slope = (there.points - here.points) / 1e-6
+        assert np.allclose(slope, here.slopes[:, :, k], rtol=1e-3, atol=1e-2)
+
+
+def test_the_pull_is_the_slope_of_the_cost(tee: Outline) -> None:
+    camera, T = looking_down(), np.eye(4)
+    shot = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
+    shot = Shot(camera, shot.mask, shot.weight, shot.region, T)
+    sharp = Sharpness(robust=10.0, sigma=1.0, kappa=1.0)
+    pull = look(tee, shot, np.zeros(6), sharp, 0.7).pull
+    whole = (0, 0, camera.width, camera.height)
+
+    def cost(xi: np.ndarray) -> float:
+        at = moved(T, xi)
+        return 0.5 * float(np.sum((sight(tee, camera, at, at[:3, 3]).coverage(whole, 0.7) - shot.mask) ** 2))
+
+    for k in (0, 1, 5):
+        xi = np.zeros(6)
+        xi[k] = 1e-4
+        slope = (cost(xi) - cost(-xi)) / 2e-4
+        assert pull[k] == pytest.approx(slope, rel=0.08)  # edges change hands from pixel to pixel
+
+
+def test_the_compiled_mask_is_the_plain_one() -> None:
+    rng = np.random.default_rng(3)
+    pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    backdrop = rng.integers(0, 200, (40, 50, 3)).astype(np.float32)
+    mask: ColourMask = colour_mask(np.array([1.0, 0.3, 0.1]))
+    plain = mask.soft(pixels, 120.0)
+    weight = counted(plain, strangers(pixels, backdrop))
+    fast_mask, fast_weight = read(mask, pixels, 120.0, backdrop)
+    assert np.allclose(fast_mask, plain, atol=1e-5)
+    assert np.mean(fast_weight != weight) < 0.002  # pixels whose mask lies on a threshold to the last bit
+
+
+def test_a_grey_body_cannot_be_told_by_its_colour() -> None:
+    with pytest.raises(BadInput, match="nearly grey"):
+        colour_mask(np.array([0.5, 0.52, 0.5]))
+
+
+@pytest.mark.parametrize("off", [(0.003, -0.002, 0.03), (0.03, 0.02, -0.4), (-0.05, 0.0, 0.5)])
+def test_a_planted_pose_is_found_again(tee: Outline, off: tuple[float, float, float]) -> None:
+    cameras = [looking_down("a"), looking_down("b", (0.0, -0.3, 0.5), 0.5)]
+    T = np.eye(4)
+    T[2, 3] = 0.02
+    true = np.array([off[0], off[1], 0.0, 0.0, 0.0, off[2]])
+    shots = [shown(tee, camera, moved(T, true)) for camera in cameras]
+    shots = [Shot(s.camera, s.mask, s.weight, s.region, T) for s in shots]
+    basis = planar_basis(np.array([0.0, 0.0, 1.0]))
+    found = solve(tee, shots, np.diag([0.05**2] * 3 + [0.5**2] * 3), basis, Sharpness(), 25)
+    assert np.linalg.norm(found.xi[:3] - true[:3]) < 5e-4
+    assert abs(found.xi[5] - true[5]) < 0.01
+    assert np.all(np.linalg.eigvalsh(found.covariance) > -1e-12)
+
+
+def test_all_six_unknowns_are_found_off_the_table(tee: Outline) -> None:
+    cameras = [looking_down("a"), looking_down("b", (0.0, -0.3, 0.5), 0.5), looking_down("c", (0.12, 0.0, 0.5), 0.1)]
+    true = np.array([0.004, -0.003, 0.005, 0.03, -0.02, 0.05])
+    shots = [shown(tee, camera, moved(np.eye(4), true)) for camera in cameras]
+    shots = [Shot(s.camera, s.mask, s.weight, s.region, np.eye(4)) for s in shots]
+    found = solve(tee, shots, np.diag([0.05**2] * 3 + [0.5**2] * 3), np.eye(6), Sharpness(), 25)
+    assert np.linalg.norm(found.xi[:3] - true[:3]) < 1e-3
+    assert np.linalg.norm(found.xi[3:] - true[3:]) < 0.02
+
+
+def test_pixels_that_are_hidden_do_not_pull(tee: Outline) -> None:
+    camera = looking_down()
+    shot = shown(tee, camera, np.eye(4))
+    hidden = Shot(camera, np.zeros_like(shot.mask), np.zeros_like(shot.weight), shot.region, np.eye(4))
+    prior = np.diag([0.01**2] * 3 + [0.1**2] * 3)
+    found = solve(tee, [hidden], prior, np.eye(6), Sharpness(), 3)
+    assert np.allclose(found.xi, 0) and np.allclose(found.covariance, prior)
+
+
+def test_the_hull_goes_round_once() -> None:
+    points = np.random.default_rng(0).normal(size=(40, 2))
+    ring = np.empty(90, np.int64)
+    n = cover.hull(points, 0, 40, ring)
+    corners = points[ring[:n]]
+    ahead = np.roll(corners, -1, axis=0) - corners
+    turns = ahead[:, 0] * np.roll(ahead[:, 1], -1) - ahead[:, 1] * np.roll(ahead[:, 0], -1)
+    assert np.all(turns > 0) and len(set(ring[:n].tolist())) == n
