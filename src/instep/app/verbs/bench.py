@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -81,12 +83,13 @@ def results_page() -> Path | None:
 def write_section(page: Path, name: str, rows: list[dict[str, Any]]) -> None:
     """Replace one benchmark's section of the results page and leave the others as they are."""
     begin, end = f"<!-- bench {name} -->", f"<!-- end {name} -->"
-    lines = [begin, f"## {name}", "", f"Made by `instep bench {name}`.", ""]
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    lines = [begin, f"## {name}", "", f"Made by `instep bench {name}` on {machine}.", ""]
     lines += ["| what | value | 95 % interval | goal | met |", "|---|---|---|---|---|"]
     for row in rows:
         met = _MARKS[row.get("ok")][0]
         goal = "" if row.get("goal") is None else f"{row['goal']:g}"
-        interval = "" if not _finite(row.get("low")) else f"{row['low']:.4g} to {row['high']:.4g}"
+        interval = "" if not _finite(row.get("low")) else f"{_number(row['low'])} to {_number(row['high'])}"
         lines.append(f"| {row['name']} | {_number(row['value'])} {row['unit']} | {interval} | {goal} | {met} |")
     section = "\n".join([*lines, end])
     text = page.read_text(encoding="utf-8") if page.is_file() else "# Results\n"
