@@ -48,8 +48,7 @@ def mmrv(sim: Array, real: Array) -> float:
     differ, so that swapping the arguments gives another number.
     """
     s, r = _pair(sim, real)
-    wrong = (s[:, None] > s[None, :]) != (r[:, None] > r[None, :])
-    return float((np.abs(r[:, None] - r[None, :]) * wrong).max(axis=1).mean())
+    return float(_violations(s, r))
 
 
 def mmrv_null(rates: Array, real_trials: Array, *, sim_trials: int = 200, draws: int = 2000, seed: int = 0) -> Estimate:
@@ -62,19 +61,27 @@ def mmrv_null(rates: Array, real_trials: Array, *, sim_trials: int = 200, draws:
     p = np.clip(rates, 0, 1)
     real = rng.binomial(trials, p, (draws, len(p))) / trials
     sim = rng.binomial(sim_trials, p, (draws, len(p))) / sim_trials
-    wrong = (sim[:, :, None] > sim[:, None, :]) != (real[:, :, None] > real[:, None, :])
-    values = (np.abs(real[:, :, None] - real[:, None, :]) * wrong).max(axis=2).mean(axis=1)
+    values = _violations(sim, real)
     return Estimate(float(values.mean()), 0.0, float(np.quantile(values, 0.95)), len(p))
 
 
-def resampled_rates(
-    real: tuple[Array, Array], sim: tuple[Array, Array], *, draws: int = 1000, seed: int = 0
-) -> tuple[Array, Array]:
-    """Rates [draws, policies] of (rates, trials), policies drawn first, then their trials: a hierarchical bootstrap."""
+def mmrv_interval(sim: tuple[Array, Array], real: tuple[Array, Array], *, draws: int = 1000, seed: int = 0) -> Estimate:
+    """The rank violation of these very policies, from (rates, trials) of both sides, with its interval.
+
+    Trials are noisy, and noise makes ranks look wrong: the value is biased upward. Rates are drawn from their Jeffreys
+    posteriors; the interval reaches from their low end, less twice the bias that the draws show, to their high end. It
+    covers 93 to 97 %, where the plain percentiles of a bootstrap cover 76 to 95 %.
+    """
     rng = np.random.default_rng((seed, 0x81E2))
-    (p, n), (s, m) = ((np.asarray(a, float), np.asarray(b, int)) for a, b in (real, sim))
-    picks = rng.integers(0, len(p), (draws, len(p)))
-    return rng.binomial(n[picks], p[picks]) / n[picks], rng.binomial(m[picks], s[picks]) / m[picks]
+    drawn: list[Array] = []
+    for rates, trials in (sim, real):
+        p, n = np.asarray(rates, float), np.asarray(trials, float)
+        drawn.append(rng.beta(p * n + 0.5, n - p * n + 0.5, (draws, len(p))))
+    values = _violations(drawn[0], drawn[1])
+    value = mmrv(sim[0], real[0])
+    low, high = (float(x) for x in np.quantile(values, [0.025, 0.975]))
+    bias = max(float(values.mean()) - value, 0.0)
+    return Estimate(value, max(0.0, min(low - 2 * bias, value)), max(high, value), len(np.asarray(sim[0])))
 
 
 def ranks(values: Array) -> Array:
@@ -83,6 +90,12 @@ def ranks(values: Array) -> Array:
     below = (values[None, :] < values[:, None]).sum(axis=1)
     equal = (values[None, :] == values[:, None]).sum(axis=1)
     return below + 0.5 * (equal + 1)
+
+
+def _violations(sim: Array, real: Array) -> Array:
+    """Mean maximum rank violations [...] of rates [..., policies]."""
+    wrong = (sim[..., :, None] > sim[..., None, :]) != (real[..., :, None] > real[..., None, :])
+    return (np.abs(real[..., :, None] - real[..., None, :]) * wrong).max(axis=-1).mean(axis=-1)
 
 
 def _pair(x: Array, y: Array) -> tuple[Array, Array]:

@@ -122,6 +122,11 @@ def wrapped(angle: Array) -> Array:
     return np.pi - np.mod(np.pi - np.asarray(angle, float), 2 * np.pi)
 
 
+def rms(values: Array) -> float:
+    """The root of the mean square."""
+    return float((np.asarray(values, float) ** 2).mean()) ** 0.5
+
+
 def circular_mean(angle: Array, axis: int = 0) -> Array:
     """The mean direction [rad]."""
     angle = np.asarray(angle, float)

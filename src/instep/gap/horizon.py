@@ -148,8 +148,8 @@ def _errors(
 ) -> tuple[list[Errors], list[str]]:  # fmt: skip
     steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
     shortest = min(len(run.q) for run in runs) - 1
-    windows, skipped = _windows(episodes, runs, options, sim.spec.dt)
-    ahead, lost = _ahead(sim, runs, windows, sorted({k for k in steps if k}), watch)
+    windows, skipped = windows_of(episodes, runs, options, sim.spec.dt)
+    ahead, lost = ahead_of(sim, runs, windows, sorted({k for k in steps if k}), watch)
     errors: list[Errors] = []
     for horizon, k in zip(options.horizons, steps, strict=True):
         if k > max(len(run.q) for run in runs) - 1:
@@ -157,7 +157,7 @@ def _errors(
         if k == 0:
             errors.append(_whole(runs, replays, compared))
         else:
-            errors.append(_window_errors(runs, windows, ahead[k], k, compared, horizon))
+            errors.append(window_errors(runs, windows, ahead[k], k, compared, horizon))
     notes = [f"{skipped} windows start where they were told not to and were left out."] if skipped else []
     if any(k > shortest for k in steps):
         notes.append(f"The shortest run lasts {shortest * sim.spec.dt:.3g} s; longer horizons rest on longer runs.")
@@ -166,7 +166,7 @@ def _errors(
     return errors, notes
 
 
-def _windows(
+def windows_of(
     episodes: Sequence[Episode], runs: Sequence[Aligned], options: HorizonOptions, dt: float
 ) -> tuple[Array, int]:
     """Where windows start, (run, row) [windows, 2], and how many starts were skipped."""
@@ -185,7 +185,7 @@ def _windows(
     return np.array(windows, int), skipped
 
 
-def _ahead(
+def ahead_of(
     sim: Simulator, runs: Sequence[Aligned], windows: Array, steps: Sequence[int], watch: Watch | None
 ) -> tuple[dict[int, Array], int]:
     """Positions some steps after each window's start, step -> [windows, nq], and how many windows diverged.
@@ -222,9 +222,10 @@ def _spans(runs: Sequence[Aligned], windows: Array, steps: Sequence[int]) -> Arr
     return spans
 
 
-def _window_errors(
+def window_errors(
     runs: Sequence[Aligned], windows: Array, ahead: Array, k: int, compared: Channels, horizon: float
 ) -> Errors:
+    """Squared differences k steps after each window's start, summed by run; windows that ended or diverged are left."""
     sums, counts = np.zeros((len(runs), len(compared.names))), np.zeros(len(runs))
     for i, run in enumerate(runs):
         mine = windows[:, 0] == i

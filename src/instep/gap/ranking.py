@@ -11,7 +11,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.stats import Estimate, wilson
-from instep.core.stats_rank import INFORMATIVE, mmrv, mmrv_null, pearson, resampled_rates, spearman
+from instep.core.stats_rank import INFORMATIVE, mmrv, mmrv_interval, mmrv_null, pearson, spearman
 from instep.core.stats_trials import newcombe
 from instep.core.world import Array
 
@@ -41,7 +41,7 @@ class Ranking:
     correlation: Estimate
     rank_correlation: Estimate
     violation: Estimate
-    """MMRV with the interval of a hierarchical bootstrap over policies and trials."""
+    """MMRV of these policies with the interval that their trials leave."""
     swapped: float
     """MMRV with its arguments the wrong way round, for tables that were made so."""
     null: Estimate
@@ -105,7 +105,7 @@ def rank(rates: Sequence[Rates], *, seed: int = 0) -> Ranking:
         tuple(r.policy for r in rates),
         pearson(sim, real),
         spearman(sim, real),
-        _violation(real, sim, trials, virtual, seed),
+        mmrv_interval((sim, virtual), (real, trials), seed=seed),
         mmrv(real, sim),
         null,
         _bias(real, sim, trials, virtual),
@@ -125,13 +125,6 @@ def differences(rates: Sequence[Rates]) -> Mapping[tuple[str, str], Estimate]:
 def real_rate(r: Rates) -> Estimate:
     """The real rate with Wilson's interval."""
     return wilson(round(r.real * r.real_trials), r.real_trials)
-
-
-def _violation(real: Array, sim: Array, trials: Array, virtual: Array, seed: int) -> Estimate:
-    drawn = resampled_rates((real, trials), (sim, virtual), draws=500, seed=seed)
-    values = [mmrv(s, r) for r, s in zip(*drawn, strict=True)]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return Estimate(mmrv(sim, real), float(low), float(high), len(real))
 
 
 def _bias(real: Array, sim: Array, trials: Array, virtual: Array) -> Estimate:

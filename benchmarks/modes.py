@@ -1,0 +1,398 @@
+"""Failure modes injected into stand-in runs: how often each is named, and how often a clean pair raises an alarm.
+
+Each mode is put into a world of its own kind at a random strength; the detectors see runs, not what was injected.
+A physical cause counts as named only when it is the one that explains most.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep.core.stats import wilson
+from instep.gap.floor import repeats, with_floor
+from instep.gap.horizon import measure, over_time
+from instep.gap.modes import Mode
+from instep.gap.modes_contact import contact_faults, rest_test
+from instep.gap.modes_motion import compounding, dynamics_gap, sensor_noise, static_scene, stochasticity
+from instep.gap.modes_policy import embodiment, perceptual
+from instep.gap.pairs import compare
+from instep.gap.prepare import prepare
+from instep.gap.suspects import physical_modes, question, suspects_of
+from instep.real.imperfect import Backlash, Dropping, Saturated
+
+ARM = """
+<mujoco>
+  <option timestep="0.01" integrator="Euler"/>
+  <worldbody>
+    <body name="upper" pos="0 0 0.6">
+      <joint name="shoulder" axis="0 1 0" damping="0.25" frictionloss="0.02" armature="0.01" range="-170 170"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
+      <body name="fore" pos="0.3 0 0">
+        <joint name="elbow" axis="0 1 0" damping="0.12" frictionloss="0.01" armature="0.005" range="-170 170"/>
+        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="shoulder" joint="shoulder" kp="30" kv="1"/>
+    <position name="elbow" joint="elbow" kp="15" kv="0.4"/>
+  </actuator>
+</mujoco>
+"""
+CUBE = """
+<mujoco>
+  <option timestep="{step}" integrator="implicitfast" cone="elliptic"/>
+  <worldbody>
+    <geom name="table" type="box" pos="0 0 {below}" size="1 1 {thick}" friction="0.6" solref="{ref}" solimp="{imp}"/>
+    <body name="cube" pos="0 0 0.06">
+      <freejoint name="cube"/>
+      <geom name="cube" type="box" size="{half} {half} {half}" mass="0.3" friction="0.6" solref="{ref}" solimp="{imp}"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+PLAIN = {"step": 0.002, "below": -0.05, "thick": 0.05, "ref": "0.01 1", "imp": "0.95 0.99 0.001", "half": 0.03}
+ROWS = 200
+
+
+def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+    """Inject every mode, and nothing, and count."""
+    times = 3 if quick else 20
+    rows: list[dict[str, Any]] = []
+    alarms, clean = 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Stage(Path(folder))
+        for family, (worlds, look) in stage.families().items():
+            for name, build in worlds.items():
+                hits = sum(_named(look(build(seed)), name) for seed in range(times))
+                rate = wilson(hits, times)
+                rows.append(_row(f"{name} named", rate, goal=0.9, ok=rate.value >= 0.9))
+            count = sum(any(m.found for m in look(stage.clean(family, 1000 + seed))) for seed in range(times))
+            alarms, clean = alarms + count, clean + times
+            rows.append(_row(f"false alarms, {family}", wilson(count, times), goal=None, ok=None))
+    rate = wilson(alarms, clean)
+    rows.append(_row("false alarms on clean pairs", rate, goal=0.05, ok=rate.value <= 0.05))
+    return rows
+
+
+class Stage:
+    """Worlds in which things go wrong."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.arm = self._scene("arm", ARM, ["shoulder", "elbow"], [])
+        self.cube = self._scene("cube", CUBE.format(**PLAIN), [], ["cube"])
+
+    def families(self) -> dict[str, tuple[dict[str, Callable[[int], Any]], Callable[[Any], list[Mode]]]]:
+        physical = {
+            "friction": self.friction, "latency": self.latency, "actuator limits": self.limits,
+            "backlash": self.backlash, "gains": self.gains, "payload": self.payload, "time step": self.coarse,
+            "sensor noise": self.noise,
+        }  # fmt: skip
+        return {
+            "arm": (physical, self.look_arm),
+            "repeats": ({"dynamics gap": self.dynamics, "stochasticity": self.chance}, self.look_repeats),
+            "objects": (
+                {
+                    "static scene": self.static, "penetration": self.soft, "tunnelling": self.thin,
+                    "contact jitter": self.shaky, "reconstruction artefacts": self.bloated,
+                },
+                self.look_objects,
+            ),
+            "policy": ({"perceptual sensitivity": self.texture}, self.look_images),
+            "commands": ({"embodiment mismatch": self.foreign}, self.look_commands),
+            "loop": ({"closed-loop compounding": self.loop}, self.look_loop),
+        }  # fmt: skip
+
+    def clean(self, family: str, seed: int) -> Any:
+        """The same without anything injected."""
+        if family == "arm":
+            return self.moved(MujocoWorld(self.arm), seed)
+        if family == "repeats":
+            return self.again(MujocoWorld(self.arm), seed, noise=2e-4)
+        if family == "objects":
+            return self.dropped(self.cube, self.cube, seed)
+        if family == "policy":
+            return images(seed, smoothed=False)
+        if family == "commands":
+            return self.commanded(seed, scale=1.0, shake=0.0)
+        return self.looped(seed, bias=0.0)
+
+    # An arm under smooth commands: what a knob can put right.
+
+    def look_arm(self, runs: list[Episode]) -> list[Mode]:
+        """Question the suspects, and listen for noise."""
+        sim = MujocoWorld(self.arm)
+        ready = prepare(runs).episodes
+        noise = sensor_noise(measure(sim, ready).pairs)
+        wrapped, suspects = suspects_of(self.arm, sim)
+        # Noise hides motion: where it is loud, causes are sought under it, and it is what is named.
+        return [noise] if noise.found else [noise, *physical_modes(question(wrapped, ready, suspects))]
+
+    def friction(self, seed: int) -> list[Episode]:
+        rng = np.random.default_rng((seed, 1))
+        if rng.random() < 0.5:
+            factor = rng.uniform(3, 8)
+            settings = {"joint.shoulder.damping": 0.25 * factor, "joint.elbow.damping": 0.12 * factor}
+        else:
+            settings = {
+                "joint.shoulder.frictionloss": rng.uniform(0.6, 2.0),
+                "joint.elbow.frictionloss": rng.uniform(0.3, 1.0),
+            }
+        return self.moved(MujocoWorld(self.arm).tuned(settings), seed)
+
+    def latency(self, seed: int) -> list[Episode]:
+        return self.moved(MujocoWorld(self.arm).tuned({"action.delay": _between(seed, 0.02, 0.1)}), seed)
+
+    def limits(self, seed: int) -> list[Episode]:
+        share = _between(seed, 0.12, 0.4)
+        torque = (share * 30 * 0.3, share * 15 * 0.3)
+        world = Saturated(MujocoWorld(self.arm), torque=torque, stiffness=(30.0, 15.0), damping=(1.0, 0.4))
+        return self.moved(world, seed)
+
+    def backlash(self, seed: int) -> list[Episode]:
+        return self.moved(Backlash(MujocoWorld(self.arm), gap=_between(seed, 0.04, 0.12)), seed)
+
+    def gains(self, seed: int) -> list[Episode]:
+        factor = _between(seed, 0.4, 0.7)
+        return self.moved(
+            MujocoWorld(self.arm).tuned({"actuator.shoulder.kp": 30 * factor, "actuator.elbow.kp": 15 * factor}), seed
+        )
+
+    def payload(self, seed: int) -> list[Episode]:
+        factor = _between(seed, 1.4, 2.4)
+        return self.moved(
+            MujocoWorld(self.arm).tuned({"body.upper.mass": 0.5 * factor, "body.fore.mass": 0.3 * factor}), seed
+        )
+
+    def coarse(self, seed: int) -> list[Episode]:
+        return self.moved(MujocoWorld(self.arm).tuned({"option.timestep": 0.01 / int(_between(seed, 4, 11))}), seed)
+
+    def noise(self, seed: int) -> list[Episode]:
+        return self.moved(MujocoWorld(self.arm), seed, noise=_between(seed, 0.003, 0.02))
+
+    def moved(self, world: Any, seed: int, runs: int = 4, noise: float = 1e-4) -> list[Episode]:
+        """Runs under smooth random commands, seen through slightly noisy encoders."""
+        rng = np.random.default_rng((seed, 2))
+        return [_seen(rollout(world, Script(_told(rng)), steps=ROWS, seed=k), rng, noise) for k in range(runs)]
+
+    # Repeats of one command.
+
+    def look_repeats(self, runs: list[Episode]) -> list[Mode]:
+        """Lay the error beside the scatter of repeats."""
+        ready = prepare(runs).episodes
+        gap = with_floor(measure(MujocoWorld(self.arm), ready), ready)
+        chance = stochasticity(repeats(ready))
+        # Scatter that sensors do not explain raises the floor itself; it is the finding.
+        return [chance] if chance.found else [chance, dynamics_gap(gap)]
+
+    def dynamics(self, seed: int) -> list[Episode]:
+        factor = _between(seed, 2, 6)
+        world = MujocoWorld(self.arm).tuned(
+            {"joint.shoulder.damping": 0.25 * factor, "joint.elbow.damping": 0.12 * factor}
+        )
+        return self.again(world, seed, noise=2e-4)
+
+    def chance(self, seed: int) -> list[Episode]:
+        return self.again(Dropping(MujocoWorld(self.arm), action=_between(seed, 0.2, 0.5)), seed, noise=2e-4)
+
+    def again(self, world: Any, seed: int, noise: float) -> list[Episode]:
+        rng = np.random.default_rng((seed, 3))
+        told = _told(rng)
+        return [_seen(rollout(world, Script(told), steps=ROWS, seed=17 * seed + k), rng, noise) for k in range(6)]
+
+    # A cube that is dropped, pushed, thrown.
+
+    def look_objects(self, case: tuple[list[Episode], Scene]) -> list[Mode]:
+        """Replay, and look at where bodies rest."""
+        runs, scene = case
+        sim = MujocoWorld(scene)
+        gap = measure(sim, runs)
+        faults = contact_faults(gap.pairs)
+        rest = rest_test(sim, runs)
+        # A body that falls through the table also leaves where it rested; the fault is named once.
+        fallen = any(m.found for m in faults)
+        return [*faults, static_scene(gap.pairs), rest if not fallen else replace(rest, found=False)]
+
+    def static(self, seed: int) -> tuple[list[Episode], Scene]:
+        return self.dropped(self.cube, self.cube, seed, push=_between(seed, 1.0, 2.0))
+
+    def soft(self, seed: int) -> tuple[list[Episode], Scene]:
+        ref = f"{_between(seed, 0.08, 0.16):.3f} 1"
+        imp = "0.2 0.6 0.02"
+        return self.dropped(self.cube, self._variant("soft", seed, ref=ref, imp=imp), seed)
+
+    def thin(self, seed: int) -> tuple[list[Episode], Scene]:
+        made = self._variant("thin", seed, step=0.02, below=-0.0005, thick=0.0005)
+        return self.dropped(self.cube, made, seed, speed=_between(seed, 12, 18))
+
+    def shaky(self, seed: int) -> tuple[list[Episode], Scene]:
+        ref = f"-{_between(seed, 3000, 6000):.0f} -0.01"
+        return self.dropped(self.cube, self._variant("shaky", seed, ref=ref, step=0.01), seed)
+
+    def bloated(self, seed: int) -> tuple[list[Episode], Scene]:
+        return self.dropped(self.cube, self._variant("bloated", seed, half=0.03 + _between(seed, 0.006, 0.012)), seed)
+
+    def dropped(
+        self, real: Scene, sim: Scene, seed: int, push: float = 0.0, speed: float = 0.0
+    ) -> tuple[list[Episode], Scene]:
+        world = MujocoWorld(real)
+        rng = np.random.default_rng((seed, 4))
+        runs: list[Episode] = []
+        for _ in range(3):
+            q, v = world.scene.start(0)
+            q[:3] = [*rng.uniform(-0.1, 0.1, 2), 0.05 if not speed else 0.4]
+            v[2] = -speed
+            state, rows = world.place(q, v), []
+            for row in range(120):
+                if push and 50 <= row < 65:
+                    wrench = np.zeros((world.model.nbody - 1, 6))
+                    wrench[0, 0] = 3.0 * push
+                    state = world.nudge(state, wrench)
+                rows.append((state.q, state.v))
+                state = world.step(state, np.zeros(0))
+            q_rows, v_rows = (np.stack(part) for part in zip(*rows, strict=True))
+            columns = {
+                "timestamp": np.arange(120) * world.spec.dt,
+                "q": q_rows,
+                "v": v_rows,
+                "action": np.zeros((120, 0)),
+            }
+            runs.append(Episode(world.spec, columns))
+        return runs, sim
+
+    # A policy that looks at pictures, one that commands, one that closes a loop.
+
+    def texture(self, seed: int) -> Any:
+        return images(seed, smoothed=True)
+
+    def look_images(self, actions: Any) -> list[Mode]:
+        return [perceptual(*actions)]
+
+    def foreign(self, seed: int) -> Any:
+        return self.commanded(seed, scale=_between(seed, 1.6, 2.5), shake=_between(seed, 0.0, 0.1))
+
+    def look_commands(self, case: Any) -> list[Mode]:
+        return [embodiment(*case)]
+
+    def commanded(self, seed: int, scale: float, shake: float) -> Any:
+        rng = np.random.default_rng((seed, 5))
+        world = MujocoWorld(self.arm)
+
+        def made(factor: float, noise: float) -> Episode:
+            told = np.clip(_told(rng) * factor + rng.normal(0, noise, (ROWS, 2)), -1.2, 1.2)
+            return rollout(world, Script(told), steps=ROWS, seed=0)
+
+        usual = [made(1.0, 0.0) for _ in range(24)]
+        limits = {"shoulder": (-1.2, 1.2), "elbow": (-1.2, 1.2)}
+        return [made(scale, shake) for _ in range(3)], usual, limits
+
+    def loop(self, seed: int) -> Any:
+        return self.looped(seed, bias=_between(seed, 0.01, 0.03))
+
+    def look_loop(self, case: Any) -> list[Mode]:
+        return [compounding(*case)]
+
+    def looped(self, seed: int, bias: float) -> Any:
+        """A policy that leans away from where it sees itself, in a world whose camera is off by a little."""
+        rng = np.random.default_rng((seed, 6))
+        real, sim = MujocoWorld(self.arm), MujocoWorld(self.arm).tuned({"joint.elbow.damping": 0.14})
+        closed, opened = [], []
+        for _ in range(8):
+            start = rng.uniform(-0.05, 0.05, 2)
+            runs = [_leaning(world, start, b, rng) for world, b in ((real, 0.0), (sim, bias))]
+            replayed = rollout(_at(sim, start), Script(runs[0].action), steps=len(runs[0]))
+            closed += over_time(compare([runs[0]], [runs[1]]).pairs)
+            opened += over_time(compare([runs[0]], [replayed]).pairs)
+        return closed, opened
+
+    def _variant(self, name: str, seed: int, **changes: Any) -> Scene:
+        return self._scene(f"{name}{seed}", CUBE.format(**{**PLAIN, **changes}), [], ["cube"])
+
+    def _scene(self, name: str, xml: str, joints: list[str], objects: list[str]) -> Scene:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "scene.xml").write_text(xml)
+        (folder / "scene.toml").write_text(
+            f"rate = 50\n[robot]\njoints = {joints}\n[objects]\nbodies = {objects}\n".replace("'", '"')
+        )
+        return Scene.load(folder)
+
+
+def images(seed: int, smoothed: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Actions of a policy that reads textures, on real images, rendered ones, and real ones with as much noise."""
+    rng = np.random.default_rng((seed, 7))
+    frames = rng.normal(size=(6, 20, 256)).cumsum(axis=-1) * 0.1 + rng.normal(0, 0.3, (6, 20, 256))
+    kernel = np.ones(5) / 5
+    if smoothed:
+        rendered = np.apply_along_axis(lambda x: np.convolve(x, kernel, mode="same"), -1, frames)
+    else:
+        rendered = frames + rng.normal(0, 0.2, frames.shape)
+    distance = np.linalg.norm(rendered - frames, axis=-1, keepdims=True)
+    noise = rng.normal(size=frames.shape)
+    control = frames + noise * distance / np.linalg.norm(noise, axis=-1, keepdims=True)
+
+    def act(image: np.ndarray) -> np.ndarray:
+        # One action follows the scene's layout, the other the energy of its texture.
+        layout = image[..., ::8].mean(axis=-1)
+        texture = np.sqrt((np.diff(image, axis=-1) ** 2).mean(axis=-1))
+        return np.stack([0.1 * layout, 3.0 * texture], axis=-1)
+
+    return act(frames), act(rendered), act(control)
+
+
+def _leaning(world: MujocoWorld, start: np.ndarray, bias: float, rng: np.random.Generator) -> Episode:
+    state = world.place(start, np.zeros(2))
+    rows: list[tuple[Any, ...]] = []
+    for _ in range(120):
+        seen = state.q + bias + rng.normal(0, 1e-5, 2)
+        action = np.clip(seen + 0.1 * seen, -1.5, 1.5)
+        rows.append((state.q, state.v, action))
+        state = world.step(state, action)
+    q, v, action = (np.stack(part) for part in zip(*rows, strict=True))
+    return Episode(world.spec, {"timestamp": np.arange(120) * world.spec.dt, "q": q, "v": v, "action": action})
+
+
+class _at:  # noqa: N801 - reads as a word
+    """A world that starts where it is told."""
+
+    def __init__(self, world: MujocoWorld, start: np.ndarray):
+        self._world, self._start = world, start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def reset(self, seed: int = 0) -> Any:
+        return self._world.place(self._start, np.zeros(2))
+
+
+def _told(rng: np.random.Generator) -> np.ndarray:
+    t = np.arange(ROWS) * 0.02
+    waves = [(rng.uniform(0.1, 0.35, 2), rng.uniform(1.0, 9.0, 2), rng.uniform(0, 6.3, 2)) for _ in range(3)]
+    return sum(a * np.sin(w * t[:, None] + p) for a, w, p in waves)
+
+
+def _seen(episode: Episode, rng: np.random.Generator, noise: float) -> Episode:
+    q = episode.q + rng.normal(0, noise, episode.q.shape)
+    columns = {"timestamp": episode.t, "q": q, "action": episode.action}
+    return Episode(episode.spec, columns, episode.meta)
+
+
+def _between(seed: int, low: float, high: float) -> float:
+    return float(np.random.default_rng((seed, 8)).uniform(low, high))
+
+
+def _named(modes: list[Mode], name: str) -> bool:
+    found = [m for m in modes if m.found]
+    return bool(found) and name in {m.name for m in found}
+
+
+def _row(name: str, rate: Any, goal: float | None, ok: bool | None) -> dict[str, Any]:
+    return {"name": name, "value": rate.value, "low": rate.low, "high": rate.high, "unit": "1", "goal": goal, "ok": ok}
