@@ -104,7 +104,7 @@ def solve(
         step = np.linalg.solve(basis.T @ known @ basis + inside, basis.T @ pull + inside @ eta)
         eta = eta - step
         views = tuple(look(outline, shot, basis @ eta, sharpness, soft) for shot in shots)
-        if np.abs(step).max() < 2e-5:
+        if np.abs(step).max() < 1e-4:  # the next picture goes on from here
             break
     information, _ = _summed(views)
     within = np.linalg.inv(basis.T @ information @ basis + inside)

@@ -1,0 +1,104 @@
+"""A stand-in that was filmed once: another friction, other light, noise, pictures that come a frame late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from instep.core.episode import Episode
+from instep.core.errors import Unsupported
+from instep.core.poses import angle_between
+from instep.core.rollout import Script, rollout
+from instep.core.world import Array
+from instep.physics.film import Look, Studio
+from instep.physics.mujoco import MujocoWorld
+from instep.real.recording import Recording
+from instep.scene.folder import Scene
+from instep.twin.eyes import IMAGES, Eyes
+from instep.twin.mask import colour_mask
+from instep.twin.pose_filter import FilterOptions, PoseFilter
+from instep.twin.prepare import colour_of
+from instep.twin.twin import Twin, correction_log
+
+STEPS = 60
+
+
+@dataclass(frozen=True)
+class Filmed:
+    """What a stand-in did, and what its cameras saw."""
+
+    scene: Scene
+    episode: Episode
+    """Rows with q, v, action and pictures that were taken one row before."""
+    studio: Studio
+
+    def with_pictures(self, change: Callable[[int, str, Array, float], tuple[Array, float]]) -> Filmed:
+        """The same with each picture (row, camera, pixels, stamp) changed."""
+        columns = {}
+        for name in self.scene.cameras:
+            pairs = [
+                change(row, name, self.episode[IMAGES + name][row], float(self.episode[IMAGES + name + ".stamp"][row]))
+                for row in range(len(self.episode))
+            ]
+            columns[IMAGES + name] = np.stack([p for p, _ in pairs])
+            columns[IMAGES + name + ".stamp"] = np.array([s for _, s in pairs])
+        return replace(self, episode=self.episode.with_columns(columns))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the twin made of it."""
+
+    twin: Twin
+    episode: Episode
+    error: Array
+    """Distance of the twin's T from the stand-in's, row by row [m]."""
+    turn: Array
+    """Angle between them [rad]."""
+    log: dict[str, Array]
+
+
+@pytest.fixture(scope="session")
+def filmed() -> Filmed:
+    scene = Scene.load("pusht")
+    world = MujocoWorld(scene).tuned({"geom.*.friction": 0.8})
+    q, v = scene.start(0)
+    q[2:9] = scene.model.key("home").qpos[2:9]
+    q[0], q[1] = 0.32, 0.26
+    push = np.linspace([0.32, 0.26], [0.44, 0.36], STEPS)
+    state, rows = world.place(q, v), []
+    for row in range(STEPS):
+        rows.append((state.q, state.v))
+        state = world.step(state, push[row])
+    q, v = np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows])
+    studio = Studio(scene)
+    look, dt = Look(0.9, (1.05, 0.95, 0.97), 3.0), scene.dt
+    columns = {"timestamp": np.arange(STEPS) * dt, "q": q, "v": v, "action": push}
+    try:
+        for name, camera in scene.cameras.items():
+            late = [studio.shown(q[max(row - 1, 0)], camera, look, row) for row in range(STEPS)]
+            columns[IMAGES + name] = np.stack(late)
+            columns[IMAGES + name + ".stamp"] = np.maximum(np.arange(STEPS) - 1, 0) * dt
+    except Unsupported as error:
+        pytest.skip(str(error))
+    return Filmed(scene, Episode(world.spec, columns), studio)
+
+
+@pytest.fixture(scope="session")
+def follow() -> Callable[..., Run]:
+    def run(filmed: Filmed, options: FilterOptions | None = None, **settings: float) -> Run:
+        scene = filmed.scene
+        eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
+        sim = MujocoWorld(scene)
+        sim = sim.tuned({k.replace("__", "."): value for k, value in settings.items()}) if settings else sim
+        twin = Twin(sim, Recording(filmed.episode), PoseFilter(scene, eyes, options))
+        episode = rollout(twin, Script(filmed.episode.action), steps=len(filmed.episode))
+        true = filmed.episode.q
+        error = np.linalg.norm(episode.q[:, 2:5] - true[:, 2:5], axis=1)
+        turn = angle_between(episode.q[:, 5:9], true[:, 5:9])
+        return Run(twin, episode, error, turn, correction_log(twin, episode.columns))
+
+    return run

@@ -1,0 +1,53 @@
+"""Trust: calibrated on runs in which all was well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput
+from instep.twin.trust import calibrated
+
+
+def nominal(seed: int, strange: float = 0.0) -> dict[str, np.ndarray]:
+    """A log of 200 frames; from the middle on it may be strange."""
+    rng = np.random.default_rng((seed, 9))
+    off = np.where(np.arange(200) >= 100, strange, 0.0)
+    return {
+        "tee.nis": rng.chisquare(3, 200) + 3 * off,
+        "tee.residual": 0.1 + 0.01 * rng.random(200) + 0.02 * off,
+        "cam.overlap": rng.random(200),
+    }
+
+
+def test_a_nominal_run_alarms_as_rarely_as_promised() -> None:
+    trust = calibrated([nominal(seed) for seed in range(120)])
+    alarms = [trust.alarm(nominal(seed)) is not None for seed in range(1000, 1300)]
+    assert np.mean(alarms) < 0.09  # alpha is 0.05; 300 runs leave a standard deviation of 0.013
+
+
+def test_a_strange_run_is_noticed_after_it_turns_strange() -> None:
+    trust = calibrated([nominal(seed) for seed in range(120)])
+    rows = [trust.alarm(nominal(seed, 3.0)) for seed in range(2000, 2040)]
+    found = [row for row in rows if row is not None]
+    assert len(found) >= 38 and np.median(found) < 120
+    assert sum(row < 100 for row in found) <= 4
+
+
+def test_trust_falls_as_scores_grow_and_stays_between_zero_and_one() -> None:
+    trust = calibrated([nominal(seed) for seed in range(30)])
+    levels = trust.of(np.linspace(0, 50, 100))
+    assert np.all(np.diff(levels) <= 0) and levels.max() <= 1 and levels.min() > 0
+
+
+def test_a_number_that_is_missing_is_as_bad_as_can_be() -> None:
+    trust = calibrated([nominal(seed) for seed in range(60)])
+    log = nominal(5)
+    log["tee.nis"][120:] = np.nan
+    row = trust.alarm(log)
+    assert row is not None and 100 < row < 140
+
+
+def test_three_runs_are_too_few() -> None:
+    with pytest.raises(BadInput, match="four nominal runs"):
+        calibrated([nominal(seed) for seed in range(3)])

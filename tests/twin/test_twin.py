@@ -1,0 +1,96 @@
+"""The twin as a world, and how near it stays to a stand-in that is filmed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput
+from instep.core.rollout import Constant, Script, rollout
+from instep.physics.mujoco import MujocoWorld
+from instep.real.recording import Recording
+from instep.scene.folder import Scene
+from instep.twin.blend import Blend, blended
+from instep.twin.correction import Uncorrected
+from instep.twin.twin import COUNTS, STAGES, Twin
+
+MM, DEG = 1e-3, np.pi / 180
+
+
+def test_the_twin_stays_on_the_body(filmed, follow) -> None:
+    run = follow(filmed)
+    assert np.median(run.error[5:]) < 2 * MM and np.median(run.turn[5:]) < 1 * DEG
+    assert np.quantile(run.error[5:], 0.95) < 4 * MM
+    assert np.nanmax(run.log["tee.lost"]) == 0
+
+
+def test_physics_alone_does_not(filmed, follow) -> None:
+    scene = filmed.scene
+    sim = MujocoWorld(scene).tuned({"geom.*.friction": 0.1})
+    free = rollout(Twin(sim, Recording(filmed.episode), Uncorrected()), Script(filmed.episode.action), steps=60)
+    apart = np.linalg.norm(free.q[-1, 2:4] - filmed.episode.q[-1, 2:4])
+    assert apart > 5 * MM  # the scene's own start is elsewhere: nothing told the twin
+
+
+def test_a_step_depends_only_on_its_arguments(filmed) -> None:
+    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), Uncorrected())
+    state = twin.reset(0)
+    first, second = twin.step(state, filmed.episode.action[0]), twin.step(state, filmed.episode.action[0])
+    assert np.array_equal(first.q, second.q) and np.array_equal(first.v, second.v)
+
+
+def test_replaying_a_run_gives_every_set_point_again(filmed, follow) -> None:
+    def sent() -> np.ndarray:
+        run_twin = follow(filmed).twin
+        state, out = run_twin.reset(0), []
+        for action in filmed.episode.action[:20]:
+            state = run_twin.step(state, action)
+            out.append(run_twin.sent(state))
+        return np.stack(out)
+
+    assert np.array_equal(sent(), sent())
+
+
+def test_the_real_robot_is_told_the_simulated_joints(filmed) -> None:
+    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), Uncorrected(), blend=Blend(gain=0.0))
+    state = twin.step(twin.reset(0), np.array([0.40, 0.30]))
+    assert np.allclose(twin.sent(state), state.q[:2], atol=1e-12)
+    assert np.abs(twin.sent(state) - [0.40, 0.30]).max() > 0.01  # not the policy's target
+
+
+def test_stages_and_overruns_are_counted_with_their_cause(filmed) -> None:
+    ticks = iter(np.cumsum([0.0] + [0.001, 0.030, 0.001, 0.0, 0.0, 0.040] * 50))
+    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), Uncorrected(), clock=lambda: float(next(ticks)))
+    state = twin.step(twin.reset(0), filmed.episode.action[0])
+    seen = twin.observe(state)
+    counts = dict(zip(COUNTS, seen["twin.counts"], strict=True))
+    assert counts["overruns"] == 1 and counts["overrun.correct"] == 1
+    assert seen["twin.stages"][STAGES.index("follow")] == pytest.approx(0.030)
+
+
+def test_a_robot_with_other_joints_is_refused() -> None:
+    scene, arm = Scene.load("pusht"), Scene.load("so101")
+    with pytest.raises(BadInput, match="neither a joint nor an action"):
+        Twin(MujocoWorld(scene), MujocoWorld(arm), Uncorrected())
+
+
+def test_a_reading_is_compared_with_the_joints_of_its_own_time() -> None:
+    times, past = np.arange(10) * 0.01, (np.arange(10) * 0.01)[:, None] * 2.0  # joints moving at 2 rad/s
+    late = blended(Blend(gain=0.5, lag=0.02), past[-1], times, past, np.array([2.0 * 0.06]), 0.08)
+    assert late.used and np.allclose(late.error, 0.0, atol=1e-12)
+    assert np.allclose(late.q, past[-1])
+
+
+@pytest.mark.parametrize("reading", [np.nan, np.inf, 3.0])
+def test_an_unsound_reading_moves_nothing(reading: float) -> None:
+    times, past = np.arange(10) * 0.01, np.zeros((10, 1))
+    led = blended(Blend(), past[-1], times, past, np.array([reading]), 0.09)
+    assert not led.used and np.array_equal(led.q, past[-1])
+
+
+def test_the_twin_of_a_still_world_stands_still(filmed) -> None:
+    scene = filmed.scene
+    twin = Twin(MujocoWorld(scene), MujocoWorld(scene), Uncorrected())
+    episode = rollout(twin, Constant(scene.rest_action()), steps=20)
+    assert np.abs(episode.q[-1, :2] - episode.q[0, :2]).max() < 5e-4  # servos give way a little on a tilted table
+    assert episode["twin.counts"][-1][COUNTS.index("dropouts")] == 0
