@@ -1,0 +1,128 @@
+"""Faults of cameras and bodies, injected into pictures of a filmed stand-in; each bound is the twin's promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.poses import matrix_from_quat, quat_exp
+from instep.twin.pose_filter import FilterOptions
+
+_spec = importlib.util.spec_from_file_location("twin_fixtures", Path(__file__).parents[1] / "twin" / "conftest.py")
+assert _spec and _spec.loader
+_fixtures = importlib.util.module_from_spec(_spec)
+sys.modules["twin_fixtures"] = _fixtures
+_spec.loader.exec_module(_fixtures)
+filmed, follow = _fixtures.filmed, _fixtures.follow
+
+MM, DEG = 1e-3, np.pi / 180
+CAMERAS = ("cam_220422302296", "cam_234222302164", "cam_234222303707")
+
+
+@pytest.mark.fault(14)
+def test_half_a_second_of_full_occlusion_is_coasted_through(filmed, follow) -> None:
+    def card(row, name, pixels, stamp):
+        return (np.full_like(pixels, 120) + row % 2 if 15 <= row < 45 else pixels), stamp
+
+    run = follow(filmed.with_pictures(card))
+    assert run.error[15:45].max() < 20 * MM  # physics with another friction, nothing pulled it away
+    assert run.error[52:].max() < 3 * MM
+    assert np.nanmax(run.log["tee.lost"]) >= 20 and run.log["tee.sigma"][44] > 3 * run.log["tee.sigma"][14]
+
+
+@pytest.mark.fault(16)
+def test_a_camera_that_is_unplugged_is_not_missed(filmed, follow) -> None:
+    def unplugged(row, name, pixels, stamp):
+        dead = name == CAMERAS[1] and row >= 10
+        return pixels, (9 / 60 if dead else stamp)
+
+    run = follow(filmed.with_pictures(unplugged))
+    assert np.median(run.error[12:]) < 2.5 * MM and np.median(run.turn[12:]) < 1 * DEG
+
+
+@pytest.mark.fault(2)
+def test_a_frozen_picture_is_dropped_within_three_frames(filmed, follow) -> None:
+    last = {}
+
+    def frozen(row, name, pixels, stamp):
+        last[name] = pixels if row < 20 or name != CAMERAS[1] else last[name]
+        return last[name], stamp
+
+    run = follow(filmed.with_pictures(frozen))
+    assert np.median(run.error[30:]) < 4 * MM  # the T moves 2.6 mm per frame
+    assert np.all(run.log[f"{CAMERAS[1]}.seen"][24:] == 0)
+
+
+@pytest.mark.fault(15)
+def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(filmed, follow) -> None:
+    from dataclasses import replace
+
+    scene, camera = filmed.scene, filmed.scene.cameras[CAMERAS[1]]
+    bumped = camera.body_from_camera.copy()
+    bumped[:3, :3] = matrix_from_quat(quat_exp(np.array([0.0, 0.0, 1 * DEG]))) @ bumped[:3, :3]
+    bumped[:3, 3] += [0.01, 0.0, 0.0]
+    wrong = replace(scene, cameras={**scene.cameras, CAMERAS[1]: replace(camera, body_from_camera=bumped)})
+    run = follow(replace(filmed, scene=wrong))  # what is seen is right and the believed camera is not: the same
+    frozen = run.log[f"{CAMERAS[1]}.frozen"]
+    assert frozen[-1] == 1 and int(np.argmax(frozen)) <= 20
+    assert run.log[f"{CAMERAS[0]}.frozen"][-1] == 0 and run.log[f"{CAMERAS[2]}.frozen"][-1] == 0
+    assert np.median(run.error[25:]) < 3 * MM
+
+
+@pytest.mark.fault(7)
+def test_pictures_that_come_100_ms_late_correct_where_they_were_taken(filmed, follow) -> None:
+    def late(row, name, pixels, stamp):
+        then = max(row - 6, 0)
+        return filmed.episode[f"observation.images.{name}"][then], float(
+            filmed.episode[f"observation.images.{name}.stamp"][then]
+        )
+
+    run = follow(filmed.with_pictures(late))
+    assert np.median(run.error[10:]) < 3 * MM and np.median(run.turn[10:]) < 1.5 * DEG
+
+
+@pytest.mark.fault(3)
+def test_a_third_of_the_frames_may_be_dropped(filmed, follow) -> None:
+    rng = np.random.default_rng(5)
+
+    def dropped(row, name, pixels, stamp):
+        return pixels, (-1.0 if rng.random() < 0.3 else stamp)  # a stamp from before is not taken
+
+    run = follow(filmed.with_pictures(dropped))
+    assert np.median(run.error[5:]) < 2.5 * MM and np.median(run.turn[5:]) < 1 * DEG
+
+
+@pytest.mark.parametrize("gain", [0.7, 1.3])
+def test_light_may_change_by_a_third(filmed, follow, gain: float) -> None:
+    def lit(row, name, pixels, stamp):
+        return (np.clip(pixels * (gain if row >= 20 else 1.0), 0, 255).astype(np.uint8)), stamp
+
+    run = follow(filmed.with_pictures(lit))
+    assert np.median(run.error[22:]) < 4 * MM and np.median(run.turn[22:]) < 1 * DEG  # it moves 2.6 mm per frame
+
+
+def test_friction_may_be_wrong_by_a_factor_of_three(filmed, follow) -> None:
+    run = follow(filmed, None, geom__tee_bar__friction=0.27, geom__tee_stem__friction=0.27)
+    assert np.median(run.error[5:]) < 2.5 * MM and np.median(run.turn[5:]) < 1 * DEG
+
+
+@pytest.mark.fault(10)
+@pytest.mark.xfail(
+    reason="a T moved by 10 cm in one frame still overlaps itself: the filter holds on to a wrong optimum"
+)
+def test_a_body_moved_by_hand_is_found_again(filmed, follow) -> None:
+    scene, at = filmed.scene, filmed.episode.q[0].copy()
+    at[2] += 0.08
+    at[3] += 0.06
+    still = {n: filmed.studio.picture(at, c) for n, c in scene.cameras.items()}
+
+    def by_hand(row, name, pixels, stamp):
+        return (still[name] if row >= 20 else pixels), stamp + (1e-6 if row >= 20 else 0)
+
+    run = follow(filmed.with_pictures(by_hand), FilterOptions(freeze_after=1000))
+    apart = np.linalg.norm(run.episode.q[:, 2:4] - at[2:4], axis=1)
+    assert apart[-1] < 5 * MM  # 40 frames later, less than a second
