@@ -1,0 +1,28 @@
+"""A twin of a stand-in: the policy moves the simulated stick, the other world follows, a camera corrects the T."""
+
+import numpy as np
+
+from instep import Constant, MujocoWorld, rollout
+from instep.core.errors import Unsupported
+from instep.physics.film import filmed
+from instep.scene.folder import Scene
+from instep.twin.eyes import Eyes
+from instep.twin.mask import colour_mask
+from instep.twin.pose_filter import PoseFilter
+from instep.twin.prepare import colour_of
+from instep.twin.twin import Twin, correction_log
+
+scene = Scene.load("pusht")
+stand_in = filmed(MujocoWorld(scene).tuned({"geom.*.friction": 0.8}), scene)
+eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
+twin = Twin(MujocoWorld(scene), stand_in, PoseFilter(scene, eyes))
+
+try:
+    episode = rollout(twin, Constant(scene.rest_action()), steps=8, seed=3)
+except Unsupported as error:  # no graphics library: nothing can be filmed
+    print(error)
+else:
+    true = stand_in.reset(3).q[2:4]
+    log = correction_log(twin, episode.columns)
+    print(f"the T is at {episode.q[-1, 2:4].round(4)}, {1e3 * np.linalg.norm(episode.q[-1, 2:4] - true):.1f} mm off")
+    print(f"believed to within {1e3 * log['tee.sigma'][-1]:.2f} mm, seen by {len(eyes.cameras)} cameras")
