@@ -73,7 +73,7 @@ class Gate:
 class Bucket:
     """A token bucket: so many messages at once, so many per second after that."""
 
-    def __init__(self, rate: float = 5000.0, burst: float = 5000.0):
+    def __init__(self, rate: float, burst: float):
         self._rate, self._burst = rate, burst
         self._left, self._at = burst, time.monotonic()
 

@@ -173,7 +173,7 @@ class _Client:
         self.socket = socket
         self.role: Role = role
         self.connection = secrets.token_hex(16)
-        self.bucket = Bucket()
+        self.requests, self.questions = Bucket(5000.0, 5000.0), Bucket(100.0, 200.0)
         self.wake = asyncio.Event()
         self.heard = time.monotonic()
         self._shown: dict[str, tuple[int, float]] = {}
@@ -334,9 +334,6 @@ class _Network:
     async def _hear(self, client: _Client) -> None:
         async for data in client.socket:
             client.heard = time.monotonic()
-            if not client.bucket.take():
-                self.counts["floods"] += 1
-                return await _throw_out(client.socket, "Too many messages in a second.")
             try:
                 message = unpack(data if isinstance(data, bytes) else b"", FROM_CLIENT)
                 if message.connection != client.connection:
@@ -346,6 +343,10 @@ class _Network:
             except BadInput as error:
                 self.counts["malformed"] += 1
                 return await _throw_out(client.socket, _brief(str(error), 120))
+            bucket = client.questions if isinstance(message, Ping) else client.requests
+            if not bucket.take():
+                self.counts["floods"] += 1
+                return await _throw_out(client.socket, "Too many messages in a second.")
             await self._answer(client, message)
         return None
 
