@@ -170,8 +170,9 @@ def _together(reach: Array) -> list[list[int]]:
 def _normal(problem: Problem, point: Point, free: Array, jacobian: Array, by_start: Array) -> Normal:
     x, n, knobs = point.x, len(problem.shooter.windows), len(point.x)
     weight = _weights(problem, point.residual)
-    flat = np.moveaxis(jacobian, 0, 1).reshape(n, knobs, -1)
-    flat_s = np.moveaxis(by_start, 0, 1).reshape(n, len(free), -1)
+    rows = point.residual[0].size
+    flat = np.moveaxis(jacobian, 0, 1).reshape(n, knobs, rows)
+    flat_s = np.moveaxis(by_start, 0, 1).reshape(n, len(free), rows)
     weighed = flat * weight.reshape(n, 1, -1)
     residual = np.nan_to_num(point.residual).reshape(n, -1)
     scores = np.einsum("npr,nr->np", weighed, residual)

@@ -1,0 +1,117 @@
+"""Choose what to turn when the user does not say: a sensible set of knobs for a scene and its recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.knob import Knob
+from instep.scene import address
+from instep.scene.folder import Scene
+
+FIRM = 0.9999
+"""Grip of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
+SMALL = 1e-3
+"""Share of a joint's largest damping that counts as none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to turn, where it begins, and what is set once and for all."""
+
+    knobs: tuple[Knob, ...]
+    start: dict[str, float]
+    held: dict[str, float]
+    """Settings that make the others mean what they say; they are promoted with them."""
+
+
+def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
+    """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay."""
+    moved = _moved(scene, episodes)
+    if not moved and not scene.objects:
+        raise BadInput(
+            "Nothing that the scene knows moves in the recordings; check their labels with: instep data info"
+        )
+    knobs: list[Knob] = []
+    start: dict[str, float] = {}
+    held: dict[str, float] = {}
+    for joint in moved:
+        _joint(scene, joint, knobs, start, held)
+    for body in scene.objects:
+        for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
+            _add(scene, name, knobs, start)
+    if scene.model.nu:
+        _add(scene, address.DELAY, knobs, start)
+        knobs[-1] = Knob(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
+    return Choice(tuple(knobs), start, held)
+
+
+def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> Choice:
+    """The knobs a user named, each where the scene has it."""
+    found = address.knobs(scene.model, patterns, {**scene.bounds, **bounds})
+    values = address.read(scene.model, [knob.address for knob in found])
+    held = {}
+    if any(knob.address.endswith(".frictionloss") for knob in found) and scene.model.nv:
+        joints = {k.address.split(".")[1] for k in found if k.address.endswith(".frictionloss") and k.address[0] == "j"}
+        held = {f"joint.{j}.grip": FIRM for j in sorted(joints)}
+    return Choice(tuple(found), {k.address: float(np.clip(values[k.address], k.low, k.high)) for k in found}, held)
+
+
+def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
+    labels = episodes[0].spec.q.labels
+    spread = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
+    return [joint for joint in scene.robot if joint in labels and spread[labels.index(joint)] > 1e-6]
+
+
+def _joint(scene: Scene, joint: str, knobs: list[Knob], start: dict[str, float], held: dict[str, float]) -> None:
+    model, known = scene.model, set(address.addresses(scene.model))
+    values = address.read(model, [f"joint.{joint}.*"])
+    damping = values[f"joint.{joint}.damping"]
+    for a in range(model.nu):
+        name = model.actuator(a).name
+        if model.actuator_trnid[a, 0] != model.joint(joint).id:
+            continue
+        if f"actuator.{name}.kp" in known:
+            kp = address.read(model, [f"actuator.{name}.kp", f"actuator.{name}.kv"])
+            # The servo's own damping and the joint's are one number to the data, so all of it is given to the joint.
+            damping += max(0.0, kp[f"actuator.{name}.kv"])
+            held[f"actuator.{name}.kv"] = SMALL * max(damping, 1e-6)
+            stiffness = kp[f"actuator.{name}.kp"]
+            _range(f"actuator.{name}.kp", stiffness, (0.003, 10.0), "Nm/rad", knobs, start)
+            knobs.append(Knob(f"actuator.{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"))
+            start[f"actuator.{name}.bias"] = 0.0
+        elif f"actuator.{name}.gear" in known:
+            gear = address.read(model, [f"actuator.{name}.gear"])[f"actuator.{name}.gear"]
+            low, high = sorted((0.2 * gear, 5.0 * gear))
+            knobs.append(Knob(f"actuator.{name}.gear", low, high, low > 0))
+            start[f"actuator.{name}.gear"] = gear
+    inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
+    _range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad", knobs, start)
+    friction = values[f"joint.{joint}.frictionloss"] or 0.3 * (damping or inertia)
+    _range(f"joint.{joint}.frictionloss", friction, (0.01, 30.0), "Nm", knobs, start)
+    _range(
+        f"joint.{joint}.armature",
+        values[f"joint.{joint}.armature"] or 0.1 * inertia,
+        (0.01, 10.0),
+        "kg m2",
+        knobs,
+        start,
+    )
+    held[f"joint.{joint}.grip"] = FIRM
+
+
+def _range(
+    name: str, value: float, factors: tuple[float, float], unit: str, knobs: list[Knob], start: dict[str, float]
+) -> None:
+    knobs.append(Knob(name, factors[0] * value, factors[1] * value, True, unit))
+    start[name] = value
+
+
+def _add(scene: Scene, name: str, knobs: list[Knob], start: dict[str, float]) -> None:
+    found = address.knobs(scene.model, [name], scene.bounds)
+    knobs += found
+    start |= {k.address: v for k, v in zip(found, address.read(scene.model, [name]).values(), strict=True)}

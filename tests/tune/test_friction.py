@@ -1,0 +1,121 @@
+"""Friction laws M1 to M6, and worlds that follow them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.errors import UnknownName
+from instep.scene.folder import Scene
+from instep.tune.drive import Driven, opened
+from instep.tune.friction import MODELS, budget, knobs
+
+RAIL = """
+<mujoco>
+  <option timestep="0.001" integrator="implicitfast" gravity="0 0 0"/>
+  <worldbody>
+    <body name="wheel">
+      <joint name="hinge" axis="0 0 1" armature="0.1" frictionloss="0.5" solimpfriction="0.9999 0.9999 0.001"/>
+      <geom type="sphere" size="0.01" mass="0.001"/>
+    </body>
+  </worldbody>
+  <actuator><motor name="hinge" joint="hinge"/></actuator>
+</mujoco>
+"""
+SERVO = RAIL.replace(
+    '<motor name="hinge" joint="hinge"/>', '<position name="hinge" joint="hinge" kp="1" forcerange="-1 1"/>'
+)
+
+
+def world(tmp_path, xml: str) -> MujocoWorld:
+    (tmp_path / "scene.xml").write_text(xml)
+    (tmp_path / "scene.toml").write_text('rate = 100.0\n[robot]\njoints = ["hinge"]\n')
+    return MujocoWorld(Scene.load(tmp_path))
+
+
+def values(**terms: float):
+    return {name: np.array([value]) for name, value in terms.items()}
+
+
+def test_each_model_reduces_to_its_formula():
+    speed, outer, motor = np.array([0.2]), np.array([0.3]), np.array([-0.5])
+    s = np.exp(-0.2 / 0.1)
+    law = values(static=0.1, static_speed=0.1, load=0.2, load_static=0.4)
+    assert budget(np.array([1.0]), {}, speed, outer, motor) == pytest.approx(1.0)
+    assert budget(np.array([1.0]), law, speed, outer, motor) == pytest.approx(1 + 0.2 * 0.8 + s * (0.1 + 0.4 * 0.8))
+    five = values(load_out=0.1, load_in=0.3, load_out_static=0.2, load_in_static=0.4, static_speed=0.1)
+    expected = abs(0.1 * 0.3 + 0.3 * 0.5) + s * abs(0.2 * 0.3 + 0.4 * 0.5)
+    assert budget(np.zeros(1), five, speed, outer, motor) == pytest.approx(expected)
+    six = values(square_out=2.0, square_in=3.0, static_speed=0.1)
+    assert budget(np.zeros(1), six, speed, outer, motor) == pytest.approx(s * 2.0 * 0.3**2)
+    assert budget(np.zeros(1), six, speed, outer, -motor) == pytest.approx(0.0)
+
+
+def test_every_model_has_knobs_with_bounds():
+    assert [k.address for k in knobs("elbow", "M3")] == ["joint.elbow.load"]
+    assert len(knobs("elbow", "M6")) == len(MODELS["M6"]) == 9
+
+
+def pushed(sim, torque: float, seconds: float = 0.5) -> float:
+    state = sim.place(np.zeros(1), np.zeros(1))
+    for _ in range(round(seconds / sim.spec.dt)):
+        state = sim.step(state, np.array([torque]))
+    return float(state.v[0])
+
+
+def test_static_friction_holds_what_coulomb_friction_would_not(tmp_path):
+    sim = world(tmp_path, RAIL)
+    sticky = Driven(sim, {"joint.hinge.static": 0.3, "joint.hinge.static_speed": 0.05})
+    assert pushed(sim, 0.7) > 0.5
+    assert abs(pushed(sticky, 0.7)) < 1e-3
+    # Once it slides, only Coulomb's 0.5 Nm is left: 0.4 Nm on 0.1 kg m2 for half a second.
+    assert pushed(sticky, 0.9) == pytest.approx(2.0, rel=0.1)
+
+
+def test_friction_under_load_grows_with_the_motor_torque(tmp_path):
+    sim = Driven(world(tmp_path, RAIL), {"joint.hinge.load": 0.25})
+    # Friction is 0.5 + 0.25 * 2 = 1.0 Nm of the motor's 2 Nm; the first step does not know the load yet.
+    assert pushed(sim, 2.0) == pytest.approx(5.0, rel=0.02)
+
+
+def test_many_driven_worlds_equal_one_at_a_time(tmp_path):
+    sim = Driven(world(tmp_path, RAIL), {"joint.hinge.static": 0.0})
+    many = sim.tuned({"joint.hinge.static": np.array([0.05, 0.3]), "joint.hinge.frictionloss": np.array([0.4, 0.6])})
+    state = many.place(np.zeros((2, 1)), np.ones((2, 1)))
+    for _ in range(20):
+        state = many.step(state, np.full((2, 1), 0.5))
+    for i, (static, coulomb) in enumerate([(0.05, 0.4), (0.3, 0.6)]):
+        one = sim.tuned({"joint.hinge.static": static, "joint.hinge.frictionloss": coulomb})
+        single = one.place(np.zeros(1), np.ones(1))
+        for _ in range(20):
+            single = one.step(single, np.array([0.5]))
+        np.testing.assert_allclose(state.q[i], single.q, atol=1e-12)
+
+
+def test_a_supply_sets_stiffness_and_limit_and_sags_under_current(tmp_path):
+    motor = {"kt": 0.5, "resistance": 2.0, "duty": 0.01, "volts": 10.0, "sag": 0.0}
+    sim = Driven(world(tmp_path, SERVO), {f"actuator.hinge.{name}": value for name, value in motor.items()})
+    assert sim.spec.action.labels == ("hinge", "hinge.gain")
+
+    def speed_after_one_step(sim) -> float:
+        return float(sim.step(sim.place(np.zeros(1), np.zeros(1)), np.array([1.0, 100.0])).v[0])
+
+    # 100 * 0.01 * 1 rad is full duty: 10 V * 0.25 Nm/V = 2.5 Nm, of which 0.5 Nm is friction.
+    assert speed_after_one_step(sim) == pytest.approx((2.5 - 0.5) / 0.1 * 0.01, rel=0.05)
+    # At rest 5 A flow, so a supply of 0.4 ohm has 8 V left.
+    assert speed_after_one_step(sim.tuned({"actuator.hinge.sag": 0.4})) == pytest.approx(1.5 / 0.1 * 0.01, rel=0.05)
+
+
+def test_a_drive_beside_the_scene_is_opened_with_it(tmp_path):
+    world(tmp_path, RAIL)
+    assert isinstance(opened(Scene.load(tmp_path)), MujocoWorld)
+    (tmp_path / "drive.toml").write_text('[settings]\n"joint.hinge.static" = 0.3\n')
+    sim = opened(Scene.load(tmp_path))
+    assert isinstance(sim, Driven)
+    assert sim.settings == {"joint.hinge.static": 0.3}
+
+
+def test_an_unknown_term_offers_the_nearest(tmp_path):
+    with pytest.raises(UnknownName, match="static"):
+        Driven(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})
