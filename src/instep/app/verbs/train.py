@@ -1,0 +1,120 @@
+"""The verb train: clone behaviour from a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from instep.app.output import Output, new_output
+from instep.core.errors import BadInput
+from instep.core.stats import Estimate, wilson
+from instep.policy.inputs import STATE
+from instep.policy.train import Progress as Stand
+from instep.policy.train import TrainOptions
+from instep.policy.train import train as learn
+
+Positional = tyro.conf.Positional
+HELD_OUT = 200_000
+"""Seed of the first start on which a training is judged; far from those of demonstrations."""
+
+
+def train(
+    data: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="DATA... POLICY")], ...]],
+    /,
+    *,
+    scene: str = "",
+    task: str = "",
+    world: str = "mujoco",
+    judge: int = 0,
+    cameras: tuple[str, ...] = (),
+    blind: tuple[str, ...] = (),
+    steps: int = 8000,
+    batch: int = 128,
+    rate: float = 1e-3,
+    width: int = 256,
+    horizon: int = 32,
+    execute: int = 12,
+    threads: int = 2,
+    seed: int = 0,
+) -> int:
+    """Clone behaviour: learn chunks of actions from what was seen, by flow matching; small nets for two cores.
+
+    The policy is written as weights (safetensors) and a description (JSON), at checkpoints and at the end; the same
+    command goes on with a training that was stopped. Policies without cameras run without torch.
+
+    Args:
+        data: one or more datasets (LeRobot folders), then the folder of the policy.
+        scene: scene to judge checkpoints in, with --judge.
+        task: which task of the scene; its first where not given.
+        world: engine to judge in, or standin:SEED.
+        judge: judge each checkpoint on so many virtual starts that are not in the data.
+        cameras: cameras to look at, by name.
+        blind: channels not to look at, such as observation.environment_state.
+        steps: steps of training.
+        batch: examples per step.
+        rate: largest step size.
+        width: width of the net.
+        horizon: actions of a chunk.
+        execute: actions of a chunk that are played.
+        threads: threads of the training.
+        seed: seed of the weights and of the order of examples.
+
+    """
+    from instep.data.episodes import load
+
+    if len(data) < 2:
+        raise BadInput("instep train takes one or more datasets and then the folder of the policy.")
+    *sources, folder = data
+    if judge and not scene:
+        raise BadInput("--judge needs --scene, the scene in which checkpoints are judged.")
+    output, console = new_output("train", Path(folder), seed=seed), Console(stderr=True)
+    episodes = []
+    for source in sources:
+        output.read(Path(source))
+        episodes += list(load(source))
+    options = TrainOptions(
+        steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
+        cameras=cameras, channels=tuple(name for name in STATE if name not in blind), every=max(1, min(2000, steps)),
+    )  # fmt: skip
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    stands: list[Stand] = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(f"{len(episodes)} episodes", total=steps)
+
+        def tell(now: Stand) -> None:
+            stands.append(now)
+            judged = "" if now.success is None else f", success {100 * now.success:.0f} %"
+            console.print(f"step {now.step}: loss {now.loss:.4f}{judged}, {now.seconds:.0f} s", highlight=False)
+            progress.update(bar, completed=now.step)
+
+        ask = None if not judge else lambda where: _judged(where, scene, task, world, judge)
+        learn(episodes, output.folder, options, judge=ask, tell=tell)
+    _write(output, stands, judge)
+    print(output.folder)
+    return 0
+
+
+def _judged(folder: Path, scene: str, task: str, world: str, count: int) -> float:
+    """The share of held-out starts from which the policy in a folder does the task."""
+    from instep.app.virtual import open_place
+    from instep.gap.eval_play import play
+    from instep.policy.trained import load_policy
+    from instep.scene.folder import Scene
+    from instep.scene.tasks.catalog import task_of
+    from instep.scene.tasks.tasked import Tasked
+
+    tasked = Tasked(open_place(world, scene), task_of(Scene.load(scene), task))
+    ended = play(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).ended
+    return sum(row.success for row in ended) / count
+
+
+def _write(output: Output, stands: list[Stand], judge: int) -> None:
+    scores: dict[str, Estimate] = {}
+    if stands and (share := stands[-1].success) is not None:
+        scores["success on held-out starts"] = wilson(round(share * judge), judge)
+    curve = [{"step": s.step, "loss": s.loss, "seconds": s.seconds, "success": s.success} for s in stands]
+    output.write(scores, curve=curve)

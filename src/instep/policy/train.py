@@ -1,0 +1,200 @@
+"""Clone behaviour: learn the flow from noise to chunks of actions, given what was seen when they were taken."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, MissingExtra
+from instep.core.world import Array
+
+from .inputs import STATE, Inputs
+from .trained import Recipe, save_policy
+from .weights import read_weights, write_weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """How to train."""
+
+    steps: int = 8000
+    batch: int = 256
+    rate: float = 1e-3
+    """Largest step size; it rises over the first steps and falls to nothing along a cosine."""
+    width: int = 384
+    blocks: int = 3
+    horizon: int = 32
+    """Actions of a chunk."""
+    execute: int = 12
+    """Actions of a chunk that are played."""
+    samples: int = 4
+    """Steps of the flow from noise to actions."""
+    decay: float = 0.999
+    """Decay of the running mean of the weights, which is what is kept."""
+    jitter: float = 0.01
+    """Noise added to what is seen, as a share of its spread, so that a net does not cling to single rows."""
+    image_size: int = 96
+    cameras: tuple[str, ...] = ()
+    channels: tuple[str, ...] = STATE
+    seed: int = 0
+    every: int = 2000
+    """Steps from one checkpoint to the next."""
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a training stands."""
+
+    step: int
+    loss: float
+    seconds: float
+    success: float | None = None
+    """Success on virtual seeds that are not in the data, where that was judged."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """What was seen and what was done next, row by row."""
+
+    seen: Array
+    """Numbers seen [rows, size]."""
+    chunks: Array
+    """Actions that followed [rows, horizon x nu]."""
+    pictures: tuple[Array, ...] = ()
+    """Pictures seen, per camera [rows, size, size, 3], bytes."""
+
+
+def train(
+    episodes: Sequence[Episode],
+    folder: Path,
+    options: TrainOptions | None = None,
+    *,
+    judge: Callable[[Path], float] | None = None,
+    tell: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Train a policy on episodes and write it into a folder; a training that was stopped goes on where it was.
+
+    `judge` is asked at each checkpoint how well the policy in a folder does on seeds that are not in the data.
+    """
+    options = options or TrainOptions()
+    if not episodes:
+        raise BadInput("A policy is trained on episodes, and there are none.")
+    torch = _torch()
+    torch.set_num_threads(options.threads)
+    recipe = recipe_of(episodes, options)
+    data = examples(episodes, recipe)
+    from .learner import Learner
+
+    learner = Learner(recipe, data, options)
+    begin = _resume(learner, folder, options)
+    clock = time.perf_counter()
+    while begin < options.steps:
+        until = min(options.steps, (begin // options.every + 1) * options.every)
+        loss = learner.run(begin, until)
+        begin = until
+        tensors = learner.tensors()
+        if not all(np.isfinite(t).all() for t in tensors.values()):
+            raise BadInput(f"The training diverged after {until} steps; a smaller rate than {options.rate:g} may help.")
+        save_policy(folder, replace(recipe, facts={**recipe.facts, "steps": str(until)}), tensors)
+        _keep(learner, folder, until, options)
+        success = None if judge is None else judge(folder)
+        if tell is not None:
+            tell(Progress(until, loss, time.perf_counter() - clock, success))
+    return folder
+
+
+def recipe_of(episodes: Sequence[Episode], options: TrainOptions) -> Recipe:
+    """What a policy trained on these episodes will need."""
+    spec = episodes[0].spec
+    for episode in episodes:
+        if episode.spec.action.labels != spec.action.labels:
+            raise BadInput("The episodes have different actions; a policy is trained on one robot at a time.")
+    channels = tuple(name for name in options.channels if all(name in episode for episode in episodes))
+    inputs = Inputs.of(spec, channels, options.cameras)
+    known = inputs.channels.get("observation.state", ())
+    relative = tuple(
+        unit in ("rad", "m") and label in known
+        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
+    )
+    rows = sum(len(episode) for episode in episodes)
+    facts = {"episodes": str(len(episodes)), "rows": str(rows), "seed": str(options.seed)}
+    return Recipe(
+        inputs, tuple(spec.action.labels), relative, options.horizon, min(options.execute, options.horizon),
+        options.samples, spec.dt, options.image_size, facts,
+    )  # fmt: skip
+
+
+def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:
+    """Every row of the episodes as an example; at the end of an episode the last action goes on."""
+    seen: list[Array] = []
+    chunks: list[Array] = []
+    pictures: list[list[Array]] = [[] for _ in recipe.inputs.cameras]
+    for episode in episodes:
+        rows = len(episode)
+        seen.append(recipe.inputs.features({name: episode[name] for name in recipe.inputs.channels}))
+        ahead = np.minimum(np.arange(rows)[:, None] + np.arange(recipe.horizon), rows - 1)
+        chunk = np.asarray(episode.action, float)[ahead]
+        chunks.append((chunk - _stands(episode, recipe)[:, None]).reshape(rows, -1))
+        for camera, kept in zip(recipe.inputs.cameras, pictures, strict=True):
+            from .vision import shrunk
+
+            kept.append(shrunk(episode[f"observation.images.{camera}"], recipe.image_size))
+    return Examples(
+        np.concatenate(seen).astype(np.float32),
+        np.concatenate(chunks).astype(np.float32),
+        tuple(np.concatenate(kept) for kept in pictures),
+    )
+
+
+def _stands(episode: Episode, recipe: Recipe) -> Array:
+    out = np.zeros((len(episode), len(recipe.actions)))
+    labels = recipe.inputs.channels.get("observation.state", ())
+    for i, (label, relative) in enumerate(zip(recipe.actions, recipe.relative, strict=True)):
+        if relative:
+            out[:, i] = episode["observation.state"][:, labels.index(label)]
+    return out
+
+
+def _resume(learner: Any, folder: Path, options: TrainOptions) -> int:
+    """The step at which an earlier training of the same kind stopped."""
+    note, weights = folder / "training.json", folder / "training.safetensors"
+    if not note.is_file() or not weights.is_file():
+        return 0
+    table = json.loads(note.read_text(encoding="utf-8"))
+    if table.get("options") != _asked(options):
+        raise BadInput(
+            f"{str(folder)!r} holds a training with other options; give another folder, or the same options."
+        )
+    learner.restore(read_weights(weights))
+    return int(table["step"])
+
+
+def _keep(learner: Any, folder: Path, step: int, options: TrainOptions) -> None:
+    write_weights(folder / "training.safetensors", learner.state())
+    temporary = folder / "training.json.part"
+    temporary.write_text(json.dumps({"step": step, "options": _asked(options)}), encoding="utf-8")
+    temporary.replace(folder / "training.json")
+
+
+def _asked(options: TrainOptions) -> dict[str, Any]:
+    names = [name for name in TrainOptions.__dataclass_fields__ if name != "threads"]
+    return json.loads(json.dumps({name: getattr(options, name) for name in names}))
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtra("torch", "learn") from None
+    return torch

@@ -1,0 +1,106 @@
+"""Eyes of an image policy: a small convolutional net over pictures. It needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from instep.core.world import Array, Observation
+
+from .mapping import CAMERA
+
+CHANNELS = (16, 32, 48, 64)
+SIGHT = 64
+"""Numbers by which one camera's picture is told."""
+SHIFT = 4
+"""Pixels by which pictures are shifted at random in training, so that a net does not cling to single pixels."""
+
+
+class TorchEyes(nn.Module):
+    """Each camera has a net of its own: four convolutions, then where in the picture each of them looks."""
+
+    def __init__(self, cameras: int, size: int):
+        super().__init__()
+        self.nets = nn.ModuleList(_Eye() for _ in range(cameras))
+        self._side = size
+
+    @property
+    def size(self) -> int:
+        """How many numbers come out."""
+        return SIGHT * len(self.nets)
+
+    def forward(self, pictures: Sequence[torch.Tensor], draw: torch.Generator | None = None) -> torch.Tensor:
+        """Pictures [n, size, size, 3] of bytes, one per camera, as numbers [n, SIGHT x cameras]."""
+        seen = []
+        for net, picture in zip(self.nets, pictures, strict=True):
+            x = picture.permute(0, 3, 1, 2).float() / 127.5 - 1
+            seen.append(net(_shifted(x, draw) if draw is not None else x))
+        return torch.cat(seen, dim=-1)
+
+
+class _Eye(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        before, layers = 3, []
+        for channels in CHANNELS:
+            layers += [nn.Conv2d(before, channels, 3, stride=2, padding=1), nn.GroupNorm(4, channels), nn.SiLU()]
+            before = channels
+        self.conv = nn.Sequential(*layers)
+        self.points = nn.Conv2d(before, 32, 1)
+        self.leave = nn.Linear(64, SIGHT)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Where in the picture the features are: the mean place of each, by softmax."""
+        heat = self.points(self.conv(x))
+        n, k, h, w = heat.shape
+        share = torch.softmax(heat.reshape(n, k, h * w), dim=-1).reshape(n, k, h, w)
+        ys, xs = torch.linspace(-1, 1, h), torch.linspace(-1, 1, w)
+        place = torch.cat([(share.sum(3) * ys).sum(2), (share.sum(2) * xs).sum(2)], dim=-1)
+        return nn.functional.silu(self.leave(place))
+
+
+class Eyes:
+    """The eyes of a trained policy."""
+
+    def __init__(self, cameras: Sequence[str], size: int, tensors: Mapping[str, Array]):
+        self._cameras, self._size = tuple(cameras), size
+        self._net = TorchEyes(len(cameras), size)
+        own = {k.removeprefix("eyes."): torch.from_numpy(v) for k, v in tensors.items() if k.startswith("eyes.")}
+        self._net.load_state_dict(own)
+        self._net.eval()
+
+    def __call__(self, observation: Observation, n: int) -> Array:
+        """What the pictures tell [n, numbers]."""
+        pictures = []
+        for camera in self._cameras:
+            seen = np.asarray(observation[CAMERA + camera], np.uint8)
+            pictures.append(torch.from_numpy(shrunk(seen.reshape(n, *seen.shape[-3:]), self._size)))
+        with torch.inference_mode():
+            return self._net(pictures).numpy()
+
+
+def shrunk(pictures: Any, size: int) -> Array:
+    """Pictures [rows, height, width, 3] as squares of a size, by the mean over areas, the sides cut to fit."""
+    out = []
+    for picture in pictures:
+        picture = np.asarray(picture, np.uint8)
+        side = min(picture.shape[:2])
+        top, left = (picture.shape[0] - side) // 2, (picture.shape[1] - side) // 2
+        square = torch.from_numpy(picture[top : top + side, left : left + side].copy()).permute(2, 0, 1)[None].float()
+        if side != size:
+            square = nn.functional.interpolate(square, (size, size), mode="area")
+        out.append(square[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy())
+    return np.stack(out)
+
+
+def _shifted(x: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
+    """Pictures moved by a few pixels, the edge repeated."""
+    n, _, h, w = x.shape
+    wide = nn.functional.pad(x, (SHIFT,) * 4, mode="replicate")
+    dy, dx = (torch.randint(0, 2 * SHIFT + 1, (n, 1, 1), generator=draw) for _ in range(2))
+    rows, columns = torch.arange(h)[None, :, None] + dy, torch.arange(w)[None, None] + dx
+    return wide[torch.arange(n)[:, None, None], :, rows, columns].permute(0, 3, 1, 2)
