@@ -10,6 +10,7 @@ from math import inf
 import numpy as np
 
 from instep.app.figures import (
+    bars_figure,
     bundle_figure,
     histogram_figure,
     horizon_figure,
@@ -20,15 +21,18 @@ from instep.app.figures import (
 from instep.app.report import Beside, Choice, Figure, Number, Picture, Section, Table, Verdict, say, score_table
 from instep.core.stats import Estimate
 from instep.core.world import Array
+from instep.gap.attribution import Attribution
 from instep.gap.channels import channels
 from instep.gap.follow import Following
 from instep.gap.growth import Growth
 from instep.gap.looks import Look
 from instep.gap.match import Agreement
+from instep.gap.modes import MODES, Mode, named
 from instep.gap.preflight import Preflight
 from instep.gap.records import Curve, Gap, Match, Pair
 from instep.gap.seed import Profile
 from instep.gap.streams import Aligned
+from instep.gap.suspects import Questioned
 
 MOST_CHANNELS = 7
 """More panels than these are shown by the worst channels only."""
@@ -280,6 +284,29 @@ def looks_section(found: Sequence[Look]) -> Section:
         "of edges, and the share of pixels that nothing explains. Image scores see neither collision nor dynamics."
     )
     return Section("Images", lead, blocks)
+
+
+def causes_section(modes: Sequence[Mode], owned: Attribution | None, questioned: Sequence[Questioned]) -> Section:
+    """What may be behind the gap: failure modes with their evidence, and who owns how much."""
+    found = named(modes)
+    if found:
+        lead = "Most likely " + " and ".join(f"{m.name}: {MODES[m.name]}" for m in found[:2]) + "."
+    else:
+        lead = "No single cause explains the gap for certain."
+    blocks: list[Figure | Table] = []
+    if owned is not None:
+        bars = dict(owned.causes) | {"not explained": Estimate(owned.rest, owned.rest, owned.rest, 0, "1")}
+        title = "Who owns the gap (Shapley values, 95 % for all together)"
+        blocks.append(bars_figure(bars, title=title, x="share of the usual motion taken off"))
+    elif questioned:
+        bars = {}
+        for q in questioned:
+            bars.setdefault(q.suspect.name, q.gain)
+        shown = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in bars.items()}
+        title = "How much of the squared error one change explains, on runs it was not chosen by"
+        blocks.append(bars_figure(shown, title=title, x="share explained"))
+    rows = [[m.name, "yes" if m.found else "no", m.evidence] for m in sorted(modes, key=lambda m: not m.found)]
+    return Section("What may be behind it", lead, [*blocks, Table(("failure mode", "found", "evidence"), rows)])
 
 
 def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from instep.app import gap_page
 from instep.app.agreement_page import agreement_report, agreement_scores
+from instep.app.gap_causes import attributed, search, with_causes
 from instep.app.gap_files import write_curves, write_runs
 from instep.app.output import Output, new_output
 from instep.app.report import Number, Report, Section, Verdict, write_report
@@ -63,6 +64,8 @@ class Asked:
     limits: Mapping[str, float]
     scene: str
     events: Path | None
+    causes: str
+    plain: bool
     seed: int
     out: Path | None
 
@@ -112,7 +115,8 @@ def finish(found: Found, asked: Asked, output: Output) -> int:
     )
     write_curves(output.folder, gap)
     write_runs(output.folder, gap)
-    output.write(gap.scores, notes=list(gap.notes), broken=broken, title=found.title)
+    causes = {name: e.as_dict() for name, e in gap.causes.items()}
+    output.write(gap.scores, causes=causes, notes=list(gap.notes), broken=broken, title=found.title)
     path = write_report(output.folder, report)
     console = Console()
     console.print(report.verdict.headline, highlight=False, markup=False)
@@ -207,7 +211,8 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     gap, profiles = _with_arms(gap, arms_in(scene, gap))
     gap, grown = _with_growth(gap, options)
     gap, happened = _with_events(gap, asked, arms_in(scene, gap))
-    sections = sections_of(gap, following, looked, profiles, [*grown, *happened])
+    gap, blamed = _with_causes(asked, scene, sim, ready.episodes, gap)
+    sections = sections_of(gap, following, looked, profiles, [*blamed, *grown, *happened])
     groups = floors(repeats(ready.episodes), options=options)
     if groups:
         sections.insert(1, gap_page.floors_section(groups))
@@ -327,6 +332,24 @@ def _with_events(gap: Gap, asked: Asked, arms: Sequence[Arm]) -> tuple[Gap, list
     scores = {"events later by": found.delay, "events missing": found.missing, "events extra": found.extra}
     gap = replace(gap, events=tuple(m for run in runs for m in run))
     return gap.with_scores(scores | {"event order edits": found.order}), [gap_page.events_section(runs, found, sound)]
+
+
+def _with_causes(
+    asked: Asked, scene: Scene, sim: Simulator, episodes: Sequence[Episode], gap: Gap
+) -> tuple[Gap, list[Section]]:
+    """The gap with what may be behind it; Ctrl-C leaves the search and keeps what was measured."""
+    if asked.plain:
+        return gap, []
+    with Console(stderr=True).status("looking for causes") as status:
+        try:
+            if asked.causes:
+                causes = attributed(sim, episodes, Scene.load(asked.causes), gap, say=status.update)
+            else:
+                causes = search(scene, sim, episodes, gap, say=status.update)
+        except KeyboardInterrupt:
+            return gap.with_scores({}, ["The search for causes was stopped."]), []
+    section = gap_page.causes_section(causes.modes, causes.owned, causes.questioned)
+    return with_causes(gap, causes), [section]
 
 
 def _with_looks(gap: Gap) -> tuple[Gap, list[Section]]:

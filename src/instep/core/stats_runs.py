@@ -28,10 +28,25 @@ def pooled(sums: Array, counts: Array, *, power: float = 0.5, unit: str = "") ->
     ratio = sums.sum(axis=0) / counts.sum()
     if len(sums) == 1:
         return [Estimate(float(r**power), nan, nan, 1, unit) for r in ratio]
+    without = (sums.sum(axis=0) - sums) / (counts.sum() - counts)[:, None]
+    return log_jackknife(ratio, without, power=power, unit=unit)
+
+
+def log_jackknife(
+    whole: Array, without: Array, *, power: float = 0.5, unit: str = "", degrees: int | None = None
+) -> list[Estimate]:
+    """Positive statistics [columns] to a power, with intervals from what they are without each run [runs, columns].
+
+    `degrees` of freedom are one less than the runs where not given.
+    """
+    n = len(without)
     with np.errstate(divide="ignore", invalid="ignore"):
-        interval = _jackknife(sums, counts)
-    edges = np.stack([ratio, ratio * np.exp(interval[0]), ratio * np.exp(interval[1])]) ** power
-    return [Estimate(float(r), float(low), float(high), len(sums), unit) for r, low, high in edges.T]
+        logs, middle = np.log(without), np.log(whole)
+        spread = np.sqrt((n - 1) / n * ((logs - logs.mean(axis=0)) ** 2).sum(axis=0))
+        bias = (n - 1) * (logs.mean(axis=0) - middle)
+        half = student_quantile(0.975, degrees or n - 1) * spread
+    edges = np.stack([whole, whole * np.exp(_sound(-bias - half)), whole * np.exp(_sound(-bias + half))]) ** power
+    return [Estimate(float(r), float(low), float(high), n, unit) for r, low, high in edges.T]
 
 
 def jackknife(blocks: Array, *, unit: str = "") -> Estimate:
@@ -44,18 +59,6 @@ def jackknife(blocks: Array, *, unit: str = "") -> Estimate:
         return Estimate(mean, nan, nan, 1, unit)
     half = student_quantile(0.975, values.size - 1) * float(values.std(ddof=1)) / values.size**0.5
     return Estimate(mean, mean - half, mean + half, int(values.size), unit)
-
-
-def _jackknife(sums: Array, counts: Array) -> tuple[Array, Array]:
-    """How far the ends of the interval lie from the estimate, as logarithms."""
-    n = len(sums)
-    total, rows = sums.sum(axis=0), counts.sum()
-    whole = np.log(total / rows)
-    without = np.log((total - sums) / (rows - counts)[:, None])
-    spread = np.sqrt((n - 1) / n * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
-    bias = (n - 1) * (without.mean(axis=0) - whole)
-    half = student_quantile(0.975, n - 1) * spread
-    return _sound(-bias - half), _sound(-bias + half)
 
 
 def _sound(edge: Array) -> Array:

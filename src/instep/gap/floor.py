@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.stats import Estimate
+from instep.core.stats_runs import log_jackknife
 from instep.core.world import Array
 
 from .channels import Channels, channels
-from .horizon import Errors, HorizonOptions, curves_of
+from .horizon import HorizonOptions, curves_through, groups_of
 from .outcomes import split
 from .pairs import squared_drift
 from .records import Curve, Gap
@@ -54,8 +56,15 @@ def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None
     spec = groups[0][0].spec
     compared = channels(spec.q, None, options.wrapping)
     scales = compared.scales([e.q for group in groups for e in group], options.scales)
-    errors = [_errors(groups, compared, h, options) for h in options.horizons]
-    return curves_of([e for e in errors if e.counts.any()], compared, scales, spec.dt)
+    columns, _ = groups_of(compared, scales)
+    horizons: list[float] = []
+    points: list[list[Estimate]] = []
+    for horizon in options.horizons:
+        found = _scatter(groups, compared, horizon, options, columns)
+        if found is not None:
+            horizons.append(horizon)
+            points.append(found)
+    return curves_through(horizons, points, compared, scales, spec.dt)
 
 
 def floors(
@@ -82,23 +91,59 @@ def with_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions
     return replace(gap, floor=floor(kinds, options=options), notes=(*gap.notes, note))
 
 
-def _errors(groups: Sequence[Sequence[Episode]], compared: Channels, horizon: float, options: HorizonOptions) -> Errors:
-    sums: list[Array] = []
-    counts: list[float] = []
-    for group in groups:
-        rows = min(len(e) for e in group)
-        n = len(group)
-        runs = [e.q[:rows] for e in group]
-        for i, run in enumerate(runs):
-            # Squared distances to all repeats, halved, add up to those to their mean; angles and turns have no other.
-            others = [
-                squared_drift(other, run, compared, horizon, options, group[0].spec.dt)
-                for j, other in enumerate(runs)
-                if j != i
-            ]
-            sums.append(sum((o.sum(axis=0) for o in others), np.zeros(len(compared.names))) / (2 * n))
-            counts.append(float(np.mean([len(o) for o in others])))
-    return Errors(horizon, np.stack(sums), np.array(counts))
+def _scatter(
+    groups: Sequence[Sequence[Episode]], compared: Channels, horizon: float, options: HorizonOptions, columns: Array
+) -> list[Estimate] | None:
+    """Scatter about the mean of repeats [curves], its interval by really leaving each run out of its group.
+
+    Half the mean squared distance between repeats is their variance, angles and turns included; about the mean of n
+    repeats it is (n - 1) / n of that.
+    """
+    tables = [_distances(group, compared, horizon, options) for group in groups]
+    tables = [(d @ columns, rows) for d, rows in tables if rows]
+    if not tables:
+        return None
+    whole = _variance(tables)
+    runs = [(g, i) for g, (d, _) in enumerate(tables) for i in range(len(d))]
+    without: list[Array] = []
+    for g, i in runs:
+        table, rows = tables[g]
+        fewer = np.delete(np.delete(table, i, axis=0), i, axis=1)
+        rest = [*tables[:g], *([(fewer, rows)] if len(fewer) > 1 else []), *tables[g + 1 :]]
+        without.append(_variance(rest) if rest else whole)
+    about = sum(len(d) - 1 for d, _ in tables) / len(runs)
+    found = log_jackknife(about * whole, about * np.stack(without), degrees=max(1, len(runs) - len(tables)))
+    if len(runs) > 2:
+        return found
+    return [Estimate(e.value, float("nan"), float("nan"), e.n, e.unit) for e in found]
+
+
+def _distances(
+    group: Sequence[Episode], compared: Channels, horizon: float, options: HorizonOptions
+) -> tuple[Array, int]:
+    """Mean squared distances between repeats [runs, runs, channels], and the rows behind them."""
+    rows = min(len(e) for e in group)
+    runs = [e.q[:rows] for e in group]
+    table = np.zeros((len(runs), len(runs), len(compared.names)))
+    count = 0
+    for i in range(len(runs)):
+        for j in range(i):
+            squares = squared_drift(runs[j], runs[i], compared, horizon, options, group[0].spec.dt)
+            count = len(squares)
+            if count:
+                table[i, j] = table[j, i] = squares.mean(axis=0)
+    return table, count
+
+
+def _variance(tables: Sequence[tuple[Array, int]]) -> Array:
+    """The variance of repeats, groups weighed by their runs and rows."""
+    total = np.zeros(tables[0][0].shape[-1])
+    weight = 0.0
+    for table, rows in tables:
+        n = len(table)
+        total += rows * (n - 1) * table.sum(axis=(0, 1)) / (2 * n * (n - 1))
+        weight += rows * (n - 1)
+    return total / weight
 
 
 def _same_commands(a: Episode, b: Episode) -> bool:

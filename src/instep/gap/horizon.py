@@ -94,13 +94,25 @@ class Errors:
 
 def curves_of(errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float], dt: float) -> dict[str, Curve]:
     """Root mean squares with intervals over runs: by channel, by unit where several channels share one, overall."""
-    horizons = tuple(e.horizon if e.horizon > 0 else dt for e in errors)
-    columns, units = _groups(compared, scales)
+    columns, _ = groups_of(compared, scales)
     points = [pooled(e.sums @ columns, e.counts) for e in errors]
+    return curves_through([e.horizon for e in errors], points, compared, scales, dt)
+
+
+def curves_through(
+    horizons: Sequence[float],
+    points: Sequence[Sequence[Estimate]],
+    compared: Channels,
+    scales: Mapping[str, float],
+    dt: float,
+) -> dict[str, Curve]:
+    """Curves through estimates [horizons, curves], each in its unit."""
+    _, units = groups_of(compared, scales)
+    ahead = tuple(h if h > 0 else dt for h in horizons)
     curves: dict[str, Curve] = {}
     for i, (name, unit) in enumerate(units.items()):
         estimates = tuple(Estimate(p[i].value, p[i].low, p[i].high, p[i].n, unit) for p in points)
-        curves[name] = Curve(name, unit, horizons, estimates, dt)
+        curves[name] = Curve(name, unit, ahead, estimates, dt)
     return curves
 
 
@@ -127,7 +139,7 @@ def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:
     }
 
 
-def _groups(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, dict[str, str]]:
+def groups_of(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, dict[str, str]]:
     """How squared channel errors add up to each curve [channels, curves], and the unit of each curve."""
     names = compared.names
     weights = [np.eye(len(names))]

@@ -24,6 +24,8 @@ def gap(
     limit: tuple[str, ...] = (),
     scene: str = "",
     events: Path | None = None,
+    causes: str = "",
+    plain: bool = False,
     agreement: Path | None = None,
     seed: int = 0,
     out: Path | None = None,
@@ -47,6 +49,8 @@ def gap(
         limit: further limits on scores, as 'elbow@0.5 s=0.02'.
         scene: scene of two datasets, for the errors of arms, tips and events that need a model.
         events: a TOML file of [[event]] rules; grippers, bodies and the start are watched where not given.
+        causes: a fitted scene; the gap is shared among the components that it puts right.
+        plain: measure only, and do not look for causes.
         agreement: a table of success rates (task, policy, real, sim, n_real_trials) to judge a virtual evaluation by.
         seed: seed of the intervals that need one.
         out: folder to write; a new one under runs/ where not given.
@@ -57,7 +61,9 @@ def gap(
     if agreement is not None:
         return agree(agreement, out, seed)
     limits = {**dict(_limit(words) for words in limit)}
-    return run(Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, scene, events, seed, out))
+    return run(
+        Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, scene, events, causes, plain, seed, out)
+    )
 
 
 def _limit(words: str) -> tuple[str, float]:
