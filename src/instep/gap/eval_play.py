@@ -123,7 +123,7 @@ class _Book:
     """What is noted of a batch while it plays."""
 
     def __init__(self, world: Tasked[World], first: State, bounds: Array | None):
-        self._world, self._bounds, self._begin = world, bounds, first.t
+        self._world, self._bounds = world, bounds
         n = len(first.q)
         self._over = np.zeros(n, bool)
         self.diverged = np.zeros(n, bool)
@@ -171,7 +171,7 @@ class _Book:
             # A world that goes on after its end may still meet events: they do not count.
             times = {
                 name: float(t)
-                for name, t in zip(task.events, when[i] - self._begin, strict=True)
+                for name, t in zip(task.events, when[i], strict=True)
                 if t <= (self._steps[i] + 0.5) * dt and not self._strayed[i]
             }
             done, which = len(times) == len(task.events), int(wrong[i])

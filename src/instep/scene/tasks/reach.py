@@ -90,7 +90,7 @@ class Track:
         """Where the point is now, and how it moves."""
         return np.concatenate(self.target(state.t, drawn), axis=-1)
 
-    def target(self, t: float, drawn: Array) -> tuple[Array, Array]:
+    def target(self, t: float | Array, drawn: Array) -> tuple[Array, Array]:
         """Place [m] and velocity [m/s] of the point at a time."""
         rate = 2 * np.pi / self.period
         angle, lean = drawn[..., 4] + rate * t, drawn[..., 3]
@@ -102,10 +102,10 @@ class Track:
     def signs(self, state: State, drawn: Array) -> Array:
         """Caught up: near the point. Then so much time on it."""
         near = self._away(state, drawn) < self.tolerance
-        ages = [self.grace / 2, self.grace + self.period / 2, self.grace + self.period, self.grace + 2 * self.period]
-        late = np.array([state.t > age - 1e-9 for age in ages])
-        late[-1] = state.t >= min(ages[-1], self.seconds) - 0.05
-        return np.stack([near, near & late[1], near & late[2], near & late[3]], axis=-1)
+        rounds = np.array([0.0, 0.5, 1.0, 2.0]) * self.period
+        # The last step of an episode is a little before its end.
+        late = np.asarray(state.t)[..., None] >= np.where(rounds > 0, self.grace + rounds, 0.0) - 0.05
+        return near[..., None] & late
 
     def wrong(self, state: State, drawn: Array) -> Array:
         """Whether the tip is away from the point after the grace."""

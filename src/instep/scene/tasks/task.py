@@ -14,7 +14,8 @@ class Task(Protocol):
     """What should be done in a scene.
 
     Events come in order: one counts once its sign has held for `dwell` seconds and all before it have been reached.
-    The task has succeeded when the last event has been reached.
+    The task has succeeded when the last event has been reached. In the states it is shown, `t` is the time since the
+    start of each world's own episode [...].
     """
 
     @property

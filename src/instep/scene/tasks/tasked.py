@@ -43,13 +43,14 @@ class Tasked(Layer[W]):
             "held": np.zeros((*state.batch, len(self.task.events)), int),
             "when": np.full((*state.batch, len(self.task.events)), np.nan),
             "wrong": np.full(state.batch, -1),
+            "age": np.zeros(state.batch, int),
         }
         return state.with_hidden(self.key, self._noted(state, memory))
 
     def step(self, state: State, action: Array) -> State:
         """One control period later, with the events that happened in it."""
-        after = self.world.step(state, action)
-        return after.with_hidden(self.key, self._noted(after, state.hidden[self.key]))
+        after, memory = self.world.step(state, action), state.hidden[self.key]
+        return after.with_hidden(self.key, self._noted(after, {**memory, "age": memory["age"] + 1}))
 
     def observe(self, state: State) -> Observation:
         """What the sensors show, and the goal."""
@@ -57,14 +58,15 @@ class Tasked(Layer[W]):
         if not self.task.shows.labels:
             return seen
         memory = state.hidden[self.key]
-        return {**seen, "observation.goal": self.task.goal(state, memory["drawn"], self.reached(state))}
+        goal = self.task.goal(self._own(state, memory), memory["drawn"], self.reached(state))
+        return {**seen, "observation.goal": goal}
 
     def reached(self, state: State) -> Array:
         """Which events have been reached [..., events]."""
         return np.isfinite(state.hidden[self.key]["when"])
 
     def when(self, state: State) -> Array:
-        """When each event was reached [s], NaN where it was not [..., events]."""
+        """When each event was reached, since the start [s], NaN where it was not [..., events]."""
         return state.hidden[self.key]["when"].copy()
 
     def success(self, state: State) -> Array:
@@ -77,23 +79,28 @@ class Tasked(Layer[W]):
 
     def score(self, state: State) -> Array:
         """How well things stand now, 0 to 1 [...]."""
-        return self.task.score(state, state.hidden[self.key]["drawn"], self.reached(state))
+        memory = state.hidden[self.key]
+        return self.task.score(self._own(state, memory), memory["drawn"], self.reached(state))
 
     def over(self, state: State) -> Array:
         """Whether nothing can change any more: done, or failed for good [...]."""
         return self.success(state) | (self.failure(state) >= 0)
 
+    def _own(self, state: State, memory: dict[str, Any]) -> State:
+        """The state with each world's own time: worlds of a batch may have started at different times."""
+        return replace(state, t=memory["age"] * self.world.spec.dt)
+
     def _noted(self, state: State, memory: dict[str, Any]) -> dict[str, Any]:
-        task, drawn = self.task, memory["drawn"]
+        state, task, drawn = self._own(state, memory), self.task, memory["drawn"]
         held = np.where(task.signs(state, drawn), memory["held"] + 1, 0)
         enough = held * self.world.spec.dt >= task.dwell - 1e-9
         before = np.isfinite(memory["when"])
         # An event counts when all before it do; several may be reached at once.
         now = np.logical_and.accumulate(before | (enough & (held > 0)), axis=-1)
-        when = np.where(now & ~before, state.t, memory["when"])
+        when = np.where(now & ~before, np.asarray(state.t)[..., None], memory["when"])
         wrong = memory["wrong"]
         if task.failures:
             seen = task.wrong(state, drawn)
             first = np.where(seen.any(axis=-1), np.argmax(seen, axis=-1), -1)
             wrong = np.where((wrong < 0) & ~before[..., -1], first, wrong)
-        return {"drawn": drawn, "held": held, "when": when, "wrong": np.asarray(wrong)}
+        return {**memory, "held": held, "when": when, "wrong": np.asarray(wrong)}
