@@ -10,12 +10,12 @@ import instep.app.gym  # noqa: F401, tells Gymnasium about every task
 def main() -> None:
     envs = gymnasium.make_vec("instep/PushT-v0", num_envs=64, vectorization_mode="vector_entry_point")
     envs.action_space.seed(0)
-    seen, info = envs.reset(seed=0)
+    seen, _ = envs.reset(seed=0)
     print({name: value.shape for name, value in seen.items()})
 
     begin, covered = time.perf_counter(), 0.0
     for _ in range(60):
-        seen, reward, over, late, info = envs.step(envs.action_space.sample())
+        _, reward, *_ = envs.step(envs.action_space.sample())
         covered = max(covered, float(reward.max()))
     took = time.perf_counter() - begin
     print(f"64 worlds x 1 s in {took:.2f} s of this machine; best coverage of the outline {100 * covered:.0f} %")
