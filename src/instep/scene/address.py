@@ -95,6 +95,8 @@ _OF_GEOM = {
     "solref_time": _Kind((("geom_solref", (0,), 1),), "s", 1e-3, 0.2),
     "solref_damp": _Kind((("geom_solref", (1,), 1),), "1", 0.05, 3.0),
     "solimp_depth": _Kind((("geom_solimp", (2,), 1),), "m", 1e-5, 0.05),
+    "solimp_hard": _Kind((("geom_solimp", (1,), 1),), "1", 0.5, 0.9999, False),
+    "pos_z": _Kind((("geom_pos", (2,), 1),), "m", -2.0, 2.0, False),
 }
 _OF_TENDON = {
     "damping": _Kind((("tendon_damping", (), 1),), "N s/m", 1e-4, 1e2),

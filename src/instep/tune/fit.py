@@ -164,7 +164,7 @@ def fit(
     windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
     shooter = Shooter(sim, windows, tuple(knobs))
     best, first, problem, costs, stopped = _search(shooter, options, watch)
-    covariance, information = uncertainty(replace(problem, reach=None), best)
+    covariance, information = uncertainty(problem, best)
     return Fit(
         tuple(knobs), problem, best, covariance, information, first.cost, shooter.worlds,
         time.perf_counter() - began, np.array(costs), options.seed, stopped,

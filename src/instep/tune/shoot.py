@@ -54,7 +54,7 @@ class Shooter:
             size = v.shape[-1]
             shift = starts.reshape(-1, 2 * size)
             q, v = w.tangent.plus(q, shift[:, :size]), v + shift[:, size:]
-        past = np.broadcast_to(w.past, (candidates, *w.past.shape)).reshape(-1, *w.past.shape[1:])
+        past = np.broadcast_to(w.past, (candidates, *w.past.shape)).reshape(candidates * n, *w.past.shape[1:])
         paths = march(tuned(self.sim, each), q, v, past, np.moveaxis(w.action, 1, 0))
         paths = paths.reshape(candidates, n, *paths.shape[1:])
         return w.tangent.minus(paths, w.target)

@@ -1,0 +1,289 @@
+"""The verb tune: identify knobs from recordings, pass the gates, promote a new scene."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from instep.app.output import Output
+    from instep.core.episode import Episode
+    from instep.core.world import Array, Simulator
+    from instep.scene.folder import Scene
+    from instep.tune.auto import Choice
+    from instep.tune.fit import FitOptions
+    from instep.tune.gates import Tuned
+    from instep.tune.solve import Watch
+
+Positional = tyro.conf.Positional
+Method = Literal["none", "laplace", "eki", "svgd", "npe"]
+
+
+def tune(
+    data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
+    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    /,
+    *,
+    knobs: tuple[str, ...] = ("auto",),
+    bounds: tuple[str, ...] = (),
+    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    window: float = 1.0,
+    windows: int = 200,
+    held_out: float = 1 / 3,
+    starts: int = 2,
+    seeds: int = 4,
+    draws: int = 10,
+    posterior: Method = "none",
+    delta: bool = False,
+    seed: int = 0,
+    out: Path | None = None,
+) -> int:
+    """Identify knobs of a scene from recordings, check the result by gates, and write a new scene with them.
+
+    The gates in order: telemetry, identifiability, solve, recovery of planted truths, residual whiteness, held-out
+    replay. Where all are passed OUT/scene holds a copy of the scene with the identified settings; the scene that was
+    given is not touched. Exits 1 where a gate was not passed. Ctrl-C keeps the best settings found so far.
+
+    Args:
+        data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+        knobs: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
+        bounds: ranges to search, as 'joint.*.damping=0.01:2'.
+        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        window: length of the windows that are simulated [s]; shorter for chaotic motion.
+        windows: most windows used, spread over all recordings.
+        held_out: share of the recordings that is kept for the last gate.
+        starts: searches per seed, the first from the scene's own values.
+        seeds: independent runs of the search, whose answers must agree.
+        draws: planted truths in the recovery gate; 0 leaves it out.
+        posterior: also infer how likely other values are, by this method.
+        delta: also learn a delta action for what the knobs leave over.
+        seed: seed of all random numbers.
+        out: folder to write; a new one under runs/ where not given.
+
+    """
+    from instep.app.output import new_output
+    from instep.core.errors import BadInput
+
+    if window <= 0 or windows < 2 or min(starts, seeds) < 1 or draws < 0:
+        raise BadInput(
+            "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at least 0, "
+            f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
+        )
+    asked = Asked(data, scene, knobs, _bounds(bounds), as_, window, windows, held_out, starts, seeds, draws, seed)
+    loaded = _load(asked)
+    output = new_output("tune", out, seed=seed)
+    output.read(loaded.data)
+    output.read(loaded.scene.root)
+    tuned = _tuned(asked, loaded)
+    more: dict[str, object] = {}
+    if posterior != "none":
+        more["posterior"] = _posterior(posterior, tuned, loaded, output, seed)
+    if delta:
+        more["delta"] = _delta(tuned, loaded, output, seed)
+    return _finish(asked, loaded, tuned, output, more)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user typed."""
+
+    data: str
+    scene: str
+    knobs: tuple[str, ...]
+    bounds: dict[str, tuple[float, float]]
+    as_: str
+    window: float
+    windows: int
+    held_out: float
+    starts: int
+    seeds: int
+    draws: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What was read."""
+
+    data: Path
+    scene: Scene
+    sim: Simulator
+    fitted: Sequence[Episode]
+    held_out: Sequence[Episode]
+    choice: Choice
+
+
+def _load(asked: Asked) -> Loaded:
+    from instep.app.gap_run import at_rate, read
+    from instep.scene.folder import Scene
+    from instep.tune.auto import asked as named
+    from instep.tune.auto import chosen
+    from instep.tune.drive import opened
+    from instep.tune.gates import split
+
+    scene = Scene.load(asked.scene)
+    episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
+    choice = chosen(scene, episodes) if asked.knobs == ("auto",) else named(scene, asked.knobs, asked.bounds)
+    sim = opened(scene)
+    sim = sim.tuned(choice.held) if choice.held else sim
+    fitted, held_out = split(episodes, asked.held_out)
+    where = Path(asked.data)
+    return Loaded(where if where.exists() else where.parent, scene, sim, fitted, held_out, choice)
+
+
+def _options(asked: Asked, loaded: Loaded) -> FitOptions:
+    from instep.tune.fit import FitOptions
+
+    joints = {k.address.split(".")[1] for k in loaded.choice.knobs if k.address.startswith(("joint.", "actuator."))}
+    return FitOptions(
+        window=asked.window,
+        limit=asked.windows,
+        start=loaded.choice.start,
+        starts=asked.starts,
+        local=len(joints) >= 4,
+        seed=asked.seed,
+    )
+
+
+def _tuned(asked: Asked, loaded: Loaded) -> Tuned:
+    from instep.tune.gates import GateOptions
+    from instep.tune.gates import tune as run
+
+    gates = GateOptions(seeds=asked.seeds, draws=asked.draws, seed=asked.seed)
+    with _live(len(loaded.choice.knobs)) as watch:
+        return run(
+            loaded.sim,
+            (loaded.fitted, loaded.held_out),
+            loaded.choice.knobs,
+            _options(asked, loaded),
+            gates,
+            watch=watch,
+        )
+
+
+@contextmanager
+def _live(knobs: int) -> Iterator[Watch]:
+    """A line that moves while the search runs: iterations, cost, seconds."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("[bold]{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"turning {knobs} knobs")
+        count = 0
+
+        def watch(iteration: int, cost: float, x: Array) -> None:
+            nonlocal count
+            count += 1
+            progress.update(task, description=f"turning {knobs} knobs: step {count}, cost {cost:.5g}")
+
+        yield watch
+
+
+def _posterior(method: Method, tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
+    from instep.tune.infer import infer
+    from instep.tune.judged import judge_posterior
+
+    if method == "none":
+        return {}
+    belief = infer(tuned.fit, method, seed=seed)
+    return judge_posterior(belief, tuned.fit, loaded.held_out, output.folder, method=method, seed=seed)
+
+
+def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
+    from instep.tune.delta import learn_and_judge
+
+    sim = loaded.sim.tuned(tuned.settings)
+    return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / "delta.npz", seed=seed)
+
+
+def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
+    from instep.tune.export import write_knobs
+    from instep.tune.promote import promote
+
+    settings = {**loaded.choice.held, **tuned.settings}
+    facts = {
+        "data": output.inputs,
+        "seed": asked.seed,
+        "gates": {gate.name: {"passed": gate.passed, "words": gate.words} for gate in tuned.gates},
+        "intervals": {name: estimate.as_dict() for name, estimate in tuned.fit.estimates.items()},
+        "frozen": list(tuned.weak.frozen),
+    }
+    where = output.folder / ("scene" if tuned.passed else "scene_not_passed")
+    promote(loaded.scene, settings, _fresh(where), facts)
+    write_knobs(output.folder / "knobs.json", tuned.fit)
+    scores = dict(tuned.fit.estimates)
+    for gate in tuned.gates:
+        scores |= {f"{gate.name}: {name}": estimate for name, estimate in gate.scores.items()}
+    output.write(
+        scores,
+        passed=tuned.passed,
+        gates=[{"name": g.name, "passed": g.passed, "words": g.words} for g in tuned.gates],
+        frozen=list(tuned.weak.frozen),
+        at_bounds=tuned.fit.at_bounds,
+        channels={name: {"before": b, "after": a} for name, (b, a) in tuned.comparison.channels.items()},
+        windows=len(tuned.fit.windows),
+        worlds=tuned.fit.worlds,
+        seconds=tuned.fit.seconds,
+        stopped=tuned.fit.stopped,
+        scene=str(where),
+        written=time.strftime("%Y-%m-%dT%H:%M:%S"),
+        **more,
+    )
+    _show(tuned)
+    print(where)
+    return 0 if tuned.passed else 1
+
+
+def _fresh(where: Path) -> Path:
+    """The folder, emptied of what an earlier run of this verb left there."""
+    import shutil
+
+    for old in (where.parent / "scene", where.parent / "scene_not_passed"):
+        if (old / "tuned.json").is_file():
+            shutil.rmtree(old)
+    return where
+
+
+def _show(tuned: Tuned) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("knob", "was", "is", "95 % interval", "unit", box=None, padding=(0, 2))
+    for column in (1, 2, 3):
+        table.columns[column].justify = "right"
+    for name, estimate in tuned.fit.estimates.items():
+        was = f"{tuned.start[name]:.4g}" if name in tuned.start else ""
+        table.add_row(name, was, f"{estimate.value:.4g}", f"{estimate.low:.4g} … {estimate.high:.4g}", estimate.unit)
+    console.print(table)
+    marks = Table("gate", "", "verdict", box=None, padding=(0, 2))
+    for gate in tuned.gates:
+        marks.add_row(gate.name, "[green]passed[/]" if gate.passed else "[red]not passed[/]", gate.words)
+    console.print(marks)
+
+
+def _bounds(words: Sequence[str]) -> dict[str, tuple[float, float]]:
+    from instep.core.errors import BadInput
+
+    found: dict[str, tuple[float, float]] = {}
+    for word in words:
+        match = re.fullmatch(r"(?P<name>[^=]+)=(?P<low>[^:]+):(?P<high>[^:]+)", word)
+        try:
+            if match is None:
+                raise ValueError
+            low, high = float(match["low"]), float(match["high"])
+        except ValueError:
+            raise BadInput(f"Bounds read 'joint.*.damping=0.01:2', not {word!r}.") from None
+        if not low < high:
+            raise BadInput(f"The bounds of {match['name']!r} are reversed: {low:g} is not below {high:g}.")
+        found[match["name"]] = (low, high)
+    return found

@@ -1,0 +1,114 @@
+"""The verb tune as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep import Episode, MujocoWorld, Script, rollout
+from instep.app.cli import main
+from instep.data.lerobot3_writer import write
+from instep.scene import address
+from instep.scene.folder import Scene
+
+SCENE = """
+<mujoco model="lifter">
+  <option timestep="0.005" integrator="implicitfast"/>
+  <worldbody>
+    <body name="link">
+      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.4"/>
+    </body>
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+</mujoco>
+"""
+FEW = ("--seeds", "1", "--starts", "1", "--draws", "3", "--window", "0.5")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scene") / "lifter"
+    folder.mkdir()
+    (folder / "scene.xml").write_text(SCENE)
+    (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["hinge"]\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(scene, tmp_path_factory) -> Path:
+    """Recordings of the same machine with more damping and a stiffer servo, with noise."""
+    world = MujocoWorld(scene).tuned({"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0})
+    folder = tmp_path_factory.mktemp("data") / "swings"
+    episodes = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        t = np.arange(200) * 0.02
+        waves = [a * np.sin(6.28 * f * t + p) for a, f, p in rng.uniform([0.2, 0.3, 0], [0.5, 2.0, 6], (4, 3))]
+        run = rollout(world, Script(np.sum(waves, axis=0)[:, None]), steps=200)
+        q = run.q + 0.001 * rng.standard_normal(run.q.shape)
+        episodes.append(
+            Episode(run.spec, {"timestamp": run.t, "q": q, "v": run.v, "action": run.action}, {"name": f"swing {seed}"})
+        )
+    write(episodes, folder)
+    return folder
+
+
+def test_knobs_are_found_gates_passed_and_a_new_scene_written(scene, data, tmp_path, capsys):
+    before = {p.name: p.read_bytes() for p in scene.iterdir()}
+    asked = ("joint.hinge.damping", "actuator.hinge.kp")
+    code = main(["tune", str(data), str(scene), "--knobs", *asked, *FEW, "--out", str(tmp_path / "out")])
+    assert code == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == str(tmp_path / "out" / "scene")
+    assert {p.name: p.read_bytes() for p in scene.iterdir()} == before
+    found = address.read(Scene.load(tmp_path / "out" / "scene").model, asked)
+    assert found["joint.hinge.damping"] == pytest.approx(0.2, rel=0.05)
+    assert found["actuator.hinge.kp"] == pytest.approx(6.0, rel=0.03)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["gates"][0]["name"] == "telemetry"
+    assert result["passed"] is True
+    assert result["scores"]["actuator.hinge.kp"]["low"] < 6.0 < result["scores"]["actuator.hinge.kp"]["high"]
+    assert len(result["inputs"]) == 2
+
+
+def complaint(capsys) -> str:
+    return capsys.readouterr().err
+
+
+def test_a_knob_that_is_not_there_offers_the_nearest(scene, data, tmp_path, capsys):
+    code = main(["tune", str(data), str(scene), "--knobs", "joint.hinge.dampning", "--out", str(tmp_path / "out")])
+    assert code == 2
+    assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_reversed_bounds_are_refused(scene, data, tmp_path, capsys):
+    asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.damping=2:0.1"]
+    assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
+    assert "reversed" in complaint(capsys)
+
+
+def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
+    world = MujocoWorld(scene)
+    spec = world.spec
+    zeros = {
+        "timestamp": np.arange(100) * 0.02,
+        "q": np.zeros((100, 1)),
+        "v": np.zeros((100, 1)),
+        "action": np.zeros((100, 1)),
+    }
+    write([Episode(spec, zeros, {"name": "still"})] * 2, tmp_path / "still")
+    asked = ["--knobs", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
+    assert main(["tune", str(tmp_path / "still"), str(scene), *asked]) == 2
+    assert "Nothing moves" in complaint(capsys)
+
+
+def test_one_window_is_refused(scene, tmp_path, capsys):
+    run = rollout(MujocoWorld(scene), Script(np.full((40, 1), 0.3)), steps=40)
+    write([run.with_columns({}, name="short")], tmp_path / "short")
+    asked = ["--knobs", "joint.hinge.damping", "--window", "0.6", "--out", str(tmp_path / "out")]
+    assert main(["tune", str(tmp_path / "short"), str(scene), *asked]) == 2
+    assert "one window only" in complaint(capsys)
