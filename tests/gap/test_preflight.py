@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep import BadInput, UnknownName
+from instep import BadInput, Episode, UnknownName
 from instep.gap.look_signal import quantum
 from instep.gap.preflight import preflight
 
@@ -176,6 +176,11 @@ def test_the_step_of_an_encoder_is_found():
     q = np.round(np.sin(np.linspace(0, 9, 5000)) / 1.534e-3) * 1.534e-3
     assert quantum(q) == pytest.approx(1.534e-3)
     assert quantum(np.random.default_rng(0).normal(size=5000)) == 0.0
+
+
+def test_recordings_without_actions_are_looked_at_too(runs):
+    bare = [Episode(run.spec, {"timestamp": run.t, "q": run.q}, run.meta) for run in runs]
+    assert preflight(bare).errors == ()
 
 
 def test_what_a_user_allows_becomes_a_warning(runs):

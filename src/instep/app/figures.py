@@ -201,14 +201,14 @@ def thinned(x: Array, y: Array, most: int = MOST_POINTS) -> tuple[Array, Array]:
     """A line of at most `most` points that keeps the lowest and the highest of each stretch."""
     if len(x) <= most:
         return x, y
-    pieces = np.array_split(np.arange(len(x)), most // 2)
-    keep: list[int] = []
-    for piece in pieces:
-        some = y[piece]
-        if np.isfinite(some).any():
-            keep += sorted({int(piece[int(np.nanargmin(some))]), int(piece[int(np.nanargmax(some))])})
-        else:
-            keep.append(int(piece[0]))
+    size = -(-len(x) // (most // 2))
+    rows = np.pad(np.asarray(y, float), (0, -len(x) % size), constant_values=np.nan).reshape(-1, size)
+    known = np.isfinite(rows)
+    lowest = np.argmin(np.where(known, rows, np.inf), axis=1)
+    highest = np.argmax(np.where(known, rows, -np.inf), axis=1)
+    begin = np.arange(len(rows)) * size
+    keep = np.unique(np.concatenate([begin + lowest, begin + highest]))
+    keep = keep[keep < len(x)]
     return x[keep], y[keep]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError
@@ -16,7 +17,7 @@ from instep.gap.modes import Mode
 from instep.gap.modes_contact import contact_faults, rest_test
 from instep.gap.modes_motion import bodies, dynamics_gap, sensor_noise, static_scene, stochasticity
 from instep.gap.records import Gap
-from instep.gap.suspects import LEAST, Questioned, Suspect, SuspectOptions, physical_modes, question, suspects_of
+from instep.gap.suspects import Questioned, Suspect, SuspectOptions, identify, physical_modes, suspects_of
 from instep.scene.folder import Scene
 
 Say = Callable[[str], None]
@@ -41,22 +42,26 @@ def search(scene: Scene, sim: Simulator, episodes: Sequence[Episode], gap: Gap, 
     wrapped, suspects = suspects_of(scene, sim)
     suspects, notes = _askable(wrapped, suspects)
     wrapping = tuple(w for w in gap_wrapping(gap) if w in sim.spec.q.labels)
+    options = SuspectOptions(wrapping=wrapping)
     try:
-        found = question(
-            wrapped,
-            episodes,
-            suspects,
-            options=SuspectOptions(wrapping=wrapping),
-            watch=lambda name: say(f"asking {name}"),
+        causes, found = identify(
+            wrapped, episodes, suspects, options=options, watch=lambda name: say(f"asking {name}"), most=MOST_OWNERS
         )
     except BadInput as none:
         return Causes(modes, (), None, (str(none),))
     modes += physical_modes(found)
-    owners = [q for q in found if q.gain.low > 0 and q.gain.value >= LEAST][:MOST_OWNERS]
-    owned = _shared(wrapped, episodes, {q.suspect.name: q.settings for q in reversed(owners)}, gap, say)
-    if owned is not None:
-        notes.append("Causes that share the gap were identified one at a time; fit them together with: instep tune.")
+    owned = _shared(wrapped, episodes, components_by_name(causes), gap, say)
+    if len(causes) > 1:
+        notes.append("Causes were identified one after the other; fit them together with: instep tune")
     return Causes(modes, found, owned, tuple(notes))
+
+
+def components_by_name(causes: Sequence[Questioned]) -> dict[str, Settings]:
+    """The settings of each cause that was identified; causes of one name are one."""
+    made: dict[str, dict[str, Any]] = {}
+    for cause in causes:
+        made.setdefault(cause.suspect.name, {}).update(cause.settings)
+    return dict(made)
 
 
 def attributed(sim: Simulator, episodes: Sequence[Episode], fitted: Scene, gap: Gap, *, say: Say) -> Causes:
@@ -112,7 +117,7 @@ def _askable(sim: Simulator, suspects: Sequence[Suspect]) -> tuple[list[Suspect]
 def _shared(
     sim: Simulator, episodes: Sequence[Episode], components: Mapping[str, Settings], gap: Gap, say: Say
 ) -> Attribution | None:
-    if len(components) < 2:
+    if not components:
         return None
     floor = gap.floor["overall"].at(0.5) if "overall" in gap.floor and gap.floor["overall"].horizons[0] < inf else None
     # A few windows of each run suffice: every subset is replayed.

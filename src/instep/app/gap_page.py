@@ -22,7 +22,6 @@ from instep.app.report import Beside, Choice, Figure, Number, Picture, Section, 
 from instep.core.stats import Estimate
 from instep.core.world import Array
 from instep.gap.attribution import Attribution
-from instep.gap.channels import channels
 from instep.gap.follow import Following
 from instep.gap.growth import Growth
 from instep.gap.looks import Look
@@ -146,16 +145,7 @@ def runs_section(gap: Gap) -> Section:
 
 def ranked_pairs(gap: Gap) -> list[tuple[float, Pair]]:
     """Runs with their error, the best first; replays that diverged are left out."""
-    if not gap.pairs:
-        return []
-    compared = channels(gap.pairs[0].real.spec.q)
-    scales = compared.scales([pair.real.q for pair in gap.pairs])
-    sizes = np.array([scales[unit] for unit in compared.units])
-    found: list[tuple[float, Pair]] = []
-    for pair in gap.pairs:
-        error = compared.difference(pair.sim.q, pair.real.q) / sizes
-        if np.isfinite(error).all():
-            found.append((float(np.sqrt(np.mean(error**2))), pair))
+    found = [(pair.error, pair) for pair in gap.pairs if math.isfinite(pair.error)]
     return sorted(found, key=lambda entry: entry[0])
 
 

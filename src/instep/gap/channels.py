@@ -12,6 +12,8 @@ from instep.core.poses import angle_between, normalized, quat_inv, quat_mul
 from instep.core.world import Array, Channel
 
 QUAT = ("qw", "qx", "qy", "qz")
+ENOUGH = 200_000
+"""Rows from which the scale of a channel is taken."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +30,18 @@ class Channels:
     wraps: Array
     """Whether a channel is an angle that goes round [channels]."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether channels are the coordinates themselves, in order, and no orientation is among them."""
+        return self.columns == tuple((i,) for i in range(len(self.columns)))
+
     def difference(self, sim: Array, real: Array) -> Array:
         """sim - real of each channel [..., channels]; orientations give the angle between, which has no sign."""
         sim, real = np.asarray(sim, float), np.asarray(real, float)
+        if self.plain:
+            out = sim - real
+            out[..., self.wraps] = wrapped(out[..., self.wraps])
+            return out
         shape = np.broadcast_shapes(sim.shape, real.shape)[:-1]
         out = np.empty((*shape, len(self.names)))
         for i, columns in enumerate(self.columns):
@@ -55,8 +66,12 @@ class Channels:
         return out
 
     def spread(self, values: Sequence[Array]) -> Array:
-        """How much each channel moves: the standard deviation about its mean over all runs [channels]."""
-        rows = np.concatenate([np.asarray(v, float) for v in values])
+        """How much each channel moves: the standard deviation about its mean over all runs [channels].
+
+        Of long recordings every so many rows are enough: a scale need not be known to four digits.
+        """
+        every = max(1, sum(len(v) for v in values) // ENOUGH)
+        rows = np.concatenate([np.asarray(v[::every], float) for v in values])
         out = np.empty(len(self.names))
         for i, columns in enumerate(self.columns):
             if len(columns) == 4:

@@ -11,7 +11,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.world import Array
 
-MOST_ROWS = 200_000
+MOST_ROWS = 60_000
 """So many rows, spread over all runs, are enough to judge a channel by."""
 
 

@@ -61,8 +61,9 @@ def measure(
     replays = replay_all(sim, runs, watch)
     errors, notes = _errors(sim, episodes, runs, replays, compared, options, watch)
     curves = curves_of(errors, compared, scales, sim.spec.dt)
-    pairs = tuple(_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True))
-    gap = Gap(curves, scores_of(curves), pairs=pairs, notes=(*_decisions(compared, scales, options), *notes))
+    pairs = [_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True)]
+    pairs = with_errors(pairs, errors, compared, scales)
+    gap = Gap(curves, scores_of(curves), pairs=tuple(pairs), notes=(*_decisions(compared, scales, options), *notes))
     lost = sum(not np.isfinite(q).all() for q, _ in replays)
     return gap.with_scores({"diverged runs": wilson(lost, len(runs))})
 
@@ -90,6 +91,21 @@ class Errors:
     """[runs, channels]"""
     counts: Array
     """[runs]"""
+
+
+def with_errors(
+    pairs: Sequence[Pair], errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float]
+) -> list[Pair]:
+    """Each pair with its overall error over the whole run, where that was taken; NaN where a replay diverged."""
+    whole = next((e for e in errors if isinf(e.horizon)), None)
+    if whole is None:
+        return list(pairs)
+    weights = groups_of(compared, scales)[0][:, -1]
+    rows = np.array([len(pair.real) - 1 for pair in pairs])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = np.sqrt(whole.sums @ weights / whole.counts)
+    size = np.where(whole.counts < rows, np.nan, size)
+    return [replace(pair, error=float(e)) for pair, e in zip(pairs, size, strict=True)]
 
 
 def curves_of(errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float], dt: float) -> dict[str, Curve]:

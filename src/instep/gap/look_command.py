@@ -34,6 +34,8 @@ def gains(looked: Looked) -> Iterator[Finding]:
 def follows(looked: Looked) -> Iterator[Finding]:
     """Joints that answer the command of another joint, or their own with the sign turned."""
     servos = looked.servos
+    if not servos:
+        return
     matrix = response(looked)
     for i, (label, _, _) in enumerate(servos):
         own = float(matrix[i, i])

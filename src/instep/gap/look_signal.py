@@ -26,10 +26,10 @@ def finite(looked: Looked) -> Iterator[Finding]:
         ):
             if column not in episode:
                 continue
-            values = np.asarray(episode[column], float)
-            bad = ~np.isfinite(values)
+            values = np.asarray(episode[column])
             if column == "action":
-                bad = bad[:-1]  # the action of the last row leads nowhere
+                values = values[:-1]  # the action of the last row leads nowhere
+            bad = ~np.isfinite(values)
             if bad.any():
                 row, place = (int(x) for x in np.argwhere(bad)[0])
                 share = 100 * float(bad[:, place].mean())

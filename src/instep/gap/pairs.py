@@ -12,8 +12,8 @@ from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Spec, vector
 
-from .channels import QUAT, Channels, channels
-from .horizon import Errors, HorizonOptions, curves_of, scores_of
+from .channels import QUAT, Channels, channels, wrapped
+from .horizon import Errors, HorizonOptions, curves_of, scores_of, with_errors
 from .records import Gap, Pair
 
 
@@ -28,10 +28,11 @@ def compare(real: Sequence[Episode], sim: Sequence[Episode], *, options: Horizon
     spec = pairs[0].real.spec
     compared = channels(spec.q, None, options.wrapping)
     scales = compared.scales([pair.real.q for pair in pairs], options.scales)
-    errors = [drift_errors(pairs, compared, h, options) for h in options.horizons]
+    errors = drift_errors(pairs, compared, options)
     longest = max(len(pair.real) for pair in pairs)
     errors = [e for e in errors if isinf(e.horizon) or round(e.horizon / spec.dt) < longest]
     curves = curves_of(errors, compared, scales, spec.dt)
+    pairs = with_errors(pairs, errors, compared, scales)
     sizes = ", ".join(f"{scale:.3g} {unit}" for unit, scale in scales.items())
     notes = (
         f"In 'overall' an error of {sizes} counts as 1.",
@@ -62,13 +63,34 @@ def pair_up(real: Sequence[Episode], sim: Sequence[Episode]) -> list[Pair]:
     return [_in_step(a, b) for a, b in couples]
 
 
-def drift_errors(pairs: Sequence[Pair], compared: Channels, horizon: float, options: HorizonOptions) -> Errors:
-    """Squared differences of paired runs, summed over windows of each pair."""
-    sums, counts = np.zeros((len(pairs), len(compared.names))), np.zeros(len(pairs))
+def drift_errors(pairs: Sequence[Pair], compared: Channels, options: HorizonOptions) -> list[Errors]:
+    """Squared differences of paired runs at each horizon, summed over the windows of each pair."""
+    shape = (len(options.horizons), len(pairs), len(compared.names))
+    sums, counts = np.zeros(shape), np.zeros(shape[:2])
     for i, pair in enumerate(pairs):
-        squares = squared_drift(pair.sim.q, pair.real.q, compared, horizon, options, pair.real.spec.dt)
-        sums[i], counts[i] = squares.sum(axis=0), len(squares)
-    return Errors(horizon, sums, counts)
+        # Where channels are plain numbers, one difference serves all horizons.
+        apart = compared.difference(pair.sim.q, pair.real.q) if compared.plain else None
+        for k, horizon in enumerate(options.horizons):
+            if apart is None:
+                squares = squared_drift(pair.sim.q, pair.real.q, compared, horizon, options, pair.real.spec.dt)
+            else:
+                squares = _plain_drift(apart, compared, horizon, options, pair.real.spec.dt)
+            sums[k, i], counts[k, i] = squares.sum(axis=0), len(squares)
+    return [Errors(h, sums[k], counts[k]) for k, h in enumerate(options.horizons)]
+
+
+def _plain_drift(apart: Array, compared: Channels, horizon: float, options: HorizonOptions, dt: float) -> Array:
+    """Squared differences [windows, channels] of two runs that are `apart` [rows, channels]."""
+    if isinf(horizon):
+        drift = apart[1:]
+    else:
+        k = max(1, round(horizon / dt))
+        starts = np.arange(0, len(apart) - k, max(1, round(options.every / dt)))
+        drift = apart[starts + k] - apart[starts]
+        if compared.wraps.any():
+            drift[:, compared.wraps] = wrapped(drift[:, compared.wraps])
+    squares = drift**2
+    return squares if np.isfinite(squares).all() else squares[np.isfinite(squares).all(axis=-1)]
 
 
 def squared_drift(
@@ -98,7 +120,7 @@ def _in_step(real: Episode, sim: Episode) -> Pair:
     if len(real) < 2 or len(sim) < 2:
         raise BadInput(f"Run {name_of(real)!r} has fewer than two rows on one side; a comparison needs two.")
     t_real, t_sim = (np.asarray(e.t, float) - float(e.t[0]) for e in (real, sim))
-    same = len(real) == len(sim) and bool(np.allclose(t_real, t_sim, atol=0.1 * real.spec.dt))
+    same = len(real) == len(sim) and float(np.abs(t_real - t_sim).max()) < 0.1 * real.spec.dt
     t = t_real if same else t_real[t_real <= t_sim[-1] + 0.5 * real.spec.dt]
     if len(t) < 2:
         raise BadInput(f"Run {name_of(real)!r} and its counterpart share no time; check their clocks.")
@@ -118,7 +140,8 @@ def _shared_spec(real: Spec, sim: Spec, shared: Sequence[str]) -> Spec:
 
 def _columns(episode: Episode, spec: Spec, stamps: Array, t: Array, rows: int | None) -> dict[str, Array]:
     """Positions and actions at the moments `t`: taken as they are, or brought there (commands held, never blended)."""
-    q = by_label(episode.q, episode.spec.q.labels, spec.q.labels, np.zeros(()))
+    alike = episode.spec.q.labels == spec.q.labels
+    q = episode.q if alike else by_label(episode.q, episode.spec.q.labels, spec.q.labels, np.zeros(()))
     columns = {"q": q[:rows] if rows is not None else _interpolated(q, spec.q.labels, stamps, t)}
     if "action" in episode and spec.action.labels:
         action = by_label(episode.action, episode.spec.action.labels, spec.action.labels, np.zeros(()))

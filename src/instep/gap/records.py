@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isinf
+from math import inf, isinf, nan
 
 from instep.core.episode import Episode
 from instep.core.stats import Estimate
@@ -41,6 +41,8 @@ class Pair:
     real: Episode
     sim: Episode
     name: str = ""
+    error: float = nan
+    """The overall error over the whole run; NaN where it was not taken or the replay diverged."""
 
 
 @dataclass(frozen=True, slots=True)

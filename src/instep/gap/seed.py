@@ -16,6 +16,7 @@ from instep.core.errors import BadInput
 from instep.core.poses import angle_between
 from instep.core.stats import Estimate
 from instep.core.stats_runs import pooled
+from instep.core.stats_tails import student_quantile
 from instep.core.world import Array
 
 from .arms import Arm
@@ -103,8 +104,9 @@ def profile_scores(profiles: Sequence[Profile]) -> dict[str, Estimate]:
         sums = np.array([[(run**2).sum()] for run in sound])
         counts = np.array([len(run) for run in sound])
         scores[name] = pooled(sums, counts, unit=units[name])[0]
+    sound = [p.overall[np.isfinite(p.overall)] for p in profiles]
     for share in QUANTILES:
-        scores[f"RMSE_norm, {share:.0%} of rows below"] = _quantile(profiles, share)
+        scores[f"RMSE_norm, {share:.0%} of rows below"] = _quantile(sound, share)
     return scores
 
 
@@ -134,18 +136,21 @@ def _shares(sim: Array, real: Array, arm: Arm, literal: bool) -> dict[str, float
     return {label: float(part / whole) if whole > 0 else 0.0 for label, part in zip(arm.labels, parts, strict=True)}
 
 
-def _quantile(profiles: Sequence[Profile], share: float) -> Estimate:
-    """A quantile over all rows; its interval deletes a run at a time."""
-    from instep.core.stats_tails import student_quantile
+def _quantile(runs: Sequence[Array], share: float) -> Estimate:
+    """A quantile over all rows with Woodruff's interval: how sure the share below it is, read off the distribution.
 
-    runs = [p.overall[np.isfinite(p.overall)] for p in profiles]
-    value = float(np.quantile(np.concatenate(runs), share))
+    The share below is a mean over runs, whose rows are not independent; its standard error is that of runs.
+    """
+    everything = np.concatenate(list(runs))
+    value = float(np.quantile(everything, share))
     n = len(runs)
     if n == 1:
         return Estimate(value, np.nan, np.nan, 1, "1")
-    without = np.array(
-        [np.quantile(np.concatenate([r for k, r in enumerate(runs) if k != i]), share) for i in range(n)]
-    )
-    error = float(np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum()))
+    below = np.array([float((run <= value).sum()) for run in runs])
+    rows = np.array([len(run) for run in runs], float)
+    residual = below - share * rows
+    error = float(np.sqrt(n / (n - 1) * (residual**2).sum())) / float(rows.sum())
     half = student_quantile(0.975, n - 1) * error
-    return Estimate(value, max(0.0, value - half), value + half, n, "1")
+    edges = np.clip([share - half, share + half], 0.0, 1.0)
+    low, high = (float(x) for x in np.quantile(everything, edges))
+    return Estimate(value, low, high, n, "1")

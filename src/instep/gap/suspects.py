@@ -112,6 +112,31 @@ def question(
     return sorted(found, key=lambda q: -q.gain.value)
 
 
+def identify(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    suspects: Sequence[Suspect],
+    *,
+    options: SuspectOptions | None = None,
+    watch: Callable[[str], None] | None = None,
+    most: int = 6,
+) -> tuple[list[Questioned], list[Questioned]]:
+    """The causes that explain a gap together, one found after the other, and what came of all suspects at first.
+
+    After each cause the others are questioned again with it put right: one that only stood for it explains nothing any
+    more. What explains no error for certain is left as it is, so that a right simulator is blamed for nothing.
+    """
+    first = question(sim, episodes, suspects, options=options, watch=watch)
+    causes: list[Questioned] = []
+    asked, settings = first, dict[str, Any]()
+    while asked and _certain(asked[0]) and len(causes) < most:
+        causes.append(asked[0])
+        settings |= asked[0].settings
+        rest = [s for s in suspects if all(s is not c.suspect for c in causes)]
+        asked = question(sim.tuned(settings), episodes, rest, options=options, watch=watch) if rest else []
+    return causes, first
+
+
 def physical_modes(questioned: Sequence[Questioned]) -> list[Mode]:
     """The physical cause that explains most, where one does for certain; all others are ruled out."""
     modes: list[Mode] = []
@@ -120,11 +145,10 @@ def physical_modes(questioned: Sequence[Questioned]) -> list[Mode]:
         if q.suspect.name in seen:
             continue
         seen.add(q.suspect.name)
-        certain = q.gain.low > 0 and q.gain.value >= LEAST
         words = q.suspect.words.format(q.value * q.suspect.shown) if q.value else "No value of it"
         share = f"explains {100 * max(q.gain.value, 0):.0f} % of the squared error on runs it was not chosen by"
         sentence = f"{words} {share} [{100 * q.gain.low:.0f}, {100 * q.gain.high:.0f} %]."
-        modes.append(Mode(q.suspect.name, certain and place == 0, q.gain, sentence[0].upper() + sentence[1:]))
+        modes.append(Mode(q.suspect.name, _certain(q) and place == 0, q.gain, sentence[0].upper() + sentence[1:]))
     return modes
 
 
@@ -146,6 +170,10 @@ def suspects_of(scene: Scene, sim: Simulator) -> tuple[Simulator, list[Suspect]]
         wrapped, weak = _weak(scene, wrapped, servos)
         suspects += [loose, weak]
     return wrapped, [s for s in suspects if s is not None]
+
+
+def _certain(q: Questioned) -> bool:
+    return q.gain.low > 0 and q.gain.value >= LEAST
 
 
 class _Taker:
