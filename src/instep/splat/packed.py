@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numba import njit
 
 from instep.core.world import Array
 
 from .gaussians import Gaussians
 from .reference import FAINT
+from .simd import FAST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,21 +47,39 @@ class Packed:
 def pack(gaussians: Gaussians) -> Packed:
     """Gaussians for the kernels, in the order in which they are given."""
     n = len(gaussians)
-    full = gaussians.covariances
-    rows, columns = np.triu_indices(3)
+    covariances = np.empty((n, 6), np.float32)
+    _covariances(np.asarray(gaussians.quats, float), np.asarray(gaussians.scales, float), covariances)
     opacities = np.maximum(np.asarray(gaussians.opacities, float), 1e-12)
     reach = np.sqrt(np.maximum(2 * np.log(opacities / FAINT), 0.0))
     strengths = np.column_stack([np.log2(opacities), np.where(opacities >= FAINT, reach, -1.0)])
     shaded = gaussians.degree > 0
     return Packed(
         _floats(gaussians.means),
-        _floats(full[:, rows, columns]),
+        covariances,
         _floats(strengths),
         _floats(np.maximum(gaussians.colours, 0.0)),
         _floats(gaussians.sh) if shaded else np.zeros((0, 1, 3), np.float32),
         np.ascontiguousarray(gaussians.body, np.int32),
         np.arange(n, dtype=np.int32),
     )
+
+
+@njit(**FAST)
+def _covariances(quats: Any, scales: Any, out: Any) -> None:
+    """Covariances turn diag(scales^2) turn^T (xx, xy, xz, yy, yz, zz) of quaternions of any length."""
+    for i in range(len(quats)):
+        w, x, y, z = quats[i, 0], quats[i, 1], quats[i, 2], quats[i, 3]
+        twice = 2.0 / (w * w + x * x + y * y + z * z)
+        a, b, c = scales[i, 0] ** 2, scales[i, 1] ** 2, scales[i, 2] ** 2
+        r00, r01, r02 = 1 - twice * (y * y + z * z), twice * (x * y - w * z), twice * (x * z + w * y)
+        r10, r11, r12 = twice * (x * y + w * z), 1 - twice * (x * x + z * z), twice * (y * z - w * x)
+        r20, r21, r22 = twice * (x * z - w * y), twice * (y * z + w * x), 1 - twice * (x * x + y * y)
+        out[i, 0] = a * r00 * r00 + b * r01 * r01 + c * r02 * r02
+        out[i, 1] = a * r00 * r10 + b * r01 * r11 + c * r02 * r12
+        out[i, 2] = a * r00 * r20 + b * r01 * r21 + c * r02 * r22
+        out[i, 3] = a * r10 * r10 + b * r11 * r11 + c * r12 * r12
+        out[i, 4] = a * r10 * r20 + b * r11 * r21 + c * r12 * r22
+        out[i, 5] = a * r20 * r20 + b * r21 * r21 + c * r22 * r22
 
 
 def _floats(values: Array) -> Array:

@@ -84,6 +84,15 @@ class Raster:
         self._packed = pack(gaussians)
         self._spaces = Workspaces()
         self._sights: dict[str, _Sight] = {}
+        self._orders: dict[str, Array] = {}
+
+    def renewed(self, gaussians: Gaussians) -> Raster:
+        """A renderer of changed Gaussians that starts with this one's memory and depth orders; the same picture."""
+        new = Raster(gaussians, threads=self.threads)
+        new._spaces = self._spaces
+        if len(gaussians) == len(self.gaussians):
+            new._orders = {**self._orders, **{name: sight.packed.ids for name, sight in self._sights.items()}}
+        return new
 
     def render(
         self,
@@ -190,7 +199,8 @@ class Raster:
     def _sight(self, camera: Camera, frames: Array) -> _Sight:
         sight = self._sights.get(camera.name)
         if sight is None:
-            sight = _Sight(self._packed.seen_from(frames))
+            order = self._orders.get(camera.name)
+            sight = _Sight(self._packed.seen_from(frames) if order is None else self._packed.ordered(order))
             if len(self._sights) >= _CAMERAS:
                 self._sights.pop(next(iter(self._sights)), None)
             self._sights[camera.name] = sight
