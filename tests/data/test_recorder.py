@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -185,3 +187,52 @@ def test_all_samples_of_a_fast_sensor_reach_an_mcap_log(tmp_path: Path):
     with (tmp_path / "out/episode_000000.mcap").open("rb") as file:
         topics = [channel.topic for _, channel, _ in reading.make_reader(file).iter_messages()]
     assert topics.count("/streams/observation/force") == 20 and topics.count("/q") == 5
+
+
+@pytest.mark.parametrize("kind", ["reused", "view of reused", "lasting", "turned"])
+def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path, kind: str):
+    """A driver fills one buffer again and again; other sources never write to an image again."""
+    world = Slider()
+    buffer = np.zeros((40, 60, 3), np.uint8)
+    with Recorder(tmp_path / "set", world.spec, options=SMALL) as recorder:
+        for k in range(60):
+            buffer[:] = 0
+            buffer[:20] = k
+            given = {
+                "reused": buffer,
+                "view of reused": buffer.view(),
+                "lasting": buffer.copy(),
+                "turned": buffer[::-1],
+            }
+            image = given[kind]
+            image.flags.writeable = kind == "reused"
+            seen = {CAMERA: image, "observation.state": np.zeros(1)}
+            recorder(State(k * 0.01, np.zeros(1), np.zeros(1)), seen, np.zeros(1))
+            buffer[:] = 255
+    (episode,) = load(tmp_path / "set")
+    row = 30 if kind == "turned" else 10
+    assert recorder.status().dropped == 0
+    np.testing.assert_array_equal(np.asarray(episode[CAMERA])[:, row, 0, 0], np.arange(60))
+
+
+def test_what_was_shown_survives_a_process_that_ends_without_closing(tmp_path: Path):
+    program = f"""
+import numpy as np
+from pathlib import Path
+from instep.core.world import Channel, Spec, State, vector
+from instep.data.recorder import Recorder
+spec = Spec(0.01, vector(["x"]), vector(["x"]), vector(["x"]), {{"{CAMERA}": Channel((), "", (40, 60, 3), "uint8")}})
+recorder = Recorder(Path({str(tmp_path / "set")!r}), spec)
+for k in range(50):
+    image = np.full((40, 60, 3), k, np.uint8)
+    image.flags.writeable = False
+    recorder(State(k * 0.01, np.zeros(1), np.zeros(1)), {{"{CAMERA}": image}}, np.zeros(1))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        (found,) = recover(tmp_path / "set")
+        if found.episode is not None and len(found.episode) == 50:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{0 if found.episode is None else len(found.episode)} of 50 rows were kept")

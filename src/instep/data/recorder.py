@@ -22,6 +22,7 @@ from instep.core.world import Array, Observation, Spec, State
 from . import journal, ring, spec
 from .durable import sha256
 from .ring import Part
+from .sender import Sender
 
 JOURNAL = "journal"
 """Folder of a dataset where rows wait to become LeRobot files."""
@@ -77,9 +78,12 @@ class _Open:
     """The episode being recorded."""
 
     number: int
-    row: Array
-    """One structured value that holds the numbers of a row."""
-    names: tuple[str, ...]
+    places: dict[str, Array]
+    """Where the number, the time and the images of a row go."""
+    bytes: memoryview
+    """The same numbers as they are written."""
+    columns: tuple[tuple[str, Array], ...]
+    """Names of the other columns, and where they go."""
     images: tuple[tuple[str, str], ...]
     """Names of cameras and of their stamps."""
     kinds: dict[str, tuple[tuple[int, ...], Any]]
@@ -106,6 +110,9 @@ class Recorder:
 
     Observations whose `<name>.stamp` has not changed since the last row are not stored again, so that a camera slower
     than the loop costs what it shows. Sensors faster than the loop hand in their values with `sample`.
+
+    Images that nobody may write to (`flags.writeable` is false, as those of a robot link and of filmed worlds are) are
+    taken as they are and copied outside the loop; others are copied at once, since a driver may fill them again.
     """
 
     def __init__(
@@ -233,7 +240,7 @@ class Recorder:
         )
         os.close(reading)
         os.close(memory)
-        self._sender = ring.Sender(self._ring, writing)
+        self._sender = Sender(self._ring, writing)
 
     @property
     def writer_pid(self) -> int:
@@ -261,7 +268,10 @@ class Recorder:
         }
         row = np.zeros(1, np.dtype(layout))
         kinds = {name: (arrays[name].shape, arrays[name].dtype) for name in large}
-        self._open = _Open(self._next, row, small, tuple((name, f"{name}.stamp") for name in large), kinds)
+        places = {str(field): row[field][0] if row[field].ndim > 1 else row[field] for field in row.dtype.names or ()}
+        columns = tuple((name, places[f"c{k}"]) for k, name in enumerate(small))
+        stamped = tuple((name, f"{name}.stamp") for name in large)
+        self._open = _Open(self._next, places, row.view(np.uint8).data, columns, stamped, kinds)
         self._next += 1
         self._sender.send([_text(journal.BEGIN, told)], stamps)
 
@@ -293,31 +303,34 @@ class Recorder:
     ) -> tuple[list[Part], dict[str, tuple[float, int]]]:
         """The messages of one row, images first, so that a row that is there has its images too."""
         state, observation, action = shown
-        row, parts = episode.row[0], list[Part]()
+        parts, refs = list[Part](), episode.places["ref"]
         kept: dict[str, tuple[float, int]] = {}
-        row["row"], row["t"] = number, state.t
+        episode.places["row"][...], episode.places["t"][...] = number, state.t
         own: dict[str, Any] = {"q": state.q, "v": state.v, "action": action}
-        for k, name in enumerate(episode.names):
-            value = own.get(name, observation.get(name))
+        for name, place in episode.columns:
+            value = own[name] if name in own else observation.get(name)
             if value is None:
                 episode.absent[name] = episode.absent.get(name, 0) + 1
-                value = np.nan if row.dtype[k + 3].base.kind == "f" else 0
-            row[k + 3] = value
+                value = np.nan if place.dtype.kind == "f" else 0
+            place[...] = value
         for k, (name, its_stamp) in enumerate(episode.images):
             stamp, last = float(observation.get(its_stamp, np.nan)), episode.kept.get(name, (np.nan, -1))
             image = observation.get(name)
             if image is None or stamp == last[0]:
-                row["ref"][k] = last[1]
+                refs[k] = last[1]
                 episode.absent[name] = episode.absent.get(name, 0) + (image is None)
                 continue
-            pixels = np.ascontiguousarray(image)
+            pixels = np.asarray(image)
+            if not pixels.flags.c_contiguous:
+                pixels = np.ascontiguousarray(pixels)
+                pixels.flags.writeable = False  # ours alone
             if (pixels.shape, pixels.dtype) != episode.kinds[name]:
                 shape, kind = episode.kinds[name]
                 raise ValueError(f"{name!r} is {pixels.dtype} {pixels.shape}, before it was {kind} {shape}")
             parts.append(Part(journal.BLOB, k, pixels.data.cast("B")))
-            row["ref"][k] = episode.sent + len(kept) + 1
+            refs[k] = episode.sent + len(kept) + 1
             kept[name] = (stamp, episode.sent + len(kept) + 1)
-        parts.append(Part(journal.ROW, 0, episode.row.view(np.uint8).data))
+        parts.append(Part(journal.ROW, 0, episode.bytes))
         return parts, kept
 
     def _notes(self, episode: _Open, stamps: tuple[int, int]) -> list[Part]:

@@ -5,13 +5,10 @@ Standard library only: the writing process starts with it.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 MESSAGE = struct.Struct("<BBHIQQqq")
@@ -19,7 +16,6 @@ MESSAGE = struct.Struct("<BBHIQQqq")
 PAGE = 4096
 TAIL, ROWS, SYNCED, FAILED, COMMITS, SAMPLES = range(6)
 """Places of the counters that the reader keeps: bytes read, rows written, rows synced, errno, episodes committed."""
-_F_SETPIPE_SZ = 1031
 
 
 class Part(NamedTuple):
@@ -71,47 +67,3 @@ def memory(size: int) -> int:
             handle = os.dup(file.fileno())
     os.ftruncate(handle, PAGE + size)
     return handle
-
-
-class Sender:
-    """The side that must never wait."""
-
-    def __init__(self, ring: Ring, pipe: int):
-        self._ring, self._pipe, self._head, self._base = ring, pipe, 0, 0
-        os.set_blocking(pipe, False)
-        # Where the pipe cannot grow it holds fewer messages; that is a shorter queue, not a fault.
-        with suppress(OSError):
-            fcntl.fcntl(pipe, _F_SETPIPE_SZ, 1 << 20)
-
-    def send(self, parts: Sequence[Part], stamps: tuple[int, int]) -> str:
-        """Hand over messages, all or none; returns why not, or an empty text."""
-        places, head, tail = list[int](), self._head, self._ring.counters[TAIL]
-        if tail == head:
-            # All was read: begin again at the start of the memory, which is still in the processor's cache.
-            head = self._base = -(-head // self._ring.size) * self._ring.size
-        size = self._ring.size
-        for _, _, payload in parts:
-            place = head % size
-            start = head if place + len(payload) <= size else head + size - place
-            head = start + len(payload)
-            places.append(start)
-        if head - max(tail, self._base) > size:
-            return "the queue was full"
-        message = bytearray()
-        for (kind, stream, payload), start in zip(parts, places, strict=True):
-            length = len(payload)
-            self._ring.view(start, length)[:] = payload
-            message += MESSAGE.pack(kind, 0, stream, length, start, start + length, *stamps)
-        try:
-            # Messages of one call are shorter than PIPE_BUF, so the pipe takes them whole or not at all.
-            os.write(self._pipe, message)
-        except BlockingIOError:
-            return "the queue was full"
-        except BrokenPipeError:
-            return "the writing process was gone"
-        self._head = head
-        return ""
-
-    def close(self) -> None:
-        """Say that nothing more will come."""
-        os.close(self._pipe)

@@ -137,6 +137,7 @@ class Filmed(Layer[W]):
             for world in np.ndindex(*state.batch):
                 seed = int(noise.uniform(memory["noise"][world], 1 + index)[-1] * 2**53)
                 frames[world] = self.studio.shown(memory["q"][world], camera, self.look, seed)
+            frames.flags.writeable = False
             seen[f"observation.images.{camera.name}"] = frames
             if self.every > 1:
                 seen[f"observation.images.{camera.name}.stamp"] = memory["stamp"]
