@@ -217,6 +217,75 @@ def test_poses_become_places_and_axes():
     assert np.allclose(features, flipped), "a quaternion and its negative are one orientation"
 
 
+POSE = ["tee.x", "tee.y", "tee.z", "tee.qw", "tee.qx", "tee.qy", "tee.qz"]
+PLANE = replace(
+    SPEC,
+    observation={
+        "observation.state": vector(["x", "y"], "m"),
+        "observation.velocity": vector(["x", "y"], "m/s"),
+        "observation.environment_state": vector(POSE),
+    },
+)
+
+
+def lying(angle: float, place: np.ndarray, point: np.ndarray, rows: int = 6) -> Episode:
+    """A stick at a point of a block's frame that is always sent 0.1 along the block's own x."""
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    pose = np.array([*place, 0.0, np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)])
+    stick = place + turn @ point
+    columns = {
+        "observation.state": np.tile(stick, (rows, 1)),
+        "observation.velocity": np.tile(turn @ [0.3, 0.0], (rows, 1)),
+        "observation.environment_state": np.tile(pose, (rows, 1)),
+        "action": np.tile(stick + turn @ [0.1, 0.0], (rows, 1)),
+    }
+    return Episode(PLANE, columns)
+
+
+def test_in_the_frame_of_a_block_a_push_is_one_push_however_it_lies():
+    from instep.policy.train import TrainOptions, examples, recipe_of
+
+    rng = np.random.default_rng(3)
+    episodes = [lying(angle, rng.uniform(-1, 1, 2), np.array([-0.1, 0.02])) for angle in rng.uniform(-3, 3, 7)]
+    recipe = recipe_of(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=4, execute=2))
+    data = examples(episodes, recipe)
+    assert np.allclose(data.chunks, np.tile([0.1, 0.0], 4), atol=1e-6)
+    assert np.allclose(data.seen[:, -4:], [-0.1, 0.02, 0.3, 0.0], atol=1e-6), "where the stick is, and how it moves"
+    plain = recipe_of(episodes, TrainOptions(horizon=4, execute=2))
+    assert data.seen.shape[1] == examples(episodes, plain).seen.shape[1] + 6
+    assert np.ptp(examples(episodes, plain).chunks, axis=0).max() > 0.1
+    again = Inputs.from_json(json.loads(json.dumps(recipe.inputs.as_json())))
+    assert again == recipe.inputs
+
+
+def test_what_is_said_in_the_frame_of_a_block_is_done_in_the_world():
+    from instep.policy.train import TrainOptions, recipe_of
+
+    episodes = [lying(1.1, np.array([0.2, -0.4]), np.array([0.05, 0.0]))]
+    recipe = recipe_of(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=3, execute=2))
+    seen = {name: episodes[0][name] for name in recipe.inputs.channels}
+    steps = np.random.default_rng(0).normal(size=(6, 3, 2))
+    there = recipe.to_frame(seen, steps)
+    assert not np.allclose(there, steps)
+    assert np.allclose(recipe.from_frame(seen, there), steps)
+    one = {name: value[0] for name, value in seen.items()}
+    assert np.allclose(recipe.to_frame(one, steps[0]), there[0]), "one world is a batch of one"
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (("x", "z", "tee"), "no joint named 'z'"),
+        (("x", "y", "block"), "no body named 'block'"),
+    ],
+)
+def test_a_frame_of_things_that_are_not_there_is_refused(frame, words):
+    from instep.policy.train import TrainOptions, recipe_of
+
+    with pytest.raises(UnknownName, match=words):
+        recipe_of([lying(0.0, np.zeros(2), np.zeros(2))], TrainOptions(frame=frame))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

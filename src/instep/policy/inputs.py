@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,36 @@ STATE = ("observation.state", "observation.velocity", "observation.environment_s
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """See and act in the frame of a body on a plane: a push from the left of a block is one push, however it lies.
+
+    A net would have to learn the products of a rotation and a place from examples; here they are given.
+    """
+
+    point: tuple[str, str]
+    """Labels of the joints that are the x and y of what touches the body."""
+    body: str
+    home: tuple[float, float] = (0.0, 0.0)
+    """A place of the world that is shown in the body's frame: where the body was at the end of demonstrations."""
+
+    def turn(self, observation: Observation, labels: tuple[str, ...]) -> tuple[Array, Array, Array]:
+        """Cosine and sine of the body's heading [...], and its place [..., 2]."""
+        pose = np.asarray(observation["observation.environment_state"], float)
+        start = labels.index(f"{self.body}.x")
+        w, x, y, z = np.moveaxis(pose[..., start + 3 : start + 7], -1, 0)
+        angle = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+        return np.cos(angle), np.sin(angle), pose[..., start : start + 2]
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """Channels of numbers, in order, with the labels they had when the policy was trained."""
 
     channels: Mapping[str, tuple[str, ...]]
     cameras: tuple[str, ...] = ()
     """Cameras whose pictures are looked at."""
+    frame: Frame | None = None
+    """The frame of a body, where the policy sees and acts in one."""
 
     @classmethod
     def of(cls, spec: Spec, channels: Sequence[str] = STATE, cameras: Sequence[str] = ()) -> Inputs:
@@ -68,16 +92,55 @@ class Inputs:
                 parts += [values[..., done:start], *_spread(values[..., start : start + 7])]
                 done = start + 7
             parts.append(values[..., done:])
+        if self.frame is not None:
+            parts += self._framed(observation, self.frame)
         return np.concatenate(parts, axis=-1)
+
+    def into(self, observation: Observation, vectors: Array) -> Array:
+        """Vectors of the plane [..., 2] of the world in the frame of the body."""
+        c, s = self._heading(observation, vectors.ndim)
+        return np.stack([c * vectors[..., 0] + s * vectors[..., 1], c * vectors[..., 1] - s * vectors[..., 0]], axis=-1)
+
+    def out_of(self, observation: Observation, vectors: Array) -> Array:
+        """Vectors of the plane [..., 2] of the body's frame in the world."""
+        c, s = self._heading(observation, vectors.ndim)
+        return np.stack([c * vectors[..., 0] - s * vectors[..., 1], s * vectors[..., 0] + c * vectors[..., 1]], axis=-1)
+
+    def _heading(self, observation: Observation, axes: int) -> tuple[Array, Array]:
+        if self.frame is None:
+            raise BadInput("These inputs have no frame of a body.")
+        c, s, _ = self.frame.turn(observation, self.channels["observation.environment_state"])
+        extra = (None,) * (axes - 1 - c.ndim)
+        return c[(..., *extra)], s[(..., *extra)]
+
+    def _framed(self, observation: Observation, frame: Frame) -> list[Array]:
+        """The touching point, how it moves, and the home of the body, all in the body's frame."""
+        place = frame.turn(observation, self.channels["observation.environment_state"])[2]
+        parts = [self.into(observation, np.array(frame.home) - place)]
+        for name in ("observation.state", "observation.velocity"):
+            if name in self.channels:
+                values = np.asarray(observation[name], float)
+                where = [self.channels[name].index(label) for label in frame.point]
+                offset = place if name == "observation.state" else 0.0
+                parts.append(self.into(observation, values[..., where] - offset))
+        return parts
 
     def as_json(self) -> dict[str, Any]:
         """The form policy.json holds."""
-        return {"channels": {k: list(v) for k, v in self.channels.items()}, "cameras": list(self.cameras)}
+        frame = None if self.frame is None else asdict(self.frame)
+        channels = {k: list(v) for k, v in self.channels.items()}
+        return {"channels": channels, "cameras": list(self.cameras), "frame": frame}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> Inputs:
         """Back from policy.json."""
-        return cls({str(k): tuple(v) for k, v in table["channels"].items()}, tuple(table.get("cameras", ())))
+        given = table.get("frame")
+        frame = None
+        if given is not None:
+            (a, b), (x, y) = given["point"], given["home"]
+            frame = Frame((str(a), str(b)), str(given["body"]), (float(x), float(y)))
+        channels = {str(k): tuple(v) for k, v in table["channels"].items()}
+        return cls(channels, tuple(table.get("cameras", ())), frame)
 
 
 def _poses(labels: Sequence[str]) -> list[int]:

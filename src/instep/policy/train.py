@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, MissingExtra
+from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.world import Array
 
-from .inputs import STATE, Inputs
+from .inputs import STATE, Frame, Inputs
 from .trained import Recipe, save_policy
 from .weights import read_weights, write_weights
 
@@ -46,6 +46,8 @@ class TrainOptions:
     image_size: int = 96
     cameras: tuple[str, ...] = ()
     channels: tuple[str, ...] = STATE
+    frame: tuple[str, str, str] | None = None
+    """See and act in the frame of a body: labels of the x and y that touch it, and its name."""
     seed: int = 0
     every: int = 2000
     """Steps from one checkpoint to the next."""
@@ -122,6 +124,8 @@ def recipe_of(episodes: Sequence[Episode], options: TrainOptions) -> Recipe:
             raise BadInput("The episodes have different actions; a policy is trained on one robot at a time.")
     channels = tuple(name for name in options.channels if all(name in episode for episode in episodes))
     inputs = Inputs.of(spec, channels, options.cameras)
+    if options.frame is not None:
+        inputs = replace(inputs, frame=_frame(options.frame, inputs, episodes))
     known = inputs.channels.get("observation.state", ())
     relative = tuple(
         unit in ("rad", "m") and label in known
@@ -135,6 +139,24 @@ def recipe_of(episodes: Sequence[Episode], options: TrainOptions) -> Recipe:
     )  # fmt: skip
 
 
+def _frame(asked: tuple[str, str, str], inputs: Inputs, episodes: Sequence[Episode]) -> Frame:
+    """The frame of a body; its home is where it was at the end of the demonstrations."""
+    x, y, body = asked
+    labels = inputs.channels.get("observation.environment_state", ())
+    joints, actions = inputs.channels.get("observation.state", ()), episodes[0].spec.action.labels
+    for label in (x, y):
+        if label not in joints:
+            raise UnknownName("joint", label, joints)
+        if label not in actions:
+            raise UnknownName("action", label, actions)
+    if f"{body}.x" not in labels:
+        raise UnknownName("body", body, [label.removesuffix(".x") for label in labels if label.endswith(".x")])
+    start = labels.index(f"{body}.x")
+    ends = np.array([episode["observation.environment_state"][-1, start : start + 2] for episode in episodes])
+    home = ends.mean(axis=0)
+    return Frame((x, y), body, (float(home[0]), float(home[1])))
+
+
 def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:
     """Every row of the episodes as an example; at the end of an episode the last action goes on."""
     seen: list[Array] = []
@@ -142,10 +164,11 @@ def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:
     pictures: list[list[Array]] = [[] for _ in recipe.inputs.cameras]
     for episode in episodes:
         rows = len(episode)
-        seen.append(recipe.inputs.features({name: episode[name] for name in recipe.inputs.channels}))
+        observed = {name: episode[name] for name in recipe.inputs.channels}
+        seen.append(recipe.inputs.features(observed))
         ahead = np.minimum(np.arange(rows)[:, None] + np.arange(recipe.horizon), rows - 1)
-        chunk = np.asarray(episode.action, float)[ahead]
-        chunks.append((chunk - _stands(episode, recipe)[:, None]).reshape(rows, -1))
+        steps = np.asarray(episode.action, float)[ahead] - recipe.stands(observed)[:, None]
+        chunks.append(recipe.to_frame(observed, steps).reshape(rows, -1))
         for camera, kept in zip(recipe.inputs.cameras, pictures, strict=True):
             from .vision import shrunk
 
@@ -155,15 +178,6 @@ def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:
         np.concatenate(chunks).astype(np.float32),
         tuple(np.concatenate(kept) for kept in pictures),
     )
-
-
-def _stands(episode: Episode, recipe: Recipe) -> Array:
-    out = np.zeros((len(episode), len(recipe.actions)))
-    labels = recipe.inputs.channels.get("observation.state", ())
-    for i, (label, relative) in enumerate(zip(recipe.actions, recipe.relative, strict=True)):
-        if relative:
-            out[:, i] = episode["observation.state"][:, labels.index(label)]
-    return out
 
 
 def _resume(learner: Any, folder: Path, options: TrainOptions) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,32 @@ class Recipe:
     image_size: int = 96
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What it was trained on, and how."""
+
+    def stands(self, observation: Observation) -> Array:
+        """Where the joints stand, for the actions that are said as steps from there [..., nu]."""
+        labels = self.inputs.channels.get("observation.state", ())
+        state = np.asarray(observation["observation.state"], float) if any(self.relative) else np.zeros(1)
+        out = np.zeros((*state.shape[:-1], len(self.actions)))
+        for i, (label, relative) in enumerate(zip(self.actions, self.relative, strict=True)):
+            if relative:
+                out[..., i] = state[..., labels.index(label)]
+        return out
+
+    def to_frame(self, observation: Observation, chunk: Array) -> Array:
+        """Steps [..., horizon, nu] with those of the touching point turned into the body's frame."""
+        return self._turned(observation, chunk, self.inputs.into)
+
+    def from_frame(self, observation: Observation, chunk: Array) -> Array:
+        """Back into the world."""
+        return self._turned(observation, chunk, self.inputs.out_of)
+
+    def _turned(self, observation: Observation, chunk: Array, turn: Callable[[Observation, Array], Array]) -> Array:
+        if self.inputs.frame is None:
+            return chunk
+        where = [self.actions.index(label) for label in self.inputs.frame.point]
+        out = np.array(chunk)
+        out[..., where] = turn(observation, chunk[..., where])
+        return out
 
     def as_json(self) -> dict[str, Any]:
         """The form policy.json holds."""
@@ -77,9 +103,8 @@ class FlowPolicy:
         keys = noise.following(self._key + np.arange(n, dtype=np.uint64) + np.uint64(self._asked << 32))
         x = self._net.flow(np.asarray(seen, np.float32), noise.normal(keys, size), recipe.samples)
         chunk = x * self._scale["action_size"] + self._scale["action_mean"]
-        chunk = chunk.reshape(n, recipe.horizon, len(recipe.actions)).astype(float)
-        chunk = chunk + _base(recipe, observation, n)[:, None]
-        return chunk.reshape(*batch, *chunk.shape[1:])
+        chunk = chunk.reshape(*batch, recipe.horizon, len(recipe.actions)).astype(float)
+        return recipe.from_frame(observation, chunk) + recipe.stands(observation)[..., None, :]
 
 
 SCALES = ("seen_mean", "seen_size", "action_mean", "action_size")
@@ -141,19 +166,6 @@ def _check_sizes(recipe: Recipe, tensors: Mapping[str, Array], folder: Path) -> 
             raise BadInput(f"The weights in {str(folder)!r} lack {name!r}; they are not of this policy.")
     if tensors["net.leave.weight"].shape[0] != size or tensors["scale.action_size"].shape != (size,):
         raise BadInput(f"The weights in {str(folder)!r} are for chunks of another size than policy.json says.")
-
-
-def _base(recipe: Recipe, observation: Observation, n: int) -> Array:
-    """Where the joints stand, for the actions that are said as steps from there [n, nu]."""
-    out = np.zeros((n, len(recipe.actions)))
-    labels = recipe.inputs.channels.get("observation.state", ())
-    if not any(recipe.relative):
-        return out
-    state = np.asarray(observation["observation.state"], float).reshape(n, -1)
-    for i, (label, relative) in enumerate(zip(recipe.actions, recipe.relative, strict=True)):
-        if relative:
-            out[:, i] = state[:, labels.index(label)]
-    return out
 
 
 def _eyes(recipe: Recipe, tensors: Mapping[str, Array]) -> Any:

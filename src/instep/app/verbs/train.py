@@ -32,6 +32,7 @@ def train(
     judge: int = 0,
     cameras: tuple[str, ...] = (),
     blind: tuple[str, ...] = (),
+    frame: tuple[str, ...] = (),
     steps: int = 8000,
     batch: int = 128,
     rate: float = 1e-3,
@@ -54,6 +55,8 @@ def train(
         judge: judge each checkpoint on so many virtual starts that are not in the data.
         cameras: cameras to look at, by name.
         blind: channels not to look at, such as observation.environment_state.
+        frame: see and act in the frame of a body on a table: the joints that are the x and y of what touches it, and
+            its name, such as pusher_x pusher_y tee.
         steps: steps of training.
         batch: examples per step.
         rate: largest step size.
@@ -71,6 +74,8 @@ def train(
     *sources, folder = data
     if judge and not scene:
         raise BadInput("--judge needs --scene, the scene in which checkpoints are judged.")
+    if len(frame) not in (0, 3):
+        raise BadInput(f"--frame takes two joints and a body, not {len(frame)} words.")
     output, console = new_output("train", Path(folder), seed=seed), Console(stderr=True)
     episodes = []
     for source in sources:
@@ -79,6 +84,7 @@ def train(
     options = TrainOptions(
         steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
         cameras=cameras, channels=tuple(name for name in STATE if name not in blind), every=max(1, min(2000, steps)),
+        frame=(frame[0], frame[1], frame[2]) if frame else None,
     )  # fmt: skip
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     stands: list[Stand] = []
