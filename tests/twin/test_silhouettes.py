@@ -99,6 +99,42 @@ def test_the_pull_is_the_slope_of_the_cost(tee: Outline) -> None:
         assert pull[k] == pytest.approx(slope, rel=0.08)  # edges change hands from pixel to pixel
 
 
+@pytest.mark.parametrize("soft", [0.7, 2.0, 5.0])
+def test_a_glance_sums_up_what_the_readable_equations_do(tee: Outline, soft: float) -> None:
+    camera, T = looking_down(), moved(np.eye(4), np.array([0.01, 0.02, 0.02, 0.1, -0.05, 0.7]))
+    shot = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
+    weight = (np.random.default_rng(1).random(shot.mask.shape) < 0.8).astype(np.float32)
+    shot = Shot(camera, shot.mask, weight, shot.region, T)
+    sharp = Sharpness(sigma=1.0, kappa=1.0)
+    view = look(tee, shot, np.zeros(6), sharp, soft)
+    seen = sight(tee, camera, T, T[:3, 3], 8 if soft < 1 else 32)
+    left, top, right, bottom = seen.region
+    part = slice(top, bottom), slice(left, right)
+    H, g, tally = cover.normal_equations(
+        seen.points, seen.slopes, seen.edges, shot.mask[part], weight[part], np.array([left, top], float), soft, 0.5
+    )
+    scale = np.abs(H).max()
+    assert np.abs(view.information - H).max() < 1e-5 * scale  # float32 sums of flat blocks
+    assert np.abs(view.pull - g).max() < 1e-4 * np.abs(g).max()
+    assert view.overlap == pytest.approx(tally[2] / tally[3], rel=1e-6)
+    # Beyond six widths of the edge the fast one takes the silhouette as flat.
+    assert view.residual == pytest.approx(np.sqrt(tally[0] / tally[1]), rel=3e-3)
+    basis = planar_basis(np.array([0.0, 0.0, 1.0]))
+    planar = look(tee, shot, np.zeros(6), sharp, soft, basis)
+    assert np.allclose(planar.information, basis.T @ view.information @ basis, rtol=1e-9, atol=1e-9 * scale)
+
+
+def test_the_compiled_strength_is_the_plain_one() -> None:
+    from instep.twin.glance import strength_of
+    from instep.twin.mask import PALE
+
+    rng = np.random.default_rng(4)
+    mask = colour_mask(np.array([1.0, 0.3, 0.1]))
+    pixels = np.clip(np.array([190, 70, 40]) + rng.normal(0, 20, (60, 80, 3)), 0, 255).astype(np.uint8)
+    plain = mask.strength(pixels[::2, ::2], 100.0)
+    assert strength_of(pixels, mask.chroma, 100.0, 1.6 * PALE) == pytest.approx(plain, abs=0.5)
+
+
 def test_the_compiled_mask_is_the_plain_one() -> None:
     rng = np.random.default_rng(3)
     pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)

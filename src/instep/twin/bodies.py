@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from instep.core.errors import UnknownName
-from instep.core.poses import matrix_from_quat, pose, transform
+from instep.core.poses import pose
 from instep.core.world import Array, Spec
+
+from .untyped import glances
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Place:
 
     def transform(self, q: Array) -> Array:
         """world_from_body (4 x 4)."""
-        return transform(q[self.q : self.q + 7])
+        return np.asarray(glances.placed_at(q[self.q : self.q + 7]))
 
     def put(self, q: Array, world_from_body: Array) -> Array:
         """Positions with the body moved there."""
@@ -29,11 +31,17 @@ class Place:
         out[self.q : self.q + 7] = pose(world_from_body)
         return out
 
+    def moved(self, q: Array, xi: Array) -> Array:
+        """Positions with the body translated by xi[:3] and turned about its own origin by xi[3:]."""
+        out = q.copy()
+        out[self.q : self.q + 7] = glances.shifted(q[None, self.q : self.q + 7], xi)[0]
+        return out
+
     def add_twist(self, q: Array, v: Array, twist: Array) -> Array:
         """Velocities with a twist in the world added; angular velocity is kept in the body's axes."""
         out = v.copy()
         out[self.v : self.v + 3] += twist[:3]
-        out[self.v + 3 : self.v + 6] += matrix_from_quat(q[self.q + 3 : self.q + 7]).T @ twist[3:]
+        out[self.v + 3 : self.v + 6] += self.transform(q)[:3, :3].T @ twist[3:]
         return out
 
 

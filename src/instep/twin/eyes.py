@@ -10,10 +10,11 @@ import numpy as np
 from instep.core.world import Array, Observation
 from instep.scene.camera import Camera
 
-from .mask import ColourMask, read
+from .mask import PALE, ColourMask, read
 from .outline import Outline
-from .sight import sight
+from .sight import lens_of
 from .solve import Shot
+from .untyped import glances
 
 IMAGES = "observation.images."
 AROUND = 30
@@ -43,17 +44,23 @@ class Eyes:
         """The newest picture of each camera; None where there is none, or where it is no picture."""
         return [self._frame(camera, seen, t) for camera in self.cameras]
 
-    def shot(self, frame: Frame, outline: Outline, world_from_body: Array, strength: float) -> Shot | None:
+    def shot(
+        self, frame: Frame, outline: Outline, world_from_body: Array, strength: float, around: int = AROUND
+    ) -> Shot | None:
         """The pixels around a body, made ready; None where the camera cannot see that place."""
-        around = sight(outline, frame.camera, world_from_body, world_from_body[:3, 3], AROUND)
-        if not around.visible:
+        camera = frame.camera
+        lens, size = lens_of(camera), (camera.width, camera.height)
+        region: tuple[int, int, int, int] = glances.around(
+            outline.corners, world_from_body, camera.body_from_camera, lens, around, *size
+        )
+        left, top, right, bottom = region
+        if right - left <= 2 or bottom - top <= 2:
             return None
-        left, top, right, bottom = around.region
         crop = frame.pixels[top:bottom, left:right]
-        behind = self.backdrops.get(frame.camera.name)
+        behind = self.backdrops.get(camera.name)
         mask, weight = read(self.mask, crop, strength, None if behind is None else behind[top:bottom, left:right])
-        chroma = self.mask.strength(crop[::2, ::2], strength)
-        return Shot(frame.camera, mask, weight, around.region, world_from_body, chroma)
+        chroma = float(glances.strength_of(crop, self.mask.chroma, float(strength), 1.6 * PALE))
+        return Shot(camera, mask, weight, region, world_from_body, chroma)
 
     def _frame(self, camera: Camera, seen: Observation, t: float) -> Frame | None:
         name = IMAGES + camera.name

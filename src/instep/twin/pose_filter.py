@@ -12,20 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.poses import quat_exp, quat_from_matrix, quat_log, quat_mul, transform
+from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 
 from .acquire import acquire
-from .bodies import Place, interpolated, place_of
+from .bodies import Place, place_of
 from .contacts import Support, keep_apart, rested, support_of
 from .correction import Corrected
-from .eyes import Eyes, Frame
+from .eyes import AROUND, Eyes, Frame
 from .mask import first_strength
 from .outline import Outline, outline
-from .solve import Sharpness, Shot, Solution, look, moved, planar_basis, solve
-from .untyped import model_of
+from .solve import Sharpness, Shot, Solution, View, look, planar_basis, solve
+from .untyped import glances, model_of
 
+NEAR = 14
+"""Pixels around a prediction that is sure."""
+WIDER = 2000.0
+"""Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 MEMORY = 32
 """How many past beliefs are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
 
@@ -133,20 +137,22 @@ class PoseFilter:
             log[f"{camera.name}.frozen"] = float(memory["frozen"][c])
             log[f"{camera.name}.latency"] = t - float(memory["stamp"][c]) if np.isfinite(memory["stamp"][c]) else np.nan
         for b, (place, shape) in enumerate(zip(self._places, self._outlines, strict=True)):
-            believed = [self._believed(times, poses[:, b], frame) for frame in frames]
+            past = np.ascontiguousarray(poses[:, b])
+            around = self._around(memory["covariance"][b])
             shots = [
-                None if f is None or T is None else self.eyes.shot(f, shape, T, memory["strength"][c])
-                for c, (f, T) in enumerate(zip(frames, believed, strict=True))
-            ]
+                None if f is None or f.stamp < times[0]
+                else self.eyes.shot(f, shape, glances.believed(times, past, f.stamp), memory["strength"][c], around)
+                for c, f in enumerate(frames)
+            ]  # fmt: skip
             xi, touching = self._correct(b, shape, place, q, shots, frames, memory, log)
             if xi is None:
                 continue
-            q = place.put(q, moved(place.transform(q), xi))
+            q = place.moved(q, xi)
             if touching:
-                q, log[f"{place.name}.cut"] = keep_apart(self.scene, q, place)
-                xi = _between(transform(poses[-1, b]), place.transform(q))
-            poses[:, b, :3] += xi[:3]
-            poses[:, b, 3:] = quat_mul(quat_exp(xi[3:]), poses[:, b, 3:])
+                apart, log[f"{place.name}.cut"] = keep_apart(self.scene, q, place)
+                xi = np.concatenate([xi[:3] + (apart - q)[place.q : place.q + 3], xi[3:]])
+                q = apart
+            poses[:, b] = glances.shifted(past, xi)
             v = place.add_twist(q, v, self._twist(xi, log[f"{place.name}.shift"]))
         memory = {**memory, "t": times, "poses": poses}
         return Corrected(q, v, memory, log)
@@ -173,7 +179,8 @@ class PoseFilter:
             picked, usable = [picked[i] for i in good], [usable[i] for i in good]
             found = solve(shape, picked, prior, basis, options.sharpness, options.iterations)
         self._report(name, found if good else None, prior, basis, log)
-        self._judge(shape, shots, found.xi if found is not None and good else np.zeros(6), log)
+        known = dict(zip(usable, found.views, strict=True)) if found is not None and good else {}
+        self._judge(shape, shots, found.xi if found is not None and good else np.zeros(6), known, log)
         searched = any(shot is not None for shot in shots)
         if found is None or not good:
             return self._blind(b, shape, T, frames, memory, log, searched), False
@@ -239,10 +246,10 @@ class PoseFilter:
             frames.append(frame if kept["same"][c] < 2 else None)
         return frames, kept
 
-    def _believed(self, times: Array, poses: Array, frame: Frame | None) -> Array | None:
-        if frame is None or frame.stamp < times[0]:
-            return None
-        return transform(interpolated(times, poses, frame.stamp))
+    def _around(self, covariance: Array) -> int:
+        """How many pixels around the prediction are made ready: more, the less is known of the body."""
+        sigma = float(np.sqrt(np.max(np.diag(covariance)[:3])))
+        return min(max(round(NEAR + WIDER * sigma), NEAR), AROUND)
 
     def _report(
         self,
@@ -255,7 +262,7 @@ class PoseFilter:
         if found is None:
             log[f"{name}.nis"] = log[f"{name}.residual"] = log[f"{name}.weakest"] = np.nan
             return
-        M, inside = basis.T @ found.information @ basis, np.linalg.inv(basis.T @ prior @ basis)
+        M, inside = found.information, np.linalg.inv(basis.T @ prior @ basis)
         eta = basis.T @ found.xi
         pull = (M + inside) @ eta
         log[f"{name}.nis"] = float(pull @ (np.linalg.pinv(M) - np.linalg.inv(M + inside)) @ pull)
@@ -268,11 +275,14 @@ class PoseFilter:
         log[f"{name}.weakest"] = float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf
         log[f"{name}.visible"] = max(view.visible for view in found.views)
 
-    def _judge(self, shape: Outline, shots: Sequence[Shot | None], xi: Array, log: dict[str, float]) -> None:
+    def _judge(
+        self, shape: Outline, shots: Sequence[Shot | None], xi: Array, known: Mapping[int, View], log: dict[str, float]
+    ) -> None:
         """How well the corrected pose fits every camera, those that were left out as well."""
-        for camera, shot in zip(self.eyes.cameras, shots, strict=True):
+        soft = self.options.sharpness.softness
+        for c, (camera, shot) in enumerate(zip(self.eyes.cameras, shots, strict=True)):
             if shot is not None:
-                view = look(shape, shot, xi, self.options.sharpness, self.options.sharpness.softness)
+                view = known[c] if c in known else look(shape, shot, xi, self.options.sharpness, soft)
                 log[f"{camera.name}.overlap"], log[f"{camera.name}.seen"] = view.overlap, view.visible
 
     def _doubt(
@@ -281,8 +291,8 @@ class PoseFilter:
         """Freeze a camera that keeps wanting the body elsewhere than the others agree on."""
         if len(usable) < 3:
             return
-        M: list[Array] = [basis.T @ v.information @ basis for v in found.views]
-        g: list[Array] = [basis.T @ v.pull for v in found.views]
+        M: list[Array] = [v.information for v in found.views]
+        g: list[Array] = [v.pull for v in found.views]
         small = 1e-3 * np.eye(basis.shape[1]) * max(np.trace(m) for m in M)
         wishes: list[Array] = [-np.linalg.solve(m + small, p) for m, p in zip(M, g, strict=True)]
         away: list[float] = []

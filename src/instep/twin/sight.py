@@ -48,7 +48,7 @@ class Sight:
 
 def sight(outline: Outline, camera: Camera, world_from_body: Array, centre: Array, margin: int = MARGIN) -> Sight:
     """Project a body at a transform (4 x 4) into a camera that stands in the world."""
-    lens = np.array([*camera.focal, *camera.centre, *(*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]])
+    lens = lens_of(camera)
     points, slopes = kernels.placed(outline.corners, world_from_body, camera.body_from_camera, lens, centre)
     if not np.isfinite(points[0, 0]):
         return Sight(np.zeros((0, 2)), np.zeros((0, 2, 6)), np.zeros((0, 7)), (0, 0, 0, 0))
@@ -60,3 +60,8 @@ def sight(outline: Outline, camera: Camera, world_from_body: Array, centre: Arra
         min(int(high[1]) + 1 + margin, camera.height),
     )
     return Sight(points, slopes, kernels.edges_of(points, outline.starts), region)
+
+
+def lens_of(camera: Camera) -> Array:
+    """fx, fy, cx, cy, k1, k2, p1, p2, k3 [9], as the kernels take them."""
+    return np.array([*camera.focal, *camera.centre, *(*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]])

@@ -15,13 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .outline import Outline
-from .sight import MARGIN, sight
-from .untyped import kernels
+from .sight import MARGIN, lens_of
+from .untyped import glances
+
+ALL_SIX = np.eye(6)
+"""Motions of a body that is free: three translations, three rotations."""
+ENOUGH = 1e-4
+"""A step below this [m, rad] is the last: the next picture goes on from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,9 @@ class View:
     """How one camera's pixels agree with a pose."""
 
     information: Array
-    """J^T W J / (sigma^2 kappa) [6, 6]."""
+    """J^T W J / (sigma^2 kappa) along the motions that were asked for [k, k]."""
     pull: Array
-    """J^T W r / (sigma^2 kappa) [6]."""
+    """J^T W r / (sigma^2 kappa) [k]."""
     residual: float
     """Root mean square of mask residuals over the pixels that count [share]."""
     overlap: float
@@ -81,7 +85,7 @@ class Solution:
     covariance: Array
     """Of xi [6, 6]."""
     information: Array
-    """What the cameras alone say [6, 6]."""
+    """What the cameras alone say, along the columns of the basis [k, k]."""
     views: tuple[View, ...]
 
 
@@ -95,53 +99,48 @@ def solve(
     inside = np.linalg.inv(basis.T @ prior @ basis)
     eta = np.zeros(basis.shape[1])
     soft = sharpness.softness
-    views = tuple(look(outline, shot, basis @ eta, sharpness, soft) for shot in shots)
+
+    def looks(soft: float) -> tuple[View, ...]:
+        return tuple(look(outline, shot, basis @ eta, sharpness, soft, basis) for shot in shots)
+
+    views = looks(soft)
     for left in range(iterations, 0, -1):
         wide = _softness(views, soft) if left > 1 else soft
-        if wide != soft:
-            views = tuple(look(outline, shot, basis @ eta, sharpness, wide) for shot in shots)
-        known, pull = _summed(views)
-        step = np.linalg.solve(basis.T @ known @ basis + inside, basis.T @ pull + inside @ eta)
+        known, pull = _summed(views if wide == soft else looks(wide))
+        step = np.linalg.solve(known + inside, pull + inside @ eta)
         eta = eta - step
-        views = tuple(look(outline, shot, basis @ eta, sharpness, soft) for shot in shots)
-        if np.abs(step).max() < 1e-4:  # the next picture goes on from here
+        views = looks(soft)
+        if np.abs(step).max() < ENOUGH:
             break
     information, _ = _summed(views)
-    within = np.linalg.inv(basis.T @ information @ basis + inside)
+    within = np.linalg.inv(information + inside)
     return Solution(basis @ eta, basis @ within @ basis.T, information, views)
 
 
-def look(outline: Outline, shot: Shot, xi: Array, sharpness: Sharpness, soft: float) -> View:
-    """How a camera's pixels agree with the body moved by xi."""
-    world_from_body = moved(shot.world_from_body, xi)
-    seen = sight(outline, shot.camera, world_from_body, world_from_body[:3, 3], MARGIN if soft < 1 else 4 * MARGIN)
-    region = overlap_of(seen.region, shot.region)
-    if not seen.visible or region is None:
-        return View(np.zeros((6, 6)), np.zeros(6), 1.0, 0.0, 0.0, 0.0)
-    left, top, right, bottom = region
-    part = slice(top - shot.region[1], bottom - shot.region[1]), slice(left - shot.region[0], right - shot.region[0])
-    corner = np.array([left, top], float)
-    H, g, tally = kernels.normal_equations(
-        seen.points, seen.slopes, seen.edges, shot.mask[part], shot.weight[part], corner, soft, sharpness.robust
-    )
+def look(outline: Outline, shot: Shot, xi: Array, sharpness: Sharpness, soft: float, basis: Array = ALL_SIX) -> View:
+    """How a camera's pixels agree with the body moved by xi, and how that changes along the columns of a basis."""
+    margin = MARGIN if soft < 1 else 4 * MARGIN
+    H, g, tally = glances.glance(
+        outline.corners, outline.starts, basis, shot.world_from_body, xi, shot.camera.body_from_camera,
+        lens_of(shot.camera), shot.mask, shot.weight, shot.region, soft, sharpness.robust, margin,
+    )  # fmt: skip
+    if tally[7] <= 0:
+        return View(H, g, 1.0, 0.0, 0.0, 0.0)
     scale = 1.0 / (sharpness.sigma**2 * sharpness.kappa)
-    free = max(tally[5], 1e-9)
+    squared, counts, both, either, covered, free, shows, area = tally.tolist()
     return View(
         H * scale,
         g * scale,
-        float(np.sqrt(tally[0] / max(tally[1], 1e-9))),
-        float(tally[2] / max(tally[3], 1e-9)),
-        float(tally[5] / max(seen.area, tally[4], 1e-9)),
-        float(tally[6] / free) if tally[5] > 1 else 0.0,
+        (squared / max(counts, 1e-9)) ** 0.5,
+        both / max(either, 1e-9),
+        free / max(area, covered, 1e-9),
+        shows / max(free, 1e-9) if free > 1 else 0.0,
     )
 
 
 def moved(world_from_body: Array, xi: Array) -> Array:
     """A transform (4 x 4) moved by xi: translated, and turned about the body's own origin."""
-    out = world_from_body.copy()
-    out[:3, :3] = matrix_from_quat(quat_exp(xi[3:])) @ world_from_body[:3, :3]
-    out[:3, 3] += xi[:3]
-    return out
+    return np.asarray(glances.turned(world_from_body, xi))
 
 
 def overlap_of(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
@@ -161,7 +160,11 @@ def planar_basis(normal: Array) -> Array:
 
 
 def _summed(views: Sequence[View]) -> tuple[Array, Array]:
-    return sum((v.information for v in views), np.zeros((6, 6))), sum((v.pull for v in views), np.zeros(6))
+    known, pull = views[0].information.copy(), views[0].pull.copy()
+    for view in views[1:]:
+        known += view.information
+        pull += view.pull
+    return known, pull
 
 
 def _softness(views: Sequence[View], soft: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 mujoco: Any = import_module("mujoco")
 kernels: Any = import_module("instep.twin.cover")
+glances: Any = import_module("instep.twin.glance")
 
 
 def model_of(scene: Any) -> Any:
