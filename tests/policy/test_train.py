@@ -368,6 +368,8 @@ def test_what_cannot_be_trained_on_is_said(tmp_path):
         train([], tmp_path)
     with pytest.raises(UnknownName, match="no camera named 'front'"):
         train([towards(0)], tmp_path, TrainOptions(cameras=("front",)))
+    with pytest.raises(BadInput, match="not on 'abacus'"):
+        train([towards(0)], tmp_path, TrainOptions(device="abacus"))
     other = replace(towards(1), spec=replace(SPEC, action=vector(["a", "b"], "m")))
     with pytest.raises(BadInput, match="different actions"):
         train([towards(0), other], tmp_path)

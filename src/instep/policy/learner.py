@@ -46,7 +46,7 @@ class TorchFlowNet(nn.Module):
 
     def forward(self, seen: torch.Tensor, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """The velocity of the flow [n, size] at times [n, 1]."""
-        angle = t * (math.pi * 2.0 ** torch.arange(FREQUENCIES, dtype=torch.float32))
+        angle = t * (math.pi * 2.0 ** torch.arange(FREQUENCIES, dtype=torch.float32, device=t.device))
         h = self.enter(torch.cat([seen, x, torch.sin(angle), torch.cos(angle)], dim=-1))
         for i in range(self._blocks):
             h = self.get_submodule(f"block{i}")(h)
@@ -59,14 +59,16 @@ class Learner:
     def __init__(self, recipe: Recipe, data: Examples, options: TrainOptions):
         torch.manual_seed(options.seed)
         self._recipe, self._options = recipe, options
+        self._device = torch.device(options.device)
         self._scale = _scales(data)
-        self._seen = torch.from_numpy((data.seen - self._scale["seen_mean"]) / self._scale["seen_size"])
-        self._chunks = torch.from_numpy((data.chunks - self._scale["action_mean"]) / self._scale["action_size"])
-        self._pictures = [torch.from_numpy(p) for p in data.pictures]
+        self._seen = self._placed((data.seen - self._scale["seen_mean"]) / self._scale["seen_size"])
+        self._chunks = self._placed((data.chunks - self._scale["action_mean"]) / self._scale["action_size"])
+        self._pictures = [self._placed(p) for p in data.pictures]
         self._eyes = self._new_eyes(len(data.pictures))
         sight = self._eyes.size if self._eyes is not None else 0
         self._net = TorchFlowNet(data.seen.shape[1] + sight, data.chunks.shape[1], options.width, options.blocks)
         self._all = nn.ModuleDict({"net": self._net, **({"eyes": self._eyes} if self._eyes is not None else {})})
+        self._all.to(self._device)
         self._mean = {k: v.detach().clone() for k, v in self._all.state_dict().items()}
         self._optimiser = torch.optim.AdamW(self._all.parameters(), lr=options.rate, weight_decay=1e-4)
 
@@ -91,19 +93,19 @@ class Learner:
     def tensors(self) -> dict[str, Array]:
         """The running mean of the weights and the scales, as a policy holds them."""
         found = {f"scale.{name}": value for name, value in self._scale.items()}
-        return {**found, **{name: value.numpy().copy() for name, value in self._mean.items()}}
+        return {**found, **{name: value.cpu().numpy().copy() for name, value in self._mean.items()}}
 
     def state(self) -> dict[str, Array]:
         """Everything needed to go on later."""
-        out = {f"now.{k}": v.detach().numpy() for k, v in self._all.state_dict().items()}
-        out |= {f"mean.{k}": v.numpy() for k, v in self._mean.items()}
+        out = {f"now.{k}": v.detach().cpu().numpy() for k, v in self._all.state_dict().items()}
+        out |= {f"mean.{k}": v.cpu().numpy() for k, v in self._mean.items()}
         for i, entry in self._optimiser.state_dict()["state"].items():
-            out |= {f"optimiser.{i}.{k}": np.asarray(v.numpy(), np.float32) for k, v in entry.items()}
+            out |= {f"optimiser.{i}.{k}": np.asarray(v.cpu().numpy(), np.float32) for k, v in entry.items()}
         return out
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from an earlier state."""
-        tensors = {k: torch.from_numpy(np.array(v)) for k, v in state.items()}
+        tensors = {k: self._placed(np.array(v)) for k, v in state.items()}
         self._all.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("now.")})
         self._mean = {k[5:]: v for k, v in tensors.items() if k.startswith("mean.")}
         whole: dict[str, Any] = self._optimiser.state_dict()
@@ -115,14 +117,18 @@ class Learner:
         self._optimiser.load_state_dict(whole)
 
     def _loss(self, rows: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-        """How far the net is from the straight way between noise and actions."""
+        """How far the net is from the straight way between noise and actions.
+
+        Draws are made on the processor, so that they are the same whatever device the net is on.
+        """
+        rows, where = rows.to(self._device), self._device
         seen, target = self._seen[rows], self._chunks[rows]
-        seen = seen + self._options.jitter * torch.randn(seen.shape, generator=draw)
+        seen = seen + self._options.jitter * torch.randn(seen.shape, generator=draw).to(where)
         if self._eyes is not None:
             pictures = [pictures[rows] for pictures in self._pictures]
             seen = torch.cat([seen, self._eyes(pictures, draw)], dim=-1)
-        noise = torch.randn(target.shape, generator=draw)
-        t = torch.rand((len(rows), 1), generator=draw)
+        noise = torch.randn(target.shape, generator=draw).to(where)
+        t = torch.rand((len(rows), 1), generator=draw).to(where)
         along = (1 - t) * noise + t * target
         return ((self._net(seen, along, t) - (target - noise)) ** 2).mean()
 
@@ -131,6 +137,9 @@ class Learner:
         with torch.no_grad():
             for name, value in self._all.state_dict().items():
                 self._mean[name].mul_(keep).add_(value, alpha=1 - keep)
+
+    def _placed(self, values: Array) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
     def _new_eyes(self, cameras: int) -> Any:
         if not cameras:

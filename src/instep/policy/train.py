@@ -52,6 +52,8 @@ class TrainOptions:
     every: int = 2000
     """Steps from one checkpoint to the next."""
     threads: int = 2
+    device: str = "cpu"
+    """Where the net is trained, as torch names it: cpu, cuda. The policy that comes out needs no such device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def train(
         raise BadInput("A policy is trained on episodes, and there are none.")
     torch = _torch()
     torch.set_num_threads(options.threads)
+    _check_device(torch, options.device)
     recipe = recipe_of(episodes, options)
     data = examples(episodes, recipe)
     from .learner import Learner
@@ -202,8 +205,16 @@ def _keep(learner: Any, folder: Path, step: int, options: TrainOptions) -> None:
 
 
 def _asked(options: TrainOptions) -> dict[str, Any]:
-    names = [name for name in TrainOptions.__dataclass_fields__ if name != "threads"]
+    names = [name for name in TrainOptions.__dataclass_fields__ if name not in ("threads", "device")]
     return json.loads(json.dumps({name: getattr(options, name) for name in names}))
+
+
+def _check_device(torch: Any, device: str) -> None:
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise BadInput(f"A net is trained on cpu, cuda or mps, not on {device!r}.")
+    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
+        raise BadInput(f"This torch finds no {kind} device on this machine; train on cpu, or install a torch for it.")
 
 
 def _torch() -> Any:

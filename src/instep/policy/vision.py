@@ -58,7 +58,7 @@ class _Eye(nn.Module):
         heat = self.points(self.conv(x))
         n, k, h, w = heat.shape
         share = torch.softmax(heat.reshape(n, k, h * w), dim=-1).reshape(n, k, h, w)
-        ys, xs = torch.linspace(-1, 1, h), torch.linspace(-1, 1, w)
+        ys, xs = torch.linspace(-1, 1, h, device=x.device), torch.linspace(-1, 1, w, device=x.device)
         place = torch.cat([(share.sum(3) * ys).sum(2), (share.sum(2) * xs).sum(2)], dim=-1)
         return nn.functional.silu(self.leave(place))
 
@@ -101,6 +101,7 @@ def _shifted(x: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     """Pictures moved by a few pixels, the edge repeated."""
     n, _, h, w = x.shape
     wide = nn.functional.pad(x, (SHIFT,) * 4, mode="replicate")
-    dy, dx = (torch.randint(0, 2 * SHIFT + 1, (n, 1, 1), generator=draw) for _ in range(2))
-    rows, columns = torch.arange(h)[None, :, None] + dy, torch.arange(w)[None, None] + dx
-    return wide[torch.arange(n)[:, None, None], :, rows, columns].permute(0, 3, 1, 2)
+    dy, dx = (torch.randint(0, 2 * SHIFT + 1, (n, 1, 1), generator=draw).to(x.device) for _ in range(2))
+    rows = torch.arange(h, device=x.device)[None, :, None] + dy
+    columns = torch.arange(w, device=x.device)[None, None] + dx
+    return wide[torch.arange(n, device=x.device)[:, None, None], :, rows, columns].permute(0, 3, 1, 2)

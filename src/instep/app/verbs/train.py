@@ -40,6 +40,7 @@ def train(
     horizon: int = 32,
     execute: int = 12,
     threads: int = 2,
+    device: str = "cpu",
     seed: int = 0,
 ) -> int:
     """Clone behaviour: learn chunks of actions from what was seen, by flow matching; small nets for two cores.
@@ -64,6 +65,7 @@ def train(
         horizon: actions of a chunk.
         execute: actions of a chunk that are played.
         threads: threads of the training.
+        device: where the net is trained: cpu or cuda.
         seed: seed of the weights and of the order of examples.
 
     """
@@ -84,7 +86,7 @@ def train(
     options = TrainOptions(
         steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
         cameras=cameras, channels=tuple(name for name in STATE if name not in blind), every=max(1, min(2000, steps)),
-        frame=(frame[0], frame[1], frame[2]) if frame else None,
+        frame=(frame[0], frame[1], frame[2]) if frame else None, device=device,
     )  # fmt: skip
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     stands: list[Stand] = []
