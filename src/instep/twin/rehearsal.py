@@ -1,0 +1,76 @@
+"""A stand-in that was filmed: its pictures are taken beforehand, so that a twin can be rehearsed on them.
+
+The pictures have the stand-in's own light and noise, and come late, as those of cameras do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.world import Array, Channel
+from instep.physics.film import Look, Studio
+from instep.scene.folder import Scene
+
+from .eyes import IMAGES
+
+BANK = 4
+"""Pictures of noise that are drawn; each frame takes one of them from another place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shooting:
+    """How a stand-in is filmed."""
+
+    look: Look = field(default_factory=lambda: Look(0.9, (1.05, 0.95, 0.97), 3.0))
+    late: int = 1
+    """Rows by which pictures are late."""
+    seed: int = 0
+    """Seed of the noise."""
+
+
+def film(scene: Scene, episode: Episode, shooting: Shooting | None = None, cameras: Sequence[str] = ()) -> Episode:
+    """The episode of a scene with pictures of the scene's cameras (all where none are named), each with its stamp."""
+    shooting = shooting or Shooting()
+    studio, t = Studio(scene), episode.t
+    then = np.maximum(np.arange(len(episode)) - shooting.late, 0)
+    columns: dict[str, Array] = {}
+    shown: dict[str, Channel] = {}
+    try:
+        for number, name in enumerate(cameras or scene.cameras):
+            camera = scene.cameras[name]
+            exposure = _Exposure(shooting.look, (camera.height, camera.width, 3), (shooting.seed, number))
+            pictures = np.empty((len(episode), camera.height, camera.width, 3), np.uint8)
+            for row in range(len(episode)):
+                pictures[row] = exposure.of(studio.picture(episode.q[then[row]], camera), row)
+            pictures.flags.writeable = False
+            columns[IMAGES + name], columns[IMAGES + name + ".stamp"] = pictures, t[then]
+            shown[IMAGES + name] = Channel(("height", "width", "channels"), "", pictures.shape[1:], "uint8")
+    finally:
+        studio.close()
+    spec = replace(episode.spec, observation={**episode.spec.observation, **shown})
+    return replace(episode.with_columns(columns), spec=spec)
+
+
+class _Exposure:
+    """Light and noise of one camera; noise is drawn once and shifted from frame to frame."""
+
+    def __init__(self, look: Look, shape: tuple[int, ...], seed: tuple[int, ...]):
+        self._look, self._shape = look, shape
+        rng = np.random.default_rng(seed)
+        size = int(np.prod(shape))
+        self._bank = np.rint(rng.normal(0.0, look.sigma, BANK * size)).astype(np.int16)
+        self._offsets = rng.integers(0, (BANK - 1) * size, 4096)
+        # Light is linear in what is seen, so a table of all grey levels stands for it.
+        levels = np.arange(256)[:, None] * (look.gain * np.asarray(look.tint))
+        self._table = np.clip(np.rint(levels), 0, 255).astype(np.int16)
+
+    def of(self, picture: Array, row: int) -> Array:
+        """The picture as this camera shows it."""
+        lit = np.stack([self._table[:, c][picture[..., c]] for c in range(3)], axis=-1)
+        start = int(self._offsets[row % len(self._offsets)])
+        noise = self._bank[start : start + lit.size].reshape(self._shape)
+        return np.clip(lit + noise, 0, 255).astype(np.uint8)
