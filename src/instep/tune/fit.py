@@ -47,6 +47,8 @@ class FitOptions:
     """Where the first search begins, by address; the middle of the range where none is given."""
     starts: int = 3
     """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
+    anywhere: bool = False
+    """Whether `start` is left out, so that every search begins at the best of points spread evenly."""
     free_starts: bool = True
     """Whether start states of windows move within their noise, rather than being taken as measured."""
     priors: Mapping[str, Prior] = field(default_factory=dict[str, Prior])
@@ -202,7 +204,7 @@ def _search(
 
 def _candidates(problem: Problem, given: Array, options: FitOptions) -> list[Point]:
     """The given start, then the best of many points spread evenly over the bounds."""
-    many = 8 * (options.starts - 1)
+    many = 8 * (options.starts - 1 + options.anywhere)
     spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
     points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
     if not np.isfinite([p.cost for p in points]).any():
@@ -210,8 +212,10 @@ def _candidates(problem: Problem, given: Array, options: FitOptions) -> list[Poi
             f"All {len(points)} settings tried diverged within {options.window:g} s; use shorter windows, narrower "
             "bounds or a start that is sound."
         )
-    first = points[0] if np.isfinite(points[0].cost) else min(points, key=lambda p: p.cost)
     others = sorted((p for p in points[1:] if np.isfinite(p.cost)), key=lambda p: p.cost)
+    if options.anywhere and others:
+        return others
+    first = points[0] if np.isfinite(points[0].cost) else others[0]
     return [first, *others]
 
 

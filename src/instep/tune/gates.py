@@ -16,9 +16,13 @@ from instep.core.world import Array, Simulator
 from .fit import Fit, FitOptions, correlation_time, fit
 from .heldout import Comparison, compare
 from .identify import Identifiability, identifiability
-from .recover import recover
+from .recover import recover, some
 from .solve import Watch, cost_of
 from .telemetry import doubts, faults
+
+
+COARSE = 64
+"""Windows used while searching; the best search is finished over all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ def tune(
     gates = gates or GateOptions()
     fitted, held_out = episodes
     passed = [_telemetry([*fitted, *held_out])]
-    first = fit(sim, fitted, knobs, replace(options, iterations=12, starts=min(2, options.starts)), watch=watch)
+    look = replace(_coarse(options), iterations=12, starts=min(2, options.starts))
+    first = fit(sim, fitted, knobs, look, watch=watch)
     weak = identifiability(first, first.problem.prior_sigma)
     passed.append(_identifiability(weak))
     if not weak.kept:
@@ -123,18 +128,22 @@ def _solve(
     gates: GateOptions,
     watch: Watch | None,
 ) -> tuple[Fit, Gate]:
+    """Search from several places over some of the windows, then finish the best search over all of them."""
+    coarse = _coarse(options)
     fits: list[Fit] = []
     for seed in range(gates.seeds):
-        fits.append(fit(sim, episodes, knobs, replace(options, seed=gates.seed + seed), watch=watch))
+        # The first search begins where the look ended, the others anywhere: the best of points spread evenly.
+        begun = replace(coarse, start={}, priors=coarse.priors, anywhere=True) if seed else coarse
+        fits.append(fit(sim, episodes, knobs, replace(begun, seed=gates.seed + seed), watch=watch))
         if fits[-1].stopped:
             break
-    # Each fit weighs by its own residuals; to be compared, all are weighed as the first.
-    same = fits[0].problem
-    ranked = sorted(((cost_of(same, f.x, f.point.starts, f.point.residual), i) for i, f in enumerate(fits)))
-    costs, fits = np.array([cost for cost, _ in ranked]), [fits[i] for _, i in ranked]
-    best = fits[0]
+    # Weights differ a little between the searches, so all are judged under those of the first.
+    problem = fits[0].problem
+    costs = [cost_of(problem, f.point.x, f.point.starts, f.point.residual) for f in fits]
+    ranked = sorted(range(len(fits)), key=lambda i: costs[i])
+    best = fits[ranked[0]]
     # Fits within one per cent of the best cost count as found; their spread is the doubt of the search.
-    good = np.stack([f.x for f, c in zip(fits, costs, strict=True) if c <= 1.01 * costs[0]])
+    good = np.stack([fits[i].x for i in ranked if costs[i] <= 1.01 * costs[ranked[0]]])
     spread = float(np.ptp(good, axis=0).max()) if len(good) > 1 else 0.0
     apart = [k.address for k, s in zip(knobs, np.ptp(good, axis=0), strict=True) if s > 0.05]
     words = (
@@ -142,15 +151,25 @@ def _solve(
         "of their range"
     )
     words += f" ({', '.join(apart)} by more than 5 %)." if apart else "."
+    if not best.stopped and len(best.windows) < (options.limit or len(best.windows) + 1):
+        best = fit(sim, episodes, knobs, replace(options, start=best.settings, starts=1), watch=watch)
     if best.stopped:
         words = f"Stopped by hand; the best of {len(fits)} searches is kept. {words}"
     return best, Gate("solve", len(good) * 2 >= len(fits) and not best.stopped, words)
 
 
+def _coarse(options: FitOptions) -> FitOptions:
+    """The same search over fewer windows, for all but the last one."""
+    return replace(options, limit=COARSE if options.limit is None else min(options.limit, COARSE))
+
+
 def _recovery(found: Fit, gates: GateOptions) -> Gate:
     if gates.draws == 0 or found.stopped:
         return Gate("recovery", True, "Recovery of planted truths was not checked.")
-    result = recover(found, gates.draws, seed=gates.seed)
+    try:
+        result = recover(some(found, COARSE), gates.draws, seed=gates.seed)
+    except KeyboardInterrupt:
+        return Gate("recovery", False, "Stopped by hand before planted truths were recovered.")
     total = wilson(int(result.inside.sum()), result.inside.size)
     worst = min(result.share, key=lambda name: result.share[name])
     words = (

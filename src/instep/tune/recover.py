@@ -64,6 +64,18 @@ def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
     return replace(problem, shooter=shooter)
 
 
+def some(found: Fit, limit: int) -> Fit:
+    """The same fit seen through at most `limit` of its windows, evenly chosen, with the doubt that goes with them."""
+    windows, point = found.windows, found.point
+    if len(windows) <= limit:
+        return found
+    index = np.linspace(0, len(windows) - 1, limit).round().astype(int)
+    shooter = replace(found.problem.shooter, windows=windows.some(index), worlds=0)
+    kept = replace(point, starts=point.starts[index], residual=point.residual[index])
+    widened = found.covariance * len(windows) / limit
+    return replace(found, problem=replace(found.problem, shooter=shooter), point=kept, covariance=widened)
+
+
 def _truth(found: Fit, rng: np.random.Generator) -> Array:
     """Somewhere near the fit: a few of its own deviations away, at least a hundredth of the range."""
     sigma = np.sqrt(np.clip(np.diag(found.covariance), 1e-4, 1e-2))

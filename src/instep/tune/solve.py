@@ -86,13 +86,12 @@ def descend(problem: Problem, point: Point, iterations: int, tolerance: float, w
     for iteration in range(iterations):
         normal = linearise(problem, point)
         before = point.cost
-        for _ in range(4):
-            dampings = damping * np.array([0.1, 1.0, 10.0])
-            trial, which = _best(problem, [_step(problem, point, normal, d) for d in dampings])
+        for _ in range(7):
+            trial = _tried(problem, _step(problem, point, normal, damping))
             if trial.cost < point.cost:
-                point, damping = trial, max(float(dampings[which]), 1e-9)
+                point, damping = trial, max(damping / 5, 1e-9)
                 break
-            damping *= 100.0
+            damping *= 10.0
         if watch is not None:
             watch(iteration, point.cost, point.x)
         # One small step can be a bad one; two in a row are the end.
@@ -222,10 +221,8 @@ def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tup
     return after, starts
 
 
-def _best(problem: Problem, trials: list[tuple[Array, Array]]) -> tuple[Point, int]:
-    points = evaluate(problem, np.stack([t[0] for t in trials]), np.stack([t[1] for t in trials]))
-    which = int(np.argmin([p.cost for p in points]))
-    return points[which], which
+def _tried(problem: Problem, step: tuple[Array, Array]) -> Point:
+    return evaluate(problem, step[0][None], step[1][None])[0]
 
 
 def _seen(shooter: Shooter, residuals: Array) -> Array:

@@ -37,7 +37,7 @@ def tune(
     window: float = 1.0,
     windows: int = 200,
     held_out: float = 1 / 3,
-    starts: int = 2,
+    starts: int = 1,
     seeds: int = 4,
     draws: int = 10,
     posterior: Method = "none",
@@ -60,7 +60,7 @@ def tune(
         window: length of the windows that are simulated [s]; shorter for chaotic motion.
         windows: most windows used, spread over all recordings.
         held_out: share of the recordings that is kept for the last gate.
-        starts: searches per seed, the first from the scene's own values.
+        starts: searches per seed, the first of all from the scene's own values.
         seeds: independent runs of the search, whose answers must agree.
         draws: planted truths in the recovery gate; 0 leaves it out.
         posterior: also infer how likely other values are, by this method.
