@@ -87,7 +87,7 @@ def play(
         begin = time.perf_counter()
         action = checked_action(policy.act(seen), world.spec, state.batch)
         book.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
-        state, lost = _step(world, state, action, book.diverged)
+        state, lost = stepped(world, state, action, book.diverged)
         book.note(state, lost)
         if book.all_over:
             break
@@ -97,7 +97,7 @@ def play(
     return Played(ended, tracks)
 
 
-def _step(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
+def stepped(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
     """The next state, and the worlds that have diverged so far [n].
 
     A world that has diverged goes on as a copy of a sound one, so that the batch keeps its size; its episode is over.

@@ -1,0 +1,187 @@
+"""The verb augment: teach a policy where it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from instep.app.cluster import spread
+from instep.app.eval_page import comparisons, page, scores_of, terminal
+from instep.app.output import Output, content_hash, new_output
+from instep.app.policies import content_mark
+from instep.app.report import write_report
+from instep.app.verbs.evaluate import limits_of
+from instep.app.verbs.train import HELD_OUT
+from instep.app.virtual import open_place, open_words
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.gap.eval_mine import Lessons, lessons
+from instep.gap.eval_store import Shards
+from instep.gap.evaluate import Candidate, EvalOptions, Evaluation, Place
+from instep.gap.evaluate import evaluate as run_all
+from instep.policy.experts import expert_of
+from instep.policy.train import TrainOptions
+from instep.policy.train import train as learn
+from instep.policy.trained import load_policy
+from instep.scene.folder import Scene
+from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks.tasked import Tasked
+
+Positional = tyro.conf.Positional
+MINED = 400_000
+"""Seed of the first start from which failures are looked for; far from those on which policies are judged."""
+
+
+def augment(
+    policy: Positional[Annotated[Path, tyro.conf.arg(metavar="POLICY")]],
+    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    data: Positional[tuple[Annotated[Path, tyro.conf.arg(metavar="DATA...")], ...]],
+    /,
+    *,
+    demos: int = 30,
+    tries: int = 1000,
+    task: str = "",
+    world: str = "mujoco",
+    judge: tuple[str, ...] = (),
+    seeds: int = 200,
+    steps: int | None = None,
+    device: str = "cpu",
+    on: str = "",
+    out: Path | None = None,
+) -> int:
+    """Mine the states in which a policy fails virtually, collect expert demonstrations there, retrain and re-measure.
+
+    The folder holds demonstrations/ (a LeRobot dataset), policy/ (trained anew on DATA and them), and a report that
+    compares the policies start by start. The same command with the same --out goes on where it was stopped.
+
+    Args:
+        policy: a folder that instep train wrote.
+        scene: the scene to look for failures in.
+        data: the datasets that the policy was trained on.
+        demos: how many demonstrations to collect.
+        tries: from how many starts failures are looked for at most.
+        task: which task of the scene; its first where not given.
+        world: engine to look for failures in.
+        judge: worlds to compare the policies in (mujoco rapier standin:SEED); that of --world where not given.
+        seeds: from how many starts they are compared.
+        steps: steps of training, where they should differ from those of the policy.
+        device: where the net is trained: cpu or cuda.
+        on: where the comparison runs: ray, ray://HOST:PORT or processes:N.
+        out: folder to write, or to go on with; a new one under runs/ where not given.
+
+    """
+    from instep.data.episodes import load
+
+    if not data:
+        raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
+    options = _options(policy, steps, device)
+    loaded, console = Scene.load(scene), Console(stderr=True)
+    goal = task_of(loaded, task)
+    tasked = Tasked(open_place(world, scene), goal)
+    before = load_policy(policy, tasked.spec)
+    output = new_output("augment", out)
+    episodes: list[Episode] = []
+    for source in (policy, *data):
+        output.read(source)
+    for source in data:
+        episodes += list(load(source))
+    with console.status("look for failures, and show how it is done"):
+        first = range(MINED, MINED + tries)
+        found = _collected(
+            output.folder, partial(lessons, tasked, before, expert_of(goal, loaded), first, wanted=demos)
+        )
+    console.print(_said(found, demos), highlight=False)
+    after = _trained([*episodes, *found.episodes], output.folder / "policy", options, console)
+    done = _compared(output, (str(policy), str(after)), tasked, (scene, judge or (world,), seeds, on))
+    return _write(output, done, found, console)
+
+
+def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
+    """The options a policy was trained with."""
+    note = policy / "training.json"
+    if not (policy / "policy.json").is_file():
+        raise BadInput(f"{str(policy)!r} is not a policy that instep train wrote; only those can be trained further.")
+    try:
+        table: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))["options"]
+        options = TrainOptions(**{name: _frozen(value) for name, value in table.items()})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{str(note)!r} does not say how the policy was trained: {error}.") from None
+    return replace(options, steps=steps or options.steps, device=device)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _collected(folder: Path, collect: Any) -> Lessons:
+    """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
+    from instep.data.episodes import read_dataset
+    from instep.data.lerobot3_writer import write
+
+    where, note = folder / "demonstrations", folder / "demonstrations.json"
+    if note.is_file() and where.is_dir():
+        counts = json.loads(note.read_text(encoding="utf-8"))
+        return Lessons(tuple(read_dataset(where)), int(counts["tried"]), int(counts["failed"]))
+    found: Lessons = collect()
+    if not found.episodes:
+        raise BadInput(
+            f"The policy failed {found.failed} times in {found.tried} starts, and from none of those states the expert "
+            "did the task; there is nothing to teach. Try more --tries, or another --world."
+        )
+    write(found.episodes, where)
+    note.write_text(json.dumps({"tried": found.tried, "failed": found.failed}), encoding="utf-8")
+    return found
+
+
+def _said(found: Lessons, wanted: int) -> str:
+    words = f"{found.failed} of {found.tried} starts failed; {len(found.episodes)} demonstrations from there"
+    return words + ("." if len(found.episodes) >= wanted else f", fewer than the {wanted} asked for.")
+
+
+def _trained(episodes: Sequence[Episode], folder: Path, options: TrainOptions, console: Console) -> Path:
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(f"train on {len(episodes)} episodes", total=options.steps)
+        learn(episodes, folder, options, tell=lambda now: progress.update(bar, completed=now.step))
+    return folder
+
+
+def _compared(
+    output: Output, policies: tuple[str, str], tasked: Tasked[Any], asked: tuple[str, Sequence[str], int, str]
+) -> Evaluation:
+    """Both policies from the same held-out starts, in every world."""
+    scene, worlds, seeds, on = asked
+    mark = content_hash(Scene.load(scene).root)
+    candidates = [
+        Candidate(name, partial(open_words, words), content_mark(words))
+        for name, words in zip(("before", "after"), policies, strict=True)
+    ]
+    places = [Place(name, partial(open_place, name, scene), f"{mark}/{name}") for name in worlds]
+    with spread(on) as mapped:
+        return run_all(
+            candidates, places, tasked.task, range(HELD_OUT, HELD_OUT + seeds),
+            options=EvalOptions(bounds=limits_of(Scene.load(scene))), map=mapped,
+            store=Shards(output.folder / "episodes"),
+        )  # fmt: skip
+
+
+def _write(output: Output, done: Evaluation, found: Lessons, console: Console) -> int:
+    pairs = {f"{a} against {b} in {world}": str(got) for (a, b, world), got in comparisons(done).items()}
+    output.write(
+        scores_of(done), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=len(found.episodes)
+    )
+    facts = {"failures mined": f"{found.failed} of {found.tried}", "demonstrations": str(len(found.episodes))}
+    report = write_report(output.folder, page(done, facts, {}))
+    console.print(terminal(done))
+    for name, words in pairs.items():
+        console.print(f"{name}: {words}", highlight=False, markup=False)
+    print(report)
+    return 0
