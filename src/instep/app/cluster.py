@@ -37,7 +37,7 @@ def spread(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
             yield pool.map
         finally:
             pool.close()
-    elif on == "ray" or on.startswith("ray://"):
+    elif on == "ray" or on.removeprefix("ray://") not in ("", on):
         with _ray(on) as spreading:
             yield spreading
     else:
