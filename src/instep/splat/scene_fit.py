@@ -23,9 +23,13 @@ from .image import Backdrop
 from .layers import Layers
 from .raster import Raster
 from .sheet import side_by_side
-from .still import likeliest_picture, moving, still_picture
+from .still import filled, likeliest_picture, moving, of_colour, still_picture
 from .views import Capture, Shot
 
+_DOUBTFUL = 0.1
+"""How much a pixel counts that shows several things, as under the shadow of an arm."""
+_GUESSED = 0.02
+"""How much a pixel counts that was never seen."""
 STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
 
 
@@ -129,7 +133,13 @@ def _without_glare(camera: Camera, still: tuple[Array, Array], capture: Capture)
 
 
 def _targets(cameras: Sequence[Camera], stills: Sequence[tuple[Array, Array]]) -> list[Target]:
-    return [Target(camera, image, _trust(share)) for camera, (image, share) in zip(cameras, stills, strict=True)]
+    """The still pictures; what is hidden all the time is guessed from around it, and hardly counts."""
+    targets: list[Target] = []
+    for camera, (image, share) in zip(cameras, stills, strict=True):
+        known = share > 0
+        weight = np.where(known, np.maximum(_trust(share), _DOUBTFUL), _GUESSED)
+        targets.append(Target(camera, filled(image, known), weight.astype(np.float32)))
+    return targets
 
 
 def _fit_bodies(
@@ -162,10 +172,10 @@ def _body_targets(
     """Frames around a body over the still picture, counted where they show the body or the still picture itself."""
     from scipy.ndimage import binary_dilation
 
-    raster, colour = Raster(body), np.median(np.clip(body.colours, 0, 1), axis=0)
+    raster, colour = Raster(body), _colour(body)
     targets: list[Target] = []
     for camera, images, (still, share) in zip(cameras, frames, stills, strict=True):
-        behind = Backdrop(still, np.full(still.shape[:2], np.inf, np.float32))
+        behind = Backdrop(filled(still, share > 0), np.full(still.shape[:2], np.inf, np.float32))
         for pose, frame in list(zip(poses, images, strict=False))[::3]:
             image = frame.astype(np.float32) / 255.0
             shape = raster.render(camera, pose[None]).alpha > 0.3
@@ -173,8 +183,7 @@ def _body_targets(
             if len(rows) < 50:
                 continue
             region = (int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1)
-            alike = (image @ colour) / np.maximum(np.linalg.norm(image, axis=-1) * np.linalg.norm(colour), 1e-6)
-            own = (alike > 0.93) & binary_dilation(shape, iterations=3)
+            own = of_colour(image, colour, 0.93) & binary_dilation(shape, iterations=3)
             free = (np.abs(image - still).max(axis=-1) < 0.12) & (share > 0.3)
             targets.append(Target(camera, image, (own | free).astype(np.float32), pose[None], behind, region))
     return targets
@@ -209,10 +218,7 @@ def _pictures(cameras: Sequence[Camera], stills: Sequence[tuple[Array, Array]], 
     for camera, (image, share) in zip(cameras, stills, strict=True):
         trust: Array = np.asarray(share > 0.8)
         for body in capture.bodies:
-            hue = np.median(np.clip(body.gaussians.colours, 0, 1), axis=0)
-            alike = (image @ hue) / np.maximum(np.linalg.norm(image, axis=-1) * np.linalg.norm(hue), 1e-6)
-            own: Array = np.asarray(binary_dilation((alike > 0.945) & (image.max(axis=-1) > 0.2), iterations=3), bool)
-            trust &= ~own
+            trust &= ~np.asarray(binary_dilation(of_colour(image, _colour(body.gaussians)), iterations=3), bool)
         out.append(Picture(camera, image, trust.astype(np.float32)))
     return out
 
@@ -236,10 +242,17 @@ def _follow(
         poses[order] = followed.poses
         places[body.gaussians.names[0]] = poses
         raster = Raster(body.gaussians)
-        for camera, mask in zip(cameras, hidden, strict=True):
+        for camera, images, mask in zip(cameras, frames, hidden, strict=True):
             for i, pose in enumerate(poses):
-                mask[i] |= binary_dilation(raster.render(camera, pose[None]).alpha > 0.3, iterations=3)
+                shape = raster.render(camera, pose[None]).alpha > 0.3
+                own = of_colour(images[i], _colour(body.gaussians)) & binary_dilation(shape, iterations=12)
+                mask[i] |= binary_dilation(shape | own, iterations=3)
     return places, hidden
+
+
+def _colour(body: Gaussians) -> Array:
+    """What a body looks like in one colour."""
+    return np.median(np.clip(body.colours, 0, 1), axis=0)
 
 
 def _in_real_colours(body: Gaussians, cameras: Sequence[Camera], frames: Sequence[Array], poses: Array) -> Gaussians:
@@ -286,24 +299,31 @@ def _score_videos(
     rows: list[tuple[Array, Array]] = []
     numbers: dict[str, list[float]] = {"psnr": [], "ssim": [], "psnr_with_hidden": [], "left_out": []}
     learned = len(clips[0].learn)
-    for camera, clip, (still, _) in zip(cameras, clips, stills, strict=True):
-        table = table_mask(camera, capture)
+    for camera, clip, (image, share) in zip(cameras, clips, stills, strict=True):
+        table, still = table_mask(camera, capture), filled(image, share > 0)
         for i, frame in enumerate(clip.test):
             poses = np.stack([STILL, *(places[name][learned + i] for name in scene.names[1:])])
-            image = layers.render(camera, poses)
-            # What the twin has no model of, the arm, is told by the real pictures alone; bodies are scored.
-            body = layers.dynamic.render(camera, poses).alpha > 0.5
-            arm = moving(frame, still) & ~body
-            numbers["psnr"].append(psnr(image.colour, frame, table & ~arm))
-            numbers["ssim"].append(ssim(image.colour, frame, table & ~arm))
-            numbers["psnr_with_hidden"].append(psnr(image.colour, frame, table))
+            drawn = layers.render(camera, poses)
+            # What the twin has no model of, the arm, is told by the real pictures alone: neither table nor body.
+            arm = moving(frame, still, _any_body(frame, capture))
+            numbers["psnr"].append(psnr(drawn.colour, frame, table & ~arm))
+            numbers["ssim"].append(ssim(drawn.colour, frame, table & ~arm))
+            numbers["psnr_with_hidden"].append(psnr(drawn.colour, frame, table))
             numbers["left_out"].append(float((arm & table).sum() / table.sum()))
             if i == len(clip.test) // 2:
-                rows.append((frame, image.bytes))
+                rows.append((frame, drawn.bytes))
     units = {"psnr": "dB", "psnr_with_hidden": "dB"}
     scores = {name: bootstrap(values, unit=units.get(name, "")) for name, values in numbers.items()}
     held = {name: poses[learned:] for name, poses in places.items()}
     return SceneFit(scene, tuple(cameras), aligned, scores, side_by_side(rows), held)
+
+
+def _any_body(frame: Array, capture: Capture) -> Array:
+    """The pixels of a frame that have the colour of a scanned body."""
+    known = np.zeros(frame.shape[:2], bool)
+    for body in capture.bodies:
+        known |= of_colour(frame, _colour(body.gaussians), 0.93)
+    return known
 
 
 def _from_stills(capture: Capture, options: SceneFitOptions, say: Progress) -> SceneFit:

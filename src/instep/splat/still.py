@@ -16,6 +16,10 @@ _ALIKE = 20.0
 """Largest difference of brightness [grey levels of 255] at which a pixel still shows the same thing."""
 _MIDDLE = 0.3
 """How much more unlike the guess the middle may be than another candidate."""
+_SHINE = 0.15
+"""How much brighter or darker a thing may be than the guess from other sides, for it may be glossy."""
+_GREYISH = 0.4
+"""Saturation below which a colour is no sign of anything."""
 _ENOUGH = 3
 """Frames in which a pixel must be free for anything to be known of it."""
 
@@ -40,16 +44,50 @@ def likeliest_picture(images: Array, guess: Array, ignore: Array | None = None) 
     return picture, np.where(far, np.float32(0.0), share)
 
 
-def moving(image: Array, still: Array, *, least: int = 40) -> Array:
-    """Where an image [height, width, 3] uint8 shows something else than the still picture: blobs of some pixels."""
-    from scipy.ndimage import binary_dilation, label
+def moving(image: Array, still: Array, known: Array, *, least: int = 40) -> Array:
+    """Where an image [height, width, 3] uint8 shows neither the still picture nor what is known [height, width].
 
-    other = np.abs(image / 255.0 - still).max(axis=-1) > 0.15
-    labelled: Any = label(other)  # scipy's types do not say that it is a pair
+    Blobs of some pixels; seams of one or two pixels, as at the outline of a body that is drawn a little off, are none.
+    """
+    from scipy.ndimage import binary_dilation, binary_opening, label
+
+    other = (np.abs(image / 255.0 - still).max(axis=-1) > 0.15) & ~known
+    labelled: Any = label(binary_opening(other, np.ones((3, 3))))  # scipy's types do not say that it is a pair
     blobs = labelled[0]
     sizes = np.bincount(blobs.ravel())
     sizes[0] = 0
     return binary_dilation((sizes >= least)[blobs], iterations=3)
+
+
+def of_colour(image: Array, colour: Array, alike: float = 0.945) -> Array:
+    """Which pixels [height, width] have a vivid colour, however bright; `alike` is the cosine between the two.
+
+    None have a greyish one: hue does not tell it from the lamps' reddish or bluish shine on everything.
+    """
+    seen = image / 255.0 if image.dtype == np.uint8 else image
+    vivid = 1.0 - colour.min() / max(float(colour.max()), 1e-6)
+    if vivid < _GREYISH:
+        return np.zeros(seen.shape[:2], bool)
+    from scipy.ndimage import binary_opening
+
+    bright, dark = seen.max(axis=-1), seen.min(axis=-1)
+    length = np.maximum(np.linalg.norm(seen, axis=-1) * np.linalg.norm(colour), 1e-6)
+    found = (seen @ colour / length > alike) & (bright > 0.2) & (bright - dark > 0.8 * vivid * bright)
+    return np.asarray(binary_opening(found, np.ones((3, 3))))
+
+
+def filled(picture: Array, known: Array) -> Array:
+    """A picture whose unknown pixels take the mean colour of the known ones around them, the near ones first."""
+    from scipy.ndimage import gaussian_filter
+
+    out, missing = np.where(known[..., None], picture, np.float32(0.0)), ~known
+    for width in (1.5, 4.0, 12.0, 36.0, 108.0):
+        share = gaussian_filter(known.astype(np.float32), width)
+        colour = gaussian_filter(np.where(known[..., None], picture, np.float32(0.0)), (width, width, 0))
+        found = missing & (share > 0.02)
+        out[found] = colour[found] / share[found][:, None]
+        missing &= ~found
+    return out
 
 
 def _choose(images: Array, ignore: Array | None, guess: Array) -> tuple[Array, Array]:
@@ -101,7 +139,8 @@ def _choose_pixels(images: Any, hidden: Any, guess: Any, enough: Any, picture: A
                 worst = 0.0
                 for channel in range(3 if len(guess) else 0):
                     worst = max(worst, abs(mean[channel] - guess[y, x, channel]))
-                if score - apart - worst > best:
-                    best = score - apart - worst
+                score_here = score - apart - 2.0 * max(0.0, worst - _SHINE)
+                if score_here > best:
+                    best = score_here
                     picture[y, x, 0], picture[y, x, 1], picture[y, x, 2] = mean[0], mean[1], mean[2]
                     share[y, x] = score if n >= enough else 0.0
