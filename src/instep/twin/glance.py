@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numba import njit
 
-from .cover import OPTIONS, area_of, edges_of, placed
+from .cover import OPTIONS, area_of, edges_of, nearest, placed
 
 BLOCK = 4
 """Side of a block of pixels that is taken together."""
@@ -295,6 +295,23 @@ def _assemble(edges, slopes, basis, sums, H, g):  # pragma: no cover - compiled
             for q in range(k):
                 H[p, q] += sums[e, 0] * A[p] * A[q] + sums[e, 2] * B[p] * B[q]
                 H[p, q] += sums[e, 1] * (A[p] * B[q] + B[p] * A[q])
+
+
+@njit(**OPTIONS)
+def hide(corners, starts, world_from_body, eye, lens, weight, region, grow):  # pragma: no cover - compiled
+    """Take the weight from the pixels of a region that a body hides, and from `grow` pixels around it."""
+    points, _ = placed(corners, world_from_body, eye, lens, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return
+    left, top, right, bottom = region_of(points, 2, region[2], region[3])
+    left, top = max(left, region[0]), max(top, region[1])
+    edges = edges_of(points, starts)
+    for y in range(top, bottom):
+        for x in range(left, right):
+            if weight[y - region[1], x - region[0]] > 0:
+                d, _ = nearest(x + 0.5, y + 0.5, edges)
+                if d < grow:
+                    weight[y - region[1], x - region[0]] = 0.0
 
 
 @njit(**OPTIONS)

@@ -21,6 +21,7 @@ from .bodies import Place, place_of
 from .contacts import Support, keep_apart, rested, support_of
 from .correction import Corrected
 from .eyes import AROUND, Eyes, Frame
+from .hidden import Hider
 from .mask import first_strength
 from .outline import Outline, outline
 from .solve import Sharpness, Shot, Solution, View, look, planar_basis, solve
@@ -30,6 +31,8 @@ NEAR = 14
 """Pixels around a prediction that is sure."""
 WIDER = 2000.0
 """Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
+LEAP = 0.01
+"""A correction beyond this is not a motion of the body but a mistake about where it is [m]."""
 MEMORY = 32
 """How many past beliefs are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
 
@@ -40,9 +43,9 @@ class FilterOptions:
 
     iterations: int = 3
     sharpness: Sharpness = field(default_factory=Sharpness)
-    spread: tuple[float, float] = (3e-4, 6e-3)
+    spread: tuple[float, float] = (1e-4, 6e-3)
     """Least and most standard deviation of a predicted position [m]; between them the last innovations decide."""
-    turn: tuple[float, float] = (2e-3, 6e-2)
+    turn: tuple[float, float] = (7e-4, 6e-2)
     """The same for an orientation [rad]."""
     visible: float = 0.15
     """Share of the silhouette a camera must be able to see for its pixels to count."""
@@ -52,6 +55,12 @@ class FilterOptions:
     """Share of a correction that is taken for a change of velocity."""
     lost_after: int = 12
     """Frames without any sight of a body, while nothing is known to hide it, after which it is looked for anew."""
+    astray: float = 0.65
+    """Overlap with all cameras, by how much each sees, below which the filter holds on to a wrong place."""
+    astray_after: int = 4
+    """Frames of such a fit after which the body is looked for anew."""
+    bias: float = 6e-4
+    """What silhouettes are off by however long one looks [m]: shading, shape, lens. Part of the reported spread."""
     doubt: float = 0.004
     """A camera that keeps disagreeing with the others by this much is frozen [m]."""
     freeze_after: int = 8
@@ -59,7 +68,8 @@ class FilterOptions:
     hold: tuple[str, ...] = ()
     """Cameras that are only looked at, to judge by: the correction does not see them."""
     touching: bool = True
-    """Whether corrections keep bodies out of the robot; not where the robot's joints are unknown."""
+    """Whether the robot is where the twin has it: corrections keep bodies out of it, and pixels it hides do not count.
+    Not where the robot's joints are unknown."""
 
 
 class PoseFilter:
@@ -79,12 +89,13 @@ class PoseFilter:
         self._outlines: tuple[Outline, ...] = tuple(given.get(n) or outline(model_of(scene), n) for n in scene.objects)
         self._solids: tuple[Outline, ...] = tuple(outline(model_of(scene), n) for n in scene.objects)
         self._support: Support | None = support_of(model_of(scene))
+        self._hider = Hider(scene)
         self._held = np.array([camera.name in self.options.hold for camera in eyes.cameras])
 
     @property
     def logged(self) -> tuple[str, ...]:
         """Per body: innovation, consistency, residual, how well seen; per camera: overlap, latency, state."""
-        per_body = ("nis", "shift", "turn", "residual", "sigma", "weakest", "visible", "lost", "cut")
+        per_body = ("nis", "shift", "turn", "residual", "sigma", "weakest", "visible", "lost", "cut", "found")
         per_camera = ("overlap", "seen", "latency", "doubt", "frozen")
         bodies = [f"{name}.{word}" for name in self.scene.objects for word in per_body]
         return tuple(bodies + [f"{camera.name}.{word}" for camera in self.eyes.cameras for word in per_camera])
@@ -105,10 +116,10 @@ class PoseFilter:
             "t": np.full(MEMORY, state.t),
             "poses": np.stack([np.tile(state.q[p.q : p.q + 7], (MEMORY, 1)) for p in self._places], axis=1),
             "spread": np.tile([self.options.spread[1], self.options.turn[1]], (bodies, 1)),
-            "covariance": np.tile(
-                np.diag([self.options.spread[1] ** 2] * 3 + [self.options.turn[1] ** 2] * 3), (bodies, 1, 1)
-            ),
+            "covariance": np.tile(self._unsure(), (bodies, 1, 1)),
+            "joints": np.tile(state.q, (MEMORY, 1)),
             "blind": np.zeros(bodies, int),
+            "astray": np.zeros(bodies, int),
             "stamp": np.full(cameras, -np.inf),
             "print": np.zeros(cameras),
             "same": np.zeros(cameras, int),
@@ -133,6 +144,7 @@ class PoseFilter:
         log = dict.fromkeys(self.logged, 0.0)
         times = np.append(memory["t"][1:], t)
         poses = np.concatenate([memory["poses"][1:], [[q[p.q : p.q + 7] for p in self._places]]])
+        joints = np.concatenate([memory["joints"][1:], [q]])
         for c, camera in enumerate(self.eyes.cameras):
             log[f"{camera.name}.frozen"] = float(memory["frozen"][c])
             log[f"{camera.name}.latency"] = t - float(memory["stamp"][c]) if np.isfinite(memory["stamp"][c]) else np.nan
@@ -144,6 +156,7 @@ class PoseFilter:
                 else self.eyes.shot(f, shape, glances.believed(times, past, f.stamp), memory["strength"][c], around)
                 for c, f in enumerate(frames)
             ]  # fmt: skip
+            self._hide(shots, frames, times, joints)
             xi, touching = self._correct(b, shape, place, q, shots, frames, memory, log)
             if xi is None:
                 continue
@@ -154,12 +167,21 @@ class PoseFilter:
                 q = apart
             poses[:, b] = glances.shifted(past, xi)
             v = place.add_twist(q, v, self._twist(xi, log[f"{place.name}.shift"]))
-        memory = {**memory, "t": times, "poses": poses}
+        memory = {**memory, "t": times, "poses": poses, "joints": joints}
         return Corrected(q, v, memory, log)
+
+    def _hide(self, shots: Sequence[Shot | None], frames: Sequence[Frame | None], times: Array, joints: Array) -> None:
+        """Leave out the pixels that the robot hid when each picture was taken."""
+        if not (self._hider and self.options.touching):
+            return
+        for shot, frame in zip(shots, frames, strict=True):
+            if shot is not None and frame is not None:
+                row = min(int(np.searchsorted(times, frame.stamp)), len(times) - 1)
+                self._hider.hide(shot, joints[row])
 
     def _twist(self, xi: Array, shift: float) -> Array:
         # A leap is a correction of where the body is, not news of how it moves.
-        return np.zeros(6) if shift > 0.01 else self.options.inertia * xi / self.scene.dt
+        return np.zeros(6) if shift > LEAP else self.options.inertia * xi / self.scene.dt
 
     def _correct(
         self, b: int, shape: Outline, place: Place, q: Array, shots: Sequence[Shot | None],
@@ -185,6 +207,9 @@ class PoseFilter:
         if found is None or not good:
             return self._blind(b, shape, T, frames, memory, log, searched), False
         memory["blind"][b] = 0
+        if (away := self._astray(b, T, found, frames, memory)) is not None:
+            log[f"{name}.found"] = 1.0
+            return away, False
         self._doubt(found, usable, basis, memory, log)
         memory["covariance"][b] = found.covariance
         memory["spread"][b] = _learned(memory["spread"][b], found.xi, options)
@@ -221,7 +246,34 @@ class PoseFilter:
         if found is None:
             return None
         memory["blind"][b] = 0
+        memory["covariance"][b] = self._unsure()
+        log[f"{name}.found"] = 1.0
         return _between(T, found)
+
+    def _astray(
+        self, b: int, T: Array, found: Solution, frames: Sequence[Frame | None], memory: dict[str, Any]
+    ) -> Array | None:
+        """Where a body is that fits badly for a while, if it is found elsewhere: somebody moved it."""
+        seen = sum(view.visible for view in found.views)
+        fit = sum(view.overlap * view.visible for view in found.views) / max(seen, 1e-9)
+        memory["astray"][b] = memory["astray"][b] + 1 if fit < self.options.astray else 0
+        late = int(memory["astray"][b]) - self.options.astray_after
+        if late < 0 or late % 6:
+            return None
+        usable = [frame if self._open(c, memory) else None for c, frame in enumerate(frames)]
+        at = self._acquired(b, T, usable, memory["strength"])
+        if at is None:
+            return None
+        xi = _between(T, at)
+        if np.linalg.norm(xi[:3]) < LEAP and np.linalg.norm(xi[3:]) < 10 * LEAP:
+            return None
+        memory["astray"][b] = 0
+        memory["doubt"][:], memory["doubted"][:] = 0.0, 0
+        memory["covariance"][b] = self._unsure()
+        return xi
+
+    def _unsure(self) -> Array:
+        return np.diag([self.options.spread[1] ** 2] * 3 + [self.options.turn[1] ** 2] * 3)
 
     def _acquired(self, b: int, T: Array, frames: Sequence[Frame | None], strength: Array) -> Array | None:
         near, normal = T, np.array([0.0, 0.0, 1.0])
@@ -269,7 +321,7 @@ class PoseFilter:
         log[f"{name}.shift"] = float(np.linalg.norm(found.xi[:3]))
         log[f"{name}.turn"] = float(np.linalg.norm(found.xi[3:]))
         log[f"{name}.residual"] = float(np.mean([view.residual for view in found.views]))
-        log[f"{name}.sigma"] = float(np.sqrt(np.trace(found.covariance[:3, :3])))
+        log[f"{name}.sigma"] = float(np.sqrt(np.trace(found.covariance[:3, :3]) + self.options.bias**2))
         # Lengths of 0.1 m make turns and shifts comparable; the weakest direction is how much is not observed.
         scale = np.diag([1.0, 1.0, 10.0] if basis.shape[1] == 3 else [1.0] * 3 + [10.0] * 3)
         log[f"{name}.weakest"] = float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf

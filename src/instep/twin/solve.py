@@ -36,7 +36,7 @@ class Sharpness:
     """Width of a silhouette's edge [pixels]."""
     sigma: float = 0.25
     """Standard deviation of a pixel's mask [share]."""
-    kappa: float = 20.0
+    kappa: float = 5.0
     """How many pixels err together: pixels along one edge are wrong in the same way."""
     robust: float = 0.5
     """Residual beyond which a pixel pulls no harder [share]."""
