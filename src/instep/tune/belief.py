@@ -48,6 +48,8 @@ class Cloud:
     knobs: tuple[Knob, ...]
     points: Array
     """[draws, knobs]."""
+    ranks: Array | None = None
+    """Where planted truths fell within their posteriors [truths, knobs], if the method checked itself on the way."""
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """n of the points, with a little jitter where more are asked for than there are [n, knobs]."""

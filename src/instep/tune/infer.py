@@ -1,11 +1,12 @@
 """Infer a posterior over knobs from recordings: Laplace, ensemble Kalman, Stein variational, neural.
 
-All methods share one likelihood. With r the residuals of all windows at unit coordinates x, start states profiled out,
+All methods share one likelihood. With r the residuals of all windows at unit coordinates x, in scales of the fit,
 
-    log p(recordings | x) = - |r(x) / scale|^2 / (2 v T),
+    log p(recordings | x) = - r(x)^T (1 + G G^T)^-1 r(x) / (2 v T),
 
-where v is the variance of the scaled residuals at the best fit and T their correlation time in rows: rows that repeat
-each other count once, which is what keeps posteriors from real data from being far too narrow.
+where G is what a start state moved within its own noise does to its window (start states are integrated out), v is the
+variance of the residuals at the best fit and T their correlation time in rows: rows that repeat each other count once,
+which is what keeps posteriors from real data from being far too narrow.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from instep.core.world import Array
 
 from .belief import Cloud, Gaussian, Posterior
 from .fit import Fit, correlation_time
-from .shoot import Shooter
-from .solve import Problem, evaluate, linearise
+from .solve import NUDGE, Problem, evaluate
 
 Method = Literal["laplace", "eki", "svgd", "npe"]
 METHODS: tuple[Method, ...] = ("laplace", "eki", "svgd", "npe")
@@ -41,49 +41,52 @@ def laplace(found: Fit, *, seed: int = 0) -> Gaussian:
     return Gaussian(found.knobs, found.x, found.covariance)
 
 
-def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 6) -> Cloud:
-    """Ensemble Kalman inversion with multiple data assimilation, from the prior box or the Laplace posterior, widened.
+def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud:
+    """Ensemble Kalman inversion with multiple data assimilation, from the Laplace posterior made five times as wide.
 
     Each step moves the members by x += C_xg (C_gg + a Gamma)^-1 (y + sqrt(a) eta - g(x)), a = steps, solved in the
     space of the members, so that the number of rows does not matter.
     """
     rng = np.random.default_rng((seed, 0xE41))
-    n = members or max(20, 6 * len(found.knobs))
     target = likelihood(found)
-    wide = replace_covariance(found, 9.0)
-    points = wide.draw(n, rng)
+    points = replace_covariance(found, 25.0).draw(members or max(60, 15 * len(found.knobs)), rng)
     for _ in range(steps):
-        rows = target.rows(points)  # [members, rows], in deviations of the noise
-        sound = np.isfinite(rows).all(axis=1)
-        points, rows = points[sound], rows[sound]
-        pull = -rows + np.sqrt(steps) * rng.standard_normal(rows.shape)
-        away, spread = points - points.mean(axis=0), rows - rows.mean(axis=0)
-        inner = spread @ spread.T / (len(points) - 1) + steps * np.eye(len(points))
-        weights = np.linalg.solve(inner, spread @ pull.T) / (len(points) - 1)  # [members, members]
-        points = np.clip(points + weights.T @ away, 0.0, 1.0)
+        points = assimilate(points, target.rows(points), float(steps), rng)
     return Cloud(found.knobs, points)
 
 
-def svgd(found: Fit, *, seed: int = 0, particles: int = 24, steps: int = 15) -> Cloud:
+def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generator) -> Array:
+    """One Kalman step of an ensemble [members, knobs] whose residuals [members, rows] have unit noise.
+
+    `share` says into how many steps the same data are split; on line, where each batch of rows is new, it is 1.
+    """
+    sound = np.isfinite(rows).all(axis=1)
+    points, rows = points[sound], rows[sound]
+    pull = -rows + np.sqrt(share) * rng.standard_normal(rows.shape)
+    away, spread = points - points.mean(axis=0), rows - rows.mean(axis=0)
+    inner = spread @ spread.T / (len(points) - 1) + share * np.eye(len(points))
+    weights = np.linalg.solve(inner, spread @ pull.T) / (len(points) - 1)  # [members, members]
+    return np.clip(points + weights.T @ away, 0.0, 1.0)
+
+
+def svgd(found: Fit, *, seed: int = 0, particles: int = 30, steps: int = 12) -> Cloud:
     """Stein variational gradient descent on the multiple-shooting likelihood, from the Laplace posterior.
 
     Particles follow k grad log p + grad k, in coordinates in which the Laplace posterior is round, so that one step
-    size suits all directions; the kernel has the median width.
+    size suits all directions; the kernel has the median width. All particles are differentiated in one batch.
     """
     rng = np.random.default_rng((seed, 0x57E1))
     target = likelihood(found)
-    root = _whitener(found)
-    centre = found.x
+    root, centre = whitener(found), found.x
     points = replace_covariance(found, 1.5).draw(particles, rng)
     z = np.linalg.solve(root, (points - centre).T).T
-    rate, memory = 0.3, np.zeros_like(z)
+    rate, memory = 0.5, 0.0
     for step in range(steps):
         x = np.clip(centre + z @ root.T, 0.0, 1.0)
-        gradient = np.stack([target.gradient(p) for p in x]) @ root
-        phi = _stein(z, gradient)
-        memory = phi**2 if step == 0 else 0.9 * memory + 0.1 * phi**2
-        z = z + rate * phi / (1e-6 + np.sqrt(memory.mean()))
-        rate *= 0.95
+        phi = _stein(z, target.gradients(x) @ root)
+        memory = float((phi**2).mean()) if step == 0 else 0.7 * memory + 0.3 * float((phi**2).mean())
+        z = z + rate * phi / (1e-6 + np.sqrt(memory))
+        rate *= 0.85
     return Cloud(found.knobs, np.clip(centre + z @ root.T, 0.0, 1.0))
 
 
@@ -92,38 +95,75 @@ class Likelihood:
     """How probable the recordings are under a setting."""
 
     problem: Problem
-    starts: Array
-    """Start states at the best fit; methods that ask many settings keep them."""
     noise: float
     """What a squared scaled residual is divided by: variance times correlation time."""
+    turned: tuple[Array, Array]
+    """Directions in which start states move their windows [windows, rows, free], and how far [windows, free]."""
 
     def rows(self, points: Array) -> Array:
-        """Residuals of each point in deviations of the noise [points, rows]."""
-        starts = np.repeat(self.starts[None], len(points), axis=0)
-        found = evaluate(self.problem, points, starts)
+        """Residuals in deviations of the noise, start states integrated out, and those of the priors [points, rows]."""
+        found = evaluate(self.problem, points)
         rows = np.stack([p.residual for p in found]) / self.problem.scale / np.sqrt(self.noise)
-        return rows.reshape(len(points), -1)
+        rows = rows.reshape(*rows.shape[:2], -1)  # [points, windows, rows of a window]
+        rows = self.shrunk(rows)
+        known = np.isfinite(self.problem.prior_sigma)
+        prior = (points - self.problem.prior_mean)[:, known] / self.problem.prior_sigma[known]
+        return np.concatenate([rows.reshape(len(points), -1), prior], axis=1)
+
+    def shrunk(self, rows: Array) -> Array:
+        """(1 + G G^T)^-1/2 times rows [points, windows, rows of a window].
+
+        Once, it makes the noise of start states as large as any other; twice, it leaves the residuals of best starts.
+        """
+        basis, size = self.turned
+        if not size.size:
+            return rows
+        along = np.einsum("wrf,pwr->pwf", basis, rows, optimize=True)
+        return rows + np.einsum("wrf,pwf->pwr", basis, along * (1 / np.sqrt(1 + size**2) - 1), optimize=True)
 
     def log(self, points: Array) -> Array:
-        """Log likelihood of each point [points]; minus infinity where it diverged."""
+        """Log of likelihood times prior of each point [points]; minus infinity where it diverged."""
         rows = self.rows(points)
         return np.where(np.isfinite(rows).all(axis=1), -0.5 * (rows**2).sum(axis=1), -np.inf)
 
-    def gradient(self, x: Array) -> Array:
-        """Slope of the log posterior, start states profiled out, priors included [knobs]."""
-        point = evaluate(self.problem, x[None], self.starts[None])[0]
-        if not np.isfinite(point.cost):
-            return np.zeros_like(x)
-        normal = linearise(self.problem, point)
-        return -normal.gradient / self.noise
+    def jacobian(self, points: Array) -> tuple[Array, Array]:
+        """Rows [points, rows] and their derivatives [points, knobs, rows], all in one batch."""
+        n, knobs = points.shape
+        signs = np.where(points > 0.5, -1.0, 1.0)
+        moved = points[:, None] + NUDGE * signs[:, :, None] * np.eye(knobs)
+        rows = self.rows(np.concatenate([points, moved.reshape(-1, knobs)]))
+        changed = rows[n:].reshape(n, knobs, -1) - rows[:n, None]
+        return rows[:n], changed / (NUDGE * signs[:, :, None])
+
+    def gradients(self, points: Array) -> Array:
+        """Slope of the log posterior at each point [points, knobs]; none where it diverged."""
+        rows, slopes = self.jacobian(points)
+        out = -np.einsum("pkr,pr->pk", np.nan_to_num(slopes), np.nan_to_num(rows))
+        return np.where(np.isfinite(slopes).all(axis=(1, 2))[:, None], out, 0.0)
 
 
 def likelihood(found: Fit) -> Likelihood:
     """The likelihood of the recordings a fit was made from."""
     residual = found.point.residual / found.problem.scale
     variance = float((residual**2).mean()) if residual.size else 1.0
-    problem = replace(found.problem, robust=0.0, shooter=_copy(found.problem.shooter))
-    return Likelihood(problem, found.point.starts, max(variance, 1e-12) * correlation_time(residual))
+    problem = replace(found.problem, robust=0.0, shooter=replace(found.problem.shooter, worlds=0))
+    return Likelihood(problem, max(variance, 1e-12) * correlation_time(residual), _turned(found, problem))
+
+
+def _turned(found: Fit, problem: Problem) -> tuple[Array, Array]:
+    """The singular vectors and values of G, window by window."""
+    windows, sigma = len(found.windows), problem.sigma_start
+    free = np.flatnonzero(sigma > 0)
+    if not len(free):
+        return np.zeros((windows, 0, 0)), np.zeros((windows, 0))
+    starts = np.repeat(found.point.starts[None], len(free) + 1, axis=0)
+    for row, direction in enumerate(free, 1):
+        starts[row, :, direction] += 0.1 * sigma[direction]
+    points = evaluate(problem, np.repeat(found.x[None], len(starts), axis=0), starts)
+    moved = np.stack([p.residual for p in points[1:]]) - points[0].residual
+    moved = np.nan_to_num(moved / problem.scale / 0.1).reshape(len(free), windows, -1)
+    basis, size, _ = np.linalg.svd(np.moveaxis(moved, 0, -1), full_matrices=False)
+    return basis, size
 
 
 def replace_covariance(found: Fit, factor: float) -> Gaussian:
@@ -135,7 +175,7 @@ def replace_covariance(found: Fit, factor: float) -> Gaussian:
     return Gaussian(found.knobs, found.x, factor * covariance * np.outer(limit, limit))
 
 
-def _npe(found: Fit, *, seed: int = 0, sims: int = 2000) -> Cloud:
+def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> Cloud:
     from .neural import npe
 
     return npe(found, seed=seed, sims=sims)
@@ -150,11 +190,8 @@ def _stein(z: Array, gradient: Array) -> Array:
     return (kernel @ gradient + repulsion) / len(z)
 
 
-def _whitener(found: Fit) -> Array:
+def whitener(found: Fit) -> Array:
+    """A matrix that takes round deviations to those of the Laplace posterior [knobs, knobs]."""
     covariance = replace_covariance(found, 1.0).covariance
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 1e-12))
-
-
-def _copy(shooter: Shooter) -> Shooter:
-    return replace(shooter, worlds=0)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.stats import Estimate, wilson
-from instep.core.world import Simulator
+from instep.core.world import Array, Simulator
 
-from .belief import Posterior, estimates, save
-from .calibrate import calibration, misspecified
+from .belief import Cloud, Posterior, estimates, save
+from .calibrate import LEVELS, Calibration, calibration, misspecified
 from .fit import Fit
 from .infer import Method, infer
 from .shoot import Shooter
-from .windows import cut
+from .windows import Windows, cut
+
+TRUTHS: dict[Method, int] = {"laplace": 20, "eki": 10, "svgd": 6, "npe": 0}
+"""Planted truths a posterior is checked on; each costs a fit and an inference. A network checks itself."""
 
 
 def judge_posterior(
@@ -26,48 +30,111 @@ def judge_posterior(
     folder: Path,
     *,
     method: Method = "laplace",
-    truths: int = 20,
+    truths: int | None = None,
     seed: int = 0,
 ) -> dict[str, object]:
-    """Save the belief with a corner plot, and say how far it can be trusted."""
+    """Save the belief with a corner plot and a band of predictions, and say how far it can be trusted."""
     save(belief, folder / "belief.json")
     corner(belief, folder / "corner.png", seed=seed)
-    checked = calibration(found, lambda fit, number: infer(fit, method, seed=number), truths, seed=seed)
-    sim = found.problem.shooter.sim
-    band = covered(sim, belief, held_out, found, seed=seed)
+    count = TRUTHS[method] if truths is None else truths
+    ranks = belief.ranks if isinstance(belief, Cloud) else None
+    names = tuple(knob.address for knob in belief.knobs)
+    checked = Calibration(names, ranks) if ranks is not None else None
+    if checked is None and count:
+        checked = calibration(found, lambda fit, number: infer(fit, method, seed=number), count, seed=seed)
+    band = predicted(found.problem.shooter.sim, belief, held_out, found, seed=seed)
+    draw_band(band, folder / "band.png")
     doubt = misspecified(found, belief, seed=seed)
-    words = "The model explains the recordings up to noise."
-    if doubt.value < 0.05:
-        words = (
-            "Residuals are not noise: something is missing from the model, so the posterior is about the model's knobs "
-            "rather than the machine's."
-        )
     return {
         "method": method,
         "estimates": {name: e.as_dict() for name, e in estimates(belief).items()},
-        "coverage of planted truths": {f"{level:g}": checked.coverage(level).as_dict() for level in (0.5, 0.9)},
-        "uniform ranks, p": checked.uniformity,
-        "held-out rows inside the 90 % band": band.as_dict(),
+        "truths": 0 if checked is None else len(checked.ranks),
+        "coverage of planted truths": _coverages(checked),
+        "uniform ranks, p": {} if checked is None else checked.uniformity,
+        "held-out rows inside the 90 % band": band.inside.as_dict(),
         "misspecification p": doubt.value,
-        "words": words,
+        "words": _words(doubt.value, band.inside),
+        "files": ["belief.json", "belief.npz", "corner.png", "band.png"],
     }
 
 
-def covered(
+def _coverages(checked: Calibration | None) -> dict[str, object]:
+    return {} if checked is None else {f"{level:g}": checked.coverage(level).as_dict() for level in LEVELS}
+
+
+def _words(doubt: float, inside: Estimate) -> str:
+    said = "The model explains the recordings up to noise."
+    if doubt < 0.05:
+        said = (
+            "Residuals are not noise: something is missing from the model, so the posterior is about the model's knobs "
+            "rather than the machine's."
+        )
+    if inside.high < 0.9:
+        said += (
+            f" Held-out rows leave the 90 % band too often ({inside.value:.0%} inside): widen the belief before use."
+        )
+    return said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Band:
+    """What a posterior predicts for held-out windows, minus what was measured."""
+
+    low: Array
+    """[windows, span, channels]."""
+    high: Array
+    windows: Windows
+    inside: Estimate
+    """Share of rows within the 90 % band."""
+
+
+def predicted(
     sim: Simulator, belief: Posterior, episodes: Sequence[Episode], found: Fit, *, draws: int = 40, seed: int = 0
-) -> Estimate:
-    """Share of held-out rows inside the 90 % band of the posterior's predictions, noise of the residuals added."""
+) -> Band:
+    """The 90 % band of the posterior's predictions of held-out recordings: knobs, start states, noise of rows."""
     rng = np.random.default_rng((seed, 0xBA2D))
     windows = cut(sim, episodes, span=found.windows.action.shape[1], limit=64)
     shooter = Shooter(sim, windows, belief.knobs)
-    residual = shooter(belief.draw(draws, rng))[..., windows.tangent.seen]
+    # Starts are as uncertain as was thought, or as far off as those of the fit turned out to be.
+    moved = np.sqrt((found.point.starts**2).mean(axis=0))
+    sigma = np.where(found.problem.sigma_start > 0, np.maximum(found.problem.sigma_start, moved), 0.0)
+    starts = rng.standard_normal((draws, len(windows), len(sigma))) * sigma if sigma.any() else None
+    residual = shooter(belief.draw(draws, rng), starts)[..., windows.tangent.seen]
     scatter = found.point.residual.std(axis=(0, 1))
     made = residual + scatter * rng.standard_normal(residual.shape)
     low, high = np.nanquantile(made, [0.05, 0.95], axis=0)
     inside = ((low <= 0) & (high >= 0))[windows.inside]
     # Rows of a window are one observation, so the count behind the interval is that of windows.
     share, n = float(inside.mean()), len(windows) * inside.shape[-1]
-    return wilson(round(share * n), n)
+    return Band(low, high, windows, wilson(round(share * n), n))
+
+
+def draw_band(band: Band, path: Path) -> Path:
+    """Draw one held-out window of each channel inside its band."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    windows = band.windows
+    names = [name for name, seen in zip(windows.tangent.labels, windows.tangent.seen, strict=True) if seen][:6]
+    motion = windows.tangent.minus(windows.target, windows.q[:, None])[..., windows.tangent.seen]
+    figure = Figure(figsize=(7.0, 1.6 * len(names) + 0.6))
+    FigureCanvasAgg(figure)
+    for i, name in enumerate(names):
+        which = int(np.argmax(np.ptp(motion[..., i], axis=1)))
+        rows = windows.inside[which]
+        axes = figure.add_subplot(len(names), 1, i + 1)
+        measured = motion[which, rows, i]
+        steps = np.arange(len(measured))
+        low, high = measured + band.low[which, rows, i], measured + band.high[which, rows, i]
+        axes.fill_between(steps, low, high, color="0.8", label="90 % band")
+        axes.plot(steps, measured, color="0.1", lw=1, label="measured")
+        axes.set_ylabel(name, fontsize=7)
+        axes.tick_params(labelsize=6)
+    figure.axes[0].legend(fontsize=6, frameon=False)
+    figure.axes[-1].set_xlabel("rows after the start of the window", fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    return path
 
 
 def corner(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -> Path:

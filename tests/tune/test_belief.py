@@ -1,0 +1,65 @@
+"""Beliefs: draws stay inside the bounds, files come back as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput
+from instep.core.knob import Knob
+from instep.tune.belief import Cloud, Gaussian, estimates, inflated, load, save
+
+KNOBS = (Knob("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Knob("action.delay", 0.0, 0.2, False, "s"))
+
+
+@pytest.fixture
+def normal() -> Gaussian:
+    return Gaussian(KNOBS, np.array([0.5, 0.3]), np.array([[0.01, 0.004], [0.004, 0.0025]]))
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    return Cloud(KNOBS, np.random.default_rng(0).uniform(0.2, 0.6, (300, 2)))
+
+
+@pytest.mark.parametrize("kind", ["normal", "cloud"])
+def test_a_saved_belief_comes_back_as_it_was(kind, request, tmp_path):
+    belief = request.getfixturevalue(kind)
+    again = load(save(belief, tmp_path / "belief.json"))
+    first, second = (b.sample(50, np.random.default_rng(1)) for b in (belief, again))
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+    assert again.knobs == belief.knobs
+
+
+@pytest.mark.parametrize("kind", ["normal", "cloud"])
+def test_more_draws_than_points_stay_inside_the_bounds(kind, request):
+    drawn = request.getfixturevalue(kind).sample(2000, np.random.default_rng(0))
+    for knob in KNOBS:
+        assert drawn[knob.address].shape == (2000,)
+        assert knob.low <= drawn[knob.address].min() and drawn[knob.address].max() <= knob.high
+
+
+def test_draws_have_the_spread_and_the_correlation_that_were_asked_for(normal):
+    points = normal.draw(20000, np.random.default_rng(0))
+    np.testing.assert_allclose(np.cov(points.T), normal.covariance, rtol=0.06)
+
+
+def test_a_direction_of_which_nothing_is_known_fills_its_box():
+    blind = Gaussian(KNOBS, np.array([0.5, 0.5]), np.diag([1e-6, np.inf]))
+    points = blind.draw(4000, np.random.default_rng(0))
+    assert points[:, 0].std() < 2e-3
+    assert points[:, 1].std() > 0.2
+
+
+def test_an_inflated_belief_is_less_sure_of_the_same_value(normal):
+    before, after = estimates(normal), estimates(inflated(normal, 2.0))
+    for name in before:
+        assert after[name].value == pytest.approx(before[name].value, rel=0.05)
+        assert after[name].high - after[name].low > 1.5 * (before[name].high - before[name].low)
+
+
+def test_a_file_that_is_no_belief_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "other.json").write_text('{"kind": "gaussian"}')
+    with pytest.raises(BadInput, match="is not a belief that instep saved"):
+        load(tmp_path / "other.json")

@@ -1,0 +1,107 @@
+"""Posteriors of a small servo: four methods agree, cover planted truths, and notice when the model is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from instep.core.errors import UnknownName
+from instep.tune.belief import Gaussian
+from instep.tune.calibrate import Calibration, calibration, misspecified
+from instep.tune.fit import FitOptions, fit
+from instep.tune.infer import infer, laplace, likelihood
+from instep.tune.judged import judge_posterior, predicted
+
+TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
+QUICK = FitOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+
+
+@pytest.fixture
+def found(servo, recorded):
+    """A fit of damping and stiffness to two noisy recordings."""
+    episodes = recorded(servo, TRUTH, range(2), noise=0.002, steps=126)
+    return fit(servo, episodes, servo.scene.knobs(*TRUTH), QUICK)
+
+
+def points_of(belief):
+    return belief.draw(1000, np.random.default_rng(0)) if isinstance(belief, Gaussian) else belief.points
+
+
+def test_the_likelihood_falls_as_the_laplace_posterior_says(found):
+    target, spread = likelihood(found), np.sqrt(np.linalg.eigvalsh(found.covariance))
+    _, vectors = np.linalg.eigh(found.covariance)
+    steps = np.concatenate([[found.x], found.x + 2 * (spread * vectors).T, found.x - 2 * (spread * vectors).T])
+    log = target.log(steps)
+    # Two deviations along an axis cost 2; the mean of both sides is free of how far the top is off.
+    fallen = log[0] - (log[1:3] + log[3:5]) / 2
+    np.testing.assert_allclose(fallen, 2.0, rtol=0.5)
+
+
+def test_slopes_of_all_points_in_one_batch_are_those_of_differences(found):
+    target = likelihood(found)
+    x = found.x + 3 * np.sqrt(np.diag(found.covariance))
+    nudges = 1e-4 * np.eye(len(x))
+    by_hand = (target.log(x + nudges) - target.log(x - nudges)) / 2e-4
+    np.testing.assert_allclose(target.gradients(x[None])[0], by_hand, rtol=0.1)
+
+
+@pytest.mark.parametrize("method", ["eki", "svgd"])
+def test_particles_agree_with_the_laplace_posterior_where_it_is_right(found, method):
+    expected, points = laplace(found), points_of(infer(found, method, seed=1))
+    spread = np.sqrt(np.diag(expected.covariance))
+    assert (np.abs(points.mean(axis=0) - expected.mean) < spread).all()
+    assert (points.std(axis=0) > 0.5 * spread).all()
+    assert (points.std(axis=0) < 1.5 * spread).all()
+
+
+def test_a_network_agrees_with_the_laplace_posterior_and_checks_itself(found):
+    pytest.importorskip("sbi", reason="sbi is in the extra 'learn'")
+    expected, cloud = laplace(found), infer(found, "npe", sims=200)
+    spread = np.sqrt(np.diag(expected.covariance))
+    assert (np.abs(cloud.points.mean(axis=0) - expected.mean) < 1.5 * spread).all()
+    assert (cloud.points.std(axis=0) < 2.5 * spread).all()
+    assert Calibration(tuple(TRUTH), cloud.ranks).coverage(0.9).value > 0.75
+
+
+def test_planted_truths_lie_inside_the_laplace_posterior_as_often_as_it_says(found):
+    checked = calibration(found, lambda fit, _: laplace(fit), truths=10)
+    assert checked.coverage(0.9).value >= 0.75
+    assert min(checked.uniformity.values()) > 1e-3
+
+
+def test_ranks_of_a_belief_that_is_too_sure_are_not_uniform(found):
+    sure = calibration(found, lambda fit, _: replace(laplace(fit), covariance=fit.covariance / 100), truths=4)
+    assert sure.coverage(0.9).value < 0.6
+
+
+def test_a_model_without_the_delay_of_the_machine_is_called_wrong_and_the_right_one_is_not(servo, recorded):
+    episodes = recorded(servo, TRUTH | {"action.delay": 0.06}, range(2), noise=0.002, steps=126)
+    options = replace(QUICK, skip=0.1)
+    p = {}
+    for name, sim in (("right", servo.tuned({"action.delay": 0.06})), ("wrong", servo)):
+        found = fit(sim, episodes, servo.scene.knobs(*TRUTH), options)
+        p[name] = misspecified(found, laplace(found)).value
+    assert p["right"] > 0.05
+    assert p["wrong"] <= 0.05
+
+
+def test_held_out_rows_lie_inside_the_band_of_predictions(found, servo, recorded):
+    other = recorded(servo, TRUTH, range(7, 9), noise=0.002, steps=126)
+    band = predicted(servo, laplace(found), other, found)
+    assert 0.75 <= band.inside.value <= 1.0
+
+
+def test_a_judged_posterior_leaves_files_and_words(found, servo, recorded, tmp_path):
+    other = recorded(servo, TRUTH, [9], noise=0.002, steps=126)
+    said = judge_posterior(laplace(found), found, other, tmp_path, truths=2)
+    for name in said["files"]:
+        assert (tmp_path / name).stat().st_size > 0
+    assert said["truths"] == 2
+    assert "recordings" in said["words"] or "Residuals" in said["words"]
+
+
+def test_an_unknown_method_is_answered_with_the_nearest(found):
+    with pytest.raises(UnknownName, match="laplace"):
+        infer(found, "laplac")
