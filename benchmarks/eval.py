@@ -1,0 +1,234 @@
+"""How fast policies are evaluated: against raw physics and vector environments, with state and with a camera.
+
+The whole of an evaluation is on: observations, the task's events, outcomes, limits. Pairs are measured in turn, in this
+one process tree; ratios come with a bootstrap interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from instep import MujocoWorld
+from instep.core.layer import Layer
+from instep.core.world import Array, Observation, stack
+from instep.gap.eval_play import play
+from instep.policy.experts import expert_of
+from instep.scene.folder import Scene
+from instep.scene.kinematics import body_poses
+from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks.tasked import Tasked
+from physics import THREADS, WORLDS, Case, Mlp, Recorded, against_gymnasium, interleaved, make_env, row
+from physics import play as play_env
+
+COARSE = 1 / 60 / 5
+"""The longest time step of PushT that is shown to be converged [s]."""
+
+
+def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+    """Measure and return one row per number."""
+    threadpool_limits(1)  # BLAS threads wait by spinning, on the cores the physics needs
+    repeats, seconds = (3, 0.3) if quick else (9, 1.0)
+    rows = against_raw(seconds, repeats)
+    rows += against_async(seconds, repeats)
+    rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 0.2 if quick else 2.0, repeats, (5.0, None))
+    rows += convergence(8 if quick else 48)
+    for count in (20, 64):
+        rows += pace(count, 0.5 if quick else 2.0, repeats)
+    rows += with_camera(0.3 if quick else 1.0, repeats)
+    return rows
+
+
+def tasked(seconds: float, settings: dict[str, float] | None = None) -> tuple[Tasked[MujocoWorld], Case]:
+    """PushT with its task, which lasts some seconds, and the workload of the physics benchmark."""
+    scene = Scene.load("pusht")
+    world = MujocoWorld(scene, threads=THREADS).tuned(settings or {})
+    return Tasked(world, replace(task_of(scene), seconds=seconds)), Case(world, max(8, round(seconds / world.spec.dt)))
+
+
+def against_raw(seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """An evaluation over the faster of MuJoCo's own two batches, with the same controls."""
+    world, case = tasked(seconds)
+    recorded, net = Recorded(case.controls), Mlp(case)
+    took = interleaved(
+        {
+            "mujoco.rollout": case.raw_rollout(),
+            "mujoco.batch": case.raw_batch(),
+            "recorded": lambda: play(world, recorded, case.seeds),
+            "mlp": lambda: play(world, net, case.seeds),
+        },
+        repeats,
+    )
+    best = min(("mujoco.rollout", "mujoco.batch"), key=lambda name: float(np.median(took[name])))
+    physics = case.steps * case.world.substeps * WORLDS
+    rows = [row(f"pusht: raw {best}, the faster of two", physics / took[best], "steps/s")]
+    for name, goal in (("recorded", 0.90), ("mlp", 0.75)):
+        rows.append(row(f"pusht: evaluation, {name} controls", physics / took[name], "steps/s"))
+        rows.append(row(f"pusht: evaluation / raw, {name} controls", took[best] / took[name], "x", goal))
+    return rows
+
+
+def against_async(seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """An evaluation over a vector of hand-written environments, which do less: no task, no log."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    world, case = tasked(seconds)
+    net, steps = Mlp(case), max(4, case.steps // 4)
+    peers = {n: AsyncVectorEnv([lambda: make_env("pusht", {})] * n) for n in (2, 8)}
+    timed = {f"{n}": lambda env=env: play_env(env, net, steps) for n, env in peers.items()}
+    took = interleaved({"ours": lambda: play(world, net, case.seeds), **timed}, repeats)
+    for env in peers.values():
+        env.close()
+    speed = {n: steps * n * case.world.substeps / took[f"{n}"] for n in peers}
+    best = max(speed, key=lambda n: float(np.median(speed[n])))
+    ours = case.steps * WORLDS * case.world.substeps / took["ours"]
+    return [
+        row(f"pusht: gymnasium AsyncVectorEnv of {best}", speed[best], "steps/s"),
+        row("pusht: evaluation / AsyncVectorEnv", ours / speed[best], "x", 1.2),
+    ]
+
+
+def convergence(worlds: int) -> list[dict[str, Any]]:
+    """How far the block ends from where a far smaller time step brings it, under the same commands of the expert."""
+    scene = Scene.load("pusht")
+    task, shipped = task_of(scene), float(scene.model.opt.timestep)
+    state = stack([MujocoWorld(scene).reset(seed) for seed in range(worlds)])
+    steps = {"a quarter of the shipped step": shipped / 4, "the shipped step": shipped, "the coarse step": COARSE}
+    sims = {name: MujocoWorld(scene, threads=THREADS).tuned({"option.timestep": dt}) for name, dt in steps.items()}
+    # One second of pushing, begun where the expert is at work; further ahead friction makes any two steps part.
+    finest, expert = sims["a quarter of the shipped step"], expert_of(task, scene)
+    state = finest.place(state.q, state.v)
+    for _ in range(150):
+        state = finest.step(state, expert.act(finest.observe(state)))
+    ends = {name: sim.place(state.q, state.v) for name, sim in sims.items()}
+    begin = task.pose(state)
+    for _ in range(60):
+        action = expert.act(finest.observe(ends["a quarter of the shipped step"]))
+        ends = {name: sims[name].step(own, action) for name, own in ends.items()}
+    poses = {name: task.pose(own) for name, own in ends.items()}
+    truth = poses["a quarter of the shipped step"]
+    moved = np.linalg.norm(truth[:, :2] - begin[:, :2], axis=1)
+    pushed = moved > 0.005
+    rows = [
+        row(
+            f"pusht: way of the block in 1 s, {int(pushed.sum())} worlds in which it was pushed",
+            moved[pushed] * 1e3,
+            "mm",
+        )
+    ]
+    for name in ("the shipped step", "the coarse step"):
+        off = np.linalg.norm(poses[name][:, :2] - truth[:, :2], axis=1)[pushed] * 1e3
+        label = f"pusht: off by, {name} of {1e3 * steps[name]:.2f} ms"
+        rows.append(row(label, off, "mm"))
+    return rows
+
+
+def pace(count: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """Simulated seconds per second of this machine, with an MLP policy."""
+    rows: list[dict[str, Any]] = []
+    for name, settings, goal in (("shipped", None, 100.0), ("coarse", {"option.timestep": COARSE}, 100.0)):
+        world, case = tasked(seconds, settings)
+        net = Mlp(case)
+        took = interleaved({"ours": lambda: play(world, net, range(count))}, repeats)["ours"]  # noqa: B023, run at once
+        label = f"pusht: simulated s per s, {count} worlds, {name} time step"
+        rows.append(row(label, count * case.steps * case.world.spec.dt / took, "x", goal))
+    return rows
+
+
+def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """Simulated seconds per second with one virtual camera at 10 Hz and a small convolutional policy."""
+    import torch
+
+    from instep.policy.vision import TorchEyes
+
+    torch.set_num_threads(THREADS)
+    world, case = tasked(seconds)
+    count = 20
+    seen = SeenAtTimes(world.world, *virtual_camera(world.world), every=6)
+    eyes, net = TorchEyes(1, 96).eval(), Mlp(case)
+    policy = Looking(eyes, net, every=6)
+    took = interleaved({"ours": lambda: play(Tasked(seen, world.task), policy, range(count))}, repeats)["ours"]
+    value = count * case.steps * case.world.spec.dt / took
+    return [
+        row(f"pusht: simulated s per s, {count} worlds, 96 x 96 splat camera at 10 Hz, small CNN", value, "x", 20.0)
+    ]
+
+
+def virtual_camera(world: MujocoWorld) -> tuple[Any, Any]:
+    """Gaussians on the table, the T and the stick, and a camera of 96 x 96 above them."""
+    from instep.splat.gaussians import coloured, together
+    from instep.splat.layers import Layers
+    from instep.splat.sheet import looking
+
+    rng = np.random.default_rng(0)
+    boxes = np.array(task_of(world.scene).shape)
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    which = rng.choice(len(boxes), 4000, p=area / area.sum())
+    flat = rng.uniform(boxes[which, :2], boxes[which, 2:])
+    tee = coloured(np.column_stack([flat, np.full(4000, 0.02)]), 0.003, np.tile([1.0, 0.3, 0.1], (4000, 1)))
+    table = np.column_stack([rng.uniform([0.1, 0.0], [0.8, 0.7], (8000, 2)), np.full(8000, -0.01)])
+    ground = coloured(table, 0.008, 0.4 + 0.05 * rng.standard_normal((8000, 1)) * np.ones((1, 3)))
+    turn = rng.uniform(0, 2 * np.pi, 500)
+    stick = np.column_stack([0.0125 * np.cos(turn), 0.0125 * np.sin(turn), rng.uniform(0, 0.12, 500)])
+    parts = [
+        replace(ground, names=("world",)),
+        replace(tee, names=("tee",)),
+        replace(coloured(stick, 0.003, np.full((500, 3), 0.9)), names=("pusher",)),
+    ]
+    layers = Layers(together(parts), threads=THREADS)
+    base = next(iter(world.scene.cameras.values()))
+    small = replace(base, name="virtual", width=96, height=96, focal=(80.0, 80.0), centre=(48.0, 48.0), distortion=())
+    return layers, looking(small, np.array([0.75, 0.34, 0.6]), np.array([0.45, 0.34, 0.0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenAtTimes(Layer[MujocoWorld]):
+    """A world whose one camera takes a picture every few control steps, as a camera of 10 Hz does."""
+
+    layers: Any
+    camera: Any
+    every: int
+
+    @property
+    def spec(self) -> Any:
+        """As the world inside."""
+        return self.world.spec
+
+    def observe(self, state: Any) -> Observation:
+        """The state, and a picture at the times of the camera."""
+        seen = dict(self.world.observe(state))
+        if round(state.t / self.world.spec.dt) % self.every == 0:
+            model, names = self.world.model, self.layers.gaussians.names
+            poses = body_poses(model, state.q)  # [worlds, bodies after the world's own, 7]
+            still = np.broadcast_to(np.eye(7)[3], (*poses.shape[:-2], 1, 7))
+            rows = [model.body(name).id for name in names]
+            poses = np.concatenate([still, poses], axis=-2)[..., rows, :]
+            seen["observation.images.virtual"] = self.layers.render_batch(self.camera, poses)
+        return seen
+
+
+@dataclass(slots=True, eq=False)
+class Looking:
+    """A policy that looks at each new picture with a small CNN and acts by an MLP."""
+
+    eyes: Any
+    net: Mlp
+    every: int
+
+    def reset(self, seed: int = 0) -> None:
+        """Nothing to forget."""
+
+    def act(self, observation: Observation) -> Array:
+        """The MLP's action, moved a little by what the CNN saw."""
+        action = self.net.act(observation)
+        if "observation.images.virtual" in observation:
+            import torch
+
+            with torch.inference_mode():
+                sight = self.eyes([torch.from_numpy(observation["observation.images.virtual"])]).numpy()
+            action = action + 1e-3 * sight[:, : action.shape[1]]
+        return action
