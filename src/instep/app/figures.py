@@ -23,6 +23,11 @@ def colour(index: int, strength: float | None = None) -> str:
     return token if strength is None else f"{token}:{strength:g}"
 
 
+_TICKS = [m * 10.0**e for e in range(-9, 7) for m in (1, 2, 5)]
+LOG: dict[str, Any] = {"type": "log", "tickmode": "array", "tickvals": _TICKS, "ticktext": [f"{t:g}" for t in _TICKS]}
+"""A logarithmic axis that writes its numbers out: a lone 2 between 10 and 100 is read as two."""
+
+
 def safe(text: str) -> str:
     """A name from a file without what Plotly would read as markup."""
     return text.replace("<", "‹").replace(">", "›")
@@ -45,7 +50,7 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
         "title": {"text": safe(title), "font": {"size": 14}},
         "height": 420,
         "xaxis": {"title": "how far ahead", "type": "category"},
-        "yaxis": {"title": f"error [{unit or '1'}]", "type": "log", "dtick": "D2", "exponentformat": "none"},
+        "yaxis": {"title": f"error [{unit or '1'}]", **LOG},
     }
     return {"data": data, "layout": layout}
 
@@ -75,7 +80,7 @@ def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "", column: s
         )
         if i == rows - 1:
             layout[f"xaxis{axis}"]["title"] = "time [s]"
-    layout["legend"] = {"orientation": "h", "x": 0, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
+    layout["legend"] = {"orientation": "h", "x": 0.45, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
     return {"data": data, "layout": layout}
 
 
@@ -128,7 +133,7 @@ def bundle_figure(
         line = {"type": "scatter", "mode": "lines", "name": "floor", "x": ends, "y": [floor, floor]}
         data.append({**line, "line": {"color": "@floor", "dash": "dash", "width": 2}})
     layout = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 380, "xaxis": {"title": x}}
-    layout["yaxis"] = {"title": "error [share of usual motion]", "type": "log", "dtick": "D2"}
+    layout["yaxis"] = {"title": "error [share of usual motion]", **LOG}
     return {"data": data, "layout": layout}
 
 
@@ -165,7 +170,8 @@ def timeline_figure(run: Sequence[Match], *, title: str) -> Figure:
         line = {"type": "scatter", "mode": "lines", "name": side, "x": x, "y": y, "line": {"color": paint, "width": 9}}
         data.append(line)
     ticks = {"tickvals": list(range(len(names))), "ticktext": [safe(n) for n in reversed(names)]}
-    layout: dict[str, Any] = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 130 + 46 * len(names)}
+    layout: dict[str, Any] = {"title": {"text": safe(title), "font": {"size": 14}}, "height": 150 + 46 * len(names)}
+    layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
     layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
     first = next((m for m in run if m.real is None or m.sim is None), None)
     if first is not None:

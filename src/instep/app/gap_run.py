@@ -26,6 +26,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.stats import Estimate
 from instep.core.world import Simulator
 from instep.data.episodes import load
+from instep.data.mapping import shipped_names
 from instep.gap.arms import Arm, arms_of
 from instep.gap.events import events, rules_from, usual_rules
 from instep.gap.findings import Looked
@@ -88,7 +89,7 @@ def run(asked: Asked) -> int:
         raise BadInput("Nothing to measure: give recordings (instep gap DATA SCENE), or --agreement TABLE.csv.")
     if not asked.every > 0:
         raise BadInput(f"--every takes seconds above 0, not {asked.every:g}.")
-    episodes = picked(read(asked.data, asked.as_), asked.runs)
+    episodes = picked(read(*part_for(asked)), asked.runs)
     output = new_output("gap", asked.out, seed=asked.seed)
     output.read(_located(asked.data))
     if not asked.against:
@@ -140,6 +141,16 @@ def judge(gap: Gap, asked: Asked) -> tuple[list[str], int]:
         if not estimate.value <= most:
             broken.append(f"{name} is {estimate}, more than {most:g}.")
     return broken, len(limits)
+
+
+def part_for(asked: Asked) -> tuple[str, str]:
+    """The data and its mapping; of a set of several machines the one whose scene was named."""
+    scene = asked.against.partition("@")[0]
+    if asked.as_:
+        part = f"{asked.as_}/{scene}"
+        return asked.data, part if part in shipped_names() else asked.as_
+    part = f"{Path(asked.data).resolve().name}/{scene}"
+    return (f"{asked.data.rstrip('/')}/{scene}" if scene and part in shipped_names() else asked.data), ""
 
 
 def read(path: str, as_: str = "") -> Sequence[Episode]:
@@ -417,12 +428,15 @@ def agree(table: Path, out: Path | None, seed: int) -> int:
     output.write(agreement_scores(found), tasks=rows, words=[f"{r.task}: {r.words}" for r in found])
     report = agreement_report(rates, found, f"{len(rates)} pairs of success rates from {table}")
     path = write_report(output.folder, report)
-    listed = Table("task", "K", "Pearson", "95 % interval", "Spearman", "MMRV", "perfect sim", box=None)
-    listed.columns[0].no_wrap = True
+    listed = Table("task", box=None)
+    for head in ("n", "Pearson", "95 %", "Spearman", "MMRV", "perfect"):
+        listed.add_column(head, justify="right", no_wrap=True)
     for r in found:
         c = r.correlation
         numbers = (f"{c.value:.3f}", f"{c.low:.2f} to {c.high:.2f}", f"{r.rank_correlation.value:.3f}")
-        listed.add_row(r.task, str(len(r.policies)), *numbers, f"{r.violation.value:.3f}", f"{r.null.value:.3f}")
+        task = r.task.replace("_", " ")  # so that a narrow window may break it
+        listed.add_row(task, str(len(r.policies)), *numbers, f"{r.violation.value:.3f}", f"{r.null.value:.3f}")
+    listed.caption = "n policies; 'perfect' is the MMRV that a perfect simulator would show with so few trials"
     console = Console()
     console.print(listed)
     console.print(report.verdict.headline, highlight=False, markup=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from math import exp, inf, log, sqrt
 from typing import Any, cast
 
@@ -159,10 +160,15 @@ def suspects_of(scene: Scene, sim: Simulator) -> tuple[Simulator, list[Suspect]]
     suspects = [
         _scaled(scene, "friction", "joint.*.damping", (2.0, 4.0, 8.0, 0.5, 0.25), "joint damping times {:.2g}"),
         _dry(scene),
-        _scaled(scene, "gains", "actuator.*.kp", (0.8, 0.6, 0.4, 1.25, 1.6, 2.5), "servo stiffness times {:.2g}"),
+        _scaled(scene, "gains", "actuator.*.kp", (0.8, 0.6, 0.4, 1.25, 1.6, 2.5), "servo stiffness times {:.2g}")
+        if servos
+        else _scaled(scene, "gains", "actuator.*.gain", (0.9, 0.75, 0.6, 1.1, 1.3, 1.6), "motor gain times {:.2g}"),
         _scaled(scene, "payload", "body.*.mass", (1.25, 1.6, 2.2, 0.8, 0.6), "link masses times {:.2g}"),
         _steps(scene),
-        Suspect("latency", (0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.13), _delay, "a delay of {:.0f} ms", 1e3, True),
+        Suspect("latency", (0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.13), _delay, "a delay of {:.0f} ms", 1e3, True)
+        if model.nu
+        else None,
+        _grip(scene),
     ]
     wrapped: Any = sim
     if servos and len(servos) == model.nu and set(scene.spec.action.labels) <= set(scene.spec.q.labels):
@@ -293,6 +299,19 @@ def _scaled(scene: Scene, name: str, pattern: str, factors: tuple[float, ...], w
     return Suspect(name, factors, settings, words, shared=shared)
 
 
+def _grip(scene: Scene) -> Suspect | None:
+    """The friction between bodies that move freely and what they touch."""
+    if not scene.objects:
+        return None
+    values = {k: v for k, v in _read(cast(Any, scene).model, "geom.*.friction").items() if v > 0}
+
+    def settings(told: Values) -> Settings:
+        return {k: next(iter(told.values())) * v for k, v in values.items()}
+
+    factors = (0.75, 0.5, 0.3, 1.3, 1.8, 3.0)
+    return Suspect("friction", factors, settings, "contact friction times {:.2g}", shared=True) if values else None
+
+
 def _dry(scene: Scene) -> Suspect | None:
     """Dry friction in every joint of the robot, beyond what the model has, as a share of what its servos give."""
     model = cast(Any, scene).model
@@ -314,9 +333,10 @@ def _dry(scene: Scene) -> Suspect | None:
 
 
 def _read(model: Any, pattern: str) -> dict[str, float]:
-    """The values of all knobs of a pattern."""
+    """The values of all knobs of a pattern; a scene without motors has none of theirs."""
     knobs = cast(Any, address)
-    return dict(knobs.read(model, knobs.matching(model, [pattern])))
+    known = [a for a in knobs.addresses(model) if fnmatchcase(a, pattern)]
+    return dict(knobs.read(model, known))
 
 
 def _steps(scene: Scene) -> Suspect:

@@ -31,6 +31,7 @@
       margin: { l: 64, r: 20, t: 40, b: 60 }, hovermode: "closest", hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
       legend: { orientation: "h", y: -0.22, x: 0, font: { color: palette.soft } } };
     const merged = { ...base, ...painted(layout, palette) };
+    if (merged.title) merged.title = { x: 0.01, xanchor: "left", ...merged.title };
     for (const key of Object.keys({ xaxis: 1, yaxis: 1, ...merged })) {
       if (/^[xy]axis\d*$/.test(key)) {
         merged[key] = { gridcolor: palette.line, zerolinecolor: palette.line, linecolor: palette.line, tickcolor: palette.line, automargin: true, ...(merged[key] || {}) };

@@ -90,7 +90,7 @@ def write_section(page: Path, name: str, rows: list[dict[str, Any]]) -> None:
         met = _MARKS[row.get("ok")][0]
         goal = "" if row.get("goal") is None else f"{row['goal']:g}"
         interval = "" if not _finite(row.get("low")) else f"{_number(row['low'])} to {_number(row['high'])}"
-        lines.append(f"| {row['name']} | {_number(row['value'])} {row['unit']} | {interval} | {goal} | {met} |")
+        lines.append(f"| {row['name']} | {_valued(row)} | {interval} | {goal} | {met} |")
     section = "\n".join([*lines, end])
     text = page.read_text(encoding="utf-8") if page.is_file() else "# Results\n"
     if begin in text and end in text:
@@ -129,6 +129,10 @@ def _table(name: str, rows: list[dict[str, Any]]) -> Table:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, float | int) and math.isfinite(value)
+
+
+def _valued(row: dict[str, Any]) -> str:
+    return _number(row["value"]) if row["unit"] in ("", "1") else f"{_number(row['value'])} {row['unit']}"
 
 
 def _number(value: float) -> str:
