@@ -19,14 +19,17 @@ import numpy as np
 
 from instep.core.poses import transform
 from instep.core.world import Array, Observation, State
+from instep.scene.camera import Camera
 from instep.splat.backward import ImageSlope, differentiate
 from instep.splat.gaussians import Gaussians, coloured
 from instep.splat.image import Backdrop, Image
 from instep.splat.raster import Raster
+from instep.splat.sh import C0
 
 from .bodies import place_of
 from .correction import Corrected
-from .eyes import Frame
+from .eyes import AROUND, Frame
+from .mask import first_strength
 from .outline import Outline
 from .pose_filter import PoseFilter
 from .prepare import colour_of
@@ -58,6 +61,7 @@ class VisualForces:
         self._gaussians = gaussians or filled(shape, colour_of(scene, self._body)[:3])
         self._raster = Raster(self._gaussians, threads=1)
         self._shape = shape
+        self._depths: dict[str, Array] = {}
 
     @property
     def logged(self) -> tuple[str, ...]:
@@ -68,7 +72,11 @@ class VisualForces:
         """Find the body as the pose filter does."""
         found = self.finder.begin(state, seen)
         n = len(self._gaussians)
-        memory = {"m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0), "stamp": found.memory["stamp"]}
+        frames = [f for c, f in enumerate(self.finder.eyes.frames(seen, state.t)) if f and not self.finder.held(c)]
+        memory = {
+            "m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0), "stamp": found.memory["stamp"],
+            "colours": self._colours(frames, self._place.transform(found.q)),
+        }  # fmt: skip
         return replace(found, memory=memory, log=dict.fromkeys(self.logged, 0.0))
 
     def __call__(self, memory: Mapping[str, Any], predicted: State, seen: Observation, t: float) -> Corrected:
@@ -87,6 +95,24 @@ class VisualForces:
         log["residual"] = error
         return Corrected(predicted.q, predicted.v, {**memory, "stamp": stamps}, log, wrench)
 
+    def _colours(self, frames: list[Frame], T: Array) -> Array:
+        """The colour of each Gaussian in this light [n, 3]: what the cameras show where it is, those that see it."""
+        points = self._gaussians.means @ T[:3, :3].T + T[:3, 3]
+        total, count = np.zeros((len(points), 3)), np.zeros(len(points))
+        for frame in frames:
+            inverse = np.linalg.inv(frame.camera.body_from_camera)
+            pixels = frame.camera.project(points @ inverse[:3, :3].T + inverse[:3, 3]).astype(int)
+            x, y = np.clip(pixels[:, 0], 0, frame.camera.width - 1), np.clip(pixels[:, 1], 0, frame.camera.height - 1)
+            shown = frame.pixels[y, x]
+            share = self.finder.eyes.mask.soft(shown, float(first_strength(self.finder.eyes.mask, frame.pixels)))
+            good = (share > 0.6) & (pixels == np.stack([x, y], axis=1)).all(axis=1)
+            total[good] += shown[good] / 255
+            count[good] += 1
+        if not count.any():
+            return self._gaussians.colours
+        usual = total.sum(axis=0) / count.sum()
+        return np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], usual)
+
     def _optimised(
         self, memory: dict[str, Any], frames: list[Frame], pose: Array
     ) -> tuple[Array, dict[str, Any], float]:
@@ -95,15 +121,16 @@ class VisualForces:
         means, m, v, steps = self._gaussians.means.copy(), memory["m"], memory["v"], int(memory["steps"])
         error = 0.0
         targets = [self._target(frame, pose) for frame in frames]
-        for k in range(self.options.iterations):
-            raster = self._raster if k == 0 else Raster(replace(self._gaussians, means=means), threads=1)
+        sh = ((memory["colours"] - 0.5) / C0)[:, None, :]
+        for _ in range(self.options.iterations):
+            raster = self._raster.renewed(replace(self._gaussians, means=means, sh=sh))
             slope, error_now = np.zeros_like(means), 0.0
             for frame, (region, target, weight, behind) in zip(frames, targets, strict=True):
                 part = _Squared(target, weight)
                 grown = differentiate(raster, frame.camera, pose[None], part, backdrop=behind, region=region)[1]
                 slope += grown.means
                 error_now += part.error / len(frames)
-            error = error_now if k == 0 else error
+            error = error or error_now
             steps += 1
             m, v = first * m + (1 - first) * slope, second * v + (1 - second) * slope**2
             means = means - self.options.rate * (m / (1 - first**steps)) / (np.sqrt(v / (1 - second**steps)) + 1e-15)
@@ -111,18 +138,27 @@ class VisualForces:
 
     def _target(self, frame: Frame, pose: Array) -> tuple[tuple[int, int, int, int], Array, Array, Backdrop]:
         """The pixels around the body, which of them count, and what stands behind."""
-        T = transform(pose)
-        region = sight(self._shape, frame.camera, T, T[:3, 3], 30).region
+        T, camera = transform(pose), frame.camera
+        region = sight(self._shape, camera, T, T[:3, 3], AROUND).region
         left, top, right, bottom = region
         target = frame.pixels[top:bottom, left:right].astype(np.float32) / 255
         shot = self.finder.eyes.shot(frame, self._shape, T, 150.0)
-        behind = self.finder.eyes.backdrops.get(frame.camera.name)
-        colour = np.zeros(frame.pixels.shape, np.float32) if behind is None else behind.astype(np.float32) / 255
-        depth = np.full(colour.shape[:2], np.inf, np.float32)
         weight = np.ones(target.shape[:2], np.float32)
         if shot is not None and shot.weight.shape == weight.shape:
             weight = shot.weight
-        return region, target, weight, Backdrop(colour, depth)
+        known = self.finder.eyes.backdrops.get(camera.name)
+        colour = np.zeros((camera.height, camera.width, 3), np.float32)
+        if known is not None:
+            colour[top:bottom, left:right] = known[top:bottom, left:right] / 255
+        elif shot is not None and (beside := target[shot.mask < 0.05]).size:
+            # Nobody knows what stands behind the body: take it for as plain as what stands beside it.
+            colour[top:bottom, left:right] = np.median(beside, axis=0)
+        return region, target, weight, Backdrop(colour, self._far(camera))
+
+    def _far(self, camera: Camera) -> Array:
+        if camera.name not in self._depths:
+            self._depths[camera.name] = np.full((camera.height, camera.width), np.inf, np.float32)
+        return self._depths[camera.name]
 
     def _wrench(self, means: Array, T: Array) -> tuple[Array, dict[str, float]]:
         away = (means - self._gaussians.means) @ T[:3, :3].T
