@@ -1,0 +1,189 @@
+"""The corrections of a twin on the same episodes: pose filter, visual forces, physics alone.
+
+Three episodes: a stand-in that pushes its T about, one whose T lies still while the twin's is kicked by 5 cm and 30
+degrees, and, where its recording is at hand, a real demonstration with three cameras.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.app.twins import Begun, correction, parked_joints
+from instep.core.episode import Episode
+from instep.core.poses import angle_between
+from instep.core.rollout import Constant, Script, rollout
+from instep.core.world import Array, Observation, State
+from instep.physics.mujoco import MujocoWorld
+from instep.real.recording import Recording
+from instep.scene.folder import Scene
+from instep.twin.bodies import Place, place_of
+from instep.twin.correction import Correction, Uncorrected
+from instep.twin.eyes import Eyes
+from instep.twin.forces import ForceOptions, VisualForces
+from instep.twin.pose_filter import PoseFilter
+from instep.twin.prepare import Prepared, eyes_of, on_one_clock, prepare
+from instep.twin.rehearsal import film
+from instep.twin.track import jitter, median_of_blocks, overlaps
+from instep.twin.twin import STAGES, Twin
+from sync import BEGIN, motion
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
+"""Where the real demonstration is looked for, as `pusht`."""
+KICK, ANGLE = 0.05, np.radians(30)
+NEAR, STRAIGHT = 0.003, np.radians(2)
+"""What counts as recovered [m], [rad]."""
+
+
+def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+    """Each correction on the same episodes, one row per number."""
+    scene = Scene.load("pusht")
+    pushed = film(scene, motion(scene, 120 if quick else 480, 0))
+    still = film(scene, _still(scene, 60 if quick else 150))
+    eyes = eyes_of(scene, pushed)
+    real = None if quick else _real(scene)
+    rows: list[dict[str, Any]] = []
+    for name, make in _corrections(scene).items():
+        rows += _pushed(name, scene, eyes, pushed, make(eyes))
+        rows += _kicked(name, scene, still, make(eyes), 1 if quick else 4)
+        if real is not None:
+            rows += _on_recording(name, scene, real)
+    return rows
+
+
+def _corrections(scene: Scene) -> dict[str, Any]:
+    softer = ForceOptions(gain=2.0, betas=(0.5, 0.9))
+    return {
+        "pose filter": lambda eyes: PoseFilter(scene, eyes),
+        "visual forces": lambda eyes: VisualForces(PoseFilter(scene, eyes)),
+        "visual forces, softened": lambda eyes: VisualForces(PoseFilter(scene, eyes), softer),
+        "physics alone": lambda eyes: Begun(PoseFilter(scene, eyes), Uncorrected()),
+    }
+
+
+def _still(scene: Scene, rows: int) -> Episode:
+    world = MujocoWorld(scene)
+    q, v = scene.start(0)
+    q[2:9] = scene.model.key("home").qpos[2:9]
+    q[:2] = 0.25, 0.1
+    state, kept = world.place(q, v), []
+    for _ in range(rows + 30):
+        kept.append(state)
+        state = world.step(state, q[:2])
+    kept = kept[30:]  # the T has settled
+    columns = {
+        "timestamp": np.arange(rows) * scene.dt,
+        "q": np.stack([s.q for s in kept]),
+        "v": np.stack([s.v for s in kept]),
+        "action": np.tile(q[:2], (rows, 1)),
+    }
+    return Episode(world.spec, columns)
+
+
+def _pushed(name: str, scene: Scene, eyes: Eyes, filmed: Episode, how: Correction) -> list[dict[str, Any]]:
+    """How near the twin stays to a T that is pushed about by a stand-in of other friction."""
+    twin = Twin(MujocoWorld(scene), Recording(filmed), how)
+    episode = rollout(twin, Script(filmed.action), steps=len(filmed))
+    error = np.linalg.norm(episode.q[BEGIN:, 2:5] - filmed.q[BEGIN:, 2:5], axis=1) * 1e3
+    turn = np.degrees(angle_between(episode.q[BEGIN:, 5:9], filmed.q[BEGIN:, 5:9]))
+    shape = PoseFilter(scene, eyes).shape("tee")
+    found = overlaps(eyes, shape, filmed, episode.t, episode.q[:, 2:9])
+    stages = episode["twin.stages"][BEGIN:]
+    work = (stages.sum(axis=1) - stages[:, STAGES.index("follow")]) * 1e3
+    overlap = np.where(found.visible[BEGIN:] > 0.3, found.overlap[BEGIN:], np.nan)
+    return [
+        _row(f"{name}: median overlap, pushed", median_of_blocks(np.nanmean(overlap, axis=1))),
+        _row(f"{name}: median pose error, pushed", median_of_blocks(error, "mm")),
+        _row(f"{name}: median turn error, pushed", median_of_blocks(turn, "deg")),
+        _row(f"{name}: median time per frame", median_of_blocks(work, "ms")),
+    ]
+
+
+def _kicked(name: str, scene: Scene, filmed: Episode, how: Correction, kicks: int) -> list[dict[str, Any]]:
+    """Trembling of a T at rest, and how soon the twin's comes home after a kick."""
+    place = place_of(scene.spec, "tee")
+    at, times = 30, []
+    rest = rollout(Twin(MujocoWorld(scene), Recording(filmed), how), Script(filmed.action), steps=len(filmed))
+    for k in range(kicks):
+        away = 2 * np.pi * k / kicks
+        xi = np.array([KICK * np.cos(away), KICK * np.sin(away), 0.0, 0.0, 0.0, ANGLE * (-1) ** k])
+        twin = Twin(MujocoWorld(scene), Recording(filmed), Kicked(how, place, filmed.t[at], xi))
+        episode = rollout(twin, Script(filmed.action), steps=len(filmed))
+        off = np.linalg.norm(episode.q[:, 2:4] - filmed.q[:, 2:4], axis=1)
+        home = (off < NEAR) & (angle_between(episode.q[:, 5:9], filmed.q[:, 5:9]) < STRAIGHT)
+        # Home is where it stays, not where it passes through.
+        last = int(np.flatnonzero(~home)[-1]) if not home.all() else at
+        times.append((last + 1 - at) * scene.dt if last < len(filmed) - 1 else np.nan)
+    back, trembling = np.isfinite(times), jitter(rest.q[BEGIN:, 2:9])[0]
+    rows = [
+        {**_plain(f"{name}: jitter at rest", trembling.value * 1e6, "um")}
+        | {"low": trembling.low * 1e6, "high": trembling.high * 1e6},
+        _plain(f"{name}: kicks of 5 cm and 30 deg recovered from", 100 * float(np.mean(back)), "%"),
+    ]
+    if back.any():
+        rows.append(_plain(f"{name}: median recovery time", float(np.nanmedian(times)), "s"))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kicked:
+    """A correction of a twin whose body is kicked once."""
+
+    inner: Correction
+    place: Place
+    when: float
+    xi: Array
+
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """The numbers of the correction inside."""
+        return self.inner.logged
+
+    def begin(self, state: State, seen: Observation) -> Any:
+        """As the correction inside."""
+        return self.inner.begin(state, seen)
+
+    def __call__(self, memory: Any, predicted: State, seen: Observation, t: float) -> Any:
+        """Kick, then correct."""
+        if abs(t - self.when) < 1e-6:
+            predicted = replace(predicted, q=self.place.moved(predicted.q, self.xi))
+        return self.inner(memory, predicted, seen, t)
+
+
+def _real(scene: Scene) -> tuple[Episode, Prepared] | None:
+    from instep.data.episodes import load
+
+    for folder in RECORDINGS:
+        if (folder / "pusht").is_dir():
+            episode = on_one_clock(load(folder / "pusht")[0])
+            return episode, prepare(scene, episode)
+    return None
+
+
+def _on_recording(name: str, scene: Scene, real: tuple[Episode, Prepared]) -> list[dict[str, Any]]:
+    """The real demonstration; the robot is parked out of the way, since its joints were not recorded."""
+    episode, prepared = real
+    kinds = {"pose filter": "pose", "visual forces": "forces", "physics alone": "none"}
+    if name not in kinds:
+        return []
+    parked = parked_joints(scene)
+    action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
+    how = correction(scene, prepared, kinds[name])  # type: ignore[arg-type]
+    twin = Twin(MujocoWorld(scene), Recording(episode), how, park=parked)
+    ran = rollout(twin, Constant(action), steps=len(episode))
+    found = overlaps(prepared.eyes, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
+    rows = [_row(f"{name}: real recording, median overlap {c}", found.score(c, prepared.keys)) for c in found.cameras]
+    trembling = jitter(ran.q[:, 2:9])[0]
+    return [*rows, _plain(f"{name}: real recording, jitter at rest", trembling.value * 1e6, "um")]
+
+
+def _row(name: str, estimate: Any) -> dict[str, Any]:
+    return {**_plain(name, estimate.value, estimate.unit), "low": estimate.low, "high": estimate.high}
+
+
+def _plain(name: str, value: float, unit: str) -> dict[str, Any]:
+    return {"name": name, "value": value, "low": None, "high": None, "unit": unit, "goal": None, "ok": None}
