@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.knob import Knob
+from instep.core.knob import Box, Knob
 from instep.core.stats import Estimate
 from instep.core.world import Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Gaussian:
     """A normal distribution over unit coordinates, cut off at the bounds."""
 
@@ -24,6 +25,9 @@ class Gaussian:
     """In unit coordinates [knobs]."""
     covariance: Array
     """[knobs, knobs]."""
+
+    def __repr__(self) -> str:
+        return _named("Gaussian", self.knobs, self.mean, self.covariance)
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """n points in unit coordinates [n, knobs]; what falls outside the bounds is drawn again, then clipped."""
@@ -41,7 +45,7 @@ class Gaussian:
         return values_of(self.knobs, self.draw(n, rng))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cloud:
     """Draws from any distribution, in unit coordinates."""
 
@@ -50,6 +54,9 @@ class Cloud:
     """[draws, knobs]."""
     ranks: Array | None = None
     """Where planted truths fell within their posteriors [truths, knobs], if the method checked itself on the way."""
+
+    def __repr__(self) -> str:
+        return _named("Cloud", self.knobs, self.points)
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """n of the points, with a little jitter where more are asked for than there are [n, knobs]."""
@@ -89,23 +96,29 @@ def inflated(belief: Gaussian, factor: float) -> Gaussian:
     return replace(belief, covariance=belief.covariance * factor**2)
 
 
-def save(belief: Posterior, path: Path) -> Path:
+def save(belief: Posterior | Box, path: Path) -> Path:
     """Write a belief as JSON (knobs, quantiles) and NPZ (numbers) side by side; `path` names the JSON."""
-    numbers = path.with_suffix(".npz")
-    kind = "gaussian" if isinstance(belief, Gaussian) else "cloud"
-    arrays = {"mean": belief.mean, "covariance": belief.covariance} if isinstance(belief, Gaussian) else {}
-    np.savez(numbers, **(arrays or {"points": belief.points}))  # type: ignore[union-attr]
+    if isinstance(belief, Box):
+        kind, arrays, summary = "box", {}, {}
+    elif isinstance(belief, Gaussian):
+        kind, arrays = "gaussian", {"mean": belief.mean, "covariance": belief.covariance}
+    else:
+        kind, arrays = "cloud", {"points": belief.points}
+    if not isinstance(belief, Box):
+        np.savez(path.with_suffix(".npz"), **arrays)
+        summary = {name: estimate.as_dict() for name, estimate in estimates(belief).items()}
     knobs = [{"address": k.address, "low": k.low, "high": k.high, "log": k.log, "unit": k.unit} for k in belief.knobs]
-    summary = {name: estimate.as_dict() for name, estimate in estimates(belief).items()}
     path.write_text(json.dumps({"kind": kind, "knobs": knobs, "estimates": summary}, indent=2) + "\n", encoding="utf-8")
     return path
 
 
-def load(path: Path) -> Posterior:
+def load(path: Path) -> Posterior | Box:
     """Read a belief that `save` wrote."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         knobs = tuple(Knob(k["address"], k["low"], k["high"], k["log"], k["unit"]) for k in table["knobs"])
+        if table["kind"] == "box":
+            return Box(knobs)
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
             arrays = {name: np.asarray(numbers[name], float) for name in numbers.files}
         if table["kind"] == "gaussian":
@@ -113,6 +126,14 @@ def load(path: Path) -> Posterior:
         return Cloud(knobs, arrays["points"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{str(path)!r} is not a belief that instep saved: {error}.") from None
+
+
+def _named(kind: str, knobs: Sequence[Knob], *numbers: Array) -> str:
+    """A name that two beliefs share only where they are the same, however many numbers they hold."""
+    digest = hashlib.sha256(repr(knobs).encode())
+    for array in numbers:
+        digest.update(np.ascontiguousarray(array, float).tobytes())
+    return f"{kind}({len(knobs)} knobs, {digest.hexdigest()[:16]})"
 
 
 def _root(covariance: Array) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 import tyro
@@ -20,14 +20,15 @@ from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policies import content_mark
 from instep.app.report import write_report
-from instep.app.virtual import belief_of, open_place, open_words
+from instep.app.virtual import open_place, open_words
 from instep.core.errors import BadInput
-from instep.core.world import Array
+from instep.core.world import Array, Simulator, World
 from instep.gap.eval_store import Shards, write_episodes
 from instep.gap.evaluate import Candidate, EvalOptions, Evaluation, Job, Place
 from instep.gap.evaluate import evaluate as run_all
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
+from instep.tune.vary import belief_from, dressed, names_of
 
 Positional = tyro.conf.Positional
 
@@ -59,7 +60,8 @@ def evaluate(
         first: seed of the first start.
         worlds: engines to run in (mujoco rapier dart), or standin:SEED, a stand-in robot with hidden knobs.
         task: which task of the scene; its first where not given.
-        vary: knobs to draw anew for each episode, as 'geom.*.friction=0.2..0.6', or a file that holds a belief.
+        vary: knobs to draw anew for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01, and
+            beliefs that instep tune saved (its folder, or belief.json).
         latency: control steps by which decisions are late.
         batch: episodes that run side by side.
         on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
@@ -76,12 +78,12 @@ def evaluate(
         raise BadInput(f"An evaluation needs at least one seed, not {seeds}.")
     output = new_output("eval", out, seed=first)
     output.read(scene.root)
-    options = EvalOptions(
-        batch=batch, latency=latency, vary=belief_of(vary, scene), films=films, bounds=limits_of(scene)
-    )
+    belief = belief_from(vary, scene)
+    turned = () if belief is None else names_of(belief)
+    options = EvalOptions(batch=batch, latency=latency, vary=belief, films=films, bounds=limits_of(scene))
     candidates = [Candidate(name, partial(open_words, name), content_mark(name)) for name in policies]
     mark = content_hash(scene.root)
-    places = [Place(name, partial(open_place, name, str(where)), f"{mark}/{name}") for name in worlds]
+    places = [Place(name, partial(_opened, name, str(where), turned), f"{mark}/{name}") for name in worlds]
     jobs: list[Job] = []
     with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), spread(on) as mapped:
 
@@ -92,6 +94,12 @@ def evaluate(
         numbers, kept = range(first, first + seeds), Shards(output.folder / "episodes")
         done = run_all(candidates, places, goal, numbers, options=options, map=mapped, store=kept, tell=tell)
     return _write(output, done, scene, jobs, films, console)
+
+
+def _opened(words: str, scene: str, turned: tuple[str, ...]) -> World:
+    """A world with the imperfect sensors and motors whose knobs are drawn."""
+    world = open_place(words, scene)
+    return dressed(cast(Simulator, world), turned) if turned else world
 
 
 def limits_of(scene: Scene) -> Array:

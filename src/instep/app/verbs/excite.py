@@ -1,0 +1,188 @@
+"""The verb excite: design motions that reveal knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+if TYPE_CHECKING:
+    from instep.app.output import Output
+    from instep.core.knob import Knob
+    from instep.scene.folder import Scene
+    from instep.tune.excite import Design, ExciteOptions, Watch
+    from instep.tune.excite_limits import Limits
+
+Positional = tyro.conf.Positional
+USUAL = ("damping", "frictionloss", "armature")
+"""What is sought of every driven joint where no knobs are named."""
+
+
+def excite(
+    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    /,
+    *,
+    knobs: tuple[str, ...] = (),
+    seconds: float = 5.0,
+    highest: float = 4.0,
+    noise: float = 1e-3,
+    speed: float = 2.0,
+    acceleration: float = 15.0,
+    torque: float = 0.9,
+    reach: float = 1.0,
+    generations: int = 25,
+    seed: int = 0,
+    out: Path | None = None,
+) -> int:
+    """Design a motion inside limits that reveals knobs, say which it will reveal, and write it to be played.
+
+    OUT/data is a dataset whose actions `instep run replay:OUT/data robot:ADDRESS` plays; OUT/actions.csv holds the same
+    numbers. Exits 1 where no motion inside the limits was found. Ctrl-C keeps the best motion so far.
+
+    Args:
+        scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
+        knobs: what to reveal ('joint.*.damping' action.delay); damping, dry friction and armature where not given.
+        seconds: length of the motion [s].
+        highest: highest frequency of the commands [Hz].
+        noise: noise of measured positions [rad or m].
+        speed: highest speed of a joint [rad/s or m/s].
+        acceleration: highest acceleration of a joint [rad/s2 or m/s2].
+        torque: share of each actuator's force range that may be used.
+        reach: farthest a command goes from where it begins [rad, m, or the command's own unit].
+        generations: how long to search.
+        seed: seed of the search.
+        out: folder to write; a new one under runs/ where not given.
+
+    """
+    from instep.app.output import new_output
+    from instep.core.errors import BadInput
+    from instep.scene.folder import Scene
+    from instep.tune.drive import opened
+    from instep.tune.excite import ExciteOptions
+    from instep.tune.excite import excite as search
+    from instep.tune.excite_limits import Allowed, limits_of
+
+    if min(seconds, highest, noise) <= 0 or generations < 1:
+        raise BadInput("--seconds, --highest and --noise must be above 0 and --generations at least 1.")
+    loaded = Scene.load(scene)
+    allowed = Allowed(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
+    limits = limits_of(loaded, allowed)
+    sought = loaded.knobs(*(knobs or _usual(loaded, limits)))
+    options = ExciteOptions(
+        seconds=seconds, highest=highest, noise=noise, generations=generations, allowed=allowed, seed=seed
+    )
+    output = new_output("excite", out, seed=seed)
+    output.read(loaded.root)
+    with _live(generations) as watch:
+        design = search(opened(loaded), limits, sought, options, watch=watch)
+    return _write(output, loaded, limits, design, options)
+
+
+def _usual(scene: Scene, limits: Limits) -> list[str]:
+    from instep.scene import address
+
+    known = set(address.addresses(scene.model))
+    return [name for joint in limits.joints for word in USUAL if (name := f"joint.{joint}.{word}") in known]
+
+
+@contextmanager
+def _live(generations: int) -> Iterator[Watch]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("looking for a motion", total=generations)
+
+        def watch(generation: int, score: float) -> None:
+            words = f"smallest information 10^{score:.2f}"
+            progress.update(task, completed=generation + 1, description=words)
+
+        yield watch
+
+
+def _write(output: Output, scene: Scene, limits: Limits, design: Design, options: ExciteOptions) -> int:
+    import numpy as np
+
+    from instep.core.episode import Episode
+    from instep.core.stats import Estimate
+    from instep.data.csv_io import write_columns
+    from instep.data.lerobot3_writer import write
+
+    t = np.arange(len(design.actions)) * scene.dt
+    columns = {"timestamp": t, "q": design.q, "v": design.v, "action": design.actions}
+    write([Episode(scene.spec, columns, {"task": f"excitation of {scene.name}"})], output.folder / "data")
+    named = dict(zip(scene.spec.action.labels, design.actions.T, strict=True))
+    write_columns(output.folder / "actions.csv", {"timestamp": t, **named})
+    _plot(output.folder / "motion.png", limits, design, scene.dt)
+    least = design.smallest()
+    spread = design.spread()
+    output.write(
+        {"smallest eigenvalue": Estimate(least, least, least, 1, "1")},
+        reveals=list(design.reveals.kept),
+        hidden=list(design.reveals.frozen),
+        weak=[direction.words for direction in design.reveals.weak],
+        spread=spread,
+        limits=dict(design.used),
+        within=design.within,
+        noise=options.noise,
+    )
+    _show(design, spread)
+    print(output.folder)
+    return 0 if design.within else 1
+
+
+def _show(design: Design, spread: dict[str, float]) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("knob", "will be known to", box=None, padding=(0, 2))
+    table.columns[1].justify = "right"
+    for knob in design.knobs:
+        table.add_row(
+            knob.address, _known(knob, spread.get(knob.address), np.log(knob.high / knob.low) if knob.log else 0)
+        )
+    console.print(table)
+    for direction in design.reveals.weak[:4]:
+        console.print(f"Not revealed: {direction.words}.", highlight=False, markup=False)
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in design.used.items() if name != "touching")
+    kept = (
+        "All limits are kept" if design.within else "No motion inside the limits was found; allow more, or reach less"
+    )
+    console.print(f"{kept}: {shares}.", highlight=False, markup=False)
+
+
+def _known(knob: Knob, spread: float | None, decades: float) -> str:
+    if spread is None:
+        return "not revealed"
+    return f"± {spread * decades:.1%}" if knob.log else f"± {spread * (knob.high - knob.low):.3g} {knob.unit}"
+
+
+def _plot(path: Path, limits: Limits, design: Design, dt: float) -> Path:
+    """Commands and what the joints do, one row per joint."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names: Sequence[str] = limits.joints[:12]
+    t = np.arange(len(design.actions)) * dt
+    figure = Figure(figsize=(8.0, 1.1 * len(names) + 0.8))
+    FigureCanvasAgg(figure)
+    for row, name in enumerate(names):
+        axes = figure.add_subplot(len(names), 1, row + 1)
+        axes.plot(t, design.actions[:, limits.actuators[row]], color="0.6", lw=1, label="command")
+        axes.plot(t, design.q[:, limits.at[row]], color="0.1", lw=1, label="position")
+        axes.set_ylabel(name, fontsize=6, rotation=0, ha="right")
+        axes.tick_params(labelsize=6)
+        if row < len(names) - 1:
+            axes.set_xticklabels([])
+    figure.axes[0].legend(fontsize=6, frameon=False, ncols=2)
+    figure.axes[-1].set_xlabel("time [s]", fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    return path

@@ -1,0 +1,323 @@
+"""Design motions that reveal knobs: Fourier series of commands that carry the most information inside limits.
+
+With J the derivative of all measured positions by the knobs in unit coordinates and sigma the noise of the sensors,
+
+    F = J^T J / sigma^2
+
+is the information of a motion about the knobs; its smallest eigenvalue is what the worst known direction gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from instep.core.errors import BadInput, MissingExtra
+from instep.core.knob import Knob
+from instep.core.world import Array, Simulator
+from instep.scene.address import TIMESTEP
+
+from .excite_limits import Allowed, Limits, used
+from .identify import UNIFORM, Identifiability, judge
+from .solve import NUDGE
+
+Watch = Callable[[int, float], None]
+"""Told the generation and the smallest eigenvalue so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExciteOptions:
+    """How long the motion is and how long to search for it."""
+
+    seconds: float = 5.0
+    """Length of the motion [s]."""
+    highest: float = 4.0
+    """Highest frequency of the series [Hz]."""
+    tones: int = 5
+    """Sines per joint, spread evenly over octaves."""
+    noise: float = 1e-3
+    """Noise of measured positions [rad or m]."""
+    generations: int = 25
+    population: int = 12
+    allowed: Allowed = field(default_factory=Allowed)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Design:
+    """A motion, what it reveals, and how much of the limits it uses."""
+
+    knobs: tuple[Knob, ...]
+    actions: Array
+    """[steps, nu]."""
+    q: Array
+    """What the simulator does [steps, nq]."""
+    v: Array
+    information: Array
+    """F times the variance of knobs of which only the bounds are known [knobs, knobs]."""
+    reveals: Identifiability
+    used: Mapping[str, float]
+    """Share of each limit, 1 being all of it."""
+
+    @property
+    def within(self) -> bool:
+        """Whether every limit is kept."""
+        return max(self.used.values()) <= 1.0
+
+    def smallest(self, names: Sequence[str] | None = None) -> float:
+        """The smallest eigenvalue over some knobs; over those that are revealed where none are named."""
+        chosen = set(self.reveals.kept if names is None else names)
+        kept = [i for i, knob in enumerate(self.knobs) if knob.address in chosen]
+        return float(np.linalg.eigvalsh(self.information[np.ix_(kept, kept)])[0]) if kept else 0.0
+
+    def spread(self) -> dict[str, float]:
+        """How well each revealed knob would be known from one such motion, as a share of its range."""
+        kept = [i for i, knob in enumerate(self.knobs) if knob.address in self.reveals.kept]
+        inverse = np.linalg.inv(self.information[np.ix_(kept, kept)]) * UNIFORM**2
+        return {self.knobs[i].address: float(np.sqrt(inverse[n, n])) for n, i in enumerate(kept)}
+
+
+def excite(
+    sim: Simulator, scene_limits: Limits, knobs: Sequence[Knob], options: ExciteOptions, *, watch: Watch | None = None
+) -> Design:
+    """Search for the motion whose least known direction is known best; Ctrl-C keeps the best so far."""
+    if not knobs:
+        raise BadInput("An excitation is designed for knobs, and none were given.")
+    coarse = _coarse(sim)
+    series = _Series(scene_limits, sim.spec.dt, options)
+    rng = np.random.default_rng((options.seed, 0xE2C))
+    guesses = np.clip(series.first + 0.25 * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
+    names = _revealed(coarse, scene_limits, knobs, series, guesses, options)
+    kept = [knob for knob in knobs if knob.address in names]
+    best, top = guesses[0], -np.inf
+    try:
+        for generation, (x, score) in enumerate(_generations(coarse, scene_limits, kept, series, options)):
+            best, top = (x, score) if score > top else (best, top)
+            if watch is not None:
+                watch(generation, top)
+    except KeyboardInterrupt:
+        pass
+    return _inside(sim, scene_limits, knobs, series.actions(best), options)
+
+
+def judged(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
+    """What any motion [steps, nu] reveals, and how much of the limits it uses."""
+    found, q, v = information(sim, limits, knobs, actions[None], options.noise)
+    scaled = found[0] * UNIFORM**2
+    reveals = judge(scaled, [knob.address for knob in knobs])
+    return Design(tuple(knobs), actions, q[0], v[0], scaled, reveals, used(limits, q[0], v[0], actions))
+
+
+def information(
+    sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, noise: float, *, local: bool = False
+) -> tuple[Array, Array, Array]:
+    """F of each motion [motions, knobs, knobs], and where it goes: q, v [motions, steps, ...].
+
+    `local` takes a knob of a joint to move that joint alone, so that those of different joints are perturbed together.
+    """
+    x = np.array([float(knob.to_unit(value)) for knob, value in zip(knobs, _values(limits, knobs), strict=True)])
+    groups = _groups(limits, knobs, local)
+    signs = np.where(x > 0.5, -1.0, 1.0)
+    points = np.tile(x, (len(groups) + 1, 1))
+    for row, group in enumerate(groups, 1):
+        points[row, group] += signs[group] * NUDGE
+    q, v = _march(sim, limits, knobs, points, motions)
+    seen = q[..., limits.at]
+    changes = np.nan_to_num(seen[1:] - seen[0])  # [groups, motions, steps, joints]
+    slopes = np.zeros((len(knobs), *changes.shape[1:]))
+    for row, group in enumerate(groups):
+        for i in group:
+            only = _own(limits, knobs[i]) if local else np.ones(len(limits.joints), bool)
+            slopes[i] = changes[row] * only / (signs[i] * NUDGE * noise)
+    return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q[0], v[0]
+
+
+def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
+    """The usual excitation: one sweep of frequency on all joints at once, with a given energy [steps, nu]."""
+    t = np.arange(steps) * limits.scene.dt
+    rate = (highest - lowest) / t[-1]
+    wave = np.sin(2 * np.pi * (lowest * t + rate * t**2 / 2)) * _fade(t)
+    actions = np.tile(limits.scene.rest_action(), (steps, 1))
+    actions[:, limits.actuators] += wave[:, None] * np.sqrt(energy / (len(limits.actuators) * (wave**2).sum()))
+    return actions
+
+
+def energy(limits: Limits, actions: Array) -> float:
+    """Sum over time and joints of the squared deviation of commands from their mean."""
+    moved = actions[:, limits.actuators]
+    return float(((moved - moved.mean(axis=0)) ** 2).sum())
+
+
+class _Series:
+    """Commands by coordinates in [0, 1]: per joint a centre, a size, then an amplitude and a phase for each tone."""
+
+    def __init__(self, limits: Limits, dt: float, options: ExciteOptions):
+        self._limits, self._reach = limits, options.allowed.reach
+        steps = max(8, round(options.seconds / dt))
+        self.t = np.arange(steps) * dt
+        top = max(1, round(options.highest * options.seconds))
+        self._tones = np.unique(np.round(np.geomspace(1, top, options.tones)))
+        self._begin = limits.scene.rest_action()[limits.actuators]
+        self.first = np.tile([0.5, 0.3, *[0.5] * (2 * len(self._tones))], len(limits.joints))
+
+    def actions(self, x: Array) -> Array:
+        """The commands of one candidate [steps, nu], scaled joint by joint to what the limits allow of a command."""
+        limits, n, tones = self._limits, len(self._limits.joints), len(self._tones)
+        parts = x.reshape(n, 2 + 2 * tones)
+        omega = 2 * np.pi * self._tones / (self.t[-1] + self.t[1])
+        # Amplitudes fall with frequency, so that each tone takes a like share of the allowed speed.
+        size = parts[:, 2 : 2 + tones] / omega
+        angle = omega * self.t[:, None, None] + 2 * np.pi * parts[:, 2 + tones :]
+        wave = (size * np.sin(angle)).sum(axis=-1) * _fade(self.t)[:, None]  # [steps, joints]
+        low, high = self._bounds()
+        centre = self._begin + (2 * parts[:, 0] - 1) * np.minimum(self._reach, np.minimum(high, low)) / 2
+        room = np.minimum(np.minimum(high - (centre - self._begin), low + (centre - self._begin)), self._reach)
+        wave = wave * parts[:, 1] * np.minimum(room / np.maximum(np.abs(wave).max(axis=0), 1e-12), self._paced(wave))
+        moved = self._begin + (centre - self._begin) * _fade(self.t)[:, None] + wave
+        out = np.tile(limits.scene.rest_action(), (len(self.t), 1))
+        out[:, limits.actuators] = moved
+        return out
+
+    def _bounds(self) -> tuple[Array, Array]:
+        """How far commands may go below and above where they begin."""
+        limits, model = self._limits, self._limits.scene.model
+        ranges = model.actuator_ctrlrange[limits.actuators]
+        bounded = model.actuator_ctrllimited[limits.actuators].astype(bool)
+        low = np.where(bounded, ranges[:, 0], -np.inf)
+        high = np.where(bounded, ranges[:, 1], np.inf)
+        low = np.where(limits.served, np.maximum(low, limits.low), low)
+        high = np.where(limits.served, np.minimum(high, limits.high), high)
+        return np.maximum(self._begin - low, 0.0), np.maximum(high - self._begin, 0.0)
+
+    def _paced(self, wave: Array) -> Array:
+        """By how much each joint's wave may be scaled to keep speed and acceleration, where it is a position."""
+        allowed, dt = self._limits.allowed, self.t[1]
+        speed = np.abs(np.diff(wave, axis=0)).max(axis=0) / dt
+        jerked = np.abs(np.diff(wave, 2, axis=0)).max(axis=0) / dt**2
+        paced = np.minimum(
+            0.8 * allowed.speed / np.maximum(speed, 1e-9), 0.8 * allowed.acceleration / np.maximum(jerked, 1e-9)
+        )
+        return np.where(self._limits.served, paced, np.inf)
+
+
+def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
+    """The best candidate of each generation and its score, by CMA-ES."""
+    try:
+        from cmaes import CMA
+    except ImportError:
+        raise MissingExtra("cmaes", "learn") from None
+    bounds = np.tile([0.0, 1.0], (len(series.first), 1))
+    seed = int(np.random.default_rng((options.seed, 0xE2D)).integers(2**31))
+    search = CMA(mean=series.first, sigma=0.25, bounds=bounds, seed=seed, population_size=options.population)
+    for _ in range(options.generations):
+        points = np.array([search.ask() for _ in range(options.population)])
+        scores = _scores(sim, limits, knobs, np.stack([series.actions(p) for p in points]), options)
+        search.tell(list(zip(points, (-scores).tolist(), strict=True)))
+        at = int(np.argmax(scores))
+        yield points[at], float(scores[at])
+
+
+def _scores(sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, options: ExciteOptions) -> Array:
+    """Decades of the smallest eigenvalue, less ten for every time a limit is used up beyond itself [motions]."""
+    found, q, v = information(sim, limits, knobs, motions, options.noise, local=len(limits.joints) >= 4)
+    floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
+    scores = np.log10(np.maximum(floor, 1e-12))
+    for i in range(len(motions)):
+        beyond = used(limits, q[i], v[i], motions[i])
+        scores[i] -= 10 * sum(max(0.0, share - 1.0) for share in beyond.values())
+    return scores
+
+
+def _revealed(
+    sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, guesses: Array, options: ExciteOptions
+) -> tuple[str, ...]:
+    """The knobs some random motions reveal together; no motion is sought for the others."""
+    motions = np.stack([series.actions(x) for x in guesses])
+    found, _, _ = information(sim, limits, knobs, motions, options.noise)
+    names = judge(found.sum(axis=0) * UNIFORM**2, [knob.address for knob in knobs]).kept
+    if not names:
+        raise BadInput("No motion inside the limits reveals any of these knobs; allow more speed or reach.")
+    return names
+
+
+def _inside(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
+    """The motion made smaller until it keeps all limits in the fine simulation."""
+    rest = actions[0]
+    for shrink in (1.0, 0.9, 0.8, 0.65, 0.5, 0.35):
+        moved = rest + shrink * (actions - rest)
+        design = judged(sim, limits, knobs, moved, options)
+        if design.within:
+            return design
+    return design
+
+
+def _march(sim: Simulator, limits: Limits, knobs: Sequence[Knob], points: Array, motions: Array) -> tuple[Array, Array]:
+    """Positions and velocities before each action [settings, motions, steps, ...], NaN once diverged."""
+    from instep.core.errors import Diverged
+    from instep.core.world import put, take
+
+    settings, n = len(points), len(motions)
+    each = {k.address: np.repeat(k.from_unit(points[:, i]), n) for i, k in enumerate(knobs)}
+    begin = sim.reset(0)
+    tuned = sim.tuned(each)
+    state = tuned.place(np.tile(begin.q, (settings * n, 1)), np.tile(begin.v, (settings * n, 1)))
+    q, v = (np.empty((settings * n, motions.shape[1], part.shape[-1])) for part in (begin.q, begin.v))
+    lost = np.zeros(settings * n, bool)
+    for step in range(motions.shape[1]):
+        q[:, step], v[:, step] = state.q, state.v
+        q[lost, step] = np.nan
+        try:
+            after = tuned.step(state, np.tile(motions[:, step], (settings, 1)))
+        except Diverged as error:
+            which = np.asarray(error.worlds)
+            lost[which] = True
+            after = put(error.state, which, take(state, which))
+        state = after
+    return q.reshape(settings, n, *q.shape[1:]), v.reshape(settings, n, *v.shape[1:])
+
+
+def _groups(limits: Limits, knobs: Sequence[Knob], local: bool) -> list[list[int]]:
+    """Knobs that are perturbed together: those of one word of different joints where that is allowed, else one each."""
+    if not local:
+        return [[i] for i in range(len(knobs))]
+    groups: dict[str, list[int]] = {}
+    for i, knob in enumerate(knobs):
+        word = knob.address.rpartition(".")[2] if _own(limits, knob).sum() == 1 else knob.address
+        groups.setdefault(word, []).append(i)
+    return list(groups.values())
+
+
+def _own(limits: Limits, knob: Knob) -> Array:
+    """The joints a knob is taken to move [joints]."""
+    kind, _, rest = knob.address.partition(".")
+    part = rest.rpartition(".")[0]
+    if kind == "actuator":
+        model = limits.scene.model
+        names = [str(model.actuator(int(a)).name) for a in limits.actuators]
+        own = np.array([name == part for name in names])
+    else:
+        own = np.array([kind == "joint" and name == part for name in limits.joints])
+    return own if own.any() else np.ones(len(limits.joints), bool)
+
+
+def _values(limits: Limits, knobs: Sequence[Knob]) -> list[float]:
+    """Where the scene has the knobs, moved inside their bounds."""
+    from instep.scene import address
+
+    found = address.read(limits.scene.model, [knob.address for knob in knobs])
+    return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in knobs]
+
+
+def _coarse(sim: Simulator) -> Simulator:
+    """The simulator with about 5 ms a step, which is fine enough to compare motions."""
+    step = sim.spec.dt / max(1, round(sim.spec.dt / 5e-3))
+    return sim.tuned({TIMESTEP: step})
+
+
+def _fade(t: Array) -> Array:
+    """From rest to full swing and back to rest, over a tenth of the time at either end."""
+    edge = max(0.1 * t[-1], t[1])
+    ends = np.minimum(np.minimum(t, t[-1] - t) / edge, 1.0)
+    return ends**2 * (3 - 2 * ends)

@@ -1,0 +1,131 @@
+"""Limits that an excitation must keep: positions, speeds, accelerations, torques, and no touching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.scene.folder import Scene
+
+MARGIN = 0.05
+"""Share of a joint's range that is left at either end."""
+
+SLACK = 1e-3
+"""Of a position limit, by which a joint at its stop may give way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What a user allows; the scene's own ranges hold as well."""
+
+    speed: float = 2.0
+    """Of joints [rad/s or m/s]."""
+    acceleration: float = 15.0
+    """Of joints [rad/s2 or m/s2]."""
+    torque: float = 0.9
+    """Share of an actuator's range of forces."""
+    reach: float = 1.0
+    """Largest deviation of a command from where the motion begins, in the unit of the command."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """The limits of a scene's driven joints, one entry per actuator that moves a joint."""
+
+    scene: Scene
+    joints: tuple[str, ...]
+    actuators: Array
+    """Which entries of an action move those joints."""
+    at: Array
+    """Where those joints stand in q."""
+    dofs: Array
+    """Where they stand in v."""
+    low: Array
+    """Lowest positions."""
+    high: Array
+    served: Array
+    """Whether a command is a position, rather than a force or a speed."""
+    allowed: Allowed
+
+
+def limits_of(scene: Scene, allowed: Allowed | None = None) -> Limits:
+    """The limits of a scene; actuators that drive no single joint are left at rest."""
+    model, allowed = scene.model, allowed or Allowed()
+    if min(allowed.speed, allowed.acceleration, allowed.torque, allowed.reach) <= 0:
+        raise BadInput("Limits of speed, acceleration, torque and reach must be above 0.")
+    on_joint = int(mujoco.mjtTrn.mjTRN_JOINT)
+    wanted = [model.joint(name).id for name in scene.robot]
+    pairs = [
+        (a, int(model.actuator_trnid[a, 0]))
+        for a in range(model.nu)
+        if model.actuator_trntype[a] == on_joint and int(model.actuator_trnid[a, 0]) in wanted
+    ]
+    if not pairs:
+        raise BadInput(f"Scene {scene.name!r} has no actuator that drives a joint of its robot, so nothing can move.")
+    actuators, joints = (np.array(column) for column in zip(*pairs, strict=True))
+    ranged = model.jnt_limited[joints].astype(bool)
+    width = np.ptp(model.jnt_range[joints], axis=1)
+    low = np.where(ranged, model.jnt_range[joints, 0] + MARGIN * width, -np.inf)
+    high = np.where(ranged, model.jnt_range[joints, 1] - MARGIN * width, np.inf)
+    # A joint that begins at its end stop, such as an open gripper, is not out of its range for that.
+    begin = scene.start(0)[0][model.jnt_qposadr[joints]]
+    low, high = np.minimum(low, begin), np.maximum(high, begin)
+    served = model.actuator_biasprm[actuators, 1] != 0
+    names = tuple(str(model.joint(int(j)).name) for j in joints)
+    return Limits(
+        scene, names, actuators, model.jnt_qposadr[joints], model.jnt_dofadr[joints], low, high, served, allowed
+    )
+
+
+def used(limits: Limits, q: Array, v: Array, actions: Array) -> dict[str, float]:
+    """How much of each limit a motion uses, 1 being all of it; q, v, actions are [steps, ...] of one simulated run."""
+    allowed, scene = limits.allowed, limits.scene
+    rows, speeds = q[:, limits.at], v[:, limits.dofs]
+    inner = np.isfinite(limits.low)
+    half = np.where(inner, (limits.high - limits.low) / 2, 1.0)
+    middle = np.where(inner, (limits.high + limits.low) / 2, 0.0)
+    force, touches = _felt(scene, q, v, actions)
+    ranges = scene.model.actuator_forcerange[limits.actuators, 1]
+    limited = scene.model.actuator_forcelimited[limits.actuators].astype(bool)
+    share = np.abs(force[:, limits.actuators]) / np.where(limited, ranges * allowed.torque, np.inf)
+    return {
+        "position": float((np.abs(rows - middle) / half)[:, inner].max(initial=0.0)) - SLACK,
+        "speed": float(np.abs(speeds).max() / allowed.speed),
+        "acceleration": float(np.abs(np.diff(speeds, axis=0)).max(initial=0.0) / scene.dt / allowed.acceleration),
+        "torque": float(share.max(initial=0.0)),
+        # Any touch is one too many; the longer, the worse.
+        "touching": 1.0 + touches if touches else 0.0,
+    }
+
+
+def _felt(scene: Scene, q: Array, v: Array, actions: Array) -> tuple[Array, float]:
+    """Forces of all actuators [steps, nu], and in what share of rows the robot touches what it did not at the start."""
+    model = scene.model
+    data = mujoco.MjData(model)
+    moving = _moving(scene)
+    forces = np.empty((len(q), model.nu))
+    first: set[tuple[int, int]] = set()
+    touches = 0
+    for row in range(len(q)):
+        data.qpos[:], data.qvel[:], data.ctrl[:] = q[row], v[row], actions[row]
+        mujoco.mj_forward(model, data)
+        forces[row] = data.actuator_force
+        pairs = {tuple(sorted((int(a), int(b)))) for a, b in data.contact.geom[: data.ncon] if moving[a] or moving[b]}
+        if row == 0:
+            first = pairs
+        touches += bool(pairs - first)
+    return forces, touches / len(q)
+
+
+def _moving(scene: Scene) -> Array:
+    """Which geoms are carried by a joint of the robot [geoms]."""
+    model = scene.model
+    carried = np.zeros(model.nbody, bool)
+    roots = {int(model.joint(name).bodyid[0]) for name in scene.robot}
+    for body in range(1, model.nbody):
+        carried[body] = body in roots or carried[model.body_parentid[body]]
+    return carried[model.geom_bodyid]

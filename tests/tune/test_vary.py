@@ -1,0 +1,117 @@
+"""Randomisation: draws from any belief turn the knobs of worlds, sensors and motors included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.knob import Box, Knob
+from instep.core.rollout import Script, rollout
+from instep.tune.belief import Cloud, Gaussian, save
+from instep.tune.vary import Joined, Mixed, belief_from, boxed, dressed, load_belief, names_of, widened
+from instep.tune.vary_fit import DropoOptions, dropo
+from instep.tune.vary_look import appearance, look_of
+
+DAMPING = Knob("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
+NORMAL = Gaussian((DAMPING,), np.array([0.5]), np.array([[0.01]]))
+
+
+def test_a_box_holds_the_central_share_of_a_posterior():
+    box = boxed(NORMAL, 0.9)
+    drawn = NORMAL.sample(4000, np.random.default_rng(1))[DAMPING.address]
+    inside = (drawn >= box.knobs[0].low) & (drawn <= box.knobs[0].high)
+    assert inside.mean() == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_mixture_takes_its_share_from_the_prior():
+    far = Box((Knob(DAMPING.address, 5.0, 6.0),))
+    drawn = Mixed(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
+    assert (drawn > 4).mean() == pytest.approx(0.2, abs=0.03)
+
+
+def test_beliefs_that_speak_about_the_same_knob_are_not_joined():
+    with pytest.raises(BadInput, match="Two beliefs speak about"):
+        Joined((NORMAL, NORMAL)).sample(3, np.random.default_rng(0))
+
+
+def test_a_widened_cloud_keeps_its_middle():
+    cloud = Cloud((DAMPING,), np.random.default_rng(0).normal(0.5, 0.02, (500, 1)))
+    wide = widened(cloud, 3.0)
+    assert np.median(wide.points) == pytest.approx(np.median(cloud.points), abs=1e-9)
+    assert wide.points.std() == pytest.approx(3 * cloud.points.std(), rel=0.01)
+
+
+def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
+    belief = Joined((NORMAL, Box((Knob("sensor.noise", 0.0, 0.02), Knob("action.lag", 0.001, 0.1)))))
+    names = names_of(belief)
+    world = dressed(servo, names).tuned(belief.sample(6, np.random.default_rng(0)))
+    start = world.reset(0)
+    state = world.place(np.tile(start.q, (6, 1)), np.tile(start.v, (6, 1)))
+    for _ in range(10):
+        state = world.step(state, np.full((6, 1), 0.5))
+    seen = world.observe(state)["observation.state"]
+    assert np.ptp(state.q[:, 0]) > 1e-3
+    assert np.ptp(seen[:, 0] - state.q[:, 0]) > 1e-4
+
+
+def test_layers_that_no_knob_asks_for_are_not_put_on(servo):
+    assert dressed(servo, ["joint.hinge.damping"]) is servo
+
+
+def test_files_and_ranges_are_varied_together(servo, tmp_path):
+    save(NORMAL, tmp_path / "belief.json")
+    scene = servo.scene
+    for where in (tmp_path, tmp_path / "belief.json"):
+        belief = belief_from([str(where), "sensor.noise=0..0.01", "body.link.mass=0.3..0.5"], scene)
+        assert set(names_of(belief)) == {"joint.hinge.damping", "sensor.noise", "body.link.mass"}
+    assert belief_from([], scene) is None
+
+
+def test_a_misspelt_knob_is_answered_with_the_nearest(servo):
+    with pytest.raises(UnknownName, match=r"sensor\.noise"):
+        belief_from(["sensor.nois=0..1"], servo.scene)
+    with pytest.raises(BadInput, match="ranges"):
+        belief_from(["joint.hinge.damping=low..high"], servo.scene)
+
+
+def test_a_folder_without_a_belief_says_how_to_make_one(tmp_path):
+    with pytest.raises(BadInput, match="--posterior"):
+        load_belief(tmp_path)
+
+
+def test_two_beliefs_that_differ_are_told_apart_by_their_names():
+    points = np.random.default_rng(0).random((2000, 1))
+    other = points.copy()
+    other[1000] += 1e-3
+    assert repr(Cloud((DAMPING,), points)) != repr(Cloud((DAMPING,), other))
+
+
+def test_a_look_comes_from_the_same_draws_as_physics():
+    drawn = Joined((NORMAL, appearance())).sample(5, np.random.default_rng(0))
+    looks = [look_of(drawn, i) for i in range(5)]
+    assert len({look.gain for look in looks}) == 5
+    assert all(0 <= look.sigma <= 8 for look in looks)
+    with pytest.raises(UnknownName, match=r"look\.gain"):
+        look_of({"look.gian": 1.0})
+
+
+def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded):
+    def machines(values):
+        found = []
+        for seed, value in enumerate(values):
+            found += recorded(servo, {"joint.hinge.damping": value}, [seed], noise=1e-4, steps=60)
+        return found
+
+    options = DropoOptions(steps=8, windows=12, draws=8, generations=12, population=6)
+    knobs = servo.scene.knobs("joint.hinge.damping")
+    alike = dropo(servo, machines([0.1] * 4), knobs, options)
+    apart = dropo(servo, machines([0.03, 0.06, 0.15, 0.3]), knobs, options)
+    assert np.sqrt(apart.covariance[0, 0]) > 2 * np.sqrt(alike.covariance[0, 0])
+    assert float(knobs[0].from_unit(alike.mean[0])) == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_script_plays_in_a_dressed_world(servo):
+    world = dressed(servo, ["sensor.noise", "action.backlash"]).tuned({"sensor.noise": 0.01})
+    episode = rollout(world, Script(np.zeros((5, 1))), steps=5)
+    assert len(episode) == 5
