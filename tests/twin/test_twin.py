@@ -10,7 +10,7 @@ from instep.core.rollout import Constant, Script, rollout
 from instep.physics.mujoco import MujocoWorld
 from instep.real.recording import Recording
 from instep.scene.folder import Scene
-from instep.twin.blend import Blend, blended
+from instep.twin.blend import Blend, blended, led
 from instep.twin.correction import Uncorrected
 from instep.twin.twin import COUNTS, STAGES, Twin
 
@@ -86,6 +86,31 @@ def test_an_unsound_reading_moves_nothing(reading: float) -> None:
     times, past = np.arange(10) * 0.01, np.zeros((10, 1))
     led = blended(Blend(), past[-1], times, past, np.array([reading]), 0.09)
     assert not led.used and np.array_equal(led.q, past[-1])
+
+
+def test_a_lag_of_the_robot_is_learned_and_led_away() -> None:
+    lead, speed = 0.0, np.array([0.2, 0.0])
+    for _ in range(400):
+        left = 0.06 - lead  # a robot that is 60 ms late and is told `lead` ahead
+        lead = led(Blend(), lead, -left * speed, speed)
+    assert lead == pytest.approx(0.06, abs=1e-3)
+    assert led(Blend(), lead, np.array([0.01, 0.0]), np.zeros(2)) == lead  # at rest an offset is no lag
+    assert led(Blend(), lead, np.full(2, np.nan), speed) == lead
+    assert led(Blend(lead=0.0), 0.0, -0.06 * speed, speed) == 0.0
+
+
+def test_a_late_robot_is_told_where_the_joints_will_be(filmed) -> None:
+    scene = filmed.scene
+    slow = MujocoWorld(scene).tuned({"action.delay": 0.05})
+
+    def apart(blend: Blend) -> float:
+        swing = 0.3 + 0.1 * np.sin(np.arange(240)[:, None] * 0.05 + np.array([0.0, 0.7]))
+        swing[:, 1] -= 0.25  # clear of the T
+        run = rollout(Twin(MujocoWorld(scene), slow, Uncorrected(), blend=blend), Script(swing), steps=240)
+        return float(np.median(np.abs(run.q[150:, :2] - run["twin.measured"][150:, :2])))
+
+    behind, led_on = apart(Blend(gain=0.0, lead=0.0)), apart(Blend(gain=0.0))
+    assert led_on < 0.25 * behind and behind > 5 * MM
 
 
 def test_the_twin_of_a_still_world_stands_still(filmed) -> None:

@@ -8,6 +8,11 @@ import numpy as np
 
 from instep.core.world import Array
 
+MOVING = 0.03
+"""Speed of joints from which a lag can be told from an offset [rad/s or m/s]."""
+LEARNED = 0.06
+"""Share of what is left of the lag that is learned per step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
@@ -27,6 +32,9 @@ class Blend:
     """A difference beyond this is no reading of this robot [rad or m]; it is left out and counted."""
     stale: float = 0.05
     """Age from which a reading says nothing about now [s]."""
+    lead: float = 0.12
+    """The robot is told where the simulated joints will be, ahead by as much as it is found to lag; this is the most
+    [s]. With 0 it is told where they are, and stays behind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +45,19 @@ class Blended:
     error: Array
     """Measured less simulated joints at the same time [joints]; NaN where there was no sound reading."""
     used: bool
+
+
+def led(blend: Blend, lead: float, error: Array, speed: Array) -> float:
+    """How far ahead the robot is to be told [s], from the last difference [joints] and the simulated speed [joints].
+
+    A robot that is late by r shows a difference -r v, so -e . v / v . v is what is left of the lag; a share of it is
+    added while joints move, so that the lead settles in about half a second.
+    """
+    moving = float(speed @ speed)
+    if not np.isfinite(error).all() or moving < MOVING**2:
+        return lead
+    left = -float(error @ speed) / moving
+    return float(np.clip(lead + LEARNED * np.clip(left, -blend.lead, blend.lead), 0.0, blend.lead))
 
 
 def blended(blend: Blend, q: Array, times: Array, past: Array, reading: Array, stamp: float) -> Blended:

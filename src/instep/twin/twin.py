@@ -20,7 +20,7 @@ from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
 
-from .blend import Blend, blended
+from .blend import Blend, blended, led
 from .correction import Corrected, Correction
 
 KEY = "twin"
@@ -36,7 +36,8 @@ class Twin:
     """A simulated world kept in step with a real one; a World like both.
 
     `observe` shows what the simulated world shows, and under `twin.*` how far to trust it: per frame the numbers of the
-    correction, joint differences, stage times and overruns. `images=True` adds the real pictures.
+    correction, joint differences, what the real world measured and was sent, stage times and overruns. `images=True`
+    adds the real pictures.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Twin:
             named["twin.correction"] = vector(self.correct.logged)
         if self._joints:
             named["twin.joint_error"] = vector(self._joints)
+        named["twin.measured"] = self.real.spec.q
+        named["twin.sent"] = self.real.spec.action
         named["twin.stages"] = vector(STAGES, "s")
         named["twin.counts"] = vector(COUNTS)
         if self.images:
@@ -101,7 +104,8 @@ class Twin:
             "t": np.full(PAST, real.t),
             "joints": np.tile(sim.q[self._sim_q], (PAST, 1)),
             "log": self._log(found, np.full(len(self._joints), np.nan), np.zeros(len(STAGES)), np.zeros(len(COUNTS))),
-            "sent": self._command(sim, past[-1]),
+            "lead": np.zeros(()),
+            "sent": self._command(sim, past[-1], 0.0),
         }
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
@@ -112,7 +116,7 @@ class Twin:
         past = np.concatenate([memory["past"][1:], [action]])
         sim = self.sim.step(memory["sim"], action)
         watch("predict")
-        sent = self._command(sim, action)
+        sent = self._command(sim, action, float(memory["lead"]))
         real = self.real.step(memory["real"], sent)
         watch("follow")
         seen = self.real.observe(real)
@@ -120,16 +124,18 @@ class Twin:
         sim, extra = self._in_time(sim, real.t, action)
         watch("predict")
         times, joints = np.append(memory["t"][1:], real.t), np.concatenate([memory["joints"][1:], [sim.q[self._sim_q]]])
-        led = self._blend(sim, real, seen, times, joints)
+        sim_led, error, used = self._blend(sim, real, seen, times, joints)
+        speed = (joints[-1] - joints[-2]) / self.sim.spec.dt
+        lead = np.asarray(led(self.blend, float(memory["lead"]), error, speed))
         watch("blend")
-        found = self.correct(memory["correction"], led[0], seen, real.t)
+        found = self.correct(memory["correction"], sim_led, seen, real.t)
         sim = self._inject(sim, found, past)
         watch("correct")
-        counts = _counted(memory["log"]["counts"], watch, self.sim.spec.dt, extra, led[2])
+        counts = _counted(memory["log"]["counts"], watch, self.sim.spec.dt, extra, used)
         joints[-1] = sim.q[self._sim_q]
         memory = {
             "sim": sim, "real": real, "correction": dict(found.memory), "past": past, "t": times, "joints": joints,
-            "log": self._log(found, led[1], watch.spent, counts), "sent": sent,
+            "log": self._log(found, error, watch.spent, counts), "lead": lead, "sent": sent,
         }  # fmt: skip
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
@@ -142,6 +148,7 @@ class Twin:
             seen["twin.correction"] = log["correction"]
         if self._joints:
             seen["twin.joint_error"] = log["joint_error"]
+        seen["twin.measured"], seen["twin.sent"] = memory["real"].q, memory["sent"]
         seen["twin.stages"], seen["twin.counts"] = log["stages"], log["counts"]
         if self.images:
             shown = self.real.observe(memory["real"])
@@ -166,10 +173,10 @@ class Twin:
         if not len(self._joints):
             return sim, np.zeros(0), True
         stamp = float(np.max(seen["observation.state.stamp"])) if "observation.state.stamp" in seen else real.t
-        led = blended(self.blend, sim.q[self._sim_q], times, joints, real.q[self._real_q], stamp)
+        found = blended(self.blend, sim.q[self._sim_q], times, joints, real.q[self._real_q], stamp)
         q = sim.q.copy()
-        q[self._sim_q] = led.q
-        return replace(sim, q=q), led.error, led.used
+        q[self._sim_q] = found.q
+        return replace(sim, q=q), found.error, found.used
 
     def _inject(self, sim: State, found: Corrected, past: Array) -> State:
         """The corrected state: placed where it differs from the prediction, nudged where a wrench is asked for."""
@@ -179,9 +186,12 @@ class Twin:
             sim = self.sim.place(found.q, found.v, sim.t, past)
         return sim if found.wrench is None else self.sim.nudge(sim, found.wrench)
 
-    def _command(self, sim: State, action: Array) -> Array:
-        """What the real robot is told: the simulated joints; where it has other actions, the policy's own."""
-        return np.array([sim.q[i] if from_q else action[i] for from_q, i in self._follow], float)
+    def _command(self, sim: State, action: Array, lead: float) -> Array:
+        """What the real robot is told: where the simulated joints will be after its lag; else the policy's own action.
+
+        `lead` is learned from how late the robot was so far, and nought at first.
+        """
+        return np.array([sim.q[i] + lead * sim.v[j] if j >= 0 else action[i] for i, j in self._follow], float)
 
     def _rest(self, q: Array) -> Array:
         """Actions that hold joints where they are: position targets for those that are named like joints."""
@@ -197,9 +207,9 @@ class Twin:
         return {"correction": correction, "joint_error": joint_error, "stages": stages, "counts": counts}
 
 
-COUNTS = ("overruns", *(f"overrun.{stage}" for stage in STAGES if stage != "follow"), "missed", "caught up", "dropouts")
-"""Running totals: steps whose own work took longer than a period, by the stage that took most; periods missed by the
-real world's clock; simulated steps to catch up; steps without a sound joint reading."""
+COUNTS = ("overruns", *(f"overrun.{stage}" for stage in STAGES if stage != "follow"), "missed", "dropouts")
+"""Running totals: steps whose own work took longer than a period, by the stage that took most; periods that the real
+world's clock was ahead, and for which the simulated world caught up; steps without a sound joint reading."""
 
 
 class _Watch:
@@ -226,22 +236,20 @@ def _counted(before: Array, watch: _Watch, dt: float, extra: int, read: bool) ->
         own[STAGES.index("follow")] = -1.0
         counts[0] += 1
         counts[COUNTS.index(f"overrun.{STAGES[int(np.argmax(own))]}")] += 1
-    counts[COUNTS.index("missed")] += int(watch.spent.sum() > 1.5 * dt) * max(
-        round(float(watch.spent.sum()) / dt) - 1, 1
-    )
-    counts[COUNTS.index("caught up")] += extra
+    counts[COUNTS.index("missed")] += extra
     counts[COUNTS.index("dropouts")] += int(not read)
     return counts
 
 
-def _sources(sim: Spec, real: Spec) -> list[tuple[bool, int]]:
-    """For each action of the real robot: the simulated joint of that name, else the policy's action of that name."""
-    found: list[tuple[bool, int]] = []
+def _sources(sim: Spec, real: Spec) -> list[tuple[int, int]]:
+    """For each action of the real robot: where the simulated joint of that name stands in q and in v; where there is
+    no such joint, the policy's action of that name, and -1."""
+    found: list[tuple[int, int]] = []
     for name, unit in zip(real.action.labels, real.action.units, strict=True):
         if name in sim.q.labels and unit in ("rad", "m"):
-            found.append((True, sim.q.labels.index(name)))
+            found.append((sim.q.labels.index(name), sim.v.labels.index(name)))
         elif name in sim.action.labels:
-            found.append((False, sim.action.labels.index(name)))
+            found.append((sim.action.labels.index(name), -1))
         else:
             raise BadInput(
                 f"The real robot takes {name!r} [{unit}], but the simulated one has neither a joint nor an action of "

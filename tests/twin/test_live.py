@@ -1,0 +1,48 @@
+"""The twin against a stand-in in its own process, over the link, as a user runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep.app.cli import main
+from instep.app.process import robot_process
+from instep.core.errors import Unsupported
+from instep.core.poses import angle_between
+from instep.data.episodes import load
+from instep.physics.film import graphics
+
+STEPS = 150
+
+
+@pytest.fixture(scope="module")
+def episode(tmp_path_factory: pytest.TempPathFactory):
+    try:
+        graphics()
+    except Unsupported as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("live")
+    with robot_process("pusht", ["--hidden", "7", "--pace", "step", "--cameras", "all"]) as robot:
+        (folder / "token").write_text(robot.token)
+        words = ["run", "expert", "twin:pusht", "--real", f"robot:{robot.address}", "--steps", str(STEPS)]
+        assert main([*words, "--token", str(folder / "token"), "--out", str(folder / "x")]) == 0
+    return load(folder / "x" / "data")[0]
+
+
+def test_a_policy_runs_in_the_twin_and_the_stand_in_follows(episode) -> None:
+    assert len(episode) == STEPS
+    lag = np.abs(episode.q[75:, :2] - episode["twin.measured"][75:, :2])
+    assert np.median(lag) < 4e-3 and np.ptp(episode.q[:, 0]) > 0.02  # joints follow, and they moved
+
+
+def test_the_twin_knows_where_the_stand_in_has_its_t(episode) -> None:
+    true = episode["twin.measured"]
+    apart = np.linalg.norm(episode.q[10:, 2:4] - true[10:, 2:4], axis=1)
+    # The lens of the stand-in bends a little, which the scene does not know; its cameras take ten pictures a second.
+    assert np.median(apart) < 3e-3
+    assert np.degrees(np.median(angle_between(episode.q[10:, 5:9], true[10:, 5:9]))) < 1
+
+
+def test_what_was_sent_is_recorded(episode) -> None:
+    assert episode["twin.sent"].shape == (STEPS, 2) and np.isfinite(episode["twin.sent"]).all()
+    assert np.abs(episode["twin.sent"] - episode.q[:, :2]).max() < 0.05
