@@ -24,7 +24,7 @@ from .identify import UNIFORM, Identifiability, judge
 from .solve import NUDGE
 
 Watch = Callable[[int, float], None]
-"""Told the generation and the smallest eigenvalue so far."""
+"""Told the generation and the best score so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,10 @@ class ExciteOptions:
     """Sines per joint, spread evenly over octaves."""
     noise: float = 1e-3
     """Noise of measured positions [rad or m]."""
-    generations: int = 25
-    population: int = 12
+    thrift: float = 0.5
+    """How much a decade of energy weighs against one of information: 0 goes to the limits, 1 sees the ratio alone."""
+    generations: int = 30
+    population: int = 16
     allowed: Allowed = field(default_factory=Allowed)
     seed: int = 0
 
@@ -93,7 +95,8 @@ def excite(
     kept = [knob for knob in knobs if knob.address in names]
     best, top = guesses[0], -np.inf
     try:
-        for generation, (x, score) in enumerate(_generations(coarse, scene_limits, kept, series, options)):
+        search = _joint_by_joint if len(scene_limits.joints) >= 4 else _generations
+        for generation, (x, score) in enumerate(search(coarse, scene_limits, kept, series, options)):
             best, top = (x, score) if score > top else (best, top)
             if watch is not None:
                 watch(generation, top)
@@ -213,21 +216,56 @@ def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: 
     search = CMA(mean=series.first, sigma=0.25, bounds=bounds, seed=seed, population_size=options.population)
     for _ in range(options.generations):
         points = np.array([search.ask() for _ in range(options.population)])
-        scores = _scores(sim, limits, knobs, np.stack([series.actions(p) for p in points]), options)
+        motions = np.stack([series.actions(p) for p in points])
+        found, q, v = information(sim, limits, knobs, motions, options.noise)
+        floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
+        spent = np.array([energy(limits, motion) for motion in motions])
+        scores = _worth(floor, spent, options) - 10 * _beyond(limits, q, v, motions)
         search.tell(list(zip(points, (-scores).tolist(), strict=True)))
         at = int(np.argmax(scores))
         yield points[at], float(scores[at])
 
 
-def _scores(sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, options: ExciteOptions) -> Array:
-    """Decades of the smallest eigenvalue, less ten for every time a limit is used up beyond itself [motions]."""
-    found, q, v = information(sim, limits, knobs, motions, options.noise, local=len(limits.joints) >= 4)
-    floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
-    scores = np.log10(np.maximum(floor, 1e-12))
-    for i in range(len(motions)):
-        beyond = used(limits, q[i], v[i], motions[i])
-        scores[i] -= 10 * sum(max(0.0, share - 1.0) for share in beyond.values())
-    return scores
+def _joint_by_joint(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
+    """The same for arms: a joint's knobs show in that joint, so each takes its motion from whichever candidate is best.
+
+    The limits are those of the whole arm; a candidate that breaks them gives nothing.
+    """
+    rng = np.random.default_rng((options.seed, 0xE2D))
+    joints = len(limits.joints)
+    own = np.array([_own(limits, knob) for knob in knobs]).T  # [joints, knobs]
+    centre, step = series.first.reshape(joints, -1), 0.25
+    for _ in range(options.generations):
+        noise = step * rng.standard_normal((options.population - 1, *centre.shape))
+        points = np.concatenate([centre[None], np.clip(centre + noise, 0.0, 1.0)])
+        motions = np.stack([series.actions(p.ravel()) for p in points])
+        found, q, v = information(sim, limits, knobs, motions, options.noise, local=True)
+        scores = np.full((len(points), joints), np.inf)
+        spent = ((motions - motions.mean(axis=1, keepdims=True))[..., limits.actuators] ** 2).sum(axis=1)
+        for j in np.flatnonzero(own.any(axis=1)):
+            block = found[:, own[j]][:, :, own[j]] * UNIFORM**2
+            scores[:, j] = _worth(np.linalg.eigvalsh(block)[:, 0], spent[:, j], options)
+        beyond = _beyond(limits, q, v, motions)
+        whole = scores.min(axis=1) - 10 * beyond
+        at = int(np.argmax(whole))
+        sound = beyond <= 0
+        centre = points[at]
+        if sound[0]:
+            picked = np.argmax(np.where(sound[:, None], scores, -np.inf), axis=0)
+            centre = points[picked, np.arange(joints)]
+        step *= 0.96
+        yield points[at].ravel(), float(whole[at])
+
+
+def _worth(floor: Array, spent: Array, options: ExciteOptions) -> Array:
+    """Decades of the smallest eigenvalue, less what the motion costs in decades of its energy."""
+    return np.log10(np.maximum(floor, 1e-12)) - options.thrift * np.log10(np.maximum(spent, 1e-12))
+
+
+def _beyond(limits: Limits, q: Array, v: Array, motions: Array) -> Array:
+    """By how much each motion goes beyond its limits, all of them together [motions]; 0 inside."""
+    each = (used(limits, q[i], v[i], motion) for i, motion in enumerate(motions))
+    return np.array([sum(max(0.0, share - 1.0) for share in shares.values()) for shares in each])
 
 
 def _revealed(

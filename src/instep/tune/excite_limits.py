@@ -86,8 +86,8 @@ def used(limits: Limits, q: Array, v: Array, actions: Array) -> dict[str, float]
     allowed, scene = limits.allowed, limits.scene
     rows, speeds = q[:, limits.at], v[:, limits.dofs]
     inner = np.isfinite(limits.low)
-    half = np.where(inner, (limits.high - limits.low) / 2, 1.0)
-    middle = np.where(inner, (limits.high + limits.low) / 2, 0.0)
+    low, high = np.where(inner, limits.low, -1.0), np.where(inner, limits.high, 1.0)
+    half, middle = (high - low) / 2, (high + low) / 2
     force, touches = _felt(scene, q, v, actions)
     ranges = scene.model.actuator_forcerange[limits.actuators, 1]
     limited = scene.model.actuator_forcelimited[limits.actuators].astype(bool)

@@ -33,7 +33,7 @@ def excite(
     acceleration: float = 15.0,
     torque: float = 0.9,
     reach: float = 1.0,
-    generations: int = 25,
+    generations: int = 30,
     seed: int = 0,
     out: Path | None = None,
 ) -> int:
@@ -98,7 +98,7 @@ def _live(generations: int) -> Iterator[Watch]:
         task = progress.add_task("looking for a motion", total=generations)
 
         def watch(generation: int, score: float) -> None:
-            words = f"smallest information 10^{score:.2f}"
+            words = f"looking for a motion: score {score:.2f}"
             progress.update(task, completed=generation + 1, description=words)
 
         yield watch

@@ -1,0 +1,102 @@
+"""Excitations keep their limits and tell what they reveal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.app.cli import main
+from instep.core.errors import BadInput
+from instep.data.episodes import load
+from instep.scene.folder import Scene
+from instep.tune.excite import ExciteOptions, chirp, energy, excite, information, judged
+from instep.tune.excite_limits import Allowed, limits_of, used
+
+QUICK = ExciteOptions(
+    seconds=2.0, generations=5, population=6, noise=1e-3, allowed=Allowed(speed=3.0, acceleration=40.0)
+)
+KNOBS = ("joint.hinge.damping", "joint.hinge.armature", "actuator.hinge.kp")
+
+
+@pytest.fixture
+def limits(servo):
+    return limits_of(servo.scene, QUICK.allowed)
+
+
+def test_a_designed_motion_keeps_its_limits_and_reveals_more_than_a_chirp_of_equal_energy(servo, limits):
+    knobs = servo.scene.knobs(*KNOBS)
+    design = excite(servo, limits, knobs, QUICK)
+    assert design.within, design.used
+    sweep = chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=QUICK.highest)
+    assert energy(limits, sweep) == pytest.approx(energy(limits, design.actions), rel=0.1)
+    usual = judged(servo, limits, knobs, sweep, QUICK)
+    assert design.smallest() > usual.smallest(design.reveals.kept)
+
+
+def test_the_information_of_a_motion_is_that_of_many_noisy_fits(servo, limits):
+    knobs = servo.scene.knobs("joint.hinge.damping")
+    motion = chirp(limits, 80, energy=10.0, highest=2.0)
+    found, q, _ = information(servo, limits, knobs, motion[None], 1e-3)
+    # By hand: one knob, central differences, the same motion.
+    unit = float(knobs[0].to_unit(0.05))
+    paths = []
+    for step in (-1e-3, 1e-3):
+        world = servo.tuned({knobs[0].address: float(knobs[0].from_unit(unit + step))})
+        state, path = world.reset(0), []
+        for action in motion:
+            path.append(state.q[limits.at])
+            state = world.step(state, action)
+        paths.append(np.array(path))
+    slope = (paths[1] - paths[0]) / 2e-3 / 1e-3
+    assert found[0, 0, 0] == pytest.approx(float((slope**2).sum()), rel=0.05)
+    assert q.shape[:2] == (1, 80)
+
+
+def test_knobs_that_no_motion_tells_apart_are_named(servo, limits):
+    knobs = servo.scene.knobs("joint.hinge.damping", "actuator.hinge.kv", "joint.other.damping")
+    motion = chirp(limits, 80, energy=10.0, highest=2.0)
+    design = judged(servo, limits, knobs, motion, QUICK)
+    assert "joint.other.damping" in design.reveals.frozen
+    assert len({"joint.hinge.damping", "actuator.hinge.kv"} & set(design.reveals.frozen)) == 1
+
+
+def test_limits_are_measured_on_the_motion_itself(servo, limits):
+    steps = 50
+    q, v = np.zeros((steps, 2)), np.zeros((steps, 2))
+    v[:, 0] = 1.5
+    shares = used(limits, q, v, np.zeros((steps, 1)))
+    assert shares["speed"] == pytest.approx(0.5)
+    assert shares["acceleration"] == 0.0
+    assert shares["touching"] == 0.0
+
+
+def test_a_robot_that_touches_the_table_is_seen():
+    scene = Scene.load("arm7")
+    limits = limits_of(scene)
+    begin, v = scene.start(0)
+    q = np.tile(begin, (3, 1))
+    q[1:, scene.spec.q.labels.index("joint_2")] = 1.75
+    q[1:, scene.spec.q.labels.index("joint_4")] = 0.3
+    assert used(limits, q, np.tile(v, (3, 1)), np.tile(scene.rest_action(), (3, 1)))["touching"] > 1
+    assert MujocoWorld(scene).spec.action.labels[limits.actuators[0]] == "joint_1"
+
+
+def test_a_scene_that_nothing_drives_is_refused():
+    with pytest.raises(BadInput, match="no actuator"):
+        limits_of(Scene.load("cube"))
+
+
+def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, capsys):
+    folder = scene_folder(tmp_path / "servo")
+    words = ["excite", str(folder), "--knobs", "joint.hinge.damping", "actuator.hinge.kp", "--seconds", "1"]
+    code = main([*words, "--generations", "2", "--speed", "5", "--acceleration", "80", "--out", str(tmp_path / "out")])
+    assert code == 0
+    assert capsys.readouterr().out.strip().endswith("out")
+    for name in ("actions.csv", "motion.png", "result.json"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    episode = load(tmp_path / "out" / "data")[0]
+    played = ["run", f"replay:{tmp_path / 'out' / 'data'}", f"sim:{folder}", "--steps", str(len(episode))]
+    assert main([*played, "--out", str(tmp_path / "played")]) == 0
+    again = load(tmp_path / "played" / "data")[0]
+    np.testing.assert_allclose(again.action, episode.action, atol=1e-9)
