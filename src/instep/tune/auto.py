@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -13,8 +14,12 @@ from instep.core.knob import Knob
 from instep.scene import address
 from instep.scene.folder import Scene
 
+from .drive import drive_knobs
+
 FIRM = 0.9999
 """Grip of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
+STILL = 0.0175
+"""How far a joint that stands at an end of its range may move [rad]."""
 SMALL = 1e-3
 """Share of a joint's largest damping that counts as none."""
 
@@ -47,18 +52,54 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     if scene.model.nu:
         _add(scene, address.DELAY, knobs, start)
         knobs[-1] = Knob(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
-    return Choice(tuple(knobs), start, held)
+    knobs = [_bounded(knob, scene.bounds) for knob in knobs]
+    start = {k.address: float(np.clip(start[k.address], k.low, k.high)) for k in knobs}
+    return Choice(tuple(knobs), start, held | clipped(scene, episodes))
+
+
+def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Ends of command ranges that the recordings show: where a joint stands still well short of its command.
+
+    A robot that clips its commands does not say so. An end is believed where a joint stood still for a second in all
+    within a degree, while it was told to go further by more than a tenth of its travel.
+    """
+    found: dict[str, float] = {}
+    known, spec = set(address.addresses(scene.model)), episodes[0].spec
+    for name in spec.action.labels:
+        if f"actuator.{name}.low" not in known or name not in spec.q.labels:
+            continue
+        u = np.concatenate([e.action[:, spec.action.labels.index(name)] for e in episodes])
+        q = np.concatenate([e.q[:, spec.q.labels.index(name)] for e in episodes])
+        reach, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
+        for word, sign in (("low", -1.0), ("high", 1.0)):
+            end = float((sign * q).max())
+            there = sign * q > end - STILL
+            if (there & (sign * u > end + reach)).sum() >= least:
+                found[f"actuator.{name}.{word}"] = sign * end
+    return found
 
 
 def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> Choice:
     """The knobs a user named, each where the scene has it."""
-    found = address.knobs(scene.model, patterns, {**scene.bounds, **bounds})
+    driven, start, rest = drive_knobs(scene, patterns)
+    driven = [_bounded(knob, {**scene.bounds, **bounds}) for knob in driven]
+    found = address.knobs(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
     values = address.read(scene.model, [knob.address for knob in found])
     held = {}
     if any(knob.address.endswith(".frictionloss") for knob in found) and scene.model.nv:
         joints = {k.address.split(".")[1] for k in found if k.address.endswith(".frictionloss") and k.address[0] == "j"}
         held = {f"joint.{j}.grip": FIRM for j in sorted(joints)}
-    return Choice(tuple(found), {k.address: float(np.clip(values[k.address], k.low, k.high)) for k in found}, held)
+    start |= values
+    knobs = (*found, *driven)
+    return Choice(knobs, {k.address: float(np.clip(start[k.address], k.low, k.high)) for k in knobs}, held)
+
+
+def _bounded(knob: Knob, bounds: Mapping[str, Sequence[float]]) -> Knob:
+    """The knob with the bounds that were given for it, where any were."""
+    for pattern, (low, high) in bounds.items():
+        if fnmatchcase(knob.address, pattern):
+            knob = Knob(knob.address, float(low), float(high), knob.log and low > 0, knob.unit)
+    return knob
 
 
 def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:

@@ -8,22 +8,30 @@ under its current. What the law needs beyond the model is kept in `drive.toml` b
     "joint.elbow.static" = 0.08
     "actuator.servo.kt" = 0.32
 
-A scene without that file is an ordinary MuJoCo world.
+    [inputs]
+    "servo.gain" = "kp"
+
+The second table says which note of a recording holds an input that is not among its actions. A scene without that file
+is an ordinary MuJoCo world.
 """
 
 from __future__ import annotations
 
 import threading
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
 from mujoco import batch as mjbatch
 
+from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, UnknownName
+from instep.core.knob import Knob
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Simulator, Spec, State
 from instep.physics.mujoco import HUGE, KEY, MujocoWorld
@@ -42,7 +50,7 @@ MOTOR: Mapping[str, Term] = {
     "volts": Term(7.4, 1.0, 60.0, "V", False),
     "sag": Term(0.0, 1e-2, 10.0, "ohm"),
 }
-"""Torque constant, winding, duty per radian of error and unit of gain, supply, and the supply's inner resistance."""
+"""Torque constant, winding, duty per radian of error and unit of gain, supply, and what the supply loses per ampere."""
 GAIN = ".gain"
 """Ending of the input that a motor with a supply takes besides its command: the gain of its firmware."""
 
@@ -56,14 +64,60 @@ def opened(scene: Scene) -> Simulator:
 
 def read_drive(root: Path) -> dict[str, float]:
     """The settings of a scene's `drive.toml`; empty where it has none."""
+    try:
+        return {str(name): float(value) for name, value in _table(root).get("settings", {}).items()}
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{FILE} in {root.name!r} cannot be read: {error}.") from None
+
+
+def told(scene: Scene, episodes: Sequence[Episode]) -> list[Episode]:
+    """The recordings with the inputs a scene's drives take besides commands, read from the notes of each recording."""
+    inputs: Mapping[str, str] = _table(scene.root).get("inputs", {})
+    return [_with_inputs(episode, inputs) for episode in episodes]
+
+
+def drive_knobs(scene: Scene, patterns: Sequence[str]) -> tuple[list[Knob], dict[str, float], list[str]]:
+    """The knobs of a scene's drives that match, where they stand, and the patterns that matched none of them."""
+    values, found, left = read_drive(scene.root), list[Knob](), list[str]()
+    for pattern in patterns:
+        hits = [name for name in values if fnmatchcase(name, pattern)]
+        left += [] if hits else [pattern]
+        for name in hits:
+            term = {**TERMS, **MOTOR}[name.rpartition(".")[2]]
+            if name not in {k.address for k in found}:
+                found.append(Knob(name, term.low, term.high, term.log, term.unit))
+    start = {k.address: float(np.clip(values[k.address], k.low, k.high)) for k in found}
+    return found, start, left
+
+
+def _table(root: Path) -> dict[str, Any]:
     path = root / FILE
     if not path.is_file():
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {str(name): float(value) for name, value in table.get("settings", {}).items()}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{FILE} in {root.name!r} cannot be read: {error}.") from None
+
+
+def _with_inputs(episode: Episode, inputs: Mapping[str, str]) -> Episode:
+    missing = [name for name in inputs if name not in episode.spec.action.labels]
+    if not missing:
+        return episode
+    notes = [episode.meta.get(inputs[name], "") for name in missing]
+    try:
+        values = np.array([float(note) for note in notes])
+    except ValueError:
+        raise BadInput(
+            f"The scene's drive takes {missing[0]!r} from the note {inputs[missing[0]]!r} of each recording, and "
+            f"{episode.meta.get('name', 'one of them')!r} has no number there."
+        ) from None
+    action = episode.spec.action
+    labels = (*action.labels, *missing)
+    channel = Channel(labels, " ".join((*action.units, *("1" for _ in missing))), (len(labels),))
+    told_all = np.concatenate([episode.action, np.tile(values, (len(episode), 1))], axis=1)
+    columns = {**episode.columns, "action": told_all}
+    return Episode(replace(episode.spec, action=channel), columns, episode.meta)
 
 
 class Driven:
@@ -230,14 +284,14 @@ class _Rig:
     def _motor_now(self, a: int, gain: Array, speed: Array) -> None:
         """Write stiffness and limit of a motor for the duty and the voltage it has now.
 
-        duty = clip(gain k error, -1, 1), torque = kt / R (duty volts - kt w), volts = V - sag i |duty| while current
-        flows out of the supply. The back-EMF is written as damping, so that it is integrated implicitly.
+        duty = clip(gain k error, -1, 1), torque = kt / R (duty volts - kt w), volts = V - sag i while the motor drives.
+        The back-EMF is written as damping, so that it is integrated implicitly.
         """
         p, dof, batch = self._law.motors[a], self._law.dofs[a], self.batch
         error = batch.bind("ctrl")[:, a] - batch.bind("qpos")[:, self._law.places[a]]
         duty = np.clip(gain * p["duty"] * error, -1.0, 1.0)
         current = (p["volts"] * np.abs(duty) - p["kt"] * speed[:, dof] * np.sign(duty)) / p["resistance"]
-        volts = p["volts"] - p["sag"] * np.maximum(current, 0.0) * np.abs(duty)
+        volts = p["volts"] - p["sag"] * np.maximum(current, 0.0)
         most = p["kt"] / p["resistance"] * volts
         stiffness = most * p["duty"] * gain
         batch.expand("actuator_gainprm")[:, a, 0] = stiffness

@@ -335,8 +335,9 @@ def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
 def _start(knobs: Sequence[Knob], options: FitOptions) -> Array:
     values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in knobs]
     units = np.array([float(k.to_unit(v)) for k, v in zip(knobs, values, strict=True)])
-    # A start on a bound can stall there, so it is moved inside.
-    return np.clip(units, 0.01, 0.99)
+    # A start on a bound can stall there, so it is moved inside; a delay further, for below a physics step it is none.
+    low = np.where([k.address.endswith(".delay") for k in knobs], 0.1, 0.01)
+    return np.clip(units, low, 0.99)
 
 
 def _check(knobs: Sequence[Knob], options: FitOptions) -> None:

@@ -17,9 +17,8 @@ from .fit import Fit, FitOptions, correlation_time, fit
 from .heldout import Comparison, compare
 from .identify import Identifiability, identifiability
 from .recover import recover, some
-from .solve import Watch, cost_of
+from .solve import Watch, cost_of, evaluate
 from .telemetry import doubts, faults
-
 
 COARSE = 64
 """Windows used while searching; the best search is finished over all of them."""
@@ -45,6 +44,8 @@ class Tuned:
     comparison: Comparison
     start: Mapping[str, float]
     """Where the knobs stood before."""
+    left: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Where the knobs that could not be told were left."""
 
     @property
     def passed(self) -> bool:
@@ -53,8 +54,8 @@ class Tuned:
 
     @property
     def settings(self) -> dict[str, float]:
-        """The identified values; knobs that could not be told keep their old ones."""
-        return self.fit.settings
+        """The identified values, and those of the knobs that could not be told."""
+        return {**self.left, **self.fit.settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ def tune(
     if not weak.kept:
         raise BadInput(f"None of the {len(knobs)} knobs can be identified from these recordings: {weak.weak[0].words}.")
     kept = [knob for knob in knobs if knob.address in weak.kept]
-    frozen = {name: options.start[name] for name in weak.frozen if name in options.start}
+    frozen = _left(first, weak.frozen, options)
     held = sim.tuned(frozen) if frozen else sim
     found, agreed = _solve(held, fitted, kept, _only(options, kept, first), gates, watch)
     passed.append(agreed)
@@ -97,7 +98,24 @@ def tune(
     before = {knob.address: options.start.get(knob.address, float(knob.from_unit(0.5))) for knob in kept}
     comparison = compare(held, held_out, before, found.settings, window=options.window, seed=gates.seed)
     passed.append(_held_out(comparison))
-    return Tuned(found, tuple(passed), weak, comparison, dict(options.start))
+    return Tuned(found, tuple(passed), weak, comparison, dict(options.start), frozen)
+
+
+def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, float]:
+    """Where knobs that cannot be told are left: where they were, or, if that explains the data worse, where they went.
+
+    A damping of a hundredth of what matters has no effect, so it cannot be told; but what it was before may have had.
+    """
+    left: dict[str, float] = {}
+    for i, knob in enumerate(first.knobs):
+        if knob.address not in names or knob.address not in options.start:
+            continue
+        x = first.x.copy()
+        x[i] = float(np.clip(knob.to_unit(options.start[knob.address]), 0.0, 1.0))
+        back = evaluate(first.problem, x[None], first.point.starts[None])[0]
+        worse = back.cost > 1.02 * first.cost
+        left[knob.address] = first.settings[knob.address] if worse else options.start[knob.address]
+    return left
 
 
 def _telemetry(episodes: Sequence[Episode]) -> Gate:

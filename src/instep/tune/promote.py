@@ -16,6 +16,8 @@ from instep import __version__
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
 
+from .drive import FILE, known, read_drive
+
 
 def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: Mapping[str, Any]) -> Path:
     """Write a copy of the scene with `[settings]` added, and `tuned.json` that says where they came from.
@@ -29,14 +31,18 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     else:
         _from_file(scene, out)
     table = out / "scene.toml"
-    merged = {**{k: float(v) for k, v in scene.settings.items()}, **settings}  # type: ignore[arg-type]
+    own = {name: value for name, value in settings.items() if known(scene.model, name)}
+    rest = {name: value for name, value in settings.items() if name not in own}
+    merged = {**{k: float(v) for k, v in scene.settings.items()}, **rest}  # type: ignore[arg-type]
+    if own:
+        _drive(out / FILE, {**read_drive(scene.root), **own})
     table.write_text(_without_settings(table.read_text(encoding="utf-8")) + _settings(merged), encoding="utf-8")
     record = {
         "instep": __version__,
         "mujoco": mujoco.__version__,
         "scene": scene.name,
         "parent": scene_hash(scene.root),
-        "settings": merged,
+        "settings": {**merged, **own},
         **provenance,
     }
     (out / "tuned.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -73,6 +79,12 @@ def _from_file(scene: Scene, out: Path) -> None:
     if "keyframe" in scene.begin:
         lines += ["", "[start]", f"keyframe = {json.dumps(scene.begin['keyframe'])}"]
     (out / "scene.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _drive(path: Path, settings: Mapping[str, float]) -> None:
+    """The settings of the drives, which MuJoCo does not know, in their own file."""
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    path.write_text((_without_settings(before) + _settings(settings)).lstrip(), encoding="utf-8")
 
 
 def _without_settings(text: str) -> str:

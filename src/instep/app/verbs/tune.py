@@ -126,11 +126,12 @@ def _load(asked: Asked) -> Loaded:
     from instep.scene.folder import Scene
     from instep.tune.auto import asked as named
     from instep.tune.auto import chosen
-    from instep.tune.drive import opened
+    from instep.tune.drive import opened, told
     from instep.tune.gates import split
 
     scene = Scene.load(asked.scene)
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
+    episodes = told(scene, episodes)
     choice = chosen(scene, episodes) if asked.knobs == ("auto",) else named(scene, asked.knobs, asked.bounds)
     sim = opened(scene)
     sim = sim.tuned(choice.held) if choice.held else sim
