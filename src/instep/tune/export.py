@@ -1,10 +1,11 @@
-"""Identified knobs for other tools: JSON with units and intervals, tuned MJCF, URDF dynamics, YAML."""
+"""Identified knobs for other tools: JSON with units and intervals, tuned MJCF, URDF dynamics, YAML; USD next door."""
 
 from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import mujoco
@@ -35,6 +36,53 @@ _WRITTEN = (
     "actuator_forcerange",
     "actuator_ctrlrange",
 )
+
+
+def export_all(
+    folder: Path, scene: Scene, found: Fit, settings: Mapping[str, float], *, urdf: Path | None = None
+) -> list[Path]:
+    """Everything another tool may want, in one folder; URDF where one is given, USD where usd-core is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [
+        write_knobs(folder / "knobs.json", found),
+        write_mjcf(folder / "tuned.xml", scene, settings),
+        write_yaml(folder / "knobs.yaml", settings),
+        write_joint_limits(folder / "joint_limits.yaml", scene, settings),
+    ]
+    if urdf is not None:
+        written.append(write_urdf(folder / urdf.name, urdf, settings))
+    if find_spec("pxr") is not None:
+        from .export_usd import write_usd
+
+        written.append(write_usd(folder / "tuned.usda", scene, settings))
+    return written
+
+
+def write_joint_limits(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
+    """Limits of the robot's joints as `joint_limits.yaml`, the file MoveIt and ros2_control read."""
+    model = address.write(scene.model, {k: v for k, v in settings.items() if k in address.addresses(scene.model)})
+    lines = ["joint_limits:"]
+    for name in scene.robot:
+        joint = model.joint(name)
+        effort = _effort(model, int(joint.id))
+        lines.append(f"  {json.dumps(name)}:")
+        limited = bool(joint.limited[0])
+        lines.append(f"    has_position_limits: {str(limited).lower()}")
+        if limited:
+            lines += [f"    min_position: {joint.range[0]:.9g}", f"    max_position: {joint.range[1]:.9g}"]
+        lines.append(f"    has_effort_limits: {str(effort is not None).lower()}")
+        if effort is not None:
+            lines.append(f"    max_effort: {effort:.9g}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _effort(model: mujoco.MjModel, joint: int) -> float | None:
+    """The largest force of the actuator that drives a joint, at the joint."""
+    for a in range(model.nu):
+        if model.actuator_trnid[a, 0] == joint and model.actuator_forcelimited[a]:
+            return float(abs(model.actuator_forcerange[a, 1] * model.actuator_gear[a, 0]))
+    return None
 
 
 def write_knobs(path: Path, found: Fit) -> Path:

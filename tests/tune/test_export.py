@@ -1,0 +1,80 @@
+"""What was identified reaches other tools as the same numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+
+import mujoco
+import pytest
+
+from instep.core.errors import BadInput
+from instep.scene import address
+from instep.scene.folder import Scene
+from instep.tune.export import export_all, write_joint_limits, write_mjcf, write_urdf, write_yaml
+from instep.tune.fit import FitOptions, fit
+
+SETTINGS = {"joint.hinge.damping": 0.123, "joint.hinge.frictionloss": 0.045, "actuator.hinge.kp": 5.5}
+URDF = """<robot name="r"><link name="a"/><link name="b"/>
+<joint name="hinge" type="revolute"><parent link="a"/><child link="b"/><axis xyz="0 1 0"/>
+<limit lower="-1" upper="1" effort="3" velocity="2"/></joint></robot>"""
+
+
+def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
+    path = write_mjcf(tmp_path / "tuned.xml", servo.scene, SETTINGS)
+    model = mujoco.MjModel.from_xml_path(str(path))
+    found = address.read(model, list(SETTINGS))
+    for name, value in SETTINGS.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_a_urdf_gets_damping_and_friction_and_keeps_the_rest(tmp_path):
+    (tmp_path / "r.urdf").write_text(URDF)
+    path = write_urdf(tmp_path / "tuned.urdf", tmp_path / "r.urdf", {**SETTINGS, "actuator.hinge.force": 7.0})
+    joint = ET.parse(path).getroot().find("joint")  # noqa: S314 - written by this test
+    assert float(joint.find("dynamics").get("damping")) == pytest.approx(0.123)
+    assert float(joint.find("dynamics").get("friction")) == pytest.approx(0.045)
+    assert float(joint.find("limit").get("effort")) == pytest.approx(7.0)
+    assert joint.find("limit").get("velocity") == "2"
+
+
+def test_a_file_that_is_no_urdf_is_refused(tmp_path):
+    (tmp_path / "r.urdf").write_text("<robot")
+    with pytest.raises(BadInput, match="not a URDF"):
+        write_urdf(tmp_path / "out.urdf", tmp_path / "r.urdf", SETTINGS)
+
+
+def test_yaml_nests_settings_by_kind_part_and_word(tmp_path):
+    text = write_yaml(tmp_path / "knobs.yaml", {**SETTINGS, "action.delay": 0.02}).read_text()
+    assert text.splitlines()[:3] == ["joint:", '  "hinge":', "    damping: 0.123"]
+    assert "action:" in text and "    delay: 0.02" in text
+
+
+def test_joint_limits_are_those_of_the_scene(tmp_path):
+    text = write_joint_limits(tmp_path / "joint_limits.yaml", Scene.load("arm7"), {}).read_text()
+    assert '  "joint_2":\n    has_position_limits: true\n    min_position: -1.8' in text
+    assert "max_effort: 120" in text
+
+
+def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
+    usd = pytest.importorskip("pxr.Usd", reason="usd-core is in the extra 'build'")
+    from instep.tune.export_usd import write_usd
+
+    stage = usd.Stage.Open(str(write_usd(tmp_path / "tuned.usda", servo.scene, SETTINGS, "robot")))
+    prim = stage.GetPrimAtPath("/robot/hinge")
+    assert "NewtonJointAPI" in prim.GetPrimStack()[0].GetInfo("apiSchemas").prependedItems
+    assert prim.GetAttribute("newton:damping").Get() == pytest.approx(0.123 * math.pi / 180, rel=1e-5)
+    assert prim.GetAttribute("newton:friction").Get() == pytest.approx(0.045, rel=1e-5)
+    assert prim.GetAttribute("drive:angular:physics:stiffness").Get() == pytest.approx(5.5 * math.pi / 180, rel=1e-5)
+
+
+def test_everything_is_written_into_one_folder(servo, recorded, tmp_path):
+    episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(2), steps=60)
+    options = FitOptions(window=0.4, starts=1, iterations=4, start={"joint.hinge.damping": 0.05})
+    found = fit(servo, episodes, servo.scene.knobs("joint.hinge.damping"), options)
+    files = export_all(tmp_path / "export", servo.scene, found, found.settings)
+    assert {"knobs.json", "tuned.xml", "knobs.yaml", "joint_limits.yaml"} <= {path.name for path in files}
+    entry = json.loads((tmp_path / "export" / "knobs.json").read_text())["knobs"]["joint.hinge.damping"]
+    assert entry["low"] < entry["value"] < entry["high"]
+    assert entry["unit"] == "Nm s/rad"
