@@ -1,4 +1,4 @@
-"""Identified knobs as a USD layer: Newton's joint attributes and drives, to be laid over the robot's own stage."""
+"""Identified knobs as a USD layer: Newton's joint attributes and drives, to lie over the robot's own stage."""
 
 from __future__ import annotations
 
