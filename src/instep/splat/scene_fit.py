@@ -170,7 +170,7 @@ def _body_targets(
     poses: Array,
 ) -> list[Target]:  # fmt: skip
     """Frames around a body over the still picture, counted where they show the body or the still picture itself."""
-    from scipy.ndimage import binary_dilation
+    from scipy.ndimage import binary_dilation, binary_erosion
 
     raster, colour = Raster(body), _colour(body)
     targets: list[Target] = []
@@ -185,7 +185,10 @@ def _body_targets(
             region = (int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1)
             own = of_colour(image, colour, 0.93) & binary_dilation(shape, iterations=3)
             free = (np.abs(image - still).max(axis=-1) < 0.12) & (share > 0.3)
-            targets.append(Target(camera, image, (own | free).astype(np.float32), pose[None], behind, region))
+            # Inside the outline only what has its colour counts: a dark arm before a dark table is no hole in it.
+            inside: Array = np.asarray(binary_erosion(shape, iterations=2), bool)
+            counts = own | (free & ~inside)
+            targets.append(Target(camera, image, counts.astype(np.float32), pose[None], behind, region))
     return targets
 
 

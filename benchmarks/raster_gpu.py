@@ -1,0 +1,202 @@
+"""Gaussians on a CUDA device through gsplat: agreement with the CPU, and times beside it.
+
+Runs alone too, on a machine with numpy, numba, torch and gsplat only:
+
+    PYTHONPATH=src:GSPLAT_FOLDER python benchmarks/raster_gpu.py gpu.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat import backward, gpu
+from instep.splat.backward import ImageSlope
+from instep.splat.gaussians import Gaussians
+from instep.splat.image import Image
+from instep.splat.raster import Raster
+from splat_scenes import STILL, camera, table_arm_and_tee
+
+COUNT, TEE = 5_498, 498
+PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
+Row = dict[str, Any]
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Agreement first, then times; `out` receives nothing but what the rows say."""
+    gaussians = table_arm_and_tee(COUNT, tee=TEE)
+    cameras = [camera(f"eye {i}", 480, 270, around=1.3 * i) for i in range(3)]
+    repeats = 10 if quick else 100
+    return [*_agreement(gaussians, cameras), *_times(gaussians, cameras, repeats)]
+
+
+def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
+    cpu, cuda = Raster(gaussians), gpu.GpuRaster(gaussians)
+    pairs = list(zip([cpu.render(c, STILL) for c in cameras], cuda.render_cameras(cameras, STILL), strict=True))
+    flipped = sum(int((np.abs(a.colour - b.colour).max(axis=-1) > 1e-3).sum()) for a, b in pairs)
+    pixels = sum(a.alpha.size for a, _ in pairs)
+    rows = [
+        _row("colour, largest difference to the CPU", max(_apart(a.colour, b.colour) for a, b in pairs), "", 1e-3),
+        _row("alpha, largest difference to the CPU", max(_apart(a.alpha, b.alpha) for a, b in pairs), "", 1e-3),
+        _row("depth, largest difference where covered", max(_deep(a, b) for a, b in pairs), "m", 1e-3),
+        # Coverage just above 1/255 on one side and below on the other changes a pixel by up to 0.004.
+        {
+            **_row("pixels whose colour differs by more than 1e-3", flipped, f"of {pixels}", 0.0),
+            "goal": None,
+            "ok": None,
+        },
+    ]
+    for degree in (0, 3):
+        shaded = _with_shine(gaussians, degree)
+        cpu, cuda = Raster(shaded), gpu.GpuRaster(shaded)
+        found = [_slopes(cpu, cuda, c) for c in cameras]
+        for part in PARTS:
+            worst = max(_relative(getattr(a, part), getattr(b, part)) for a, b in found)
+            rows.append(_row(f"gradient by {part}, degree {degree}, largest difference / largest", worst, "", 1e-3))
+    return rows
+
+
+def _slopes(cpu: Raster, cuda: gpu.GpuRaster, eye: Camera) -> tuple[backward.Gradients, backward.Gradients]:
+    weights = np.random.default_rng(7).normal(size=(eye.height, eye.width, 3)).astype(np.float32)
+
+    def loss(image: Image) -> ImageSlope:
+        return ImageSlope(weights, weights[..., 0])
+
+    return backward.differentiate(cpu, eye, STILL, loss)[1], gpu.differentiate(cuda, eye, STILL, loss)[1]
+
+
+def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
+    from dataclasses import replace
+
+    shaded = gaussians.with_degree(degree)
+    tint = 0.05 * np.random.default_rng(3).normal(size=shaded.sh.shape)
+    tint[:, 0] = 0.0
+    return replace(shaded, sh=shaded.sh + tint)
+
+
+def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Row]:
+    import torch
+
+    cpu, cuda = Raster(gaussians), gpu.GpuRaster(gaussians)
+    for part in cuda.parts.values():
+        part.requires_grad_(True)
+
+    def forward() -> None:
+        with torch.no_grad():
+            cuda.draw(cameras, STILL)
+        torch.cuda.synchronize()
+
+    def both() -> None:
+        colour, _, _ = cuda.draw(cameras, STILL)
+        (colour**2).mean().backward()
+        torch.cuda.synchronize()
+
+    def loss(image: Image) -> ImageSlope:
+        return ImageSlope(image.colour * np.float32(2 / image.colour.size))
+
+    what = f"3 x 480x270, {COUNT} Gaussians"
+    jobs: list[tuple[str, Callable[[], Any], float | None]] = [
+        (f"GPU forward, on the device, {what}", forward, None),
+        (f"GPU forward + backward, on the device, {what}", both, None),
+        (f"GPU forward, NumPy out, {what}", lambda: cuda.render_cameras(cameras, STILL), None),
+        (f"CPU forward, {what}", lambda: [cpu.render(c, STILL) for c in cameras], None),
+        (
+            f"CPU forward + backward, {what}",
+            lambda: [backward.differentiate(cpu, c, STILL, loss) for c in cameras],
+            None,
+        ),
+    ]
+    rows = [_timed(name, job, repeats) for name, job, _ in jobs]
+    rows.append(_timed(_bare_name(what), _bare_gsplat(cuda, cameras), repeats))
+    return rows
+
+
+def _bare_name(what: str) -> str:
+    return f"gsplat alone, forward + backward, {what}"
+
+
+def _bare_gsplat(cuda: gpu.GpuRaster, cameras: list[Camera]) -> Callable[[], None]:
+    """The library without our bodies and harmonics around it."""
+    import torch
+    from gsplat import rasterization
+
+    parts = {name: value.detach().clone().requires_grad_(True) for name, value in cuda.parts.items()}
+    places = np.stack([np.linalg.inv(c.body_from_camera) for c in cameras]).astype(np.float32)
+    views = torch.tensor(places, device="cuda")
+    lenses = torch.tensor(np.stack([c.K for c in cameras]).astype(np.float32), device="cuda")
+
+    def both() -> None:
+        colours = 0.5 + 0.28209479177387814 * parts["sh"][:, 0]
+        picture, _, _ = rasterization(
+            parts["means"], parts["quats"], parts["scales"], parts["opacities"], colours, views, lenses,
+            cameras[0].width, cameras[0].height, packed=False,
+        )  # fmt: skip
+        (picture**2).mean().backward()
+        torch.cuda.synchronize()
+
+    return both
+
+
+def _timed(name: str, job: Callable[[], Any], repeats: int) -> Row:
+    """Median time of many runs [ms] and the range the middle 95 % of them lie in."""
+    for _ in range(5):
+        job()
+    taken = np.empty(repeats)
+    for i in range(repeats):
+        start = time.perf_counter()
+        job()
+        taken[i] = time.perf_counter() - start
+    low, middle, high = 1e3 * np.quantile(taken, [0.025, 0.5, 0.975])
+    return {"name": name, "value": middle, "low": low, "high": high, "unit": "ms", "goal": None, "ok": None}
+
+
+def _row(name: str, value: float, unit: str, goal: float) -> Row:
+    return {
+        "name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": goal,
+        "ok": bool(value <= goal),
+    }  # fmt: skip
+
+
+def _apart(a: Array, b: Array) -> float:
+    return float(np.abs(a - b).max())
+
+
+def _deep(a: Image, b: Image) -> float:
+    seen = (a.alpha > 0.1) & (b.alpha > 0.1)
+    return _apart(a.depth[seen], b.depth[seen])
+
+
+def _relative(a: Array, b: Array) -> float:
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max() / max(float(np.abs(a).max()), 1e-12))
+
+
+def main(words: list[str]) -> int:
+    """Print the rows as JSON, with the names of the machines, and write them to a file where one is named."""
+    import os
+    import platform
+
+    import torch
+
+    rows = run(Path("."), quick="--quick" in words)
+    machine = {
+        "gpu": torch.cuda.get_device_name(0), "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__, "python": platform.python_version(),
+    }  # fmt: skip
+    text = json.dumps({"machine": machine, "rows": rows}, indent=2)
+    print(text)
+    for name in [word for word in words if not word.startswith("-")][:1]:
+        Path(name).write_text(text + "\n", encoding="utf-8")
+    return 0 if all(row["ok"] is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
