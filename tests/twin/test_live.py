@@ -45,4 +45,4 @@ def test_the_twin_knows_where_the_stand_in_has_its_t(episode) -> None:
 
 def test_what_was_sent_is_recorded(episode) -> None:
     assert episode["twin.sent"].shape == (STEPS, 2) and np.isfinite(episode["twin.sent"]).all()
-    assert np.abs(episode["twin.sent"] - episode.q[:, :2]).max() < 0.05
+    assert np.abs(episode["twin.sent"] - episode.q[:, :2]).max() < 0.08  # ahead by the lag at most

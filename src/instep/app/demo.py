@@ -1,4 +1,4 @@
-"""The whole loop against a stand-in robot: run, record, measure, fit two knobs, measure again."""
+"""The whole loop against a stand-in robot: run, record, measure, fit two knobs, measure again, act through a twin."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from instep.app.demo_twin import Through, png, section
+from instep.app.demo_twin import scores as twin_scores
 from instep.app.figures import horizon_figure, lines_figure, runs_figure
 from instep.app.poster import poster
 from instep.app.report import Number, Picture, Report, Section, Table, Verdict, say
 from instep.core.episode import Episode
-from instep.core.errors import Unsupported
 from instep.core.knob import Knob
 from instep.core.rollout import rollout, rollouts
 from instep.core.stats import Estimate, bootstrap
@@ -54,6 +55,8 @@ class Loop:
     truth: dict[str, float]
     """What was hidden in the stand-in, by address."""
     pictures: Sequence[Picture]
+    twin: Through | None = None
+    """The policy through the twin; None where nothing can be rendered."""
     note: str = ""
     """Why there are no pictures, or nothing."""
 
@@ -89,22 +92,19 @@ def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, floa
     return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
 
 
-def side_by_side(scene: Scene, real: Episode, virtual: Episode) -> tuple[list[Picture], str]:
-    """What the stand-in's camera saw and what the simulator would have seen, at three moments."""
-    names = [name for name in real.columns if name.startswith("observation.images.") and not name.endswith(".stamp")]
-    if not names:
-        return [], "The stand-in had no camera."
-    camera = scene.cameras[names[0].removeprefix("observation.images.")]
-    studio, pictures = Studio(scene), []
+def side_by_side(scene: Scene, through: Through) -> list[Picture]:
+    """What the stand-in's camera saw and what the twin would have seen, at a few moments."""
+    studio, camera = Studio(scene), next(iter(scene.cameras.values()))
     try:
-        for row in (0, len(real) // 2, len(real) - 1):
-            pair = np.concatenate([real[names[0]][row], studio.picture(virtual.q[row], camera)], axis=0)
-            pictures.append(Picture(_png(pair), f"{real.t[row]:.1f} s: the stand-in above, the simulator below"))
-    except Unsupported as error:
-        return [], str(error)
+        return [
+            Picture(
+                png(np.concatenate([m.picture, studio.picture(m.q, camera)], axis=0)),
+                f"{m.t:.1f} s: the stand-in above, the twin below",
+            )
+            for m in through.moments
+        ]
     finally:
         studio.close()
-    return pictures, ""
 
 
 def draw(loop: Loop, path: Path) -> Path:
@@ -141,6 +141,7 @@ def page(loop: Loop) -> Report:
         ),
         numbers,
         (
+            *([section(loop.twin)] if loop.twin else []),
             _curves_section(before, after),
             _knobs_section(loop),
             _runs_section(loop),
@@ -159,7 +160,7 @@ def scores(loop: Loop) -> dict[str, Estimate]:
             found[f"{name} {when}"] = gap.curves[JOINTS].at(horizon)
     found |= {f"knob {name}": estimate for name, estimate in loop.fitted.estimates.items()}
     found["object distance, closed loop"] = bootstrap(_object_distance(loop), unit="m")
-    return found
+    return {**found, **(twin_scores(loop.twin) if loop.twin else {})}
 
 
 def _curves_section(before: Curve, after: Curve) -> Section:
@@ -255,14 +256,6 @@ def _each(tell: Tell) -> Watcher:
         tell("step")
 
     return look
-
-
-def _png(image: Array) -> bytes:
-    from matplotlib.image import imsave
-
-    stream = io.BytesIO()
-    imsave(stream, image)
-    return stream.getvalue()
 
 
 def save(folder: Path, worlds: dict[str, Sequence[Episode]]) -> None:

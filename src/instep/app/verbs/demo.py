@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from instep.app import demo as loop
+from instep.app.demo_twin import SECONDS, Through, through
+from instep.app.demo_twin import scores as twin_scores
 from instep.app.output import new_output
 from instep.app.process import robot_process
-from instep.app.report import write_report
+from instep.app.report import say, write_report
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.film import graphics
 from instep.real.link import LinkWorld
 from instep.scene.folder import Scene
 
+PATIENCE = 20.0
+"""How long the stand-in may take to answer [s]: the first pictures of a cold machine take a while."""
+
 
 def demo(*, hidden: int = 7, out: Path | None = None) -> int:
-    """Run the whole loop against a stand-in robot: record, measure the gap, fit two knobs, measure again.
+    """Run the whole loop against a stand-in robot: act through a twin, record, measure the gap, fit, measure again.
 
     Args:
         hidden: seed of what is off in the stand-in.
@@ -37,35 +43,43 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         console.print(f"No camera pictures: {note}", highlight=False, markup=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        runs = len(loop.TRAIN + loop.HELD_OUT) + len(cameras)
-        task = progress.add_task(
-            "start a stand-in robot in another process", total=runs * round(loop.SECONDS / scene.dt)
-        )
+        seconds = len(loop.TRAIN + loop.HELD_OUT) * loop.SECONDS + (SECONDS if cameras else 0.0)
+        task = progress.add_task("start a stand-in robot in another process", total=round(seconds / scene.dt))
 
         def tick(_: str) -> None:
             progress.advance(task)
 
-        def on_robot(seeds: Sequence[int], *more: str) -> list[Episode]:
+        def on_robot(words: str, act: Callable[[LinkWorld], Any], *more: str) -> Any:
             options = ["--engine", "rapier", "--hidden", str(hidden), "--pace", "step", *more]
-            with robot_process(loop.SCENE, options) as child, LinkWorld(child.address, child.token) as robot:
-                progress.update(task, description="push the T on the stand-in and in the simulator")
-                return loop.on_robot(robot, scene, seeds, tick)
+            with (
+                robot_process(loop.SCENE, options) as child,
+                LinkWorld(child.address, child.token, timeout=PATIENCE) as robot,
+            ):
+                progress.update(task, description=words)
+                return act(robot)
 
-        real = on_robot(loop.TRAIN + loop.HELD_OUT, "--reveal", str(output.folder / "hidden.json"))
+        def pushed(robot: LinkWorld) -> list[Episode]:
+            return loop.on_robot(robot, scene, loop.TRAIN + loop.HELD_OUT, tick)
+
+        def twinned(robot: LinkWorld) -> Through:
+            return through(robot, scene, loop.HELD_OUT[0], tick)
+
+        words, reveal = "push the T on the stand-in and in the simulator", str(output.folder / "hidden.json")
+        real: list[Episode] = on_robot(words, pushed, "--reveal", reveal)
         train, held_out = real[: len(loop.TRAIN)], real[len(loop.TRAIN) :]
-        film = on_robot(loop.HELD_OUT[:1], "--cameras", *cameras) if cameras else []
         virtual = loop.in_simulator(scene, loop.HELD_OUT)
+        twin = on_robot("push it onto its outline through a twin", twinned, "--cameras", *cameras) if cameras else None
         progress.update(task, description="keep the episodes")
-        loop.save(output.folder, {"real": real, "sim": virtual, "filmed": film})
+        loop.save(output.folder, {"real": real, "sim": virtual, "twin": [twin.run] if twin else []})
         progress.update(task, description="measure the gap")
         before = loop.measured(scene, held_out)
         progress.update(task, description="fit two knobs")
         fitted = loop.find_knobs(scene, train)
         progress.update(task, description="measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
-        pictures, why = loop.side_by_side(scene, film[0], virtual[0]) if film else ([], note)
+        pictures = loop.side_by_side(scene, twin) if twin else []
         truth = json.loads((output.folder / "hidden.json").read_text(encoding="utf-8"))
-        found = loop.Loop(scene, held_out, virtual, fitted, before, after, truth, pictures, why)
+        found = loop.Loop(scene, held_out, virtual, fitted, before, after, truth, pictures, twin, note)
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
@@ -77,12 +91,12 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
 
 
 def _cameras(scene: Scene) -> tuple[list[str], str]:
-    """The camera to film with, or why there is none."""
+    """The cameras to film with, or why there are none."""
     try:
         graphics()
     except Unsupported as error:
         return [], str(error)
-    return [next(iter(scene.cameras))], ""
+    return list(scene.cameras), ""
 
 
 def _summary(found: loop.Loop) -> list[str]:
@@ -91,6 +105,9 @@ def _summary(found: loop.Loop) -> list[str]:
     for name, horizon in (("one step", 0.0), ("half a second", 0.5), ("whole run", float("inf"))):
         lines.append(f"  gap over {name:14s} {1e3 * before.at(horizon).value:7.2f} mm -> "
                      f"[bold]{1e3 * after.at(horizon).value:.2f} mm[/]")  # fmt: skip
+    if found.twin is not None:
+        for name, estimate in twin_scores(found.twin).items():
+            lines.append(f"  {name:51s} {say(estimate, interval=False)}")
     for name, estimate in found.fitted.estimates.items():
         lines.append(f"  {name:23s} {str(estimate).replace('[', chr(92) + '[')}")
     return lines

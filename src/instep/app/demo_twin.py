@@ -1,0 +1,204 @@
+"""The demo's twin: a policy acts on the simulated robot, the stand-in follows, and its T ends where it should."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.app.figures import lines_figure
+from instep.app.report import Picture, Section, say
+from instep.app.twins import open_twin
+from instep.core.episode import Episode
+from instep.core.poses import angle_between
+from instep.core.rollout import rollout
+from instep.core.stats import Estimate
+from instep.core.world import Array, Observation, State
+from instep.policy.experts import expert_of
+from instep.real.link import LinkWorld
+from instep.scene.folder import Scene
+from instep.scene.tasks.catalog import task_of
+
+SECONDS = 14.0
+"""How long the policy may take at most [s]."""
+AFTER = 10
+"""Rows that are not scored, while the twin finds its T."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """What the stand-in's cameras saw, and where the twin was."""
+
+    t: float
+    q: Array
+    picture: Array
+    """Of the first camera [height, width, 3]."""
+    drawn: Array
+    """Of all cameras side by side, with the silhouette of the twin's T."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Through:
+    """A run of a policy through the twin."""
+
+    scene: Scene
+    run: Episode
+    """The twin's: `twin.measured` is what the stand-in says of itself, its T as well."""
+    moments: tuple[Moment, ...]
+    """A few of them, with what the cameras saw."""
+
+    @property
+    def joints(self) -> Array:
+        """Distance of the stand-in's pusher from the twin's [rows] [m]."""
+        keep = [self.run.spec.q.labels.index(name) for name in self.scene.robot]
+        measured = [self.run.spec.observation["twin.measured"].labels.index(name) for name in self.scene.robot]
+        return np.linalg.norm(self.run.q[:, keep] - self.run["twin.measured"][:, measured], axis=1)
+
+    @property
+    def apart(self) -> Array:
+        """Distance of the twin's T from the stand-in's [rows] [m]."""
+        return np.linalg.norm(self.twins[:, :2] - self.true[:, :2], axis=1)
+
+    @property
+    def turned(self) -> Array:
+        """Angle between the two [rows] [rad]."""
+        return angle_between(self.twins[:, 3:], self.true[:, 3:])
+
+    @property
+    def twins(self) -> Array:
+        """Pose of the twin's T [rows, 7]."""
+        return self._block(self.run.q, self.run.spec.q.labels)
+
+    @property
+    def true(self) -> Array:
+        """Pose of the stand-in's T [rows, 7]; the twin does not see it."""
+        return self._block(self.run["twin.measured"], self.run.spec.observation["twin.measured"].labels)
+
+    def to_goal(self, poses: Array) -> Array:
+        """Distance of a T from its goal [rows] [m]."""
+        return np.linalg.norm(poses[:, :2] - np.array(self.scene.model.body("goal").pos[:2]), axis=1)
+
+    def _block(self, q: Array, labels: tuple[str, ...]) -> Array:
+        at = labels.index(f"{self.scene.objects[0]}.x")
+        return q[:, at : at + 7]
+
+
+def through(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> Through:
+    """Run the expert through a twin of the stand-in until the twin's T covers its outline, or time is up."""
+    task = task_of(scene)
+    pictures = _Album(scene, robot)
+    with open_twin(scene.name, nullcontext(robot), "pose") as twin:
+        done = np.zeros(0)
+
+        def look(state: State, observation: Observation, action: Array) -> None:
+            tell("step")
+            pictures(state)
+
+        run = rollout(
+            twin,
+            expert_of(task, scene),
+            steps=round(SECONDS / scene.dt),
+            seed=seed,
+            watch=[look],
+            until=lambda state: bool(task.score(state, done, done) > 0.97),
+        )
+    return Through(scene, run, pictures.picked())
+
+
+def scores(through: Through) -> dict[str, Estimate]:
+    """The twin's numbers for result.json."""
+    from instep.twin.track import median_of_blocks
+
+    end = through.to_goal(through.true)[-1:]
+    turn = angle_between(through.true[-1:, 3:], np.array(through.scene.model.body("goal").quat)[None])
+    return {
+        "twin: the stand-in's T from its goal, at the end": _one(float(end[0]), "m"),
+        "twin: the stand-in's T from its heading, at the end": _one(float(turn[0]), "rad"),
+        "twin: distance of the two Ts": median_of_blocks(through.apart[AFTER:], "m"),
+        "twin: angle between the two Ts": median_of_blocks(through.turned[AFTER:], "rad"),
+        "twin: distance of the two pushers": median_of_blocks(through.joints[AFTER:], "m"),
+        "twin: time until the T was there": _one(float(through.run.t[-1] - through.run.t[0]), "s"),
+    }
+
+
+def section(through: Through) -> Section:
+    """The twin's part of the report."""
+    run, found = through.run, scores(through)
+    goal = {
+        "the stand-in's T": (run.t, 1e3 * through.to_goal(through.true)),
+        "the twin's T": (run.t, 1e3 * through.to_goal(through.twins)),
+    }
+    errors = {
+        "T, twin from stand-in": (run.t[AFTER:], 1e3 * through.apart[AFTER:]),
+        "pusher, stand-in from twin": (run.t[AFTER:], 1e3 * through.joints[AFTER:]),
+    }
+    end = 1e3 * float(through.to_goal(through.true)[-1])
+    lead = (
+        "The policy sees and moves the simulated robot only. The stand-in follows the simulated joints, and three "
+        "cameras lead the simulated T back to where the stand-in's is. At the end the stand-in's T is "
+        f"{end:.1f} mm from its goal; on the way the two Ts were {say(found['twin: distance of the two Ts'])} apart, "
+        f"the two pushers {say(found['twin: distance of the two pushers'])}."
+    )
+    shown = [Picture(png(m.drawn), f"{m.t:.1f} s: what the stand-in sees, and the twin's T") for m in through.moments]
+    return Section(
+        "The policy through the twin",
+        lead,
+        [
+            lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="mm"),
+            lines_figure(errors, title="How far apart twin and stand-in are", x="time [s]", y="mm"),
+            shown,
+        ],
+    )
+
+
+class _Album:
+    """Keeps what the cameras saw, a second apart."""
+
+    def __init__(self, scene: Scene, robot: LinkWorld, every: int = 60):
+        from instep.twin.outline import outline
+
+        self._scene, self._robot, self._every = scene, robot, every
+        self._shape = outline(scene.model, scene.objects[0])
+        self._at = scene.spec.q.labels.index(f"{scene.objects[0]}.x")
+        self._states: list[State] = []
+        self._kept: list[Moment] = []
+
+    def __call__(self, state: State) -> None:
+        self._states.append(State(state.t, state.q, state.v))
+        if len(self._states) % self._every == 1:
+            self._kept.append(self._moment(state))
+
+    def picked(self) -> tuple[Moment, ...]:
+        """The first, the middle and the last."""
+        return tuple(self._kept[i] for i in sorted({0, len(self._kept) // 2, len(self._kept) - 1}))
+
+    def _moment(self, state: State) -> Moment:
+        from instep.twin.bodies import interpolated
+        from instep.twin.eyes import IMAGES
+        from instep.twin.overlay import drawn
+
+        seen = self._robot.observe(state.hidden["twin"]["real"])
+        times = np.array([s.t for s in self._states[-30:]])
+        poses = np.stack([s.q[self._at : self._at + 7] for s in self._states[-30:]])
+        images: list[Array] = []
+        for name, camera in self._scene.cameras.items():
+            then = interpolated(times, poses, float(seen.get(f"{IMAGES}{name}.stamp", state.t)))
+            images.append(drawn(seen[IMAGES + name], camera, self._shape, then))
+        first = seen[IMAGES + next(iter(self._scene.cameras))]
+        return Moment(state.t, state.q, first, np.concatenate(images, axis=1))
+
+
+def png(image: Array) -> bytes:
+    """An image [height, width, 3] as PNG."""
+    from matplotlib.image import imsave
+
+    stream = io.BytesIO()
+    imsave(stream, image)
+    return stream.getvalue()
+
+
+def _one(value: float, unit: str) -> Estimate:
+    return Estimate(value, value, value, 1, unit)
