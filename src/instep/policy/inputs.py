@@ -17,28 +17,41 @@ from .mapping import CAMERA
 POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 STATE = ("observation.state", "observation.velocity", "observation.environment_state", "observation.goal")
 """Channels that a policy of joints and poses looks at, where a world has them."""
+NEAR, NEAR_TURN = 0.01, 0.1
+"""How far from home counts as near [m], and how far turned [rad]."""
+WAVES = (0.4, 0.2, 0.1, 0.05)
+"""Lengths of the waves by which the place of a point in the body's frame is told [m]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """See and act in the frame of a body on a plane: a push from the left of a block is one push, however it lies.
 
-    A net would have to learn the products of a rotation and a place from examples; here they are given.
+    A net would have to learn the products of a rotation and a place from examples; here they are given, and the numbers
+    of the world that they were made of are left out: what is the same in the body's frame is the same to the net.
     """
 
     point: tuple[str, str]
     """Labels of the joints that are the x and y of what touches the body."""
     body: str
-    home: tuple[float, float] = (0.0, 0.0)
-    """A place of the world that is shown in the body's frame: where the body was at the end of demonstrations."""
+    home: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Where the body belongs, x [m], y [m] and heading [rad]: where it was at the end of demonstrations."""
 
-    def turn(self, observation: Observation, labels: tuple[str, ...]) -> tuple[Array, Array, Array]:
-        """Cosine and sine of the body's heading [...], and its place [..., 2]."""
+    def turn(self, observation: Observation, labels: tuple[str, ...]) -> tuple[Array, Array]:
+        """Heading of the body [...] [rad], and its place [..., 2] [m]."""
         pose = np.asarray(observation["observation.environment_state"], float)
         start = labels.index(f"{self.body}.x")
-        w, x, y, z = np.moveaxis(pose[..., start + 3 : start + 7], -1, 0)
-        angle = np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
-        return np.cos(angle), np.sin(angle), pose[..., start : start + 2]
+        return heading(pose[..., start + 3 : start + 7]), pose[..., start : start + 2]
+
+    def covers(self, label: str) -> bool:
+        """Whether a number of the world is among those that are told in the frame instead."""
+        return label in self.point or label in tuple(f"{self.body}.{part}" for part in POSE)
+
+
+def heading(quat: Array) -> Array:
+    """The angle about the vertical [rad] of orientations wxyz."""
+    w, x, y, z = np.moveaxis(quat, -1, 0)
+    return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,9 @@ class Inputs:
             if name not in observation:
                 raise UnknownName("observation", name, observation)
             values = np.asarray(observation[name], float)
+            if self.frame is not None:
+                own = [i for i, label in enumerate(labels) if not self.frame.covers(label)]
+                values, labels = values[..., own], tuple(labels[i] for i in own)
             done = 0
             for start in _poses(labels):
                 parts += [values[..., done:start], *_spread(values[..., start : start + 7])]
@@ -109,20 +125,25 @@ class Inputs:
     def _heading(self, observation: Observation, axes: int) -> tuple[Array, Array]:
         if self.frame is None:
             raise BadInput("These inputs have no frame of a body.")
-        c, s, _ = self.frame.turn(observation, self.channels["observation.environment_state"])
-        extra = (None,) * (axes - 1 - c.ndim)
-        return c[(..., *extra)], s[(..., *extra)]
+        angle, _ = self.frame.turn(observation, self.channels["observation.environment_state"])
+        angle = angle[(..., *(None,) * (axes - 1 - angle.ndim))]
+        return np.cos(angle), np.sin(angle)
 
     def _framed(self, observation: Observation, frame: Frame) -> list[Array]:
         """The touching point, how it moves, and the home of the body, all in the body's frame."""
-        place = frame.turn(observation, self.channels["observation.environment_state"])[2]
-        parts = [self.into(observation, np.array(frame.home) - place)]
+        angle, place = frame.turn(observation, self.channels["observation.environment_state"])
+        away, turn = self.into(observation, np.array(frame.home[:2]) - place), frame.home[2] - angle
+        turn = np.stack([np.cos(turn), np.sin(turn)], axis=-1)
+        # Near home millimetres matter as much as decimetres do far from it, so errors are shown at two scales.
+        parts = [away, turn, np.tanh(away / NEAR), np.tanh(turn[..., 1:] / NEAR_TURN)]
         for name in ("observation.state", "observation.velocity"):
             if name in self.channels:
                 values = np.asarray(observation[name], float)
                 where = [self.channels[name].index(label) for label in frame.point]
                 offset = place if name == "observation.state" else 0.0
                 parts.append(self.into(observation, values[..., where] - offset))
+                if name == "observation.state":
+                    parts += _waves(parts[-1])
         return parts
 
     def as_json(self) -> dict[str, Any]:
@@ -137,10 +158,16 @@ class Inputs:
         given = table.get("frame")
         frame = None
         if given is not None:
-            (a, b), (x, y) = given["point"], given["home"]
-            frame = Frame((str(a), str(b)), str(given["body"]), (float(x), float(y)))
+            (a, b), (x, y, turn) = given["point"], given["home"]
+            frame = Frame((str(a), str(b)), str(given["body"]), (float(x), float(y), float(turn)))
         channels = {str(k): tuple(v) for k, v in table["channels"].items()}
         return cls(channels, tuple(table.get("cameras", ())), frame)
+
+
+def _waves(point: Array) -> list[Array]:
+    """Sines and cosines of a place, by which a net tells places apart that lie close to each other."""
+    angles = [2 * np.pi / length * point for length in WAVES]
+    return [part for angle in angles for part in (np.sin(angle), np.cos(angle))]
 
 
 def _poses(labels: Sequence[str]) -> list[int]:

@@ -16,7 +16,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.world import Array
 
-from .inputs import STATE, Frame, Inputs
+from .inputs import STATE, Frame, Inputs, heading
 from .trained import Recipe, save_policy
 from .weights import read_weights, write_weights
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 class TrainOptions:
     """How to train."""
 
-    steps: int = 8000
+    steps: int = 6000
     batch: int = 256
-    rate: float = 1e-3
+    rate: float = 3e-3
     """Largest step size; it rises over the first steps and falls to nothing along a cosine."""
-    width: int = 384
+    width: int = 256
     blocks: int = 3
-    horizon: int = 32
+    horizon: int = 16
     """Actions of a chunk."""
-    execute: int = 12
+    execute: int = 4
     """Actions of a chunk that are played."""
     samples: int = 4
     """Steps of the flow from noise to actions."""
@@ -155,9 +155,10 @@ def _frame(asked: tuple[str, str, str], inputs: Inputs, episodes: Sequence[Episo
     if f"{body}.x" not in labels:
         raise UnknownName("body", body, [label.removesuffix(".x") for label in labels if label.endswith(".x")])
     start = labels.index(f"{body}.x")
-    ends = np.array([episode["observation.environment_state"][-1, start : start + 2] for episode in episodes])
-    home = ends.mean(axis=0)
-    return Frame((x, y), body, (float(home[0]), float(home[1])))
+    ends = np.array([episode["observation.environment_state"][-1, start : start + 7] for episode in episodes])
+    place, angle = np.median(ends[:, :2], axis=0), heading(ends[:, 3:])
+    turn = np.arctan2(np.median(np.sin(angle)), np.median(np.cos(angle)))
+    return Frame((x, y), body, (float(place[0]), float(place[1]), float(turn)))
 
 
 def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:

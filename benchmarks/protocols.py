@@ -1,0 +1,268 @@
+"""Policy protocols: bytes of the peers, a round trip with the real openpi client, and malformed frames.
+
+The real client runs in an environment of its own, since it wants an older NumPy; where it cannot be installed, its rows
+say so.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.rollout import rollouts
+from instep.core.world import Array, Channel, Observation, Spec, vector
+from instep.policy.codec import pack, unpack
+from instep.policy.experts import expert_of
+from instep.policy.openpi import openpi_policy
+from instep.policy.server import PolicyServer
+
+TOKEN = secrets.token_urlsafe(16)
+STATE = np.array([1, 2], "<f4")
+GOLDEN: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "openpi array": (
+        {"state": STATE, "prompt": "hi"},
+        "openpi",
+        "82a5737461746584c40b5f5f6e6461727261795f5fc3c40464617461c4080000803f00000040c4056474797065a33c6634c40573686170"
+        "659102a670726f6d7074a26869",
+    ),
+    "openpi picture": (
+        {"i": np.array([[[0, 1], [2, 3]]], "u1")},
+        "openpi",
+        "81a16984c40b5f5f6e6461727261795f5fc3c40464617461c40400010203c4056474797065a37c7531c405736861706593010202",
+    ),
+    "GR00T N1.5 and N1.6": (
+        {"state": STATE},
+        "as_npy",
+        "81a5737461746582b15f5f6e6461727261795f636c6173735f5fc3a661735f6e7079c488934e554d5059010076007b27646573637227"
+        "3a20273c6634272c2027666f727472616e5f6f72646572273a2046616c73652c20277368617065273a2028322c292c207d"
+        + "20" * 60
+        + "0a0000803f00000040",
+    ),
+    "GR00T N1.7": (
+        {"state": STATE},
+        "msgpack-numpy",
+        "81a5737461746585c4026e64c3c40474797065a33c6634c4046b696e64c400c40573686170659102c40464617461c408"
+        "0000803f00000040",
+    ),
+}
+SPEC = Spec(
+    0.02,
+    vector(["a", "b"], "rad"),
+    vector(["a", "b"], "rad/s"),
+    vector(["a", "b"], "rad"),
+    {
+        "observation.state": vector(["a", "b"], "rad"),
+        "observation.images.top": Channel(("height", "width", "channels"), "", (8, 8, 3), "uint8"),
+    },
+)
+CLIENT = """
+import json, sys
+import numpy as np
+from openpi_client import msgpack_numpy
+from openpi_client.websocket_client_policy import WebsocketClientPolicy
+address, token, golden = sys.argv[1:4]
+host, port = address.removeprefix("ws://").split(":")
+policy = WebsocketClientPolicy(host=host, port=int(port), api_key=token)
+rng = np.random.default_rng(0)
+off = 0.0
+for _ in range(50):
+    state = rng.normal(size=2).astype(np.float32)
+    picture = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    reply = policy.infer({KEYS})
+    wanted = state[None] + np.arange(3)[:, None] + picture.mean()
+    off = max(off, float(np.abs(reply["actions"] - wanted).max()))
+same = msgpack_numpy.packb({"state": np.array([1, 2], "<f4"), "prompt": "hi"}).hex() == golden
+print(json.dumps({"off": off, "same": same, "expects": sorted(policy.get_server_metadata())}))
+"""
+
+
+class Echo:
+    """Answers with what it saw, three steps ahead."""
+
+    def reset(self, seed: int = 0) -> None:
+        """Nothing to forget."""
+
+    def infer(self, observation: Observation) -> Array:
+        """The state, counted up, and the mean of the picture."""
+        state = np.asarray(observation["observation.state"], float)
+        mean = np.asarray(observation["observation.images.top"], float).mean(axis=(-3, -2, -1))
+        return state[..., None, :] + np.arange(3)[:, None] + mean[..., None, None]
+
+
+def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
+    """Check and measure; one row per number."""
+    frames = 500 if quick else 10_000
+    return [
+        *golden(),
+        *real_client(out, quick),
+        *own_client(8 if quick else 100),
+        *malformed_messages(frames),
+        *malformed_frames(frames),
+    ]
+
+
+def golden() -> list[dict[str, Any]]:
+    """Bytes as the peers write them, both ways."""
+    rows = []
+    for name, (message, layout, expected) in GOLDEN.items():
+        back = unpack(bytes.fromhex(expected))
+        same = pack(message, layout).hex() == expected and all(np.array_equal(back[k], v) for k, v in message.items())
+        rows.append(row(f"{name}: bytes equal to the peer's, written and read", float(same), "", 1.0, same))
+    return rows
+
+
+def real_client(out: Path, quick: bool) -> list[dict[str, Any]]:
+    """The package openpi-client, in an environment of its own, asks our server."""
+    python = installed(out / "openpi-client")
+    if python is None:
+        print("openpi-client cannot be installed here; its rows are left out")
+        return [row("openpi-client in its own environment: could not be installed", float("nan"), "", None, None)]
+    with PolicyServer(Echo(), SPEC, token=TOKEN) as server:
+        keys = f'"{server.metadata["state"][0]}": state, "{server.metadata["images"][0]}": picture'
+        words = [str(python), "-c", CLIENT.replace("KEYS", keys), server.address, TOKEN, GOLDEN["openpi array"][2]]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        print(done.stderr)
+        return [row("openpi-client: round trips answered", 0.0, "", 1.0, False)]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [
+        row("openpi-client: its bytes equal to ours", float(found["same"]), "", 1.0, bool(found["same"])),
+        row("openpi-client: largest error of 50 round trips", found["off"], "rad", 1e-4, found["off"] <= 1e-4),
+    ]
+
+
+def installed(folder: Path) -> Path | None:
+    """A Python with openpi-client; None where it cannot be had."""
+    python = folder / "bin" / "python"
+    # typing_extensions is used by the package and not among what it asks for.
+    wanted = ["openpi-client", "typing_extensions"]
+    steps = ([sys.executable, "-m", "venv", str(folder)], [str(python), "-m", "pip", "install", "-q", *wanted])
+    for words in steps:
+        if subprocess.run(words, capture_output=True, timeout=300, check=False).returncode:
+            return None
+    return python
+
+
+def own_client(count: int) -> list[dict[str, Any]]:
+    """An expert behind the wire does what it does in this process, and how long a round trip takes."""
+    from instep import MujocoWorld
+    from instep.scene.folder import Scene
+    from instep.scene.tasks.catalog import task_of
+    from instep.scene.tasks.tasked import Tasked
+
+    scene = Scene.load("pusht")
+    task = task_of(scene)
+    world, expert = Tasked(MujocoWorld(scene), task), expert_of(task, scene)
+    here = rollouts(world, expert, seeds=[1], steps=count)[0].action
+    with PolicyServer(expert, world.spec, token=TOKEN) as server:
+        policy = openpi_policy(server.address, world.spec, token=TOKEN)
+        begin = time.perf_counter()
+        there = rollouts(world, policy, seeds=[1], steps=count)[0].action
+        took = 1e3 * (time.perf_counter() - begin) / count
+    # Actions travel as float32, and a world that pushes makes the most of a last bit.
+    off = float(np.abs(here - there)[: count // 4].max())
+    return [
+        row("expert behind the wire: largest difference of actions", 1e3 * off, "mm", 0.1, 1e3 * off <= 0.1),
+        row("expert behind the wire: physics and round trip per step", took, "ms", None, None),
+    ]
+
+
+def malformed_messages(count: int) -> list[dict[str, Any]]:
+    """Changed bytes given to the reader of messages: refused in one sentence or read, and nothing else."""
+    frames, refused, other = mutated(count, 1), 0, 0
+    before, begin, slowest = memory(), time.perf_counter(), 0.0
+    for frame in frames:
+        start = time.perf_counter()
+        try:
+            unpack(frame)
+        except BadInput as error:
+            refused += 1
+            other += "\n" in str(error)
+        except Exception:  # noqa: BLE001, counted
+            other += 1
+        slowest = max(slowest, time.perf_counter() - start)
+    print(f"{refused} of {count} messages refused in {time.perf_counter() - begin:.1f} s")
+    return [
+        row(f"{count} malformed messages: crashes of the reader", other, "", 0, other == 0),
+        row(f"{count} malformed messages: slowest", 1e3 * slowest, "ms", 100, slowest < 0.1),
+        row(f"{count} malformed messages: memory gained", memory() - before, "MiB", 64, memory() - before < 64),
+    ]
+
+
+def malformed_frames(count: int) -> list[dict[str, Any]]:
+    """Changed bytes sent to a server of ours; after them a sound request must be answered as before."""
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake
+    from websockets.sync.client import connect
+
+    head = {"Authorization": f"Api-Key {TOKEN}"}
+    hung, answered, before = 0, 0, memory()
+    begin = time.perf_counter()
+    with PolicyServer(Echo(), SPEC, token=TOKEN) as server:
+        socket: Any = None
+        for frame in mutated(count, 2):
+            try:
+                if socket is None:
+                    socket = connect(server.address, additional_headers=head, compression=None)
+                    socket.recv(timeout=5)
+                socket.send(frame)
+                reply = socket.recv(timeout=5)
+                answered += 1
+                if isinstance(reply, str):  # refused in words; the server hangs up
+                    socket.close()
+                    socket = None
+            except TimeoutError:
+                hung, socket = hung + 1, None
+            except (ConnectionClosed, InvalidHandshake, OSError):
+                socket = None
+        sound = openpi_policy(server.address, SPEC, token=TOKEN)
+        seen = {"observation.state": np.array([0.5, -0.25]), "observation.images.top": np.zeros((8, 8, 3), np.uint8)}
+        right = bool(np.allclose(sound.act(seen), seen["observation.state"], atol=1e-6))
+    took, gained = time.perf_counter() - begin, memory() - before
+    print(f"{answered} of {count} frames got an answer, in {took:.0f} s")
+    return [
+        row(f"{count} malformed frames: left without an answer for 5 s", hung, "", 0, hung == 0),
+        row(f"{count} malformed frames: a sound request is answered afterwards", float(right), "", 1.0, right),
+        row(f"{count} malformed frames: memory gained", gained, "MiB", 64, gained < 64),
+        row(f"{count} malformed frames: per frame, connections included", 1e3 * took / count, "ms", None, None),
+    ]
+
+
+def mutated(count: int, seed: int) -> list[bytes]:
+    """Sound messages with bytes changed, cut, added, or claims of great size."""
+    rng = np.random.default_rng(seed)
+    whole = [pack(message, layout) for message, layout, _ in GOLDEN.values()]
+    whole.append(pack({"observation/state": STATE, "observation/image": np.zeros((8, 8, 3), np.uint8)}))
+    tricks: list[Callable[[bytearray], bytes]] = [
+        lambda raw: bytes(raw[: rng.integers(0, len(raw))]),
+        lambda raw: bytes(raw) + rng.bytes(int(rng.integers(1, 40))),
+        lambda raw: rng.bytes(int(rng.integers(1, 200))),
+        lambda raw: bytes([int(rng.choice([0xDD, 0xDF, 0xC6, 0xDB, 0xC9]))]) + b"\xff" * 4 + bytes(raw),
+        lambda raw: bytes([0x91]) * int(rng.integers(1, 4000)),
+    ]
+    frames = []
+    for _ in range(count):
+        raw = bytearray(whole[rng.integers(len(whole))])
+        for _ in range(rng.integers(1, 6)):
+            raw[rng.integers(len(raw))] = rng.integers(256)
+        frames.append(tricks[rng.integers(len(tricks))](raw) if rng.random() < 0.5 else bytes(raw))
+    return frames
+
+
+def memory() -> float:
+    """The most memory this process has held [MiB]."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def row(name: str, value: float, unit: str, goal: float | None, ok: bool | None) -> dict[str, Any]:
+    """A row of the table."""
+    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": goal, "ok": ok}
