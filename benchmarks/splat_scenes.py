@@ -9,7 +9,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, coloured, together
 
-SIZES = {5_000: 1.0, 20_000: 1.0, 100_000: 1.0}
+SIZES = {5_000: 0.85, 20_000: 1.25, 100_000: 2.0}
 """How large the surfels are, by their number: chosen so that about 10, 20 and 40 are evaluated per pixel."""
 NAMES = ("world", "arm", "tee")
 STILL = np.tile([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], (3, 1))
@@ -79,5 +79,5 @@ def _surfels(
     side /= np.linalg.norm(side, axis=1, keepdims=True)
     turn = quat_from_matrix(np.stack([side, np.cross(normals, side), normals], axis=2))
     scales = pitch * np.column_stack([rng.uniform(0.5, 1.2, n), rng.uniform(0.4, 1.0, n), np.full(n, 0.1)])
-    colours = np.clip(np.array(colour) + 0.08 * rng.normal(size=(n, 3)), 0, 1)
+    colours = np.clip(np.array(colour) + 0.08 * rng.normal(size=(n, 3)), 0.02, 0.98)
     return coloured(points, scales, colours, quats=turn, opacities=rng.uniform(0.3, 0.95, n))

@@ -1,0 +1,258 @@
+"""How fast and how exact Gaussians are drawn and differentiated on a CPU, against a plain torch rasteriser.
+
+Times are the fastest tenth of many runs, with the least and the median as their interval: what a run takes when nothing
+else takes the cores. The peer is timed in the same way, in the same process, on as many threads.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat import reference
+from instep.splat.backward import ImageSlope, differentiate
+from instep.splat.compare import psnr
+from instep.splat.gaussians import Gaussians
+from instep.splat.image import Backdrop, Image, plain
+from instep.splat.pose_jacobian import View, pose_normals
+from instep.splat.raster import Raster
+from splat_scenes import STILL, camera, table_arm_and_tee
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
+"""Where the real T-block is looked for, as `pusht`."""
+BARS = {5_000: 4.0, 20_000: 8.0, 100_000: 20.0}
+"""Longest time of a picture [ms], by the number of Gaussians."""
+PARTS = ("means", "quats", "scales", "opacities", "sh")
+Row = dict[str, Any]
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Forward and backward against bars and the peer, exactness, the pose Jacobian of a real body, and the compile."""
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    seconds = 0.5 if quick else 8.0
+    rows: list[Row] = []
+    for n in (5_000,) if quick else BARS:
+        rows += _of_size(n, seconds)
+    rows.append(_finite_differences())
+    rows += _tee(seconds)
+    rows += _first_start()
+    return rows
+
+
+def _of_size(n: int, seconds: float) -> list[Row]:
+    """One scene: how many Gaussians a pixel evaluates, how long it takes, how exact it is, how long the peer takes."""
+    gaussians, eye = table_arm_and_tee(n), camera("eye", 320, 240)
+    what = f"320x240, {n // 1000} k"
+    exact, evaluated = _reference(gaussians, eye)
+    raster = Raster(gaussians)
+    forward = _timed(f"{what}: forward", lambda: raster.render(eye, STILL), seconds, BARS[n])
+    both = _timed(f"{what}: forward + backward", lambda: differentiate(raster, eye, STILL, _loss), seconds)
+    rows = [
+        _row(f"{what}: evaluated Gaussians per pixel", evaluated, "", None),
+        forward,
+        both,
+        _row(f"{what}: forward + backward / forward", both["value"] / forward["value"], "x", 3.0),
+        _row(f"{what}: PSNR against the float64 reference", psnr(raster.render(eye, STILL).colour, exact), "dB", -45.0),
+    ]
+    return rows + _against_torch(what, gaussians, eye, forward, both)
+
+
+def _reference(gaussians: Gaussians, eye: Camera) -> tuple[Array, float]:
+    """The picture in float64, and how many Gaussians count in a pixel on the mean."""
+    drawn = reference.project(gaussians, eye, STILL)
+    colour, count = np.zeros((eye.height, eye.width, 3)), 0
+    for i, window, weight in reference._weights(drawn, gaussians.opacities, plain(eye)):
+        colour[window] += weight[..., None] * drawn.colours[i]
+        count += int((weight > 0).sum())
+    return colour, count / (eye.width * eye.height)
+
+
+def _loss(image: Image) -> ImageSlope:
+    """Half the sum of squares."""
+    return ImageSlope(image.colour)
+
+
+def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, both: Row) -> list[Row]:
+    """The peer, and the gradients by float64 autograd; nothing where torch is not installed."""
+    try:
+        import torch
+
+        from torch_raster import rasterization
+    except ImportError:
+        print("torch is not installed: no peer")
+        return []
+    place = np.linalg.inv(eye.body_from_camera)[None]
+
+    def draw(parts: dict[str, Any]) -> Any:
+        colours = 0.5 + 0.28209479177387814 * parts["sh"][:, 0]
+        view, lens = (torch.tensor(x, dtype=parts["means"].dtype) for x in (place, eye.K[None]))
+        return rasterization(
+            parts["means"], parts["quats"], parts["scales"], parts["opacities"], colours, view, lens, eye.width,
+            eye.height,
+        )[0][0, ..., :3]  # fmt: skip
+
+    def leaves(dtype: Any) -> dict[str, Any]:
+        return {p: torch.tensor(np.asarray(getattr(gaussians, p)), dtype=dtype, requires_grad=True) for p in PARTS}
+
+    parts = leaves(torch.float32)
+    plainly = _best_of_threads(f"{what}: torch, forward", torch.no_grad()(lambda: draw(parts)))
+    rows = [plainly, _row(f"{what}: torch / instep, forward", plainly["value"] / forward["value"], "x", -50.0)]
+    if len(gaussians) <= 20_000:
+        name = f"{what}: torch, forward + backward"
+        back = _best_of_threads(name, lambda: (0.5 * (draw(parts) ** 2).sum()).backward())
+        ratio = back["value"] / both["value"]
+        rows += [back, _row(f"{what}: torch / instep, forward + backward", ratio, "x", -50.0)]
+    if len(gaussians) <= 5_000:
+        double = leaves(torch.float64)
+        (0.5 * (draw(double) ** 2).sum()).backward()
+        ours = differentiate(Raster(gaussians), eye, STILL, _loss)[1]
+        worst = max(_relative(getattr(ours, p), double[p].grad.numpy()) for p in PARTS)
+        rows.append(_row(f"{what}: gradients against float64 autograd, largest difference / largest", worst, "", 1e-3))
+    return rows
+
+
+def _best_of_threads(name: str, job: Callable[[], Any]) -> Row:
+    """The peer on one thread and on all, whichever is faster: on a busy machine its threads wait for each other."""
+    import torch
+
+    rows: list[Row] = []
+    for threads in {1, os.cpu_count() or 1}:
+        torch.set_num_threads(threads)
+        rows.append(_timed(name, job, 0.0, least=2))
+    return min(rows, key=lambda row: row["value"])
+
+
+def _finite_differences() -> Row:
+    """Gradients of a small scene against central differences of the float64 reference; the worst of all parts."""
+    gaussians, eye = table_arm_and_tee(60, size=0.6, tee=20), camera("eye", 32, 24)
+    weights = np.random.default_rng(1).normal(size=(24, 32, 3))
+
+    def value(scene: Gaussians) -> float:
+        return float((weights * reference.render(scene, eye, STILL).colour).sum())
+
+    ours = differentiate(Raster(gaussians), eye, STILL, lambda image: ImageSlope(weights))[1]
+    worst = 0.0
+    for part in PARTS:
+        start = np.array(getattr(gaussians, part), float)
+        numeric, flat = np.empty(start.size), start.reshape(-1)
+        for i in range(start.size):
+            step = 1e-6 * max(abs(flat[i]), 1e-2)
+            ends = []
+            for sign in (1, -1):
+                moved = flat.copy()
+                moved[i] += sign * step
+                ends.append(value(replace(gaussians, **{part: moved.reshape(start.shape)})))
+            numeric[i] = (ends[0] - ends[1]) / (2 * step)
+        worst = max(worst, _relative(np.asarray(getattr(ours, part)).reshape(-1), numeric))
+    return _row("gradients against finite differences, largest difference / largest", worst, "", 1e-3)
+
+
+def _tee(seconds: float) -> list[Row]:
+    """The normal equations of the pose of the real T-block, three cameras, in its region of each image."""
+    from instep.splat.views import load_capture
+
+    folder = next((place / "pusht" for place in RECORDINGS if (place / "pusht").is_dir()), None)
+    if folder is None:
+        print("no recording of the T-block: its pose Jacobian is not measured")
+        return []
+    from instep.core.poses import pose
+
+    capture = load_capture(folder)
+    body = capture.bodies[0]
+    raster, where = Raster(body.gaussians), pose(body.world_from_body)[None]
+    views, pixels = [], 0
+    for shot in capture.shots:
+        frame = np.asarray(shot.images[0]).astype(np.float32) / np.float32(255.0)
+        region = _around(raster.render(shot.camera, where).alpha)
+        behind = Backdrop(frame, np.full(frame.shape[:2], np.inf, np.float32))
+        views.append(View(shot.camera, frame, None, behind, region))
+        pixels += (region[2] - region[0]) * (region[3] - region[1])
+    name = f"pose Jacobian of the T-block, {len(body.gaussians)} Gaussians, {len(views)} cameras 480x270"
+    rows = [
+        _timed(name, lambda: pose_normals(raster, views, where, raster.gaussians.names), seconds, 4.0),
+        _row("T-block: pixels in its regions of interest", pixels, "", None),
+    ]
+    parts = pose_normals(raster, views, where, raster.gaussians.names)
+    eigen = np.linalg.eigvalsh(np.sum([part.information[0] for part in parts], axis=0))
+    rows.append(_row("T-block: least / largest eigenvalue of its information", eigen[0] / eigen[-1], "", None))
+    return rows
+
+
+def _around(alpha: Array, margin: int = 6) -> tuple[int, int, int, int]:
+    """The rectangle around what is drawn, with a margin for what it may do next [pixels]."""
+    rows, columns = np.nonzero(alpha > 0.05)
+    height, width = alpha.shape
+    return (
+        max(0, int(columns.min()) - margin), max(0, int(rows.min()) - margin),
+        min(width, int(columns.max()) + 1 + margin), min(height, int(rows.max()) + 1 + margin),
+    )  # fmt: skip
+
+
+_START = """
+import sys, time
+begin = time.perf_counter()
+sys.path.insert(0, sys.argv[1])
+from splat_scenes import STILL, camera, table_arm_and_tee
+from instep.splat.backward import ImageSlope, differentiate
+from instep.splat.raster import Raster
+differentiate(Raster(table_arm_and_tee(500)), camera("eye", 64, 48), STILL, lambda image: ImageSlope(image.colour))
+print(time.perf_counter() - begin)
+"""
+
+
+def _first_start() -> list[Row]:
+    """How long a new process takes to its first picture and gradient: compiled anew, and from the cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        taken = []
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", _START, str(Path(__file__).parent)], capture_output=True, text=True, check=True,
+                env={**os.environ, "NUMBA_CACHE_DIR": cache},
+            )  # fmt: skip
+            taken.append(float(done.stdout.split()[-1]))
+    return [
+        _row("first start: imports, compile, first picture and gradient", taken[0], "s", 20.0),
+        _row("second start: the same from the cache", taken[1], "s", None),
+    ]
+
+
+def _timed(name: str, job: Callable[[], Any], seconds: float, goal: float | None = None, *, least: int = 20) -> Row:
+    """The fastest tenth of runs for some seconds [ms], between the least and the median."""
+    taken: list[float] = []
+    if seconds:
+        job()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken) < least:
+        start = time.perf_counter()
+        job()
+        taken.append(1e3 * (time.perf_counter() - start))
+    low, value, high = np.quantile(taken, [0.0, 0.1, 0.5])
+    return {
+        "name": name, "value": float(value), "low": float(low), "high": float(high), "unit": "ms", "goal": goal,
+        "ok": None if goal is None else bool(value <= goal),
+    }  # fmt: skip
+
+
+def _row(name: str, value: float, unit: str, goal: float | None) -> Row:
+    """A number without an interval; a goal below 0 is one to exceed."""
+    ok = None if goal is None else bool(value <= goal if goal > 0 else value >= -goal)
+    shown = None if goal is None else abs(goal)
+    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": shown, "ok": ok}
+
+
+def _relative(a: Array, b: Array) -> float:
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max() / max(float(np.abs(b).max()), 1e-12))
