@@ -56,11 +56,11 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 
 
 def _corrections(scene: Scene) -> dict[str, Any]:
-    softer = ForceOptions(gain=2.0, betas=(0.5, 0.9))
+    twice = ForceOptions(gain=4.0)
     return {
         "pose filter": lambda eyes: PoseFilter(scene, eyes),
         "visual forces": lambda eyes: VisualForces(PoseFilter(scene, eyes)),
-        "visual forces, softened": lambda eyes: VisualForces(PoseFilter(scene, eyes), softer),
+        "visual forces, twice the gain": lambda eyes: VisualForces(PoseFilter(scene, eyes), twice),
         "physics alone": lambda eyes: Begun(PoseFilter(scene, eyes), Uncorrected()),
     }
 

@@ -41,6 +41,18 @@ def test_the_hidden_delay_is_found_to_within_a_control_step(demo):
     assert scores["knob action.delay"]["value"] == pytest.approx(seen, abs=1 / 60)
 
 
+def test_the_t_of_the_stand_in_ends_at_its_goal_through_the_twin(demo):
+    folder, done = demo
+    if "No camera pictures" in done.stderr:
+        pytest.skip("nothing can be rendered here, and a twin without pictures cannot be corrected")
+    scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
+    assert scores["twin: the stand-in's T from its goal, at the end"]["value"] < 0.01
+    assert scores["twin: the stand-in's T from its heading, at the end"]["value"] < 0.1
+    assert scores["twin: distance of the two Ts"]["value"] < 0.003
+    page = (folder / "out" / "report.html").read_text()
+    assert "The policy through the twin" in page and "How far apart twin and stand-in are" in page
+
+
 def test_the_episodes_are_kept(demo):
     from instep.data.lerobot3 import read
 

@@ -149,7 +149,7 @@ def section(through: Through) -> Section:
         [
             lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="mm"),
             lines_figure(errors, title="How far apart twin and stand-in are", x="time [s]", y="mm"),
-            shown,
+            *([picture] for picture in shown),
         ],
     )
 

@@ -4,9 +4,10 @@ Per frame, N steps of Adam on copies of the Gaussians' centres lower the mean sq
 
     f_g = k a_g (mu'_g - mu_g),   F = sum f_g,   tau = sum (mu_g - x) x f_g
 
-with opacity a_g, the body's origin x and k = 4 N/m. The wrench is felt for one step. As in the released code the
+with opacity a_g, the body's origin x and k = 2 N/m. The wrench is felt for one step. As in the released code the
 moments of Adam persist from frame to frame, and orientations carry no torque. Below the friction of the table such a
 spring moves nothing: an error of less than mu m g / (k sum a_g), about 2 mm for the T, is held for ever.
+With twice the gain the T swings about its place, for its momentum and that of Adam are not damped.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class ForceOptions:
     rate: float = 1.5e-3
     """Step of Adam for centres [m]."""
     betas: tuple[float, float] = (0.9, 0.999)
-    gain: float = 4.0
-    """Spring constant per unit of opacity [N/m]."""
+    gain: float = 2.0
+    """Spring constant per unit of opacity [N/m]. The released code has 4, but there a force acts on every second
+    substep only, so that a frame feels half of it; here it acts on all of them."""
 
 
 class VisualForces:

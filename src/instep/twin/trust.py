@@ -19,8 +19,12 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array
 
-WATCHED = ("nis", "shift", "residual", "sigma", "weakest", "lost", "cut", "doubt", "frozen", "latency")
+WATCHED = (
+    "nis", "shift", "turn", "residual", "sigma", "weakest", "lost", "cut", "found", "doubt", "frozen", "latency"
+)  # fmt: skip
 """Endings of the log's names that tell of trouble when they grow."""
+FALLING = ("overlap", "seen")
+"""Endings of those that tell of trouble when they fall."""
 WINDOW = 12
 """Frames over which scores are averaged: a fifth of a second at 60 Hz."""
 
@@ -36,6 +40,8 @@ class Trust:
     """How far it usually reaches above its median."""
     scores: Array
     """Scores of the nominal runs that calibrate, ascending."""
+    skip: int = 5
+    """Rows at the beginning that are not judged, while the twin finds its bodies."""
 
     def frames(self, log: Mapping[str, Array]) -> Array:
         """How strange each frame is [rows], averaged over the last frames."""
@@ -49,8 +55,8 @@ class Trust:
 
     def alarm(self, log: Mapping[str, Array], alpha: float = 0.05) -> int | None:
         """The first row at which trust falls to alpha or below; None where it never does."""
-        low = np.flatnonzero(self.of(self.frames(log)) <= alpha)
-        return int(low[0]) if len(low) else None
+        low = np.flatnonzero(self.of(self.frames(log))[self.skip :] <= alpha)
+        return int(low[0]) + self.skip if len(low) else None
 
 
 def calibrated(nominal: Sequence[Mapping[str, Array]], skip: int = 5) -> Trust:
@@ -60,18 +66,19 @@ def calibrated(nominal: Sequence[Mapping[str, Array]], skip: int = 5) -> Trust:
     """
     if len(nominal) < 4:
         raise BadInput(f"Trust needs at least four nominal runs to be calibrated on, and {len(nominal)} were given.")
-    names = tuple(n for n in nominal[0] if n.rpartition(".")[2] in WATCHED)
+    names = tuple(n for n in nominal[0] if n.rpartition(".")[2] in (*WATCHED, *FALLING))
     half = len(nominal) // 3
     rows = np.concatenate([_rows(log, names)[skip:] for log in nominal[:half]])
     centre = np.median(rows, axis=0)
     spread = np.maximum(np.quantile(rows, 0.95, axis=0) - centre, 1e-6 + 0.05 * np.abs(centre))
     scores = [float(_windowed(_strangeness(_rows(log, names), centre, spread))[skip:].max()) for log in nominal[half:]]
-    return Trust(names, centre, spread, np.sort(scores))
+    return Trust(names, centre, spread, np.sort(scores), skip)
 
 
 def _rows(log: Mapping[str, Array], names: Sequence[str]) -> Array:
     """The numbers that are watched [rows, names]; one that is not there is as bad as it can be."""
-    rows = np.stack([np.asarray(log[name], float) for name in names], axis=1)
+    signs = [-1.0 if name.rpartition(".")[2] in FALLING else 1.0 for name in names]
+    rows = np.stack([sign * np.asarray(log[name], float) for sign, name in zip(signs, names, strict=True)], axis=1)
     return np.where(np.isfinite(rows), rows, 1e3)
 
 
