@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from instep.core.poses import angle_between, matrix_from_quat, quat_exp, quat_mul
+from instep.twin.twin import COUNTS
 
 _spec = importlib.util.spec_from_file_location("twin_fixtures", Path(__file__).parents[1] / "twin" / "conftest.py")
 assert _spec and _spec.loader
@@ -58,8 +60,6 @@ def test_a_frozen_picture_is_dropped_within_three_frames(filmed, follow) -> None
 
 @pytest.mark.fault(15)
 def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(filmed, follow) -> None:
-    from dataclasses import replace
-
     scene, camera = filmed.scene, filmed.scene.cameras[CAMERAS[1]]
     bumped = camera.body_from_camera.copy()
     bumped[:3, :3] = matrix_from_quat(quat_exp(np.array([0.0, 0.0, 1 * DEG]))) @ bumped[:3, :3]
@@ -93,6 +93,17 @@ def test_a_third_of_the_frames_may_be_dropped(filmed, follow) -> None:
 
     run = follow(filmed.with_pictures(dropped))
     assert np.median(run.error[5:]) < 2.5 * MM and np.median(run.turn[5:]) < 1 * DEG
+
+
+def test_50_ms_without_joint_readings_are_bridged(filmed, follow) -> None:
+    q = filmed.episode.q.copy()
+    q[20:23, :2] = np.nan
+    run = follow(replace(filmed, episode=filmed.episode.with_columns({"q": q})))
+    assert run.episode["twin.counts"][-1][COUNTS.index("dropouts")] == 3
+    assert np.isfinite(run.episode["twin.sent"]).all()
+    joints = np.abs(run.episode.q[:, :2] - filmed.episode.q[:, :2])
+    assert joints[18:30].max() < 4 * MM  # the simulated joints go on by themselves
+    assert np.median(run.error[20:30]) < 2.5 * MM
 
 
 @pytest.mark.parametrize("gain", [0.7, 1.3])

@@ -182,8 +182,15 @@ def write_parquet(path: Path, columns: dict[str, Array]) -> None:
 
 
 @contextmanager
-def open_twin(scene_name: str, real: AbstractContextManager[Any], correct: Corrects, hold: Sequence[str] = ()) -> Any:
-    """A twin of a live robot or stand-in, whose cameras are those of the scene."""
+def open_twin(
+    scene_name: str,
+    real: AbstractContextManager[Any],
+    correct: Corrects,
+    hold: Sequence[str] = (),
+    *,
+    images: bool = False,
+) -> Any:
+    """A twin of a live robot or stand-in, whose cameras are those of the scene; `images` keeps the real pictures."""
     from instep.physics.mujoco import MujocoWorld
     from instep.twin.correction import Uncorrected
     from instep.twin.eyes import IMAGES, Eyes
@@ -209,7 +216,7 @@ def open_twin(scene_name: str, real: AbstractContextManager[Any], correct: Corre
                 from instep.twin.forces import VisualForces
 
                 how = VisualForces(how)
-        yield Twin(MujocoWorld(scene), world, how)
+        yield Twin(MujocoWorld(scene), world, how, images=images)
 
 
 def _cameras(prepared: Any) -> dict[str, Any]:

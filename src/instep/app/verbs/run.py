@@ -33,6 +33,7 @@ def run(
     real: str = "",
     correct: Literal["pose", "forces", "none"] = "pose",
     hold_camera: tuple[str, ...] = (),
+    images: bool = False,
     out: Path | None = None,
 ) -> int:
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
@@ -46,6 +47,7 @@ def run(
         real: what a twin is kept in step with: robot:ADDRESS or recording:DATA.
         correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
         hold_camera: cameras that the correction does not see, to judge it by.
+        images: keep the real pictures that a twin saw, beside its states.
         out: folder to write; a new one under runs/ where not given.
 
     """
@@ -54,7 +56,7 @@ def run(
     from instep.data.lerobot3_writer import write
 
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
-    with _opened(world, real, secret, correct, hold_camera) as opened:
+    with _opened(world, real, secret, correct, hold_camera, images) as opened:
         decider = open_policy(policy, opened)
         columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -71,12 +73,12 @@ def run(
     return 0
 
 
-def _opened(world: str, real: str, token: str, correct: Corrects, hold: tuple[str, ...]) -> Any:
+def _opened(world: str, real: str, token: str, correct: Corrects, hold: tuple[str, ...], images: bool) -> Any:
     if not world.startswith("twin:"):
         return open_world(world, token=token)
     if not real:
         raise BadInput(f"{world!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
-    return open_twin(world.removeprefix("twin:"), open_world(real, token=token), correct, hold)
+    return open_twin(world.removeprefix("twin:"), open_world(real, token=token), correct, hold, images=images)
 
 
 def _replay(
