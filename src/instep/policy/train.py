@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,7 +52,8 @@ class TrainOptions:
     seed: int = 0
     every: int = 2000
     """Steps from one checkpoint to the next."""
-    threads: int = 2
+    threads: int = 0
+    """Threads of the training; where 0, one for numbers alone, whose nets are too small to share, and all for pictures."""
     device: str = "cpu"
     """Where the net is trained, as torch names it: cpu, cuda. The policy that comes out needs no such device."""
 
@@ -95,7 +97,7 @@ def train(
     if not episodes:
         raise BadInput("A policy is trained on episodes, and there are none.")
     torch = _torch()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or (os.cpu_count() or 1 if options.cameras else 1))
     _check_device(torch, options.device)
     recipe = recipe_of(episodes, options)
     data = examples(episodes, recipe)

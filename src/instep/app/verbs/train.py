@@ -39,7 +39,7 @@ def train(
     width: int = 256,
     horizon: int = 16,
     execute: int = 4,
-    threads: int = 2,
+    threads: int = 0,
     device: str = "cpu",
     seed: int = 0,
 ) -> int:
@@ -64,7 +64,7 @@ def train(
         width: width of the net.
         horizon: actions of a chunk.
         execute: actions of a chunk that are played.
-        threads: threads of the training.
+        threads: threads of the training; where 0, one without cameras and all with them.
         device: where the net is trained: cpu or cuda.
         seed: seed of the weights and of the order of examples.
 
