@@ -53,7 +53,7 @@ class TrainOptions:
     every: int = 2000
     """Steps from one checkpoint to the next."""
     threads: int = 0
-    """Threads of the training; where 0, one for numbers alone, whose nets are too small to share, and all for pictures."""
+    """Threads of the training; where 0, one for numbers alone, whose nets are too small to share, else all."""
     device: str = "cpu"
     """Where the net is trained, as torch names it: cpu, cuda. The policy that comes out needs no such device."""
 
