@@ -38,6 +38,8 @@ from instep.physics.mujoco import HUGE, KEY, MujocoWorld
 from instep.scene import address
 from instep.scene.folder import Scene
 
+from .delta import FILE as DELTA
+from .delta import Corrected, Delta
 from .friction import TERMS, Term, budget
 
 FILE = "drive.toml"
@@ -56,7 +58,14 @@ GAIN = ".gain"
 
 
 def opened(scene: Scene) -> Simulator:
-    """A scene in MuJoCo, with the drives it names where it names any."""
+    """A scene in MuJoCo, with the drives it names and the delta action that lies beside it, where there are any."""
+    world, path = bare(scene), scene.root / DELTA
+    return Corrected(world, Delta.load(path)) if path.is_file() else world
+
+
+def bare(scene: Scene) -> Simulator:
+    """The same without its delta action, as it is when knobs are turned: a delta belongs to the knobs it was learnt
+    with."""
     world = MujocoWorld(scene)
     settings = read_drive(scene.root)
     return Driven(world, settings) if settings else world

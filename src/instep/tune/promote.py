@@ -16,7 +16,11 @@ from instep import __version__
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
 
+from .delta import FILE as DELTA
 from .drive import FILE, known, read_drive
+
+LEFT = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA)
+"""What does not go along: a delta action belongs to the knobs it was learnt with."""
 
 
 def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: Mapping[str, Any]) -> Path:
@@ -27,7 +31,7 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"The folder {str(out)!r} is not empty; a promoted scene needs a new one.")
     if (scene.root / "scene.toml").is_file() and scene.name == scene.root.resolve().name:
-        shutil.copytree(scene.root, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "tuned.json"))
+        shutil.copytree(scene.root, out, dirs_exist_ok=True, ignore=LEFT)
     else:
         _from_file(scene, out)
     table = out / "scene.toml"

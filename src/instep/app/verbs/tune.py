@@ -126,14 +126,14 @@ def _load(asked: Asked) -> Loaded:
     from instep.scene.folder import Scene
     from instep.tune.auto import asked as named
     from instep.tune.auto import chosen
-    from instep.tune.drive import opened, told
+    from instep.tune.drive import bare, told
     from instep.tune.gates import split
 
     scene = Scene.load(asked.scene)
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
     episodes = told(scene, episodes)
     choice = chosen(scene, episodes) if asked.knobs == ("auto",) else named(scene, asked.knobs, asked.bounds)
-    sim = opened(scene)
+    sim = bare(scene)
     sim = sim.tuned(choice.held) if choice.held else sim
     fitted, held_out = split(episodes, asked.held_out)
     where = Path(asked.data)
@@ -200,14 +200,17 @@ def _posterior(method: Method, tuned: Tuned, loaded: Loaded, output: Output, see
 
 
 def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
-    from instep.tune.delta import learn_and_judge
+    from instep.tune.delta import FILE
+    from instep.tune.delta_judge import learn_and_judge
 
     sim = loaded.sim.tuned(tuned.settings)
-    return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / "delta.npz", seed=seed)
+    return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / FILE, seed=seed)
 
 
 def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
-    from instep.tune.export import write_knobs
+    from instep.tune.delta import FILE as DELTA
+    from instep.tune.drive import known
+    from instep.tune.export import export_all
     from instep.tune.promote import promote
 
     settings = {**loaded.choice.held, **tuned.settings}
@@ -220,7 +223,11 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
     }
     where = output.folder / ("scene" if tuned.passed else "scene_not_passed")
     promote(loaded.scene, settings, _fresh(where), facts)
-    write_knobs(output.folder / "knobs.json", tuned.fit)
+    if (output.folder / DELTA).is_file() and "delta" in more:
+        (output.folder / DELTA).rename(where / DELTA)
+    # Other tools know the model's own numbers; those of drives stay in the scene's folder.
+    plain = {name: value for name, value in settings.items() if not known(loaded.scene.model, name)}
+    export_all(output.folder / "export", loaded.scene, tuned.fit, plain)
     scores = dict(tuned.fit.estimates)
     for gate in tuned.gates:
         scores |= {f"{gate.name}: {name}": estimate for name, estimate in gate.scores.items()}

@@ -1,0 +1,258 @@
+"""A delta action: what to add to a command so that the simulator does what the robot did.
+
+Where knobs leave an error, it is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
+physical. No reinforcement learning is needed: over a short stretch of a recording the change of the action that brings
+the simulator to where the robot went is a small least-squares problem,
+
+    min_d sum_k |x_k - f_k(a) - B_k d|^2 + rho |d|^2,   B_k = df_k / da from a second rollout,
+
+and a ridge regression on smooth features learns d from what is known when the command is given. Outside the states it
+was trained on the delta is nought, and it is never larger than in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.layer import Layer, S
+from instep.core.rollout import checked_action
+from instep.core.world import Array, Simulator, Spec, State
+
+from .shoot import march
+from .windows import Windows, cut
+
+FILE = "delta.npz"
+MEMORY = 10
+"""Commands before the present one that the features see."""
+NUDGE = 0.03
+"""Change of the commands that differentiates a stretch: as large as the friction band of a servo, or nothing moves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaOptions:
+    """How a delta is learnt."""
+
+    stretch: float = 0.4
+    """Length of the stretches one delta is found for [s]."""
+    limit: int = 2000
+    """Most stretches used, evenly chosen."""
+    rounds: int = 3
+    """Times the labels are found anew with the delta learnt so far."""
+    waves: int = 120
+    """Random cosine features per joint."""
+    ridge: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
+    """Penalties tried; the one that predicts left-out recordings best is kept."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """What to add to a command, as a function of state, command and the commands before."""
+
+    labels: tuple[str, ...]
+    """Actions it corrects."""
+    centre: Array
+    """Of the raw features [joints, raw]."""
+    size: Array
+    """Their spread [joints, raw]."""
+    waves: Array
+    """Directions of the cosines [joints, raw, waves]."""
+    phase: Array
+    """[joints, waves]."""
+    weight: Array
+    """[joints, raw + waves + 1]."""
+    reach: Array
+    """Distance from the training states up to which each joint's delta counts [joints]."""
+    most: Array
+    """Largest delta [joints]."""
+
+    def __call__(self, q: Array, v: Array, actions: Array) -> Array:
+        """The delta [..., joints] for positions and velocities of the driven joints and the commands up to now
+        [..., MEMORY + 1, joints], oldest first."""
+        raw = (features(q, v, actions) - self.centre) / self.size
+        wide = _wide(raw, self.waves, self.phase)
+        out = np.clip(np.einsum("...jf,jf->...j", wide, self.weight), -self.most, self.most)
+        far = np.sqrt((raw**2).mean(axis=-1))
+        return np.where(far <= self.reach, out, 0.0)
+
+    def save(self, path: Path) -> None:
+        """Write it beside a scene."""
+        parts = {name: getattr(self, name) for name in ("centre", "size", "waves", "phase", "weight", "reach", "most")}
+        np.savez_compressed(path, labels=np.array(self.labels), **parts)
+
+    @classmethod
+    def load(cls, path: Path) -> Delta:
+        """Read it back."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parts = {name: np.asarray(file[name]) for name in file.files}
+                return cls(tuple(str(label) for label in parts.pop("labels")), **parts)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"The delta action {str(path)!r} cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corrected(Layer[S]):
+    """A simulator whose commands are corrected by a delta; its own action is still what the robot was told."""
+
+    delta: Delta | None = None
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Remember the last commands; before the first one the memory is full of it."""
+        size = self.spec.action.shape[0]
+        if past is None:
+            line = np.full((*state.batch, MEMORY, size), np.nan)
+        else:
+            known = np.broadcast_to(past, (*state.batch, *np.shape(past)[-2:]))
+            line = known[..., np.maximum(np.arange(-MEMORY, 0) + known.shape[-2], 0), :].astype(float)
+        return state.with_hidden(self.key, line)
+
+    def step(self, state: State, action: Array) -> State:
+        """Add the delta to the command."""
+        action = checked_action(action, self.spec, state.batch)
+        line = np.asarray(state.hidden[self.key], float)
+        line = np.where(np.isnan(line), action[..., None, :], line)
+        full = np.concatenate([line, action[..., None, :]], axis=-2)
+        sent = action
+        if self.delta is not None:
+            q, v, a = places(self.spec, self.delta.labels)
+            sent = action.copy()
+            sent[..., a] += self.delta(state.q[..., q], state.v[..., v], full[..., a])
+        return self.world.step(state, sent).with_hidden(self.key, full[..., 1:, :])
+
+
+def learn(
+    sim: Simulator, episodes: Sequence[Episode], options: DeltaOptions | None = None, joints: Sequence[str] = ()
+) -> Delta:
+    """Learn a delta for the position servos of a simulator from recordings."""
+    options = options or DeltaOptions()
+    labels = tuple(joints) or driven(sim.spec)
+    if not labels:
+        raise BadInput("A delta action is learnt for joints that follow position commands, and this scene has none.")
+    span = max(2, round(options.stretch / sim.spec.dt))
+    windows = cut(sim, episodes, span=span, skip=MEMORY, limit=options.limit)
+    delta: Delta | None = None
+    for _ in range(options.rounds):
+        targets, inputs = _labels(sim, windows, labels, delta)
+        delta = _regress(inputs, targets, windows.run, labels, options)
+    if delta is None:
+        raise BadInput(f"A delta action needs at least one round, not {options.rounds}.")
+    return delta
+
+
+def driven(spec: Spec) -> tuple[str, ...]:
+    """The actions that are position commands of a joint of that name."""
+    names: list[str] = []
+    for label, unit in zip(spec.action.labels, spec.action.units, strict=True):
+        if label in spec.q.labels and label in spec.v.labels and spec.q.units[spec.q.labels.index(label)] == unit:
+            names.append(label)
+    return tuple(names)
+
+
+def features(q: Array, v: Array, actions: Array) -> Array:
+    """What is known when a command is given, per joint [..., joints, raw]."""
+    now, short, long = actions[..., -1, :], actions[..., -1 - MEMORY // 3, :], actions[..., 0, :]
+    own = [now - q, v, np.tanh(v / 0.05), now - short, short - long, np.tanh((now - long) / 0.02), q]
+    size = q.shape[-1]
+    others = np.broadcast_to(q[..., None, :], (*q.shape[:-1], size, size))
+    return np.concatenate([np.stack(own, axis=-1), np.sin(others), np.cos(others)], axis=-1)
+
+
+def _wide(raw: Array, waves: Array, phase: Array) -> Array:
+    cosines = np.cos(np.einsum("...jr,jrw->...jw", raw, waves) + phase)
+    return np.concatenate([raw, cosines, np.ones((*raw.shape[:-1], 1))], axis=-1)
+
+
+def places(spec: Spec, labels: Sequence[str]) -> tuple[list[int], list[int], list[int]]:
+    """Where labels stand among positions, velocities and actions."""
+    return (
+        [spec.q.labels.index(label) for label in labels],
+        [spec.v.labels.index(label) for label in labels],
+        [spec.action.labels.index(label) for label in labels],
+    )
+
+
+def _labels(sim: Simulator, windows: Windows, labels: Sequence[str], delta: Delta | None) -> tuple[Array, Array]:
+    """The delta that brings each stretch to where the robot went, and the features along it."""
+    q, v, a = places(sim.spec, labels)
+    world: Simulator = sim if delta is None else Corrected(sim, delta)
+    actions = np.moveaxis(windows.action, 1, 0)
+    shift = np.zeros((len(windows), len(labels)))
+    rho = 0.01 * actions.shape[0]
+    for _ in range(2):
+        base = _after(world, windows, actions, a, shift)[..., q]
+        moved = _after(world, windows, actions, a, shift + NUDGE)[..., q]
+        slope = (moved - base) / NUDGE
+        left = np.where(windows.inside[..., None], windows.target[..., q] - base, 0.0)
+        shift = shift + (slope * left).sum(axis=1) / ((slope**2).sum(axis=1) + rho)
+    history = np.concatenate([windows.past[:, -MEMORY:], windows.action], axis=1)[..., a]
+    # Not the start: an error of the start velocity is in the label and would be learnt as if it were the robot's.
+    rows = [actions.shape[0] // 3, 2 * actions.shape[0] // 3]
+    dt = sim.spec.dt
+    path = np.concatenate([windows.q[:, None], windows.target], axis=1)[..., q]
+    speed = np.concatenate([windows.v[:, None, v], np.gradient(path, dt, axis=1)[:, 1:]], axis=1)
+    inputs = np.stack([features(path[:, r], speed[:, r], history[:, r : r + MEMORY + 1]) for r in rows], axis=1)
+    if delta is not None:
+        told = [delta(path[:, r], speed[:, r], history[:, r : r + MEMORY + 1]) for r in rows]
+        shift = shift + np.mean(told, axis=0)
+    return shift, inputs
+
+
+def _after(world: Simulator, windows: Windows, actions: Array, places: Sequence[int], shift: Array) -> Array:
+    told = actions.copy()
+    told[..., places] += shift[None]
+    return np.nan_to_num(march(world, windows.q, windows.v, windows.past, told))
+
+
+def _regress(inputs: Array, targets: Array, run: Array, labels: tuple[str, ...], options: DeltaOptions) -> Delta:
+    """Ridge regression per joint; the penalty is chosen on recordings left out."""
+    n, rows, joints, raw = inputs.shape
+    flat, y = inputs.reshape(n * rows, joints, raw), np.repeat(targets, rows, axis=0)
+    group = np.repeat(run, rows)
+    rng = np.random.default_rng((options.seed, 0xDE17A))
+    centre, size = flat.mean(axis=0), np.maximum(flat.std(axis=0), 1e-6)
+    waves = 0.3 * rng.standard_normal((joints, raw, options.waves))
+    phase = rng.uniform(0, 2 * np.pi, (joints, options.waves))
+    scaled = (flat - centre) / size
+    wide = _wide(scaled, waves, phase)
+    weight = np.stack([_ridge(wide[:, j], y[:, j], group, options.ridge) for j in range(joints)])
+    reach = np.quantile(np.sqrt((scaled**2).mean(axis=-1)), 0.999, axis=0)
+    most = np.quantile(np.abs(y), 0.995, axis=0)
+    return Delta(labels, centre, size, waves, phase, weight, reach, most)
+
+
+def _ridge(x: Array, y: Array, group: Array, penalties: Sequence[float]) -> Array:
+    """Weights under the penalty that predicts whole recordings left out best; all zero where none predicts at all."""
+    fold = group % 4
+    errors = dict.fromkeys(penalties, 0.0)
+    for k in np.unique(fold):
+        inside = fold != k
+        gram, moment = x[inside].T @ x[inside], x[inside].T @ y[inside]
+        for penalty in penalties:
+            guess = x[~inside] @ np.linalg.solve(gram + penalty * np.eye(len(gram)), moment)
+            errors[penalty] += float(((guess - y[~inside]) ** 2).sum())
+    best = min(errors, key=lambda penalty: errors[penalty])
+    if errors[best] >= float((y**2).sum()):
+        return np.zeros(x.shape[1])
+    return np.linalg.solve(x.T @ x + best * np.eye(x.shape[1]), x.T @ y)
+
+
+def shuffled(delta: Delta, inputs: tuple[Array, Array, Array], seed: int = 0) -> Delta:
+    """A control that knows nothing: the same features with weights in another order, and deltas of the same size.
+
+    `inputs` are positions, velocities and commands of states where the sizes are compared.
+    """
+    rng = np.random.default_rng((seed, 0xC0))
+    weight, raw = delta.weight.copy(), delta.centre.shape[1]
+    for row in weight:
+        row[raw:-1] = rng.permutation(row[raw:-1])
+        row[:raw] = row[:raw][rng.permutation(raw)] * rng.choice([-1.0, 1.0], raw)
+    control = replace(delta, weight=weight)
+    sizes = [np.sqrt((one(*inputs) ** 2).mean(axis=0)) for one in (delta, control)]
+    return replace(delta, weight=weight * (sizes[0] / np.maximum(sizes[1], 1e-12))[:, None])

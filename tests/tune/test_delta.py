@@ -1,0 +1,88 @@
+"""A delta action learns what knobs leave over, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.errors import BadInput
+from instep.core.layer import Layer
+from instep.scene.folder import Scene
+from instep.tune.delta import FILE, MEMORY, Corrected, Delta, DeltaOptions, learn, shuffled
+from instep.tune.delta_judge import judge, learn_and_judge
+from instep.tune.drive import bare, opened
+from instep.tune.promote import promote
+
+FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)
+
+
+class Bent(Layer):
+    """A servo whose command is bent by a curve that no knob of the scene can make."""
+
+    def step(self, state, action):
+        return self.world.step(state, action + 0.2 * action**2)
+
+
+@pytest.fixture
+def taught(servo, recorded):
+    episodes = recorded(Bent(servo), {}, range(8), noise=0.0005)
+    return episodes[:6], episodes[6:], learn(servo, episodes[:6], FEW)
+
+
+def test_a_delta_lowers_the_error_on_other_recordings_and_noise_of_its_size_does_not(servo, taught):
+    _, held_out, delta = taught
+    found = judge(servo, delta, held_out)
+    assert found["0.5 s"]["delta"]["value"] > 0.4
+    assert found["0.5 s"]["noise"]["value"] < 0.1
+
+
+def test_outside_what_it_was_trained_on_the_delta_is_nought_and_it_is_never_larger_than_in_training(taught):
+    _, _, delta = taught
+    line = np.zeros((MEMORY + 1, 1))
+    assert abs(delta(np.zeros(1), np.zeros(1), line + 0.3)[0]) > 1e-3
+    assert delta(np.full(1, 40.0), np.zeros(1), line)[0] == 0.0
+    many = np.random.default_rng(0).uniform(-1, 1, (200, MEMORY + 1, 1))
+    assert (np.abs(delta(many[:, 0], many[:, 1], many)) <= delta.most).all()
+
+
+def test_a_corrected_world_is_a_world_whose_step_depends_on_nothing_else(servo, taught):
+    world = Corrected(servo, taught[2])
+    state = world.place(np.zeros(1 + 1), np.zeros(1 + 1))
+    first = world.step(state, np.array([0.3]))
+    again = world.step(state, np.array([0.3]))
+    np.testing.assert_array_equal(first.q, again.q)
+    many = world.place(np.zeros((3, 2)), np.zeros((3, 2)))
+    np.testing.assert_allclose(world.step(many, np.full((3, 1), 0.3)).q[1], first.q, atol=1e-12)
+
+
+def test_a_delta_lies_beside_the_scene_is_opened_with_it_and_left_behind_by_a_promotion(tmp_path, scene_folder, taught):
+    folder = scene_folder(tmp_path / "scene")
+    taught[2].save(folder / FILE)
+    world = opened(Scene.load(folder))
+    assert isinstance(world, Corrected)
+    np.testing.assert_array_equal(world.delta.weight, taught[2].weight)
+    assert isinstance(bare(Scene.load(folder)), MujocoWorld)
+    assert not (promote(Scene.load(folder), {"joint.hinge.damping": 0.1}, tmp_path / "new", {}) / FILE).exists()
+
+
+def test_a_delta_is_not_kept_where_the_simulator_was_right_already(servo, recorded, tmp_path):
+    episodes = recorded(servo, {}, range(6), noise=0.0005)
+    found = learn_and_judge(servo, episodes[:4], episodes[4:], tmp_path / FILE)
+    assert not found["kept"]
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_broken_file_is_named(tmp_path):
+    (tmp_path / FILE).write_bytes(b"nonsense")
+    with pytest.raises(BadInput, match=r"delta\.npz"):
+        Delta.load(tmp_path / FILE)
+
+
+def test_the_control_has_other_weights_and_deltas_of_the_same_size(taught):
+    delta, rng = taught[2], np.random.default_rng(0)
+    inputs = (rng.normal(0, 0.3, (500, 1)), rng.normal(0, 1, (500, 1)), rng.normal(0, 0.3, (500, MEMORY + 1, 1)))
+    control = shuffled(delta, inputs, 1)
+    sizes = [np.sqrt((one(*inputs) ** 2).mean()) for one in (delta, control)]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.3)
+    assert not np.allclose(control.weight, delta.weight)
