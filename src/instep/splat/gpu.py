@@ -30,7 +30,9 @@ class GpuRaster:
     """Gaussians kept on a CUDA device, to be drawn often. Lenses that bend and backdrops at a depth are for the CPU."""
 
     def __init__(self, gaussians: Gaussians, *, device: str = "cuda"):
-        torch = _torch(device)
+        torch = _library()
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise Unsupported("There is no CUDA device on this machine; instep.splat.raster draws without one.")
         self.gaussians, self.device = gaussians, device
         self.parts: dict[str, Any] = {
             name: torch.tensor(np.asarray(getattr(gaussians, name), np.float32), device=device) for name in _PARTS
@@ -46,13 +48,13 @@ class GpuRaster:
         region: Region | None = None,
     ) -> Image:
         """Draw the Gaussians; as `Raster.render`."""
-        with _torch(self.device).no_grad():
+        with _library().no_grad():
             colour, alpha, depth = self.draw([camera], poses)
         return _image(_over(colour[0], alpha[0], _behind(camera, backdrop)), alpha[0], depth[0], camera, region)
 
     def render_cameras(self, cameras: Sequence[Camera], poses: Array | None = None) -> list[Image]:
         """Draw the Gaussians for several cameras of one image size in one call."""
-        with _torch(self.device).no_grad():
+        with _library().no_grad():
             colour, alpha, depth = self.draw(cameras, poses)
         return [_image(colour[i], alpha[i], depth[i], camera, None) for i, camera in enumerate(cameras)]
 
@@ -63,41 +65,55 @@ class GpuRaster:
         differentiate by them at zero.
         """
         _check(cameras)
-        torch = _torch(self.device)
-        places = np.stack([world_from_camera(self.gaussians.names, camera, poses) for camera in cameras])
-        bodies = self._tensor(world_from_bodies(self.gaussians.names, poses))
-        turned = self._tensor(quat_from_matrix(world_from_bodies(self.gaussians.names, poses)[:, :3, :3]))
-        if motions is None:
-            motions = torch.zeros(len(bodies), 6, device=self.device), torch.zeros(len(places), 6, device=self.device)
-        by_body, by_camera = motions[0][self._body], motions[1]
+        torch = _library()
+        bodies, turned, places, lenses = self._placed(cameras, poses)
         turn, shift = bodies[self._body, :3, :3], bodies[self._body, :3, 3]
         arm = (turn @ self.parts["means"][:, :, None])[:, :, 0]
-        means = arm + shift + by_body[:, :3] + torch.linalg.cross(by_body[:, 3:], arm)
-        quats = _times(turned[self._body], self.parts["quats"])
-        quats = quats + 0.5 * _times(torch.nn.functional.pad(by_body[:, 3:], (1, 0)), quats)
-        eyes, views = _views(torch, self._tensor(places), by_camera)
-        colours = self._colours(means, turn, by_body[:, 3:], eyes)
+        means, quats, spin = arm + shift, _times(turned[self._body], self.parts["quats"]), None
+        if motions is not None:
+            by_body = motions[0][self._body]
+            spin = by_body[:, 3:]
+            means = means + by_body[:, :3] + torch.linalg.cross(spin, arm)
+            quats = quats + 0.5 * _times(torch.nn.functional.pad(spin, (1, 0)), quats)
+        eyes, views = _views(places, None if motions is None else motions[1])
+        colours = self._colours(means, turn, spin, eyes)
         drawn, alpha, _ = _rasterization()(
-            means, quats, self.parts["scales"], self.parts["opacities"], colours, views,
-            self._tensor(np.stack([camera.K for camera in cameras])), cameras[0].width, cameras[0].height,
-            near_plane=NEAR, eps2d=BLUR, packed=False, render_mode="RGB+ED",
+            means, quats, self.parts["scales"], self.parts["opacities"], colours, views, lenses,
+            cameras[0].width, cameras[0].height, near_plane=NEAR, eps2d=BLUR, packed=False, render_mode="RGB+ED",
         )  # fmt: skip
         return drawn[..., :3], alpha[..., 0], drawn[..., 3]
 
+    def _placed(self, cameras: Sequence[Camera], poses: Array | None) -> tuple[Any, Any, Any, Any]:
+        """World from bodies, their turns as quaternions, world from cameras, and lenses, in one copy to the device."""
+        names = self.gaussians.names
+        bodies = world_from_bodies(names, poses)
+        parts = [
+            bodies,
+            quat_from_matrix(bodies[:, :3, :3]),
+            np.stack([world_from_camera(names, camera, poses) for camera in cameras]),
+            np.stack([camera.K for camera in cameras]),
+        ]
+        ends = np.cumsum([0, *(part.size for part in parts)])
+        flat = self.tensor(np.concatenate([part.ravel() for part in parts]))
+        views = [flat[i:j].reshape(part.shape) for i, j, part in zip(ends, ends[1:], parts, strict=False)]
+        return views[0], views[1], views[2], views[3]
+
     def _colours(self, means: Any, turn: Any, spin: Any, eyes: Any) -> Any:
         """Colours [cameras, n, 3] of the Gaussians, seen along directions in the frames of their bodies."""
-        torch, coefficients = _torch(self.device), self.parts["sh"]
+        torch, coefficients = _library(), self.parts["sh"]
         degree = self.gaussians.degree
         if degree == 0:
             return torch.clamp(0.5 + sh.C0 * coefficients[:, 0], min=0.0).expand(len(eyes), -1, -1)
         gaze = means - eyes[:, None]
-        gaze = gaze - torch.linalg.cross(spin.expand_as(gaze), gaze)
+        if spin is not None:
+            gaze = gaze - torch.linalg.cross(spin.expand_as(gaze), gaze)
         local = (turn.transpose(1, 2) @ gaze[..., None])[..., 0]
         basis = _basis(torch, torch.nn.functional.normalize(local, dim=-1), degree)
         return torch.clamp(0.5 + torch.einsum("cnk,nkr->cnr", basis, coefficients), min=0.0)
 
-    def _tensor(self, values: Array) -> Any:
-        return _torch(self.device).tensor(np.asarray(values, np.float32), device=self.device)
+    def tensor(self, values: Array) -> Any:
+        """Numbers as float32 on the device."""
+        return _library().tensor(np.asarray(values, np.float32), device=self.device)
 
 
 def differentiate(
@@ -110,7 +126,7 @@ def differentiate(
     region: Region | None = None,
 ) -> tuple[Image, Gradients]:
     """Draw, ask the loss about the picture, and return the picture with the gradients; as `backward.differentiate`."""
-    torch = _torch(raster.device)
+    torch = _library()
     behind = _behind(camera, backdrop)
     bodies = torch.zeros(len(raster.gaussians.names), 6, device=raster.device, requires_grad=True)
     eye = torch.zeros(1, 6, device=raster.device, requires_grad=True)
@@ -126,9 +142,9 @@ def differentiate(
             )
         left, top, right, bottom = checked_region(camera, region)
         cut = np.s_[top:bottom, left:right]
-        total = (shown[cut] * raster._tensor(slope.colour)).sum()
+        total = (shown[cut] * raster.tensor(slope.colour)).sum()
         for picture, by in ((alpha[0], slope.alpha), (depth[0], slope.depth)):
-            total = total if by is None else total + (picture[cut] * raster._tensor(by)).sum()
+            total = total if by is None else total + (picture[cut] * raster.tensor(by)).sum()
         found = torch.autograd.grad(total, [*leaves, bodies, eye], allow_unused=True)
     finally:
         for leaf in leaves:
@@ -140,19 +156,21 @@ def differentiate(
     return image, Gradients(means, quats, scales, opacities, colours, by_pose, by_eye[0])
 
 
-def _views(torch: Any, places: Any, motions: Any) -> tuple[Any, Any]:
+def _views(places: Any, motions: Any) -> tuple[Any, Any]:
     """Where cameras stand [cameras, 3] and camera_from_world [cameras, 4, 4], moved a little."""
-    turn, eyes = places[:, :3, :3], places[:, :3, 3] + motions[:, :3]
-    spin = torch.linalg.cross(motions[:, 3:, None].expand(-1, -1, 3), turn, dim=1)
-    back = (turn + spin).transpose(1, 2)
+    torch = _library()
+    turn, eyes = places[:, :3, :3], places[:, :3, 3]
+    if motions is not None:
+        eyes = eyes + motions[:, :3]
+        turn = turn + torch.linalg.cross(motions[:, 3:, None].expand(-1, -1, 3), turn, dim=1)
+    back = turn.transpose(1, 2)
     top = torch.cat([back, -back @ eyes[:, :, None]], dim=2)
-    last = torch.tensor([0.0, 0.0, 0.0, 1.0], device=places.device).expand(len(places), 1, 4)
-    return eyes, torch.cat([top, last], dim=1)
+    return eyes, torch.cat([top, places[:, 3:]], dim=1)
 
 
 def _times(a: Any, b: Any) -> Any:
     """Products of quaternions wxyz [..., 4]."""
-    torch = _torch()
+    torch = _library()
     real = a[..., :1] * b[..., :1] - (a[..., 1:] * b[..., 1:]).sum(-1, keepdim=True)
     rest = a[..., :1] * b[..., 1:] + b[..., :1] * a[..., 1:] + torch.linalg.cross(a[..., 1:], b[..., 1:])
     return torch.cat([real, rest], dim=-1)
@@ -176,7 +194,7 @@ def _basis(torch: Any, direction: Any, degree: int) -> Any:
 def _over(colour: Any, alpha: Any, behind: Array | None) -> Any:
     if behind is None:
         return colour
-    return colour + (1 - alpha)[..., None] * _torch().tensor(np.asarray(behind, np.float32), device=colour.device)
+    return colour + (1 - alpha)[..., None] * _library().tensor(np.asarray(behind, np.float32), device=colour.device)
 
 
 def _image(colour: Any, alpha: Any, depth: Any, camera: Camera, region: Region | None) -> Image:
@@ -212,13 +230,11 @@ def _check(cameras: Sequence[Camera]) -> None:
             )
 
 
-def _torch(device: str = "cpu") -> Any:
+def _library() -> Any:
     try:
         import torch
     except ImportError:
         raise MissingExtra("torch", "gpu") from None
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise Unsupported("There is no CUDA device on this machine; draw with instep.splat.raster, which needs none.")
     return torch
 
 
