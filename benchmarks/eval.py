@@ -30,7 +30,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Measure and return one row per number."""
     threadpool_limits(1)  # BLAS threads wait by spinning, on the cores the physics needs
     repeats, seconds = (3, 0.3) if quick else (7, 0.5)
-    rows = against_raw(seconds, repeats)
+    rows = against_raw(0.3 if quick else 2.0, repeats)
     rows += against_async(seconds, repeats)
     rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 0.2 if quick else 1.0, repeats, (5.0, None))
     rows += convergence(8 if quick else 40)

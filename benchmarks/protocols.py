@@ -78,7 +78,7 @@ off = 0.0
 for _ in range(50):
     state = rng.normal(size=2).astype(np.float32)
     picture = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
-    reply = policy.infer({KEYS})
+    reply = policy.infer({"state": state, "images": {"top": picture}})
     wanted = state[None] + np.arange(3)[:, None] + picture.mean()
     off = max(off, float(np.abs(reply["actions"] - wanted).max()))
 same = msgpack_numpy.packb({"state": np.array([1, 2], "<f4"), "prompt": "hi"}).hex() == golden
@@ -104,7 +104,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     frames = 500 if quick else 10_000
     return [
         *golden(),
-        *real_client(out, quick),
+        *real_client(out),
         *own_client(8 if quick else 100),
         *malformed_messages(frames),
         *malformed_frames(frames),
@@ -121,15 +121,14 @@ def golden() -> list[dict[str, Any]]:
     return rows
 
 
-def real_client(out: Path, quick: bool) -> list[dict[str, Any]]:
+def real_client(out: Path) -> list[dict[str, Any]]:
     """The package openpi-client, in an environment of its own, asks our server."""
     python = installed(out / "openpi-client")
     if python is None:
         print("openpi-client cannot be installed here; its rows are left out")
         return [row("openpi-client in its own environment: could not be installed", float("nan"), "", None, None)]
     with PolicyServer(Echo(), SPEC, token=TOKEN) as server:
-        keys = f'"{server.metadata["state"][0]}": state, "{server.metadata["images"][0]}": picture'
-        words = [str(python), "-c", CLIENT.replace("KEYS", keys), server.address, TOKEN, GOLDEN["openpi array"][2]]
+        words = [str(python), "-c", CLIENT, server.address, TOKEN, GOLDEN["openpi array"][2]]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         print(done.stderr)
@@ -182,7 +181,7 @@ def malformed_messages(count: int) -> list[dict[str, Any]]:
     frames, refused, other = mutated(count, 1), 0, 0
     before, begin, slowest = memory(), time.perf_counter(), 0.0
     for frame in frames:
-        start = time.perf_counter()
+        start = time.process_time()  # of the processor: other work on the machine is not the reader's
         try:
             unpack(frame)
         except BadInput as error:
@@ -190,7 +189,7 @@ def malformed_messages(count: int) -> list[dict[str, Any]]:
             other += "\n" in str(error)
         except Exception:  # noqa: BLE001, counted
             other += 1
-        slowest = max(slowest, time.perf_counter() - start)
+        slowest = max(slowest, time.process_time() - start)
     print(f"{refused} of {count} messages refused in {time.perf_counter() - begin:.1f} s")
     return [
         row(f"{count} malformed messages: crashes of the reader", other, "", 0, other == 0),
