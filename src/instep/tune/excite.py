@@ -90,12 +90,14 @@ def excite(
     coarse = _coarse(sim)
     series = _Series(scene_limits, sim.spec.dt, options)
     rng = np.random.default_rng((options.seed, 0xE2C))
-    guesses = np.clip(series.first + 0.25 * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
+    guesses = np.clip(series.first + series.spread * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
     names = _revealed(coarse, scene_limits, knobs, series, guesses, options)
     kept = [knob for knob in knobs if knob.address in names]
     best, top = guesses[0], -np.inf
     try:
-        search = _joint_by_joint if len(scene_limits.joints) >= 4 else _generations
+        # A knob such as a mass is felt in many joints, and then the motion is sought as a whole.
+        alone = all(_own(scene_limits, knob).sum() == 1 for knob in kept)
+        search = _joint_by_joint if alone and len(scene_limits.joints) >= 4 else _generations
         for generation, (x, score) in enumerate(search(coarse, scene_limits, kept, series, options)):
             best, top = (x, score) if score > top else (best, top)
             if watch is not None:
@@ -163,15 +165,17 @@ class _Series:
         top = max(1, round(options.highest * options.seconds))
         self._tones = np.unique(np.round(np.geomspace(1, top, options.tones)))
         self._begin = limits.scene.rest_action()[limits.actuators]
-        self.first = np.tile([0.5, 0.3, *[0.5] * (2 * len(self._tones))], len(limits.joints))
+        # Fast tones tell more for the same energy, so the search begins with most of it there.
+        amplitudes = np.linspace(0.1, 0.8, len(self._tones)) if len(self._tones) > 1 else [0.5]
+        self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * len(self._tones)], len(limits.joints))
+        self.spread = np.tile([0.1, 0.2, *[0.15] * len(self._tones), *[0.5] * len(self._tones)], len(limits.joints))
 
     def actions(self, x: Array) -> Array:
         """The commands of one candidate [steps, nu], scaled joint by joint to what the limits allow of a command."""
         limits, n, tones = self._limits, len(self._limits.joints), len(self._tones)
         parts = x.reshape(n, 2 + 2 * tones)
         omega = 2 * np.pi * self._tones / (self.t[-1] + self.t[1])
-        # Amplitudes fall with frequency, so that each tone takes a like share of the allowed speed.
-        size = parts[:, 2 : 2 + tones] / omega
+        size = parts[:, 2 : 2 + tones]
         angle = omega * self.t[:, None, None] + 2 * np.pi * parts[:, 2 + tones :]
         wave = (size * np.sin(angle)).sum(axis=-1) * _fade(self.t)[:, None]  # [steps, joints]
         low, high = self._bounds()
@@ -212,17 +216,26 @@ def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: 
     except ImportError:
         raise MissingExtra("cmaes", "learn") from None
     bounds = np.tile([0.0, 1.0], (len(series.first), 1))
-    seed = int(np.random.default_rng((options.seed, 0xE2D)).integers(2**31))
-    search = CMA(mean=series.first, sigma=0.25, bounds=bounds, seed=seed, population_size=options.population)
+    rng = np.random.default_rng((options.seed, 0xE2D))
+    search = None
     for _ in range(options.generations):
-        points = np.array([search.ask() for _ in range(options.population)])
+        if search is None:
+            # The search begins at the best of some random motions, since most of them are not worth improving.
+            noise = rng.standard_normal((2 * options.population, len(series.first)))
+            points = np.clip(series.first + series.spread * noise, 0.0, 1.0)
+        else:
+            points = np.array([search.ask() for _ in range(options.population)])
         motions = np.stack([series.actions(p) for p in points])
         found, q, v = information(sim, limits, knobs, motions, options.noise)
         floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
         spent = np.array([energy(limits, motion) for motion in motions])
         scores = _worth(floor, spent, options) - 10 * _beyond(limits, q, v, motions)
-        search.tell(list(zip(points, (-scores).tolist(), strict=True)))
         at = int(np.argmax(scores))
+        if search is None:
+            seed = int(rng.integers(2**31))
+            search = CMA(mean=points[at], sigma=0.12, bounds=bounds, seed=seed, population_size=options.population)
+        else:
+            search.tell(list(zip(points, (-scores).tolist(), strict=True)))
         yield points[at], float(scores[at])
 
 
@@ -282,13 +295,11 @@ def _revealed(
 
 def _inside(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
     """The motion made smaller until it keeps all limits in the fine simulation."""
-    rest = actions[0]
-    for shrink in (1.0, 0.9, 0.8, 0.65, 0.5, 0.35):
-        moved = rest + shrink * (actions - rest)
-        design = judged(sim, limits, knobs, moved, options)
-        if design.within:
-            return design
-    return design
+    sizes = np.array([1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2])
+    motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
+    q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
+    beyond = _beyond(limits, q[0], v[0], motions)
+    return judged(sim, limits, knobs, motions[int(np.argmax(beyond <= 0))], options)
 
 
 def _march(sim: Simulator, limits: Limits, knobs: Sequence[Knob], points: Array, motions: Array) -> tuple[Array, Array]:

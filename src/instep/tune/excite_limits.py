@@ -14,9 +14,6 @@ from instep.scene.folder import Scene
 MARGIN = 0.05
 """Share of a joint's range that is left at either end."""
 
-SLACK = 1e-3
-"""Of a position limit, by which a joint at its stop may give way."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
@@ -73,7 +70,8 @@ def limits_of(scene: Scene, allowed: Allowed | None = None) -> Limits:
     high = np.where(ranged, model.jnt_range[joints, 1] - MARGIN * width, np.inf)
     # A joint that begins at its end stop, such as an open gripper, is not out of its range for that.
     begin = scene.start(0)[0][model.jnt_qposadr[joints]]
-    low, high = np.minimum(low, begin), np.maximum(high, begin)
+    give = np.where(ranged, MARGIN * width, 0.0)
+    low, high = np.where(begin <= low, begin - give, low), np.where(begin >= high, begin + give, high)
     served = model.actuator_biasprm[actuators, 1] != 0
     names = tuple(str(model.joint(int(j)).name) for j in joints)
     return Limits(
@@ -93,7 +91,7 @@ def used(limits: Limits, q: Array, v: Array, actions: Array) -> dict[str, float]
     limited = scene.model.actuator_forcelimited[limits.actuators].astype(bool)
     share = np.abs(force[:, limits.actuators]) / np.where(limited, ranges * allowed.torque, np.inf)
     return {
-        "position": float((np.abs(rows - middle) / half)[:, inner].max(initial=0.0)) - SLACK,
+        "position": float((np.abs(rows - middle) / half)[:, inner].max(initial=0.0)),
         "speed": float(np.abs(speeds).max() / allowed.speed),
         "acceleration": float(np.abs(np.diff(speeds, axis=0)).max(initial=0.0) / scene.dt / allowed.acceleration),
         "torque": float(share.max(initial=0.0)),

@@ -1,0 +1,239 @@
+"""Peers of `instep bench tune`: bare simulations, mujoco.sysid, plain sbi."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco import rollout as native
+
+from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep.core.knob import Knob
+from instep.core.world import Array
+from instep.tune.fit import Fit, FitOptions, fit
+from instep.tune.infer import infer, likelihood, replace_covariance
+from tune_worlds import Bed
+
+JOINTS, NOISE = 5, 1e-5
+"""Links of the arm that is timed, and noise of its encoders [rad]."""
+
+
+def raw_rate(sim: MujocoWorld, worlds: int, span: int) -> float:
+    """Physics steps a second of MuJoCo's own threaded rollout of that many worlds."""
+    import os
+
+    model = sim.model
+    threads = os.cpu_count() or 1
+    datas = [mujoco.MjData(model) for _ in range(threads)]
+    kind = mujoco.mjtState.mjSTATE_FULLPHYSICS
+    data = datas[0]
+    data.qpos[:] = sim.reset(0).q
+    data.ctrl[:] = sim.scene.rest_action()
+    mujoco.mj_forward(model, data)
+    state = np.zeros(mujoco.mj_stateSize(model, kind))
+    mujoco.mj_getState(model, data, state, kind)
+    steps = span * sim.substeps
+    control = np.tile(sim.scene.rest_action(), (worlds, steps, 1))
+    began = time.perf_counter()
+    native.rollout([model] * worlds, datas, np.tile(state, (worlds, 1)), control)
+    return worlds * steps / (time.perf_counter() - began)
+
+
+def meshed_arm(folder: Path, meshes: bool) -> MujocoWorld:
+    """An arm of five links, of capsules or of meshes with three hundred corners each, driven by position servos."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    assets, body, closing = "", "", ""
+    for i in range(1, JOINTS + 1):
+        if meshes:
+            corners = rng.standard_normal((300, 3))
+            corners = corners / np.linalg.norm(corners, axis=1, keepdims=True) * [0.04, 0.04, 0.1] + [0, 0, 0.1]
+            numbers = " ".join(f"{x:.5f}" for x in corners.ravel())
+            assets += f'<mesh name="m{i}" vertex="{numbers}"/>'
+            geom = f'<geom type="mesh" mesh="m{i}" mass="{1.2 - 0.2 * i}" contype="0" conaffinity="0"/>'
+        else:
+            shape = 'type="capsule" fromto="0 0 0 0 0 0.2" size="0.03"'
+            geom = f'<geom {shape} mass="{1.2 - 0.2 * i}" contype="0" conaffinity="0"/>'
+        axis = "0 0 1" if i in (1, 4) else "0 1 0"
+        joint = f'<joint name="j{i}" axis="{axis}" damping="1" armature="0.1"/>'
+        body += f'<body name="l{i}" pos="0 0 {0.2 if i > 1 else 0.1}">{joint}{geom}'
+        closing += "</body>"
+    servos = "".join(f'<position name="j{i}" joint="j{i}" kp="60" kv="2"/>' for i in range(1, JOINTS + 1))
+    sensors = "".join(f'<jointpos name="p{i}" joint="j{i}"/>' for i in range(1, JOINTS + 1))
+    text = (
+        f'<mujoco><option timestep="0.004" integrator="implicitfast"/><asset>{assets}</asset><worldbody>{body}{closing}'
+        f"</worldbody><actuator>{servos}</actuator><sensor>{sensors}</sensor></mujoco>"
+    )
+    (folder / "scene.xml").write_text(text)
+    names = ", ".join(f'"j{i}"' for i in range(1, JOINTS + 1))
+    (folder / "scene.toml").write_text(f'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = [{names}]\n')
+    return MujocoWorld(Scene.load(folder))
+
+
+def against_sysid(label: str, sim: MujocoWorld, repeats: int) -> list[dict[str, Any]]:
+    """Ten knobs from four runs of one second, exact starts and little noise, each by its own rule of stopping."""
+    truth = {
+        f"joint.j{i}.{word}": value
+        for i in range(1, JOINTS + 1)
+        for word, value in (("damping", 0.6 + 0.2 * i), ("armature", 0.05 + 0.03 * i))
+    }
+    runs = [_run(sim.tuned(truth), seed) for seed in range(4)]
+    ours: list[float] = []
+    theirs: list[float] = []
+    errors = [0.0, 0.0]
+    for _ in range(repeats):
+        began = time.perf_counter()
+        found = _ours(sim, runs, truth)
+        ours.append(time.perf_counter() - began)
+        errors[0] = max(abs(found[n] / v - 1) for n, v in truth.items())
+        began = time.perf_counter()
+        other = _theirs(sim, runs, truth)
+        theirs.append(time.perf_counter() - began)
+        errors[1] = max(abs(other[n] / v - 1) for n, v in truth.items())
+    ratios = np.array(ours) / np.array(theirs)
+    ratio, known = float(np.median(ratios)), max(errors) < 0.01
+    return [
+        {"name": f"{label}: wall time over mujoco.sysid, both to 1 % of the truth", "value": ratio, "low": float(ratios.min()),
+         "high": float(ratios.max()), "unit": "x", "goal": 0.7, "ok": ratio <= 0.7 and known},
+        {"name": f"{label}: largest error of ours, of mujoco.sysid's {errors[1]:.1e}", "value": errors[0], "low": None,
+         "high": None, "unit": "1", "goal": 0.01, "ok": known},
+    ]  # fmt: skip
+
+
+def _run(sim: MujocoWorld, seed: int) -> Episode:
+    rng = np.random.default_rng(seed)
+    t = np.arange(51)[:, None] * sim.spec.dt
+    size, tone, phase = (
+        rng.uniform([[0.3]], [[0.8]], (1, JOINTS)),
+        rng.uniform(0.5, 2.5, JOINTS),
+        rng.uniform(0, 6, JOINTS),
+    )
+    run = rollout(sim, Script(size * np.sin(2 * np.pi * tone * t + phase)), steps=51)
+    q = run.q + NOISE * rng.standard_normal(run.q.shape)
+    return run.with_columns({"q": np.concatenate([run.q[:1], q[1:]])})
+
+
+def _ours(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
+    knobs = [Knob(n, 0.01 if "armature" in n else 0.1, 1.0 if "armature" in n else 10.0, True) for n in truth]
+    start = {n: 0.1 if "armature" in n else 1.0 for n in truth}
+    options = FitOptions(
+        window=1.0, starts=1, free_starts=False, robust=0.0, start=start, iterations=40, tolerance=1e-3
+    )
+    return fit(sim, runs, knobs, options).settings
+
+
+def _theirs(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
+    from mujoco import sysid
+
+    spec = mujoco.MjSpec.from_string(sim.scene.source.xml)
+    model, dt = sim.model, sim.model.opt.timestep
+    params = sysid.ParameterDict()
+    for name in truth:
+        _, joint, word = name.split(".")
+        low, high, begin = (0.01, 1.0, 0.1) if word == "armature" else (0.1, 10.0, 1.0)
+        params.add(sysid.Parameter(name, nominal=begin, min_value=low, max_value=high, modifier=_writer(joint, word)))
+        params[name].value[:] = begin
+    sequences: list[Any] = []
+    for number, run in enumerate(runs):
+        control = np.repeat(run.action[:-1], sim.substeps, axis=0)
+        times = np.arange(len(control)) * dt
+        data = mujoco.MjData(model)
+        begin = sysid.create_initial_state(model, run.q[0], run.v[0], data.act)
+        truth_model = sim.tuned(truth).model
+        states, sensed = native.rollout(truth_model, mujoco.MjData(truth_model), begin, control[:-1])
+        noise = NOISE * np.random.default_rng(number).standard_normal(np.squeeze(sensed, 0).shape)
+        measured = np.squeeze(sensed, 0) + noise
+        sensors = sysid.TimeSeries.from_names(np.squeeze(states, 0)[:, 0], measured, truth_model)
+        sequences.append(
+            sysid.ModelSequences("arm", spec, f"run{number}", begin, sysid.TimeSeries(times, control), sensors)
+        )
+    residual = sysid.build_residual_fn(models_sequences=sequences)
+    best, _ = sysid.optimize(initial_params=params, residual_fn=residual, optimizer="mujoco", verbose=False)
+    return {name: float(best[name].value[0]) for name in truth}
+
+
+def _writer(joint: str, word: str) -> Any:
+    def write(spec: Any, parameter: Any) -> None:
+        value: Any = parameter.value[0]
+        part = spec.joint(joint)
+        try:
+            setattr(part, word, value)
+        except TypeError:
+            # Damping is a polynomial since MuJoCo 4, its first coefficient the usual one.
+            values = np.array(getattr(part, word))
+            values[0] = value
+            setattr(part, word, values)
+
+    return write
+
+
+def c2st_rows(bed: Bed, found: Fit, sims: int) -> list[dict[str, Any]]:
+    """A classifier told the exact posterior from ours and from plain sbi's, at the same number of simulations."""
+    from sbi.utils.metrics import c2st
+
+    exact = _exact(found)
+    ours = infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0))
+    plain = _plain_npe(bed, found, sims)[:600]
+    scores = {}
+    spread = exact.std(axis=0)
+    for name, points in (
+        ("ours", ours),
+        ("plain sbi", plain),
+        ("laplace", infer(found).draw(600, np.random.default_rng(1))),
+    ):
+        a, b = ((np.asarray(p) - exact.mean(axis=0)) / spread for p in (exact[:600], points))
+        scores[name] = float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
+    rows = [
+        {"name": f"C2ST to the exact posterior, {name}{'' if name == 'laplace' else f', {sims} simulations'}", "value": value,
+         "low": None, "high": None, "unit": "", "goal": None, "ok": None}
+        for name, value in scores.items()
+    ]  # fmt: skip
+    rows[0] |= {"goal": round(scores["plain sbi"], 4), "ok": scores["ours"] <= scores["plain sbi"]}
+    return rows
+
+
+def _exact(found: Fit) -> Array:
+    """Draws from the posterior by importance resampling of a wide Laplace posterior."""
+    rng = np.random.default_rng(3)
+    target, wide = likelihood(found), replace_covariance(found, 2.5)
+    points = np.concatenate([wide.draw(500, rng) for _ in range(6)])
+    inverse = np.linalg.inv(wide.covariance)
+    away = points - wide.mean
+    weight = target.log(points) + 0.5 * np.einsum("pi,ij,pj->p", away, inverse, away)
+    share = np.exp(weight - weight.max())
+    return points[rng.choice(len(points), 1000, p=share / share.sum())]
+
+
+def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
+    """What sbi gives without our help: the whole box as prior, a few dozen raw numbers of the recordings as data."""
+    import torch
+    from sbi.inference import NPE
+    from sbi.utils import BoxUniform
+
+    from instep.tune.neural import _quiet, _Untold
+
+    rng = np.random.default_rng(5)
+    target = likelihood(found)
+    knobs = len(bed.knobs)
+    points = rng.random((sims, knobs))
+    here = target.rows(found.x[None])
+    pick = np.linspace(0, here.shape[1] - 1, 60).astype(int)
+    rows = np.concatenate([target.rows(p) for p in np.array_split(points, max(1, sims // 250))]) - here
+    seen = np.nan_to_num(rows[:, pick]) + rng.standard_normal((sims, len(pick)))
+    with _quiet(torch, 0):
+        trainer = NPE(
+            prior=BoxUniform(torch.zeros(knobs), torch.ones(knobs)), tracker=_Untold(), show_progress_bars=False
+        )
+        trainer.append_simulations(_tensor(points), _tensor(seen))
+        network = trainer.train(max_num_epochs=200)
+        drawn = network.sample((1000,), condition=_tensor(-here[:, pick]))[:, 0]
+    return np.clip(drawn.detach().numpy().astype(float), 0, 1)
+
+
+def _tensor(values: Array) -> Any:
+    import torch
+
+    return torch.tensor(np.asarray(values), dtype=torch.float32)

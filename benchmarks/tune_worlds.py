@@ -1,0 +1,149 @@
+"""Worlds with planted truths for `instep bench tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep.core.knob import Knob
+from instep.core.world import Array, Spec, vector
+from instep.scene import address
+from instep.tune.fit import FitOptions
+from instep.tune.windows import tangent
+
+SERVO = """
+<mujoco>
+  <option timestep="0.005" integrator="implicitfast"/>
+  <worldbody>
+    <body name="link" gravcomp="{gravcomp}">
+      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="{mass}"/>
+    </body>
+    <body name="bystander" pos="1 0 0">
+      <joint name="other" axis="0 1 0" damping="0.05" armature="0.01"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.1" size="0.02" mass="0.1"/>
+    </body>
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+</mujoco>
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bed:
+    """A simulator, what is sought in it, what moves it, and how it is measured."""
+
+    name: str
+    sim: MujocoWorld
+    knobs: tuple[Knob, ...]
+    start: Mapping[str, float]
+    commands: Callable[[int], Array]
+    """Actions [steps, nu] by seed."""
+    noise: float
+    """Of measured positions [rad or m]."""
+    joints: tuple[str, ...]
+    """Coordinates that are measured; all where empty."""
+    options: FitOptions
+
+    def record(self, truth: Mapping[str, float], seeds: Sequence[int]) -> list[Episode]:
+        """Recordings with planted knobs and noisy sensors."""
+        return [self._one(self.sim.tuned(dict(truth)), seed) for seed in seeds]
+
+    def _one(self, real: MujocoWorld, seed: int) -> Episode:
+        actions = self.commands(seed)
+        run = rollout(real, Script(actions), steps=len(actions))
+        rng = np.random.default_rng((seed, 0xBED))
+        form = tangent(run.spec, run.spec)
+        q = form.plus(run.q, self.noise * rng.standard_normal(run.v.shape))
+        v = run.v + 10 * self.noise * rng.standard_normal(run.v.shape)
+        spec, columns = run.spec, {"timestamp": run.t, "q": q, "v": v, "action": run.action}
+        if self.joints:
+            at = [spec.q.labels.index(name) for name in self.joints]
+            spec = _seen(spec, self.joints)
+            columns |= {"q": q[:, at], "v": v[:, at]}
+        return Episode(spec, columns, {"name": f"{self.name} {seed}"})
+
+    def truth(self, seed: int) -> dict[str, float]:
+        """Knobs somewhere in the middle half of their ranges."""
+        rng = np.random.default_rng((seed, 0x712))
+        return {
+            k.address: float(k.from_unit(x))
+            for k, x in zip(self.knobs, rng.uniform(0.25, 0.75, len(self.knobs)), strict=True)
+        }
+
+
+def servo(folder: Path, *, weightless: bool = False) -> MujocoWorld:
+    """A position servo that lifts a rod, and a second rod that nothing drives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = SERVO.format(gravcomp=1.0 if weightless else 0.0, mass=1e-3 if weightless else 0.4)
+    (folder / "scene.xml").write_text(text)
+    (folder / "scene.toml").write_text('model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n')
+    return MujocoWorld(Scene.load(folder))
+
+
+def pendulum(folder: Path) -> Bed:
+    """Damping, armature and stiffness of a servo that swings a rod."""
+    sim = servo(folder)
+    return _bed("pendulum", sim, ("joint.hinge.damping", "joint.hinge.armature", "actuator.hinge.kp"), 1e-3, 0.5, 100)
+
+
+def arm7() -> Bed:
+    """Stiffness of the seven servos of an arm."""
+    names = [f"actuator.joint_{i}.kp" for i in range(1, 8)]
+    bed = _bed("arm7", MujocoWorld("arm7"), names, 1e-4, 0.12, 60)
+    joints = tuple(f"joint_{i}" for i in range(1, 8))
+    return replace(bed, joints=joints, options=replace(bed.options, local=True, window=0.4))
+
+
+def pusht() -> Bed:
+    """Friction of a pushed block, and the stiffness of what pushes it."""
+    sim = MujocoWorld("pusht")
+    bed = _bed("pusht", sim, ("geom.tee_bar.friction", "actuator.pusher_x.kp", "actuator.pusher_x.kv"), 1e-4, 0.0, 90)
+    # One value for all parts: the friction of a pair is that of its rougher side.
+    names = {"geom.tee_bar.friction": "geom.*.friction"} | {
+        f"actuator.pusher_x.{w}": f"actuator.*.{w}" for w in ("kp", "kv")
+    }
+    knobs = tuple(replace(knob, address=names[knob.address]) for knob in bed.knobs)
+    start = {names[name]: value for name, value in bed.start.items()}
+    q, _ = sim.scene.start(0)
+
+    def push(seed: int) -> Array:
+        rng = np.random.default_rng((seed, 0x9A5))
+        share = np.minimum(np.arange(90) / 75, 1.0)[:, None]
+        goal = q[2:4] + np.array([rng.uniform(0.06, 0.1), rng.uniform(-0.02, 0.02)])
+        return q[:2] + share * (goal - q[:2])
+
+    # What a block does not do on a table, lift and tilt, is rattle of the contact solver, and counts for nothing.
+    flat = {"tee.vz": 1.0, "tee.wx": 1.0, "tee.wy": 1.0}
+    options = replace(bed.options, start=start, scale=flat, free_starts=False, iterations=30)
+    return replace(bed, knobs=knobs, start=start, commands=push, options=options)
+
+
+def _bed(name: str, sim: MujocoWorld, names: Sequence[str], noise: float, reach: float, steps: int) -> Bed:
+    scene = sim.scene
+    values = address.read(scene.model, list(names))
+    units = {k.address: k.unit for k in scene.knobs(*names)}
+    knobs = tuple(Knob(n, values[n] / 4, values[n] * 4, True, units[n]) for n in names)
+    rest = scene.rest_action()
+
+    def swing(seed: int) -> Array:
+        rng = np.random.default_rng((seed, 0x5E1))
+        t = np.arange(steps)[:, None] * scene.dt
+        tones = rng.uniform([0.3, 0.3, 0.0], [1.0, 2.5, 6.0], (3, len(rest), 3))
+        waves = [reach * a * (np.sin(2 * np.pi * f * t + p) - np.sin(p)) for a, f, p in tones.transpose(0, 2, 1)]
+        return rest + np.sum(waves, axis=0)
+
+    options = FitOptions(window=0.5, starts=1, iterations=15, start={n: values[n] for n in names})
+    return Bed(name, sim, knobs, {n: values[n] for n in names}, swing, noise, (), options)
+
+
+def _seen(spec: Spec, joints: Sequence[str]) -> Spec:
+    units = dict(zip(spec.q.labels, spec.q.units, strict=True))
+    per_second = dict(zip(spec.v.labels, spec.v.units, strict=True))
+    return replace(
+        spec, q=vector(joints, [units[j] for j in joints]), v=vector(joints, [per_second[j] for j in joints])
+    )
