@@ -60,7 +60,7 @@ def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
         cpu, cuda = Raster(shaded), gpu.GpuRaster(shaded)
         found = [_slopes(cpu, cuda, c) for c in cameras]
         for part in PARTS:
-            # The largest difference is that of one Gaussian at the edge of 1/255 in some pixel; the norm is of them all.
+            # The largest is the difference of one Gaussian at the edge of 1/255 in some pixel; the norm is of all.
             whole = max(_norm(getattr(a, part), getattr(b, part)) for a, b in found)
             worst = max(_relative(getattr(a, part), getattr(b, part)) for a, b in found)
             rows.append(_row(f"gradient by {part}, degree {degree}, norm of the difference / norm", whole, "", None))

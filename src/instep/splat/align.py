@@ -19,6 +19,8 @@ from instep.scene.camera import Camera
 
 from .frames import lens_slope
 
+_FEW = 200
+"""Points of the plane that a camera must show for it to be aligned."""
 _TRIES = 6
 """Shifts that are refined before one is chosen."""
 _COARSE = 0.006
@@ -78,6 +80,12 @@ def align_on_plane(pictures: Sequence[Picture], plane: Plane, *, pitch: float = 
     points = plane.grid(pitch)
     first, *others = (_texture(picture) for picture in pictures)
     base = _flat(first, first.camera, points)
+    for texture in (first, *others):
+        if _flat(texture, texture.camera, points).weight.sum() < _FEW:
+            raise BadInput(
+                f"Camera {texture.camera.name!r} shows too little of the table, or too coarsely, to be aligned on it; "
+                "is it calibrated? Fit with --no-align to take the cameras as they are."
+            )
     poses = [np.zeros(6)]
     scores: list[tuple[float, float]] = []
     for texture in others:

@@ -1,0 +1,190 @@
+"""`instep scene splat` from a folder of posed pictures to files, and what it says of bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_fit import eyes, painted_table
+
+from instep.app.cli import main
+from instep.app.splats import named_as, scan_frames
+from instep.core.errors import BadInput
+from instep.scene.folder import Scene
+from instep.splat.camera_file import load_cameras, save_cameras
+from instep.splat.files import load, load_folder, save
+from instep.splat.gaussians import coloured
+from instep.splat.raster import Raster
+from instep.splat.scene_fit import SceneFit
+from instep.splat.sheet import save_movie, save_png, side_by_side
+from instep.splat.views import load_capture
+
+
+@pytest.fixture
+def posed(tmp_path: Path) -> Path:
+    """A folder of posed pictures of a painted table, as nerfstudio writes them."""
+    folder = tmp_path / "posed"
+    folder.mkdir()
+    raster, frames = Raster(painted_table()), []
+    for i, camera in enumerate(eyes(7)):
+        save_png(folder / f"{i}.png", raster.render(camera).bytes)
+        place = camera.body_from_camera @ np.diag([1.0, -1.0, -1.0, 1.0])
+        frames.append({"file_path": f"{i}.png", "transform_matrix": place.tolist()})
+    table = {"fl_x": 64.0, "fl_y": 64.0, "cx": 32.0, "cy": 24.0, "frames": frames}
+    (folder / "transforms.json").write_text(json.dumps(table))
+    np.save(folder / "points.npy", painted_table().means)
+    return folder
+
+
+def test_posed_pictures_become_gaussians_a_sheet_and_a_film(posed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["scene", "splat", str(posed), "--steps", "80", "--orbit", "4", "--out", str(out)]) == 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["scores"]["psnr"]["value"] > 15
+    assert result["scores"]["psnr"]["n"] >= 1
+    scene = load_folder(out / "splats")
+    assert scene.names == ("world",)
+    assert len(scene) == result["gaussians"]["world"]
+    assert len(load_cameras(out / "cameras.json")) == 7
+    assert (out / "real_and_twin.png").stat().st_size > 1000
+    assert (out / "orbit.mp4").stat().st_size > 1000
+
+
+def test_a_gaussian_file_is_pictured(tmp_path: Path) -> None:
+    save(tmp_path / "spots.ply", painted_table())
+    assert main(["scene", "splat", str(tmp_path / "spots.ply"), "--orbit", "3", "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "picture.png").stat().st_size > 1000
+    assert (tmp_path / "out" / "orbit.mp4").is_file()
+
+
+def a_ply(tmp_path: Path, change: dict[str, float] | None = None) -> bytes:
+    """A sound file of three Gaussians, or one with a value of the second changed."""
+    save(tmp_path / "good.ply", painted_table().take(slice(0, 3)))
+    data = (tmp_path / "good.ply").read_bytes()
+    start = data.index(b"end_header\n") + 11
+    columns = [line.split()[2].decode() for line in data[:start].splitlines() if line.startswith(b"property")]
+    table = np.frombuffer(data[start:], "<f4").reshape(3, -1).copy()
+    for name, value in (change or {}).items():
+        table[1, columns.index(name)] = value
+    return data[:start] + table.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"scale_1": np.nan}, "'scales' of Gaussian 1 is not finite"),
+        ({"scale_0": 1e9}, "'scales' of Gaussian 1 is not finite"),
+        ({"rot_0": 0.0, "rot_1": 0.0, "rot_2": 0.0, "rot_3": 0.0}, "quaternion of Gaussian 1 is zero"),
+        ({"x": np.inf}, "'means' of Gaussian 1 is not finite"),
+        ({"opacity": np.nan}, "'opacities' of Gaussian 1 is not finite"),
+    ],
+)
+def test_numbers_that_are_none_are_refused_with_exit_2(
+    tmp_path: Path, change: dict[str, float], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.ply").write_bytes(a_ply(tmp_path, change))
+    assert main(["scene", "splat", str(tmp_path / "bad.ply"), "--out", str(tmp_path / "out")]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (b"element vertex 3", b"element vertex 3000000", "announces 3000000 Gaussians"),
+        (b"element vertex 3", b"element vertex 99999999999999999999", "announces"),
+        (b"element vertex 3", b"element vertex -3", "does not begin with its vertices"),
+        (b"end_header", b"end", "not a PLY file"),
+        (b"binary_little_endian", b"ascii", "format 'ascii'"),
+        (b"property float opacity", b"property float haze", "no vertex property 'opacity'"),
+    ],
+)
+def test_headers_that_lie_are_refused_with_exit_2(
+    tmp_path: Path, old: bytes, new: bytes, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.ply").write_bytes(a_ply(tmp_path).replace(old, new))
+    assert main(["scene", "splat", str(tmp_path / "bad.ply"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err.replace("\n", " ")
+    assert says in told
+    assert "Traceback" not in told
+
+
+def test_a_file_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) -> None:
+    data = a_ply(tmp_path)
+    for length in (0, 3, 40, len(data) // 2, len(data) - 1):
+        (tmp_path / "cut.ply").write_bytes(data[:length])
+        with pytest.raises(BadInput):
+            load(tmp_path / "cut.ply")
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ({"frames": []}, "lists no frames"),
+        ({"fl_x": None}, "focal length"),
+        ({"frames": [{"file_path": "../secret.png", "transform_matrix": np.eye(4).tolist()}]}, "lies outside"),
+        ({"frames": [{"file_path": "missing.png", "transform_matrix": np.eye(4).tolist()}]}, "not there"),
+        ({"frames": [{"file_path": "0.png", "transform_matrix": [[1, 2], [3, 4]]}]}, "lacks or misstates"),
+    ],
+)
+def test_descriptions_that_do_not_hold_are_refused(
+    posed: Path, edit: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = json.loads((posed / "transforms.json").read_text())
+    table.update(edit)
+    if edit.get("fl_x", 1) is None:
+        del table["fl_x"]
+    (posed / "transforms.json").write_text(json.dumps(table))
+    assert main(["scene", "splat", str(posed), "--out", str(posed.parent / "out")]) == 2
+    assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_folder_without_poses_says_what_was_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scene", "splat", str(tmp_path)]) == 2
+    assert "transforms.json" in capsys.readouterr().err
+
+
+def test_cameras_come_back_as_they_were_written(tmp_path: Path) -> None:
+    cameras = eyes(3)
+    save_cameras(tmp_path / "cameras.json", cameras)
+    for old, new in zip(cameras, load_cameras(tmp_path / "cameras.json"), strict=True):
+        assert (old.name, old.width, old.focal, old.centre) == (new.name, new.width, new.focal, new.centre)
+        np.testing.assert_array_equal(old.body_from_camera, new.body_from_camera)
+    (tmp_path / "cameras.json").write_text('{"a": {"width": 3}}')
+    with pytest.raises(BadInput, match="Camera 'a' lacks"):
+        load_cameras(tmp_path / "cameras.json")
+
+
+def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
+    scene = Scene.load("pusht")
+    frames = scan_frames(["tblock"], scene)
+    assert frames["tblock"][0] == "tee"
+    dot = coloured(np.array([[0.0, 0.0, 0.0]]), 0.01, np.array([[1.0, 0.0, 0.0]])).carried_by(
+        "tblock", ("world", "tblock")
+    )
+    rest = np.array([[0.5, 0.3, 0.02, 1.0, 0.0, 0.0, 0.0]])
+    fitted = SceneFit(dot, tuple(eyes(1)), None, {}, np.zeros((1, 1, 3), np.uint8), {"tblock": rest})
+    named = named_as(fitted, frames, scene)
+    assert named.gaussians.names == ("world", "tee")
+    np.testing.assert_allclose(named.gaussians.means[0], [-0.015145, -0.014239, 0.002481], atol=1e-6)
+    with pytest.raises(BadInput, match="none of the scene's objects"):
+        scan_frames(["one", "two"], scene)
+
+
+def test_films_are_mp4_or_gif(tmp_path: Path) -> None:
+    pictures = [np.full((20, 30, 3), 40 * i, np.uint8) for i in range(4)]
+    for name in ("a.gif", "a.mp4"):
+        save_movie(tmp_path / name, pictures)
+        assert (tmp_path / name).stat().st_size > 100
+    with pytest.raises(BadInput, match=r"\.mp4 or \.gif"):
+        save_movie(tmp_path / "a.avi", pictures)
+    assert side_by_side([(pictures[0], pictures[1])]).shape == (20, 3 * 30 + 2 * 6, 3)
+
+
+def test_the_real_recording_is_read_as_it_is(recordings: Path) -> None:
+    capture = load_capture(recordings / "pusht")
+    assert len(capture.shots) == 3
+    assert {shot.images.shape for shot in capture.shots} == {(500, 270, 480, 3)}
+    assert [body.gaussians.names for body in capture.bodies] == [("tblock",)]
+    assert capture.plane is not None
