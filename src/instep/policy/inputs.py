@@ -112,6 +112,12 @@ class Inputs:
             parts += self._framed(observation, self.frame)
         return np.concatenate(parts, axis=-1)
 
+    @property
+    def size(self) -> int:
+        """How many numbers `features` gives."""
+        rows = {name: np.arange(1.0, 1.0 + len(labels)) for name, labels in self.channels.items()}
+        return self.features(rows).shape[-1]
+
     def into(self, observation: Observation, vectors: Array) -> Array:
         """Vectors of the plane [..., 2] of the world in the frame of the body."""
         c, s = self._heading(observation, vectors.ndim)

@@ -166,6 +166,11 @@ def _check_sizes(recipe: Recipe, tensors: Mapping[str, Array], folder: Path) -> 
             raise BadInput(f"The weights in {str(folder)!r} lack {name!r}; they are not of this policy.")
     if tensors["net.leave.weight"].shape[0] != size or tensors["scale.action_size"].shape != (size,):
         raise BadInput(f"The weights in {str(folder)!r} are for chunks of another size than policy.json says.")
+    if tensors["scale.seen_mean"].shape != (recipe.inputs.size,):
+        raise BadInput(
+            f"The weights in {str(folder)!r} are for {tensors['scale.seen_mean'].size} numbers that are seen, and "
+            f"policy.json describes {recipe.inputs.size}; they are not of this policy."
+        )
 
 
 def _eyes(recipe: Recipe, tensors: Mapping[str, Array]) -> Any:
