@@ -47,7 +47,7 @@ def splat(
         most: most Gaussians of what does not move.
         learn: frames of each video to learn from.
         held_out: frames of each video, or whole images, kept back to score on.
-        align: whether cameras that disagree about the table are put right first.
+        align: put cameras that disagree about the table right first; --no-align takes them as they are.
         orbit: frames of the film of a camera that circles the scene; 0 for none.
         seed: seed of the fit.
         out: folder to write; a new one under runs/ where not given.
