@@ -98,15 +98,15 @@ def inflated(belief: Gaussian, factor: float) -> Gaussian:
 
 def save(belief: Posterior | Box, path: Path) -> Path:
     """Write a belief as JSON (knobs, quantiles) and NPZ (numbers) side by side; `path` names the JSON."""
-    if isinstance(belief, Box):
-        kind, arrays, summary = "box", {}, {}
-    elif isinstance(belief, Gaussian):
-        kind, arrays = "gaussian", {"mean": belief.mean, "covariance": belief.covariance}
-    else:
-        kind, arrays = "cloud", {"points": belief.points}
+    kind, summary = "box", {}
     if not isinstance(belief, Box):
-        np.savez(path.with_suffix(".npz"), **arrays)
         summary = {name: estimate.as_dict() for name, estimate in estimates(belief).items()}
+        if isinstance(belief, Gaussian):
+            kind = "gaussian"
+            np.savez(path.with_suffix(".npz"), mean=belief.mean, covariance=belief.covariance)
+        else:
+            kind = "cloud"
+            np.savez(path.with_suffix(".npz"), points=belief.points)
     knobs = [{"address": k.address, "low": k.low, "high": k.high, "log": k.log, "unit": k.unit} for k in belief.knobs]
     path.write_text(json.dumps({"kind": kind, "knobs": knobs, "estimates": summary}, indent=2) + "\n", encoding="utf-8")
     return path

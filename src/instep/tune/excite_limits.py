@@ -96,7 +96,7 @@ def used(limits: Limits, q: Array, v: Array, actions: Array) -> dict[str, float]
         "acceleration": float(np.abs(np.diff(speeds, axis=0)).max(initial=0.0) / scene.dt / allowed.acceleration),
         "torque": float(share.max(initial=0.0)),
         # Any touch is one too many; the longer, the worse.
-        "touching": 1.0 + touches if touches else 0.0,
+        "touching": 2.0 + touches if touches else 0.0,
     }
 
 
@@ -106,13 +106,13 @@ def _felt(scene: Scene, q: Array, v: Array, actions: Array) -> tuple[Array, floa
     data = mujoco.MjData(model)
     moving = _moving(scene)
     forces = np.empty((len(q), model.nu))
-    first: set[tuple[int, int]] = set()
+    first: set[frozenset[int]] = set()
     touches = 0
     for row in range(len(q)):
         data.qpos[:], data.qvel[:], data.ctrl[:] = q[row], v[row], actions[row]
         mujoco.mj_forward(model, data)
         forces[row] = data.actuator_force
-        pairs = {tuple(sorted((int(a), int(b)))) for a, b in data.contact.geom[: data.ncon] if moving[a] or moving[b]}
+        pairs = {frozenset((int(a), int(b))) for a, b in data.contact.geom[: data.ncon] if moving[a] or moving[b]}
         if row == 0:
             first = pairs
         touches += bool(pairs - first)

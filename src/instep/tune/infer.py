@@ -139,7 +139,8 @@ class Likelihood:
         """Slope of the log posterior at each point [points, knobs]; none where it diverged."""
         rows, slopes = self.jacobian(points)
         out = -np.einsum("pkr,pr->pk", np.nan_to_num(slopes), np.nan_to_num(rows))
-        return np.where(np.isfinite(slopes).all(axis=(1, 2))[:, None], out, 0.0)
+        sound = np.isfinite(slopes).all(axis=(1, 2), keepdims=True)[..., 0]  # [points, 1]
+        return np.where(sound, out, 0.0)
 
 
 def likelihood(found: Fit) -> Likelihood:
