@@ -259,9 +259,12 @@ def _sources(sim: Spec, real: Spec) -> list[tuple[int, int]]:
 
 
 def correction_log(twin: Twin, columns: Mapping[str, Array]) -> dict[str, Array]:
-    """The numbers of the correction of a run, by name [rows]."""
+    """The numbers of the correction of a run, by name [rows], and `joints.error`, the largest of the joints."""
     rows = columns["twin.correction"]
-    return {name: rows[:, i] for i, name in enumerate(twin.correct.logged)}
+    log = {name: rows[:, i] for i, name in enumerate(twin.correct.logged)}
+    if "twin.joint_error" in columns:
+        log["joints.error"] = np.abs(columns["twin.joint_error"]).max(axis=1)
+    return log
 
 
 def channel(spec: Spec, name: str) -> Channel:
