@@ -145,7 +145,12 @@ def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: 
     rate = (highest - lowest) / t[-1]
     wave = np.sin(2 * np.pi * (lowest * t + rate * t**2 / 2)) * _fade(t)
     actions = np.tile(limits.scene.rest_action(), (steps, 1))
-    actions[:, limits.actuators] += wave[:, None] * np.sqrt(energy / (len(limits.actuators) * (wave**2).sum()))
+    begin = actions[0, limits.actuators]
+    room = np.where(limits.served, np.minimum(limits.high - begin, begin - limits.low), np.inf)
+    # A joint that begins at its stop, such as an open gripper, cannot be swept both ways.
+    moves = room > 0.05 * np.median(room)
+    size = np.sqrt(energy / (int(moves.sum()) * (wave**2).sum()))
+    actions[:, limits.actuators] += size * wave[:, None] * moves
     return actions
 
 

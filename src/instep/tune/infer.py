@@ -139,8 +139,8 @@ class Likelihood:
         """Slope of the log posterior at each point [points, knobs]; none where it diverged."""
         rows, slopes = self.jacobian(points)
         out = -np.einsum("pkr,pr->pk", np.nan_to_num(slopes), np.nan_to_num(rows))
-        sound = np.isfinite(slopes).all(axis=(1, 2), keepdims=True)[..., 0]  # [points, 1]
-        return np.where(sound, out, 0.0)
+        sound = np.asarray(np.isfinite(slopes).reshape(len(points), -1).all(axis=1))
+        return np.where(sound[:, None], out, 0.0)
 
 
 def likelihood(found: Fit) -> Likelihood:
