@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +91,17 @@ def against_sysid(label: str, sim: MujocoWorld, repeats: int) -> list[dict[str, 
         found = _ours(sim, runs, truth)
         ours.append(time.perf_counter() - began)
         errors[0] = max(abs(found[n] / v - 1) for n, v in truth.items())
+        params, sequences = _prepared(sim, runs, truth)
         began = time.perf_counter()
-        other = _theirs(sim, runs, truth)
+        other = _theirs(params, sequences)
         theirs.append(time.perf_counter() - began)
         errors[1] = max(abs(other[n] / v - 1) for n, v in truth.items())
     ratios = np.array(ours) / np.array(theirs)
     ratio, known = float(np.median(ratios)), max(errors) < 0.01
     return [
-        {"name": f"{label}: wall time over mujoco.sysid, both to 1 % of the truth", "value": ratio, "low": float(ratios.min()),
-         "high": float(ratios.max()), "unit": "x", "goal": 0.7, "ok": ratio <= 0.7 and known},
+        {"name": f"{label}: wall time over mujoco.sysid, both to 1 %", "value": ratio,
+         "low": float(ratios.min()), "high": float(ratios.max()), "unit": "x", "goal": 0.7,
+         "ok": ratio <= 0.7 and known},
         {"name": f"{label}: largest error of ours, of mujoco.sysid's {errors[1]:.1e}", "value": errors[0], "low": None,
          "high": None, "unit": "1", "goal": 0.01, "ok": known},
     ]  # fmt: skip
@@ -125,7 +129,17 @@ def _ours(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> dic
     return fit(sim, runs, knobs, options).settings
 
 
-def _theirs(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
+def _theirs(params: Any, sequences: Any) -> dict[str, float]:
+    from mujoco import sysid
+
+    residual = sysid.build_residual_fn(models_sequences=sequences)
+    with redirect_stdout(StringIO()):
+        best, _ = sysid.optimize(initial_params=params, residual_fn=residual, optimizer="mujoco", verbose=False)
+    return {name: float(best[name].value[0]) for name in params.parameters}
+
+
+def _prepared(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> tuple[Any, Any]:
+    """The same runs in the words of mujoco.sysid, which wants sensors at every physics step."""
     from mujoco import sysid
 
     spec = mujoco.MjSpec.from_string(sim.scene.source.xml)
@@ -150,9 +164,7 @@ def _theirs(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> d
         sequences.append(
             sysid.ModelSequences("arm", spec, f"run{number}", begin, sysid.TimeSeries(times, control), sensors)
         )
-    residual = sysid.build_residual_fn(models_sequences=sequences)
-    best, _ = sysid.optimize(initial_params=params, residual_fn=residual, optimizer="mujoco", verbose=False)
-    return {name: float(best[name].value[0]) for name in truth}
+    return params, sequences
 
 
 def _writer(joint: str, word: str) -> Any:
@@ -187,8 +199,8 @@ def c2st_rows(bed: Bed, found: Fit, sims: int) -> list[dict[str, Any]]:
         a, b = ((np.asarray(p) - exact.mean(axis=0)) / spread for p in (exact[:600], points))
         scores[name] = float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
     rows = [
-        {"name": f"C2ST to the exact posterior, {name}{'' if name == 'laplace' else f', {sims} simulations'}", "value": value,
-         "low": None, "high": None, "unit": "", "goal": None, "ok": None}
+        {"name": f"C2ST to the exact posterior, {name}{'' if name == 'laplace' else f', {sims} simulations'}",
+         "value": value, "low": None, "high": None, "unit": "", "goal": None, "ok": None}
         for name, value in scores.items()
     ]  # fmt: skip
     rows[0] |= {"goal": round(scores["plain sbi"], 4), "ok": scores["ours"] <= scores["plain sbi"]}
