@@ -109,9 +109,9 @@ def solve(
         known, pull = _summed(views if wide == soft else looks(wide))
         step = np.linalg.solve(known + inside, pull + inside @ eta)
         eta = eta - step
+        if wide == soft and np.abs(step).max() < ENOUGH:
+            break  # what was seen before so small a step still holds
         views = looks(soft)
-        if np.abs(step).max() < ENOUGH:
-            break
     information, _ = _summed(views)
     within = np.linalg.inv(information + inside)
     return Solution(basis @ eta, basis @ within @ basis.T, information, views)
