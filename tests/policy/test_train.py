@@ -152,6 +152,21 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path):
         train(episodes, tmp_path / "parts", replace(options, rate=1e-4))
 
 
+@pytest.mark.gpu
+def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device on this machine")
+    from instep.policy.train import TrainOptions, train
+
+    options = TrainOptions(steps=40, every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, rate=1e-3)
+    episodes = [towards(seed, 20) for seed in range(6)]
+    here = read_weights(train(episodes, tmp_path / "cpu", options) / "weights.safetensors")
+    there = read_weights(train(episodes, tmp_path / "cuda", replace(options, device="cuda")) / "weights.safetensors")
+    # The draws are the same; sums run in another order.
+    assert all(np.allclose(here[name], there[name], atol=2e-3) for name in here)
+
+
 def test_a_checkpoint_is_judged(tmp_path):
     pytest.importorskip("torch")
     from instep.policy.train import TrainOptions, train
