@@ -21,7 +21,9 @@ from instep.scene.address import TIMESTEP
 
 from .excite_limits import Allowed, Limits, used
 from .identify import UNIFORM, Identifiability, judge
-from .solve import NUDGE
+
+STEP = 0.01
+"""Step of the differences, as a share of a knob's range; larger than a fit's, since stick and slip are not smooth."""
 
 Watch = Callable[[int, float], None]
 """Told the generation and the best score so far."""
@@ -124,18 +126,22 @@ def information(
     """
     x = np.array([float(knob.to_unit(value)) for knob, value in zip(knobs, _values(limits, knobs), strict=True)])
     groups = _groups(limits, knobs, local)
-    signs = np.where(x > 0.5, -1.0, 1.0)
-    points = np.tile(x, (len(groups) + 1, 1))
-    for row, group in enumerate(groups, 1):
-        points[row, group] += signs[group] * NUDGE
+    points = np.tile(x, (2 * len(groups) + 1, 1))
+    for row, group in enumerate(groups):
+        points[1 + row, group] += STEP
+        points[1 + len(groups) + row, group] -= STEP
     q, v = _march(sim, limits, knobs, points, motions)
     seen = q[..., limits.at]
-    changes = np.nan_to_num(seen[1:] - seen[0])  # [groups, motions, steps, joints]
-    slopes = np.zeros((len(knobs), *changes.shape[1:]))
+    up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))  # each [groups, motions, steps, joints]
+    # A joint that sticks on one side and slips on the other is no information: then the smaller slope of both counts.
+    small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
+    smooth = (up * down < 0) & (small > 0.5 * large)
+    change = np.where(smooth, (up - down) / 2, np.where(up * down < 0, np.sign(up) * small, 0.0))
+    slopes = np.zeros((len(knobs), *change.shape[1:]))
     for row, group in enumerate(groups):
         for i in group:
             only = _own(limits, knobs[i]) if local else np.ones(len(limits.joints), bool)
-            slopes[i] = changes[row] * only / (signs[i] * NUDGE * noise)
+            slopes[i] = change[row] * only / (STEP * noise)
     return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q[0], v[0]
 
 
@@ -148,7 +154,8 @@ def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: 
     begin = actions[0, limits.actuators]
     room = np.where(limits.served, np.minimum(limits.high - begin, begin - limits.low), np.inf)
     # A joint that begins at its stop, such as an open gripper, cannot be swept both ways.
-    moves = room > 0.05 * np.median(room)
+    free = ~np.isfinite(room)
+    moves = free | (room > 0.05 * np.median(np.where(free, np.pi, room)))
     size = np.sqrt(energy / (int(moves.sum()) * (wave**2).sum()))
     actions[:, limits.actuators] += size * wave[:, None] * moves
     return actions
@@ -168,16 +175,20 @@ class _Series:
         steps = max(8, round(options.seconds / dt))
         self.t = np.arange(steps) * dt
         top = max(1, round(options.highest * options.seconds))
-        self._tones = np.unique(np.round(np.geomspace(1, top, options.tones)))
+        # Joints swing at frequencies of their own, so that what one does to another can be told apart.
+        tops = [max(1, top - j % max(1, top // 4)) for j in range(len(limits.joints))]
+        self._tones = np.round([np.geomspace(1, each, options.tones) for each in tops])  # [joints, tones]
         self._begin = limits.scene.rest_action()[limits.actuators]
         # Fast tones tell more for the same energy, so the search begins with most of it there.
-        amplitudes = np.linspace(0.1, 0.8, len(self._tones)) if len(self._tones) > 1 else [0.5]
-        self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * len(self._tones)], len(limits.joints))
-        self.spread = np.tile([0.1, 0.2, *[0.15] * len(self._tones), *[0.5] * len(self._tones)], len(limits.joints))
+        amplitudes = 0.8 * np.geomspace(0.1, 1.0, options.tones) if options.tones > 1 else [0.8]
+        self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * self._tones.shape[1]], len(limits.joints))
+        self.spread = np.tile(
+            [0.1, 0.2, *[0.15] * self._tones.shape[1], *[0.5] * self._tones.shape[1]], len(limits.joints)
+        )
 
     def actions(self, x: Array) -> Array:
         """The commands of one candidate [steps, nu], scaled joint by joint to what the limits allow of a command."""
-        limits, n, tones = self._limits, len(self._limits.joints), len(self._tones)
+        limits, (n, tones) = self._limits, self._tones.shape
         parts = x.reshape(n, 2 + 2 * tones)
         omega = 2 * np.pi * self._tones / (self.t[-1] + self.t[1])
         size = parts[:, 2 : 2 + tones]
