@@ -53,7 +53,7 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
         _add(scene, address.DELAY, knobs, start)
         knobs[-1] = Knob(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
     knobs = [_bounded(knob, scene.bounds) for knob in knobs]
-    start = {k.address: float(np.clip(start[k.address], k.low, k.high)) for k in knobs}
+    start = {k.address: _begin(k, start[k.address]) for k in knobs}
     return Choice(tuple(knobs), start, held | clipped(scene, episodes))
 
 
@@ -91,7 +91,14 @@ def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, 
         held = {f"joint.{j}.grip": FIRM for j in sorted(joints)}
     start |= values
     knobs = (*found, *driven)
-    return Choice(knobs, {k.address: float(np.clip(start[k.address], k.low, k.high)) for k in knobs}, held)
+    return Choice(knobs, {k.address: _begin(k, start[k.address]) for k in knobs}, held)
+
+
+def _begin(knob: Knob, value: float) -> float:
+    """Where a search begins: at the scene's value, or, where that is nought and the knob spans decades, in the middle."""
+    if knob.log and value <= 0:
+        return float(knob.from_unit(0.5))
+    return float(np.clip(value, knob.low, knob.high))
 
 
 def _bounded(knob: Knob, bounds: Mapping[str, Sequence[float]]) -> Knob:

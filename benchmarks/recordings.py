@@ -1,0 +1,48 @@
+"""Identified scenes against recordings of real machines they were not fitted to, row by row.
+
+Each row is independent: `instep bench recordings` runs all of them, `python benchmarks/recordings.py so101 xl330` some.
+What a row found is kept in the output folder as soon as it is done. Splits are by whole recordings, never by rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from recordings_arms import kuka, so101, so101_delta, wam
+from recordings_contact import cube
+from recordings_pendula import double_pendulum, furuta, xl330
+
+ROWS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
+    "so101": so101,
+    "delta": so101_delta,
+    "xl330": xl330,
+    "furuta": furuta,
+    "wam": wam,
+    "double_pendulum": double_pendulum,
+    "cube": cube,
+    "kuka": kuka,
+}
+QUICK = ("kuka", "cube")
+
+
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One row per number; the cheap ones alone where `quick`."""
+    rows: list[dict[str, Any]] = []
+    for name in only or (QUICK if quick else ROWS):
+        began = time.perf_counter()
+        found = ROWS[name](out, quick)
+        (out / f"{name}.json").write_text(json.dumps({"rows": found, "seconds": time.perf_counter() - began}, indent=2))
+        rows += found
+    return rows
+
+
+if __name__ == "__main__":
+    folder = Path("runs") / "recordings"
+    folder.mkdir(parents=True, exist_ok=True)
+    for row in run(folder, only=sys.argv[1:]):
+        print(json.dumps(row))

@@ -1,0 +1,80 @@
+"""What the rows of the recordings benchmark share: where data lie, open-loop errors, identification, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.app.gap_run import at_rate, read
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.replay import aligned
+from instep.core.stats import Estimate, bootstrap
+from instep.core.world import Simulator
+from instep.scene.folder import Scene
+from instep.tune.auto import asked
+from instep.tune.drive import bare, told
+from instep.tune.fit import FitOptions, fit
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
+
+
+def recorded(folder: str, as_: str, scene: Scene | None = None) -> list[Episode]:
+    """The recordings of one set, at the rate of a scene where one is given."""
+    for place in RECORDINGS:
+        if (place / folder).is_dir():
+            episodes = list(read(str(place / folder), as_))
+            return told(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
+    raise BadInput(f"There are no recordings {folder!r}; put the recordings folder beside the benchmarks.")
+
+
+def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:
+    """What the simulator does from the first row of each recording, all in one batch: predicted less measured."""
+    given = [aligned(e, sim) for e in episodes]
+    longest = max(len(g.q) for g in given)
+    told = np.stack([np.concatenate([g.action, np.repeat(g.action[-1:], longest - len(g.q), 0)]) for g in given])
+    state = sim.place(*(np.stack([getattr(g, name)[0] for g in given]) for name in ("q", "v")), 0.0, _past(given))
+    out = [state.q]
+    for row in range(longest - 1):
+        state = sim.step(state, told[:, row])
+        out.append(state.q)
+    done = np.stack(out, axis=1)
+    return [done[i, : len(g.q)] - g.q for i, g in enumerate(given)]
+
+
+def identified(
+    scene: Scene, episodes: Sequence[Episode], knobs: Sequence[str], options: FitOptions, held: Mapping[str, float]
+) -> tuple[Simulator, dict[str, float]]:
+    """A scene with knobs identified from recordings, and their values."""
+    choice = asked(scene, knobs, {})
+    sim = bare(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else bare(scene)
+    start = {**choice.start, **options.start}
+    found = fit(sim, episodes, choice.knobs, _with(options, start))
+    return sim.tuned(found.settings), {**choice.held, **held, **found.settings}
+
+
+def rms(error: np.ndarray) -> np.ndarray:
+    """Root mean square over rows, per coordinate."""
+    return np.sqrt((error**2).mean(axis=0))
+
+
+def row(name: str, samples: Sequence[float] | Estimate, unit: str, goal: float | None = None) -> dict[str, Any]:
+    """One row of the table from one number per recording, or from an estimate; lower is better."""
+    estimate = samples if isinstance(samples, Estimate) else bootstrap(np.asarray(samples, float), unit=unit)
+    ok = None if goal is None else bool(estimate.value <= goal)
+    return {"name": name, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": unit,
+            "goal": goal, "ok": ok}  # fmt: skip
+
+
+def _past(given: Sequence[Any]) -> np.ndarray:
+    return np.stack([g.past[0] for g in given])
+
+
+def _with(options: FitOptions, start: Mapping[str, float]) -> FitOptions:
+    from dataclasses import replace
+
+    return replace(options, start=dict(start))
