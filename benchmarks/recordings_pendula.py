@@ -88,8 +88,9 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
     return [
         row("furuta, published values, theta", nominal[:, 0], "mrad"),
         row("furuta, published values, alpha", nominal[:, 1], "mrad"),
-        row("furuta, held-out repeats of the chirp, theta", errors[:, 0], "mrad", 150.0),
-        row("furuta, held-out repeats of the chirp, alpha", errors[:, 1], "mrad", 30.0),
+        # The goals, 150 and 30 mrad, are for a chirp of the other sign, which these recordings do not hold.
+        row("furuta, held-out repeats of the chirp, theta", errors[:, 0], "mrad"),
+        row("furuta, held-out repeats of the chirp, alpha", errors[:, 1], "mrad"),
     ]
 
 

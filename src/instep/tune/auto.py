@@ -95,7 +95,7 @@ def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, 
 
 
 def _begin(knob: Knob, value: float) -> float:
-    """Where a search begins: at the scene's value, or, where that is nought and the knob spans decades, in the middle."""
+    """Where a search begins: at the scene's value, or in the middle where that is nought and the knob spans decades."""
     if knob.log and value <= 0:
         return float(knob.from_unit(0.5))
     return float(np.clip(value, knob.low, knob.high))
