@@ -35,7 +35,7 @@ from instep.twin.pose_filter import FilterOptions, PoseFilter
 from instep.twin.prepare import colour_of
 from instep.twin.rehearsal import film
 from instep.twin.track import median_of_blocks
-from instep.twin.twin import COUNTS, STAGES, Twin, correction_log
+from instep.twin.twin import COUNTS, STAGES, Twin, log_of
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
 """What is other in the stand-in: the scene has 0.4 and 500."""
@@ -206,7 +206,7 @@ def _rows(rans: list[Ran], dense: tuple[float, int]) -> list[dict[str, Any]]:
     for s, name in enumerate(STAGES):
         if name != "follow":
             rows.append(_row(f"stage {name}, median", np.median(stages[:, s]) * 1e3, "ms"))
-    nis = np.concatenate([correction_log(r.twin, r.episode.columns)["tee.nis"][BEGIN:] for r in rans])
+    nis = np.concatenate([log_of(r.episode)["tee.nis"][BEGIN:] for r in rans])
     rows.append(_row("mean NIS (3 expected)", float(np.nanmean(nis)), ""))
     rows.append(_row("rows dropped by the recorder", sum(r.dropped for r in rans), ""))
     counts = np.sum([r.episode["twin.counts"][-1] for r in rans], axis=0)

@@ -29,7 +29,7 @@ from instep.twin.pose_filter import PoseFilter
 from instep.twin.prepare import colour_of
 from instep.twin.rehearsal import Shooting, film
 from instep.twin.trust import calibrated
-from instep.twin.twin import Twin, correction_log
+from instep.twin.twin import Twin, log_of
 from sync import Restless
 
 ROWS, ONSET, STILL = 84, 36, 90
@@ -89,7 +89,7 @@ def follow(scene: Scene, filmed: Episode) -> dict[str, Array]:
     eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, scene.objects[0])))
     twin = Twin(MujocoWorld(scene), Recording(filmed), PoseFilter(scene, eyes))
     episode = rollout(twin, Script(filmed.action), steps=len(filmed))
-    return correction_log(twin, episode.columns)
+    return log_of(episode)
 
 
 def _one_camera(seed: int, scene: Scene) -> str:

@@ -21,7 +21,7 @@ from instep.twin.eyes import IMAGES, Eyes
 from instep.twin.mask import colour_mask
 from instep.twin.pose_filter import FilterOptions, PoseFilter
 from instep.twin.prepare import colour_of
-from instep.twin.twin import Twin, correction_log
+from instep.twin.twin import Twin, log_of
 
 STEPS = 60
 
@@ -99,6 +99,6 @@ def follow() -> Callable[..., Run]:
         true = filmed.episode.q
         error = np.linalg.norm(episode.q[:, 2:5] - true[:, 2:5], axis=1)
         turn = angle_between(episode.q[:, 5:9], true[:, 5:9])
-        return Run(twin, episode, error, turn, correction_log(twin, episode.columns))
+        return Run(twin, episode, error, turn, log_of(episode))
 
     return run

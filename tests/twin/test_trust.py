@@ -7,6 +7,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.twin.trust import calibrated
+from instep.twin.twin import log_of
 
 
 def nominal(seed: int, strange: float = 0.0) -> dict[str, np.ndarray]:
@@ -51,3 +52,28 @@ def test_a_number_that_is_missing_is_as_bad_as_can_be() -> None:
 def test_three_runs_are_too_few() -> None:
     with pytest.raises(BadInput, match="four nominal runs"):
         calibrated([nominal(seed) for seed in range(3)])
+
+
+def test_the_log_is_read_back_from_an_episode(filmed, follow) -> None:
+    run = follow(filmed)
+    log = log_of(run.episode)
+    assert set(run.twin.correct.logged) | {"joints.error"} == set(log)
+    assert np.nanmax(log["joints.error"]) == np.nanmax(np.abs(run.episode["twin.joint_error"]))
+    with pytest.raises(BadInput, match="not run through a corrected twin"):
+        log_of(filmed.episode)
+
+
+def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_path) -> None:
+    from instep.app.twins import trusted
+    from instep.data.lerobot3_writer import write
+
+    well = follow(filmed).episode
+    rng = np.random.default_rng(0)
+
+    def like(scale: float):
+        rows = well["twin.correction"] * rng.uniform(0.95, 1.05, well["twin.correction"].shape) * scale
+        return well.with_columns({"twin.correction": rows}, task="push")
+
+    write([like(1.0) for _ in range(12)], tmp_path / "nominal")
+    assert trusted(like(1.0), tmp_path / "nominal")["trust"].value > 0.1
+    assert trusted(like(6.0), tmp_path / "nominal")["trust"].value == pytest.approx(1 / 9)  # below all of eight

@@ -219,6 +219,18 @@ def open_twin(
         yield Twin(MujocoWorld(scene), world, how, images=images)
 
 
+def trusted(episode: Episode, nominal: Path) -> dict[str, Estimate]:
+    """How far a run can be trusted, against runs of the same twin in which all was well: its lowest trust."""
+    from instep.data.episodes import load
+    from instep.twin.trust import calibrated
+    from instep.twin.twin import log_of
+
+    trust = calibrated([log_of(one) for one in load(nominal)])
+    levels = trust.of(trust.frames(log_of(episode))[trust.skip :])
+    low, last, n = float(np.min(levels)), float(levels[-1]), len(trust.scores)
+    return {"trust": Estimate(low, low, low, n), "trust at the end": Estimate(last, last, last, n)}
+
+
 def _cameras(prepared: Any) -> dict[str, Any]:
     refined = prepared.refined
     return {

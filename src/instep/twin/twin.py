@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
@@ -259,11 +260,19 @@ def _sources(sim: Spec, real: Spec) -> list[tuple[int, int]]:
 
 
 def correction_log(twin: Twin, columns: Mapping[str, Array]) -> dict[str, Array]:
+    """The numbers of the correction of a run of this twin, by name [rows]."""
+    return {name: columns["twin.correction"][:, i] for i, name in enumerate(twin.correct.logged)}
+
+
+def log_of(episode: Episode) -> dict[str, Array]:
     """The numbers of the correction of a run, by name [rows], and `joints.error`, the largest of the joints."""
-    rows = columns["twin.correction"]
-    log = {name: rows[:, i] for i, name in enumerate(twin.correct.logged)}
-    if "twin.joint_error" in columns:
-        log["joints.error"] = np.abs(columns["twin.joint_error"]).max(axis=1)
+    known = episode.spec.observation
+    if "twin.correction" not in known or "twin.correction" not in episode:
+        raise BadInput("This episode was not run through a corrected twin: it has no column 'twin.correction'.")
+    rows = episode["twin.correction"]
+    log = {name: rows[:, i] for i, name in enumerate(known["twin.correction"].labels)}
+    if "twin.joint_error" in episode:
+        log["joints.error"] = np.abs(episode["twin.joint_error"]).max(axis=1)
     return log
 
 

@@ -12,11 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from instep.app.output import new_output
-from instep.app.twins import Corrects, open_twin, report, track
+from instep.app.twins import Corrects, open_twin, report, track, trusted
 from instep.app.worlds import open_policy, open_world, recorded
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
+from instep.core.stats import Estimate
 from instep.core.world import Array, Observation, State
 
 Positional = tyro.conf.Positional
@@ -34,6 +35,7 @@ def run(
     correct: Literal["pose", "forces", "none"] = "pose",
     hold_camera: tuple[str, ...] = (),
     images: bool = False,
+    nominal: Path | None = None,
     out: Path | None = None,
 ) -> int:
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
@@ -48,6 +50,7 @@ def run(
         correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
         hold_camera: cameras that the correction does not see, to judge it by.
         images: keep the real pictures that a twin saw, beside its states.
+        nominal: dataset of runs of this twin in which all was well; says how far this run can be trusted.
         out: folder to write; a new one under runs/ where not given.
 
     """
@@ -68,7 +71,12 @@ def run(
             episode = rollout(opened, decider, steps=steps, seed=seed, watch=[tick])
     output = new_output("run", out, seed=seed)
     write([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
-    output.write({}, rows=len(episode), ended=episode.meta["ended"])
+    scores: dict[str, Estimate] = {}
+    if nominal is not None:
+        output.read(nominal)
+        scores = trusted(episode, nominal)
+        Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
+    output.write(scores, rows=len(episode), ended=episode.meta["ended"])
     print(output.folder)
     return 0
 
