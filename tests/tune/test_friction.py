@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep import MujocoWorld
-from instep.core.errors import UnknownName
+from instep import Constant, MujocoWorld, Script, rollout
+from instep.core.errors import BadInput, UnknownName
 from instep.scene.folder import Scene
-from instep.tune.drive import Driven, opened
+from instep.tune.auto import asked, clipped
+from instep.tune.drive import Driven, opened, read_drive, told
 from instep.tune.friction import MODELS, budget, knobs
+from instep.tune.promote import promote
 
 RAIL = """
 <mujoco>
@@ -119,3 +121,40 @@ def test_a_drive_beside_the_scene_is_opened_with_it(tmp_path):
 def test_an_unknown_term_offers_the_nearest(tmp_path):
     with pytest.raises(UnknownName, match="static"):
         Driven(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})
+
+
+def test_knobs_of_a_drive_are_found_by_pattern_and_promoted_into_their_own_file(tmp_path):
+    world(tmp_path, SERVO)
+    (tmp_path / "drive.toml").write_text('[settings]\n"joint.hinge.load" = 0.1\n"actuator.hinge.sag" = 0.5\n')
+    scene = Scene.load(tmp_path)
+    choice = asked(scene, ["joint.hinge.*oad", "actuator.hinge.sag", "joint.hinge.armature"], {})
+    assert {k.address for k in choice.knobs} == {"joint.hinge.load", "actuator.hinge.sag", "joint.hinge.armature"}
+    assert choice.start["actuator.hinge.sag"] == 0.5
+    new = promote(scene, {"joint.hinge.load": 0.2, "joint.hinge.armature": 0.3}, tmp_path / "new", {})
+    assert read_drive(new) == {"joint.hinge.load": 0.2, "actuator.hinge.sag": 0.5}
+    assert dict(Scene.load(new).settings) == {"joint.hinge.armature": 0.3}
+
+
+def test_inputs_of_a_drive_come_from_the_notes_of_a_recording(tmp_path):
+    sim = world(tmp_path, SERVO)
+    (tmp_path / "drive.toml").write_text('[settings]\n"actuator.hinge.kt" = 0.5\n[inputs]\n"hinge.gain" = "kp"\n')
+    scene = Scene.load(tmp_path)
+    run = rollout(sim, Constant(np.array([0.1])), steps=5)
+    given = told(scene, [run.with_columns({}, kp="200")])[0]
+    assert given.spec.action.labels == opened(scene).spec.action.labels == ("hinge", "hinge.gain")
+    assert given.action[3].tolist() == [0.1, 200.0]
+    with pytest.raises(BadInput, match="'kp'"):
+        told(scene, [run])
+
+
+def test_a_command_range_is_read_from_where_a_joint_stood_short_of_its_command(tmp_path):
+    (tmp_path / "scene.xml").write_text(SERVO.replace('kp="1"', 'kp="30" kv="3" ctrlrange="-2 2"'))
+    (tmp_path / "scene.toml").write_text('rate = 100.0\n[robot]\njoints = ["hinge"]\n')
+    scene = Scene.load(tmp_path)
+    told_more = 1.5 * np.sin(np.arange(1200) / 100)[:, None]
+    free = rollout(MujocoWorld(scene), Script(told_more), steps=1200)
+    assert clipped(scene, [free]) == {}
+    stopped = rollout(MujocoWorld(scene), Script(np.maximum(told_more, -0.8)), steps=1200)
+    found = clipped(scene, [stopped.with_columns({"action": told_more})])
+    assert list(found) == ["actuator.hinge.low"]
+    assert found["actuator.hinge.low"] == pytest.approx(-0.8, abs=0.03)
