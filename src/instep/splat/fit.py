@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.poses import matrix_from_quat, normalized
+from instep.core.poses import matrix_from_quat, normalized, quat_mul
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
@@ -22,6 +22,10 @@ from .raster import Raster
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done and a few words."""
+
+
+_THIN = np.log(0.002)
+"""Thickest a Gaussian on a surface may be, the logarithm of a standard deviation [m]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +48,7 @@ class FitOptions:
     """Learning rate of centres [m] at the start; a hundredth at the end."""
     needle: float = 3.0
     """Longest a Gaussian may be, in multiples of its middle axis: needles look right from the views fitted to, only."""
-    shine: float = 0.05
+    shine: float = 0.2
     """Learning rate of the direction-dependent colour, as a share of that of the colour itself."""
     seed: int = 0
 
@@ -196,6 +200,20 @@ class _Scene:
         height = self.means @ normal + leash.plane.normal[3] / np.linalg.norm(leash.plane.normal[:3])
         over = height - np.clip(height, -leash.reach, leash.reach)
         self.means -= np.where(self.held, over, 0.0)[:, None] * normal
+        self._lay_flat(normal)
+
+    def _lay_flat(self, normal: Array) -> None:
+        """Turn the third axes of those on the surface back to its normal, and keep them thin along it.
+
+        Three cameras cannot tell a blade of grass from a spot of paint; any other camera can.
+        """
+        quats = normalized(self.quats[self.held])
+        w, x, y, z = quats.T
+        up = np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=-1)
+        cosine = np.maximum(up @ normal, -0.999)
+        back = normalized(np.column_stack([1 + cosine, np.cross(up, normal)]))
+        self.quats[self.held] = quat_mul(back, quats)
+        self.logs[self.held, 2] = np.minimum(self.logs[self.held, 2], _THIN)
 
     def prune(self) -> None:
         """Drop those that show nothing: faint, or so large that they blur everything."""
