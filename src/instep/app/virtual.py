@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from instep.app.standin import Disguise, Engine, engine, stand_in
-from instep.app.worlds import open_policy
+from instep.app.worlds import open_policy, with_cameras
 from instep.core.errors import BadInput, UnknownName
 from instep.core.knob import Belief
 from instep.core.world import Policy, World
@@ -20,8 +20,8 @@ def open_words(words: str, world: World) -> Policy:
     return open_policy(words, world)
 
 
-def open_place(words: str, scene: str) -> World:
-    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED).
+def open_place(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:
+    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED), seen by some cameras.
 
     ENGINE@SCENE is another scene than the one that is asked about, such as another model of the same robot.
     """
@@ -31,11 +31,12 @@ def open_place(words: str, scene: str) -> World:
     if kind == "standin":
         if rest and not rest.isdigit():
             raise BadInput(f"standin: takes the seed of its hidden knobs, a whole number, not {rest!r}.")
-        return stand_in(Scene.load(scene), Disguise(hidden=int(rest or 1))).world
+        disguise = Disguise(hidden=int(rest or 1), cameras=tuple(cameras), film_every=every)
+        return stand_in(Scene.load(scene), disguise).world
     if words not in get_args(Engine):
         raise UnknownName("world", words, [*get_args(Engine), "standin:SEED"])
     chosen: Any = words
-    return engine(chosen, Scene.load(scene))
+    return with_cameras(engine(chosen, Scene.load(scene)), cameras, every)
 
 
 def belief_of(words: Sequence[str], scene: Scene) -> Belief | None:

@@ -43,6 +43,8 @@ def evaluate(
     task: str = "",
     vary: tuple[str, ...] = (),
     latency: int = 0,
+    cameras: tuple[str, ...] = (),
+    film_every: int = 1,
     batch: int = 64,
     on: str = "",
     films: int = 2,
@@ -63,6 +65,8 @@ def evaluate(
         vary: knobs to draw anew for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01, and
             beliefs that instep tune saved (its folder, or belief.json).
         latency: control steps by which decisions are late.
+        cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
+        film_every: control steps from one picture to the next.
         batch: episodes that run side by side.
         on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
         films: how many failures of each policy in each world are filmed.
@@ -83,7 +87,9 @@ def evaluate(
     options = EvalOptions(batch=batch, latency=latency, vary=belief, films=films, bounds=limits_of(scene))
     candidates = [Candidate(name, partial(open_words, name), content_mark(name)) for name in policies]
     mark = content_hash(scene.root)
-    places = [Place(name, partial(_opened, name, str(where), turned), f"{mark}/{name}") for name in worlds]
+    sight = (cameras, film_every)
+    mark += f"/{','.join(cameras)}/{film_every}" if cameras else ""
+    places = [Place(name, partial(_opened, name, str(where), turned, sight), f"{mark}/{name}") for name in worlds]
     jobs: list[Job] = []
     with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), spread(on) as mapped:
 
@@ -96,9 +102,9 @@ def evaluate(
     return _write(output, done, scene, jobs, films, console)
 
 
-def _opened(words: str, scene: str, turned: tuple[str, ...]) -> World:
-    """A world with the imperfect sensors and motors whose knobs are drawn."""
-    world = open_place(words, scene)
+def _opened(words: str, scene: str, turned: tuple[str, ...], sight: tuple[tuple[str, ...], int]) -> World:
+    """A world with cameras, and with the imperfect sensors and motors whose knobs are drawn."""
+    world = open_place(words, scene, *sight)
     return dressed(cast(Simulator, world), turned) if turned else world
 
 

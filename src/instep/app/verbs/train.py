@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from instep.app.output import Output, new_output
 from instep.core.errors import BadInput
 from instep.core.stats import Estimate, wilson
+from instep.core.world import World
 from instep.policy.inputs import STATE
 from instep.policy.train import Progress as Stand
 from instep.policy.train import TrainOptions
@@ -69,6 +72,7 @@ def train(
         seed: seed of the weights and of the order of examples.
 
     """
+    from instep.app.virtual import open_place
     from instep.data.episodes import load
 
     if len(data) < 2:
@@ -99,23 +103,26 @@ def train(
             console.print(f"step {now.step}: loss {now.loss:.4f}{judged}, {now.seconds:.0f} s", highlight=False)
             progress.update(bar, completed=now.step)
 
-        ask = None if not judge else lambda where: _judged(where, scene, task, world, judge)
+        ask = (
+            None
+            if not judge
+            else lambda where: _judged(where, scene, task, partial(open_place, world, scene, cameras), judge)
+        )
         learn(episodes, output.folder, options, judge=ask, tell=tell)
     _write(output, stands, judge)
     print(output.folder)
     return 0
 
 
-def _judged(folder: Path, scene: str, task: str, world: str, count: int) -> float:
+def _judged(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
     """The share of held-out starts from which the policy in a folder does the task."""
-    from instep.app.virtual import open_place
     from instep.gap.eval_play import play
     from instep.policy.trained import load_policy
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
     from instep.scene.tasks.tasked import Tasked
 
-    tasked = Tasked(open_place(world, scene), task_of(Scene.load(scene), task))
+    tasked = Tasked(world(), task_of(Scene.load(scene), task))
     ended = play(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).ended
     return sum(row.success for row in ended) / count
 
