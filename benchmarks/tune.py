@@ -135,7 +135,7 @@ def speed(quick: bool) -> Rows:
     """A fit's wall time over that of its bare simulations, and over mujoco.sysid's to the same tolerance."""
     rows: Rows = []
     bed = arm7()
-    episodes = bed.record(bed.truth(0), range(2 if quick else 12))
+    episodes = bed.record(bed.truth(0), range(2 if quick else 6))
     options = replace(bed.options, limit=None)
     ratios: list[float] = []
     for _ in range(1 if quick else 2):
@@ -158,9 +158,7 @@ def excitation(quick: bool) -> Rows:
     """The smallest Fisher eigenvalue of a designed motion over that of a chirp of equal energy, arm7, within limits."""
     scene = Scene.load("arm7")
     sim = arm7().sim
-    options = ExciteOptions(
-        seconds=4.0, noise=1e-4, tones=3, thrift=0.8, generations=2 if quick else 8, allowed=Allowed()
-    )
+    options = ExciteOptions(seconds=4.0, noise=1e-4, tones=1, generations=2 if quick else 6, allowed=Allowed())
     limits = limits_of(scene, options.allowed)
     masses = [f"body.link_{i}.mass" for i in range(2, 8)]
     knobs = scene.knobs(*masses)

@@ -22,6 +22,8 @@ from instep.scene.address import TIMESTEP
 from .excite_limits import Allowed, Limits, used
 from .identify import UNIFORM, Identifiability, judge
 
+PACE = 3.0
+"""How far beyond the limits of a joint its commands may go in speed and acceleration: servos smooth them."""
 STEP = 0.01
 """Step of the differences, as a share of a knob's range; larger than a fit's, since stick and slip are not smooth."""
 
@@ -177,7 +179,7 @@ class _Series:
         top = max(1, round(options.highest * options.seconds))
         # Joints swing at frequencies of their own, so that what one does to another can be told apart.
         tops = [max(1, top - j % max(1, top // 4)) for j in range(len(limits.joints))]
-        self._tones = np.round([np.geomspace(1, each, options.tones) for each in tops])  # [joints, tones]
+        self._tones = np.round([np.geomspace(each, 1, options.tones)[::-1] for each in tops])  # [joints, tones]
         self._begin = limits.scene.rest_action()[limits.actuators]
         # Fast tones tell more for the same energy, so the search begins with most of it there.
         amplitudes = 0.8 * np.geomspace(0.1, 1.0, options.tones) if options.tones > 1 else [0.8]
@@ -220,7 +222,7 @@ class _Series:
         speed = np.abs(np.diff(wave, axis=0)).max(axis=0) / dt
         jerked = np.abs(np.diff(wave, 2, axis=0)).max(axis=0) / dt**2
         paced = np.minimum(
-            0.8 * allowed.speed / np.maximum(speed, 1e-9), 0.8 * allowed.acceleration / np.maximum(jerked, 1e-9)
+            PACE * allowed.speed / np.maximum(speed, 1e-9), PACE * allowed.acceleration / np.maximum(jerked, 1e-9)
         )
         return np.where(self._limits.served, paced, np.inf)
 
