@@ -158,7 +158,7 @@ def excitation(quick: bool) -> Rows:
     """The smallest Fisher eigenvalue of a designed motion over that of a chirp of equal energy, arm7, within limits."""
     scene = Scene.load("arm7")
     sim = arm7().sim
-    options = ExciteOptions(seconds=4.0, noise=1e-4, tones=1, generations=2 if quick else 6, allowed=Allowed())
+    options = ExciteOptions(seconds=4.0, noise=1e-4, tones=3, generations=2 if quick else 6, allowed=Allowed())
     limits = limits_of(scene, options.allowed)
     masses = [f"body.link_{i}.mass" for i in range(2, 8)]
     knobs = scene.knobs(*masses)
