@@ -58,11 +58,20 @@ def test_a_policy_is_taught_where_it_fails_measured_again_and_nothing_is_done_tw
     assert (out / "demonstrations/meta/info.json").stat().st_mtime_ns == stamp
 
 
+def test_an_expert_shows_how_it_is_done_from_ordinary_starts(tmp_path, capsys):
+    words = ["augment", "expert", SCENE, "--task", "reach", "--demos", "3", "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    episodes = read_dataset(folder)
+    assert len(episodes) == 3
+    assert all("observation.goal" in episode and len(episode) > 10 for episode in episodes)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["augment", "expert", SCENE, "DATA"], "is not a policy that instep train wrote"),
-        (["augment", "POLICY", SCENE], "takes a policy, a scene and the data"),
+        (["augment", "nothing", SCENE, "DATA", "--task", "reach"], "is not a policy that instep train wrote"),
+        (["augment", "POLICY", SCENE, "--task", "reach"], "takes a policy, a scene and the data"),
         (["train", "DATA", "OUT", "--frame", "a", "b"], "two joints and a body, not 2 words"),
         (["train", "DATA", "OUT", "--device", "abacus"], "not on 'abacus'"),
         (["train", "DATA", "OUT", "--cameras", "front"], "no camera named 'front'"),

@@ -23,6 +23,8 @@ from instep.app.verbs.train import HELD_OUT
 from instep.app.virtual import open_place, open_words
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.world import Policy
+from instep.gap.eval_demos import demonstrate
 from instep.gap.eval_mine import Lessons, lessons
 from instep.gap.eval_store import Shards
 from instep.gap.evaluate import Candidate, EvalOptions, Evaluation, Place
@@ -36,12 +38,13 @@ from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.tasked import Tasked
 
 Positional = tyro.conf.Positional
-MINED = 400_000
-"""Seed of the first start from which failures are looked for; far from those on which policies are judged."""
+SHOWN, MINED = 100_000, 400_000
+"""Seeds of the first starts of demonstrations, and of those from which failures are looked for; policies are judged on
+others."""
 
 
 def augment(
-    policy: Positional[Annotated[Path, tyro.conf.arg(metavar="POLICY")]],
+    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     data: Positional[tuple[Annotated[Path, tyro.conf.arg(metavar="DATA...")], ...]],
     /,
@@ -52,6 +55,8 @@ def augment(
     world: str = "mujoco",
     judge: tuple[str, ...] = (),
     seeds: int = 200,
+    cameras: tuple[str, ...] = (),
+    film_every: int = 1,
     steps: int | None = None,
     device: str = "cpu",
     on: str = "",
@@ -60,10 +65,11 @@ def augment(
     """Mine the states in which a policy fails virtually, collect expert demonstrations there, retrain and re-measure.
 
     The folder holds demonstrations/ (a LeRobot dataset), policy/ (trained anew on DATA and them), and a report that
-    compares the policies start by start. The same command with the same --out goes on where it was stopped.
+    compares the policies start by start. The same command with the same --out goes on where it was stopped. With
+    'expert' for the policy, the demonstrations are of ordinary starts, and nothing is trained: data to begin with.
 
     Args:
-        policy: a folder that instep train wrote.
+        policy: a folder that instep train wrote, or expert.
         scene: the scene to look for failures in.
         data: the datasets that the policy was trained on.
         demos: how many demonstrations to collect.
@@ -72,36 +78,58 @@ def augment(
         world: engine to look for failures in.
         judge: worlds to compare the policies in (mujoco rapier standin:SEED); that of --world where not given.
         seeds: from how many starts they are compared.
+        cameras: cameras of the scene that are filmed in demonstrations of the expert from ordinary starts.
+        film_every: control steps from one picture to the next.
         steps: steps of training, where they should differ from those of the policy.
         device: where the net is trained: cpu or cuda.
         on: where the comparison runs: ray, ray://HOST:PORT or processes:N.
         out: folder to write, or to go on with; a new one under runs/ where not given.
 
     """
-    from instep.data.episodes import load
-
-    if not data:
-        raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
-    options = _options(policy, steps, device)
     loaded, console = Scene.load(scene), Console(stderr=True)
     goal = task_of(loaded, task)
-    tasked = Tasked(open_place(world, scene), goal)
-    before = load_policy(policy, tasked.spec)
+    tasked = Tasked(open_place(world, scene, cameras, film_every), goal)
+    if policy == "expert":
+        return _shown(new_output("augment", out), tasked, expert_of(goal, loaded), demos, console)
+    if not data:
+        raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
+    options, before = _options(Path(policy), steps, device), load_policy(Path(policy), tasked.spec)
     output = new_output("augment", out)
-    episodes: list[Episode] = []
-    for source in (policy, *data):
+    for source in (Path(policy), *data):
         output.read(source)
-    for source in data:
-        episodes += list(load(source))
     with console.status("look for failures, and show how it is done"):
         first = range(MINED, MINED + tries)
         found = _collected(
             output.folder, partial(lessons, tasked, before, expert_of(goal, loaded), first, wanted=demos)
         )
     console.print(_said(found, demos), highlight=False)
-    after = _trained([*episodes, *found.episodes], output.folder / "policy", options, console)
-    done = _compared(output, (str(policy), str(after)), tasked, (scene, judge or (world,), seeds, on))
+    after = _trained([*_loaded(data), *found.episodes], output.folder / "policy", options, console)
+    done = _compared(output, (policy, str(after)), tasked, (scene, judge or (world,), seeds, on))
     return _write(output, done, found, console)
+
+
+def _loaded(data: Sequence[Path]) -> list[Episode]:
+    from instep.data.episodes import load
+
+    return [episode for source in data for episode in load(source)]
+
+
+def _shown(output: Output, tasked: Tasked[Any], expert: Policy, wanted: int, console: Console) -> int:
+    """Demonstrations from ordinary starts, a dataset to begin with; what fails is left out."""
+    from instep.data.lerobot3_writer import write
+
+    pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
+    few, kept, tried = (1 if pictures else 16), list[Episode](), 0
+    with console.status("the expert shows how it is done"):
+        while len(kept) < wanted and tried < 4 * wanted + few:
+            kept += demonstrate(tasked, expert, range(SHOWN + tried, SHOWN + tried + few))
+            tried += few
+    if len(kept) < wanted:
+        raise BadInput(f"The expert did the task from {len(kept)} of {tried} starts only; {wanted} were asked for.")
+    write(kept[:wanted], output.folder / "demonstrations")
+    output.write({}, demonstrations=wanted, tried=tried)
+    print(output.folder / "demonstrations")
+    return 0
 
 
 def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
