@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,11 @@ from instep.real.recording import Recording
 from instep.scene.folder import Scene
 from instep.twin.blend import Blend, blended, led
 from instep.twin.correction import Uncorrected
+from instep.twin.eyes import Eyes
+from instep.twin.mask import colour_mask
+from instep.twin.pose_filter import PoseFilter
+from instep.twin.prepare import colour_of
+from instep.twin.rehearsal import painted
 from instep.twin.twin import COUNTS, STAGES, Twin
 
 MM, DEG = 1e-3, np.pi / 180
@@ -119,3 +126,13 @@ def test_the_twin_of_a_still_world_stands_still(filmed) -> None:
     episode = rollout(twin, Constant(scene.rest_action()), steps=20)
     assert np.abs(episode.q[-1, :2] - episode.q[0, :2]).max() < 5e-4  # servos give way a little on a tilted table
     assert episode["twin.counts"][-1][COUNTS.index("dropouts")] == 0
+
+
+def test_a_painted_body_is_found_where_it_is() -> None:
+    scene = Scene.load("pusht")
+    state = MujocoWorld(scene).reset(3)
+    eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
+    how = PoseFilter(scene, eyes)
+    away = replace(state, q=np.concatenate([state.q[:2], state.q[2:4] + 0.03, state.q[4:]]))
+    found = how.begin(away, painted(scene, state, 0.0))
+    assert np.linalg.norm(found.q[2:4] - state.q[2:4]) < 2 * MM

@@ -197,6 +197,7 @@ def open_twin(
     from instep.twin.mask import colour_mask
     from instep.twin.pose_filter import FilterOptions, PoseFilter
     from instep.twin.prepare import colour_of
+    from instep.twin.rehearsal import warm
     from instep.twin.twin import Twin
 
     scene = Scene.load(scene_name)
@@ -216,7 +217,10 @@ def open_twin(
                 from instep.twin.forces import VisualForces
 
                 how = VisualForces(how)
-        yield Twin(MujocoWorld(scene), world, how, images=images)
+        sim = MujocoWorld(scene)
+        if correct != "none":
+            warm(scene, sim, how)
+        yield Twin(sim, world, how, images=images)
 
 
 def trusted(episode: Episode, nominal: Path) -> dict[str, Estimate]:

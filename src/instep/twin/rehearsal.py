@@ -11,11 +11,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.world import Array, Channel
+from instep.core.world import Array, Channel, Simulator, State
 from instep.physics.film import Look, Studio
 from instep.scene.folder import Scene
 
+from .bodies import place_of
+from .correction import Correction
 from .eyes import IMAGES
+from .outline import outline
+from .prepare import colour_of
+from .sight import sight
+from .untyped import model_of
 
 BANK = 4
 """Pictures of noise that are drawn; each frame takes one of them from another place."""
@@ -53,6 +59,35 @@ def film(scene: Scene, episode: Episode, shooting: Shooting | None = None, camer
         studio.close()
     spec = replace(episode.spec, observation={**episode.spec.observation, **shown})
     return replace(episode.with_columns(columns), spec=spec)
+
+
+def warm(scene: Scene, sim: Simulator, correct: Correction) -> None:
+    """Take a step and a correction on painted pictures, so that all that is compiled is ready before a robot waits.
+
+    A robot stops when it hears nothing for half a second; a kernel that is loaded for the first time takes longer.
+    """
+    state = sim.step(sim.reset(0), scene.rest_action())
+    found = correct.begin(state, painted(scene, state, state.t))
+    for k in (1, 2):
+        t = state.t + k * scene.dt
+        found = correct(found.memory, state, painted(scene, state, t), t)
+    sim.place(found.q, found.v, state.t)
+
+
+def painted(scene: Scene, state: State, t: float) -> dict[str, Array]:
+    """Flat pictures of a scene's first object as it stands, without any renderer: its silhouette in its own colour."""
+    model, name = model_of(scene), scene.objects[0]
+    shape, place = outline(model, name), place_of(scene.spec, name).transform(state.q)
+    colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8)
+    seen: dict[str, Array] = {}
+    for camera in scene.cameras.values():
+        picture = np.full((camera.height, camera.width, 3), 100 + round(t / scene.dt) % 20, np.uint8)
+        view = sight(shape, camera, place, place[:3, 3])
+        if view.visible:
+            left, top, right, bottom = view.region
+            picture[top:bottom, left:right][view.coverage() > 0.5] = colour
+        seen[IMAGES + camera.name], seen[IMAGES + camera.name + ".stamp"] = picture, np.asarray(t)
+    return seen
 
 
 class _Exposure:

@@ -41,7 +41,7 @@ def run(
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
 
     Args:
-        policy: hold, random, constant:0.1,0.2 or replay:DATA; replay alone through the recording of a twin.
+        policy: expert, a trained folder, hold, random, constant:0.1,0.2, replay:DATA; replay alone in a recorded twin.
         world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT, recording:DATA or twin:SCENE.
         steps: control steps to run.
         seed: seed of the start.
@@ -61,6 +61,9 @@ def run(
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     with _opened(world, real, secret, correct, hold_camera, images) as opened:
         decider = open_policy(policy, opened)
+        if policy == "expert" and world.startswith("twin:"):
+            # Experts make their tables when they are first asked; a robot that waits for that would stop.
+            decider.act(opened.sim.observe(opened.sim.reset(seed)))
         columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(f"{policy} in {world}", total=steps)
