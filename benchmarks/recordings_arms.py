@@ -35,6 +35,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
         for i, error in zip(outside, paths(sim, [episodes[i] for i in outside]), strict=True):
             tuned[i] = 1e3 * rms(error[:, columns])
             told[i] = 1e3 * rms((episodes[i].action - episodes[i].q)[:, columns])
+        np.savez(out / "so101_folds.npz", tuned=tuned, told=told, folds=fold + 1)
     return [
         row("so101, told = done", told.mean(axis=1), "mrad"),
         row("so101, held-out motions, joints 0 to 4", tuned.mean(axis=1), "mrad", 10.0),
@@ -67,7 +68,7 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
 def _so101_fit(scene: Scene, episodes: list[Any]) -> Any:
     choice = chosen(scene, episodes)
     sim = bare(scene).tuned(choice.held)
-    options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
+    options = FitOptions(window=2.0, limit=48, start=choice.start, starts=1, local=True, iterations=14)
     return sim.tuned(fit(sim, episodes, choice.knobs, options).settings)
 
 

@@ -74,6 +74,27 @@ def test_knobs_are_found_gates_passed_and_a_new_scene_written(scene, data, tmp_p
     assert len(result["inputs"]) == 2
 
 
+def test_a_delta_action_is_reported_beside_a_control_and_kept_with_the_scene_only_where_it_helps(scene, data, tmp_path):
+    main(
+        [
+            "tune",
+            str(data),
+            str(scene),
+            "--knobs",
+            "joint.hinge.damping",
+            *FEW,
+            "--delta",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    )
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    judged = result["delta"]
+    assert set(judged["0.5 s"]) == {"before", "delta", "noise"}
+    assert judged["0.5 s"]["noise"]["value"] < max(0.05, judged["0.5 s"]["delta"]["value"])
+    assert (Path(result["scene"]) / "delta.npz").is_file() == judged["kept"]
+
+
 def complaint(capsys) -> str:
     return capsys.readouterr().err
 
