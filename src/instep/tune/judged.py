@@ -93,7 +93,10 @@ def predicted(
 ) -> Band:
     """The 90 % band of the posterior's predictions of held-out recordings: knobs, start states, noise of rows."""
     rng = np.random.default_rng((seed, 0xBA2D))
-    windows = cut(sim, episodes, span=found.windows.action.shape[1], limit=64)
+    # Commands before the first row are unknown, so rows that a late command could still move are left out.
+    latest = max((knob.high for knob in belief.knobs if knob.address.endswith(".delay")), default=0.0)
+    skip = round(latest / sim.spec.dt)
+    windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=skip, limit=64)
     shooter = Shooter(sim, windows, belief.knobs)
     # Starts are as uncertain as was thought, or as far off as those of the fit turned out to be.
     moved = np.sqrt((found.point.starts**2).mean(axis=0))
@@ -141,6 +144,7 @@ def corner(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -
     """Draw every pair of knobs against each other, and each knob's own distribution on the diagonal."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     rng = np.random.default_rng((seed, 0xC0))
     values = belief.sample(draws, rng)
@@ -157,6 +161,7 @@ def corner(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -
             else:
                 axes.plot(values[beside], values[below], ".", ms=1.5, color="0.3", alpha=0.4)
             axes.tick_params(labelsize=6)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
             if row == size - 1:
                 axes.set_xlabel(beside, fontsize=6)
             if column == 0:
