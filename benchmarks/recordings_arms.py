@@ -68,7 +68,7 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
 def _so101_fit(scene: Scene, episodes: list[Any]) -> Any:
     choice = chosen(scene, episodes)
     sim = bare(scene).tuned(choice.held)
-    options = FitOptions(window=2.0, limit=48, start=choice.start, starts=1, local=True, iterations=14)
+    options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
     return sim.tuned(fit(sim, episodes, choice.knobs, options).settings)
 
 
