@@ -88,7 +88,13 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         if seed == 0:
             dense = _dense(scene, filmed.rows(0, 60 if quick else 300))
         rans[-1] = replace(rans[-1], film=_without_pictures(filmed))
-    return _rows(rans, dense)
+    work = np.concatenate([ran.work for ran in rans])
+    plain = _plain_work(scene.dt, float(np.median(work)), 120 if quick else 900)
+    return [
+        *_rows(rans, dense),
+        _row("the machine: median of plain arithmetic of that size", np.median(plain) * 1e3, "ms"),
+        _row("the machine: p99 of plain arithmetic of that size", np.quantile(plain, 0.99) * 1e3, "ms"),
+    ]
 
 
 def motion(scene: Scene, steps: int, seed: int) -> Episode:
@@ -174,6 +180,29 @@ def _dense(scene: Scene, filmed: Episode) -> tuple[float, int]:
     episode = rollout(twin, Pusher(filmed), steps=len(filmed))
     ran = Ran(episode, filmed, twin, Paced(filmed, scene.dt))
     return float(np.median(ran.error)), len(ran.error)
+
+
+def _plain_work(dt: float, size: float, frames: int) -> Array:
+    """Times [s] of plain arithmetic of about `size` [s] at the pace of the loop: what the machine does to any program."""
+
+    def work(n: int) -> int:
+        total = 0
+        for i in range(n):
+            total += i * i
+        return total
+
+    def timed(n: int) -> float:
+        begin = time.perf_counter()
+        work(n)
+        return time.perf_counter() - begin
+
+    n = round(20_000 * size / min(timed(20_000) for _ in range(20)))
+    with _first_in_line():
+        start, times = time.perf_counter(), []
+        for k in range(frames):
+            times.append(timed(n))
+            time.sleep(max(0.0, start + (k + 1) * dt - time.perf_counter()))
+    return np.array(times)
 
 
 def _without_pictures(filmed: Episode) -> Episode:
