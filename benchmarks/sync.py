@@ -183,7 +183,7 @@ def _dense(scene: Scene, filmed: Episode) -> tuple[float, int]:
 
 
 def _plain_work(dt: float, size: float, frames: int) -> Array:
-    """Times [s] of plain arithmetic of about `size` [s] at the pace of the loop: what the machine does to any program."""
+    """Times [s] of plain arithmetic of about `size` [s] at the loop's pace: what the machine does to any program."""
 
     def work(n: int) -> int:
         total = 0
