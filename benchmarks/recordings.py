@@ -1,7 +1,8 @@
 """Identified scenes against recordings of real machines they were not fitted to, row by row.
 
-Each row is independent: `instep bench recordings` runs all of them, `python benchmarks/recordings.py so101 xl330` some.
-What a row found is kept in the output folder as soon as it is done. Splits are by whole recordings, never by rows.
+Each row is independent: `instep bench recordings` runs all of them, `python benchmarks/recordings.py so101 xl330` some,
+keeps them in runs/recordings as soon as they are done and writes all that are kept there to the results page.
+Splits are by whole recordings, never by rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from instep.app.verbs.bench import results_page, write_section
 from recordings_arms import kuka, so101, so101_delta, wam
 from recordings_contact import cube
 from recordings_pendula import double_pendulum, furuta, xl330
@@ -41,8 +43,16 @@ def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[dict[s
     return rows
 
 
+def kept(folder: Path) -> list[dict[str, Any]]:
+    """The rows that earlier runs left in a folder, in the order of the table."""
+    found = [folder / f"{name}.json" for name in ROWS]
+    return [row for path in found if path.is_file() for row in json.loads(path.read_text())["rows"]]
+
+
 if __name__ == "__main__":
     folder = Path("runs") / "recordings"
     folder.mkdir(parents=True, exist_ok=True)
-    for row in run(folder, only=sys.argv[1:]):
+    for row in run(folder, only=sys.argv[1:]) if sys.argv[1:] else ():
         print(json.dumps(row))
+    if (page := results_page()) is not None:
+        write_section(page, "recordings", kept(folder))
