@@ -29,6 +29,12 @@ def test_only_angles_that_go_round_are_wrapped():
         channels(spec, None, ["weel"])
 
 
+def test_only_what_was_seen_is_compared():
+    compared = channels(vector(["a", "b", "c"], "rad"), np.array([True, True, False]), ["b"])
+    apart = compared.difference(np.array([[1.0, 3.0, 9.0]]), np.array([[0.5, -3.0, np.nan]]))
+    np.testing.assert_allclose(apart, [[0.5, 6 - 2 * np.pi]])
+
+
 def test_wrapping_ends_in_minus_pi_to_pi():
     np.testing.assert_allclose(wrapped(np.array([np.pi, -np.pi, 3 * np.pi, 0.0])), [np.pi, np.pi, np.pi, 0.0])
 

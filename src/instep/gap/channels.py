@@ -32,14 +32,15 @@ class Channels:
 
     @property
     def plain(self) -> bool:
-        """Whether channels are the coordinates themselves, in order, and no orientation is among them."""
+        """Whether channels are the first coordinates themselves, in order, and no orientation is among them."""
         return self.columns == tuple((i,) for i in range(len(self.columns)))
 
     def difference(self, sim: Array, real: Array) -> Array:
         """sim - real of each channel [..., channels]; orientations give the angle between, which has no sign."""
         sim, real = np.asarray(sim, float), np.asarray(real, float)
         if self.plain:
-            out = sim - real
+            n = len(self.columns)
+            out = sim[..., :n] - real[..., :n]
             out[..., self.wraps] = wrapped(out[..., self.wraps])
             return out
         shape = np.broadcast_shapes(sim.shape, real.shape)[:-1]
