@@ -35,7 +35,10 @@ class Choice:
 
 
 def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
-    """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay."""
+    """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay.
+
+    Where the robot carries its own weight, how well it does so: no controller knows the mass of each link.
+    """
     moved = _moved(scene, episodes)
     if not moved and not scene.objects:
         raise BadInput(
@@ -46,6 +49,9 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     held: dict[str, float] = {}
     for joint in moved:
         _joint(scene, joint, knobs, start, held)
+    for name in _carried(scene):
+        knobs.append(Knob(name, -2.0, 4.0))
+        start[name] = float(address.read(scene.model, [name])[name])
     for body in scene.objects:
         for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
             _add(scene, name, knobs, start)
@@ -107,6 +113,14 @@ def _bounded(knob: Knob, bounds: Mapping[str, Sequence[float]]) -> Knob:
         if fnmatchcase(knob.address, pattern):
             knob = Knob(knob.address, float(low), float(high), knob.log and low > 0, knob.unit)
     return knob
+
+
+def _carried(scene: Scene) -> list[str]:
+    """How much of its weight each link of the robot is relieved of, where the scene says that any is."""
+    model = scene.model
+    known = set(address.addresses(model))
+    names = [str(model.body(i).name) for i in range(1, model.nbody) if model.body_gravcomp[i] > 0]
+    return [f"body.{name}.gravcomp" for name in names if f"body.{name}.gravcomp" in known and name not in scene.objects]
 
 
 def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
