@@ -72,6 +72,10 @@ def _so101_fit(scene: Scene, episodes: list[Any]) -> Any:
     return sim.tuned(fit(sim, episodes, choice.knobs, options).settings)
 
 
+LEAD = np.array([0.035, 0.05, 0.05, 0.025, 0.03, 0.03, 0.02])
+"""D / P of the arm's controller [s]."""
+
+
 def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop error over 20 s of each run, from the other runs, against the spread of repeats."""
     scene = Scene.load("wam7")
@@ -81,7 +85,8 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     options = FitOptions(window=2.0, limit=12 if quick else 24, start=choice.start, starts=1, local=True, iterations=25)
     tuned = sim.tuned(fit(sim, episodes[:2], choice.knobs, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])])
-    told = 1e3 * np.array([rms(e.action - e.q) for e in episodes])
+    # What the arm was told is an angle and a velocity; the mapping makes one command of both.
+    told = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
     shortest = min(len(e) for e in episodes)
     runs = np.stack([e.q[:shortest] for e in episodes])
     floor = 1e3 * np.sqrt(((runs - runs.mean(axis=0)) ** 2).mean(axis=(0, 1)) * len(runs) / (len(runs) - 1))

@@ -53,6 +53,15 @@ def test_degrees_signs_and_offsets_become_the_scene_s_convention(tmp_path: Path)
     np.testing.assert_array_equal(episode["observation.state"], episode.q)
 
 
+def test_a_command_of_an_angle_and_a_velocity_becomes_one(tmp_path: Path):
+    values = write_csv(tmp_path, "run.csv")
+    plus = 'unit = "rad"\nfrom_unit = "deg"\nplus = { from = "b", scale = [0.1] }\n'
+    text = ARM.removesuffix('unit = "rad"\nfrom_unit = "deg"\n') + plus
+    (tmp_path / "arm.toml").write_text(text)
+    (episode,) = load(tmp_path, map_file=tmp_path / "arm.toml")
+    np.testing.assert_allclose(episode.action[:, 0], np.radians(values[:, 3]) + 0.1 * values[:, 2])
+
+
 def test_gzipped_text_reads_the_same(tmp_path: Path):
     write_csv(tmp_path, "run.csv")
     (tmp_path / "arm.toml").write_text(ARM.replace("*.csv", "*.csv.gz"))

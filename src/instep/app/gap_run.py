@@ -46,6 +46,7 @@ from instep.gap.seed import Profile, decisions, profile, profile_scores
 from instep.gap.streams import align_all, streams
 from instep.gap.timing import Timing, timing
 from instep.scene.folder import Scene, shipped
+from instep.tune.drive import told
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +210,7 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     scene, sim = open_scene(asked.against)
     output.read(scene.root)
     fitting, notes = at_rate(episodes, sim.spec.dt)
+    fitting = told(scene, fitting)
     looked = preflight(fitting, limits=ranges(scene), allow=asked.allow)
     looked.require()
     ready = prepare(fitting, [n for n in going_round(scene) if n in fitting[0].spec.q.labels])

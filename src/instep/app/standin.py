@@ -78,7 +78,7 @@ def stand_in(scene: Scene, disguise: Disguise) -> StandIn:
 
 
 def engine(name: Engine, scene: Scene) -> Simulator:
-    """A scene in one of the engines."""
+    """A scene in one of the engines; in MuJoCo with the drives and the delta action that it was tuned with."""
     if name == "rapier":
         from instep.physics.rapier import RapierWorld
 
@@ -87,9 +87,9 @@ def engine(name: Engine, scene: Scene) -> Simulator:
         from instep.physics.dart import DartWorld
 
         return DartWorld(scene)
-    from instep.physics.mujoco import MujocoWorld
+    from instep.tune.drive import opened
 
-    return MujocoWorld(scene)
+    return opened(scene)
 
 
 def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:

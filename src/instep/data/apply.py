@@ -129,6 +129,9 @@ def _channel(raw: Raw, rule: Rule, rows: int, times: Array, like: Channel | None
         return Channel((), "", tuple(values.shape[1:]), "uint8"), _padded(values, rows, raw, source)
     labels = rule.labels
     made = _converted(_padded(values, rows, raw, source), rule, raw)
+    if rule.plus is not None:
+        added = _chosen(raw, rule.plus)
+        made = made + _converted(_padded(raw.stacked(added), rows, raw, added), rule.plus, raw)
     labels = labels or tuple(json.loads(raw.header.get(f"labels:{source[0]}", "[]")))
     if not labels:
         labels = like.labels if like is not None and len(like.labels) == made.shape[1] else ()

@@ -49,6 +49,9 @@ class Rule:
     """Whether files may lack these numbers."""
     from_unit: str = ""
     """Unit of the numbers in the file where it is not `unit`: deg, deg/s, mm, percent, rpm, turn."""
+    plus: Rule | None = None
+    """Numbers of other columns to be added, made by a rule of their own: a servo that is also told a velocity acts as
+    if told an angle D / P times that velocity further on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,7 @@ def _rule(where: str, entry: Any) -> Rule:
         lag=float(table.get("lag", 0.0)),
         optional=bool(table.get("optional", False)),
         from_unit=str(table.get("from_unit", "")),
+        plus=_rule(f"{where}: plus", table["plus"]) if "plus" in table else None,
     )
 
 
