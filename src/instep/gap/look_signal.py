@@ -169,7 +169,10 @@ def _velocity_unit(looked: Looked, label: str, unit: str, place: int) -> Iterato
 
 
 def _stuck(looked: Looked) -> Iterator[Finding]:
-    """All sensors at once standing still for long in the middle of a motion: a sensor or a link that hung."""
+    """All sensors at once standing still for long in the middle of a motion: a sensor or a link that hung.
+
+    One joint alone may as well stick by friction, so it is a warning there.
+    """
     for i, episode in enumerate(looked.episodes):
         q = np.asarray(episode.q, float)
         if len(looked.servos) < 1 or len(q) < 10:
@@ -184,7 +187,7 @@ def _stuck(looked: Looked) -> Iterator[Finding]:
                 f"All positions of run {name_of(episode, i)!r} stand still for {rows * episode.spec.dt:.2g} s from "
                 f"{begin * episode.spec.dt:.2f} s on while the command moves: a stale sensor?"
             )
-            yield Finding("error", "frozen", "q", sentence)
+            yield Finding("error" if q.shape[1] > 1 else "warning", "frozen", "q", sentence)
             return
 
 
