@@ -113,10 +113,13 @@ def angular_speed(stamps: Array, quats: Array, *, baseline: float = 0.6) -> tupl
 
 def _summary(found: Array, match: float) -> Offset:
     middle = float(np.median(found))
-    spread = float(1.4826 * np.median(np.abs(found - middle)))
-    # A median is noisier than a mean by sqrt(pi / 2); Student's quantile pays for the few windows.
-    error = max(spread, 1e-12) * (np.pi / 2 / len(found)) ** 0.5 * student_quantile(0.975, len(found) - 1)
-    estimate = Estimate(middle, middle - float(error), middle + float(error), len(found), "s")
+    n = len(found)
+    # Of few values the median deviation is too small on average, by about n / (n - 0.8).
+    spread = float(1.4826 * n / (n - 0.8) * np.median(np.abs(found - middle)))
+    # A median is noisier than a mean by sqrt(pi / 2). Student's quantile pays for the few windows; a median deviation
+    # knows the spread only as well as the standard deviation of about half as many would.
+    error = max(spread, 1e-12) * (np.pi / 2 / n) ** 0.5 * student_quantile(0.975, max(1, round(0.55 * (n - 1))))
+    estimate = Estimate(middle, middle - float(error), middle + float(error), n, "s")
     return Offset(estimate, spread, tuple(float(x) for x in found), match)
 
 
