@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from instep.core.errors import BadInput, MissingExtra
+from instep.core.errors import BadInput
 from instep.core.knob import Knob
 from instep.core.world import Array, Simulator
 from instep.scene.address import TIMESTEP
@@ -229,10 +229,8 @@ class _Series:
 
 def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
     """The best candidate of each generation and its score, by CMA-ES."""
-    try:
-        from cmaes import CMA
-    except ImportError:
-        raise MissingExtra("cmaes", "learn") from None
+    from cmaes import CMA
+
     bounds = np.tile([0.0, 1.0], (len(series.first), 1))
     rng = np.random.default_rng((options.seed, 0xE2D))
     search = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, MissingExtra
+from instep.core.errors import BadInput
 from instep.core.knob import Knob
 from instep.core.world import Array, Simulator
 
@@ -108,10 +108,8 @@ def costs(shooter: Shooter, points: Array, scale: Array) -> Array:
 
 
 def _generations(shooter: Shooter, scale: Array, first: Array, options: SearchOptions):
-    try:
-        from cmaes import CMA
-    except ImportError:
-        raise MissingExtra("cmaes", "learn") from None
+    from cmaes import CMA
+
     bounds = np.tile([0.0, 1.0], (len(first), 1))
     size = options.population or None
     rng_seed = int(np.random.default_rng((options.seed, 0xC3A)).integers(2**31))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import MissingExtra
 from instep.core.knob import Knob
 from instep.core.world import Array, Simulator
 
@@ -49,10 +48,8 @@ def dropo(
     sim: Simulator, episodes: Sequence[Episode], knobs: Sequence[Knob], options: DropoOptions | None = None
 ) -> Gaussian:
     """The independent normal distribution of knobs under which the recordings are most likely."""
-    try:
-        from cmaes import CMA
-    except ImportError:
-        raise MissingExtra("cmaes", "learn") from None
+    from cmaes import CMA
+
     options = options or DropoOptions()
     windows = cut(sim, episodes, span=options.steps, stride=options.steps, limit=options.windows)
     shooter = Shooter(sim, windows, tuple(knobs))
