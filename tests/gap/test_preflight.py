@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, UnknownName
+from instep.core.world import Spec, vector
 from instep.gap.look_signal import quantum
 from instep.gap.preflight import preflight
 
@@ -190,3 +191,14 @@ def test_what_a_user_allows_becomes_a_warning(runs):
     assert any(f.check == "order" for f in allowed.warnings)
     with pytest.raises(UnknownName, match="Did you mean 'order'"):
         preflight(runs, allow=["ordre"])
+
+
+def test_one_joint_that_stands_still_may_stick_and_is_warned_of():
+    spec = Spec(0.02, vector(["hinge"], "rad"), vector(["hinge"], "rad/s"), vector(["hinge"], "rad"))
+    t = np.arange(200) * 0.02
+    q = 0.5 * np.sin(3 * t)[:, None]
+    told = np.sin(3 * t + 0.05)[:, None] * 0.5
+    q[60:120] = q[60]
+    found = preflight([Episode(spec, {"timestamp": t, "q": q, "v": np.gradient(q, 0.02, axis=0), "action": told})])
+    assert not any("stand still" in f.sentence for f in found.errors)
+    assert any("stand still" in f.sentence for f in found.warnings)
