@@ -58,6 +58,8 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     if scene.model.nu:
         _add(scene, address.DELAY, knobs, start)
         knobs[-1] = Knob(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
+        # At nought the slope vanishes: a delay below one physics step is none. A control period has one.
+        start[address.DELAY] = max(start[address.DELAY], scene.dt)
     knobs = [_bounded(knob, scene.bounds) for knob in knobs]
     start = {k.address: _begin(k, start[k.address]) for k in knobs}
     return Choice(tuple(knobs), start, held | clipped(scene, episodes))
