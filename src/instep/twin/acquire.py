@@ -1,6 +1,7 @@
 """Find a body that is not where it was believed to be: its colour in all cameras, then its orientation.
 
-The search looks at every second pixel: it only has to come near enough for the filter to do the rest.
+Orientations are tried on every fourth pixel and the best of them followed there, then on every second: the search only
+has to come near enough for the filter to do the rest, and a robot waits for it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from .outline import Outline
 from .solve import Sharpness, Shot, look, moved, planar_basis, solve
 
 SKIP = 2
-"""Every how many pixels are looked at."""
-TURNS = 24
+"""Every how many pixels are looked at in the end."""
+COARSE = 4
+"""Every how many pixels are looked at while orientations are tried."""
+TURNS = 16
 """Orientations that are tried all round."""
 TRIED = 4
 """Of these, how many are followed to their optimum."""
 ENOUGH = 0.55
 """Overlap of silhouettes from which a body counts as found."""
-FEW = 40 // SKIP**2
+SURE = 0.8
+"""Overlap from which no other orientation is tried: a T that lies the wrong way round overlaps by 0.7 at most."""
+FEW = 40
 """Pixels of the body's colour below which a camera does not show it."""
 
 
@@ -35,23 +40,29 @@ def acquire(
     eyes: Eyes, outline: Outline, near: Array, normal: Array, frames: Sequence[tuple[Frame, float]]
 ) -> Array | None:
     """The transform of a body somewhere on its plane, as high and as flat as `near`; None where it is not seen."""
-    shots = [_whole(eyes, frame, strength, near) for frame, strength in frames]
-    shots = [shot for shot in shots if np.sum((shot.mask > 0.5) & (shot.weight > 0)) > FEW]
+    shots = _showing(eyes, frames, near, COARSE)
     if not shots:
         return None
     basis, wide = planar_basis(normal), np.diag([0.1**2] * 3 + [1.0] * 3)
     here = np.stack([_on_plane(shot, near, normal) for shot in shots])
     starts = [near, *_turned(near, np.median(here, axis=0), normal)]
     ranked = sorted(starts, key=lambda T: -overlap(outline, shots, T))
-    best, fit = None, ENOUGH
-    for start in ranked[:TRIED]:
+
+    def followed(start: Array, shots: Sequence[Shot]) -> Array:
         tried = [replace(shot, world_from_body=start) for shot in shots]
-        found = solve(outline, tried, wide, basis, Sharpness(), 10)
-        at = moved(start, found.xi)
+        return moved(start, solve(outline, tried, wide, basis, Sharpness(), 10).xi)
+
+    best, fit = ranked[0], 0.0
+    for start in ranked[:TRIED]:
+        at = followed(start, shots)
         fits = overlap(outline, shots, at)
         if fits > fit:
             best, fit = at, fits
-    return best
+        if fits > SURE:
+            break
+    fine = _showing(eyes, frames, near, SKIP)
+    at = followed(best, fine) if fine else best
+    return at if fine and overlap(outline, fine, at) > ENOUGH else None
 
 
 def overlap(outline: Outline, shots: Sequence[Shot], T: Array) -> float:
@@ -77,8 +88,14 @@ def coarse(camera: Camera, skip: int = SKIP) -> Camera:
     return replace(camera, width=width, height=height, focal=focal, centre=(cx, cy))
 
 
-def _whole(eyes: Eyes, frame: Frame, strength: float, near: Array) -> Shot:
-    camera, part = coarse(frame.camera), slice(SKIP // 2, None, SKIP)
+def _showing(eyes: Eyes, frames: Sequence[tuple[Frame, float]], near: Array, skip: int) -> list[Shot]:
+    """Every few pixels of the pictures that show anything in the body's colour."""
+    shots = [_whole(eyes, frame, strength, near, skip) for frame, strength in frames]
+    return [shot for shot in shots if np.sum((shot.mask > 0.5) & (shot.weight > 0)) > FEW // skip**2]
+
+
+def _whole(eyes: Eyes, frame: Frame, strength: float, near: Array, skip: int) -> Shot:
+    camera, part = coarse(frame.camera, skip), slice(skip // 2, None, skip)
     behind = eyes.backdrops.get(frame.camera.name)
     pixels = np.ascontiguousarray(frame.pixels[part, part])
     mask, weight = read(eyes.mask, pixels, strength, None if behind is None else behind[part, part], halo=1)
