@@ -2,17 +2,20 @@
 
 The stand-in has another friction, other servos, other light, and noisy pictures that come one frame late. Its pictures
 are taken before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
+
+    instep bench sync
+    python benchmarks/sync.py films FOLDER           # keep the films, where there are graphics
+    python benchmarks/sync.py from FOLDER OUT        # measure from kept films, where there are none
 """
 
 from __future__ import annotations
 
-import gc
-import os
+import copy
+import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +30,18 @@ from instep.data.recorder import Recorder
 from instep.physics.mujoco import MujocoWorld
 from instep.policy.experts import expert_of
 from instep.real.recording import Recording
+from instep.real.urgent import calm, first_in_line
 from instep.scene.folder import Scene
+from instep.scene.labels import reader
 from instep.scene.tasks.catalog import task_of
 from instep.twin.eyes import IMAGES, Eyes
 from instep.twin.mask import colour_mask
 from instep.twin.pose_filter import FilterOptions, PoseFilter
 from instep.twin.prepare import colour_of
-from instep.twin.rehearsal import film
+from instep.twin.rehearsal import developed, film
 from instep.twin.track import median_of_blocks
 from instep.twin.twin import COUNTS, STAGES, Twin, log_of
+from sync_film import pack, unpack
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
 """What is other in the stand-in: the scene has 0.4 and 500."""
@@ -75,26 +81,84 @@ class Ran:
         return stages.sum(axis=1) - stages[:, STAGES.index("follow")]
 
 
+Cut = tuple[int, int, int]
+"""Which film: frames per second, seconds, seed."""
+CUTS: tuple[Cut, ...] = ((60, 30, 0), (60, 30, 1), (120, 20, 2))
+"""One film at a time: half a minute of pictures are two gigabytes."""
+SHORT: tuple[Cut, ...] = ((60, 5, 0), (120, 3, 2))
+
+
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Film a stand-in, follow it in real time, and return one row per number."""
-    seconds, parts = (5, 1) if quick else (30, 2)
-    scene = Scene.load("pusht")
-    _in_time(scene, film(scene, motion(scene, 6, 0)))  # compiles everything before the clock matters
-    rans: list[Ran] = []
-    dense = (np.nan, 0)
-    for seed in range(parts):  # one film at a time: half a minute of pictures are two gigabytes
-        filmed = film(scene, motion(scene, round(seconds / scene.dt), seed))
-        rans.append(_in_time(scene, filmed, out / f"recorded_{seed}"))
+    return measured(out, SHORT if quick else CUTS, rendered)
+
+
+def measured(out: Path, cuts: Sequence[Cut], filmed: Callable[[Cut], Episode]) -> list[dict[str, Any]]:
+    """The rows of runs through films."""
+    rans: dict[int, list[Ran]] = {60: [], 120: []}
+    dense, taken = (np.nan, 0), steal()
+    for rate, seconds, seed in cuts:
+        scene, shown = at_rate(rate), filmed((rate, seconds, seed))
         if seed == 0:
-            dense = _dense(scene, filmed.rows(0, 60 if quick else 300))
-        rans[-1] = replace(rans[-1], film=_without_pictures(filmed))
-    work = np.concatenate([ran.work for ran in rans])
-    plain = _plain_work(scene.dt, float(np.median(work)), 120 if quick else 900)
+            _in_time(scene, shown.rows(0, 6))  # compiles everything before the clock matters
+            dense = _dense(scene, shown.rows(0, 10 * seconds))
+        rans[rate].append(_in_time(scene, shown, out / f"recorded_{rate}_{seed}"))
+        rans[rate][-1] = replace(rans[rate][-1], film=_without_pictures(shown))
+    work = np.concatenate([ran.work for ran in rans[60]])
+    plain = _plain_work(1 / 60, float(np.median(work)), 30 * cuts[0][1])
+    others, whole = steal() - taken
     return [
-        *_rows(rans, dense),
+        *_rows(rans[60], dense),
+        *_fast(rans[120]),
         _row("the machine: median of plain arithmetic of that size", np.median(plain) * 1e3, "ms"),
         _row("the machine: p99 of plain arithmetic of that size", np.quantile(plain, 0.99) * 1e3, "ms"),
+        _row("the machine: time of its processors that others took", 100 * others / max(whole, 1.0), "%"),
     ]
+
+
+def at_rate(rate: int) -> Scene:
+    """The scene at another rate, with eight steps of physics per period as ever."""
+    scene = Scene.load("pusht")
+    model = copy.copy(scene.model)
+    model.opt.timestep = 1 / (8 * rate)
+    return replace(scene, model=model, reader=reader(model, 1 / rate, scene.robot, scene.objects))
+
+
+def rendered(cut: Cut) -> Episode:
+    """A film, made now."""
+    scene = at_rate(cut[0])
+    return film(scene, motion(scene, cut[0] * cut[1], cut[2]))
+
+
+def keep(folder: Path, cuts: Sequence[Cut] = CUTS) -> None:
+    """Keep films for a machine without graphics."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for cut in cuts:
+        scene = at_rate(cut[0])
+        pack(folder / _file(cut), scene, motion(scene, cut[0] * cut[1], cut[2]))
+
+
+def kept(folder: Path) -> Callable[[Cut], Episode]:
+    """Films that were kept."""
+
+    def film_of(cut: Cut) -> Episode:
+        scene = at_rate(cut[0])
+        return developed(scene, *unpack(folder / _file(cut), scene))
+
+    return film_of
+
+
+def _file(cut: Cut) -> str:
+    return "film_{}_{}_{}.npz".format(*cut)
+
+
+def steal() -> Array:
+    """Processor time since the start that the machine's host gave to others, and all of it; nothing where not said."""
+    path = Path("/proc/stat")
+    if not path.is_file():
+        return np.zeros(2)
+    ticks = [float(word) for word in path.read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
+    return np.array([ticks[7], sum(ticks)])
 
 
 def motion(scene: Scene, steps: int, seed: int) -> Episode:
@@ -137,40 +201,18 @@ def _in_time(scene: Scene, filmed: Episode, folder: Path | None = None) -> Ran:
     twin = Twin(MujocoWorld(scene), real, PoseFilter(scene, _eyes(scene)))
     if folder is None:
         return Ran(rollout(twin, Pusher(filmed), steps=len(filmed)), filmed, twin, real)
-    recorder = Recorder(folder, Twin(twin.sim, real, twin.correct, images=True).spec)
+    spec = Twin(twin.sim, real, twin.correct, images=True).spec
+    with first_in_line():
+        recorder = Recorder(folder, spec)
+        calm(recorder.writer_pid)
 
-    def record(state: State, observation: Observation, action: Array) -> None:
-        recorder(state, {**observation, **real.pictures(state)}, action)
+        def record(state: State, observation: Observation, action: Array) -> None:
+            recorder(state, {**observation, **real.pictures(state)}, action)
 
-    with _first_in_line():
         episode = rollout(twin, Pusher(filmed), steps=len(filmed), watch=[record])
     dropped = recorder.stop().dropped
     shutil.rmtree(folder)  # gigabytes of pictures that were rendered here
     return Ran(episode, filmed, twin, real, dropped)
-
-
-@contextmanager
-def _first_in_line() -> Iterator[None]:
-    """Nothing of the loop's own in its way: no collections of garbage, and before other programs where that is allowed.
-
-    Threads that were started before keep their place.
-    """
-    interval = sys.getswitchinterval()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    sys.setswitchinterval(5e-4)
-    try:
-        if sys.platform == "linux":
-            with suppress(PermissionError):
-                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(20))
-        yield
-    finally:
-        if sys.platform == "linux":
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        sys.setswitchinterval(interval)
-        gc.enable()
-        gc.unfreeze()
 
 
 def _dense(scene: Scene, filmed: Episode) -> tuple[float, int]:
@@ -197,7 +239,7 @@ def _plain_work(dt: float, size: float, frames: int) -> Array:
         return time.perf_counter() - begin
 
     n = round(20_000 * size / min(timed(20_000) for _ in range(20)))
-    with _first_in_line():
+    with first_in_line():
         start, times = time.perf_counter(), []
         for k in range(frames):
             times.append(timed(n))
@@ -241,6 +283,19 @@ def _rows(rans: list[Ran], dense: tuple[float, int]) -> list[dict[str, Any]]:
     counts = np.sum([r.episode["twin.counts"][-1] for r in rans], axis=0)
     rows += [_row(name, counts[c], "") for c, name in enumerate(COUNTS)]
     return rows
+
+
+def _fast(rans: list[Ran]) -> list[dict[str, Any]]:
+    """The same at twice the rate: the goals of the work and of the deadlines stand, with half the time between them."""
+    work, error = (np.concatenate([getattr(r, name) for r in rans]) for name in ("work", "error"))
+    missed = 100 * sum(r.real.missed for r in rans) / sum(len(r.episode) for r in rans)
+    return [
+        _row("120 Hz: p99 of the loop's own work", np.quantile(work, 0.99) * 1e3, "ms", 8.3),
+        _row("120 Hz: median of the loop's own work", np.median(work) * 1e3, "ms"),
+        _row("120 Hz: missed deadlines", missed, "%", 0.1),
+        _row("120 Hz: median pose error", np.median(error) * 1e3, "mm", 2.0),
+        _row("120 Hz: rows dropped by the recorder", sum(r.dropped for r in rans), ""),
+    ]
 
 
 class Paced:
@@ -320,3 +375,20 @@ class Pusher:
 def _row(name: str, value: Any, unit: str, goal: float | None = None) -> dict[str, Any]:
     met = None if goal is None else bool(value <= goal)
     return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": goal, "ok": met}
+
+
+def main(words: list[str]) -> None:
+    """Keep films, or measure from films that were kept."""
+    if words[:1] == ["films"] and len(words) == 2:
+        keep(Path(words[1]))
+    elif words[:1] == ["from"] and len(words) == 3:
+        out = Path(words[2])
+        out.mkdir(parents=True, exist_ok=True)
+        rows = measured(out, CUTS, kept(Path(words[1])))
+        (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    else:
+        raise SystemExit("usage: sync.py films FOLDER | from FOLDER OUT")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -5,7 +5,7 @@ The pictures have the stand-in's own light and noise, and come late, as those of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,6 +23,8 @@ from .prepare import colour_of
 from .sight import sight
 from .untyped import model_of
 
+Taken = Callable[[str, int], Array]
+"""What a camera shows of a row through a perfect eye: name and row in, picture out."""
 BANK = 4
 """Pictures of noise that are drawn; each frame takes one of them from another place."""
 
@@ -40,23 +42,34 @@ class Shooting:
 
 def film(scene: Scene, episode: Episode, shooting: Shooting | None = None, cameras: Sequence[str] = ()) -> Episode:
     """The episode of a scene with pictures of the scene's cameras (all where none are named), each with its stamp."""
+    studio = Studio(scene)
+    try:
+
+        def taken(name: str, row: int) -> Array:
+            return studio.picture(episode.q[row], scene.cameras[name])
+
+        return developed(scene, episode, taken, shooting, cameras)
+    finally:
+        studio.close()
+
+
+def developed(
+    scene: Scene, episode: Episode, taken: Taken, shooting: Shooting | None = None, cameras: Sequence[str] = ()
+) -> Episode:
+    """The episode with pictures that were taken already, in the stand-in's own light and as late as it says."""
     shooting = shooting or Shooting()
-    studio, t = Studio(scene), episode.t
     then = np.maximum(np.arange(len(episode)) - shooting.late, 0)
     columns: dict[str, Array] = {}
     shown: dict[str, Channel] = {}
-    try:
-        for number, name in enumerate(cameras or scene.cameras):
-            camera = scene.cameras[name]
-            exposure = _Exposure(shooting.look, (camera.height, camera.width, 3), (shooting.seed, number))
-            pictures = np.empty((len(episode), camera.height, camera.width, 3), np.uint8)
-            for row in range(len(episode)):
-                pictures[row] = exposure.of(studio.picture(episode.q[then[row]], camera), row)
-            pictures.flags.writeable = False
-            columns[IMAGES + name], columns[IMAGES + name + ".stamp"] = pictures, t[then]
-            shown[IMAGES + name] = Channel(("height", "width", "channels"), "", pictures.shape[1:], "uint8")
-    finally:
-        studio.close()
+    for number, name in enumerate(cameras or scene.cameras):
+        camera = scene.cameras[name]
+        exposure = _Exposure(shooting.look, (camera.height, camera.width, 3), (shooting.seed, number))
+        pictures = np.empty((len(episode), camera.height, camera.width, 3), np.uint8)
+        for row in range(len(episode)):
+            pictures[row] = exposure.of(taken(name, int(then[row])), row)
+        pictures.flags.writeable = False
+        columns[IMAGES + name], columns[IMAGES + name + ".stamp"] = pictures, episode.t[then]
+        shown[IMAGES + name] = Channel(("height", "width", "channels"), "", pictures.shape[1:], "uint8")
     spec = replace(episode.spec, observation={**episode.spec.observation, **shown})
     return replace(episode.with_columns(columns), spec=spec)
 

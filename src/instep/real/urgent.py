@@ -1,0 +1,57 @@
+"""Nothing of a loop's own in its way: no long searches for garbage, quick turns of threads, before other programs."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+PRIORITY = 20
+"""Place in the line of real-time threads, of 1 to 99: before all that is not urgent, behind the machine's own."""
+TURN = 5e-4
+"""How long another thread may keep Python's lock once the loop asks for it [s]."""
+NEVER = 1_000_000
+"""Searches of young objects between two searches of all."""
+
+
+@contextmanager
+def first_in_line() -> Iterator[None]:
+    """Run a paced loop before other programs, where the machine allows that; else as it is.
+
+    Threads that are started inside are urgent too, and should be if they may hold Python's lock: a loop that waits for
+    a thread which waits for its turn gains nothing by its own place. So are processes; see `calm`.
+    """
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    # Objects of one frame are dropped with it; what is old by now need not be searched again and again.
+    gc.set_threshold(thresholds[0], thresholds[1], NEVER)
+    sys.setswitchinterval(TURN)
+    urgent = _urgent()
+    try:
+        yield
+    finally:
+        if urgent:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+def calm(process: int) -> None:
+    """Let a process that was started in the loop's place stand behind it: one that writes files, for example."""
+    if sys.platform == "linux":
+        with suppress(ProcessLookupError, PermissionError):
+            os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _urgent() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except PermissionError:
+        return False
+    return True
