@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, Diverged
-from instep.core.world import Array, Settings, State
+from instep.core.world import Array, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
+
+from .support import refuse_knobs
 
 HUGE = 1e10
 """A speed or position beyond this is a divergence, as in MuJoCo's own check."""
@@ -129,3 +133,68 @@ def sound(state: State, scene: str, engine: str) -> State:
         tuple(lost),
         State(state.t, q, v, state.hidden),
     )
+
+
+class LoopedWorld(ABC):
+    """A scene in an engine that steps one world at a time; the engine adds `place`, `step` and `tuned`.
+
+    What a world remembers, the commands on their way and the next nudge are kept in `State.hidden` under its name.
+    """
+
+    def __init__(self, scene: Scene | str | Path, settings: Settings | None, engine: str):
+        self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+        self.settings: Settings = dict(settings or {})
+        refuse_knobs(self.settings, engine)
+        self._engine_name = engine
+        self._variants = variants(self.scene, self.settings)
+        self._lines = tuple(line_of(model, self._variants.steps) for model in self._variants.models)
+        self._memory = max(line.memory for line in self._lines)
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean; the model's own sensors are MuJoCo's and are not read."""
+        return self.scene.spec
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """The MuJoCo model it is built from (of the first world, where they differ); read it, do not change it."""
+        return self._variants.models[0]
+
+    @property
+    def substeps(self) -> int:
+        """Physics steps per control step."""
+        return self._variants.steps
+
+    def reset(self, seed: int = 0) -> State:
+        """Where the scene begins with this seed."""
+        q, v = self.scene.start(seed)
+        return self.place(q, v)
+
+    @abstractmethod
+    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
+        """The state with these positions and velocities; `past` actions that are still on their way will arrive."""
+
+    def observe(self, state: State) -> Observation:
+        """The robot's joints and the objects' poses."""
+        return self.scene.reader.observe(state.q, state.v)
+
+    def nudge(self, state: State, wrench: Array) -> State:
+        """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
+        own = {**state.hidden[self._engine_name], "wrench": checked_wrench(self.model, state, wrench)}
+        return state.with_hidden(self._engine_name, own)
+
+    def _begun(self, batch: tuple[int, ...], past: Array | None) -> dict[str, Array]:
+        """What is on its way to worlds that are placed: past commands, and no nudge."""
+        rest = self.scene.rest_action()
+        said = np.zeros((*batch, 0, len(rest))) if past is None else np.asarray(past, float)
+        return {
+            "past": recent(said, self._memory, rest),
+            "wrench": np.zeros((*batch, self.model.nbody - 1, 6)),
+        }
+
+    def _gone_on(self, past: Array, action: Array) -> dict[str, Array]:
+        """What is on its way after a step: the last commands, and no nudge."""
+        return {
+            "past": recent(np.concatenate([past, action[..., None, :]], axis=-2), self._memory, action),
+            "wrench": np.zeros((*action.shape[:-1], self.model.nbody - 1, 6)),
+        }

@@ -17,13 +17,12 @@ import mujoco
 import numpy as np
 
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Settings, Spec, State
+from instep.core.world import Array, Settings, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .looped import checked_place, checked_wrench, line_of, recent, sound, variants
+from .looped import LoopedWorld, checked_place, recent, sound
 from .rapier_engine import Engine, Plan
-from .support import refuse_knobs
 
 KEY = "rapier"
 """Snapshot, commands on their way and the nudge of each world are kept under this key."""
@@ -31,11 +30,6 @@ LIVE = 512
 """How many worlds are kept ready to go on from the state they returned last."""
 DIGEST = 16
 """Bytes that say which model a snapshot is of."""
-WITHOUT = (
-    "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
-    "option.viscosity", "tendon.*", "sensor.*",
-)  # fmt: skip
-"""Knobs that rapier has nothing for."""
 
 
 class Snapshot:
@@ -59,7 +53,7 @@ class Snapshot:
         return Snapshot, (self.model, self.bytes)
 
 
-class RapierWorld:
+class RapierWorld(LoopedWorld):
     """A scene in rapier.
 
     `step` depends on nothing but its arguments: rapier's whole state travels in `State.hidden` as bytes. A world that
@@ -67,43 +61,16 @@ class RapierWorld:
     """
 
     def __init__(self, scene: Scene | str | Path, *, threads: int = 1, settings: Settings | None = None):
-        self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+        super().__init__(scene, settings, KEY)
         self.threads = threads
         """Threads a batch is stepped on; all cores where 0."""
-        self.settings: Settings = dict(settings or {})
-        refuse_knobs(self.settings, WITHOUT, "rapier")
-        self._variants = variants(self.scene, self.settings)
         self._plans = tuple(Plan.of(model) for model in self._variants.models)
         self._digests = tuple(_digest(model) for model in self._variants.models)
-        self._lines = tuple(line_of(model, self._variants.steps) for model in self._variants.models)
-        self._memory = max(line.memory for line in self._lines)
         self._live: dict[int, tuple[Snapshot, Engine]] = {}
-
-    @property
-    def spec(self) -> Spec:
-        """What the numbers mean; the model's own sensors are MuJoCo's and are not read."""
-        return self.scene.spec
-
-    @property
-    def model(self) -> mujoco.MjModel:
-        """The MuJoCo model it is built from (of the first world, where they differ); read it, do not change it."""
-        return self._variants.models[0]
-
-    @property
-    def substeps(self) -> int:
-        """Physics steps per control step."""
-        return self._variants.steps
-
-    def reset(self, seed: int = 0) -> State:
-        """Where the scene begins with this seed."""
-        q, v = self.scene.start(seed)
-        return self.place(q, v)
 
     def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities; `past` actions that are still on their way will arrive."""
         q, v = checked_place(self.model, q, v)
-        batch, rest = q.shape[:-1], self.scene.rest_action()
-        said = np.zeros((*batch, 0, len(rest))) if past is None else np.asarray(past, float)
         flat_q, flat_v = q.reshape(-1, q.shape[-1]), v.reshape(-1, v.shape[-1])
         snapshots = np.empty(len(flat_q), object)
         for i in range(len(flat_q)):
@@ -111,9 +78,8 @@ class RapierWorld:
             which = i if self._variants.each and len(flat_q) == len(self._plans) else 0
             snapshots[i] = self._keep(which, Engine.placed(self._plans[which], flat_q[i], flat_v[i]))
         hidden = {
-            "snapshot": snapshots.reshape(batch),
-            "past": recent(said, self._memory, rest),
-            "wrench": np.zeros((*batch, self.model.nbody - 1, 6)),
+            "snapshot": snapshots.reshape(q.shape[:-1]),
+            **self._begun(q.shape[:-1], past),
         }
         return State(t, q, v, {KEY: hidden})
 
@@ -137,21 +103,11 @@ class RapierWorld:
             snapshots[i] = snapshot
         hidden = {
             "snapshot": snapshots.reshape(state.batch),
-            "past": recent(np.concatenate([past, action[..., None, :]], axis=-2), self._memory, action),
-            "wrench": np.zeros_like(own["wrench"]),
+            **self._gone_on(past, action),
         }
         q = np.stack([part[0] for part in done]).reshape(state.q.shape)
         v = np.stack([part[1] for part in done]).reshape(state.v.shape)
         return sound(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "rapier")
-
-    def observe(self, state: State) -> Observation:
-        """The robot's joints and the objects' poses."""
-        return self.scene.reader.observe(state.q, state.v)
-
-    def nudge(self, state: State, wrench: Array) -> State:
-        """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
-        own = {**state.hidden[KEY], "wrench": checked_wrench(self.model, state, wrench)}
-        return state.with_hidden(KEY, own)
 
     def tuned(self, settings: Settings) -> RapierWorld:
         """The same world with some knobs turned; arrays hold one value per world of a batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import mujoco
@@ -23,6 +22,10 @@ _SHAPES = (
     "mjGEOM_BOX",
     "mjGEOM_MESH",
 )
+_KNOBS_OF_MUJOCO = (
+    "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
+    "option.viscosity", "tendon.*", "sensor.*",
+)  # fmt: skip
 _OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
 
 
@@ -36,10 +39,10 @@ def refuse(model: mujoco.MjModel, engine: str) -> None:
     _geoms(model, engine)
 
 
-def refuse_knobs(settings: Settings, without: Iterable[str], engine: str) -> None:
-    """Raise `Unsupported` if a knob is turned that the engine has nothing for: turning it would change nothing."""
+def refuse_knobs(settings: Settings, engine: str) -> None:
+    """Raise `Unsupported` if a knob is turned that only MuJoCo has: turning it would change nothing."""
     for address in settings:
-        for pattern in without:
+        for pattern in _KNOBS_OF_MUJOCO:
             if fnmatchcase(address, pattern):
                 raise _cannot(engine, f"has nothing that {address!r} stands for, so turning it would change nothing")
 
