@@ -13,7 +13,7 @@ knobs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from .shoot import Shooter
 
 NUDGE = 1e-3
 """Step of finite differences, as a share of a knob's range."""
+WIDEST = 0.05
+"""Longest step of differences: where contacts make a cost rough, only differences across its ripples are slopes."""
+RIPPLES = 12
+"""Points at which the ripples of a rough cost are sampled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,8 @@ class Point:
     residual: Array
     """Predicted minus measured [windows, span, channels]."""
     cost: float
+    nudge: float = NUDGE
+    """Step of the differences whose slopes led here; wider than `NUDGE` where the cost is rough."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,22 +87,30 @@ Watch = Callable[[int, float, Array], None]
 
 
 def descend(problem: Problem, point: Point, iterations: int, tolerance: float, watch: Watch | None = None) -> Point:
-    """Go downhill until the cost changes by less than `tolerance` of itself, or `iterations` are over."""
+    """Go downhill until the cost changes by less than `tolerance` of itself, or `iterations` are over.
+
+    Slopes that promise much and keep little may be those of ripples: then differences are taken over longer steps.
+    """
     damping, flat = 1e-3, 0
     for iteration in range(iterations):
         normal = linearise(problem, point)
-        before = point.cost
+        before, promised = point.cost, _promise(problem, point, normal, damping)
         for _ in range(7):
-            trial = _tried(problem, _step(problem, point, normal, damping))
+            trial = _tried(problem, point, _step(problem, point, normal, damping))
             if trial.cost < point.cost:
                 point, damping = trial, max(damping / 5, 1e-9)
                 break
             damping *= 10.0
         if watch is not None:
             watch(iteration, point.cost, point.x)
+        gained = before - point.cost
         # One small step can be a bad one; two in a row are the end.
-        flat = flat + 1 if before - point.cost <= tolerance * before else 0
-        if flat >= 2 or point.cost == before:
+        flat = flat + 1 if gained <= tolerance * before else 0
+        vain = gained < 0.1 * promised and gained <= 0.01 * before and promised > 10 * tolerance * before
+        wider = _wider(problem, point, normal) if vain else point
+        if wider.nudge > point.nudge:
+            point, damping, flat = wider, 1e-3, 0
+        elif flat >= 2 or gained == 0:
             break
     return point
 
@@ -111,16 +125,25 @@ def evaluate(problem: Problem, xs: Array, starts: Array | None = None) -> list[P
 
 
 def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> Normal:
-    """The cost near a point; `both_sides` makes the differences central, exact to second order, for twice the work."""
+    """The cost near a point; `both_sides` makes the differences central, exact to second order, for twice the work.
+
+    Where the cost is rough, `both_sides` also counts its ripples as noise, or intervals would be far too narrow.
+    """
     free = np.flatnonzero(problem.sigma_start > 0)
     # Step away from the nearer bound, so that the perturbed setting is legal.
     signs = np.where(point.x > 0.5, -1.0, 1.0)
     jacobian, by_start = _differences(problem, point, free, signs)
     if both_sides:
-        inner = (point.x > NUDGE) & (point.x < 1 - NUDGE)
+        inner = (point.x > point.nudge) & (point.x < 1 - point.nudge)
         other, other_start = _differences(problem, point, free, np.where(inner, -signs, signs))
         jacobian, by_start = (jacobian + other) / 2, (by_start + other_start) / 2
-    return _normal(problem, point, free, jacobian, by_start)
+    normal = _normal(problem, point, free, jacobian, by_start)
+    return _less_sure(normal, _ripples(problem, point, normal, by_start)) if both_sides and rough(point) else normal
+
+
+def rough(point: Point) -> bool:
+    """Whether slopes over short steps turned out to be those of ripples."""
+    return point.nudge > NUDGE
 
 
 def _differences(problem: Problem, point: Point, free: Array, signs: Array) -> tuple[Array, Array]:
@@ -133,9 +156,9 @@ def _differences(problem: Problem, point: Point, free: Array, signs: Array) -> t
     groups, start_groups = _together(reach), _together(reach_start)
     xs = np.repeat(x[None], len(groups) + len(start_groups), axis=0)
     starts = np.repeat(point.starts[None], len(xs), axis=0)
-    sizes = 0.1 * problem.sigma_start[free]
+    sizes = min(1.0, 0.1 * point.nudge / NUDGE) * problem.sigma_start[free]
     for row, group in enumerate(groups):
-        xs[row, group] += signs[group] * NUDGE
+        xs[row, group] += signs[group] * point.nudge
     for row, group in enumerate(start_groups, len(groups)):
         starts[row][:, free[group]] += sizes[group]
     changes = _seen(shooter, shooter(xs, starts if len(free) else None)) - point.residual
@@ -143,11 +166,38 @@ def _differences(problem: Problem, point: Point, free: Array, signs: Array) -> t
     jacobian, by_start = np.zeros((knobs, *changes.shape[1:])), np.zeros((len(free), *changes.shape[1:]))
     for row, group in enumerate(groups):
         for i in group:
-            jacobian[i] = changes[row] * reach[i] / (signs[i] * NUDGE)
+            jacobian[i] = changes[row] * reach[i] / (signs[i] * point.nudge)
     for row, group in enumerate(start_groups, len(groups)):
         for i in group:
             by_start[i] = changes[row] * reach_start[i] / sizes[i]
     return jacobian, by_start
+
+
+def _ripples(problem: Problem, point: Point, normal: Normal, by_start: Array) -> Array:
+    """Covariance of the gradient of the data that is due to what slopes leave of the cost nearby [knobs, knobs]."""
+    knobs, n = len(point.x), len(problem.shooter.windows)
+    rng = np.random.default_rng(RIPPLES)
+    away = point.nudge / 2 * rng.uniform(-1, 1, (RIPPLES, knobs))
+    xs = np.clip(point.x + away, 0.0, 1.0)
+    away = xs - point.x
+    moved = np.einsum("nfk,pk->pnf", normal.eliminated[1], away)
+    starts = np.repeat(point.starts[None], RIPPLES, axis=0)
+    starts[..., normal.free] += moved
+    found = np.stack([p.residual for p in evaluate(problem, xs, starts)]) - point.residual
+    straight = np.einsum("pk,knsc->pnsc", away, normal.jacobian) + np.einsum("pnf,fnsc->pnsc", moved, by_start)
+    left = np.nan_to_num(found - straight, nan=0.0, posinf=0.0, neginf=0.0)
+    left = (left - left.mean(axis=0)) * _weights(problem, point.residual)
+    pull = np.einsum("knsc,pnsc->pnk", normal.jacobian, left)
+    pull += np.einsum("nfk,fnsc,pnsc->pnk", normal.eliminated[1], by_start, left, optimize=True)
+    # Once for the ripples of the simulator where it stopped, once for those of what was recorded.
+    return 2 * np.einsum("pnk,pnj->kj", pull, pull) / (RIPPLES - 1) if n else np.zeros((knobs, knobs))
+
+
+def _less_sure(normal: Normal, ripples: Array) -> Normal:
+    """The same with ripples counted as noise of unit size, so that the inverse of the curvature is the sandwich's."""
+    share = normal.curvature @ np.linalg.pinv(normal.curvature + ripples)
+    curvature = share @ normal.curvature
+    return replace(normal, curvature=(curvature + curvature.T) / 2, scores=normal.scores @ share.T)
 
 
 def _together(reach: Array) -> list[list[int]]:
@@ -221,8 +271,27 @@ def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tup
     return after, starts
 
 
-def _tried(problem: Problem, step: tuple[Array, Array]) -> Point:
-    return evaluate(problem, step[0][None], step[1][None])[0]
+def _promise(problem: Problem, point: Point, normal: Normal, damping: float) -> float:
+    """By how much the cost would fall with the next step if it were what its slopes say."""
+    after, _ = _step(problem, point, normal, damping)
+    step = after - point.x
+    full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
+    return float(-2 * normal.gradient @ step - step @ full @ step)
+
+
+def _wider(problem: Problem, point: Point, normal: Normal) -> Point:
+    """The point with a longer step of differences, if slopes over that step are others: a cost without ripples has one."""
+    wider = replace(point, nudge=min(5 * point.nudge, WIDEST))
+    if wider.nudge == point.nudge:
+        return point
+    weight = np.sqrt(_weights(problem, point.residual))
+    short, long = normal.jacobian * weight, linearise(problem, wider).jacobian * weight
+    size, apart = ((part**2).sum(axis=(1, 2, 3)) for part in (long, short - long))
+    return wider if (apart > 0.1 * size).any() else point
+
+
+def _tried(problem: Problem, point: Point, step: tuple[Array, Array]) -> Point:
+    return replace(evaluate(problem, step[0][None], step[1][None])[0], nudge=point.nudge)
 
 
 def _seen(shooter: Shooter, residuals: Array) -> Array:
