@@ -48,9 +48,19 @@ class Lessons:
 
 
 def lessons(
-    world: Tasked[World], policy: Policy, expert: Policy, seeds: Iterable[int], *, wanted: int, batch: int = 64
+    world: Tasked[World],
+    policy: Policy,
+    expert: Policy,
+    seeds: Iterable[int],
+    *,
+    wanted: int,
+    batch: int = 64,
+    shown_in: Tasked[World] | None = None,
 ) -> Lessons:
-    """Let an expert go on where a policy failed, until there are as many demonstrations as wanted or no more seeds."""
+    """Let an expert go on where a policy failed, until there are as many demonstrations as wanted or no more seeds.
+
+    `shown_in` is the same world without the pictures that the policy looks at, where those can be made afterwards.
+    """
     found: list[Episode] = []
     tried = failed = 0
     starts = iter(seeds)
@@ -60,7 +70,7 @@ def lessons(
         if mined is None:
             continue
         failed += len(mined.seeds)
-        shown = demonstrate(world, expert, mined.seeds, states=mined.states)
+        shown = demonstrate(shown_in or world, expert, mined.seeds, states=mined.states)
         found += [episode.with_columns({}, world="failure state") for episode in shown]
     return Lessons(tuple(found[:wanted]), tried, failed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from .mapping import CAMERA
 POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 STATE = ("observation.state", "observation.velocity", "observation.environment_state", "observation.goal")
 """Channels that a policy of joints and poses looks at, where a world has them."""
+POSES = "observation.environment_state"
+"""The channel of the poses of bodies."""
 NEAR, NEAR_TURN = 0.01, 0.1
 """How far from home counts as near [m], and how far turned [rad]."""
 WAVES = (0.4, 0.2, 0.1, 0.05)
@@ -63,6 +65,8 @@ class Inputs:
     """Cameras whose pictures are looked at."""
     frame: Frame | None = None
     """The frame of a body, where the policy sees and acts in one."""
+    spotted: str = ""
+    """The body whose pose the policy is not told, and reads from pictures; none where empty."""
 
     @classmethod
     def of(cls, spec: Spec, channels: Sequence[str] = STATE, cameras: Sequence[str] = ()) -> Inputs:
@@ -76,9 +80,27 @@ class Inputs:
             raise BadInput(f"A policy needs something to look at, and the data has none of {', '.join(channels)}.")
         return cls(found, tuple(cameras))
 
+    def spotting(self, body: str) -> Inputs:
+        """The same with the pose of a body, which pictures will have to tell."""
+        if "observation.state" not in self.channels:
+            raise BadInput("Eyes that look for a body need observation.state: a camera may ride on the robot.")
+        pose = tuple(f"{body}.{part}" for part in POSE)
+        return replace(self, channels={**self.channels, POSES: pose}, spotted=body)
+
+    def told(self, columns: Mapping[str, Array], spec: Spec) -> dict[str, Array]:
+        """What a policy would have been told in the rows of a recording, each channel with its own labels."""
+        out: dict[str, Array] = {}
+        for name, labels in self.channels.items():
+            have = spec.observation[name].labels
+            rows = np.asarray(columns[name], float)
+            out[name] = rows if have == labels else rows[..., [have.index(label) for label in labels]]
+        return out
+
     def check(self, spec: Spec) -> None:
         """Refuse a world that does not show what the policy was trained on, in that order."""
         for name, labels in self.channels.items():
+            if self.spotted and name == POSES:
+                continue
             have: Channel | None = spec.observation.get(name)
             if have is None:
                 raise UnknownName("observation", name, spec.observation)
@@ -156,7 +178,7 @@ class Inputs:
         """The form policy.json holds."""
         frame = None if self.frame is None else asdict(self.frame)
         channels = {k: list(v) for k, v in self.channels.items()}
-        return {"channels": channels, "cameras": list(self.cameras), "frame": frame}
+        return {"channels": channels, "cameras": list(self.cameras), "frame": frame, "spotted": self.spotted}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> Inputs:
@@ -167,7 +189,7 @@ class Inputs:
             (a, b), (x, y, turn) = given["point"], given["home"]
             frame = Frame((str(a), str(b)), str(given["body"]), (float(x), float(y), float(turn)))
         channels = {str(k): tuple(v) for k, v in table["channels"].items()}
-        return cls(channels, tuple(table.get("cameras", ())), frame)
+        return cls(channels, tuple(table.get("cameras", ())), frame, str(table.get("spotted", "")))
 
 
 def _waves(point: Array) -> list[Array]:

@@ -64,10 +64,12 @@ class Learner:
         self._seen = self._placed((data.seen - self._scale["seen_mean"]) / self._scale["seen_size"])
         self._chunks = self._placed((data.chunks - self._scale["action_mean"]) / self._scale["action_size"])
         self._pictures = [self._placed(p) for p in data.pictures]
-        self._eyes = self._new_eyes(len(data.pictures))
+        self._eyes = self._new_eyes(0 if recipe.inputs.spotted else len(data.pictures))
+        self._spot = self._new_spotter(data)
         sight = self._eyes.size if self._eyes is not None else 0
         self._net = TorchFlowNet(data.seen.shape[1] + sight, data.chunks.shape[1], options.width, options.blocks)
-        self._all = nn.ModuleDict({"net": self._net, **({"eyes": self._eyes} if self._eyes is not None else {})})
+        parts = {"net": self._net, "eyes": self._eyes, "spot": self._spot}
+        self._all = nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
         self._all.to(self._device)
         self._mean = {k: v.detach().clone() for k, v in self._all.state_dict().items()}
         self._optimiser = torch.optim.AdamW(self._all.parameters(), lr=options.rate, weight_decay=1e-4)
@@ -81,8 +83,10 @@ class Learner:
             rows = torch.randint(len(self._seen), (options.batch,), generator=draw)
             loss = self._loss(rows, draw)
             self._optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self._all.parameters(), 1.0)
+            (loss if self._spot is None else loss + self._spot_loss(draw)).backward()
+            # A spotter and the rest share nothing, so a steep step of one must not shorten the other's.
+            for part in (self._all,) if self._spot is None else self._all.values():
+                nn.utils.clip_grad_norm_(part.parameters(), 1.0)
             for group in self._optimiser.param_groups:
                 group["lr"] = options.rate * _schedule(step, options.steps)
             self._optimiser.step()
@@ -132,6 +136,12 @@ class Learner:
         along = (1 - t) * noise + t * target
         return ((self._net(seen, along, t) - (target - noise)) ** 2).mean()
 
+    def _spot_loss(self, draw: torch.Generator) -> torch.Tensor:
+        """How far off the eyes are about where the body is, in units of their own."""
+        rows = torch.randint(len(self._seen), (self._options.pictures,), generator=draw).to(self._device)
+        said = self._spot([pictures[rows] for pictures in self._pictures], self._joints[rows])
+        return nn.functional.smooth_l1_loss(said, self._spots[rows], beta=0.1)
+
     def _average(self, step: int) -> None:
         keep = min(self._options.decay, (1 + step) / (10 + step))
         with torch.no_grad():
@@ -147,6 +157,20 @@ class Learner:
         from .vision import TorchEyes
 
         return TorchEyes(cameras, self._options.image_size)
+
+    def _new_spotter(self, data: Examples) -> Any:
+        if data.joints is None or data.poses is None:
+            return None
+        from .spotter import TorchSpotter, targets
+
+        size = data.joints.std(axis=0)
+        scale = {"joint_mean": data.joints.mean(axis=0), "joint_size": np.where(size > 1e-6, size, 1.0)}
+        scale["spot_mean"] = data.poses[:, :2].mean(axis=0)
+        self._scale |= {name: value.astype(np.float32) for name, value in scale.items()}
+        told = (data.joints - self._scale["joint_mean"]) / self._scale["joint_size"]
+        self._joints = self._placed(told.astype(np.float32))
+        self._spots = self._placed(targets(data.poses, self._scale["spot_mean"]))
+        return TorchSpotter(len(data.pictures), data.joints.shape[1])
 
 
 def _scales(data: Examples) -> dict[str, Array]:

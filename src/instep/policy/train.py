@@ -17,7 +17,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.world import Array
 
-from .inputs import STATE, Frame, Inputs, heading
+from .inputs import POSES, STATE, Frame, Inputs, heading
 from .trained import Recipe, save_policy
 from .weights import read_weights, write_weights
 
@@ -48,7 +48,12 @@ class TrainOptions:
     cameras: tuple[str, ...] = ()
     channels: tuple[str, ...] = STATE
     frame: tuple[str, str, str] | None = None
-    """See and act in the frame of a body: labels of the x and y that touch it, and its name."""
+    """See and act in the frame of a body: labels of the x and y that touch it, and its name. Where cameras are given
+    and the poses of bodies are not among the channels, eyes learn from the recordings to tell where it is."""
+    pictures: int = 64
+    """Pictures per step from which such eyes learn."""
+    doubt: tuple[float, float] = (0.002, 0.02)
+    """By how much such eyes may err [m], [rad]: the rest of the net learns from poses that are off by it."""
     seed: int = 0
     every: int = 2000
     """Steps from one checkpoint to the next."""
@@ -79,6 +84,10 @@ class Examples:
     """Actions that followed [rows, horizon x nu]."""
     pictures: tuple[Array, ...] = ()
     """Pictures seen, per camera [rows, size, size, 3], bytes."""
+    joints: Array | None = None
+    """Where the joints stood [rows, joints], where eyes learn to tell a pose."""
+    poses: Array | None = None
+    """The poses that they should tell [rows, 7]."""
 
 
 def train(
@@ -100,7 +109,7 @@ def train(
     torch.set_num_threads(options.threads or (os.cpu_count() or 1 if options.cameras else 1))
     _check_device(torch, options.device)
     recipe = recipe_of(episodes, options)
-    data = examples(episodes, recipe)
+    data = examples(episodes, recipe, options.doubt)
     from .learner import Learner
 
     learner = Learner(recipe, data, options)
@@ -130,6 +139,9 @@ def recipe_of(episodes: Sequence[Episode], options: TrainOptions) -> Recipe:
     channels = tuple(name for name in options.channels if all(name in episode for episode in episodes))
     inputs = Inputs.of(spec, channels, options.cameras)
     if options.frame is not None:
+        if options.cameras and POSES not in options.channels and POSES in episodes[0]:
+            _check_body(options.frame[2], spec.observation[POSES].labels)
+            inputs = inputs.spotting(options.frame[2])
         inputs = replace(inputs, frame=_frame(options.frame, inputs, episodes))
     known = inputs.channels.get("observation.state", ())
     relative = tuple(
@@ -154,23 +166,31 @@ def _frame(asked: tuple[str, str, str], inputs: Inputs, episodes: Sequence[Episo
             raise UnknownName("joint", label, joints)
         if label not in actions:
             raise UnknownName("action", label, actions)
-    if f"{body}.x" not in labels:
-        raise UnknownName("body", body, [label.removesuffix(".x") for label in labels if label.endswith(".x")])
+    _check_body(body, labels)
     start = labels.index(f"{body}.x")
-    ends = np.array([episode["observation.environment_state"][-1, start : start + 7] for episode in episodes])
+    last = [inputs.told({name: e[name][-1:] for name in inputs.channels}, e.spec)[POSES][0] for e in episodes]
+    ends = np.array(last)[:, start : start + 7]
     place, angle = np.median(ends[:, :2], axis=0), heading(ends[:, 3:])
     turn = np.arctan2(np.median(np.sin(angle)), np.median(np.cos(angle)))
     return Frame((x, y), body, (float(place[0]), float(place[1]), float(turn)))
 
 
-def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:
+def _check_body(body: str, labels: Sequence[str]) -> None:
+    if f"{body}.x" not in labels:
+        raise UnknownName("body", body, [label.removesuffix(".x") for label in labels if label.endswith(".x")])
+
+
+def examples(episodes: Sequence[Episode], recipe: Recipe, doubt: tuple[float, float] = (0.0, 0.0)) -> Examples:
     """Every row of the episodes as an example; at the end of an episode the last action goes on."""
     seen: list[Array] = []
     chunks: list[Array] = []
+    told: list[dict[str, Array]] = []
     pictures: list[list[Array]] = [[] for _ in recipe.inputs.cameras]
-    for episode in episodes:
-        rows = len(episode)
-        observed = {name: episode[name] for name in recipe.inputs.channels}
+    for number, episode in enumerate(episodes):
+        rows, observed = len(episode), recipe.inputs.told(episode.columns, episode.spec)
+        if recipe.inputs.spotted:
+            told.append(observed)
+            observed = {**observed, POSES: _doubted(observed[POSES], doubt, number)}
         seen.append(recipe.inputs.features(observed))
         ahead = np.minimum(np.arange(rows)[:, None] + np.arange(recipe.horizon), rows - 1)
         steps = np.asarray(episode.action, float)[ahead] - recipe.stands(observed)[:, None]
@@ -183,7 +203,17 @@ def examples(episodes: Sequence[Episode], recipe: Recipe) -> Examples:
         np.concatenate(seen).astype(np.float32),
         np.concatenate(chunks).astype(np.float32),
         tuple(np.concatenate(kept) for kept in pictures),
+        *(np.concatenate([own[name] for own in told]) for name in ("observation.state", POSES) if told),
     )
+
+
+def _doubted(poses: Array, doubt: tuple[float, float], number: int) -> Array:
+    """Poses xyz + wxyz [rows, 7] of a body that lies flat, moved and turned at random, as eyes may err."""
+    rng, (far, turn) = np.random.default_rng((number, 0xD0B7)), doubt
+    half = (heading(poses[:, 3:]) + turn * rng.normal(size=len(poses))) / 2
+    place = poses[:, :2] + far * rng.normal(size=(len(poses), 2))
+    nothing = np.zeros((len(poses), 2))
+    return np.column_stack([place, poses[:, 2], np.cos(half), nothing, np.sin(half)])
 
 
 def _resume(learner: Any, folder: Path, options: TrainOptions) -> int:

@@ -15,7 +15,7 @@ from instep.core.errors import BadInput
 from instep.core.world import Array, Observation, Spec
 
 from .chunked import Chunked
-from .inputs import Inputs
+from .inputs import POSES, Inputs
 from .net import FlowNet
 from .remote import batch_of
 from .weights import read_weights, write_weights
@@ -83,7 +83,7 @@ class FlowPolicy:
         self.recipe = recipe
         self._scale = {name: np.asarray(tensors[f"scale.{name}"], np.float32) for name in SCALES}
         self._net = FlowNet({k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")})
-        self._eyes = _eyes(recipe, tensors)
+        self._eyes, self.spotter = _eyes(recipe, tensors), _spotter(recipe, tensors)
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -94,6 +94,9 @@ class FlowPolicy:
         """The next actions [..., horizon, nu]."""
         recipe, batch = self.recipe, batch_of(observation)
         n = int(np.prod(batch))
+        if self.spotter is not None:
+            told = {name: observation[name] for name in recipe.inputs.channels if name != POSES}
+            observation = {**told, POSES: self.spotter(observation, batch)}
         features = recipe.inputs.features(observation).reshape(n, -1)
         seen = (features - self._scale["seen_mean"]) / self._scale["seen_size"]
         if self._eyes is not None:
@@ -174,8 +177,16 @@ def _check_sizes(recipe: Recipe, tensors: Mapping[str, Array], folder: Path) -> 
 
 
 def _eyes(recipe: Recipe, tensors: Mapping[str, Array]) -> Any:
-    if not recipe.inputs.cameras:
+    if not recipe.inputs.cameras or recipe.inputs.spotted:
         return None
     from .vision import Eyes
 
     return Eyes(recipe.inputs.cameras, recipe.image_size, tensors)
+
+
+def _spotter(recipe: Recipe, tensors: Mapping[str, Array]) -> Any:
+    if not recipe.inputs.spotted:
+        return None
+    from .spotter import Spotter
+
+    return Spotter(recipe.inputs.cameras, recipe.image_size, tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from instep.app.cluster import spread
 from instep.app.eval_page import comparisons, page, scores_of, terminal
+from instep.app.eyes import open_seen, read_sight, sight_mark
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policies import content_mark
 from instep.app.report import write_report
@@ -56,6 +57,7 @@ def augment(
     judge: tuple[str, ...] = (),
     seeds: int = 200,
     cameras: tuple[str, ...] = (),
+    virtual: Path | None = None,
     film_every: int = 1,
     steps: int | None = None,
     device: str = "cpu",
@@ -79,6 +81,8 @@ def augment(
         judge: worlds to compare the policies in (mujoco rapier standin:SEED); that of --world where not given.
         seeds: from how many starts they are compared.
         cameras: cameras of the scene that are filmed in demonstrations of the expert from ordinary starts.
+        virtual: a file of virtual cameras (TOML), rendered from Gaussians, that the policy looks at and demonstrations
+            show; --cameras then chooses among them.
         film_every: control steps from one picture to the next.
         steps: steps of training, where they should differ from those of the policy.
         device: where the net is trained: cpu or cuda.
@@ -88,9 +92,12 @@ def augment(
     """
     loaded, console = Scene.load(scene), Console(stderr=True)
     goal = task_of(loaded, task)
-    tasked = Tasked(open_place(world, scene, cameras, film_every), goal)
+    sight = (virtual, cameras, film_every)
+    plain = Tasked(open_place(world, scene) if virtual else open_seen(world, scene, *sight), goal)
+    develop = read_sight(virtual, loaded, cameras).develop if virtual else _as_it_is
     if policy == "expert":
-        return _shown(new_output("augment", out), tasked, expert_of(goal, loaded), demos, console)
+        return _shown(new_output("augment", out), plain, expert_of(goal, loaded), (demos, develop), console)
+    tasked = Tasked(open_seen(world, scene, *sight), goal)
     if not data:
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
     options, before = _options(Path(policy), steps, device), load_policy(Path(policy), tasked.spec)
@@ -99,12 +106,11 @@ def augment(
         output.read(source)
     with console.status("look for failures, and show how it is done"):
         first = range(MINED, MINED + tries)
-        found = _collected(
-            output.folder, partial(lessons, tasked, before, expert_of(goal, loaded), first, wanted=demos)
-        )
+        show = partial(lessons, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
+        found = _collected(output.folder, show, develop)
     console.print(_said(found, demos), highlight=False)
     after = _trained([*_loaded(data), *found.episodes], output.folder / "policy", options, console)
-    done = _compared(output, (policy, str(after)), tasked, (scene, judge or (world,), seeds, on))
+    done = _compared(output, (policy, str(after)), tasked, (scene, judge or (world,), seeds, on), sight)
     return _write(output, done, found, console)
 
 
@@ -114,19 +120,29 @@ def _loaded(data: Sequence[Path]) -> list[Episode]:
     return [episode for source in data for episode in load(source)]
 
 
-def _shown(output: Output, tasked: Tasked[Any], expert: Policy, wanted: int, console: Console) -> int:
+def _as_it_is(episode: Episode) -> Episode:
+    return episode
+
+
+def _shown(
+    output: Output,
+    tasked: Tasked[Any],
+    expert: Policy,
+    asked: tuple[int, Callable[[Episode], Episode]],
+    console: Console,
+) -> int:
     """Demonstrations from ordinary starts, a dataset to begin with; what fails is left out."""
     from instep.data.lerobot3_writer import write
 
     pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
-    few, kept, tried = (1 if pictures else 16), list[Episode](), 0
+    (wanted, develop), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
     with console.status("the expert shows how it is done"):
         while len(kept) < wanted and tried < 4 * wanted + few:
             kept += demonstrate(tasked, expert, range(SHOWN + tried, SHOWN + tried + few))
             tried += few
     if len(kept) < wanted:
         raise BadInput(f"The expert did the task from {len(kept)} of {tried} starts only; {wanted} were asked for.")
-    write(kept[:wanted], output.folder / "demonstrations")
+    write([develop(episode) for episode in kept[:wanted]], output.folder / "demonstrations")
     output.write({}, demonstrations=wanted, tried=tried)
     print(output.folder / "demonstrations")
     return 0
@@ -149,7 +165,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _collected(folder: Path, collect: Any) -> Lessons:
+def _collected(folder: Path, collect: Callable[[], Lessons], develop: Callable[[Episode], Episode]) -> Lessons:
     """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
     from instep.data.episodes import read_dataset
     from instep.data.lerobot3_writer import write
@@ -158,12 +174,13 @@ def _collected(folder: Path, collect: Any) -> Lessons:
     if note.is_file() and where.is_dir():
         counts = json.loads(note.read_text(encoding="utf-8"))
         return Lessons(tuple(read_dataset(where)), int(counts["tried"]), int(counts["failed"]))
-    found: Lessons = collect()
+    found = collect()
     if not found.episodes:
         raise BadInput(
             f"The policy failed {found.failed} times in {found.tried} starts, and from none of those states the expert "
             "did the task; there is nothing to teach. Try more --tries, or another --world."
         )
+    found = replace(found, episodes=tuple(develop(episode) for episode in found.episodes))
     write(found.episodes, where)
     note.write_text(json.dumps({"tried": found.tried, "failed": found.failed}), encoding="utf-8")
     return found
@@ -183,16 +200,20 @@ def _trained(episodes: Sequence[Episode], folder: Path, options: TrainOptions, c
 
 
 def _compared(
-    output: Output, policies: tuple[str, str], tasked: Tasked[Any], asked: tuple[str, Sequence[str], int, str]
+    output: Output,
+    policies: tuple[str, str],
+    tasked: Tasked[Any],
+    asked: tuple[str, Sequence[str], int, str],
+    sight: tuple[Path | None, tuple[str, ...], int],
 ) -> Evaluation:
     """Both policies from the same held-out starts, in every world."""
     scene, worlds, seeds, on = asked
-    mark = content_hash(Scene.load(scene).root)
+    mark = content_hash(Scene.load(scene).root) + sight_mark(*sight)
     candidates = [
         Candidate(name, partial(open_words, words), content_mark(words))
         for name, words in zip(("before", "after"), policies, strict=True)
     ]
-    places = [Place(name, partial(open_place, name, scene), f"{mark}/{name}") for name in worlds]
+    places = [Place(name, partial(open_seen, name, scene, *sight), f"{mark}/{name}") for name in worlds]
     with spread(on) as mapped:
         return run_all(
             candidates, places, tasked.task, range(HELD_OUT, HELD_OUT + seeds),

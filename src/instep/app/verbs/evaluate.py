@@ -17,10 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from instep.app.cluster import spread
 from instep.app.eval_films import film
 from instep.app.eval_page import comparisons, page, scores_of, terminal
+from instep.app.eyes import open_seen, sight_mark
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policies import content_mark
 from instep.app.report import write_report
-from instep.app.virtual import open_place, open_words
+from instep.app.virtual import open_words
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
 from instep.gap.eval_store import Shards, write_episodes
@@ -44,6 +45,7 @@ def evaluate(
     vary: tuple[str, ...] = (),
     latency: int = 0,
     cameras: tuple[str, ...] = (),
+    virtual: Path | None = None,
     film_every: int = 1,
     batch: int = 64,
     on: str = "",
@@ -66,6 +68,8 @@ def evaluate(
             beliefs that instep tune saved (its folder, or belief.json).
         latency: control steps by which decisions are late.
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
+        virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
+            chooses among them.
         film_every: control steps from one picture to the next.
         batch: episodes that run side by side.
         on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
@@ -87,8 +91,8 @@ def evaluate(
     options = EvalOptions(batch=batch, latency=latency, vary=belief, films=films, bounds=limits_of(scene))
     candidates = [Candidate(name, partial(open_words, name), content_mark(name)) for name in policies]
     mark = content_hash(scene.root)
-    sight = (cameras, film_every)
-    mark += f"/{','.join(cameras)}/{film_every}" if cameras else ""
+    sight = (virtual, cameras, film_every)
+    mark += sight_mark(*sight)
     places = [Place(name, partial(_opened, name, str(where), turned, sight), f"{mark}/{name}") for name in worlds]
     jobs: list[Job] = []
     with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), spread(on) as mapped:
@@ -102,9 +106,9 @@ def evaluate(
     return _write(output, done, scene, jobs, films, console)
 
 
-def _opened(words: str, scene: str, turned: tuple[str, ...], sight: tuple[tuple[str, ...], int]) -> World:
+def _opened(words: str, scene: str, turned: tuple[str, ...], sight: tuple[Path | None, tuple[str, ...], int]) -> World:
     """A world with cameras, and with the imperfect sensors and motors whose knobs are drawn."""
-    world = open_place(words, scene, *sight)
+    world = open_seen(words, scene, *sight)
     return dressed(cast(Simulator, world), turned) if turned else world
 
 

@@ -34,6 +34,7 @@ def train(
     world: str = "mujoco",
     judge: int = 0,
     cameras: tuple[str, ...] = (),
+    virtual: Path | None = None,
     blind: tuple[str, ...] = (),
     frame: tuple[str, ...] = (),
     steps: int = 6000,
@@ -58,9 +59,11 @@ def train(
         world: engine to judge in, or standin:SEED.
         judge: judge each checkpoint on so many virtual starts that are not in the data.
         cameras: cameras to look at, by name.
+        virtual: file of the virtual cameras among them, with --judge.
         blind: channels not to look at, such as observation.environment_state.
         frame: see and act in the frame of a body on a table: the joints that are the x and y of what touches it, and
-            its name, such as pusher_x pusher_y tee.
+            its name, such as pusher_x pusher_y tee. With --cameras and --blind observation.environment_state the
+            policy is not told where the body is: eyes learn to tell it, from the poses in the data.
         steps: steps of training.
         batch: examples per step.
         rate: largest step size.
@@ -72,7 +75,7 @@ def train(
         seed: seed of the weights and of the order of examples.
 
     """
-    from instep.app.virtual import open_place
+    from instep.app.eyes import open_seen
     from instep.data.episodes import load
 
     if len(data) < 2:
@@ -106,7 +109,7 @@ def train(
         ask = (
             None
             if not judge
-            else lambda where: _judged(where, scene, task, partial(open_place, world, scene, cameras), judge)
+            else lambda where: _judged(where, scene, task, partial(open_seen, world, scene, virtual, cameras), judge)
         )
         learn(episodes, output.folder, options, judge=ask, tell=tell)
     _write(output, stands, judge)

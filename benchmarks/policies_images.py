@@ -1,0 +1,255 @@
+"""Policies that see: what demonstrations from failure states are worth where only pictures tell where the T is.
+
+The study of `policies` with a virtual camera in place of object poses: one that stands still, and one that rides on the
+stick. Pictures are rendered by the splats from what the stand-in's sensors report, late and noisy. The policy is told
+the joints of the stick and shown one picture of 96 x 96; the poses of the T in the demonstrations teach its eyes, and
+are not there when it acts. What is done is kept, so that a study that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import policies
+from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learning_rows, plain
+
+FILE = Path(__file__).resolve().parents[1] / "examples/virtual/pusht.toml"
+CAMERAS = ("static", "gripper")
+CHANNELS = ("observation.state", "observation.velocity", "observation.goal")
+"""What a policy is told besides pictures: all but the poses of bodies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is done, with each camera."""
+
+    demos: int = 30
+    seeds: int = 3
+    """Training seeds."""
+    starts: int = 200
+    """Starts on which each policy is judged."""
+    steps: int = 5000
+    width: int = 256
+    pictures: int = 64
+    """Pictures per step of training."""
+    tries: int = 256
+    """Starts from which failures are mined at most, for each policy."""
+
+
+QUICK = Plan(demos=3, seeds=1, starts=4, steps=60, width=32, pictures=8, tries=4)
+
+
+def run(out: Path, quick: bool = False, cameras: Sequence[str] = CAMERAS) -> list[dict[str, Any]]:
+    """Do the studies and return one row per number."""
+    plan = QUICK if quick else Plan()
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # read by the processes when they load NumPy: one each, or they fight
+    with tempfile.TemporaryDirectory() as scratch, _pool() as pool:
+        for camera in cameras:
+            study(pool, camera, out / camera, Path(scratch), plan)
+    return rows_of(out, plan, cameras)
+
+
+def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dict[str, Any]]:
+    """The table of studies that were kept."""
+    rows: list[dict[str, Any]] = []
+    for camera in cameras:
+        record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
+        known = learning_rows(record["success"], policies.Plan(demos=plan.demos, seeds=plan.seeds, starts=plan.starts))
+        rows += [{**row, "name": _said(row["name"], camera)} for row in known]
+        rows += [
+            plain(f"{camera} camera, error of the eyes on starts not seen, {what}", record["eyes"][what], unit)
+            for what, unit in (("median place", "mm"), ("90 % place", "mm"), ("median heading", "deg"))
+        ]
+        rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
+    return rows
+
+
+def _said(name: str, camera: str) -> str:
+    return f"  {name.strip()}" if name.startswith(" ") else f"{camera} camera: {name}"
+
+
+def study(pool: Any, camera: str, out: Path, scratch: Path, plan: Plan) -> None:
+    """Demonstrations, trainings and judging with one camera; what is in `out` already is not done again."""
+    out.mkdir(parents=True, exist_ok=True)
+    book, n, kinds = _opened(out / "study.json"), plan.demos, range(plan.seeds)
+    names = [f"{arm}-{k}" for arm in (n, f"{n}+{n}", 2 * n) for k in kinds]
+    if not all(_trained(out / name, plan) for name in names):
+        shown = list(chain.from_iterable(pool.map(policies.collect, _few(range(SHOWN, SHOWN + 2 * n + 6), 3))))[: 2 * n]
+        tuned = book.record.get("tuned") or pool.submit(policies.tune, shown[:n], plan == QUICK)
+        taken = list(pool.map(develop, [(camera, e, scratch / f"{camera}-{i}") for i, e in enumerate(shown)]))
+        book("demonstrations and their pictures", demonstrations=len(shown), pictures=sum(map(len, shown)))
+        first = [(Training(f"{m}", k, plan.steps), taken[:m], out, camera, plan) for m in (n, 2 * n) for k in kinds]
+        list(pool.map(train, first))
+        book("first training and tuning", tuned=tuned if isinstance(tuned, dict) else tuned.result())
+        jobs = [(out / f"{n}-{k}", book.record["tuned"], k, camera, scratch, plan) for k in kinds]
+        lessons = list(pool.map(teach, jobs))
+        book("failures mined", mined=[len(found) for found in lessons])
+        more = [Training(f"{n}+{n}", k, plan.steps) for k in kinds]
+        both = zip(more, lessons, strict=True)
+        list(pool.map(train, [(a, [*taken[:n], *extra], out, camera, plan) for a, extra in both]))
+        book("second training")
+    if "eyes" not in book.record:
+        book("trying the eyes", eyes=pool.submit(eyes_error, out / f"{n}-0", camera, plan).result())
+    _judge_all(pool, [out / name for name in names], camera, plan, book)
+
+
+def _opened(path: Path) -> Book:
+    book = Book(path)
+    if path.is_file():
+        book.record |= json.loads(path.read_text(encoding="utf-8"))
+    return book
+
+
+def _trained(folder: Path, plan: Plan) -> bool:
+    note = folder / "training.json"
+    return note.is_file() and json.loads(note.read_text(encoding="utf-8"))["step"] >= plan.steps
+
+
+@lru_cache(maxsize=4)
+def sight(camera: str) -> Any:
+    """What a virtual camera sees of the scene, drawn by one thread."""
+    from instep.app.eyes import read_sight
+    from instep.scene.folder import Scene
+
+    return read_sight(FILE, Scene.load(SCENE), (camera,), threads=1)
+
+
+def seen(name: str, settings: dict[str, float], camera: str, threads: int = 1) -> tuple[Any, Any]:
+    """A world as the expert needs it, and the same with the camera."""
+    from instep.app.eyes import Virtual
+    from instep.scene.tasks.tasked import Tasked
+
+    bare = policies.worlds(name, settings, threads)
+    return bare, Tasked(Virtual(bare.world, sight(camera)), bare.task)
+
+
+def develop(job: tuple[str, Any, Path]) -> Path:
+    """Pictures of an episode, and the episode with them kept in a folder of plain arrays."""
+    camera, episode, folder = job
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, column in sight(camera).develop(episode).columns.items():
+        np.save(folder / f"{name}.npy", column)
+    return folder
+
+
+def _loaded(folder: Path, camera: str) -> Any:
+    """An episode from its folder."""
+    from instep.core.episode import Episode
+
+    _, world = seen("stand-in", {}, camera)
+    return Episode(world.spec, {path.stem: np.load(path) for path in sorted(folder.glob("*.npy"))})
+
+
+def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
+    """Train one policy, on a GPU where there is one, and return its folder."""
+    import torch
+
+    from instep.policy.train import TrainOptions
+    from instep.policy.train import train as learn
+
+    asked, folders, out, camera, plan = job
+    if not _trained(out / asked.folder, plan):
+        options = TrainOptions(
+            steps=asked.steps, every=asked.steps, width=plan.width, frame=FRAME, seed=asked.seed, threads=1,
+            cameras=(camera,), channels=CHANNELS, pictures=plan.pictures,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )  # fmt: skip
+        learn([_loaded(folder, camera) for folder in folders], out / asked.folder, options)
+    return str(out / asked.folder)
+
+
+def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path]:
+    """Demonstrations in the tuned simulator from where a policy that looks fails there."""
+    from instep.gap.eval_mine import lessons
+
+    folder, settings, seed, camera, scratch, plan = job
+    bare, world = seen("tuned", settings, camera, threads=max(1, (os.cpu_count() or 2) // plan.seeds))
+    first = MINED + 1000 * seed
+    found = lessons(
+        world, _policy(folder, world), policies.expert(), range(first, first + plan.tries), wanted=plan.demos,
+        shown_in=bare,
+    ).episodes  # fmt: skip
+    return [develop((camera, e, scratch / f"{camera}-mined-{seed}-{i}")) for i, e in enumerate(found)]
+
+
+def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
+    """From which starts a policy does the task on the stand-in."""
+    from instep.gap.eval_play import play
+
+    folder, camera, seeds = job
+    _, world = seen("stand-in", {}, camera)
+    return [row.success for row in play(world, _policy(folder, world), seeds).ended]
+
+
+def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
+    """How far off the eyes of a policy are on demonstrations that nothing was trained on."""
+    from instep.policy.inputs import heading
+
+    episodes = policies.collect(range(MINED - 1000, MINED - 1000 + (2 if plan == QUICK else 8)))
+    _, world = seen("stand-in", {}, camera)
+    spotter = _policy(folder, world).policy.spotter
+    off, turned = [], []
+    for episode in map(sight(camera).develop, episodes):
+        said, true = spotter(episode.columns, (len(episode),)), episode["observation.environment_state"]
+        off.append(np.hypot(*(said - true)[:, :2].T) * 1e3)
+        angle = heading(said[:, 3:]) - heading(true[:, 3:])
+        turned.append(np.degrees(np.abs((angle + np.pi) % (2 * np.pi) - np.pi)))
+    place, angle = np.concatenate(off), np.concatenate(turned)
+    return {
+        "median place": float(np.median(place)),
+        "90 % place": float(np.quantile(place, 0.9)),
+        "median heading": float(np.median(angle)),
+    }
+
+
+def _policy(folder: Path, world: Any) -> Any:
+    import torch
+
+    from instep.policy.trained import load_policy
+
+    torch.set_num_threads(1)
+    return load_policy(folder, world.spec)
+
+
+def _judge_all(pool: Any, folders: list[Path], camera: str, plan: Plan, book: Book) -> None:
+    """Successes start by start, policy by policy; each is kept when it is known."""
+    done = book.record["success"].setdefault("stand-in", {})
+    chunks = _few(range(JUDGED, JUDGED + plan.starts), 10)
+    waiting = {
+        folder.name: [pool.submit(judge, (folder, camera, chunk)) for chunk in chunks]
+        for folder in folders
+        if folder.name not in done
+    }
+    for name, jobs in waiting.items():
+        done[name] = list(chain.from_iterable(job.result() for job in jobs))
+        book.save()
+    if waiting:
+        book("judging")
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(os.cpu_count() or 2, mp_context=get_context("spawn"))
+
+
+def _few(seeds: range, count: int) -> list[list[int]]:
+    return [list(seeds[i : i + count]) for i in range(0, len(seeds), count)]
+
+
+if __name__ == "__main__":
+    where, asked = Path(sys.argv[1]), [word for word in sys.argv[2:] if word in CAMERAS] or list(CAMERAS)
+    found = run(where, quick="--quick" in sys.argv, cameras=asked)
+    (where / f"rows-{'-'.join(asked)}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")

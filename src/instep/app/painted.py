@@ -1,0 +1,184 @@
+"""Gaussians painted onto the shapes of a scene, for a scene that nobody has photographed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.poses import matrix_from_quat, quat_from_matrix
+from instep.core.world import Array
+from instep.scene.folder import Scene
+from instep.splat.gaussians import Gaussians, coloured, together
+
+GRAIN = 0.008
+"""Distance of Gaussians from each other [m]; on large surfaces more."""
+MOST = 1200
+"""Gaussians on one shape at most, about."""
+SHOWN_GROUPS = 3
+"""Shapes of groups below this one are shown, as in MuJoCo's viewer."""
+AMBIENT = 0.65
+"""Light on what faces down; what faces up has 1."""
+Surface = tuple[Array, Array]
+"""Points [n, 3] and the normals there [n, 3]."""
+
+
+def painted(scene: Scene) -> Gaussians:
+    """Flat Gaussians on every visible shape, in the colour of its material, carried by its body."""
+    model = scene.model
+    parts = [_skin(model, *shape) for shape in _shapes(model)]
+    if not parts:
+        raise BadInput(f"Scene {scene.name!r} has no visible shape to paint; give the Gaussians of a scan instead.")
+    bodies = ("world", *(model.body(b).name for b in range(1, model.nbody)))
+    found = together(parts, bodies)
+    kept = [name for i, name in enumerate(bodies) if i == 0 or (found.body == i).any()]
+    return together([found.on(name) for name in kept], tuple(kept))
+
+
+def _shapes(model: Any) -> Iterator[tuple[str, int, Array, Array, Array, Array, int]]:
+    """Body, type, size, place, orientation, colour and mesh of all that is visible: shapes, and marks on the table."""
+    for kind, count in (("geom", model.ngeom), ("site", model.nsite)):
+        for i in range(count):
+            pick = {f: getattr(model, f"{kind}_{f}")[i] for f in ("bodyid", "type", "size", "pos", "quat", "group")}
+            rgba = _colour(model, getattr(model, f"{kind}_rgba")[i], int(getattr(model, f"{kind}_matid")[i]))
+            if rgba[3] <= 0 or pick["group"] >= SHOWN_GROUPS or (kind == "site" and pick["size"].max() < GRAIN):
+                continue
+            mesh = int(model.geom_dataid[i]) if kind == "geom" else -1
+            body = model.body(int(pick["bodyid"])).name
+            yield body, int(pick["type"]), pick["size"], pick["pos"], pick["quat"], rgba, mesh
+
+
+def _colour(model: Any, own: Array, material: int) -> Array:
+    """The colour of a shape, else of its material, mixed with the mean of its texture."""
+    if material < 0 or not np.allclose(own, [0.5, 0.5, 0.5, 1.0]):
+        return np.asarray(own, float)
+    rgba = np.array(model.mat_rgba[material], float)
+    texture = int(np.max(model.mat_texid[material]))
+    if texture >= 0:
+        height, width, channels = (int(getattr(model, f"tex_{f}")[texture]) for f in ("height", "width", "nchannel"))
+        begin = int(model.tex_adr[texture])
+        texels = model.tex_data[begin : begin + height * width * channels].reshape(-1, channels)
+        rgba[:3] *= texels[:, :3].mean(axis=0) / 255
+    return rgba
+
+
+def _skin(
+    model: Any, body: str, kind: int, size: Array, place: Array, turn: Array, rgba: Array, mesh: int
+) -> Gaussians:
+    points, normals, pitch = _surface(model, kind, size, mesh)
+    matrix = matrix_from_quat(np.asarray(turn, float))
+    points, normals = points @ matrix.T + place, normals @ matrix.T
+    light = AMBIENT + (1 - AMBIENT) * 0.5 * (1 + normals[:, 2:])
+    # Half a pitch wide, they blend into one surface whose edges are no softer than that.
+    flat = np.array([0.55, 0.55, 0.1]) * pitch
+    return coloured(
+        points, flat, np.clip(rgba[:3] * light, 0, 1), quats=_turned(normals), opacities=float(rgba[3])
+    ).carried_by(body)
+
+
+def _surface(model: Any, kind: int, size: Array, mesh: int) -> tuple[Array, Array, float]:
+    """Points and normals of a shape, and how far the points are from each other [m]."""
+    makers: dict[int, Callable[[Array, float], Surface]] = {
+        int(mujoco.mjtGeom.mjGEOM_PLANE): _plane,
+        int(mujoco.mjtGeom.mjGEOM_BOX): _box,
+        int(mujoco.mjtGeom.mjGEOM_CYLINDER): _cylinder,
+        int(mujoco.mjtGeom.mjGEOM_CAPSULE): _capsule,
+        int(mujoco.mjtGeom.mjGEOM_SPHERE): lambda size, pitch: _ellipsoid(np.full(3, size[0]), pitch),
+        int(mujoco.mjtGeom.mjGEOM_ELLIPSOID): _ellipsoid,
+    }
+    if kind == int(mujoco.mjtGeom.mjGEOM_MESH):
+        maker: Callable[[Array, float], Surface] = lambda _, pitch: _mesh(model, mesh, pitch)  # noqa: E731
+    elif kind in makers:
+        maker = makers[kind]
+    else:
+        raise BadInput(f"A shape of MuJoCo's type {mujoco.mjtGeom(kind).name} cannot be painted; give a scan instead.")
+    pitch = GRAIN
+    points, normals = maker(size, pitch)
+    if len(points) > MOST:
+        pitch *= float(np.sqrt(len(points) / MOST))
+        points, normals = maker(size, pitch)
+    return points, normals, pitch
+
+
+def _grid(half_x: float, half_y: float, pitch: float) -> Array:
+    """Points of a rectangle [n, 2], the outermost half a pitch from its edges."""
+    nx, ny = (max(1, round(2 * half / pitch)) for half in (half_x, half_y))
+    x = half_x * (2 * np.arange(nx) + 1 - nx) / nx
+    y = half_y * (2 * np.arange(ny) + 1 - ny) / ny
+    return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+
+
+def _plane(size: Array, pitch: float) -> Surface:
+    x, y = (float(s) if s > 0 else 1.0 for s in size[:2])  # MuJoCo's planes without a size have no end
+    flat = _grid(x, y, pitch)
+    return np.column_stack([flat, np.zeros(len(flat))]), np.tile([0.0, 0.0, 1.0], (len(flat), 1))
+
+
+def _box(size: Array, pitch: float) -> Surface:
+    points, normals = [], []
+    for axis in range(3):
+        a, b = (axis + 1) % 3, (axis + 2) % 3
+        flat = _grid(size[a], size[b], pitch)
+        for side in (-1.0, 1.0):
+            face, normal = np.zeros((len(flat), 3)), np.zeros((len(flat), 3))
+            face[:, a], face[:, b], face[:, axis], normal[:, axis] = flat[:, 0], flat[:, 1], side * size[axis], side
+            points.append(face)
+            normals.append(normal)
+    return np.concatenate(points), np.concatenate(normals)
+
+
+def _cylinder(size: Array, pitch: float) -> Surface:
+    radius, half = float(size[0]), float(size[1])
+    wall = _grid(np.pi * radius, half, pitch)
+    angle = wall[:, 0] / radius
+    out = np.column_stack([np.cos(angle), np.sin(angle), np.zeros(len(angle))])
+    side = radius * out + np.column_stack([np.zeros((len(angle), 2)), wall[:, 1]])
+    disc = _grid(radius, radius, pitch)
+    disc = disc[np.hypot(*disc.T) <= radius]
+    caps = [np.column_stack([disc, np.full(len(disc), z)]) for z in (-half, half)]
+    up = [np.tile([0.0, 0.0, np.sign(z)], (len(disc), 1)) for z in (-half, half)]
+    return np.concatenate([side, *caps]), np.concatenate([out, *up])
+
+
+def _capsule(size: Array, pitch: float) -> Surface:
+    radius, half = float(size[0]), float(size[1])
+    wall, out = _cylinder(size, pitch)
+    rim = np.abs(out[:, 2]) < 0.5
+    ball, normal = _ellipsoid(np.full(3, radius), pitch)
+    ends = ball + np.sign(ball[:, 2:]) * np.array([0.0, 0.0, half])
+    return np.concatenate([wall[rim], ends]), np.concatenate([out[rim], normal])
+
+
+def _ellipsoid(size: Array, pitch: float) -> Surface:
+    """Points along a spiral from pole to pole, each with the same share of a sphere."""
+    n = max(8, round(4 * np.pi * float(np.mean(size)) ** 2 / pitch**2))
+    z = 1 - (2 * np.arange(n) + 1) / n
+    angle, r = np.pi * (1 + np.sqrt(5)) * np.arange(n), np.sqrt(1 - z * z)
+    unit = np.column_stack([r * np.cos(angle), r * np.sin(angle), z])
+    normal = unit / size
+    return unit * size, normal / np.linalg.norm(normal, axis=1, keepdims=True)
+
+
+def _mesh(model: Any, mesh: int, pitch: float) -> Surface:
+    begin, count = int(model.mesh_vertadr[mesh]), int(model.mesh_vertnum[mesh])
+    first, faces = int(model.mesh_faceadr[mesh]), int(model.mesh_facenum[mesh])
+    corners = model.mesh_vert[begin : begin + count][model.mesh_face[first : first + faces]].astype(float)
+    across = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    area = np.linalg.norm(across, axis=1) / 2
+    n, rng = max(8, round(float(area.sum()) / pitch**2)), np.random.default_rng(0)
+    which = np.searchsorted(np.cumsum(area) / area.sum(), (np.arange(n) + 0.5) / n)
+    a, b = np.sort(rng.uniform(size=(2, n)), axis=0)
+    shares = np.stack([a, b - a, 1 - b], axis=1)
+    normals = across[which] / np.maximum(2 * area[which, None], 1e-12)
+    return np.einsum("nk,nkx->nx", shares, corners[which]), normals
+
+
+def _turned(normals: Array) -> Array:
+    """Orientations [n, 4] whose third axis is the normal."""
+    helper = np.where(np.abs(normals[:, :1]) < 0.9, [[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]])
+    x = np.cross(helper, normals)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return np.stack([quat_from_matrix(m) for m in np.stack([x, np.cross(normals, x), normals], axis=2)])

@@ -1,0 +1,147 @@
+"""Eyes that tell where a body is: they find it, the policy acts on what they say, and nobody tells it the pose."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep import BadInput, Episode, UnknownName
+from instep.core.world import Channel, Spec, vector
+from instep.policy.inputs import POSES, Inputs, heading
+
+torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
+
+POSE = [f"block.{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz")]
+SPEC = Spec(
+    0.02,
+    vector(["x", "y"], "m"),
+    vector(["x", "y"], "m/s"),
+    vector(["x", "y"], "m"),
+    {
+        "observation.state": vector(["x", "y"], "m"),
+        POSES: vector(["lid.angle", *POSE]),
+        "observation.images.top": Channel(("height", "width", "channels"), "", (32, 32, 3), "uint8"),
+    },
+)
+BLIND = replace(SPEC, observation={k: v for k, v in SPEC.observation.items() if k != POSES})
+
+
+def picture(place: np.ndarray, angle: float) -> np.ndarray:
+    """A bright block with a red head, from 1.6 m wide above."""
+    v, u = np.mgrid[:32, :32]
+    across, along = (u + 0.5) / 20 - 0.8 - place[0], 0.8 - (v + 0.5) / 20 - place[1]
+    front = np.cos(angle) * across + np.sin(angle) * along
+    side = np.cos(angle) * along - np.sin(angle) * across
+    body = np.clip(4 - 20 * np.maximum(np.abs(front) - 0.3, np.abs(side) - 0.15), 0, 4) / 4
+    out = np.zeros((32, 32, 3))
+    out[..., 0] = 255 * body
+    out[..., 1] = 255 * body * (front < 0)
+    return out.astype(np.uint8)
+
+
+def pushed(seed: int, rows: int = 12) -> Episode:
+    """A block that lies anywhere; the stick is sent 0.1 m along the block's own x from where it stands."""
+    rng = np.random.default_rng(seed)
+    place, angle = rng.uniform(-0.4, 0.4, (rows, 2)), rng.uniform(-1.2, 1.2, rows)
+    stick = rng.uniform(-0.4, 0.4, (rows, 2))
+    pose = np.column_stack([place, np.zeros(rows), np.cos(angle / 2), np.zeros((rows, 2)), np.sin(angle / 2)])
+    columns = {
+        "observation.state": stick,
+        POSES: np.column_stack([np.full(rows, 9.0), pose]),
+        "observation.images.top": np.stack([picture(p, a) for p, a in zip(place, angle, strict=True)]),
+        "action": stick + 0.1 * np.column_stack([np.cos(angle), np.sin(angle)]),
+    }
+    return Episode(SPEC, columns)
+
+
+@pytest.fixture(scope="module")
+def options():
+    from instep.policy.train import TrainOptions
+
+    return TrainOptions(
+        steps=200, every=200, batch=32, width=32, blocks=1, horizon=1, execute=1, threads=1, rate=8e-3, image_size=32,
+        decay=0.95, pictures=32, frame=("x", "y", "block"), cameras=("top",), channels=("observation.state",),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory, options) -> Path:
+    from instep.policy.train import train
+
+    return train([pushed(seed) for seed in range(50)], tmp_path_factory.mktemp("spot"), options)
+
+
+def test_eyes_find_a_block_that_they_have_not_seen_lying_there(learned):
+    from instep.policy.trained import load_policy
+
+    spotter, unseen = load_policy(learned, BLIND).policy.spotter, pushed(999, 40)
+    said = spotter(unseen.columns, (40,))
+    true = unseen[POSES][:, 1:]
+    assert np.median(np.hypot(*(said - true)[:, :2].T)) < 0.06, "the block may lie anywhere within 0.8 m"
+    angle = (heading(said[:, 3:]) - heading(true[:, 3:]) + np.pi) % (2 * np.pi) - np.pi
+    assert np.median(np.abs(angle)) < 0.4
+    assert spotter({k: v[0] for k, v in unseen.columns.items()}, ()).shape == (7,)
+
+
+def test_a_policy_that_is_not_told_the_pose_acts_on_what_its_eyes_say(learned):
+    from instep.policy.trained import load_policy
+
+    policy, unseen = load_policy(learned, BLIND), pushed(998, 40)
+    policy.reset()
+    told = {name: unseen[name] for name in BLIND.observation}
+    step, wanted = policy.act(told) - unseen["observation.state"], unseen.action - unseen["observation.state"]
+    cosine = (step * wanted).sum(axis=1) / np.linalg.norm(step, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert np.median(cosine) > 0.85
+    lying = {**told, POSES: np.zeros((40, 8))}
+    policy.reset()
+    assert np.array_equal(policy.act(lying) - unseen["observation.state"], step), (
+        "a pose is not looked at"
+    )
+
+
+def test_a_world_without_the_camera_is_refused(learned):
+    from instep.policy.trained import load_policy
+
+    bare = replace(BLIND, observation={"observation.state": SPEC.observation["observation.state"]})
+    with pytest.raises(UnknownName, match="no camera named 'top'"):
+        load_policy(learned, bare)
+
+
+def test_what_is_spotted_survives_the_file_of_the_policy(options):
+    from instep.policy.train import recipe_of
+
+    recipe = recipe_of([pushed(0)], options)
+    assert recipe.inputs.spotted == "block" and recipe.inputs.channels[POSES] == tuple(POSE)
+    assert Inputs.from_json(json.loads(json.dumps(recipe.inputs.as_json()))) == recipe.inputs
+    old = {k: v for k, v in recipe.inputs.as_json().items() if k != "spotted"}
+    assert Inputs.from_json(old).spotted == "", "policies of earlier releases are told their poses"
+
+
+def test_eyes_may_err_by_what_the_rest_of_the_net_has_learned_from(options):
+    from instep.policy.train import examples, recipe_of
+
+    episodes = [pushed(seed) for seed in range(20)]
+    recipe = recipe_of(episodes, options)
+    sure, doubtful = examples(episodes, recipe), examples(episodes, recipe, (0.02, 0.1))
+    assert np.allclose(sure.chunks, np.tile([0.1, 0.0], (len(sure.chunks), 1)), atol=1e-6)
+    turn = np.arctan2(doubtful.chunks[:, 1], doubtful.chunks[:, 0])
+    assert 0.08 < turn.std() < 0.12
+    assert np.array_equal(sure.poses, doubtful.poses), "eyes learn from poses as they were"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"frame": ("x", "y", "brick")}, "no body named 'brick'"),
+        ({"channels": ("observation.goal",)}, "need observation.state"),
+    ],
+)
+def test_eyes_for_what_is_not_there_are_refused(options, change, words):
+    from instep.policy.train import recipe_of
+
+    with pytest.raises((UnknownName, BadInput), match=words):
+        recipe_of([pushed(0)], replace(options, **change))
