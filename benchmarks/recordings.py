@@ -16,6 +16,7 @@ from typing import Any
 
 from instep.app.verbs.bench import results_page, write_section
 from recordings_arms import kuka, so101, so101_delta, wam
+from recordings_chaos import chaotic
 from recordings_contact import cube
 from recordings_pendula import double_pendulum, furuta, xl330
 
@@ -26,6 +27,7 @@ ROWS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
     "furuta": furuta,
     "wam": wam,
     "double_pendulum": double_pendulum,
+    "chaotic": chaotic,
     "cube": cube,
     "kuka": kuka,
 }

@@ -49,7 +49,8 @@ def steps_per_action(name: str, model: mujoco.MjModel) -> float:
 
 def test_the_library_holds_the_promised_scenes():
     promised = (
-        "arm7 cartpole cube diff_drive double_pendulum furuta mobile_ai pusht pusht_arm servo_pendulum so101 wam7"
+        "arm7 cartpole chaotic_pendulum cube diff_drive double_pendulum double_pendulum_a0 double_pendulum_c0 furuta "
+        "mobile_ai pusht pusht_arm servo_pendulum so101 wam7"
     )
     assert promised.split() == NAMES
 
