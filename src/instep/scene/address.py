@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import mujoco
 import numpy as np
@@ -26,6 +28,7 @@ LONGEST_DELAY = 0.25
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
 _ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
+_TABLES: WeakKeyDictionary[mujoco.MjModel, tuple[bytes, dict[str, Any]]] = WeakKeyDictionary()
 _LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
 
 
@@ -115,15 +118,16 @@ _OPTIONS = {
 
 def addresses(model: mujoco.MjModel) -> list[str]:
     """Every address of a model, in its own order."""
-    return [address for address, _, _ in _walk(model)] + [DELAY] * bool(model.nu)
+    return [*_table(model), *[DELAY] * bool(model.nu)]
 
 
 def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
     """The addresses that match any pattern (`joint.*.damping`), each once; a pattern without one is an error."""
-    known = addresses(model)
+    table, known = _table(model), addresses(model)
     found: dict[str, None] = {}
     for pattern in patterns:
-        hits = [address for address in known if fnmatchcase(address, pattern)]
+        # Most are plain addresses, asked for thousands of times in a fit.
+        hits = [pattern] if pattern in table else [address for address in known if fnmatchcase(address, pattern)]
         if not hits and _of_body(model, pattern)[1]:
             hits = [pattern]
         if not hits:
@@ -136,7 +140,7 @@ def knobs(
     model: mujoco.MjModel, patterns: Iterable[str] = ("*",), bounds: Mapping[str, Sequence[float]] | None = None
 ) -> list[Knob]:
     """The knobs that match, with units and the range worth searching: a decade either side of a value that is not 0."""
-    kinds = {address: kind for address, kind, _ in _walk(model)}
+    kinds = {address: kind for address, (kind, _) in _table(model).items()}
     kinds[DELAY] = _DELAYED["delay"]
     values = read(model, matching(model, patterns))
     out = []
@@ -200,10 +204,7 @@ def targets(model: mujoco.MjModel, address: str) -> tuple[Target, ...]:
     """The numbers of the model that an address stands for."""
     if address == DELAY:
         return tuple(Target("actuator_delay", (a,)) for a in range(model.nu))
-    for known, kind, rows in _walk(model):
-        if known == address:
-            return _targets(model, kind, rows)
-    kind, rows = _of_body(model, address)
+    kind, rows = _table(model).get(address) or _of_body(model, address)
     if not rows:
         raise UnknownName("knob", address, addresses(model))
     return _targets(model, kind, rows)
@@ -220,6 +221,22 @@ def _targets(model: mujoco.MjModel, kind: _Kind, rows: Sequence[int]) -> tuple[T
                 ratio = model.body_inertia[row] / model.body_mass[row]
                 out += [Target("body_inertia", (row, axis), float(ratio[axis])) for axis in range(3)]
     return tuple(out)
+
+
+def _table(model: mujoco.MjModel) -> Mapping[str, tuple[_Kind, list[int]]]:
+    """How each address is written, kept for every model, since walking through one takes a millisecond."""
+    # What a walk depends on and a caller may change in place.
+    marks = b"".join(
+        array.tobytes()
+        for array in (
+            model.actuator_biasprm[:, 1:3] != 0, model.actuator_gaintype, model.actuator_biastype,
+            model.actuator_ctrllimited, model.actuator_forcelimited, model.body_mass == 0, model.sensor_history[:, 0],
+        )
+    )  # fmt: skip
+    kept = _TABLES.get(model)
+    if kept is None or kept[0] != marks:
+        kept = _TABLES[model] = (marks, {address: (kind, rows) for address, kind, rows in _walk(model)})
+    return kept[1]
 
 
 def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:

@@ -12,7 +12,7 @@ knobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,8 +74,8 @@ class Normal:
     """Half its gradient, priors included [knobs]."""
     scores: Array
     """Each window's share of the gradient of the data [windows, knobs]."""
-    jacobian: Array
-    """Derivative of the residuals [knobs, windows, span, channels]."""
+    slopes: tuple[Array, Array]
+    """Derivative of the residuals by knob [knobs, windows, span, channels] and by start [free, ...]."""
     eliminated: tuple[Array, Array]
     """What a step of the knobs does to the starts: offset [windows, free] and slope [windows, free, knobs]."""
     free: Array
@@ -91,25 +91,32 @@ def descend(problem: Problem, point: Point, iterations: int, tolerance: float, w
 
     Slopes that promise much and keep little may be those of ripples: then differences are taken over longer steps.
     """
-    damping, flat = 1e-3, 0
+    damping, flat, slopes, moved = 1e-3, 0, None, 0.0
     for iteration in range(iterations):
-        normal = linearise(problem, point)
+        # Slopes taken within a step of differences from here still hold.
+        known = slopes is not None and moved < NUDGE
+        normal = _normal(problem, point, slopes) if slopes and known else linearise(problem, point)
+        slopes, moved = normal.slopes, moved if known else 0.0
         before, promised = point.cost, _promise(problem, point, normal, damping)
         for _ in range(7):
             trial = _tried(problem, point, _step(problem, point, normal, damping))
             if trial.cost < point.cost:
+                moved += float(np.abs(trial.x - point.x).max(initial=0.0))
                 point, damping = trial, max(damping / 5, 1e-9)
                 break
             damping *= 10.0
         if watch is not None:
             watch(iteration, point.cost, point.x)
+        # Slopes that were right so far and promise nothing more are the end.
+        if promised <= tolerance * before and damping <= 1e-2:
+            break
         gained = before - point.cost
         # One small step can be a bad one; two in a row are the end.
         flat = flat + 1 if gained <= tolerance * before else 0
         vain = gained < 0.1 * promised and gained <= 0.01 * before and promised > 10 * tolerance * before
         wider = _wider(problem, point, normal) if vain else point
         if wider.nudge > point.nudge:
-            point, damping, flat = wider, 1e-3, 0
+            point, damping, flat, slopes = wider, 1e-3, 0, None
         elif flat >= 2 or gained == 0:
             break
     return point
@@ -132,13 +139,10 @@ def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> No
     free = np.flatnonzero(problem.sigma_start > 0)
     # Step away from the nearer bound, so that the perturbed setting is legal.
     signs = np.where(point.x > 0.5, -1.0, 1.0)
-    jacobian, by_start = _differences(problem, point, free, signs)
-    if both_sides:
-        inner = (point.x > point.nudge) & (point.x < 1 - point.nudge)
-        other, other_start = _differences(problem, point, free, np.where(inner, -signs, signs))
-        jacobian, by_start = (jacobian + other) / 2, (by_start + other_start) / 2
-    normal = _normal(problem, point, free, jacobian, by_start)
-    return _less_sure(normal, _ripples(problem, point, normal, by_start)) if both_sides and rough(point) else normal
+    inner = (point.x > point.nudge) & (point.x < 1 - point.nudge)
+    sides = [signs, np.where(inner, -signs, signs)] if both_sides else [signs]
+    normal = _normal(problem, point, _differences(problem, point, free, sides))
+    return _less_sure(normal, _ripples(problem, point, normal)) if both_sides and rough(point) else normal
 
 
 def rough(point: Point) -> bool:
@@ -146,36 +150,41 @@ def rough(point: Point) -> bool:
     return point.nudge > NUDGE
 
 
-def _differences(problem: Problem, point: Point, free: Array, signs: Array) -> tuple[Array, Array]:
-    """Derivatives of the residuals by knob and by start state, all perturbed worlds in one batch."""
-    shooter, x, knobs = problem.shooter, point.x, len(point.x)
-    channels = point.residual.shape[-1]
+def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Array]) -> tuple[Array, Array]:
+    """Derivatives of the residuals by knob and by start state, all perturbed worlds in one batch.
+
+    Each side holds the sign of every knob's step; the derivatives are the mean over the sides.
+    """
+    shooter, knobs, channels = problem.shooter, len(point.x), point.residual.shape[-1]
     reach, reach_start = problem.reach or (np.ones((knobs, channels), bool), np.ones((len(free), channels), bool))
     if problem.reach is not None:
         reach_start = reach_start[free]
     groups, start_groups = _together(reach), _together(reach_start)
-    xs = np.repeat(x[None], len(groups) + len(start_groups), axis=0)
+    each = len(groups) + len(start_groups)
+    xs = np.repeat(point.x[None], len(sides) * each, axis=0)
     starts = np.repeat(point.starts[None], len(xs), axis=0)
     sizes = min(1.0, 0.1 * point.nudge / NUDGE) * problem.sigma_start[free]
-    for row, group in enumerate(groups):
-        xs[row, group] += signs[group] * point.nudge
-    for row, group in enumerate(start_groups, len(groups)):
-        starts[row][:, free[group]] += sizes[group]
+    for side, signs in enumerate(sides):
+        for row, group in enumerate(groups, side * each):
+            xs[row, group] += signs[group] * point.nudge
+        for row, group in enumerate(start_groups, side * each + len(groups)):
+            starts[row][:, free[group]] += (1 - 2 * side) * sizes[group]
     changes = _seen(shooter, shooter(xs, starts if len(free) else None)) - point.residual
     changes = np.nan_to_num(changes, nan=0.0, posinf=0.0, neginf=0.0)
     jacobian, by_start = np.zeros((knobs, *changes.shape[1:])), np.zeros((len(free), *changes.shape[1:]))
-    for row, group in enumerate(groups):
-        for i in group:
-            jacobian[i] = changes[row] * reach[i] / (signs[i] * point.nudge)
-    for row, group in enumerate(start_groups, len(groups)):
-        for i in group:
-            by_start[i] = changes[row] * reach_start[i] / sizes[i]
+    for side, signs in enumerate(sides):
+        for row, group in enumerate(groups, side * each):
+            for i in group:
+                jacobian[i] += changes[row] * reach[i] / (signs[i] * point.nudge * len(sides))
+        for row, group in enumerate(start_groups, side * each + len(groups)):
+            for i in group:
+                by_start[i] += changes[row] * reach_start[i] / ((1 - 2 * side) * sizes[i] * len(sides))
     return jacobian, by_start
 
 
-def _ripples(problem: Problem, point: Point, normal: Normal, by_start: Array) -> Array:
+def _ripples(problem: Problem, point: Point, normal: Normal) -> Array:
     """Covariance of the gradient of the data that is due to what slopes leave of the cost nearby [knobs, knobs]."""
-    knobs, n = len(point.x), len(problem.shooter.windows)
+    knobs, (jacobian, by_start) = len(point.x), normal.slopes
     rng = np.random.default_rng(RIPPLES)
     away = point.nudge / 2 * rng.uniform(-1, 1, (RIPPLES, knobs))
     xs = np.clip(point.x + away, 0.0, 1.0)
@@ -184,13 +193,13 @@ def _ripples(problem: Problem, point: Point, normal: Normal, by_start: Array) ->
     starts = np.repeat(point.starts[None], RIPPLES, axis=0)
     starts[..., normal.free] += moved
     found = np.stack([p.residual for p in evaluate(problem, xs, starts)]) - point.residual
-    straight = np.einsum("pk,knsc->pnsc", away, normal.jacobian) + np.einsum("pnf,fnsc->pnsc", moved, by_start)
+    straight = np.einsum("pk,knsc->pnsc", away, jacobian) + np.einsum("pnf,fnsc->pnsc", moved, by_start)
     left = np.nan_to_num(found - straight, nan=0.0, posinf=0.0, neginf=0.0)
     left = (left - left.mean(axis=0)) * _weights(problem, point.residual)
-    pull = np.einsum("knsc,pnsc->pnk", normal.jacobian, left)
+    pull = np.einsum("knsc,pnsc->pnk", jacobian, left)
     pull += np.einsum("nfk,fnsc,pnsc->pnk", normal.eliminated[1], by_start, left, optimize=True)
     # Once for the ripples of the simulator where it stopped, once for those of what was recorded.
-    return 2 * np.einsum("pnk,pnj->kj", pull, pull) / (RIPPLES - 1) if n else np.zeros((knobs, knobs))
+    return 2 * np.einsum("pnk,pnj->kj", pull, pull) / (RIPPLES - 1)
 
 
 def _less_sure(normal: Normal, ripples: Array) -> Normal:
@@ -216,7 +225,9 @@ def _together(reach: Array) -> list[list[int]]:
     return groups
 
 
-def _normal(problem: Problem, point: Point, free: Array, jacobian: Array, by_start: Array) -> Normal:
+def _normal(problem: Problem, point: Point, slopes: tuple[Array, Array]) -> Normal:
+    jacobian, by_start = slopes
+    free = np.flatnonzero(problem.sigma_start > 0)
     x, n, knobs = point.x, len(problem.shooter.windows), len(point.x)
     weight = _weights(problem, point.residual)
     rows = point.residual[0].size
@@ -237,7 +248,7 @@ def _normal(problem: Problem, point: Point, free: Array, jacobian: Array, by_sta
         scores = scores + np.einsum("nfk,nf->nk", cross, offset)
         curvature = curvature + np.einsum("nfk,nfj->kj", cross, slope)
     prior = np.where(np.isfinite(problem.prior_sigma), (x - problem.prior_mean) / problem.prior_sigma**2, 0.0)
-    return Normal(curvature, scores.sum(axis=0) + prior, scores, jacobian, (offset, slope), free)
+    return Normal(curvature, scores.sum(axis=0) + prior, scores, slopes, (offset, slope), free)
 
 
 def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float:
@@ -280,12 +291,12 @@ def _promise(problem: Problem, point: Point, normal: Normal, damping: float) -> 
 
 
 def _wider(problem: Problem, point: Point, normal: Normal) -> Point:
-    """The point with a longer step of differences, if slopes over that step are others: a cost without ripples has one."""
+    """The point with a longer step of differences, if slopes over that step are others: then there are ripples."""
     wider = replace(point, nudge=min(5 * point.nudge, WIDEST))
     if wider.nudge == point.nudge:
         return point
     weight = np.sqrt(_weights(problem, point.residual))
-    short, long = normal.jacobian * weight, linearise(problem, wider).jacobian * weight
+    short, long = normal.slopes[0] * weight, linearise(problem, wider).slopes[0] * weight
     size, apart = ((part**2).sum(axis=(1, 2, 3)) for part in (long, short - long))
     return wider if (apart > 0.1 * size).any() else point
 
