@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from instep import BadInput
@@ -113,3 +120,54 @@ def test_an_address_that_is_none_is_refused():
     for words in ("ray:", "ray://", "rays"):
         with pytest.raises(BadInput), spread(words):
             pass
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a cluster that was started as its users start one, and what a client's environment must hold."""
+    pytest.importorskip("ray", reason="Ray is not installed; pip install 'instep[cluster]'")
+    program = Path(sys.executable).with_name("ray")
+    if not program.is_file():
+        pytest.skip("the program `ray` is not beside this Python")
+    ports = [free_port() for _ in range(2)]
+    env = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    words = [f"--port={ports[0]}", f"--ray-client-server-port={ports[1]}", "--num-cpus=1", "--include-dashboard=false"]
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # Ray's sockets need a short path
+        running = subprocess.Popen(
+            [program, "start", "--head", *words, "--disable-usage-stats", f"--temp-dir={folder}", "--block"],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert running.stdout is not None
+            assert any("Ray runtime started" in line for line in running.stdout), "ray start ended without a cluster"
+            yield f"ray://127.0.0.1:{ports[1]}", env
+        finally:
+            os.killpg(running.pid, signal.SIGTERM)
+            try:
+                running.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(running.pid, signal.SIGKILL)
+                running.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_a_cluster_at_an_address_gives_what_this_machine_gives(head, tmp_path):
+    address, env = head
+    file = tmp_path / "mine.py"
+    file.write_text("def ahead(seen):\n    return 0.1 + 0 * seen['observation.state']\n")
+    digests = []
+    for where, on in (("here", []), ("there", ["--on", address])):
+        words = ["eval", f"python:{file}:ahead", "diff_drive", "--seeds", "6", "--batch", "3", "--films", "0", *on]
+        program = (
+            f"from instep.app.cli import main; raise SystemExit(main({[*words, '--out', str(tmp_path / where)]!r}))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        table = pq.read_table(tmp_path / where / "episodes.parquet")
+        digests.append(dict(zip(table["seed"].to_pylist(), table["digest"].to_pylist(), strict=True)))
+    assert digests[0] == digests[1] and len(digests[0]) == 6 and all(digests[0].values())

@@ -15,6 +15,7 @@ from instep.core.errors import BadInput, InstepError, LinkLost, MissingExtra
 from instep.core.world import MapFn
 from instep.gap.evaluate import Lost
 
+_HINT = "One that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN in the environment here as well."
 TRIES = 3
 """How often a piece of work is given to a worker before it counts as lost."""
 
@@ -177,7 +178,7 @@ def _ray(address: str) -> Iterator[MapFn]:
             else:
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, TimeoutError, RuntimeError) as error:
-            raise LinkLost(f"No Ray cluster answers at {address!r}: {_line(error)}") from None
+            raise LinkLost(f"No Ray cluster answers at {address!r}: {_line(error)}. {_HINT}") from None
     try:
         yield ray_map
     finally:
