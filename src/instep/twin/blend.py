@@ -22,8 +22,9 @@ class Blend:
     t - lag; the difference is a true difference, not the delay, and a share of it is added to the simulated joints.
     """
 
-    gain: float = 0.1
-    """Share of the difference that is added per step."""
+    gain: float = 0.5
+    """Share of the difference that is added per step. A robot whose servos are softer or stiffer than believed stands
+    elsewhere as long as it moves; what it pushes then stands elsewhere too."""
     lag: float = 0.0
     """How long the real robot takes to be where the simulated one was [s]."""
     most: float = 0.01

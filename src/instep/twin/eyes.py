@@ -57,10 +57,11 @@ class Eyes:
         if right - left <= 2 or bottom - top <= 2:
             return None
         crop = frame.pixels[top:bottom, left:right]
-        behind = self.backdrops.get(camera.name)
-        mask, weight = read(self.mask, crop, strength, None if behind is None else behind[top:bottom, left:right])
+        whole = self.backdrops.get(camera.name)
+        behind = None if whole is None else whole[top:bottom, left:right]
+        mask, weight = read(self.mask, crop, strength, behind)
         chroma = float(glances.strength_of(crop, self.mask.chroma, float(strength), 1.6 * PALE))
-        return Shot(camera, mask, weight, region, world_from_body, chroma)
+        return Shot(camera, mask, weight, region, world_from_body, chroma, behind)
 
     def _frame(self, camera: Camera, seen: Observation, t: float) -> Frame | None:
         name = IMAGES + camera.name

@@ -333,3 +333,43 @@ def strength_of(pixels, chroma, expected, purity):  # pragma: no cover - compile
         if 2 * seen >= n:
             return 0.5 * i + 0.25
     return expected
+
+
+@njit(**OPTIONS)
+def sample_colours(
+    means, normals, world_from_body, eye, lens, pixels, mask, weight, region, facing, scale, expected, seen, tally
+):  # pragma: no cover - compiled
+    """Add to `seen` [n, 4] the colours (times `scale`) and the count of points that this camera shows.
+
+    A point counts where its face is turned to the camera and its pixel clearly shows the body. `tally` [2] gains the
+    squares of what the pixels of all points that nothing hides differ by from `expected` [n, 3], and their count.
+    """
+    points, _ = placed(means, world_from_body, eye, lens, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return
+    normal, ray = np.empty(3), np.empty(3)
+    for i in range(means.shape[0]):
+        x, y = int(points[i, 0]), int(points[i, 1])
+        if x < region[0] or y < region[1] or x >= region[2] or y >= region[3]:
+            continue
+        if weight[y - region[1], x - region[0]] <= 0:
+            continue
+        towards = far = plain = 0.0
+        for a in range(3):
+            normal[a], ray[a] = 0.0, eye[a, 3] - world_from_body[a, 3]
+            for b in range(3):
+                normal[a] += world_from_body[a, b] * normals[i, b]
+                ray[a] -= world_from_body[a, b] * means[i, b]
+            towards += normal[a] * ray[a]
+            far += ray[a] * ray[a]
+            plain += normals[i, a] * normals[i, a]
+        if plain > 0.5 and towards < facing * math.sqrt(far):
+            continue
+        if np.isfinite(expected[i, 0]):
+            for a in range(3):
+                tally[0] += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
+            tally[1] += 1.0
+        if mask[y - region[1], x - region[0]] >= 0.6:
+            for a in range(3):
+                seen[i, a] += scale * pixels[y, x, a]
+            seen[i, 3] += 1.0

@@ -7,14 +7,15 @@ that makes that belief fit the picture at its stamp, and applies the same motion
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
+from instep.splat.gaussians import Gaussians
 
 from .acquire import acquire
 from .bodies import Place, place_of
@@ -24,7 +25,10 @@ from .eyes import AROUND, Eyes, Frame
 from .hidden import Hider
 from .mask import first_strength
 from .outline import Outline, outline
-from .solve import Sharpness, Shot, Solution, View, look, planar_basis, solve
+from .photo import Photo, colours_of, joined, kept, repainted
+from .prepare import colour_of
+from .skin import Skin, skin_of
+from .solve import Sharpness, Shot, Solution, View, look, moved, planar_basis, solve
 from .untyped import glances, model_of
 
 NEAR = 14
@@ -33,6 +37,8 @@ WIDER = 2000.0
 """Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 LEAP = 0.01
 """A correction beyond this is not a motion of the body but a mistake about where it is [m]."""
+LEARN = 0.8
+"""Overlap in every camera from which a body's colours are learned."""
 MEMORY = 32
 """How many past beliefs are kept: half a second at 60 Hz, more than the latency of any camera that is of use."""
 
@@ -41,7 +47,10 @@ MEMORY = 32
 class FilterOptions:
     """How much the filter trusts physics and pictures."""
 
+    residual: Literal["mask", "photo", "both"] = "mask"
+    """What is compared: silhouettes, colours of pixels, or both. Bodies are found by their silhouettes in any case."""
     iterations: int = 3
+    """Steps by silhouettes; one more follows by colours, two without silhouettes."""
     sharpness: Sharpness = field(default_factory=Sharpness)
     spread: tuple[float, float] = (1e-4, 6e-3)
     """Least and most standard deviation of a predicted position [m]; between them the last innovations decide."""
@@ -82,6 +91,7 @@ class PoseFilter:
         options: FilterOptions | None = None,
         *,
         shapes: Mapping[str, Outline] | None = None,
+        scans: Mapping[str, Gaussians] | None = None,
     ):
         self.scene, self.eyes, self.options = scene, eyes, options or FilterOptions()
         self._places: tuple[Place, ...] = tuple(place_of(scene.spec, name) for name in scene.objects)
@@ -90,12 +100,15 @@ class PoseFilter:
         self._solids: tuple[Outline, ...] = tuple(outline(model_of(scene), n) for n in scene.objects)
         self._support: Support | None = support_of(model_of(scene))
         self._hider = Hider(scene)
+        self._photos: tuple[Photo, ...] = tuple(self._photo(shape, scans or {}) for shape in self._outlines)
         self._held = np.array([camera.name in self.options.hold for camera in eyes.cameras])
 
     @property
     def logged(self) -> tuple[str, ...]:
         """Per body: innovation, consistency, residual, how well seen; per camera: overlap, latency, state."""
-        per_body = ("nis", "shift", "turn", "residual", "sigma", "weakest", "visible", "lost", "cut", "found")
+        per_body = (
+            "nis", "shift", "turn", "residual", "photo", "sigma", "weakest", "visible", "lost", "cut", "found",
+        )  # fmt: skip
         per_camera = ("overlap", "seen", "latency", "doubt", "frozen")
         bodies = [f"{name}.{word}" for name in self.scene.objects for word in per_body]
         return tuple(bodies + [f"{camera.name}.{word}" for camera in self.eyes.cameras for word in per_camera])
@@ -128,6 +141,8 @@ class PoseFilter:
             "doubted": np.zeros(cameras, int),
             "frozen": np.zeros(cameras, bool),
         }
+        for name, photo in zip(self.scene.objects, self._photos, strict=True):
+            memory |= kept(name, photo.unknown(cameras))
         q = state.q.copy()
         watched = [None if held else frame for held, frame in zip(self._held, frames, strict=True)]
         for b, place in enumerate(self._places):
@@ -200,6 +215,8 @@ class PoseFilter:
         if found is not None and good and len(good) < len(picked):
             picked, usable = [picked[i] for i in good], [usable[i] for i in good]
             found = solve(shape, picked, prior, basis, options.sharpness, options.iterations)
+        if found is not None and good:
+            found = self._coloured(b, found, (picked, usable, frames), (prior, basis), (memory, log))
         self._report(name, found if good else None, prior, basis, log)
         known = dict(zip(usable, found.views, strict=True)) if found is not None and good else {}
         self._judge(shape, shots, found.xi if found is not None and good else np.zeros(6), known, log)
@@ -215,6 +232,36 @@ class PoseFilter:
         memory["spread"][b] = _learned(memory["spread"][b], found.xi, options)
         self._brighten(picked, usable, memory)
         return found.xi, self.options.touching
+
+    def _photo(self, shape: Outline, scans: Mapping[str, Gaussians]) -> Photo:
+        """Gaussians to compare: those of a scan, else a skin of the body's shape."""
+        if shape.name in scans:
+            scan = scans[shape.name].on(shape.name)
+            return Photo(Skin(scan, np.zeros((len(scan), 3))))
+        return Photo(skin_of(shape, colour_of(self.scene, shape.name)))
+
+    def _coloured(
+        self, b: int, found: Solution, seen: tuple[Sequence[Shot], Sequence[int], Sequence[Frame | None]],
+        known: tuple[Array, Array], notes: tuple[dict[str, Any], dict[str, float]],
+    ) -> Solution:  # fmt: skip
+        """The motion that fits the colours of the body's pixels too, where that is asked for; and learn them."""
+        (picked, usable, frames), (prior, basis), (memory, log) = seen, known, notes
+        photo, name, how = self._photos[b], self._places[b].name, self.options.residual
+        pictures = [frame for c in usable if (frame := frames[c]) is not None]
+        colours = colours_of(memory, name)
+        painted = bool(np.isfinite(colours.used).all())
+        if not painted:
+            colours = replace(colours, light=memory["strength"].copy())
+        gains = [float(memory["strength"][c] / colours.light[c]) for c in usable]
+        for _ in range(0 if how == "mask" or not painted else 1 if how == "both" else 2):
+            equations = photo.equations(picked, pictures, gains, found.xi, colours)
+            found = joined(found, equations, photo.exposure, prior, basis, how == "both")
+        here = [replace(shot, world_from_body=moved(shot.world_from_body, found.xi)) for shot in picked]
+        log[f"{name}.photo"], fresh = photo.compared(here, pictures, gains, colours)
+        if all(view.overlap > LEARN for view in found.views):
+            colours = repainted(colours, fresh)
+        memory |= kept(name, colours)
+        return found
 
     def _open(self, c: int, memory: Mapping[str, Any]) -> bool:
         return not memory["frozen"][c] and not self._held[c]
@@ -312,7 +359,7 @@ class PoseFilter:
         log: dict[str, float],
     ) -> None:
         if found is None:
-            log[f"{name}.nis"] = log[f"{name}.residual"] = log[f"{name}.weakest"] = np.nan
+            log |= {f"{name}.{word}": np.nan for word in ("nis", "residual", "photo", "weakest")}
             return
         M, inside = found.information, np.linalg.inv(basis.T @ prior @ basis)
         eta = basis.T @ found.xi

@@ -56,6 +56,8 @@ class Shot:
     """Where the prediction puts the body when the shutter opened (4 x 4)."""
     chroma: float = 0.0
     """How strongly the body is coloured in this light [grey levels]."""
+    behind: Array | None = None
+    """What the camera sees there without the body [height, width, 3] [grey levels]; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
