@@ -98,17 +98,25 @@ def test_a_policy_that_is_not_told_the_pose_acts_on_what_its_eyes_say(learned):
     assert np.median(cosine) > 0.85
     lying = {**told, POSES: np.zeros((40, 8))}
     policy.reset()
-    assert np.array_equal(policy.act(lying) - unseen["observation.state"], step), (
-        "a pose is not looked at"
-    )
+    assert np.array_equal(policy.act(lying) - unseen["observation.state"], step), "a pose is not looked at"
 
 
 def test_a_world_without_the_camera_is_refused(learned):
     from instep.policy.trained import load_policy
 
     bare = replace(BLIND, observation={"observation.state": SPEC.observation["observation.state"]})
-    with pytest.raises(UnknownName, match="no camera named 'top'"):
+    with pytest.raises(BadInput, match="no camera named 'top'"):
         load_policy(learned, bare)
+
+
+@pytest.mark.parametrize("lost", ["spot.nets.0.conv.0.weight", "scale.spot_mean"])
+def test_eyes_of_another_policy_are_refused(learned, tmp_path, lost):
+    from instep.policy.trained import load_policy, read_policy, save_policy
+
+    recipe, tensors = read_policy(learned)
+    save_policy(tmp_path, recipe, {name: value for name, value in tensors.items() if name != lost})
+    with pytest.raises(BadInput, match="they are not of this policy"):
+        load_policy(tmp_path, BLIND)
 
 
 def test_what_is_spotted_survives_the_file_of_the_policy(options):

@@ -113,7 +113,10 @@ class Inputs:
         for camera in self.cameras:
             if CAMERA + camera not in spec.observation:
                 known = [n.removeprefix(CAMERA) for n in spec.observation if n.startswith(CAMERA)]
-                raise UnknownName("camera", camera, known)
+                raise BadInput(
+                    f"The policy looks through a camera, and there is no camera named {camera!r} here (known: "
+                    f"{', '.join(known) or 'none'}); name it with --cameras, or describe it in a file for --virtual."
+                )
 
     def features(self, observation: Observation) -> Array:
         """The numbers as one vector [..., size]; a pose becomes its place and the first two axes of its frame."""

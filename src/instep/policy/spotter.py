@@ -11,10 +11,12 @@ from torch import nn
 from instep.core.world import Array, Observation
 
 from .mapping import CAMERA
-from .vision import shrunk
+from .vision import fill, shrunk
 
 POINTS = 32
 """Points that are looked for in each picture."""
+SCALES = ("joint_mean", "joint_size", "spot_mean")
+"""Numbers that a policy holds for its eyes."""
 REACH = 0.1
 """The unit of places inside the net [m]."""
 
@@ -77,11 +79,9 @@ class Spotter:
 
     def __init__(self, cameras: Sequence[str], size: int, tensors: Mapping[str, Array]):
         self._cameras, self._size = tuple(cameras), size
-        self._scale = {name: tensors[f"scale.{name}"] for name in ("joint_mean", "joint_size", "spot_mean")}
+        self._scale = {name: tensors[f"scale.{name}"] for name in SCALES}
         self._net = TorchSpotter(len(cameras), len(self._scale["joint_mean"]))
-        own = {k.removeprefix("spot."): torch.from_numpy(v) for k, v in tensors.items() if k.startswith("spot.")}
-        self._net.load_state_dict(own)
-        self._net.eval()
+        fill(self._net, "spot", tensors)
 
     def __call__(self, observation: Observation, batch: tuple[int, ...]) -> Array:
         """Poses xyz + wxyz [..., 7] of a body that lies flat; its height is not told and given as 0."""

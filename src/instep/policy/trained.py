@@ -164,6 +164,8 @@ def read_policy(folder: Path) -> tuple[Recipe, dict[str, Array]]:
 def _check_sizes(recipe: Recipe, tensors: Mapping[str, Array], folder: Path) -> None:
     size = recipe.horizon * len(recipe.actions)
     needed = [f"scale.{name}" for name in SCALES] + ["net.enter.weight", "net.leave.weight"]
+    if recipe.inputs.spotted:
+        needed += [f"scale.{name}" for name in ("joint_mean", "joint_size", "spot_mean")]
     for name in needed:
         if name not in tensors:
             raise BadInput(f"The weights in {str(folder)!r} lack {name!r}; they are not of this policy.")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from instep.core.errors import BadInput
 from instep.core.world import Array, Observation
 
 from .mapping import CAMERA
@@ -69,9 +70,7 @@ class Eyes:
     def __init__(self, cameras: Sequence[str], size: int, tensors: Mapping[str, Array]):
         self._cameras, self._size = tuple(cameras), size
         self._net = TorchEyes(len(cameras), size)
-        own = {k.removeprefix("eyes."): torch.from_numpy(v) for k, v in tensors.items() if k.startswith("eyes.")}
-        self._net.load_state_dict(own)
-        self._net.eval()
+        fill(self._net, "eyes", tensors)
 
     def __call__(self, observation: Observation, n: int) -> Array:
         """What the pictures tell [n, numbers]."""
@@ -81,6 +80,21 @@ class Eyes:
             pictures.append(torch.from_numpy(shrunk(seen.reshape(n, *seen.shape[-3:]), self._size)))
         with torch.inference_mode():
             return self._net(pictures).numpy()
+
+
+def fill(net: nn.Module, part: str, tensors: Mapping[str, Array]) -> None:
+    """Give a net the weights that a policy holds for one part of it, and make it ready to be used."""
+    own = {k.removeprefix(f"{part}."): torch.from_numpy(v) for k, v in tensors.items() if k.startswith(f"{part}.")}
+    try:
+        net.load_state_dict(own)
+    except RuntimeError:
+        wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+        odd = next(name for name in {**wanted, **own} if name not in own or wanted.get(name) != tuple(own[name].shape))
+        raise BadInput(
+            f"The weights of the policy's {part} do not fit its description, first at {part + '.' + odd!r}; "
+            "they are not of this policy."
+        ) from None
+    net.eval()
 
 
 def shrunk(pictures: Any, size: int) -> Array:
