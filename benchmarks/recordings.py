@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from instep.app.verbs.bench import results_page, write_section
-from recordings_arms import kuka, so101, so101_delta, wam
+from recordings_arms import so101, so101_delta, wam
 from recordings_chaos import chaotic
 from recordings_contact import cube
+from recordings_kuka import kuka
 from recordings_pendula import double_pendulum, furuta, xl330
 
 ROWS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {

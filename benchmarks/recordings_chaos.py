@@ -39,11 +39,11 @@ DRAWS = 10
 def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Maximum mean discrepancy between filmed paths and paths of a belief, from one recording to ten others.
 
-    Fitted to run_00, choices made on run_01 to run_03, judged on run_04 to run_13. A path is both joint angles at 400 Hz,
-    from row 20 of a recording on. The discrepancy is mean k(x, x') + mean k(y, y') - 2 mean k(x, y) over all pairs, x
-    being the ten filmed paths and y those simulated from the same starts with ten draws of the belief each; k is the sum
-    of five Gaussians whose widths are 1/4, 1/2, 1, 2 and 4 times the median distance. The source does not say which
-    kernel and which length it used; a figure of it above 2 rules out a single Gaussian. Whole recordings are
+    Fitted to run_00, choices made on run_01 to run_03, judged on run_04 to run_13. A path is both joint angles at
+    400 Hz, from row 20 of a recording on. The discrepancy is mean k(x, x') + mean k(y, y') - 2 mean k(x, y) over all
+    pairs, x being the ten filmed paths and y those simulated from the same starts with ten draws of the belief each; k
+    is the sum of five Gaussians whose widths are 1/4, 1/2, 1, 2 and 4 times the median distance. The source does not
+    say which kernel and which length it used; a figure of it above 2 rules out a single Gaussian. Whole recordings are
     resampled for the intervals.
     """
     scene = Scene.load("chaotic_pendulum")
