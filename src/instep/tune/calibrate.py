@@ -64,7 +64,7 @@ def calibration(
 def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10) -> Fit:
     """The fit that recordings made with a known truth would have given."""
     problem = planted(found, truth, rng)
-    begin = evaluate(problem, found.x[None])[0]
+    begin = replace(evaluate(problem, found.x[None])[0], nudge=found.point.nudge)
     point = descend(problem, begin, iterations, 1e-5)
     covariance, information = uncertainty(problem, point)
     return replace(found, problem=problem, point=point, covariance=covariance, information=information)

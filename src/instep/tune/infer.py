@@ -38,7 +38,19 @@ def infer(found: Fit, method: Method = "laplace", *, seed: int = 0, **more: int)
 
 def laplace(found: Fit, *, seed: int = 0) -> Gaussian:
     """The normal distribution with the curvature of the likelihood at its top."""
-    return Gaussian(found.knobs, found.x, found.covariance)
+    # The fit has counted the freedom of its knobs, not that of start states.
+    rows = _rows(found)
+    return Gaussian(found.knobs, found.x, found.covariance * freedom(found) * (1 - len(found.knobs) / rows))
+
+
+def freedom(found: Fit) -> float:
+    """Rows over degrees of freedom that are left when knobs and start states have taken theirs; at most 2."""
+    rows, free = _rows(found), int((found.problem.sigma_start > 0).sum())
+    return rows / max(rows - len(found.knobs) - len(found.windows) * free, rows / 2)
+
+
+def _rows(found: Fit) -> int:
+    return max(int(found.windows.inside.sum()) * found.point.residual.shape[-1], 1 + len(found.knobs))
 
 
 def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud:
@@ -146,7 +158,7 @@ class Likelihood:
 def likelihood(found: Fit) -> Likelihood:
     """The likelihood of the recordings a fit was made from."""
     residual = found.point.residual / found.problem.scale
-    variance = float((residual**2).mean()) if residual.size else 1.0
+    variance = float((residual**2).mean()) * freedom(found) if residual.size else 1.0
     problem = replace(found.problem, robust=0.0, shooter=replace(found.problem.shooter, worlds=0))
     return Likelihood(problem, max(variance, 1e-12) * correlation_time(residual), _turned(found, problem))
 

@@ -10,7 +10,8 @@ from scipy import stats
 from instep.core.world import Array
 
 from .fit import Fit, uncertainty
-from .solve import Point, Problem, descend, evaluate
+from .infer import freedom
+from .solve import Point, Problem, descend, evaluate, rough
 from .windows import Windows
 
 
@@ -39,8 +40,8 @@ def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, i
         truth = _truth(found, rng)
         problem = planted(found, truth, rng)
         # Begin where the real fit ended, as a user would who does not know the truth.
-        begin = evaluate(problem, found.x[None])[0]
-        point = descend(problem, begin, iterations, 1e-4)
+        begin = replace(evaluate(problem, found.x[None])[0], nudge=found.point.nudge)
+        point = descend(problem, begin, 2 * iterations if rough(begin) else iterations, 1e-4)
         covariance, _ = uncertainty(problem, point)
         n = len(problem.shooter.windows)
         half = stats.t.ppf(0.5 + level / 2, max(1, n - len(truth))) * np.sqrt(np.diag(covariance))
@@ -50,7 +51,7 @@ def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, i
 
 
 def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
-    """The same problem with recordings made by the simulator: known knobs, noisy starts, residuals of whole windows."""
+    """The same problem with recordings made by the simulator: known knobs, noisy starts, noise as coloured as it was."""
     problem, windows = found.problem, found.windows
     shifts = rng.standard_normal((1, len(windows), len(problem.sigma_start))) * problem.sigma_start
     made: Point = evaluate(problem, truth[None], shifts)[0]
@@ -58,7 +59,7 @@ def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
     path = np.zeros((*made.residual.shape[:2], size))
     path[..., windows.tangent.seen] = made.residual
     noise = np.zeros_like(path)
-    noise[..., windows.tangent.seen] = _reshuffled(found.point.residual, rng)
+    noise[..., windows.tangent.seen] = coloured(found, rng)
     target = windows.tangent.plus(windows.tangent.plus(windows.target, path), noise)
     shooter = replace(problem.shooter, windows=_with_target(windows, target), worlds=0)
     return replace(problem, shooter=shooter)
@@ -82,11 +83,36 @@ def _truth(found: Fit, rng: np.random.Generator) -> Array:
     return np.clip(found.x + sigma * rng.standard_normal(len(sigma)), 0.0, 1.0)
 
 
-def _reshuffled(residual: Array, rng: np.random.Generator) -> Array:
-    """The residuals of whole windows in another order and with random signs: the same colour, no bias."""
-    order = rng.permutation(len(residual))
-    signs = rng.choice([-1.0, 1.0], (len(residual), 1, 1))
-    return signs * np.nan_to_num(residual)[order]
+def coloured(found: Fit, rng: np.random.Generator) -> Array:
+    """Noise that keeps its sign as long as the residuals do, in sizes as different from window to window.
+
+    Residuals of a fit have lost what start states and knobs took up, the very directions in which noise moves a fit
+    again, so they cannot be planted as they are: what is planted has their size, made larger by the degrees of freedom
+    that went, and their correlation up to where it ends.
+    """
+    residual = np.nan_to_num(found.point.residual)
+    windows, span, channels = residual.shape
+    white = np.fft.rfft(rng.standard_normal((windows, 2 * span, channels)), axis=1)
+    noise = np.fft.irfft(_colour(residual / found.problem.scale)[:, None] * white, 2 * span, axis=1)[:, :span]
+    sizes = np.sqrt((residual**2).mean(axis=1, keepdims=True))
+    return noise * sizes[rng.permutation(windows)] * np.sqrt(freedom(found))
+
+
+def _colour(residual: Array) -> Array:
+    """Root of the spectrum of unit noise with the autocorrelation of the residuals, up to where that ends."""
+    span, power = residual.shape[1], max(float((residual**2).mean()), 1e-300)
+    rho = [1.0]
+    for lag in range(1, span - 1):
+        rho.append(float((residual[:, lag:] * residual[:, :-lag]).mean()) / power)
+        if rho[-1] < 0.05:
+            rho.pop()
+            break
+    around = np.zeros(2 * span)
+    around[: len(rho)] = np.array(rho) * (1 - np.arange(len(rho)) / span)
+    around[1:] = np.maximum(around[1:], around[:0:-1])
+    spectrum = np.maximum(np.fft.rfft(around).real, 0.0)
+    total = spectrum.sum() + spectrum[1:-1].sum()
+    return np.sqrt(spectrum * 2 * span / max(float(total), 1e-300))
 
 
 def _with_target(windows: Windows, target: Array) -> Windows:
