@@ -51,7 +51,7 @@ def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, i
 
 
 def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
-    """The same problem with recordings made by the simulator: known knobs, noisy starts, noise as coloured as it was."""
+    """The same problem with recordings made by the simulator: known knobs, noisy starts, coloured noise."""
     problem, windows = found.problem, found.windows
     shifts = rng.standard_normal((1, len(windows), len(problem.sigma_start))) * problem.sigma_start
     made: Point = evaluate(problem, truth[None], shifts)[0]
