@@ -15,6 +15,7 @@ from instep.app.cli import main
 from instep.app.process import robot_process
 from instep.app.standin import Disguise, SensedDriver, hidden_settings, stand_in
 from instep.core.errors import LinkLost
+from instep.real.driver import WorldDriver
 from instep.real.link import LinkWorld
 
 
@@ -72,13 +73,13 @@ def test_what_is_hidden_is_revealed_only_to_a_file(tmp_path):
 
 def test_sensors_tell_less_than_the_simulation_knows():
     scene = Scene.load("pusht")
-    driver = SensedDriver(stand_in(scene, Disguise(engine="mujoco", hidden=2, noise=0.01)).world)
+    driver = SensedDriver(WorldDriver(stand_in(scene, Disguise(engine="mujoco", hidden=2, noise=0.01)).world))
     driver.reset(0)
     for _ in range(5):
         driver.write(scene.rest_action() + 0.05)
     reading = driver.read()
     assert np.array_equal(reading.q[:2], reading.seen["observation.state"])
-    clean = SensedDriver(stand_in(scene, Disguise(engine="mujoco", hidden=2, noise=0.0)).world)
+    clean = SensedDriver(WorldDriver(stand_in(scene, Disguise(engine="mujoco", hidden=2, noise=0.0)).world))
     clean.reset(0)
     for _ in range(5):
         clean.write(scene.rest_action() + 0.05)

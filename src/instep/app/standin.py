@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from instep.core.layer import W
+from instep.app.standin_cameras import bent
 from instep.core.world import Array, Simulator, Spec, World
-from instep.physics.film import Filmed, Look, filmed
-from instep.real.driver import Reading, WorldDriver
+from instep.physics.film import Look, filmed
+from instep.real.driver import Driver, Reading
 from instep.real.imperfect import Late, Noisy, Quantized
 from instep.scene import address
 from instep.scene.folder import Scene
@@ -68,13 +68,18 @@ def stand_in(scene: Scene, disguise: Disguise) -> StandIn:
     if disguise.late:
         world = Late(world, observation=disguise.late)
     if disguise.cameras:
-        rng = np.random.default_rng((disguise.hidden, 3))
-        tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
-        look = Look(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
+        look, bend = light_of(disguise.hidden)
         film = filmed(world, scene, disguise.cameras, look, disguise.film_every)
-        # No two lenses are alike: a little barrel distortion that the scene does not know of.
-        world = _bent(film, float(rng.uniform(-0.06, -0.02)))
+        world = replace(film, cameras=tuple(bent(camera, bend) for camera in film.cameras))
     return StandIn(world, truth)
+
+
+def light_of(hidden: int) -> tuple[Look, float]:
+    """The light in which a stand-in is seen, and how its lenses bend, which the scene does not know of."""
+    rng = np.random.default_rng((hidden, 3))
+    tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
+    look = Look(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
+    return look, float(rng.uniform(-0.06, -0.02))
 
 
 def engine(name: Engine, scene: Scene) -> Simulator:
@@ -111,9 +116,9 @@ def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
 class SensedDriver:
     """A driver that tells what the sensors say, not what the simulation knows: noise and delay are in q and v."""
 
-    def __init__(self, world: World):
-        self._inner = WorldDriver(world)
-        spec = world.spec
+    def __init__(self, inner: Driver):
+        self._inner = inner
+        spec = inner.spec
         self._q = _sources(spec, spec.q.labels, ("observation.state", "observation.environment_state"))
         self._v = _sources(spec, spec.v.labels, ("observation.velocity",))
 
@@ -160,7 +165,3 @@ def _sources(spec: Spec, labels: tuple[str, ...], channels: tuple[str, ...]) -> 
             if label in labels:
                 found[labels.index(label)] = (channel, j)
     return found
-
-
-def _bent(film: Filmed[W], k1: float) -> Filmed[W]:
-    return replace(film, cameras=tuple(replace(c, distortion=c.distortion or (k1,)) for c in film.cameras))

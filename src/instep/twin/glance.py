@@ -342,7 +342,7 @@ def sample_colours(
     """Add to `seen` [n, 4] the colours (times `scale`) and the count of points that this camera shows.
 
     A point counts where its face is turned to the camera and its pixel clearly shows the body. `tally` [2] gains the
-    squares of what the pixels of all points that nothing hides differ by from `expected` [n, 3], and their count.
+    squares of what these pixels differ by from `expected` [n, 3], and their count.
     """
     points, _ = placed(means, world_from_body, eye, lens, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
@@ -352,7 +352,7 @@ def sample_colours(
         x, y = int(points[i, 0]), int(points[i, 1])
         if x < region[0] or y < region[1] or x >= region[2] or y >= region[3]:
             continue
-        if weight[y - region[1], x - region[0]] <= 0:
+        if mask[y - region[1], x - region[0]] < 0.6 or weight[y - region[1], x - region[0]] <= 0:
             continue
         towards = far = plain = 0.0
         for a in range(3):
@@ -369,7 +369,6 @@ def sample_colours(
             for a in range(3):
                 tally[0] += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
             tally[1] += 1.0
-        if mask[y - region[1], x - region[0]] >= 0.6:
-            for a in range(3):
-                seen[i, a] += scale * pixels[y, x, a]
-            seen[i, 3] += 1.0
+        for a in range(3):
+            seen[i, a] += scale * pixels[y, x, a]
+        seen[i, 3] += 1.0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 
-from instep.app.standin import Disguise, Engine, SensedDriver, stand_in
+from instep.app.standin import Disguise, Engine, SensedDriver, light_of, stand_in
+from instep.app.standin_cameras import Crew, FilmedDriver
 from instep.core.errors import BadInput, UnknownName
+from instep.real.driver import Driver, WorldDriver
 from instep.real.server import serve
 from instep.scene.folder import Scene
 
@@ -26,6 +29,7 @@ def robot(
     port: int = 0,
     pace: Literal["real", "step"] = "real",
     cameras: tuple[str, ...] = (),
+    camera_rate: float = 10.0,
     noise: float = 2e-4,
     late: int = 1,
     ready: Path | None = None,
@@ -42,6 +46,7 @@ def robot(
         port: port on this machine; a free one where 0.
         pace: real time, or one control step per command (as fast as it goes, repeatable).
         cameras: cameras to film with; 'all' for all of the scene's.
+        camera_rate: pictures per second of each camera; in real time fewer where the machine renders fewer.
         noise: standard deviation of position sensors [rad or m].
         late: control steps by which sensors are late.
         ready: file to write the address and token to once it listens (readable by you alone).
@@ -55,7 +60,12 @@ def robot(
             raise UnknownName("camera", name, loaded.cameras)
     if not loaded.model.nu:
         raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot stand in for a robot.")
-    standing = stand_in(loaded, Disguise(engine=engine, hidden=hidden, noise=noise, late=late, cameras=chosen))
+    if not 0 < camera_rate <= 1 / loaded.dt + 1e-9:
+        raise BadInput(f"Cameras take up to {1 / loaded.dt:g} pictures per second here, not {camera_rate:g}.")
+    inside = () if pace == "real" else chosen  # in real time rendering must not hold up the control loop
+    every = max(1, round(1 / (camera_rate * loaded.dt)))
+    disguise = Disguise(engine=engine, hidden=hidden, noise=noise, late=late, cameras=inside, film_every=every)
+    standing = stand_in(loaded, disguise)
     if reveal is not None:
         reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
 
@@ -67,7 +77,13 @@ def robot(
         console.print(f"INSTEP_TOKEN={token}", soft_wrap=True)
         console.print("[dim]Stop it with Ctrl-C.[/]")
 
-    serve(SensedDriver(standing.world), port=port, token=secrets.token_hex(32), pace=pace, ready=announce)
+    with ExitStack() as stack:
+        driver: Driver = WorldDriver(standing.world)
+        if pace == "real" and chosen:
+            look, bend = light_of(hidden)
+            crew = Crew(scene=scene, cameras=chosen, look=look, bend=bend, rate=camera_rate)
+            driver = stack.enter_context(FilmedDriver(driver, crew, loaded.cameras))
+        serve(SensedDriver(driver), port=port, token=secrets.token_hex(32), pace=pace, ready=announce)
     return 0
 
 
