@@ -83,28 +83,43 @@ def _said(name: str, camera: str) -> str:
 
 
 def study(pool: Any, camera: str, out: Path, scratch: Path, plan: Plan) -> None:
-    """Demonstrations, trainings and judging with one camera; what is in `out` already is not done again."""
+    """Demonstrations, trainings and judging with one camera; what is in `out` already is not done again.
+
+    The first policies are judged while failures are mined and the others are trained.
+    """
     out.mkdir(parents=True, exist_ok=True)
     book, n, kinds = _opened(out / "study.json"), plan.demos, range(plan.seeds)
-    names = [f"{arm}-{k}" for arm in (n, f"{n}+{n}", 2 * n) for k in kinds]
-    if not all(_trained(out / name, plan) for name in names):
-        shown = list(chain.from_iterable(pool.map(policies.collect, _few(range(SHOWN, SHOWN + 2 * n + 6), 3))))[: 2 * n]
-        tuned = book.record.get("tuned") or pool.submit(policies.tune, shown[:n], plan == QUICK)
-        taken = list(pool.map(develop, [(camera, e, scratch / f"{camera}-{i}") for i, e in enumerate(shown)]))
-        book("demonstrations and their pictures", demonstrations=len(shown), pictures=sum(map(len, shown)))
-        first = [(Training(f"{m}", k, plan.steps), taken[:m], out, camera, plan) for m in (n, 2 * n) for k in kinds]
-        list(pool.map(train, first))
-        book("first training and tuning", tuned=tuned if isinstance(tuned, dict) else tuned.result())
-        jobs = [(out / f"{n}-{k}", book.record["tuned"], k, camera, scratch, plan) for k in kinds]
-        lessons = list(pool.map(teach, jobs))
-        book("failures mined", mined=[len(found) for found in lessons])
-        more = [Training(f"{n}+{n}", k, plan.steps) for k in kinds]
-        both = zip(more, lessons, strict=True)
-        list(pool.map(train, [(a, [*taken[:n], *extra], out, camera, plan) for a, extra in both]))
-        book("second training")
-    if "eyes" not in book.record:
-        book("trying the eyes", eyes=pool.submit(eyes_error, out / f"{n}-0", camera, plan).result())
-    _judge_all(pool, [out / name for name in names], camera, plan, book)
+    arms = {arm: [out / f"{arm}-{k}" for k in kinds] for arm in (f"{n}", f"{n}+{n}", f"{2 * n}")}
+    first, second = [*arms[f"{n}"], *arms[f"{2 * n}"]], arms[f"{n}+{n}"]
+    court = Court(pool, camera, plan, book)
+    if not all(_trained(folder, plan) for folder in (*first, *second)):
+        with _pool(2 * plan.seeds) as crew:
+            taken, tuning = _shown(pool, camera, scratch, plan, book)
+            jobs = [(Training(f"{m}", k, plan.steps), taken[:m], out, camera, plan) for m in (n, 2 * n) for k in kinds]
+            list(crew.map(train, jobs))
+            tuned, eyes = tuning.result(), crew.submit(eyes_error, out / f"{n}-0", camera, plan).result()
+            book("first training and tuning", tuned=tuned, eyes=eyes)
+            lessons = [crew.submit(teach, (out / f"{n}-{k}", tuned, k, camera, scratch, plan)) for k in kinds]
+            court.ask(first, 0)
+            more = [Training(f"{n}+{n}", k, plan.steps) for k in kinds]
+            mined = [found.result() for found in lessons]
+            book("failures mined", mined=[len(found) for found in mined])
+            both = zip(more, mined, strict=True)
+            list(crew.map(train, [(a, [*taken[:n], *extra], out, camera, plan) for a, extra in both]))
+            book("second training")
+    for half in range(2):
+        court.ask([*second, *first], half)
+    court.close()
+
+
+def _shown(pool: Any, camera: str, scratch: Path, plan: Plan, book: Book) -> tuple[list[Path], Any]:
+    """Demonstrations on the stand-in with their pictures, and, when it is done, the simulator tuned to half of them."""
+    n = plan.demos
+    shown = list(chain.from_iterable(pool.map(policies.collect, _few(range(SHOWN, SHOWN + 2 * n + 6), 3))))[: 2 * n]
+    tuning = pool.submit(policies.tune, shown[:n], plan == QUICK)
+    taken = list(pool.map(develop, [(camera, e, scratch / f"{camera}-{i}") for i, e in enumerate(shown)]))
+    book("demonstrations and their pictures", demonstrations=len(shown), pictures=sum(map(len, shown)))
+    return taken, tuning
 
 
 def _opened(path: Path) -> Book:
@@ -225,24 +240,41 @@ def _policy(folder: Path, world: Any) -> Any:
     return load_policy(folder, world.spec)
 
 
-def _judge_all(pool: Any, folders: list[Path], camera: str, plan: Plan, book: Book) -> None:
-    """Successes start by start, policy by policy; each is kept when it is known."""
-    done = book.record["success"].setdefault("stand-in", {})
-    chunks = _few(range(JUDGED, JUDGED + plan.starts), 10)
-    waiting = {
-        folder.name: [pool.submit(judge, (folder, camera, chunk)) for chunk in chunks]
-        for folder in folders
-        if folder.name not in done
-    }
-    for name, jobs in waiting.items():
-        done[name] = list(chain.from_iterable(job.result() for job in jobs))
-        book.save()
-    if waiting:
-        book("judging")
+class Court:
+    """Judges policies start by start, the first half of the starts of all of them before the second half of any."""
+
+    def __init__(self, pool: Any, camera: str, plan: Plan, book: Book):
+        self._pool, self._camera, self._book = pool, camera, book
+        chunks = _few(range(JUDGED, JUDGED + plan.starts), min(10, plan.starts // 2))
+        self._halves = chunks[: (len(chunks) + 1) // 2], chunks[(len(chunks) + 1) // 2 :]
+        self._parts: dict[str, dict[str, list[bool]]] = book.record.setdefault("parts", {})
+        self._waiting: list[tuple[str, str, Any]] = []
+        self._asked: set[tuple[str, str]] = set()
+
+    def ask(self, folders: list[Path], half: int) -> None:
+        """Let policies be judged on one half of the starts; what is known or under way is not asked again."""
+        for chunk in self._halves[half]:
+            for folder in folders:
+                key = (folder.name, str(chunk[0]))
+                if key not in self._asked and key[1] not in self._parts.get(key[0], {}):
+                    self._asked.add(key)
+                    self._waiting.append((*key, self._pool.submit(judge, (folder, self._camera, chunk))))
+
+    def close(self) -> None:
+        """Wait for all that was asked; each verdict is kept when it is known."""
+        for name, first, verdict in self._waiting:
+            self._parts.setdefault(name, {})[first] = verdict.result()
+            self._book.save()
+        wanted = [str(chunk[0]) for half in self._halves for chunk in half]
+        self._book.record["success"]["stand-in"] = {
+            name: list(chain.from_iterable(parts[first] for first in wanted)) for name, parts in self._parts.items()
+        }
+        if self._waiting:
+            self._book("judging")
 
 
-def _pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(os.cpu_count() or 2, mp_context=get_context("spawn"))
+def _pool(count: int = 0) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count or os.cpu_count() or 2, mp_context=get_context("spawn"))
 
 
 def _few(seeds: range, count: int) -> list[list[int]]:

@@ -52,7 +52,7 @@ class TrainOptions:
     and the poses of bodies are not among the channels, eyes learn from the recordings to tell where it is."""
     pictures: int = 64
     """Pictures per step from which such eyes learn."""
-    doubt: tuple[float, float] = (0.002, 0.02)
+    doubt: tuple[float, float] = (0.001, 0.01)
     """By how much such eyes may err [m], [rad]: the rest of the net learns from poses that are off by it."""
     seed: int = 0
     every: int = 2000
