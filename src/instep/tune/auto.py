@@ -52,6 +52,10 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     for name in _carried(scene):
         knobs.append(Knob(name, -2.0, 4.0))
         start[name] = float(address.read(scene.model, [name])[name])
+    # Where a table stands is not the robot's, so it is sought only where the scene says that it is not known.
+    for name in address.addresses(scene.model):
+        if name.startswith("geom.") and name in scene.bounds:
+            _add(scene, name, knobs, start)
     for body in scene.objects:
         for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
             _add(scene, name, knobs, start)
