@@ -68,7 +68,9 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
     rows: list[dict[str, Any]] = []
     for camera in cameras:
         record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
-        known = learning_rows(record["success"], policies.Plan(demos=plan.demos, seeds=plan.seeds, starts=plan.starts))
+        judged, starts = _known(record["parts"])
+        known = learning_rows(judged, policies.Plan(demos=plan.demos, seeds=plan.seeds))
+        rows += [plain(f"{camera} camera: starts on the stand-in, for each training seed", starts, "")]
         rows += [{**row, "name": _said(row["name"], camera)} for row in known]
         rows += [
             plain(f"{camera} camera, error of the eyes on starts not seen, {what}", record["eyes"][what], unit)
@@ -76,6 +78,13 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
         ]
         rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
     return rows
+
+
+def _known(parts: dict[str, dict[str, list[bool]]]) -> tuple[dict[str, Any], int]:
+    """Successes on the starts on which every policy was judged, and how many starts those are."""
+    common = sorted(set[str].intersection(*(set(own) for own in parts.values())), key=int)
+    lists = {name: list(chain.from_iterable(own[first] for first in common)) for name, own in parts.items()}
+    return {"stand-in": lists}, min(map(len, lists.values()))
 
 
 def _said(name: str, camera: str) -> str:
@@ -265,10 +274,6 @@ class Court:
         for name, first, verdict in self._waiting:
             self._parts.setdefault(name, {})[first] = verdict.result()
             self._book.save()
-        wanted = [str(chunk[0]) for half in self._halves for chunk in half]
-        self._book.record["success"]["stand-in"] = {
-            name: list(chain.from_iterable(parts[first] for first in wanted)) for name, parts in self._parts.items()
-        }
         if self._waiting:
             self._book("judging")
 
