@@ -182,29 +182,21 @@ def _writer(joint: str, word: str) -> Any:
     return write
 
 
-def c2st_rows(bed: Bed, found: Fit, sims: int) -> list[dict[str, Any]]:
-    """A classifier told the exact posterior from ours and from plain sbi's, at the same number of simulations."""
+def c2st_scores(bed: Bed, found: Fit, sims: int) -> dict[str, float]:
+    """How well a classifier tells the exact posterior from ours and from plain sbi's, at one number of simulations."""
     from sbi.utils.metrics import c2st
 
     exact = _exact(found)
-    ours = infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0))
-    plain = _plain_npe(bed, found, sims)[:600]
-    scores = {}
-    spread = exact.std(axis=0)
-    for name, points in (
-        ("ours", ours),
-        ("plain sbi", plain),
-        ("laplace", infer(found).draw(600, np.random.default_rng(1))),
-    ):
-        a, b = ((np.asarray(p) - exact.mean(axis=0)) / spread for p in (exact[:600], points))
+    drawn = {
+        "ours": infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0)),
+        "plain sbi": _plain_npe(bed, found, sims)[:600],
+        "laplace": infer(found).draw(600, np.random.default_rng(1)),
+    }
+    scores: dict[str, float] = {"sims": float(sims)}
+    for name, points in drawn.items():
+        a, b = ((np.asarray(p) - exact.mean(axis=0)) / exact.std(axis=0) for p in (exact[:600], points))
         scores[name] = float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
-    rows = [
-        {"name": f"C2ST to the exact posterior, {name}{'' if name == 'laplace' else f', {sims} simulations'}",
-         "value": value, "low": None, "high": None, "unit": "", "goal": None, "ok": None}
-        for name, value in scores.items()
-    ]  # fmt: skip
-    rows[0] |= {"goal": round(scores["plain sbi"], 4), "ok": scores["ours"] <= scores["plain sbi"]}
-    return rows
+    return scores
 
 
 def _exact(found: Fit) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
 from instep.core.knob import Knob
-from instep.core.world import Array, Spec, vector
+from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
 from instep.tune.fit import FitOptions
 from instep.tune.windows import tangent
@@ -49,11 +49,11 @@ class Bed:
     """Coordinates that are measured; all where empty."""
     options: FitOptions
 
-    def record(self, truth: Mapping[str, float], seeds: Sequence[int]) -> list[Episode]:
-        """Recordings with planted knobs and noisy sensors."""
-        return [self._one(self.sim.tuned(dict(truth)), seed) for seed in seeds]
+    def record(self, truth: Mapping[str, float], seeds: Sequence[int], real: Simulator | None = None) -> list[Episode]:
+        """Recordings with planted knobs and noisy sensors, of the bed's own simulator or of another one."""
+        return [self._one((real or self.sim).tuned(dict(truth)), seed) for seed in seeds]
 
-    def _one(self, real: MujocoWorld, seed: int) -> Episode:
+    def _one(self, real: Simulator, seed: int) -> Episode:
         actions = self.commands(seed)
         run = rollout(real, Script(actions), steps=len(actions))
         rng = np.random.default_rng((seed, 0xBED))
@@ -74,6 +74,12 @@ class Bed:
             k.address: float(k.from_unit(x))
             for k, x in zip(self.knobs, rng.uniform(0.25, 0.75, len(self.knobs)), strict=True)
         }
+
+
+def bed(name: str, folder: Path) -> Bed:
+    """A bed by its name, stepped on one thread, since the benchmark runs one process per core."""
+    made = {"pendulum": lambda: pendulum(folder), "arm7": arm7, "pusht": pusht}[name]()
+    return replace(made, sim=MujocoWorld(made.sim.scene, threads=1))
 
 
 def servo(folder: Path, *, weightless: bool = False) -> MujocoWorld:
@@ -119,7 +125,7 @@ def pusht() -> Bed:
 
     # What a block does not do on a table, lift and tilt, is rattle of the contact solver, and counts for nothing.
     flat = {"tee.vz": 1.0, "tee.wx": 1.0, "tee.wy": 1.0}
-    options = replace(bed.options, start=start, scale=flat, free_starts=False, iterations=30)
+    options = replace(bed.options, start=start, scale=flat, iterations=30)
     return replace(bed, knobs=knobs, start=start, commands=push, options=options)
 
 

@@ -1,0 +1,117 @@
+"""What `instep bench tune` runs in processes of its own, one per core: a fit, a posterior, a design, a machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep import MujocoWorld, Scene
+from instep.core.world import Array
+from instep.tune.belief import Gaussian
+from instep.tune.excite import Design, ExciteOptions, chirp, energy, excite, judged
+from instep.tune.excite_limits import Allowed, limits_of
+from instep.tune.fit import Fit, FitOptions, fit
+from instep.tune.identify import identifiability
+from instep.tune.infer import Method, infer
+from tune_peers import c2st_scores
+from tune_policy import compared
+from tune_worlds import Bed, bed, pendulum, servo
+
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function of this file and what it is called with."""
+
+
+@contextmanager
+def pool() -> Iterator[Callable[[Task], Future[Any]]]:
+    """Something that runs tasks side by side, one per core."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(os.cpu_count() or 2, mp_context=get_context("spawn")) as workers:
+        yield lambda task: workers.submit(task[0], *task[1])
+
+
+def recovered(name: str, seed: int) -> list[bool]:
+    """Whether each knob's truth lies inside its 90 % interval, on recordings of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = bed(name, Path(folder))
+        truth = place.truth(seed)
+        found = fit(place.sim, place.record(truth, [3 * seed, 3 * seed + 1]), place.knobs, place.options)
+    intervals = {address: found.interval(address, 0.9) for address in truth}
+    return [intervals[address].low <= value <= intervals[address].high for address, value in truth.items()]
+
+
+def ranked(method: Method, seed: int, draws: int = 400) -> Array:
+    """Where a truth falls within the posterior of its own recordings [1, knobs]; a network answers for many truths."""
+    with tempfile.TemporaryDirectory() as folder:
+        place, found = fitted(Path(folder), seed)
+        belief = infer(found, method, seed=seed)
+    if method == "npe":
+        return np.asarray(getattr(belief, "ranks", None))
+    rng = np.random.default_rng((seed, 0x4A2))
+    points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
+    truth = place.truth(seed)
+    x = np.array([float(knob.to_unit(truth[knob.address])) for knob in place.knobs])
+    return (points < x).mean(axis=0)[None]
+
+
+def fitted(folder: Path, seed: int) -> tuple[Bed, Fit]:
+    """The small servo, and a fit of two recordings of it."""
+    place = bed("pendulum", folder)
+    return place, fit(
+        place.sim, place.record(place.truth(seed), [3 * seed, 3 * seed + 1]), place.knobs, place.options
+    )  # fmt: skip
+
+
+def quality(sims: int) -> dict[str, float]:
+    """How well a classifier tells posteriors from the exact one, ours, plain sbi's and Laplace's."""
+    with tempfile.TemporaryDirectory() as folder:
+        return c2st_scores(*fitted(Path(folder), 0), sims)
+
+
+def named() -> tuple[int, int]:
+    """Of how many planted sets that no recording can tell apart the right number was named and frozen."""
+    with tempfile.TemporaryDirectory() as folder:
+        light = servo(Path(folder) / "light", weightless=True)
+        heavy = pendulum(Path(folder) / "heavy")
+        cases = [
+            (light, ("joint.hinge.armature", "actuator.hinge.kp", "joint.hinge.damping", "actuator.hinge.kv"), 2),
+            (heavy.sim, ("joint.hinge.armature", "body.link.inertia_y"), 1),
+            (heavy.sim, ("joint.hinge.damping", "joint.other.damping"), 1),
+        ]
+        good = 0
+        for sim, names, frozen in cases:
+            place = replace(heavy, sim=sim, joints=("hinge",))
+            found = fit(sim, place.record({}, [0, 1]), sim.scene.knobs(*names), FitOptions(window=0.5, starts=1))
+            weak = identifiability(found)
+            wrong = "joint.other.damping" in names and "joint.hinge.damping" in weak.frozen
+            good += len(weak.frozen) == frozen and len(weak.weak) == frozen and not wrong
+    return good, len(cases)
+
+
+def designed(generations: int) -> tuple[Design, dict[float, Design]]:
+    """A motion of arm7 for six masses, and chirps of the same energy up to several frequencies."""
+    scene = Scene.load("arm7")
+    sim = MujocoWorld(scene, threads=max(1, (os.cpu_count() or 2) // 4))
+    options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, thrift=0.8, allowed=Allowed())
+    limits = limits_of(scene, options.allowed)
+    knobs = scene.knobs(*[f"body.link_{i}.mass" for i in range(2, 8)])
+    design = excite(sim, limits, knobs, options)
+    spent, steps = energy(limits, design.actions), len(design.actions)
+    tops = (4.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5)
+    return design, {
+        top: judged(sim, limits, knobs, chirp(limits, steps, energy=spent, highest=top), options) for top in tops
+    }
+
+
+def machine(number: int, episodes: int) -> tuple[float, float]:
+    """How far success rates under the posterior and under hand ranges are from a machine in another engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compared(bed("pendulum", Path(folder)), number, episodes)
