@@ -28,6 +28,8 @@ from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learnin
 
 FILE = Path(__file__).resolve().parents[1] / "examples/virtual/pusht.toml"
 CAMERAS = ("static", "gripper")
+WHOLE = "end to end"
+"""The name of a policy whose pictures go into the net as they are, for comparison: no pose teaches it anything."""
 CHANNELS = ("observation.state", "observation.velocity", "observation.goal")
 """What a policy is told besides pictures: all but the poses of bodies."""
 
@@ -65,13 +67,22 @@ def run(out: Path, quick: bool = False, cameras: Sequence[str] = CAMERAS) -> lis
 
 def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dict[str, Any]]:
     """The table of studies that were kept."""
+    from instep.core.stats import wilson
+
     rows: list[dict[str, Any]] = []
     for camera in cameras:
         record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
-        judged, starts = _known(record["parts"])
+        judged, starts = _known({name: own for name, own in record["parts"].items() if "end" not in name})
         known = learning_rows(judged, policies.Plan(demos=plan.demos, seeds=plan.seeds))
         rows += [plain(f"{camera} camera: starts on the stand-in, for each training seed", starts, "")]
         rows += [{**row, "name": _said(row["name"], camera)} for row in known]
+        for name, own in record["parts"].items():
+            if "end" in name:
+                done = list(chain.from_iterable(own.values()))
+                words = (
+                    f"{camera} camera: success, {2 * plan.demos} demonstrations, {WHOLE} without poses, one training"
+                )
+                rows.append(policies.row(words, wilson(sum(done), len(done))))
         rows += [
             plain(f"{camera} camera, error of the eyes on starts not seen, {what}", record["eyes"][what], unit)
             for what, unit in (("median place", "mm"), ("90 % place", "mm"), ("median heading", "deg"))
@@ -102,10 +113,11 @@ def study(pool: Any, camera: str, out: Path, scratch: Path, plan: Plan) -> None:
     first, second = [*arms[f"{n}"], *arms[f"{2 * n}"]], arms[f"{n}+{n}"]
     court = Court(pool, camera, plan, book)
     if not all(_trained(folder, plan) for folder in (*first, *second)):
-        with _pool(2 * plan.seeds) as crew:
+        with _pool(2 * plan.seeds + 1) as crew:
             taken, tuning = _shown(pool, camera, scratch, plan, book)
-            jobs = [(Training(f"{m}", k, plan.steps), taken[:m], out, camera, plan) for m in (n, 2 * n) for k in kinds]
-            list(crew.map(train, jobs))
+            asked = [Training(f"{m}", k, plan.steps) for m in (n, 2 * n) for k in kinds]
+            asked.append(Training(f"{2 * n} {WHOLE}", 0, plan.steps))
+            list(crew.map(train, [(a, taken[: int(a.name.split()[0])], out, camera, plan) for a in asked]))
             tuned, eyes = tuning.result(), crew.submit(eyes_error, out / f"{n}-0", camera, plan).result()
             book("first training and tuning", tuned=tuned, eyes=eyes)
             lessons = [crew.submit(teach, (out / f"{n}-{k}", tuned, k, camera, scratch, plan)) for k in kinds]
@@ -116,8 +128,9 @@ def study(pool: Any, camera: str, out: Path, scratch: Path, plan: Plan) -> None:
             both = zip(more, mined, strict=True)
             list(crew.map(train, [(a, [*taken[:n], *extra], out, camera, plan) for a, extra in both]))
             book("second training")
-    for half in range(2):
-        court.ask([*second, *first], half)
+    court.ask([*second, *first], 0)
+    court.ask([out / Training(f"{2 * n} {WHOLE}", 0, plan.steps).folder], 0)
+    court.ask([*second, *first], 1)
     court.close()
 
 
@@ -188,7 +201,8 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
     asked, folders, out, camera, plan = job
     if not _trained(out / asked.folder, plan):
         options = TrainOptions(
-            steps=asked.steps, every=asked.steps, width=plan.width, frame=FRAME, seed=asked.seed, threads=1,
+            steps=asked.steps, every=asked.steps, width=plan.width, seed=asked.seed, threads=1,
+            frame=None if WHOLE in asked.name else FRAME,
             cameras=(camera,), channels=CHANNELS, pictures=plan.pictures,
             device="cuda" if torch.cuda.is_available() else "cpu",
         )  # fmt: skip
