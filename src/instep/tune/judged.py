@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.knob import Knob
 from instep.core.stats import Estimate, wilson
 from instep.core.world import Array, Simulator
 
@@ -30,19 +31,19 @@ def judge_posterior(
     folder: Path,
     *,
     method: Method = "laplace",
-    truths: int | None = None,
+    band: Band | None = None,
     seed: int = 0,
 ) -> dict[str, object]:
     """Save the belief with a corner plot and a band of predictions, and say how far it can be trusted."""
     save(belief, folder / "belief.json")
     corner(belief, folder / "corner.png", seed=seed)
-    count = TRUTHS[method] if truths is None else truths
+    count = TRUTHS[method]
     ranks = belief.ranks if isinstance(belief, Cloud) else None
     names = tuple(knob.address for knob in belief.knobs)
     checked = Calibration(names, ranks) if ranks is not None else None
     if checked is None and count:
         checked = calibration(found, lambda fit, number: infer(fit, method, seed=number), count, seed=seed)
-    band = predicted(found.problem.shooter.sim, belief, held_out, found, seed=seed)
+    band = band or predicted(found.problem.shooter.sim, belief, held_out, found, seed=seed)
     draw_band(band, folder / "band.png")
     doubt = misspecified(found, belief, seed=seed)
     return {
@@ -93,10 +94,7 @@ def predicted(
 ) -> Band:
     """The 90 % band of the posterior's predictions of held-out recordings: knobs, start states, noise of rows."""
     rng = np.random.default_rng((seed, 0xBA2D))
-    # Commands before the first row are unknown, so rows that a late command could still move are left out.
-    latest = max((knob.high for knob in belief.knobs if knob.address.endswith(".delay")), default=0.0)
-    skip = round(latest / sim.spec.dt)
-    windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=skip, limit=64)
+    windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=first_row(belief.knobs, sim), limit=64)
     shooter = Shooter(sim, windows, belief.knobs)
     # Starts are as uncertain as was thought, or as far off as those of the fit turned out to be.
     moved = np.sqrt((found.point.starts**2).mean(axis=0))
@@ -110,6 +108,11 @@ def predicted(
     # Rows of a window are one observation, so the count behind the interval is that of windows.
     share, n = float(inside.mean()), len(windows) * inside.shape[-1]
     return Band(low, high, windows, wilson(round(share * n), n))
+
+
+def first_row(knobs: Sequence[Knob], sim: Simulator) -> int:
+    """The first row to predict from: commands before a recording are unknown, and a late one could still move it."""
+    return round(max((knob.high for knob in knobs if knob.address.endswith(".delay")), default=0.0) / sim.spec.dt)
 
 
 def draw_band(band: Band, path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ import tyro
 
 if TYPE_CHECKING:
     from instep.app.output import Output
+    from instep.app.tune_page import Costs
     from instep.core.episode import Episode
     from instep.core.world import Array, Simulator
     from instep.scene.folder import Scene
     from instep.tune.auto import Choice
     from instep.tune.fit import FitOptions
     from instep.tune.gates import Tuned
+    from instep.tune.judged import Band
     from instep.tune.solve import Watch
 
 Positional = tyro.conf.Positional
@@ -49,7 +51,8 @@ def tune(
 
     The gates in order: telemetry, identifiability, solve, recovery of planted truths, residual whiteness, held-out
     replay. Where all are passed OUT/scene holds a copy of the scene with the identified settings; the scene that was
-    given is not touched. Exits 1 where a gate was not passed. Ctrl-C keeps the best settings found so far.
+    given is not touched. OUT/report.html shows it all. Exits 1 where a gate was not passed. Ctrl-C keeps the best
+    settings found so far.
 
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
@@ -70,6 +73,7 @@ def tune(
 
     """
     from instep.app.output import new_output
+    from instep.app.tune_page import Costs
     from instep.core.errors import BadInput
 
     if window <= 0 or windows < 2 or min(starts, seeds) < 1 or draws < 0:
@@ -82,13 +86,18 @@ def tune(
     output = new_output("tune", out, seed=seed)
     output.read(loaded.data)
     output.read(loaded.scene.root)
-    tuned = _tuned(asked, loaded)
+    costs = Costs()
+    tuned = _tuned(asked, loaded, costs)
     more: dict[str, object] = {}
+    band = None
     if posterior != "none":
-        more["posterior"] = _posterior(posterior, tuned, loaded, output, seed)
+        more["posterior"], band = _posterior(posterior, tuned, loaded, output, seed)
     if delta:
         more["delta"] = _delta(tuned, loaded, output, seed)
-    return _finish(asked, loaded, tuned, output, more)
+    code = _finish(asked, loaded, tuned, output, more)
+    _page(loaded, tuned, output, costs, (band, more))
+    print(output.folder / ("scene" if tuned.passed else "scene_not_passed"))
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +163,12 @@ def _options(asked: Asked, loaded: Loaded) -> FitOptions:
     )
 
 
-def _tuned(asked: Asked, loaded: Loaded) -> Tuned:
+def _tuned(asked: Asked, loaded: Loaded, costs: Costs) -> Tuned:
     from instep.tune.gates import GateOptions
     from instep.tune.gates import tune as run
 
     gates = GateOptions(seeds=asked.seeds, draws=asked.draws, seed=asked.seed)
-    with _live(len(loaded.choice.knobs)) as watch:
+    with _live(len(loaded.choice.knobs), costs) as watch:
         return run(
             loaded.sim,
             (loaded.fitted, loaded.held_out),
@@ -171,7 +180,7 @@ def _tuned(asked: Asked, loaded: Loaded) -> Tuned:
 
 
 @contextmanager
-def _live(knobs: int) -> Iterator[Watch]:
+def _live(knobs: int, costs: Costs) -> Iterator[Watch]:
     """A line that moves while the search runs: iterations, cost, seconds."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -184,19 +193,26 @@ def _live(knobs: int) -> Iterator[Watch]:
         def watch(iteration: int, cost: float, x: Array) -> None:
             nonlocal count
             count += 1
+            costs(iteration, cost, x)
             progress.update(task, description=f"turning {knobs} knobs: step {count}, cost {cost:.5g}")
 
         yield watch
 
 
-def _posterior(method: Method, tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
+def _posterior(
+    method: Method, tuned: Tuned, loaded: Loaded, output: Output, seed: int
+) -> tuple[dict[str, object], Band | None]:
     from instep.tune.infer import infer
-    from instep.tune.judged import judge_posterior
+    from instep.tune.judged import judge_posterior, predicted
 
     if method == "none":
-        return {}
+        return {}, None
     belief = infer(tuned.fit, method, seed=seed)
-    return judge_posterior(belief, tuned.fit, loaded.held_out, output.folder, method=method, seed=seed)
+    band = predicted(tuned.fit.problem.shooter.sim, belief, loaded.held_out, tuned.fit, seed=seed)
+    judged = judge_posterior(
+        belief, tuned.fit, loaded.held_out, output.folder, method=method, band=band, seed=seed
+    )  # fmt: skip
+    return judged, band
 
 
 def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
@@ -247,8 +263,41 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         **more,
     )
     _show(tuned)
-    print(where)
     return 0 if tuned.passed else 1
+
+
+def _page(
+    loaded: Loaded, tuned: Tuned, output: Output, costs: Costs, judged: tuple[Band | None, Mapping[str, object]]
+) -> None:
+    """Write report.html beside the rest."""
+    import mujoco
+
+    from instep.app.report import write_report
+    from instep.app.tune_page import Shown, page
+    from instep.tune.judged import first_row
+    from instep.tune.traces import traced
+
+    found = tuned.fit
+    sim = found.problem.shooter.sim
+    before = {name: tuned.start[name] for name in found.settings if name in tuned.start}
+    traces = traced(
+        sim,
+        loaded.held_out,
+        {"before": before, "after": found.settings},
+        found.windows.action.shape[1],
+        skip=first_row(found.knobs, sim),
+    )
+    facts = {
+        **{f"sha256 of {path}": digest for path, digest in output.inputs.items()},
+        "seed": str(output.seed),
+        "windows": f"{len(found.windows)} of {found.windows.action.shape[1] * sim.spec.dt:g} s",
+        "simulated": f"{found.worlds} windows in {found.seconds:.1f} s in the last search",
+        "engine": f"MuJoCo {mujoco.__version__}",
+        "stopped by hand": "yes" if found.stopped else "no",
+    }
+    counts = (len(loaded.fitted), len(loaded.held_out))
+    shown = Shown(loaded.scene.name, counts, costs, traces, judged[0], judged[1], output.folder, facts)
+    print(write_report(output.folder, page(tuned, shown)))
 
 
 def _fresh(where: Path) -> Path:
