@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.twins import Begun, correction, parked_joints
+from instep.app.twins import Begun, How, correction, parked_joints
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
@@ -174,7 +174,7 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, Prepared]) -> li
         return []
     parked = parked_joints(scene)
     action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
-    how = correction(scene, prepared, kinds[name])  # type: ignore[arg-type]
+    how = correction(scene, prepared, How(kinds[name]))  # type: ignore[arg-type]
     twin = Twin(MujocoWorld(scene), Recording(episode), how, park=parked)
     ran = rollout(twin, Constant(action), steps=len(episode))
     found = overlaps(prepared.eyes, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])

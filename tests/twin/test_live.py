@@ -46,3 +46,25 @@ def test_the_twin_knows_where_the_stand_in_has_its_t(episode) -> None:
 def test_what_was_sent_is_recorded(episode) -> None:
     assert episode["twin.sent"].shape == (STEPS, 2) and np.isfinite(episode["twin.sent"]).all()
     assert np.abs(episode["twin.sent"] - episode.q[:, :2]).max() < 0.08  # ahead by the lag at most
+
+
+def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path) -> None:
+    try:
+        graphics()
+    except Unsupported as error:
+        pytest.skip(str(error))
+    # Half of the usual rate, for machines that test other things at the same time.
+    with robot_process("pusht", ["--hidden", "7", "--cameras", "all", "--camera-rate", "5"]) as robot:
+        (tmp_path / "token").write_text(robot.token)
+        words = ["run", "expert", "twin:pusht", "--real", f"robot:{robot.address}", "--steps", "120"]
+        assert main([*words, "--token", str(tmp_path / "token"), "--out", str(tmp_path / "x")]) == 0
+    run = load(tmp_path / "x" / "data")[0]
+    labels = run.spec.observation["twin.correction"].labels
+    ages = run["twin.correction"][1:, labels.index("cam_220422302296.latency")]
+    taken = np.unique((run.t[1:] - ages).round(6))
+    # It was never stopped by its watchdog, and pictures carry the time they were taken at.
+    assert len(run) == 120
+    assert len(taken) >= 3 and np.diff(taken).min() > 0.19
+    assert np.all(ages > -1e-6) and np.median(ages) < 1.0
+    page = (tmp_path / "x" / "report.html").read_text()
+    assert "How far to trust it" in page and "Age of pictures" in page

@@ -64,7 +64,7 @@ def test_the_log_is_read_back_from_an_episode(filmed, follow) -> None:
 
 
 def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_path) -> None:
-    from instep.app.twins import trusted
+    from instep.app.twins import calibrated_on, trusted
     from instep.data.lerobot3_writer import write
 
     well = follow(filmed).episode
@@ -75,5 +75,6 @@ def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_
         return well.with_columns({"twin.correction": rows}, task="push")
 
     write([like(1.0) for _ in range(12)], tmp_path / "nominal")
-    assert trusted(like(1.0), tmp_path / "nominal")["trust"].value > 0.1
-    assert trusted(like(6.0), tmp_path / "nominal")["trust"].value == pytest.approx(1 / 9)  # below all of eight
+    trust = calibrated_on(tmp_path / "nominal")
+    assert trusted(like(1.0), trust)["trust"].value > 0.1
+    assert trusted(like(6.0), trust)["trust"].value == pytest.approx(1 / 9)  # below all of eight

@@ -11,7 +11,7 @@ import numpy as np
 
 from instep.app.figures import lines_figure
 from instep.app.report import Picture, Section, say
-from instep.app.twins import open_twin
+from instep.app.twins import How, open_twin
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
@@ -90,7 +90,7 @@ def through(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], Non
     """Run the expert through a twin of the stand-in until the twin's T covers its outline, or time is up."""
     task = task_of(scene)
     pictures = _Album(scene, robot)
-    with open_twin(scene.name, nullcontext(robot), "pose") as twin:
+    with open_twin(scene.name, nullcontext(robot), How()) as twin:
         done = np.zeros(0)
 
         def look(state: State, observation: Observation, action: Array) -> None:

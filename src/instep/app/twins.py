@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +12,25 @@ import numpy as np
 
 from instep.app.output import Output, write_json
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, UnknownName
+from instep.core.errors import BadInput
 from instep.core.rollout import Constant, rollout
 from instep.core.stats import Estimate, bootstrap
-from instep.core.world import Array, Watcher
+from instep.core.world import Array, Spec, Watcher
 from instep.scene.folder import Scene
 
 Corrects = Literal["pose", "forces", "none"]
+Residual = Literal["mask", "photo", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a twin is corrected."""
+
+    correct: Corrects = "pose"
+    residual: Residual = "mask"
+    """What a pose filter compares."""
+    hold: tuple[str, ...] = ()
+    """Cameras that it does not see."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +43,7 @@ class Tracked:
     run: Episode
     """What the twin did."""
     prepared: Any
-    correct: str
-    held: tuple[str, ...]
+    how: How
 
     @property
     def poses(self) -> Array:
@@ -41,9 +52,7 @@ class Tracked:
         return self.run.q[:, at : at + 7]
 
 
-def track(
-    scene_name: str, recording: Episode, correct: Corrects, hold: Sequence[str] = (), watch: Sequence[Watcher] = ()
-) -> Tracked:
+def track(scene_name: str, recording: Episode, how: How, watch: Callable[[Spec], Sequence[Watcher]]) -> Tracked:
     """Run the twin through a recording whose robot is not known: it is parked out of the way and masked in pictures."""
     from instep.physics.mujoco import MujocoWorld
     from instep.real.recording import Recording
@@ -51,29 +60,26 @@ def track(
     from instep.twin.twin import Twin
 
     scene, episode = Scene.load(scene_name), on_one_clock(recording)
-    prepared = prepare(scene, episode)
-    for name in hold:
-        if name not in prepared.refined.cameras:
-            raise UnknownName("camera", name, prepared.refined.cameras)
+    prepared = prepare(scene, episode, hold=how.hold)
     parked = parked_joints(scene)
-    twin = Twin(MujocoWorld(scene), Recording(episode), correction(scene, prepared, correct, hold), park=parked)
+    twin = Twin(MujocoWorld(scene), Recording(episode), correction(scene, prepared, how), park=parked)
     action = scene.rest_action()
     for i, label in enumerate(scene.spec.action.labels):
         action[i] = parked.get(label, action[i])
-    run = rollout(twin, Constant(action), steps=len(episode), watch=watch)
-    return Tracked(scene, episode, run, prepared, correct, tuple(hold))
+    run = rollout(twin, Constant(action), steps=len(episode), watch=watch(twin.spec))
+    return Tracked(scene, episode, run, prepared, how)
 
 
-def correction(scene: Scene, prepared: Any, correct: Corrects, hold: Sequence[str] = ()) -> Any:
+def correction(scene: Scene, prepared: Any, how: How) -> Any:
     """A correction by its name, for eyes that are ready."""
     from instep.twin.correction import Uncorrected
     from instep.twin.pose_filter import FilterOptions, PoseFilter
 
     shapes = {scene.objects[0]: prepared.refined.outline}
-    options = FilterOptions(touching=False, hold=tuple(hold))
-    if correct == "pose":
+    options = FilterOptions(touching=False, hold=how.hold, residual=how.residual)
+    if how.correct == "pose":
         return PoseFilter(scene, prepared.eyes, options, shapes=shapes)
-    if correct == "forces":
+    if how.correct == "forces":
         from instep.twin.forces import VisualForces
 
         return VisualForces(PoseFilter(scene, prepared.eyes, options, shapes=shapes))
@@ -146,14 +152,26 @@ def report(tracked: Tracked, output: Output) -> dict[str, Estimate]:
     write_json(output.folder / "cameras.json", _cameras(prepared))
     write_overlay(output.folder / "overlay.mp4", tracked)
     scores = {f"overlap {name}": found.score(name, prepared.keys) for name in found.cameras}
+    scores |= _as_shipped(tracked, shape)
     scores |= {f"rows with too little of the body {n}": _count(found.excluded(n), rows) for n in found.cameras}
     trembling, turning = jitter(tracked.poses)
     stages = tracked.run["twin.stages"]
     scores |= {"jitter at rest": trembling, "jitter at rest, turn": turning}
     scores["time per frame"] = bootstrap(stages[1:].sum(axis=1) - stages[1:, 1] - stages[1:, 2], unit="s")
-    for c, name in enumerate(found.cameras):
+    for c, name in enumerate(prepared.refined.cameras):
         scores[f"overlap before refining {name}"] = bootstrap(_finite(prepared.refined.before[:, c]))
     return scores
+
+
+def _as_shipped(tracked: Tracked, shape: Any) -> dict[str, Estimate]:
+    """The scores of cameras that were held, had they not been aligned either."""
+    from instep.twin.track import overlaps
+
+    if not tracked.how.hold:
+        return {}
+    prepared = tracked.prepared
+    found = overlaps(prepared.shipped, shape, tracked.episode, tracked.run.t, tracked.poses)
+    return {f"overlap {name}, pose as shipped": found.score(name, prepared.keys) for name in tracked.how.hold}
 
 
 def write_overlay(path: Path, tracked: Tracked, scale: int = 1) -> None:
@@ -182,14 +200,7 @@ def write_parquet(path: Path, columns: dict[str, Array]) -> None:
 
 
 @contextmanager
-def open_twin(
-    scene_name: str,
-    real: AbstractContextManager[Any],
-    correct: Corrects,
-    hold: Sequence[str] = (),
-    *,
-    images: bool = False,
-) -> Any:
+def open_twin(scene_name: str, real: AbstractContextManager[Any], how: How, *, images: bool = False) -> Any:
     """A twin of a live robot or stand-in, whose cameras are those of the scene; `images` keeps the real pictures."""
     from instep.physics.mujoco import MujocoWorld
     from instep.twin.correction import Uncorrected
@@ -204,32 +215,38 @@ def open_twin(
     with ExitStack() as stack:
         world = stack.enter_context(real)
         cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in world.spec.observation)
-        how: Any = Uncorrected()
-        if correct != "none":
+        correct: Any = Uncorrected()
+        if how.correct != "none":
             if not cameras or not scene.objects:
                 raise BadInput(
                     "A twin is corrected by cameras, and this robot shows none of the scene's "
                     f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
                 )
             eyes = Eyes(cameras, colour_mask(colour_of(scene, scene.objects[0])))
-            how = PoseFilter(scene, eyes, FilterOptions(hold=tuple(hold)))
-            if correct == "forces":
+            correct = PoseFilter(scene, eyes, FilterOptions(hold=how.hold, residual=how.residual))
+            if how.correct == "forces":
                 from instep.twin.forces import VisualForces
 
-                how = VisualForces(how)
+                correct = VisualForces(correct)
         sim = MujocoWorld(scene)
-        if correct != "none":
-            warm(scene, sim, how)
-        yield Twin(sim, world, how, images=images)
+        if how.correct != "none":
+            warm(scene, sim, correct)
+        yield Twin(sim, world, correct, images=images)
 
 
-def trusted(episode: Episode, nominal: Path) -> dict[str, Estimate]:
-    """How far a run can be trusted, against runs of the same twin in which all was well: its lowest trust."""
+def calibrated_on(nominal: Path) -> Any:
+    """Trust, calibrated on runs of this twin in which all was well."""
     from instep.data.episodes import load
     from instep.twin.trust import calibrated
     from instep.twin.twin import log_of
 
-    trust = calibrated([log_of(one) for one in load(nominal)])
+    return calibrated([log_of(one) for one in load(nominal)])
+
+
+def trusted(episode: Episode, trust: Any) -> dict[str, Estimate]:
+    """How far a run can be trusted, against runs of the same twin in which all was well: its lowest trust."""
+    from instep.twin.twin import log_of
+
     levels = trust.of(trust.frames(log_of(episode))[trust.skip :])
     low, last, n = float(np.min(levels)), float(levels[-1]), len(trust.scores)
     return {"trust": Estimate(low, low, low, n), "trust at the end": Estimate(last, last, last, n)}

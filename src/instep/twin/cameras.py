@@ -49,7 +49,7 @@ class Refined:
     poses: Array
     """Transforms of the body in each picture [pictures, 4, 4]."""
     before: Array
-    """Overlap of silhouettes [pictures, cameras], poses fitted to the shipped cameras."""
+    """Overlap of silhouettes [pictures, cameras], in the order of `cameras`, poses fitted to the shipped cameras."""
     after: Array
     """The same with refined cameras."""
     shift: Mapping[str, float]
@@ -91,6 +91,44 @@ def refine(
     turn = {c.name: _angle(c.body_from_camera, f) for c, f in zip(cameras, first, strict=True)}
     named = {c.name: c for c in cameras}
     return Refined(named, outline.sized(size), size, poses, before, after, shift, turn)
+
+
+def aligned(
+    refined: Refined, shots: Sequence[Shot | None], basis: Array, options: RefineOptions | None = None
+) -> Refined:
+    """The same with one more camera, aligned to what the others agree on; it has no say in where the body is.
+
+    `shots` are its pictures, one for each of `refined.poses`; None where it does not see the body.
+    """
+    options = options or RefineOptions()
+    seen = [(i, shot) for i, shot in enumerate(shots) if shot is not None]
+    if len(seen) < 3:
+        raise BadInput(f"A camera needs at least three pictures of the body to be aligned, and {len(seen)} show it.")
+    first = seen[0][1].camera
+    camera, outline, size = first, refined.outline, refined.size
+    weight = np.r_[np.full(3, options.shift**-2), np.full(3, options.turn**-2)]
+    scale = 1.0 / (Sharpness().sigma ** 2 * Sharpness().kappa)
+    for k in range(options.iterations):
+        soft = options.softness[int(k >= options.iterations // 2)]
+        known: Array = np.diag(weight)
+        pull: Array = weight * _motion_between(camera.body_from_camera, first.body_from_camera)
+        for i, shot in seen:
+            part, slope = _equations(outline, size, replace(shot, camera=camera), refined.poses[i], basis, soft)
+            known, pull = known + scale * part[:6, :6], pull + scale * slope[:6]
+        camera = replace(camera, body_from_camera=moved(camera.body_from_camera, -np.linalg.solve(known, pull)))
+    before, after = (np.full((len(shots), 1), np.nan) for _ in range(2))
+    for i, shot in seen:
+        before[i] = _overlaps(outline, [[shot]], [first], refined.poses[i : i + 1])
+        after[i] = _overlaps(outline, [[shot]], [camera], refined.poses[i : i + 1])
+    gone = _motion_between(camera.body_from_camera, first.body_from_camera)
+    return replace(
+        refined,
+        cameras={**refined.cameras, camera.name: camera},
+        before=np.concatenate([refined.before, before], axis=1),
+        after=np.concatenate([refined.after, after], axis=1),
+        shift={**refined.shift, camera.name: float(np.linalg.norm(gone[:3]))},
+        turn={**refined.turn, camera.name: float(np.linalg.norm(gone[3:]))},
+    )
 
 
 def _step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +15,11 @@ from instep.scene.folder import Scene
 
 from .acquire import acquire
 from .bodies import place_of
-from .cameras import Refined, RefineOptions, refine
-from .contacts import rested, support_of
+from .cameras import Refined, RefineOptions, aligned, refine
+from .contacts import Support, rested, support_of
 from .eyes import IMAGES, Eyes, Frame
 from .mask import ColourMask, backdrop_of, colour_mask, first_strength
-from .outline import outline
+from .outline import Outline, outline
 from .solve import Sharpness, Shot, moved, planar_basis, solve
 from .untyped import model_of
 
@@ -36,6 +37,8 @@ class Prepared:
     refined: Refined
     keys: Array
     """Rows of the recording that the cameras were refined on; scores leave them out."""
+    shipped: Eyes
+    """The same with the cameras as they came."""
 
 
 def colour_of(scene: Scene, body: str) -> Array:
@@ -66,37 +69,63 @@ def eyes_of(scene: Scene, episode: Episode) -> Eyes:
     return Eyes(cameras, mask, backdrops)
 
 
-def prepare(scene: Scene, episode: Episode, options: RefineOptions | None = None) -> Prepared:
-    """Eyes for a recording, with cameras refined from the recording itself."""
+def prepare(
+    scene: Scene, episode: Episode, options: RefineOptions | None = None, *, hold: Sequence[str] = ()
+) -> Prepared:
+    """Eyes for a recording, with cameras refined from the recording itself.
+
+    Cameras that are held have no say in where the others are, nor in where the body is or how large; each is then
+    aligned by itself to what the others found in the same key frames.
+    """
     eyes = eyes_of(scene, episode)
+    names = [camera.name for camera in eyes.cameras]
+    for name in hold:
+        if name not in names:
+            raise UnknownName("camera", name, names)
+    if len(set(hold)) == len(names):
+        raise BadInput("All cameras are held, so there is none to correct the twin by; hold fewer.")
     support = support_of(model_of(scene))
     if support is None:
         raise BadInput(f"Cameras are refined from a body on a table, and scene {scene.name!r} has no plane.")
-    body = scene.objects[0]
-    solid, basis = outline(model_of(scene), body), planar_basis(support.normal)
-    start = rested(support, solid, place_of(scene.spec, body).transform(scene.start(0)[0]))
+    solid, basis = outline(model_of(scene), scene.objects[0]), planar_basis(support.normal)
     stride = max(1, min(5, len(episode) // (2 * KEYS)))
     rows = np.arange(0, len(episode), stride)
+    shots = _followed(scene, eyes, episode, rows, (solid, support), hold)
+    open_eyes = len(names) - len(set(hold))
+    whole = [i for i, row in enumerate(shots) if sum(shot.camera.name not in hold for shot in row) == open_eyes]
+    spread = np.unique(np.linspace(0, len(whole) - 1, min(KEYS, len(whole))).astype(int))
+    picked = [whole[int(i)] for i in spread]
+    seeing = [[shot for shot in shots[i] if shot.camera.name not in hold] for i in picked]
+    refined = refine(solid, seeing, basis, options)
+    for name in dict.fromkeys(hold):
+        own = [next((shot for shot in shots[i] if shot.camera.name == name), None) for i in picked]
+        refined = aligned(refined, own, basis, options)
+    cameras = tuple(refined.cameras[name] for name in names)
+    return Prepared(replace(eyes, cameras=cameras), refined, rows[picked], eyes)
+
+
+def _followed(
+    scene: Scene, eyes: Eyes, episode: Episode, rows: Array, body: tuple[Outline, Support], hold: Sequence[str]
+) -> list[list[Shot]]:
+    """What each camera shows of the body in some rows, where those that are not held see it."""
+    solid, support = body
+    start = rested(support, solid, place_of(scene.spec, solid.name).transform(scene.start(0)[0]))
     frames = [frames_of(eyes, episode, int(row)) for row in rows]
     strength = {c.name: first_strength(eyes.mask, f.pixels) for c, f in zip(eyes.cameras, frames[0], strict=True)}
     pairs = [[(frame, strength[frame.camera.name]) for frame in some] for some in frames]
-    first = next((T for some in pairs if (T := acquire(eyes, solid, start, support.normal, some)) is not None), None)
-    if first is None:
-        raise BadInput(f"No camera shows anything in the colour of {body!r}; is this a recording of this scene?")
-    prior = np.diag([0.01**2] * 3 + [0.1**2] * 3)
+    seeing = [[pair for pair in some if pair[0].camera.name not in hold] for some in pairs]
+    pose = next((T for some in seeing if (T := acquire(eyes, solid, start, support.normal, some)) is not None), None)
+    if pose is None:
+        raise BadInput(f"No camera shows anything in the colour of {solid.name!r}; is this a recording of this scene?")
+    prior, basis = np.diag([0.01**2] * 3 + [0.1**2] * 3), planar_basis(support.normal)
     shots: list[list[Shot]] = []
-    pose = first
     for some in pairs:
         shown = [shot for frame, s in some if (shot := eyes.shot(frame, solid, pose, s)) is not None]
-        found = solve(solid, shown, prior, basis, Sharpness(), 5)
-        pose = moved(pose, found.xi)
+        judged = [shot for shot in shown if shot.camera.name not in hold]
+        if judged:
+            pose = moved(pose, solve(solid, judged, prior, basis, Sharpness(), 5).xi)
         shots.append([replace(shot, world_from_body=pose) for shot in shown])
-    whole = [i for i, row in enumerate(shots) if len(row) == len(eyes.cameras)]
-    spread = np.unique(np.linspace(0, len(whole) - 1, min(KEYS, len(whole))).astype(int))
-    picked = [whole[int(i)] for i in spread]
-    refined = refine(solid, [shots[i] for i in picked], basis, options)
-    cameras = tuple(refined.cameras[camera.name] for camera in eyes.cameras)
-    return Prepared(replace(eyes, cameras=cameras), refined, rows[picked])
+    return shots
 
 
 def on_one_clock(episode: Episode) -> Episode:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from instep.app.output import new_output
-from instep.app.twins import Corrects, open_twin, report, track, trusted
+from instep.app.twins import How, calibrated_on, open_twin, report, track, trusted
+from instep.app.twins_page import write_page
+from instep.app.twins_watch import Watch, bar
 from instep.app.worlds import open_policy, open_world, recorded
-from instep.core.episode import Episode
+from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
 from instep.core.stats import Estimate
-from instep.core.world import Array, Observation, State
+from instep.core.world import Policy, Spec, Watcher
+from instep.real.urgent import first_in_line
 
 Positional = tyro.conf.Positional
 
@@ -33,6 +36,7 @@ def run(
     token: Path | None = None,
     real: str = "",
     correct: Literal["pose", "forces", "none"] = "pose",
+    residual: Literal["mask", "photo", "both"] = "mask",
     hold_camera: tuple[str, ...] = (),
     images: bool = False,
     nominal: Path | None = None,
@@ -48,70 +52,83 @@ def run(
         token: file with the token of the robot's link; INSTEP_TOKEN where not given.
         real: what a twin is kept in step with: robot:ADDRESS or recording:DATA.
         correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
+        residual: what a pose filter compares: silhouettes (mask), colours of pixels (photo), or both (takes longer).
         hold_camera: cameras that the correction does not see, to judge it by.
         images: keep the real pictures that a twin saw, beside its states.
         nominal: dataset of runs of this twin in which all was well; says how far this run can be trusted.
         out: folder to write; a new one under runs/ where not given.
 
     """
+    how = How(correct, residual, hold_camera)
     if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
-        return _replay(world.removeprefix("twin:"), real, recording, correct, hold_camera, out)
+        return _replay(world.removeprefix("twin:"), real, recording, how, out)
     from instep.data.lerobot3_writer import write
 
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
-    with _opened(world, real, secret, correct, hold_camera, images) as opened:
+    trust = None if nominal is None else calibrated_on(nominal)
+    with _opened(world, real, secret, how, images) as opened:
         decider = open_policy(policy, opened)
         if policy == "expert" and world.startswith("twin:"):
             # Experts make their tables when they are first asked; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(seed)))
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(f"{policy} in {world}", total=steps)
-
-            def tick(state: State, observation: Observation, action: Array) -> None:
-                progress.advance(task)
-
-            episode = rollout(opened, decider, steps=steps, seed=seed, watch=[tick])
+        episode = _ran(opened, decider, (steps, seed, f"{policy} in {world}"), trust)
     output = new_output("run", out, seed=seed)
     write([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
     scores: dict[str, Estimate] = {}
-    if nominal is not None:
+    if trust is not None and nominal is not None:
         output.read(nominal)
-        scores = trusted(episode, nominal)
+        scores = trusted(episode, trust)
         Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
     output.write(scores, rows=len(episode), ended=episode.meta["ended"])
+    write_page(output.folder, f"{policy} in {world}", episode, scores, trust)
     print(output.folder)
     return 0
 
 
-def _opened(world: str, real: str, token: str, correct: Corrects, hold: tuple[str, ...], images: bool) -> Any:
+def _ran(opened: Any, decider: Policy, how_long: tuple[int, int, str], trust: Any) -> Episode:
+    """Run until the end, or until Ctrl-C: what was done by then is kept."""
+    steps, seed, title = how_long
+    log = Log(opened.spec, {"seed": str(seed), "ended": "interrupted"})
+    urgent = first_in_line() if title.rpartition(" in ")[2].startswith(("twin:", "robot:")) else nullcontext()
+    with bar() as progress, urgent:
+        task = progress.add_task(title, total=steps, state="")
+        try:
+            return rollout(
+                opened, decider, steps=steps, seed=seed, watch=[log, Watch(progress, task, opened.spec, trust)]
+            )
+        except KeyboardInterrupt:
+            if not len(log.episode()):
+                raise
+            return log.episode()
+
+
+def _opened(world: str, real: str, token: str, how: How, images: bool) -> Any:
     if not world.startswith("twin:"):
         return open_world(world, token=token)
     if not real:
         raise BadInput(f"{world!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
-    return open_twin(world.removeprefix("twin:"), open_world(real, token=token), correct, hold, images=images)
+    return open_twin(world.removeprefix("twin:"), open_world(real, token=token), how, images=images)
 
 
-def _replay(
-    scene: str, words: str, recording: Episode, correct: Corrects, hold: tuple[str, ...], out: Path | None
-) -> int:
+def _replay(scene: str, words: str, recording: Episode, how: How, out: Path | None) -> int:
     """Run a twin through a recording, judge it by the pictures, and write what was found."""
     output = new_output("run", out)
     output.read(Path(words.partition(":")[2].partition("#")[0]))
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("camera poses from the recording itself", total=len(recording))
+    with bar() as progress:
+        task = progress.add_task("camera poses from the recording itself", total=len(recording), state="")
 
-        def tick(state: State, observation: Observation, action: Array) -> None:
-            progress.update(task, description=f"twin:{scene}", advance=1)
+        def watching(spec: Spec) -> list[Watcher]:
+            progress.update(task, description=f"twin:{scene}")
+            return [Watch(progress, task, spec)]
 
-        tracked = track(scene, recording, correct, hold, [tick])
-        progress.update(task, description="judging by the pictures", completed=0, total=None)
+        tracked = track(scene, recording, how, watching)
+        progress.update(task, description="judging by the pictures", completed=0, total=None, state="")
         scores = report(tracked, output)
     names = tracked.run.spec.observation["twin.counts"].labels
     counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
-    more = {"rows": len(tracked.run), "correct": correct, "held cameras": list(hold), "counts": counts}
-    output.write(scores, **more, size=tracked.prepared.refined.size.tolist())
+    more = {"rows": len(tracked.run), "correct": how.correct, "residual": how.residual, "held cameras": list(how.hold)}
+    output.write(scores, **more, counts=counts, size=tracked.prepared.refined.size.tolist())
+    write_page(output.folder, f"replay in twin:{scene}", tracked.run, scores)
     table = Table("what", "value")
     for name, estimate in scores.items():
         table.add_row(name, str(estimate))
