@@ -181,4 +181,4 @@ def _turned(normals: Array) -> Array:
     helper = np.where(np.abs(normals[:, :1]) < 0.9, [[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]])
     x = np.cross(helper, normals)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    return np.stack([quat_from_matrix(m) for m in np.stack([x, np.cross(normals, x), normals], axis=2)])
+    return quat_from_matrix(np.stack([x, np.cross(normals, x), normals], axis=2))
