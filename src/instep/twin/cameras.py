@@ -131,6 +131,41 @@ def aligned(
     )
 
 
+def anchored(
+    refined: Refined, shipped: Sequence[Camera], basis: Array, options: RefineOptions | None = None
+) -> Refined:
+    """The same with everything moved over the table together, until all cameras are nearest to where they came from.
+
+    That changes no picture. It makes runs with and without some of the cameras speak of the same table.
+    """
+    options = options or RefineOptions()
+    weight = np.r_[np.full(3, 1 / options.shift), np.full(3, 1 / options.turn)]
+
+    def off(world: Array) -> Array:
+        pairs = [(world @ refined.cameras[camera.name].body_from_camera, camera.body_from_camera) for camera in shipped]
+        return np.concatenate([weight * _motion_between(now, then) for now, then in pairs])
+
+    world = np.eye(4)
+    for _ in range(20):
+        slopes = [(off(_carried(world, 1e-6 * way)) - off(_carried(world, -1e-6 * way))) / 2e-6 for way in basis.T]
+        step = np.linalg.lstsq(np.stack(slopes, axis=1), -off(world), rcond=None)[0]
+        world = _carried(world, basis @ step)
+    cameras = {n: replace(c, body_from_camera=world @ c.body_from_camera) for n, c in refined.cameras.items()}
+    gone = {c.name: _motion_between(cameras[c.name].body_from_camera, c.body_from_camera) for c in shipped}
+    return replace(
+        refined,
+        cameras=cameras,
+        poses=world @ refined.poses,
+        shift={name: float(np.linalg.norm(motion[:3])) for name, motion in gone.items()},
+        turn={name: float(np.linalg.norm(motion[3:])) for name, motion in gone.items()},
+    )
+
+
+def _carried(world: Array, xi: Array) -> Array:
+    """A motion of everything, followed by another: translated, and turned about the world's origin."""
+    return moved(np.eye(4), xi) @ world
+
+
 def _step(
     outline: Outline, size: Array, shots: Sequence[Sequence[Shot]], cameras: Sequence[Camera], first: Sequence[Array],
     poses: Array, basis: Array, soft: float, options: RefineOptions,

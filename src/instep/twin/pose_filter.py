@@ -37,6 +37,8 @@ WIDER = 2000.0
 """Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 LEAP = 0.01
 """A correction beyond this is not a motion of the body but a mistake about where it is [m]."""
+SLOW = 0.02
+"""Speed below which a body says little about the age of pictures [m/s]."""
 LEARN = 0.8
 """Overlap in every camera from which a body's colours are learned."""
 MEMORY = 32
@@ -107,7 +109,8 @@ class PoseFilter:
     def logged(self) -> tuple[str, ...]:
         """Per body: innovation, consistency, residual, how well seen; per camera: overlap, latency, state."""
         per_body = (
-            "nis", "shift", "turn", "residual", "photo", "sigma", "weakest", "visible", "lost", "cut", "found",
+            "nis", "shift", "turn", "residual", "photo", "sigma", "weakest", "visible", "behind", "lost", "cut",
+            "found",
         )  # fmt: skip
         per_camera = ("overlap", "seen", "latency", "doubt", "frozen")
         bodies = [f"{name}.{word}" for name in self.scene.objects for word in per_body]
@@ -136,6 +139,7 @@ class PoseFilter:
             "stamp": np.full(cameras, -np.inf),
             "print": np.zeros(cameras),
             "same": np.zeros(cameras, int),
+            "drag": np.zeros((bodies, 2)),
             "strength": np.array([first_strength(self.eyes.mask, f.pixels) if f else 100.0 for f in frames]),
             "doubt": np.zeros(cameras),
             "doubted": np.zeros(cameras, int),
@@ -175,6 +179,7 @@ class PoseFilter:
             xi, touching = self._correct(b, shape, place, q, shots, frames, memory, log)
             if xi is None:
                 continue
+            log[f"{place.name}.behind"] = _behind(memory["drag"][b], xi, past, times)
             q = place.moved(q, xi)
             if touching:
                 apart, log[f"{place.name}.cut"] = keep_apart(self.scene, q, place)
@@ -414,6 +419,17 @@ class PoseFilter:
         """Follow the light: the body's chroma is the median of the pixels that clearly show it."""
         for shot, c in zip(shots, usable, strict=True):
             memory["strength"][c] += 0.2 * (shot.chroma - memory["strength"][c])
+
+
+def _behind(drag: Array, xi: Array, past: Array, times: Array) -> float:
+    """How old pictures look beyond what they say [s]: the mean correction against the body's motion, over its speed.
+
+    Pictures that are late by d without saying so pull a body that moves at v back by d v. `drag` [2] holds the means of
+    both over the last ten frames or so; a body that lies still says nothing, and counts as nought.
+    """
+    v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
+    drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
+    return float(drag[0] / (drag[1] + SLOW**2))
 
 
 def _learned(spread: Array, xi: Array, options: FilterOptions) -> Array:

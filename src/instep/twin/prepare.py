@@ -15,7 +15,7 @@ from instep.scene.folder import Scene
 
 from .acquire import acquire
 from .bodies import place_of
-from .cameras import Refined, RefineOptions, aligned, refine
+from .cameras import Refined, RefineOptions, aligned, anchored, refine
 from .contacts import Support, rested, support_of
 from .eyes import IMAGES, Eyes, Frame
 from .mask import ColourMask, backdrop_of, colour_mask, first_strength
@@ -100,6 +100,8 @@ def prepare(
     for name in dict.fromkeys(hold):
         own = [next((shot for shot in shots[i] if shot.camera.name == name), None) for i in picked]
         refined = aligned(refined, own, basis, options)
+    if hold:
+        refined = anchored(refined, eyes.cameras, basis, options)
     cameras = tuple(refined.cameras[name] for name in names)
     return Prepared(replace(eyes, cameras=cameras), refined, rows[picked], eyes)
 
