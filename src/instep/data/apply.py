@@ -16,6 +16,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Channel, Spec, vector
 
 from .features import is_image
+from .flight import flown
 from .mapping import DataMap, Rule
 from .raw import Raw
 from .resample import onto, resampled, velocity, velocity_labels
@@ -188,7 +189,8 @@ def _velocities(
     labels = velocity_labels(channel.labels)
     rule = data_map.v
     if rule.sources and (_present(raw, rule) or not rule.optional):
-        return _channel(raw, rule, len(times), times, vector(labels))
+        made, v = _channel(raw, rule, len(times), times, vector(labels))
+        return made, flown(times, q, v, channel.labels, rule.flight) if rule.flight else v
     if rule.derive == "q":
         units = rule.unit or _speeds(channel, labels)
         return vector(labels, units), velocity(times, q, channel.labels, rule.window)

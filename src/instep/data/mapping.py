@@ -45,6 +45,9 @@ class Rule:
     """Width over which it is smoothed [s]."""
     lag: float = 0.0
     """How late the recorded numbers are [s]; they are moved back by it."""
+    flight: float = 0.0
+    """Gravity [m/s2] of recordings that begin with a throw: velocities of the flight are then those of one motion that
+    fits it. 0 where none does."""
     optional: bool = False
     """Whether files may lack these numbers."""
     from_unit: str = ""
@@ -212,6 +215,7 @@ def _rule(where: str, entry: Any) -> Rule:
         derive=str(table.get("derive", "")),
         window=float(table.get("window", 0.05)),
         lag=float(table.get("lag", 0.0)),
+        flight=float(table.get("flight", 0.0)),
         optional=bool(table.get("optional", False)),
         from_unit=str(table.get("from_unit", "")),
         plus=_rule(f"{where}: plus", table["plus"]) if "plus" in table else None,

@@ -17,9 +17,12 @@ from .fit import Fit, FitOptions, correlation_time, fit
 from .heldout import Comparison, compare
 from .identify import Identifiability, identifiability
 from .recover import recover, some
+from .search import SearchOptions, search
 from .solve import Watch, cost_of, evaluate
 from .telemetry import doubts, faults
 
+SEARCHED = 120
+"""Recordings of contact that are searched over."""
 COARSE = 64
 """Windows used while searching; the best search is finished over all of them."""
 
@@ -82,6 +85,9 @@ def tune(
     gates = gates or GateOptions()
     fitted, held_out = episodes
     passed = [_telemetry([*fitted, *held_out])]
+    given = options.start
+    if _contact_alone(knobs):
+        options = _searched(sim, fitted, knobs, options, watch)
     look = replace(_coarse(options), iterations=12, starts=min(2, options.starts))
     first = fit(sim, fitted, knobs, look, watch=watch)
     weak = identifiability(first, first.problem.prior_sigma)
@@ -95,10 +101,25 @@ def tune(
     passed.append(agreed)
     passed.append(_recovery(found, gates))
     passed.append(_whiteness(found))
-    before = {knob.address: options.start.get(knob.address, float(knob.from_unit(0.5))) for knob in kept}
+    before = {knob.address: given.get(knob.address, float(knob.from_unit(0.5))) for knob in kept}
     comparison = compare(held, held_out, before, found.settings, window=options.window, seed=gates.seed)
     passed.append(_held_out(comparison))
-    return Tuned(found, tuple(passed), weak, comparison, dict(options.start), frozen)
+    return Tuned(found, tuple(passed), weak, comparison, dict(given), frozen)
+
+
+def _contact_alone(knobs: Sequence[Knob]) -> bool:
+    """Whether what is sought shows in impacts only, where the cost has steps and no slope to follow."""
+    kinds = {knob.address.split(".")[0] for knob in knobs}
+    return "geom" in kinds and kinds <= {"geom", "body", "option"}
+
+
+def _searched(
+    sim: Simulator, episodes: Sequence[Episode], knobs: Sequence[Knob], options: FitOptions, watch: Watch | None
+) -> FitOptions:
+    """The options with a start found by CMA-ES over whole recordings."""
+    limit = min(options.limit or SEARCHED, SEARCHED)
+    look = SearchOptions(limit=limit, start=dict(options.start), generations=30, population=12, seed=options.seed)
+    return replace(options, start={**options.start, **search(sim, episodes, knobs, look, watch=watch).settings})
 
 
 def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, float]:
