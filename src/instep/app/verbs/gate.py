@@ -13,12 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 
 from instep.app.cluster import spread
+from instep.app.eyes import open_seen, sight_mark
 from instep.app.output import content_hash, new_output
 from instep.app.policies import content_mark
 from instep.app.report import Number, Report, Section, Table, write_report
 from instep.app.report import Verdict as Headline
 from instep.app.verbs.evaluate import limits_of
-from instep.app.virtual import open_place, open_words
+from instep.app.virtual import open_words
 from instep.gap.eval_junit import write_junit
 from instep.gap.eval_rules import Rules, read_rules
 from instep.gap.eval_store import Shards
@@ -37,6 +38,8 @@ def gate(
     /,
     *,
     seeds: int | None = None,
+    cameras: tuple[str, ...] = (),
+    virtual: Path | None = None,
     on: str = "",
     junit: Path | None = None,
     out: Path | None = None,
@@ -50,6 +53,8 @@ def gate(
         policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, openpi:ws://HOST:PORT, ...
         rules: a TOML file: scene, worlds, seeds, [variations.NAME], and [[rule]] with measure and at_least or at_most.
         seeds: how many starts, where it should differ from the file.
+        cameras: cameras of the scene that the policy sees, by name.
+        virtual: a file of virtual cameras (TOML) that the policy sees; --cameras then chooses among them.
         on: where to run: ray, ray://HOST:PORT or processes:N.
         junit: file for the verdict as JUnit XML; junit.xml in the folder where not given.
         out: folder to write, or to go on with; a new one under runs/ where not given.
@@ -61,7 +66,7 @@ def gate(
     task = task_of(scene, asked.task)
     output = new_output("gate", out, seed=asked.first)
     output.read(rules)
-    sides = [_side(word, asked.scene) for word in asked.worlds]
+    sides = [_side(word, asked.scene, (virtual, cameras, 1)) for word in asked.worlds]
     candidate = Candidate(policy, partial(open_words, policy), content_mark(policy))
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress, spread(on) as mapped:
@@ -84,10 +89,11 @@ def gate(
     return 0 if verdict.passed else 1
 
 
-def _side(word: str, scene: str) -> tuple[Place, Scene]:
+def _side(word: str, scene: str, sight: tuple[Path | None, tuple[str, ...], int]) -> tuple[Place, Scene]:
     where = word.partition("@")[2] or scene
     loaded = Scene.load(where)
-    return Place(word, partial(open_place, word, scene), f"{content_hash(loaded.root)}/{word}"), loaded
+    mark = f"{content_hash(loaded.root)}{sight_mark(*sight)}/{word}"
+    return Place(word, partial(open_seen, word, scene, *sight), mark), loaded
 
 
 def _table(verdict: Verdict) -> TerminalTable:

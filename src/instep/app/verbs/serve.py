@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from instep.app.standin import engine
+from instep.app.eyes import open_seen
 from instep.app.worlds import open_policy
 from instep.core.errors import BadInput
 from instep.policy.mapping import read_map
@@ -28,6 +28,8 @@ def serve(
     /,
     *,
     task: str = "",
+    cameras: tuple[str, ...] = (),
+    virtual: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: Path | None = None,
@@ -41,6 +43,8 @@ def serve(
         policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, ...
         scene: the scene whose observations it gets.
         task: which task of the scene; its first where not given.
+        cameras: cameras whose pictures clients send, by the names that the scene gives them.
+        virtual: a file of virtual cameras (TOML) whose pictures clients send.
         host: address to listen on; beyond this machine tokens and observations travel unencrypted, so use a tunnel.
         port: port to listen on; 0 takes a free one.
         token: file with the token clients must send; a fresh one is made and shown where not given.
@@ -52,7 +56,7 @@ def serve(
     if host in ("0.0.0.0", "::") and not public:  # noqa: S104, refused
         raise BadInput(f"{host} would serve every network this machine is in; say --public if that is what you want.")
     loaded, console = Scene.load(scene), Console(stderr=True)
-    world = Tasked(engine("mujoco", loaded), task_of(loaded, task))
+    world = Tasked(open_seen("mujoco", scene, virtual, cameras), task_of(loaded, task))
     decider = open_policy(policy, world)
     secret = token.read_text(encoding="utf-8").strip() if token else secrets.token_urlsafe(32)
     if not secret:
