@@ -34,13 +34,19 @@ def learn_and_judge(
     return {"kept": better, "joints": list(delta.labels), "largest": delta.most.tolist(), **found}
 
 
+Squares = dict[str, tuple[Array, dict[str, Array]]]
+"""By horizon: the recording of each window, and squared errors [windows, joints] by world."""
+
+
 def judge(
     sim: Simulator, delta: Delta, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Share of the error that is gone at each horizon, with the delta and with noise of its size in its place.
+    """Share of the error that is gone at each horizon, with the delta and with noise of its size in its place."""
+    return gains(squares(sim, delta, episodes, limit=limit, seed=seed), seed=seed)
 
-    Whole recordings are resampled, and each joint counts by its own error without a delta.
-    """
+
+def squares(sim: Simulator, delta: Delta, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0) -> Squares:
+    """Squared errors at each horizon as tuned, with the delta and with noise of its size."""
     longest = max(1, round(max(HORIZONS) / sim.spec.dt))
     windows = cut(sim, episodes, span=longest, skip=MEMORY, limit=limit)
     q, v, a = places(sim.spec, delta.labels)
@@ -52,13 +58,19 @@ def judge(
         name: (march(world, windows.q, windows.v, windows.past, actions) - windows.target)[..., q] ** 2
         for name, world in worlds.items()
     }
-    out: dict[str, dict[str, dict[str, Any]]] = {}
+    out: Squares = {}
     for horizon in HORIZONS:
         row = max(1, round(horizon / sim.spec.dt)) - 1
         kept = windows.inside[:, row]
-        at = {name: e[kept, row] for name, e in errors.items()}
-        run = windows.run[kept]
-        out[f"{horizon:g} s"] = {
+        out[f"{horizon:g} s"] = windows.run[kept], {name: e[kept, row] for name, e in errors.items()}
+    return out
+
+
+def gains(found: Squares, *, seed: int = 0) -> dict[str, dict[str, dict[str, Any]]]:
+    """What squared errors say: whole recordings are resampled, each joint counts by its own error without a delta."""
+    out: dict[str, dict[str, dict[str, Any]]] = {}
+    for horizon, (run, at) in found.items():
+        out[horizon] = {
             "before": _rms(at["tuned"], run, seed).as_dict(),
             **{name: _gain(at["tuned"], at[name], run, seed).as_dict() for name in ("delta", "noise")},
         }

@@ -18,11 +18,15 @@ from .heldout import Comparison, compare
 from .identify import Identifiability, identifiability
 from .recover import recover, some
 from .search import SearchOptions, search
+from .shoot import Shooter
 from .solve import Watch, cost_of, evaluate
 from .telemetry import doubts, faults
+from .windows import cut
 
 SEARCHED = 120
 """Recordings of contact that are searched over."""
+DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
+"""Endings of the directions of a free body."""
 COARSE = 64
 """Windows used while searching; the best search is finished over all of them."""
 
@@ -87,8 +91,8 @@ def tune(
     passed = [_telemetry([*fitted, *held_out])]
     given = options.start
     if _contact_alone(knobs):
-        options = _searched(sim, fitted, knobs, options, watch)
-    look = replace(_coarse(options), iterations=12, starts=min(2, options.starts))
+        options, gates = searched(sim, fitted, knobs, options, watch=watch), replace(gates, seeds=1)
+    look = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
     first = fit(sim, fitted, knobs, look, watch=watch)
     weak = identifiability(first, first.problem.prior_sigma)
     passed.append(_identifiability(weak))
@@ -113,13 +117,33 @@ def _contact_alone(knobs: Sequence[Knob]) -> bool:
     return "geom" in kinds and kinds <= {"geom", "body", "option"}
 
 
-def _searched(
-    sim: Simulator, episodes: Sequence[Episode], knobs: Sequence[Knob], options: FitOptions, watch: Watch | None
+def searched(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    knobs: Sequence[Knob],
+    options: FitOptions,
+    *,
+    watch: Watch | None = None,
 ) -> FitOptions:
-    """The options with a start found by CMA-ES over whole recordings."""
+    """The options with a start found by CMA-ES over whole recordings, and no steps to follow from there.
+
+    An error counts by how large errors of its kind are at the start, so that places and turns weigh alike.
+    """
     limit = min(options.limit or SEARCHED, SEARCHED)
-    look = SearchOptions(limit=limit, start=dict(options.start), generations=30, population=12, seed=options.seed)
-    return replace(options, start={**options.start, **search(sim, episodes, knobs, look, watch=watch).settings})
+    windows = cut(sim, episodes, span=max(len(e) for e in episodes) - 1, limit=limit)
+    first = np.array([[float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in knobs]])
+    left = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(knobs))(np.clip(first, 0.0, 1.0))[0]))
+    size = left[windows.inside].mean(axis=0)
+    kinds = [label[:-1] if label[-2:] in DIRECTIONS else label for label in windows.tangent.labels]
+    scale = {
+        label: max(float(np.mean([s for s, other in zip(size, kinds, strict=True) if other == kind])), 1e-9)
+        for label, kind in zip(windows.tangent.labels, kinds, strict=True)
+    }
+    look = SearchOptions(
+        limit=limit, start=dict(options.start), scale=scale, generations=40, population=12, seed=options.seed
+    )
+    found = search(sim, episodes, knobs, look, watch=watch)
+    return replace(options, start={**options.start, **found.settings}, iterations=0)
 
 
 def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, float]:
