@@ -72,12 +72,12 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
     rows: list[dict[str, Any]] = []
     for camera in cameras:
         record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
-        judged, starts = _known({name: own for name, own in record["parts"].items() if "end" not in name})
+        judged, starts = _known({name: own for name, own in record["parts"].items() if not _whole(name)})
         known = learning_rows(judged, policies.Plan(demos=plan.demos, seeds=plan.seeds))
         rows += [plain(f"{camera} camera: starts on the stand-in, for each training seed", starts, "")]
         rows += [{**row, "name": _said(row["name"], camera)} for row in known]
         for name, own in record["parts"].items():
-            if "end" in name:
+            if _whole(name):
                 done = list(chain.from_iterable(own.values()))
                 words = (
                     f"{camera} camera: success, {2 * plan.demos} demonstrations, {WHOLE} without poses, one training"
@@ -89,6 +89,10 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
         ]
         rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
     return rows
+
+
+def _whole(name: str) -> bool:
+    return WHOLE.replace(" ", "-") in name
 
 
 def _known(parts: dict[str, dict[str, list[bool]]]) -> tuple[dict[str, Any], int]:
