@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import numpy as np
 
 from instep.scene.folder import Scene
 from instep.tune.auto import chosen
-from instep.tune.delta import DeltaOptions, learn
-from instep.tune.delta_judge import judge
+from instep.tune.delta import Corrected, DeltaOptions, learn
+from instep.tune.delta_judge import Squares, gains, squares
 from instep.tune.drive import bare
 from instep.tune.fit import FitOptions, fit
 from recordings_common import paths, recorded, rms, row
 
+FOLDS = 3
 ARM = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
 
 
@@ -22,17 +24,15 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop error of whole motions, each predicted by a scene that was fitted to other motions."""
     scene = Scene.load("so101")
     episodes = recorded("so101", "so101", scene)
-    folds = 2 if quick else 3
     tuned, told = np.zeros((len(episodes), len(ARM))), np.zeros((len(episodes), len(ARM)))
-    for fold in range(folds):
-        inside = [e for i, e in enumerate(episodes) if i % folds != fold]
-        outside = [i for i in range(len(episodes)) if i % folds == fold]
-        sim = _so101_fit(scene, inside)
+    for fold in range(FOLDS):
+        sim = _so101_fold(scene, episodes, fold, out)
         columns = [sim.spec.q.labels.index(name) for name in ARM]
+        outside = range(fold, len(episodes), FOLDS)
         for i, error in zip(outside, paths(sim, [episodes[i] for i in outside]), strict=True):
             tuned[i] = 1e3 * rms(error[:, columns])
             told[i] = 1e3 * rms((episodes[i].action - episodes[i].q)[:, columns])
-        np.savez(out / "so101_folds.npz", tuned=tuned, told=told, folds=fold + 1)
+        np.savez(out / "so101_folds.npz", tuned=tuned, told=told, names=[e.meta["motion"] for e in episodes])
     return [
         row("so101, told = done", told.mean(axis=1), "mrad"),
         row("so101, held-out motions, joints 0 to 4", tuned.mean(axis=1), "mrad", 10.0),
@@ -44,12 +44,16 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
-    """Error 0.5 s and 1 s after the start of a window on motion types neither knobs nor delta were fitted to."""
+    """Error 0.5 s and 1 s after the start of a window, every motion type held out once from both knobs and delta."""
     scene = Scene.load("so101")
     episodes = recorded("so101", "so101", scene)
-    inside, outside = [e for i, e in enumerate(episodes) if i % 3], episodes[::3]
-    sim = _so101_fit(scene, inside)
-    found = judge(sim, learn(sim, inside, DeltaOptions(limit=600 if quick else 2000), joints=ARM), outside)
+    parts: list[Squares] = []
+    for fold in range(1 if quick else FOLDS):
+        inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
+        sim = _so101_fold(scene, episodes, fold, out)
+        delta = learn(sim, inside, DeltaOptions(limit=600 if quick else 2000), joints=ARM)
+        parts.append(squares(sim, delta, episodes[fold::FOLDS], seed=fold))
+    found = gains(_joined(parts))
     rows = []
     for horizon in ("0.5 s", "1 s"):
         for name, goal in (("delta", 0.15), ("noise", None)):
@@ -62,11 +66,26 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _so101_fit(scene: Scene, episodes: list[Any]) -> Any:
-    choice = chosen(scene, episodes)
+def _joined(parts: list[Squares]) -> Squares:
+    """The folds as one: recordings of different folds are different recordings."""
+    out: Squares = {}
+    for horizon in parts[0]:
+        runs = np.concatenate([1000 * k + part[horizon][0] for k, part in enumerate(parts)])
+        names = parts[0][horizon][1]
+        out[horizon] = runs, {name: np.concatenate([part[horizon][1][name] for part in parts]) for name in names}
+    return out
+
+
+def _so101_fold(scene: Scene, episodes: list[Any], fold: int, out: Path) -> Any:
+    """The scene fitted to all motions but every third one; found once and kept for the row of the delta."""
+    inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
+    choice = chosen(scene, inside)
     sim = bare(scene).tuned(choice.held)
-    options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
-    return sim.tuned(fit(sim, episodes, choice.knobs, options).settings)
+    kept = out / f"so101_fold_{fold}.json"
+    if not kept.is_file():
+        options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
+        kept.write_text(json.dumps(fit(sim, inside, choice.knobs, options).settings, indent=2))
+    return sim.tuned(json.loads(kept.read_text()))
 
 
 LEAD = np.array([0.035, 0.05, 0.05, 0.025, 0.03, 0.03, 0.02])
@@ -74,20 +93,30 @@ LEAD = np.array([0.035, 0.05, 0.05, 0.025, 0.03, 0.03, 0.02])
 
 
 def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
-    """Open-loop error over 20 s of each run, from the other runs, against the spread of repeats."""
+    """Open-loop error over 20 s of runs that were not fitted, against the spread of repeats.
+
+    All runs have the same input. Knobs and delta action are found from two of them.
+    """
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
     choice = chosen(scene, episodes)
     sim = bare(scene).tuned({**choice.held, "option.timestep": 0.002})
     options = FitOptions(window=2.0, limit=12 if quick else 24, start=choice.start, starts=1, local=True, iterations=25)
     tuned = sim.tuned(fit(sim, episodes[:2], choice.knobs, options).settings)
-    errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])])
+    delta = learn(tuned, episodes[:2], DeltaOptions(limit=200 if quick else 1000), joints=scene.robot)
+    delta.save(out / "wam_delta.npz")
     # What the arm was told is an angle and a velocity; the mapping makes one command of both.
     told = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
+    rows = [row("wam7, told = done, mean of joints", told.mean(axis=1), "mrad")]
+    for label, world, goal in (("knobs alone, ", tuned, None), ("", Corrected(tuned, delta), 3.0)):
+        errors = 1e3 * np.array([rms(e) for e in paths(world, episodes[2:])]) / _floor(episodes)
+        for j, name in enumerate(scene.robot):
+            rows.append(row(f"wam7, held-out runs, {label}{name}, times the repeat floor", errors[:, j], "1", goal))
+    return rows
+
+
+def _floor(episodes: list[Any]) -> np.ndarray:
+    """How far repeats of one input differ [mrad]."""
     shortest = min(len(e) for e in episodes)
     runs = np.stack([e.q[:shortest] for e in episodes])
-    floor = 1e3 * np.sqrt(((runs - runs.mean(axis=0)) ** 2).mean(axis=(0, 1)) * len(runs) / (len(runs) - 1))
-    rows = [row("wam7, told = done, mean of joints", told.mean(axis=1), "mrad")]
-    for j, name in enumerate(scene.robot):
-        rows.append(row(f"wam7, held-out runs, {name}, times the repeat floor", errors[:, j] / floor[j], "1", 3.0))
-    return rows
+    return 1e3 * np.sqrt(((runs - runs.mean(axis=0)) ** 2).mean(axis=(0, 1)) * len(runs) / (len(runs) - 1))
