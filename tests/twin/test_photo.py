@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from instep.core.poses import pose
+from instep.core.rollout import Script, rollout
+from instep.physics.mujoco import MujocoWorld
+from instep.real.recording import Recording
 from instep.scene.camera import Camera
 from instep.splat.raster import Raster
 from instep.twin.eyes import Frame
@@ -18,6 +21,7 @@ from instep.twin.pose_filter import FilterOptions
 from instep.twin.sight import sight
 from instep.twin.skin import Skin, skin_of
 from instep.twin.solve import Sharpness, Shot, moved, planar_basis, solve
+from instep.twin.twin import Twin
 
 TEE = """
 <mujoco><worldbody><body name="tee"><freejoint/>
@@ -132,6 +136,26 @@ def test_a_filter_that_compares_colours_follows_a_stand_in(filmed, follow, resid
     assert np.nanmedian(run.log["tee.photo"][10:]) < 0.2
     again = follow(filmed, FilterOptions(residual=residual))
     assert np.array_equal(run.episode.q, again.episode.q)  # bit for bit
+
+
+def test_a_scan_takes_the_place_of_the_skin(filmed, tmp_path) -> None:
+    from instep.app.twins import How
+    from instep.splat.files import save
+    from instep.twin.eyes import Eyes
+    from instep.twin.mask import colour_mask
+    from instep.twin.pose_filter import PoseFilter
+
+    scene = filmed.scene
+    scan = skin_of(outline(scene.model, "tee"), TOP, pitch=0.02).gaussians
+    save(tmp_path / "tee.ply", scan)
+    scans = How(residual="both", scan=tmp_path).scans()
+    assert list(scans) == ["tee"] and len(scans["tee"]) == len(scan)
+    eyes = Eyes(tuple(scene.cameras.values()), colour_mask(TOP))
+    scanned = PoseFilter(scene, eyes, FilterOptions(residual="both"), scans=scans)
+    twin = Twin(MujocoWorld(scene), Recording(filmed.episode), scanned)
+    run = rollout(twin, Script(filmed.episode.action), steps=20)
+    error = np.linalg.norm(run.q[10:, 2:5] - filmed.episode.q[10:20, 2:5], axis=1)
+    assert np.median(error) < 2e-3
 
 
 def test_the_log_tells_when_colours_do_not_fit(filmed, follow) -> None:

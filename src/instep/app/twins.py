@@ -33,6 +33,17 @@ class How:
     """What a pose filter compares."""
     hold: tuple[str, ...] = ()
     """Cameras that it does not see."""
+    scan: Path | None = None
+    """Folder of Gaussians, one file per body, for the colours; a plain skin where there is none."""
+
+    def scans(self) -> dict[str, Any]:
+        """Gaussians by body."""
+        if self.scan is None:
+            return {}
+        from instep.splat.files import load_folder
+
+        found = load_folder(self.scan)
+        return {name: found.on(name) for name in found.names}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +91,7 @@ def correction(scene: Scene, prepared: Any, how: How) -> Any:
     shapes = {scene.objects[0]: prepared.refined.outline}
     options = FilterOptions(touching=False, hold=how.hold, residual=how.residual)
     if how.correct == "pose":
-        return PoseFilter(scene, prepared.eyes, options, shapes=shapes)
+        return PoseFilter(scene, prepared.eyes, options, shapes=shapes, scans=how.scans())
     if how.correct == "forces":
         from instep.twin.forces import VisualForces
 
@@ -238,7 +249,8 @@ def open_twin(scene_name: str, real: AbstractContextManager[Any], how: How, *, i
                     f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
                 )
             eyes = Eyes(cameras, colour_mask(colour_of(scene, scene.objects[0])))
-            correct = PoseFilter(scene, eyes, FilterOptions(hold=how.hold, residual=how.residual))
+            options = FilterOptions(hold=how.hold, residual=how.residual)
+            correct = PoseFilter(scene, eyes, options, scans=how.scans())
             if how.correct == "forces":
                 from instep.twin.forces import VisualForces
 

@@ -37,6 +37,7 @@ def run(
     real: str = "",
     correct: Literal["pose", "forces", "none"] = "pose",
     residual: Literal["mask", "photo", "both"] = "mask",
+    scan: Path | None = None,
     hold_camera: tuple[str, ...] = (),
     images: bool = False,
     nominal: Path | None = None,
@@ -53,13 +54,14 @@ def run(
         real: what a twin is kept in step with: robot:ADDRESS or recording:DATA.
         correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
         residual: what a pose filter compares: silhouettes (mask), colours of pixels (photo), or both (takes longer).
+        scan: folder of Gaussians, one file per body (instep scene splat), for colours; else a plain skin.
         hold_camera: cameras that the correction does not see, to judge it by.
         images: keep the real pictures that a twin saw, beside its states.
         nominal: dataset of runs of this twin in which all was well; says how far this run can be trusted.
         out: folder to write; a new one under runs/ where not given.
 
     """
-    how = How(correct, residual, hold_camera)
+    how = How(correct, residual, hold_camera, scan)
     if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), real, recording, how, out)
     from instep.data.lerobot3_writer import write
