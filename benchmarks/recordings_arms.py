@@ -14,7 +14,7 @@ from instep.tune.delta import Corrected, DeltaOptions, learn
 from instep.tune.delta_judge import Squares, gains, squares
 from instep.tune.drive import bare
 from instep.tune.fit import FitOptions, fit
-from recordings_common import paths, recorded, rms, row
+from recordings_common import paths, pooled, recorded, rms, row
 
 FOLDS = 3
 ARM = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
@@ -25,6 +25,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
     scene = Scene.load("so101")
     episodes = recorded("so101", "so101", scene)
     tuned, told = np.zeros((len(episodes), len(ARM))), np.zeros((len(episodes), len(ARM)))
+    pooled(_so101_fit, [(fold, out) for fold in range(FOLDS)])
     for fold in range(FOLDS):
         sim = _so101_fold(scene, episodes, fold, out)
         columns = [sim.spec.q.labels.index(name) for name in ARM]
@@ -45,14 +46,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Error 0.5 s and 1 s after the start of a window, every motion type held out once from both knobs and delta."""
-    scene = Scene.load("so101")
-    episodes = recorded("so101", "so101", scene)
-    parts: list[Squares] = []
-    for fold in range(1 if quick else FOLDS):
-        inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
-        sim = _so101_fold(scene, episodes, fold, out)
-        delta = learn(sim, inside, DeltaOptions(limit=600 if quick else 2000), joints=ARM)
-        parts.append(squares(sim, delta, episodes[fold::FOLDS], seed=fold))
+    parts = pooled(_so101_squares, [(fold, out, quick) for fold in range(1 if quick else FOLDS)])
     found = gains(_joined(parts))
     rows = []
     for horizon in ("0.5 s", "1 s"):
@@ -66,6 +60,16 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def _so101_squares(fold: int, out: Path, quick: bool) -> Squares:
+    scene = Scene.load("so101")
+    episodes = recorded("so101", "so101", scene)
+    inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
+    sim = _so101_fold(scene, episodes, fold, out)
+    delta = learn(sim, inside, DeltaOptions(limit=600 if quick else 2000), joints=ARM)
+    delta.save(out / f"so101_delta_{fold}.npz")
+    return squares(sim, delta, episodes[fold::FOLDS], seed=fold)
+
+
 def _joined(parts: list[Squares]) -> Squares:
     """The folds as one: recordings of different folds are different recordings."""
     out: Squares = {}
@@ -74,6 +78,11 @@ def _joined(parts: list[Squares]) -> Squares:
         names = parts[0][horizon][1]
         out[horizon] = runs, {name: np.concatenate([part[horizon][1][name] for part in parts]) for name in names}
     return out
+
+
+def _so101_fit(fold: int, out: Path) -> None:
+    scene = Scene.load("so101")
+    _so101_fold(scene, recorded("so101", "so101", scene), fold, out)
 
 
 def _so101_fold(scene: Scene, episodes: list[Any], fold: int, out: Path) -> Any:

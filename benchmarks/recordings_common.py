@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,15 @@ def recorded(folder: str, as_: str, scene: Scene | None = None) -> list[Episode]
             episodes = list(read(str(place / folder), as_))
             return told(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
     raise BadInput(f"There are no recordings {folder!r}; put the recordings folder beside the benchmarks.")
+
+
+def pooled(job: Callable[..., Any], given: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What a job makes of each set of arguments, in processes of their own, as many as there are cores."""
+    workers = min(len(given), os.cpu_count() or 2)
+    if workers < 2:
+        return [job(*arguments) for arguments in given]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(job, *zip(*given, strict=True)))
 
 
 def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from instep.scene.folder import Scene
 from instep.tune.drive import bare
 from instep.tune.fit import FitOptions
 from instep.tune.heldout import window_errors
-from recordings_common import identified, paths, recorded, rms, row
+from recordings_common import identified, paths, pooled, recorded, rms, row
 
 SERVO = (
     "actuator.servo.kt",
@@ -50,27 +50,34 @@ LINKS = (
 
 def xl330(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Mean absolute error over 6 s at a gain that was not fitted, friction under load and a sagging supply."""
+    seeds = {"200": 1} if quick else {"200": 4, "800": 1, "100": 1}
+    asked = [(gain, seed) for gain, count in seeds.items() for seed in range(count)]
+    found = dict(zip(asked, pooled(_servo, asked), strict=True))
     scene = Scene.load("servo_pendulum")
-    episodes = recorded("xl330", "xl330", scene)
-    before = bare(scene)
+    episodes, before = recorded("xl330", "xl330", scene), bare(scene)
     rows = []
-    for gain, seeds in (("200", 1 if quick else 4), *(() if quick else (("800", 1), ("100", 1)))):
-        inside = [e for e in episodes if e.meta["kp"] != gain]
-        outside = [e for e in episodes if e.meta["kp"] == gain]
-        found = []
-        for seed in range(seeds):
-            options = FitOptions(window=6.0, free_starts=False, starts=2, anywhere=seed > 0, seed=seed, iterations=25)
-            sim, _ = identified(scene, inside, SERVO, options, {})
-            found.append([1e3 * float(np.abs(e).mean()) for e in paths(sim, outside)])
-        each = np.array(found)
+    for gain, count in seeds.items():
+        each = np.array([found[gain, seed] for seed in range(count)])
         # The goal is for a gain between those that were fitted.
         rows.append(row(f"xl330, unseen gain {gain}", each.mean(axis=0), "mrad", 42.0 if gain == "200" else None))
-        if seeds > 1:
+        if count > 1:
             spread = float(np.ptp(each.mean(axis=1)))
-            rows.append({**row(f"xl330, unseen gain {gain}, spread of {seeds} seeds", [spread], "mrad", 3.0)})
+            rows.append(row(f"xl330, unseen gain {gain}, spread of {count} seeds", [spread], "mrad", 3.0))
+        outside = [e for e in episodes if e.meta["kp"] == gain]
         nominal = [1e3 * float(np.abs(e).mean()) for e in paths(before, outside)]
         rows.append(row(f"xl330, gain {gain}, published values", nominal, "mrad"))
     return rows
+
+
+def _servo(gain: str, seed: int) -> list[float]:
+    """Error of each run at a gain, from a fit to the other gains [mrad]."""
+    scene = Scene.load("servo_pendulum")
+    episodes = recorded("xl330", "xl330", scene)
+    inside = [e for e in episodes if e.meta["kp"] != gain]
+    outside = [e for e in episodes if e.meta["kp"] == gain]
+    options = FitOptions(window=6.0, free_starts=False, starts=2, anywhere=seed > 0, seed=seed, iterations=25)
+    sim, _ = identified(scene, inside, SERVO, options, {})
+    return [1e3 * float(np.abs(e).mean()) for e in paths(sim, outside)]
 
 
 def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
@@ -104,16 +111,19 @@ BUILDS = (
 
 def double_pendulum(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Error over 0.5 s windows on runs of each build that were not fitted, every second one."""
+    return [each for rows in pooled(_build, BUILDS[2:] if quick else BUILDS) for each in rows]
+
+
+def _build(build: str, name: str, part: str) -> list[dict[str, Any]]:
+    scene = Scene.load(name)
+    episodes = recorded("double_pendulum", part, scene)
+    inside, outside = episodes[::2], episodes[1::2]
+    options = FitOptions(window=0.5, limit=60, starts=1, iterations=15)
+    sim, _ = identified(scene, inside, LINKS, options, {})
+    before, after = (np.sqrt(window_errors(world, outside, {}, 0.5)[0]) for world in (bare(scene), sim))
     rows: list[dict[str, Any]] = []
-    for build, name, part in BUILDS[2:] if quick else BUILDS:
-        scene = Scene.load(name)
-        episodes = recorded("double_pendulum", part, scene)
-        inside, outside = episodes[::2], episodes[1::2]
-        options = FitOptions(window=0.5, limit=60, starts=1, iterations=15)
-        sim, _ = identified(scene, inside, LINKS, options, {})
-        before, after = (np.sqrt(window_errors(world, outside, {}, 0.5)[0]) for world in (bare(scene), sim))
-        for j, joint in enumerate(scene.robot):
-            goal = float(before[:, j].mean())
-            rows.append(row(f"double pendulum {build}, published values, 0.5 s windows, {joint}", before[:, j], "rad"))
-            rows.append(row(f"double pendulum {build}, fitted, 0.5 s windows, {joint}", after[:, j], "rad", goal))
+    for j, joint in enumerate(scene.robot):
+        goal = float(before[:, j].mean())
+        rows.append(row(f"double pendulum {build}, published values, 0.5 s windows, {joint}", before[:, j], "rad"))
+        rows.append(row(f"double pendulum {build}, fitted, 0.5 s windows, {joint}", after[:, j], "rad", goal))
     return rows

@@ -23,7 +23,7 @@ from .solve import Watch, cost_of, evaluate
 from .telemetry import doubts, faults
 from .windows import cut
 
-SEARCHED = 120
+SEARCHED = 60
 """Recordings of contact that are searched over."""
 DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Endings of the directions of a free body."""
@@ -140,7 +140,7 @@ def searched(
         for label, kind in zip(windows.tangent.labels, kinds, strict=True)
     }
     look = SearchOptions(
-        limit=limit, start=dict(options.start), scale=scale, generations=40, population=12, seed=options.seed
+        limit=limit, start=dict(options.start), scale=scale, generations=30, population=12, seed=options.seed
     )
     found = search(sim, episodes, knobs, look, watch=watch)
     return replace(options, start={**options.start, **found.settings}, iterations=0)
