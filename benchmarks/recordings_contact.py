@@ -25,7 +25,6 @@ KNOBS = (
     "geom.cube.friction",
     "geom.cube.solref_time",
     "geom.cube.solref_damp",
-    "geom.cube.solimp_depth",
     "geom.cube.solimp_hard",
     "option.impratio",
     "option.gravity",
@@ -39,7 +38,9 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     episodes = recorded("cube_toss", "cube_toss", scene)
     choice, sim = asked(scene, KNOBS, {}), bare(scene)
     inside = [e for i, e in enumerate(episodes) if i % 3]
-    best = searched(sim, inside, choice.knobs, FitOptions(start=choice.start, limit=12 if quick else None)).start
+    best = searched(
+        sim, inside, choice.knobs, FitOptions(start=choice.start, window=1.0, limit=12 if quick else None)
+    ).start
     (out / "cube_settings.json").write_text(json.dumps(dict(best), indent=2))
     rows = []
     for name, world, goals in (("published values", sim, (None, None)), ("fitted", sim.tuned(best), (10.0, 15.0))):

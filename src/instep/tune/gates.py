@@ -23,8 +23,8 @@ from .solve import Watch, cost_of, evaluate
 from .telemetry import doubts, faults
 from .windows import cut
 
-SEARCHED = 60
-"""Recordings of contact that are searched over."""
+SEARCHED = 120
+"""Windows with contact that are searched over."""
 DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Endings of the directions of a free body."""
 COARSE = 64
@@ -125,12 +125,12 @@ def searched(
     *,
     watch: Watch | None = None,
 ) -> FitOptions:
-    """The options with a start found by CMA-ES over whole recordings, and no steps to follow from there.
+    """The options with a start found by CMA-ES, and no steps to follow from there.
 
     An error counts by how large errors of its kind are at the start, so that places and turns weigh alike.
     """
     limit = min(options.limit or SEARCHED, SEARCHED)
-    windows = cut(sim, episodes, span=max(len(e) for e in episodes) - 1, limit=limit)
+    windows = cut(sim, episodes, span=max(1, round(options.window / sim.spec.dt)), limit=limit)
     first = np.array([[float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in knobs]])
     left = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(knobs))(np.clip(first, 0.0, 1.0))[0]))
     size = left[windows.inside].mean(axis=0)
@@ -140,7 +140,7 @@ def searched(
         for label, kind in zip(windows.tangent.labels, kinds, strict=True)
     }
     look = SearchOptions(
-        limit=limit, start=dict(options.start), scale=scale, generations=30, population=12, seed=options.seed
+        window=options.window, limit=limit, start=dict(options.start), scale=scale, generations=40, seed=options.seed
     )
     found = search(sim, episodes, knobs, look, watch=watch)
     return replace(options, start={**options.start, **found.settings}, iterations=0)
