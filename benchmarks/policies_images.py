@@ -62,6 +62,7 @@ def run(out: Path, quick: bool = False, cameras: Sequence[str] = CAMERAS) -> lis
     with tempfile.TemporaryDirectory() as scratch, _pool() as pool:
         for camera in cameras:
             study(pool, camera, out / camera, Path(scratch), plan)
+            note_minutes(camera, out, plan)
     return rows_of(out, plan, cameras)
 
 
@@ -87,6 +88,9 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
             plain(f"{camera} camera, error of the eyes on starts not seen, {what}", record["eyes"][what], unit)
             for what, unit in (("median place", "mm"), ("90 % place", "mm"), ("median heading", "deg"))
         ]
+        took = record["minutes"]
+        words = f"{camera} camera: training on 2 cores ({record['processor']}), {plan.steps} steps at the pace of 100"
+        rows.append({**plain(words, took, "min"), "goal": 15.0, "ok": took <= 15.0})
         rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
     return rows
 
@@ -237,6 +241,26 @@ def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
     return [row.success for row in play(world, _policy(folder, world), seeds).ended]
 
 
+def note_minutes(camera: str, out: Path, plan: Plan) -> None:
+    """Keep how long a training takes on two cores without a GPU [min], from a hundred steps of it."""
+    import platform
+
+    from instep.policy.train import TrainOptions
+    from instep.policy.train import train as learn
+
+    episodes, stands = [sight(camera).develop(e) for e in policies.collect([SHOWN])], list[Any]()
+    options = TrainOptions(
+        steps=200, every=100, width=plan.width, frame=FRAME, threads=2, cameras=(camera,), channels=CHANNELS,
+        pictures=plan.pictures,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        learn(episodes, Path(folder), options, tell=stands.append)
+    book = _opened(out / camera / "study.json")
+    book.record["minutes"] = (stands[1].seconds - stands[0].seconds) / 100 * plan.steps / 60
+    book.record["processor"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    book.save()
+
+
 def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     """How far off the eyes of a policy are on demonstrations that nothing was trained on."""
     from instep.policy.inputs import heading
@@ -304,7 +328,26 @@ def _few(seeds: range, count: int) -> list[list[int]]:
     return [list(seeds[i : i + count]) for i in range(0, len(seeds), count)]
 
 
+def keep(out: Path, machine: str) -> None:
+    """Write the section of the results page from studies that were done elsewhere, and say where."""
+    import platform
+
+    from instep.app.verbs.bench import results_page, write_section
+
+    page, name = results_page(), Path(__file__).stem
+    if page is not None:
+        write_section(page, name, rows_of(out, Plan()))
+        here = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}."
+        text, made = page.read_text(encoding="utf-8"), f"Made by `instep bench {name}` on "
+        page.write_text(text.replace(made + here, made + machine), encoding="utf-8")
+
+
 if __name__ == "__main__":
     where, asked = Path(sys.argv[1]), [word for word in sys.argv[2:] if word in CAMERAS] or list(CAMERAS)
-    found = run(where, quick="--quick" in sys.argv, cameras=asked)
-    (where / f"rows-{'-'.join(asked)}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    if "--minutes" in sys.argv:
+        note_minutes(asked[0], where, Plan())
+    elif "--keep" in sys.argv:
+        keep(where, sys.argv[-1])
+    else:
+        found = run(where, quick="--quick" in sys.argv, cameras=asked)
+        (where / f"rows-{'-'.join(asked)}.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
