@@ -88,11 +88,17 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
             plain(f"{camera} camera, error of the eyes on starts not seen, {what}", record["eyes"][what], unit)
             for what, unit in (("median place", "mm"), ("90 % place", "mm"), ("median heading", "deg"))
         ]
-        took = record["minutes"]
-        words = f"{camera} camera: training on 2 cores ({record['processor']}), {plan.steps} steps at the pace of 100"
-        rows.append({**plain(words, took, "min"), "goal": 15.0, "ok": took <= 15.0})
+        rows += _paced(record, camera, plan)
         rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
     return rows
+
+
+def _paced(record: dict[str, Any], camera: str, plan: Plan) -> list[dict[str, Any]]:
+    """How long a training takes on two cores, where that was measured."""
+    if "minutes" not in record:
+        return []
+    words = f"{camera} camera: training on 2 cores ({record['processor']}), {plan.steps} steps at the pace of 100"
+    return [{**plain(words, record["minutes"], "min"), "goal": 15.0, "ok": record["minutes"] <= 15.0}]
 
 
 def _whole(name: str) -> bool:
