@@ -105,6 +105,8 @@ _OF_TENDON = {
     "damping": _Kind((("tendon_damping", (), 1),), "N s/m", 1e-4, 1e2),
     "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "N", 1e-4, 1e2),
     "stiffness": _Kind((("tendon_stiffness", (), 1),), "N/m", 1e-4, 1e4),
+    # The length below which it pushes; between this and the other end of its springlength it is slack.
+    "slack": _Kind((("tendon_lengthspring", (0,), 1),), "m", -10.0, 10.0, False),
 }
 _OF_SENSOR = {"delay": _Kind((("sensor_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
 _OPTIONS = {

@@ -16,6 +16,7 @@ from instep.core.knob import Knob
 from instep.core.stats import Estimate
 from instep.core.world import Array, Simulator
 
+from .horizon import foreseeable
 from .shoot import Shooter
 from .solve import Point, Problem, Watch, cost_of, descend, evaluate, linearise
 from .windows import Windows, cut
@@ -51,6 +52,8 @@ class FitOptions:
     """Whether `start` is left out, so that every search begins at the best of points spread evenly."""
     free_starts: bool = True
     """Whether start states of windows move within their noise, rather than being taken as measured."""
+    foreseeable: bool = False
+    """Whether rows are left out that noise of the start alone carries too far, as near an upright pendulum."""
     priors: Mapping[str, Prior] = field(default_factory=dict[str, Prior])
     """What was known before, by address."""
     scale: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -164,6 +167,8 @@ def fit(
     delays = [knob.high for knob in knobs if knob.address.endswith(".delay")]
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
     windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
+    if options.foreseeable:
+        windows = foreseeable(sim, windows)
     shooter = Shooter(sim, windows, tuple(knobs))
     best, first, problem, costs, stopped = _search(shooter, options, watch)
     covariance, information = uncertainty(problem, best)

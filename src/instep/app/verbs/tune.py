@@ -42,6 +42,7 @@ def tune(
     starts: int = 1,
     seeds: int = 4,
     draws: int = 10,
+    unstable: bool = False,
     posterior: Method = "none",
     delta: bool = False,
     seed: int = 0,
@@ -66,6 +67,7 @@ def tune(
         starts: searches per seed, the first of all from the scene's own values.
         seeds: independent runs of the search, whose answers must agree.
         draws: planted truths in the recovery gate; 0 leaves it out.
+        unstable: leave out rows that noise of a window's start alone carries too far, as near an upright pendulum.
         posterior: also infer how likely other values are, by this method.
         delta: also learn a delta action for what the knobs leave over.
         seed: seed of all random numbers.
@@ -81,7 +83,9 @@ def tune(
             "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at least 0, "
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
         )
-    asked = Asked(data, scene, knobs, _bounds(bounds), as_, window, windows, held_out, starts, seeds, draws, seed)
+    asked = Asked(
+        data, scene, knobs, _bounds(bounds), as_, window, windows, held_out, starts, seeds, draws, seed, unstable
+    )
     loaded = _load(asked)
     output = new_output("tune", out, seed=seed)
     output.read(loaded.data)
@@ -116,6 +120,7 @@ class Asked:
     seeds: int
     draws: int
     seed: int
+    unstable: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +164,7 @@ def _options(asked: Asked, loaded: Loaded) -> FitOptions:
         start=loaded.choice.start,
         starts=asked.starts,
         local=len(joints) >= 4,
+        foreseeable=asked.unstable,
         seed=asked.seed,
     )
 

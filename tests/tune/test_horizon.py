@@ -1,0 +1,59 @@
+"""Rows that noise of the start alone carries away say nothing about knobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.episode import Log
+from instep.scene.folder import Scene
+from instep.tune.horizon import foreseeable
+from instep.tune.windows import cut
+
+PENDULUM = """
+<mujoco>
+  <option timestep="0.005"/>
+  <worldbody>
+    <body>
+      <joint name="hinge" type="hinge" axis="0 1 0" damping="0.001"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.01" mass="0.2"/>
+    </body>
+  </worldbody>
+  <actuator><motor name="hinge" joint="hinge" gear="0.01"/></actuator>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def world(tmp_path):
+    (tmp_path / "pendulum.xml").write_text(PENDULUM)
+    return MujocoWorld(Scene.load(tmp_path / "pendulum.xml"))
+
+
+def recorded(world, angle):
+    """Two seconds of a pendulum let go at an angle, read by an encoder with a milliradian of noise."""
+    state, log = world.place(np.array([angle]), np.zeros(1)), Log(world.spec, {})
+    for _ in range(round(2 / world.spec.dt)):
+        log(state, world.observe(state), np.zeros(1))
+        state = world.step(state, np.zeros(1))
+    episode = log.episode()
+    noise = np.random.default_rng(0).normal(0, 1e-3, episode.q.shape)
+    return episode.with_columns({"q": episode.q + noise})
+
+
+def test_a_hanging_pendulum_is_foreseen_to_the_end_and_an_upright_one_is_not(world):
+    episodes = [recorded(world, 0.5), recorded(world, np.pi - 0.002)]
+    windows = cut(world, episodes, span=round(2 / world.spec.dt) - 1)
+    kept = foreseeable(world, windows).inside.sum(axis=1)
+    whole = windows.inside.sum(axis=1)
+    assert kept[0] == whole[0]
+    assert 0 < kept[1] < 0.7 * whole[1]
+
+
+def test_less_noise_is_foreseen_further(world):
+    windows = cut(world, [recorded(world, np.pi - tilt) for tilt in (0.002, 0.003)], span=round(2 / world.spec.dt) - 1)
+    quiet = replace(windows, noise_q=windows.noise_q / 10, noise_v=windows.noise_v / 10)
+    assert foreseeable(world, quiet).inside.sum() > foreseeable(world, windows).inside.sum()
