@@ -20,8 +20,8 @@ from instep.core.errors import BadInput
 from instep.core.world import Array
 
 WATCHED = (
-    "nis", "shift", "turn", "residual", "sigma", "weakest", "lost", "cut", "found", "doubt", "frozen", "latency",
-    "error",
+    "nis", "shift", "turn", "residual", "photo", "sigma", "weakest", "behind", "lost", "cut", "found", "doubt",
+    "frozen", "latency", "error",
 )  # fmt: skip
 """Endings of the log's names that tell of trouble when they grow."""
 FALLING = ("overlap", "seen")
