@@ -145,8 +145,11 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     shown = read_dataset(data)[0].spec.observation
     assert {"observation.images.static", "observation.images.hand"} <= set(shown)
     small = ["--steps", "6", "--batch", "8", "--width", "16", "--threads", "1"]
-    policy = tmp_path / "policy"
-    assert main(["train", str(data), str(policy), "--cameras", "hand", *small]) == 0
+    policy, anew = tmp_path / "policy", ["--virtual", str(sight), "--scene", "so101"]
+    assert main(["train", str(data), str(tmp_path / "films"), "--cameras", "hand", *small]) == 0
+    assert main(["train", str(data), str(policy), "--cameras", "hand", *anew, *small]) == 0
+    assert main(["train", str(data), str(tmp_path / "none"), "--cameras", "hand", *virtual, *small]) == 2
+    assert "--virtual needs --scene" in capsys.readouterr().err
     judged = ["eval", str(policy), "so101", *task, "--seeds", "2", "--films", "0"]
     assert main([*judged, *virtual, "--out", str(tmp_path / "judged")]) == 0
     assert json.loads((tmp_path / "judged/result.json").read_text())["broken"] == {f"{policy} in mujoco": 0}

@@ -42,9 +42,11 @@ class Sight:
     def look(self, camera: Camera, observation: Observation, spec: Spec) -> Array:
         """Pictures [..., height, width, 3] of a camera where sensors say that things are."""
         told = [name for name in PLACES if name in observation]
+        if not told:
+            raise BadInput(f"Virtual cameras need to be told where things are, by {' or '.join(PLACES)}.")
         values = np.concatenate([np.asarray(observation[name], float) for name in told], axis=-1)
         labels = [label for name in told for label in spec.observation[name].labels]
-        q = by_label(values, labels, spec.q.labels, self.scene.start(0)[0])
+        q = by_label(values, labels, self.scene.spec.q.labels, self.scene.start(0)[0])
         poses = self._poses(q.reshape(-1, q.shape[-1]))
         return self.layers.render_batch(camera, poses).reshape(*q.shape[:-1], camera.height, camera.width, 3)
 

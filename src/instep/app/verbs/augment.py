@@ -109,7 +109,9 @@ def augment(
         show = partial(lessons, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
         found = _collected(output.folder, show, develop)
     console.print(_said(found, demos), highlight=False)
-    after = _trained([*_loaded(data), *found.episodes], output.folder / "policy", options, console)
+    # Pictures that come from files were compressed; a policy that acts sees them as they are rendered.
+    taught = [develop(episode) for episode in (*_loaded(data), *found.episodes)]
+    after = _trained(taught, output.folder / "policy", options, console)
     done = _compared(output, (policy, str(after)), tasked, (scene, judge or (world,), seeds, on), sight)
     return _write(output, done, found, console)
 

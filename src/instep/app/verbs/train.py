@@ -59,7 +59,8 @@ def train(
         world: engine to judge in, or standin:SEED.
         judge: judge each checkpoint on so many virtual starts that are not in the data.
         cameras: cameras to look at, by name.
-        virtual: file of the virtual cameras among them, with --judge.
+        virtual: a file of virtual cameras (TOML), with --scene: their pictures are rendered anew from what the data
+            tells, so that any recording of joints and poses will do; --cameras chooses among them.
         blind: channels not to look at, such as observation.environment_state.
         frame: see and act in the frame of a body on a table: the joints that are the x and y of what touches it, and
             its name, such as pusher_x pusher_y tee. With --cameras and --blind observation.environment_state the
@@ -75,8 +76,9 @@ def train(
         seed: seed of the weights and of the order of examples.
 
     """
-    from instep.app.eyes import open_seen
+    from instep.app.eyes import open_seen, read_sight
     from instep.data.episodes import load
+    from instep.scene.folder import Scene
 
     if len(data) < 2:
         raise BadInput("instep train takes one or more datasets and then the folder of the policy.")
@@ -90,6 +92,11 @@ def train(
     for source in sources:
         output.read(Path(source))
         episodes += list(load(source))
+    if virtual is not None:
+        if not scene:
+            raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
+        sight = read_sight(virtual, Scene.load(scene), cameras)
+        cameras, episodes = tuple(c.name for c in sight.cameras), [sight.develop(episode) for episode in episodes]
     options = TrainOptions(
         steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
         cameras=cameras, channels=tuple(name for name in STATE if name not in blind), every=max(1, min(2000, steps)),
