@@ -94,3 +94,33 @@ def test_a_scene_without_motors_cannot_stand_in(capsys):
 def test_a_stand_in_that_does_not_start_says_why():
     with pytest.raises(LinkLost, match="no scene named"), robot_process("nowhere"):
         pass
+
+
+def test_a_rate_that_cameras_cannot_have_is_refused(capsys):
+    assert main(["robot", "pusht", "--cameras", "all", "--camera-rate", "200"]) == 2
+    assert "up to 60 pictures per second" in capsys.readouterr().err
+
+
+def test_the_compiled_lens_shows_what_the_plain_one_does():
+    from dataclasses import replace
+
+    from instep.app.standin_cameras import bent
+    from instep.app.standin_lens import Lens
+    from instep.core.errors import Unsupported
+    from instep.physics.film import Look, Studio
+
+    scene = Scene.load("pusht")
+    plain = next(iter(scene.cameras.values()))
+    curved, look = bent(plain, -0.04), Look(0.9, (1.0, 0.95, 1.02), 0.0)
+    q, _ = scene.start(0)
+    try:
+        expected = Studio(scene).shown(q, curved, look, 0)
+        clean = Studio(scene).picture(q, replace(plain, distortion=()))
+    except Unsupported as error:
+        pytest.skip(str(error))
+    shown = Lens(curved, look, 0).shown(clean, 0)
+    inside = slice(8, -8)  # at the border the plain one is black where no ray comes from
+    assert np.abs(shown[inside, inside].astype(int) - expected[inside, inside]).max() <= 2
+    noisy = Lens(curved, replace(look, sigma=3.0), 0)
+    assert 2.5 < (noisy.shown(clean, 1).astype(int) - shown).std() < 3.2
+    assert not np.array_equal(noisy.shown(clean, 1), noisy.shown(clean, 2))

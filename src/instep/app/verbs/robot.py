@@ -54,14 +54,9 @@ def robot(
 
     """
     loaded = Scene.load(scene)
-    chosen = tuple(loaded.cameras) if cameras == ("all",) else cameras
-    for name in chosen:
-        if name not in loaded.cameras:
-            raise UnknownName("camera", name, loaded.cameras)
+    chosen = _chosen(loaded, cameras, camera_rate)
     if not loaded.model.nu:
         raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot stand in for a robot.")
-    if not 0 < camera_rate <= 1 / loaded.dt + 1e-9:
-        raise BadInput(f"Cameras take up to {1 / loaded.dt:g} pictures per second here, not {camera_rate:g}.")
     inside = () if pace == "real" else chosen  # in real time rendering must not hold up the control loop
     every = max(1, round(1 / (camera_rate * loaded.dt)))
     disguise = Disguise(engine=engine, hidden=hidden, noise=noise, late=late, cameras=inside, film_every=every)
@@ -72,10 +67,7 @@ def robot(
     def announce(address: str, token: str) -> None:
         if ready is not None:
             _write_secret(ready, json.dumps({"address": address, "token": token}))
-        console = Console(stderr=True, highlight=False)
-        console.print(f"A stand-in for {loaded.name!r} in {engine} listens at [bold]{address}[/] ({pace} pace).")
-        console.print(f"INSTEP_TOKEN={token}", soft_wrap=True)
-        console.print("[dim]Stop it with Ctrl-C.[/]")
+        _say(f"A stand-in for {loaded.name!r} in {engine} listens at [bold]{address}[/] ({pace} pace).", token)
 
     with ExitStack() as stack:
         driver: Driver = WorldDriver(standing.world)
@@ -85,6 +77,24 @@ def robot(
             driver = stack.enter_context(FilmedDriver(driver, crew, loaded.cameras))
         serve(SensedDriver(driver), port=port, token=secrets.token_hex(32), pace=pace, ready=announce)
     return 0
+
+
+def _chosen(scene: Scene, cameras: tuple[str, ...], rate: float) -> tuple[str, ...]:
+    """The cameras that are asked for."""
+    chosen = tuple(scene.cameras) if cameras == ("all",) else cameras
+    for name in chosen:
+        if name not in scene.cameras:
+            raise UnknownName("camera", name, scene.cameras)
+    if not 0 < rate <= 1 / scene.dt + 1e-9:
+        raise BadInput(f"Cameras take up to {1 / scene.dt:g} pictures per second here, not {rate:g}.")
+    return chosen
+
+
+def _say(sentence: str, token: str) -> None:
+    console = Console(stderr=True, highlight=False)
+    console.print(sentence)
+    console.print(f"INSTEP_TOKEN={token}", soft_wrap=True)
+    console.print("[dim]Stop it with Ctrl-C.[/]")
 
 
 def _write_secret(path: Path, text: str) -> None:
