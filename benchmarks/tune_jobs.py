@@ -100,7 +100,7 @@ def designed(generations: int) -> tuple[Design, dict[float, Design]]:
     """A motion of arm7 for six masses, and chirps of the same energy up to several frequencies."""
     scene = Scene.load("arm7")
     sim = MujocoWorld(scene, threads=max(1, (os.cpu_count() or 2) // 4))
-    options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, thrift=0.8, allowed=Allowed())
+    options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, thrift=1.0, allowed=Allowed())
     limits = limits_of(scene, options.allowed)
     knobs = scene.knobs(*[f"body.link_{i}.mass" for i in range(2, 8)])
     design = excite(sim, limits, knobs, options)

@@ -17,9 +17,11 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.knob import Knob
 from instep.core.world import Array, Simulator
+from instep.scene import address
 from instep.scene.address import TIMESTEP
 
 from .excite_limits import Allowed, Limits, used
+from .excite_linear import answers, basis, superposed, tones
 from .identify import UNIFORM, Identifiability, judge
 
 PACE = 3.0
@@ -99,6 +101,7 @@ def excite(
     kept = [knob for knob in knobs if knob.address in names]
     best, top = guesses[0], -np.inf
     try:
+        added = _added(coarse, scene_limits, kept, series, options)
         # A knob such as a mass is felt in many joints, and then the motion is sought as a whole.
         alone = all(_own(scene_limits, knob).sum() == 1 for knob in kept)
         search = _joint_by_joint if alone and len(scene_limits.joints) >= 4 else _generations
@@ -107,8 +110,10 @@ def excite(
             if watch is not None:
                 watch(generation, top)
     except KeyboardInterrupt:
-        pass
-    return _inside(sim, scene_limits, knobs, series.actions(best), options)
+        added = series.actions(best)
+    found = [_inside(sim, scene_limits, knobs, actions, options) for actions in (series.actions(best), added)]
+    names = [knob.address for knob in kept]
+    return max(found, key=lambda design: (design.within, _score(scene_limits, design, names, options)))
 
 
 def judged(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
@@ -126,15 +131,8 @@ def information(
 
     `local` takes a knob of a joint to move that joint alone, so that those of different joints are perturbed together.
     """
-    x = np.array([float(knob.to_unit(value)) for knob, value in zip(knobs, _values(limits, knobs), strict=True)])
     groups = _groups(limits, knobs, local)
-    points = np.tile(x, (2 * len(groups) + 1, 1))
-    for row, group in enumerate(groups):
-        points[1 + row, group] += STEP
-        points[1 + len(groups) + row, group] -= STEP
-    q, v = _march(sim, limits, knobs, points, motions)
-    seen = q[..., limits.at]
-    up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))  # each [groups, motions, steps, joints]
+    up, down, q, v = _both_ways(sim, limits, knobs, motions, groups)
     # A joint that sticks on one side and slips on the other is no information: then the smaller slope of both counts.
     small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
     smooth = (up * down < 0) & (small > 0.5 * large)
@@ -144,7 +142,22 @@ def information(
         for i in group:
             only = _own(limits, knobs[i]) if local else np.ones(len(limits.joints), bool)
             slopes[i] = change[row] * only / (STEP * noise)
-    return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q[0], v[0]
+    return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q, v
+
+
+def _both_ways(
+    sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, groups: Sequence[Sequence[int]]
+) -> tuple[Array, Array, Array, Array]:
+    """What a step of each group of knobs up and down changes [groups, motions, steps, joints], and where motions go."""
+    x = np.array([float(knob.to_unit(value)) for knob, value in zip(knobs, _values(limits, knobs), strict=True)])
+    points = np.tile(x, (2 * len(groups) + 1, 1))
+    for row, group in enumerate(groups):
+        points[1 + row, group] += STEP
+        points[1 + len(groups) + row, group] -= STEP
+    q, v = _march(sim, limits, knobs, points, motions)
+    seen = q[..., limits.at]
+    up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))
+    return up, down, q[0], v[0]
 
 
 def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
@@ -205,6 +218,22 @@ class _Series:
         out[:, limits.actuators] = moved
         return out
 
+    def sines(self, options: ExciteOptions) -> tuple[Array, Array, Array, Sequence[int]]:
+        """Commands at rest, small sines and cosines of one joint each, tone, joint and phase of each; the tones."""
+        limits, rest = self._limits, np.tile(self._limits.scene.rest_action(), (len(self.t), 1))
+        cycles = tones(max(1, round(options.highest * options.seconds)), options.tones)
+        low, high = self._bounds()
+        room = np.minimum(np.minimum(low, high), self._reach)
+        waves, places = [], []
+        for joint in np.flatnonzero(room > 0.05 * np.median(room)):
+            for tone, number in enumerate(cycles):
+                angle = 2 * np.pi * number * self.t / (self.t[-1] + self.t[1])
+                for phase, shape in enumerate((np.sin(angle), np.cos(angle))):
+                    waves.append(np.zeros_like(rest))
+                    waves[-1][:, limits.actuators[joint]] = 0.01 * shape * _fade(self.t)
+                    places.append((tone, joint, phase))
+        return rest, np.stack(waves), np.array(places), cycles
+
     def _bounds(self) -> tuple[Array, Array]:
         """How far commands may go below and above where they begin."""
         limits, model = self._limits, self._limits.scene.model
@@ -225,6 +254,41 @@ class _Series:
             PACE * allowed.speed / np.maximum(speed, 1e-9), PACE * allowed.acceleration / np.maximum(jerked, 1e-9)
         )
         return np.where(self._limits.served, paced, np.inf)
+
+
+def _added(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions) -> Array:
+    """The best superposition of small sines, as large as the limits let it be [steps, nu].
+
+    Dry friction and delays are not seen by a linear answer, nor what the model itself does not hold: then it is rest.
+    """
+    rest, waves, places, cycles = series.sines(options)
+    known = set(address.addresses(limits.scene.model))
+    if any(k.address not in known or k.address.endswith(("frictionloss", "delay")) for k in knobs):
+        return rest
+    told = answers(limits, knobs, _values(limits, knobs), cycles, len(rest))
+    given = basis(rest, waves, told, places, options.noise, float((_fade(series.t) ** 2).mean()))
+    rng = np.random.default_rng((options.seed, 0xADD))
+    spent = float(np.mean((waves**2).sum(axis=(1, 2)))) * len(limits.joints)
+    actions = rest
+    for _ in range(2):
+        # What is known at rest already does not grow with the motion, so its size matters for its shape.
+        actions = _grown(sim, limits, given.actions(superposed(given, spent, rng)))
+        spent = energy(limits, actions)
+    return actions
+
+
+def _grown(sim: Simulator, limits: Limits, actions: Array) -> Array:
+    """The motion scaled to where it keeps all limits and the next larger one does not."""
+    sizes = np.geomspace(0.1, 20.0, 24)
+    motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
+    q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
+    sound = _beyond(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
+    last = int(np.argmin(sound)) - 1 if not sound.all() else len(sizes) - 1
+    return motions[max(last, 0)]
+
+
+def _score(limits: Limits, design: Design, names: Sequence[str], options: ExciteOptions) -> float:
+    return float(_worth(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
 
 
 def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
@@ -369,8 +433,6 @@ def _own(limits: Limits, knob: Knob) -> Array:
 
 def _values(limits: Limits, knobs: Sequence[Knob]) -> list[float]:
     """Where the scene has the knobs, moved inside their bounds."""
-    from instep.scene import address
-
     found = address.read(limits.scene.model, [knob.address for knob in knobs])
     return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in knobs]
 
