@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 PRIORITY = 20
@@ -17,7 +17,7 @@ NEVER = 1_000_000
 
 
 @contextmanager
-def first_in_line() -> Iterator[None]:
+def first_in_line() -> Generator[None]:
     """Run a paced loop before other programs, where the machine allows that; else as it is.
 
     Threads that are started inside are urgent too, and should be if they may hold Python's lock: a loop that waits for

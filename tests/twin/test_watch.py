@@ -1,0 +1,55 @@
+"""What is shown of a twin while it runs, and drawn afterwards."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from rich.progress import Progress, TextColumn
+
+from instep.app.twins_page import write_page
+from instep.app.twins_watch import SHOWN_EVERY, Watch, said
+from instep.core.world import State
+from instep.twin.trust import calibrated
+
+
+def watched(episode, trust=None) -> tuple[Watch, Progress, int]:
+    progress = Progress(TextColumn("{task.fields[state]}"), disable=True)
+    task = progress.add_task("run", total=len(episode), state="")
+    watch = Watch(progress, task, episode.spec, trust)
+    for row in range(len(episode)):
+        seen = {name: episode[name][row] for name in episode.columns if name.startswith("twin.")}
+        watch(State(episode.t[row], episode.q[row], episode.v[row]), seen, episode.action[row])
+    return watch, progress, task
+
+
+def test_the_line_says_what_the_log_holds(filmed, follow) -> None:
+    run = follow(filmed)
+    trust = calibrated([{n: v * (1 + 0.01 * k) for n, v in run.log.items()} for k in range(12)])
+    watch, progress, task = watched(run.episode, trust)
+    line = progress.tasks[task].fields["state"]
+    level = float(re.search(r"trust (\S+)", line).group(1))
+    assert 0 < level <= 1
+    assert f"NIS {run.log['tee.nis'][-1]:.1f}" in line and f"sigma {1e3 * run.log['tee.sigma'][-1]:.1f} mm" in line
+    assert re.search(r"latency 17 ms .* work \d+\.\d ms  overruns \d+", line)  # one frame late
+    assert progress.tasks[task].completed == len(run.episode) // SHOWN_EVERY * SHOWN_EVERY
+    assert np.array_equal(watch.log()["tee.nis"], run.log["tee.nis"][-24:], equal_nan=True)
+
+
+def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
+    log = {name: np.array([value]) for name, value in {"tee.lost": 3.0, "tee.nis": np.nan, "a.frozen": 1.0}.items()}
+    assert "lost" in said(log) and "1 frozen" in said(log)
+    calm = {"tee.lost": np.zeros(1), "a.frozen": np.zeros(1), "tee.nis": np.full(1, 2.5)}
+    assert "lost" not in said(calm) and "frozen" not in said(calm) and "NIS 2.5" in said(calm)
+
+
+def test_the_page_draws_what_the_twin_says_of_itself(filmed, follow, tmp_path) -> None:
+    run = follow(filmed)
+    path = write_page(tmp_path, "a run", run.episode, {})
+    page = path.read_text()
+    for words in ("The twin kept in step.", "NIS", "tee.photo", "tee.weakest", "Age of pictures", "Time of each stage"):
+        assert words in page
+
+
+def test_a_run_without_a_correction_has_no_page(filmed, tmp_path) -> None:
+    assert write_page(tmp_path, "a run", filmed.episode, {}) is None
