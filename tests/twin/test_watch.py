@@ -43,6 +43,15 @@ def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
     assert "lost" not in said(calm) and "frozen" not in said(calm) and "NIS 2.5" in said(calm)
 
 
+def test_between_pictures_the_line_tells_of_the_last_one() -> None:
+    log = {
+        "tee.nis": np.array([4.0, np.nan]),
+        "tee.residual": np.array([0.1, np.nan]),
+        "a.latency": np.array([0.1, 0.2]),
+    }
+    assert "NIS 4.0" in said(log) and "residual 0.10" in said(log) and "latency 200 ms" in said(log)
+
+
 def test_the_page_draws_what_the_twin_says_of_itself(filmed, follow, tmp_path) -> None:
     run = follow(filmed)
     path = write_page(tmp_path, "a run", run.episode, {})

@@ -66,11 +66,11 @@ class Watch:
 
 
 def said(log: Mapping[str, Array]) -> str:
-    """The last row of a log in words."""
+    """A log's last numbers in words; those of the last picture, where rows come between pictures."""
 
-    def last(ending: str, worst: Any = np.nanmax) -> float:
-        values = [float(v[-1]) for n, v in log.items() if n.endswith("." + ending) and np.isfinite(v[-1])]
-        return float(worst(values)) if values else float("nan")
+    def last(ending: str) -> float:
+        rows = [v[np.isfinite(v)] for n, v in log.items() if n.endswith("." + ending)]
+        return max((float(v[-1]) for v in rows if len(v)), default=float("nan"))
 
     lost = last("lost")
     words = ["[red]lost[/]"] if lost > 0 else []
