@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Positional = tyro.conf.Positional
 Method = Literal["none", "laplace", "eki", "svgd", "npe"]
+NOTHING = 1e3
+"""A residual of this size [rad or m] counts as one where a direction is not to count."""
 
 
 def tune(
@@ -36,6 +38,7 @@ def tune(
     knobs: tuple[str, ...] = ("auto",),
     bounds: tuple[str, ...] = (),
     as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    ignore: tuple[str, ...] = (),
     window: float = 1.0,
     windows: int = 200,
     held_out: float = 1 / 3,
@@ -61,6 +64,7 @@ def tune(
         knobs: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
         bounds: ranges to search, as 'joint.*.damping=0.01:2'.
         as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        ignore: measured directions that do not count, such as 'tee.vz' 'tee.w[xy]' of a block that only slides.
         window: length of the windows that are simulated [s]; shorter for chaotic motion.
         windows: most windows used, spread over all recordings.
         held_out: share of the recordings that is kept for the last gate.
@@ -113,6 +117,7 @@ class Asked:
     knobs: tuple[str, ...]
     bounds: dict[str, tuple[float, float]]
     as_: str
+    ignore: tuple[str, ...]
     window: float
     windows: int
     held_out: float
