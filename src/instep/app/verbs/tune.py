@@ -88,8 +88,8 @@ def tune(
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
         )
     asked = Asked(
-        data, scene, knobs, _bounds(bounds), as_, window, windows, held_out, starts, seeds, draws, seed, unstable
-    )
+        data, scene, knobs, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed, unstable
+    )  # fmt: skip
     loaded = _load(asked)
     output = new_output("tune", out, seed=seed)
     output.read(loaded.data)
@@ -170,8 +170,21 @@ def _options(asked: Asked, loaded: Loaded) -> FitOptions:
         starts=asked.starts,
         local=len(joints) >= 4,
         foreseeable=asked.unstable,
+        scale=dict.fromkeys(_ignored(asked.ignore, loaded.sim.spec.v.labels), NOTHING),
         seed=asked.seed,
     )
+
+
+def _ignored(patterns: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The measured directions that match any pattern; a pattern without one is an error."""
+    from fnmatch import fnmatchcase
+
+    from instep.core.errors import UnknownName
+
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            raise UnknownName("measured direction", pattern, labels)
+    return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]
 
 
 def _tuned(asked: Asked, loaded: Loaded, costs: Costs) -> Tuned:
