@@ -136,3 +136,20 @@ def test_a_painted_body_is_found_where_it_is() -> None:
     away = replace(state, q=np.concatenate([state.q[:2], state.q[2:4] + 0.03, state.q[4:]]))
     found = how.begin(away, painted(scene, state, 0.0))
     assert np.linalg.norm(found.q[2:4] - state.q[2:4]) < 2 * MM
+
+
+def test_between_pictures_of_slow_cameras_the_filter_stays_sure(filmed, follow) -> None:
+    rows = np.arange(len(filmed.episode)) // 6 * 6  # ten pictures a second
+    held = {n: c[rows] for n, c in filmed.episode.columns.items() if n.startswith("observation.images.")}
+    run = follow(replace(filmed, episode=filmed.episode.with_columns(held)))
+    assert np.median(run.error[12:]) < 2e-3
+    assert run.log["tee.sigma"][12:].max() < 3e-3
+    assert np.nanmean(run.log["tee.nis"][12:]) > 0.2  # neither sure nor unsure beyond reason
+
+
+def test_without_any_picture_for_long_the_filter_says_that_it_does_not_know(filmed, follow) -> None:
+    rows = np.minimum(np.arange(len(filmed.episode)), 20)  # all cameras are unplugged
+    held = {n: c[rows] for n, c in filmed.episode.columns.items() if n.startswith("observation.images.")}
+    run = follow(replace(filmed, episode=filmed.episode.with_columns(held)))
+    sigma = run.log["tee.sigma"]
+    assert sigma[30] < 3e-3 < 0.02 < sigma[-1]

@@ -37,6 +37,8 @@ WIDER = 2000.0
 """Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 LEAP = 0.01
 """A correction beyond this is not a motion of the body but a mistake about where it is [m]."""
+PATIENCE = 0.25
+"""How long after the last picture the next one is not yet missed [s]."""
 SLOW = 0.02
 """Speed below which a body says little about the age of pictures [m/s]."""
 LEARN = 0.8
@@ -140,6 +142,7 @@ class PoseFilter:
             "print": np.zeros(cameras),
             "same": np.zeros(cameras, int),
             "drag": np.zeros((bodies, 2)),
+            "age": np.zeros(()),
             "strength": np.array([first_strength(self.eyes.mask, f.pixels) if f else 100.0 for f in frames]),
             "doubt": np.zeros(cameras),
             "doubted": np.zeros(cameras, int),
@@ -284,13 +287,17 @@ class PoseFilter:
         self, b: int, shape: Outline, T: Array, frames: Sequence[Frame | None], memory: dict[str, Any],
         log: dict[str, float], searched: bool,
     ) -> Array | None:  # fmt: skip
-        """Coast on physics with a growing covariance; after a while look for the body anew."""
+        """Coast on physics with a growing covariance; after a while look for the body anew.
+
+        Between two pictures of a slow camera it does not grow: the spread of predictions covers the time between them.
+        """
         name, options = self._places[b].name, self.options
         memory["blind"][b] += int(searched)
-        ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
-        memory["covariance"][b] = np.minimum(memory["covariance"][b] + 0.01 * ceiling, ceiling)
+        if searched or memory["age"] > PATIENCE:
+            ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
+            memory["covariance"][b] = np.minimum(memory["covariance"][b] + 0.01 * ceiling, ceiling)
         log[f"{name}.lost"] = float(memory["blind"][b])
-        log[f"{name}.sigma"] = float(np.sqrt(np.trace(memory["covariance"][b][:3, :3])))
+        log[f"{name}.sigma"] = float(np.sqrt(np.trace(memory["covariance"][b][:3, :3]) + options.bias**2))
         if memory["blind"][b] < options.lost_after or memory["blind"][b] % 6:
             return None
         usable = [frame if self._open(c, memory) else None for c, frame in enumerate(frames)]
@@ -348,6 +355,7 @@ class PoseFilter:
             kept["stamp"][c], kept["print"][c] = frame.stamp, frame.fingerprint
             # A picture that repeats to the last bit under new stamps comes from a camera that hangs.
             frames.append(frame if kept["same"][c] < 2 else None)
+        kept["age"] = np.asarray(t - kept["stamp"].max())
         return frames, kept
 
     def _around(self, covariance: Array) -> int:
