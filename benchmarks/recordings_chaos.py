@@ -50,8 +50,12 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
     episodes = recorded("ibm_double_pendulum", "ibm_double_pendulum", scene)
     choice = asked(scene, BARS, {})
     sim = bare(scene).tuned(choice.held)
-    options = FitOptions(window=0.15, limit=24 if quick else 48, start=choice.start, starts=1, iterations=20)
-    found = fit(sim, episodes[:1], choice.knobs, options)
+    start = choice.start
+    # Short windows find the place from afar, longer ones tell friction better.
+    for window, limit in ((0.15, 48), (0.3, 96)):
+        options = FitOptions(window=window, limit=12 if quick else limit, start=start, starts=1, iterations=20)
+        found = fit(sim, episodes[:1], choice.knobs, options)
+        start = found.settings
     np.savez(out / "chaotic_fit.npz", x=found.x, covariance=found.covariance, names=list(found.settings))
     paths = _paths(sim, infer(found, "laplace"), episodes[4:], HORIZONS[-1])
     rows = []
