@@ -185,7 +185,7 @@ def _row(name: str, found: Estimate, *, goal: float | None = None, ok: bool | No
 
 # The longest come first, so that no core waits at the end.
 PARTS: dict[str, Part] = {
-    "excitation": Part(lambda quick: [(designed, (2 if quick else 10,))], _design_rows),
+    "excitation": Part(lambda quick: [(designed, (2 if quick else 4,))], _design_rows),
     "quality": Part(_quality_tasks, _quality_rows),
     "recovery": Part(_recovery_tasks, _recovery_rows),
     "calibrated": Part(_rank_tasks, _rank_rows),

@@ -100,3 +100,17 @@ def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, cap
     assert main([*played, "--out", str(tmp_path / "played")]) == 0
     again = load(tmp_path / "played" / "data")[0]
     np.testing.assert_allclose(again.action, episode.action, atol=1e-9)
+
+
+def test_a_superposition_tells_what_the_simulator_confirms_and_more_than_a_chirp_of_equal_energy(servo, limits):
+    knobs = servo.scene.knobs("joint.hinge.damping", "joint.hinge.armature")
+    options = ExciteOptions(seconds=2.0, noise=1e-3, generations=1, population=4, thrift=1.0)
+    design = excite(servo, limits, knobs, options)
+    sweep = judged(
+        servo, limits, knobs, chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=4.0),
+        options,
+    )  # fmt: skip
+    names = [knob.address for knob in knobs]
+    assert design.within
+    # One joint has no neighbours whose motion could help, so there is little to gain; on arms there is.
+    assert design.smallest(names) > 1.2 * sweep.smallest(names)

@@ -221,7 +221,7 @@ class _Series:
     def sines(self, options: ExciteOptions) -> tuple[Array, Array, Array, Sequence[int]]:
         """Commands at rest, small sines and cosines of one joint each, tone, joint and phase of each; the tones."""
         limits, rest = self._limits, np.tile(self._limits.scene.rest_action(), (len(self.t), 1))
-        cycles = tones(max(1, round(options.highest * options.seconds)), options.tones)
+        cycles = tones(max(1, round(options.highest * options.seconds)))
         low, high = self._bounds()
         room = np.minimum(np.minimum(low, high), self._reach)
         waves, places = [], []

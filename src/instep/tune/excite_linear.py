@@ -100,7 +100,7 @@ def basis(rest: Array, waves: Array, told: Any, places: Array, noise: float, sha
     return Basis(rest, waves, pose, np.concatenate([slopes, np.zeros((knobs, len(waves), joints))], axis=-1))
 
 
-def superposed(given: Basis, energy: float, rng: np.random.Generator, *, tries: int = 6) -> Array:
+def superposed(given: Basis, energy: float, rng: np.random.Generator, *, tries: int = 4) -> Array:
     """The coefficients of the motion of an energy whose least known direction is known best [motions]."""
     knobs, size, _ = given.slopes.shape
     flat = given.slopes.reshape(knobs * size, -1)
@@ -114,7 +114,7 @@ def superposed(given: Basis, energy: float, rng: np.random.Generator, *, tries: 
         c = rng.standard_normal(size)
         for power in POWERS:
             c = minimize(_loss, c, (power, energy, gram, (inner, cross, still)), jac=True, method="L-BFGS-B",
-                         options={"maxiter": 120}).x  # fmt: skip
+                         options={"maxiter": 100}).x  # fmt: skip
         c = c * np.sqrt(energy / (c @ gram @ c))
         floor = float(np.linalg.eigvalsh(_information(c, (inner, cross, still)))[0])
         best, top = (c, floor) if floor > top else (best, top)
@@ -146,7 +146,7 @@ def _loss(x: Array, power: float, energy: float, gram: Array, parts: tuple[Array
     return loss, -by_x
 
 
-def tones(top: int, count: int) -> Sequence[int]:
-    """Cycles over the motion: two slow ones, for what gravity shows, and the fastest, which show inertia cheapest."""
-    fast = [top - i for i in range(max(1, count - 2)) if top - i > 2]
-    return [1, 2][: max(0, min(2, top - 1))] + fast[::-1] if top > 2 else list(range(1, top + 1))
+def tones(top: int) -> list[int]:
+    """Cycles over the motion: a few in every octave, for gravity and resonances, and the fastest ones, for inertia."""
+    spread = np.round(np.geomspace(1, top, 7)).astype(int)
+    return sorted({int(n) for n in [*spread, top - 1, top - 2] if n >= 1})

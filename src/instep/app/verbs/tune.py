@@ -88,7 +88,8 @@ def tune(
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
         )
     asked = Asked(
-        data, scene, knobs, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed, unstable
+        data, scene, knobs, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed,
+        unstable,
     )  # fmt: skip
     loaded = _load(asked)
     output = new_output("tune", out, seed=seed)
