@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,11 @@ def test_values_that_are_not_numbers_are_refused(model):
 def test_bounds_of_a_scene_replace_the_usual_ones(model):
     [knob] = address.knobs(model, ["body.tee.mass"], {"body.*.mass": [0.1, 0.9]})
     assert (knob.low, knob.high) == (0.1, 0.9)
+
+
+def test_addresses_that_were_looked_up_once_follow_a_model_that_is_changed_in_place(model):
+    changed = copy.copy(model)
+    assert "actuator.pusher_x.kp" in address.addresses(changed)
+    changed.actuator_biasprm[:, 1:3] = 0.0
+    assert "actuator.pusher_x.kp" not in address.addresses(changed)
+    assert "actuator.pusher_x.kp" in address.addresses(model)
