@@ -12,7 +12,7 @@ from instep.tune.belief import Gaussian
 from instep.tune.calibrate import Calibration, calibration, misspecified
 from instep.tune.fit import FitOptions, fit
 from instep.tune.infer import infer, laplace, likelihood
-from instep.tune.judged import judge_posterior, predicted
+from instep.tune.judged import TRUTHS, judge_posterior, predicted
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
 QUICK = FitOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
@@ -95,10 +95,10 @@ def test_held_out_rows_lie_inside_the_band_of_predictions(found, servo, recorded
 
 def test_a_judged_posterior_leaves_files_and_words(found, servo, recorded, tmp_path):
     other = recorded(servo, TRUTH, [9], noise=0.002, steps=126)
-    said = judge_posterior(laplace(found), found, other, tmp_path, truths=2)
+    said = judge_posterior(laplace(found), found, other, tmp_path)
     for name in said["files"]:
         assert (tmp_path / name).stat().st_size > 0
-    assert said["truths"] == 2
+    assert said["truths"] == TRUTHS["laplace"]
     assert "recordings" in said["words"] or "Residuals" in said["words"]
 
 
