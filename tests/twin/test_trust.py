@@ -49,6 +49,17 @@ def test_a_number_that_is_missing_is_as_bad_as_can_be() -> None:
     assert row is not None and 100 < row < 140
 
 
+def test_rows_that_are_not_judged_are_in_no_window() -> None:
+    def found_late(seed: int) -> dict[str, np.ndarray]:
+        log = nominal(seed)
+        log["cam.overlap"][:3], log["tee.nis"][:3] = 0.0, 1e6  # the twin still looks for its body
+        return log
+
+    plain, late = (calibrated([make(seed) for seed in range(60)]) for make in (nominal, found_late))
+    assert np.array_equal(plain.scores, late.scores)
+    assert np.array_equal(plain.frames(nominal(70)), plain.frames(found_late(70)))
+
+
 def test_three_runs_are_too_few() -> None:
     with pytest.raises(BadInput, match="four nominal runs"):
         calibrated([nominal(seed) for seed in range(3)])

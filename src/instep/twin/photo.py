@@ -102,7 +102,8 @@ class Photo:
                 lens_of(shot.camera), frame.pixels, shot.mask, shot.weight, shot.region, FACING, 1 / (255 * gain),
                 colours.fresh, seen, tally,
             )  # fmt: skip
-        error = float(np.sqrt(tally[0] / tally[1])) if tally[1] else np.nan
+        # Before colours are known nothing differs from them; that is no trouble, and is not told as one.
+        error = float(np.sqrt(tally[0] / tally[1])) if tally[1] else 0.0
         known = seen[:, 3] > 0
         if not known.any():
             return error, colours.fresh

@@ -46,8 +46,7 @@ class Trust:
 
     def frames(self, log: Mapping[str, Array]) -> Array:
         """How strange each frame is [rows], averaged over the last frames."""
-        raw = _strangeness(_rows(log, self.names), self.centre, self.spread)
-        return _windowed(raw)
+        return _windowed(_strangeness(_rows(log, self.names), self.centre, self.spread), self.skip)
 
     def of(self, score: Array | float) -> Array:
         """Trust in [0, 1] for scores."""
@@ -72,8 +71,8 @@ def calibrated(nominal: Sequence[Mapping[str, Array]], skip: int = 5) -> Trust:
     rows = np.concatenate([_rows(log, names)[skip:] for log in nominal[:half]])
     centre = np.median(rows, axis=0)
     spread = np.maximum(np.quantile(rows, 0.95, axis=0) - centre, 1e-6 + 0.05 * np.abs(centre))
-    scores = [float(_windowed(_strangeness(_rows(log, names), centre, spread))[skip:].max()) for log in nominal[half:]]
-    return Trust(names, centre, spread, np.sort(scores), skip)
+    odd = [_windowed(_strangeness(_rows(log, names), centre, spread), skip) for log in nominal[half:]]
+    return Trust(names, centre, spread, np.sort([float(one[skip:].max()) for one in odd]), skip)
 
 
 def _rows(log: Mapping[str, Array], names: Sequence[str]) -> Array:
@@ -89,7 +88,8 @@ def _strangeness(rows: Array, centre: Array, spread: Array) -> Array:
     return np.sqrt(np.mean(above**2, axis=1))
 
 
-def _windowed(values: Array) -> Array:
-    """Means over the last frames; before there are enough of them the missing ones count as well."""
-    total = np.cumsum(np.concatenate([np.zeros(1), values]))
+def _windowed(values: Array, skip: int) -> Array:
+    """Means over the last frames; those that are not there or not judged count as nought."""
+    judged = np.where(np.arange(len(values)) < skip, 0.0, values)
+    total = np.cumsum(np.concatenate([np.zeros(1), judged]))
     return (total[1:] - total[np.maximum(np.arange(len(values)) + 1 - WINDOW, 0)]) / WINDOW
