@@ -209,7 +209,7 @@ def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path
     if folder is None:
         return Ran(rollout(twin, Pusher(filmed), steps=len(filmed)), filmed, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
-    with first_in_line():
+    with first_in_line(heirs=True):
         recorder = Recorder(folder, spec)
         calm(recorder.writer_pid)
 

@@ -16,7 +16,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="schedulers are Linux
 
 
 def allowed() -> bool:
-    with first_in_line():
+    with first_in_line(heirs=True):
         return sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO
 
 
@@ -32,19 +32,25 @@ def test_everything_is_put_back_even_after_an_error() -> None:
 
 
 @linux
-def test_threads_of_the_loop_stand_with_it_and_its_processes_need_not() -> None:
+def test_threads_of_the_loop_stand_with_it_only_where_asked_and_its_processes_need_not() -> None:
     if not allowed():
         pytest.skip("this user may not run before others")
     found: list[int] = []
-    with first_in_line():
+
+    def tell() -> None:
         thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
         thread.start()
         thread.join()
+
+    with first_in_line():
+        tell()
+    with first_in_line(heirs=True):
+        tell()
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         calm(child.pid)
         found.append(os.sched_getscheduler(child.pid))
     child.communicate(b"\n")
-    assert found == [os.SCHED_FIFO, os.SCHED_BATCH]
+    assert found == [os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_BATCH]
 
 
 @linux

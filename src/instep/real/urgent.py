@@ -17,11 +17,12 @@ NEVER = 1_000_000
 
 
 @contextmanager
-def first_in_line() -> Generator[None]:
+def first_in_line(*, heirs: bool = False) -> Generator[None]:
     """Run a paced loop before other programs, where the machine allows that; else as it is.
 
-    Threads that are started inside are urgent too, and should be if they may hold Python's lock: a loop that waits for
-    a thread which waits for its turn gains nothing by its own place. So are processes; see `calm`.
+    With `heirs` the threads that are started inside are urgent too, as those should be that may hold Python's lock: a
+    loop that waits for a thread which waits for its turn gains nothing by its own place. So are processes; see `calm`.
+    Without, whatever a policy starts stands with everybody else.
     """
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     gc.collect()
@@ -29,7 +30,7 @@ def first_in_line() -> Generator[None]:
     # Objects of one frame are dropped with it; what is old by now need not be searched again and again.
     gc.set_threshold(thresholds[0], thresholds[1], NEVER)
     sys.setswitchinterval(TURN)
-    urgent = _urgent()
+    urgent = _urgent(heirs)
     try:
         yield
     finally:
@@ -47,11 +48,12 @@ def calm(process: int) -> None:
             os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _urgent() -> bool:
+def _urgent(heirs: bool) -> bool:
     if sys.platform != "linux":
         return False
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+        policy = os.SCHED_FIFO if heirs else os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(PRIORITY))
     except PermissionError:
         return False
     return True
