@@ -63,13 +63,17 @@ class PushOnto:
 
     def signs(self, state: State, drawn: Array) -> Array:
         """Near: within 3 cm. Turned: that, and within 0.15 rad. Done: covering enough of the outline."""
-        away = self.pose(state) - np.array(self.target)
-        near = np.hypot(away[..., 0], away[..., 1]) < 0.03
-        turned = near & (np.abs(wrapped(away[..., 2])) < 0.15)
-        done = np.array(turned)
-        if done.any():  # counting points takes longer than all the rest
+        q = state.q
+        near = np.hypot(q[..., self.body] - self.target[0], q[..., self.body + 1] - self.target[1]) < 0.03
+        signs = np.zeros((*near.shape, 3), bool)
+        signs[..., 0] = near
+        if near.any():  # most blocks are far away most of the time, and counting points takes longer than all the rest
+            away = self.pose(state)[near] - np.array(self.target)
+            turned = np.abs(wrapped(away[..., 2])) < 0.15
+            done = np.array(turned)
             done[turned] = self._covered(away[turned]) >= self.coverage
-        return np.stack([near, turned, done], axis=-1)
+            signs[near, 1], signs[near, 2] = turned, done
+        return signs
 
     def wrong(self, state: State, drawn: Array) -> Array:
         """Whether the block fell over, or was pushed out of reach."""
