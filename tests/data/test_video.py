@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,13 @@ def test_the_cache_forgets_the_oldest_frames(film: Path):
         cache.frame(film, number)
     np.testing.assert_array_equal(cache.frame(film, 0), first)
     assert cache._used <= 10 * IMAGES[0].nbytes
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux tells a thread's place in line")
+def test_writing_a_video_keeps_the_place_in_line_of_its_caller(tmp_path):
+    before = os.sched_getscheduler(0)
+    with VideoWriter(tmp_path / "clip.mp4", 30) as video:
+        for shade in range(3):
+            video.add(np.full((64, 64, 3), 40 * shade, np.uint8))
+            assert os.sched_getscheduler(0) == before
+    assert os.sched_getscheduler(0) == before

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,26 +193,13 @@ def write_overlay(path: Path, tracked: Tracked, scale: int = 1) -> None:
     from instep.twin.prepare import frames_of
 
     shape = tracked.prepared.refined.outline
-    with _in_place(), VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
+    with VideoWriter(path, round(1 / tracked.episode.spec.dt)) as video:
         for row in range(len(tracked.run)):
             frames = frames_of(tracked.prepared.eyes, tracked.episode, row)
             images = [
                 drawn(f.pixels, f.camera, shape, interpolated(tracked.run.t, tracked.poses, f.stamp)) for f in frames
             ]
             video.add(np.concatenate(images, axis=1)[::scale, ::scale])
-
-
-@contextmanager
-def _in_place() -> Iterator[None]:
-    """Keep this thread's place in line: an encoder of videos takes the very first one for it where it may."""
-    if sys.platform != "linux":
-        yield
-        return
-    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, param)
 
 
 def write_parquet(path: Path, columns: dict[str, Array]) -> None:

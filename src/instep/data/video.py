@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -90,9 +92,10 @@ class VideoWriter:
         frame: Any = av.VideoFrame.from_ndarray(image, format="rgb24")
         frame.pts, frame.time_base = self.frames, Fraction(1, self._fps)
         try:
-            for packet in self._stream.encode(frame):
-                self.size += packet.size
-                container.mux(packet)
+            with _in_place():
+                for packet in self._stream.encode(frame):
+                    self.size += packet.size
+                    container.mux(packet)
         except av.FFmpegError as error:
             self._container = None
             raise Unsupported(
@@ -133,6 +136,20 @@ class VideoWriter:
         self._stream.height, self._stream.width = image.shape[0], image.shape[1]
         self._stream.pix_fmt = self._options.pix_fmt
         self._shape = image.shape
+
+
+@contextmanager
+def _in_place() -> Generator[None]:
+    """Keep this thread's place in line: SVT-AV1 takes the very first one for it where it may, and keeps it."""
+    if sys.platform != "linux":
+        yield
+        return
+    policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            os.sched_setscheduler(0, policy, param)
 
 
 class PacketWriter:
