@@ -244,7 +244,8 @@ def _problem(shooter: Shooter, options: FitOptions, scale: Array) -> Problem:
             span = np.log(knob.high / knob.low) if knob.log else knob.high - knob.low
             sigma[i] = prior.spread / span
     reach = _reach(knobs, windows) if options.local else None
-    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, reach)
+    contacts = len(windows.tangent.quat_q) > 0
+    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, reach, contacts)
 
 
 def _reach(knobs: Sequence[Knob], windows: Windows) -> tuple[Array, Array]:

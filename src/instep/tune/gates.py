@@ -236,8 +236,8 @@ def _recovery(found: Fit, gates: GateOptions) -> Gate:
     total = wilson(int(result.inside.sum()), result.inside.size)
     worst = min(result.share, key=lambda name: result.share[name])
     words = (
-        f"Of {len(result.inside)} planted truths on the same excitation, {total.value:.0%} lay inside their 90 % intervals; "
-        f"the worst knob is {worst} with {result.share[worst]:.0%}."
+        f"Of {len(result.inside)} planted truths on the same excitation, {total.value:.0%} lay inside their 90 % "
+        f"intervals; the worst knob is {worst} with {result.share[worst]:.0%}."
     )
     return Gate("recovery", total.value >= 0.85, words, {"recovered": total})
 

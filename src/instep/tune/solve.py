@@ -47,6 +47,8 @@ class Problem:
     reach: tuple[Array, Array] | None = None
     """Channels each knob [knobs, channels] and each start direction [2 nv, channels] moves, the rest being neglected in
     derivatives; unknowns that share no channel are then perturbed together. All where None."""
+    contacts: bool = False
+    """Whether bodies move freely, and so by touching others: only there is a cost taken to have ripples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +91,8 @@ Watch = Callable[[int, float, Array], None]
 def descend(problem: Problem, point: Point, iterations: int, tolerance: float, watch: Watch | None = None) -> Point:
     """Go downhill until the cost changes by less than `tolerance` of itself, or `iterations` are over.
 
-    Slopes that promise much and keep little may be those of ripples: then differences are taken over longer steps.
+    In contact, slopes that promise much and keep little may be those of ripples: then differences are taken over longer
+    steps. Elsewhere they are only curved, and longer steps would lead astray.
     """
     damping, flat, slopes, moved = 1e-3, 0, None, 0.0
     for iteration in range(iterations):
@@ -107,18 +110,19 @@ def descend(problem: Problem, point: Point, iterations: int, tolerance: float, w
             damping *= 10.0
         if watch is not None:
             watch(iteration, point.cost, point.x)
-        # Slopes that were right so far and promise nothing more are the end.
-        if promised <= tolerance * before and damping <= 1e-2:
-            break
         gained = before - point.cost
-        # One small step can be a bad one; two in a row are the end.
+        # One small step can be a bad one; two in a row are the end, or one where slopes taken here promised no more.
         flat = flat + 1 if gained <= tolerance * before else 0
+        if flat and not known and promised <= tolerance * before and damping <= 1e-2:
+            break
         vain = gained < 0.1 * promised and gained <= 0.01 * before and promised > 10 * tolerance * before
-        wider = _wider(problem, point, normal) if vain else point
+        wider = _wider(problem, point, normal) if vain and problem.contacts else point
         if wider.nudge > point.nudge:
             point, damping, flat, slopes = wider, 1e-3, 0, None
         elif flat >= 2 or gained == 0:
-            break
+            if not known:
+                break
+            slopes, damping = None, 1e-3  # slopes from elsewhere lead no further; those taken here may
     return point
 
 
