@@ -65,13 +65,13 @@ def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
         lines_figure(_ending(t, log, "nis"), title="Innovation against its covariance (NIS)", x="time [s]", y="1"),
         lines_figure(residuals, title="Residuals of silhouettes and of colours", x="time [s]", y="share"),
     ]
-    if trust is not None:
+    lead = "The mean NIS of a body on a table is 3 where the filter is as sure as it says."
+    if trust is None:
+        lead += " Trust is drawn where runs in which all was well are given (`--nominal`)."
+    else:
         level = np.asarray(trust.of(trust.frames(log)), float)
         figures.insert(0, lines_figure({"trust": (t, level)}, title="Trust", x="time [s]", y="0 to 1"))
-    lead = (
-        "Trust is the share of nominal runs that looked at least as strange; the mean NIS of a body on a table is 3 "
-        "where the filter is as sure as it says."
-    )
+        lead += " Trust is the share of nominal runs that looked at least as strange."
     return Section("How far to trust it", lead, figures)
 
 
