@@ -104,6 +104,8 @@ _OF_GEOM = {
 _OF_TENDON = {
     "damping": _Kind((("tendon_damping", (), 1),), "N s/m", 1e-4, 1e2),
     "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "N", 1e-4, 1e2),
+    "armature": _Kind((("tendon_armature", (), 1),), "kg", 1e-6, 1e1),
+    "grip": _Kind((("tendon_solimp_fri", (0,), 1), ("tendon_solimp_fri", (1,), 1)), "1", 0.5, 0.99999, False),
     "stiffness": _Kind((("tendon_stiffness", (), 1),), "N/m", 1e-4, 1e4),
     # The length below which it pushes; between this and the other end of its springlength it is slack.
     "slack": _Kind((("tendon_lengthspring", (0,), 1),), "m", -10.0, 10.0, False),
