@@ -23,6 +23,7 @@ from instep.core.world import Array
 from .belief import Cloud, Gaussian, Posterior
 from .fit import Fit, correlation_time
 from .solve import NUDGE, Problem, evaluate
+from .svgd import drawn, flow
 
 Method = Literal["laplace", "eki", "svgd", "npe"]
 METHODS: tuple[Method, ...] = ("laplace", "eki", "svgd", "npe")
@@ -81,25 +82,27 @@ def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generato
     return np.clip(points + weights.T @ away, 0.0, 1.0)
 
 
-def svgd(found: Fit, *, seed: int = 0, particles: int = 30, steps: int = 12) -> Cloud:
+def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draws: int = 400) -> Cloud:
     """Stein variational gradient descent on the multiple-shooting likelihood, from the Laplace posterior.
 
-    Particles follow k grad log p + grad k, in coordinates in which the Laplace posterior is round, so that one step
-    size suits all directions; the kernel has the median width. All particles are differentiated in one batch.
+    Particles move in coordinates in which the Laplace posterior is round, so that one step suits all directions; all
+    are differentiated in one batch. The cloud is drawn around where they end, and weighed by the likelihood.
     """
     rng = np.random.default_rng((seed, 0x57E1))
     target = likelihood(found)
     root, centre = whitener(found), found.x
-    points = replace_covariance(found, 1.5).draw(particles, rng)
-    z = np.linalg.solve(root, (points - centre).T).T
-    rate, memory = 0.5, 0.0
-    for step in range(steps):
-        x = np.clip(centre + z @ root.T, 0.0, 1.0)
-        phi = _stein(z, target.gradients(x) @ root)
-        memory = float((phi**2).mean()) if step == 0 else 0.7 * memory + 0.3 * float((phi**2).mean())
-        z = z + rate * phi / (1e-6 + np.sqrt(memory))
-        rate *= 0.85
-    return Cloud(found.knobs, np.clip(centre + z @ root.T, 0.0, 1.0))
+
+    def slope(z: Array) -> Array:
+        return target.gradients(np.clip(centre + z @ root.T, 0.0, 1.0)) @ root
+
+    def log(z: Array) -> Array:
+        x = centre + z @ root.T
+        inside = ((x >= 0) & (x <= 1)).all(axis=1)
+        return np.where(inside, target.log(np.clip(x, 0.0, 1.0)), -np.inf)
+
+    points = replace_covariance(found, 1.5).draw(particles or max(30, 4 * len(found.knobs)), rng)
+    z = flow(slope, np.linalg.solve(root, (points - centre).T).T, steps)
+    return Cloud(found.knobs, np.clip(centre + drawn(log, z, draws, rng) @ root.T, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,15 +195,6 @@ def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> Cloud:
     from .neural import npe
 
     return npe(found, seed=seed, sims=sims)
-
-
-def _stein(z: Array, gradient: Array) -> Array:
-    gaps = z[:, None] - z[None]  # [i, j, d] = z_i - z_j
-    squared = (gaps**2).sum(axis=-1)
-    width = max(float(np.median(squared[squared > 0])) / np.log(len(z) + 1), 1e-9)
-    kernel = np.exp(-squared / width)
-    repulsion = (kernel[..., None] * gaps * 2 / width).sum(axis=1)
-    return (kernel @ gradient + repulsion) / len(z)
 
 
 def whitener(found: Fit) -> Array:
