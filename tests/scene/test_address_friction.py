@@ -48,6 +48,17 @@ def test_a_firm_grip_holds_a_loaded_joint_that_creeps_by_default(tmp_path):
     assert after(sim.tuned({"joint.hinge.grip": 0.9999}), 5.0, 0.0) < 1e-4
 
 
+def test_drag_slows_a_joint_by_the_square_of_its_speed(tmp_path):
+    still = {"joint.hinge.frictionloss": 1e-12, "joint.hinge.damping": 1e-9, "option.gravity": 0.0}
+    sim = world(tmp_path, kp=1e-9).tuned({**still, "joint.hinge.drag": 0.1, "joint.hinge.armature": 1.0})
+    state = sim.place(np.zeros(1), np.full(1, 10.0))
+    inertia = 1.0 + sim.model.body_inertia[1].max() + 0.2 * 0.15**2
+    for _ in range(50):
+        state = sim.step(state, np.zeros(1))
+    # v' = -c v^2 / J is solved by v = v0 / (1 + c v0 t / J).
+    assert float(state.v[0]) == pytest.approx(10.0 / (1 + 0.1 * 10.0 * 1.0 / inertia), rel=2e-3)
+
+
 def test_the_range_of_commands_can_be_narrowed(tmp_path):
     sim = world(tmp_path, kp=20.0).tuned({"joint.hinge.frictionloss": 1e-9, "option.gravity": 0.0})
     assert after(sim.tuned({"actuator.hinge.high": 0.3}), 5.0, 0.9) == pytest.approx(0.3, rel=1e-3)

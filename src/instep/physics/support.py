@@ -24,7 +24,7 @@ _SHAPES = (
 )
 _KNOBS_OF_MUJOCO = (
     "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
-    "option.viscosity", "tendon.*", "sensor.*",
+    "option.viscosity", "tendon.*", "sensor.*", "joint.*.drag",
 )  # fmt: skip
 _OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
 

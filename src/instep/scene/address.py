@@ -56,6 +56,8 @@ class _Kind:
 
 _OF_JOINT = {
     "damping": _Kind((("dof_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
+    # How much damping rises with speed; below 0 it falls, as that of grease does.
+    "drag": _Kind((("dof_dampingpoly", (0,), 1),), "Nm s2/rad2", -1e1, 1e1, False),
     "frictionloss": _Kind((("dof_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
     "armature": _Kind((("dof_armature", (), 1),), "kg m2", 1e-6, 1e1),
     # How hard dry friction holds; MuJoCo's default of 0.9 lets a loaded joint creep by centimetres a second.
