@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.core.poses import quat_exp, quat_mul
+from instep.core.poses import quat_exp, quat_mul, rotate
 from instep.data.flight import flown
 
 LABELS = ("cube.x", "cube.y", "cube.z", "cube.qw", "cube.qx", "cube.qy", "cube.qz")
@@ -37,6 +37,17 @@ def test_rows_after_the_first_contact_are_left_out(lands: int):
     found = flown(t, q, np.zeros((40, 6)), LABELS, 9.81)
     assert found[0] == pytest.approx(SPEED, abs=0.08)
     assert not found[lands + 2 :].any()
+
+
+def test_a_body_turns_about_its_centre_of_mass():
+    t, q = thrown(40, 30)
+    centre = np.array([0.01, -0.02, 0.035])
+    q[:, :3] -= rotate(q[:, 3:], centre)
+    found = flown(t, q, np.zeros((40, 6)), LABELS, 9.81, centre)
+    arm, turning = rotate(q[0, 3:], centre), rotate(q[0, 3:], SPEED[3:])
+    assert found[0] == pytest.approx(np.concatenate([SPEED[:3] - np.cross(turning, arm), SPEED[3:]]), abs=0.02)
+    blind = flown(t, q, np.zeros((40, 6)), LABELS, 9.81)
+    assert np.abs(blind[0, :3] - found[0, :3]).max() > 0.03
 
 
 def test_joints_keep_their_velocities():

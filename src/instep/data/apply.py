@@ -190,7 +190,7 @@ def _velocities(
     rule = data_map.v
     if rule.sources and (_present(raw, rule) or not rule.optional):
         made, v = _channel(raw, rule, len(times), times, vector(labels))
-        return made, flown(times, q, v, channel.labels, rule.flight) if rule.flight else v
+        return made, flown(times, q, v, channel.labels, rule.flight, rule.centre) if rule.flight else v
     if rule.derive == "q":
         units = rule.unit or _speeds(channel, labels)
         return vector(labels, units), velocity(times, q, channel.labels, rule.window)

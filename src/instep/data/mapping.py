@@ -48,6 +48,8 @@ class Rule:
     flight: float = 0.0
     """Gravity [m/s2] of recordings that begin with a throw: velocities of the flight are then those of one motion that
     fits it. 0 where none does."""
+    centre: tuple[float, ...] = (0.0, 0.0, 0.0)
+    """Centre of mass of what is thrown, in its own frame [m]: what is tracked turns about it."""
     optional: bool = False
     """Whether files may lack these numbers."""
     from_unit: str = ""
@@ -216,6 +218,7 @@ def _rule(where: str, entry: Any) -> Rule:
         window=float(table.get("window", 0.05)),
         lag=float(table.get("lag", 0.0)),
         flight=float(table.get("flight", 0.0)),
+        centre=_numbers(table.get("centre", (0.0, 0.0, 0.0)), 3),
         optional=bool(table.get("optional", False)),
         from_unit=str(table.get("from_unit", "")),
         plus=_rule(f"{where}: plus", table["plus"]) if "plus" in table else None,
