@@ -281,13 +281,15 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
     """Covariance of the knobs from the scatter of whole windows, and what the data alone say.
 
     Rows of one window are not independent, so a window counts as one observation: the sandwich estimator, or, where
-    windows are few, the usual one with the residuals' correlation time taken into account.
+    windows are few, the usual one with the residuals' correlation time taken into account. What knobs and start states
+    took of the noise is missing from the residuals, so both count as degrees of freedom.
     """
     normal = linearise(problem, point, both_sides=True)
     prior = np.diag(problem.prior_sigma**-2.0)
     residual = np.nan_to_num(point.residual) / problem.scale
     rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
-    variance = float((residual**2).sum()) / max(1, rows - len(point.x))
+    taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
+    variance = float((residual**2).sum()) / max(1, rows - taken, rows / 2)
     information = normal.curvature / max(variance, 1e-300) / correlation_time(residual)
     n, knobs = normal.scores.shape
     inverse = _inverse(normal.curvature + prior)

@@ -39,9 +39,7 @@ def infer(found: Fit, method: Method = "laplace", *, seed: int = 0, **more: int)
 
 def laplace(found: Fit, *, seed: int = 0) -> Gaussian:
     """The normal distribution with the curvature of the likelihood at its top."""
-    # The fit has counted the freedom of its knobs, not that of start states.
-    rows = _rows(found)
-    return Gaussian(found.knobs, found.x, found.covariance * freedom(found) * (1 - len(found.knobs) / rows))
+    return Gaussian(found.knobs, found.x, found.covariance)
 
 
 def freedom(found: Fit) -> float:
