@@ -29,7 +29,7 @@ _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE
 _FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
 _ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 _TABLES: WeakKeyDictionary[mujoco.MjModel, tuple[bytes, dict[str, Any]]] = WeakKeyDictionary()
-_LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
+_LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm s2/rad2": "N s2/m2", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from instep.core.knob import Knob
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .drive import drive_knobs
+from .drive import drive_knobs, ripple_knobs
 
 FIRM = 0.9999
 """Grip of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
 STILL = 0.0175
 """How far a joint that stands at an end of its range may move [rad]."""
+SELDOM = 0.05
+"""Share of the time at an end of a range for which a joint may stay there although it is told to leave."""
 SMALL = 1e-3
 """Share of a joint's largest damping that counts as none."""
 
@@ -37,7 +39,8 @@ class Choice:
 def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay.
 
-    Where the robot carries its own weight, how well it does so: no controller knows the mass of each link.
+    Where the robot carries its own weight, how well it does so: no controller knows the mass of each link. Where the
+    scene gives ranges for them, friction of the cables that share motors between joints, and the ripple of the motors.
     """
     moved = _moved(scene, episodes)
     if not moved and not scene.objects:
@@ -52,6 +55,7 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     for name in _carried(scene):
         knobs.append(Knob(name, -2.0, 4.0))
         start[name] = float(address.read(scene.model, [name])[name])
+    _motors(scene, knobs, start, held)
     # Where a table stands is not the robot's, so it is sought only where the scene says that it is not known.
     for name in address.addresses(scene.model):
         if name.startswith("geom.") and name in scene.bounds:
@@ -73,7 +77,8 @@ def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
     """Ends of command ranges that the recordings show: where a joint stands still well short of its command.
 
     A robot that clips its commands does not say so. An end is believed where a joint stood still for a second in all
-    within a degree, while it was told to go further by more than a tenth of its travel.
+    within a degree, while it was told to go further by more than a tenth of its travel. A joint that dry friction holds
+    does the same, but it also stays when it is told to come back; one that is clipped follows at once.
     """
     found: dict[str, float] = {}
     known, spec = set(address.addresses(scene.model)), episodes[0].spec
@@ -86,7 +91,9 @@ def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
         for word, sign in (("low", -1.0), ("high", 1.0)):
             end = float((sign * q).max())
             there = sign * q > end - STILL
-            if (there & (sign * u > end + reach)).sum() >= least:
+            beyond = int((there & (sign * u > end + reach)).sum())
+            back = int((there & (sign * u < end - reach / 2)).sum())
+            if beyond >= least and back < SELDOM * beyond:
                 found[f"actuator.{name}.{word}"] = sign * end
     return found
 
@@ -170,6 +177,25 @@ def _joint(scene: Scene, joint: str, knobs: list[Knob], start: dict[str, float],
         start,
     )
     held[f"joint.{joint}.grip"] = FIRM
+
+
+def _motors(scene: Scene, knobs: list[Knob], start: dict[str, float], held: dict[str, float]) -> None:
+    """Friction of tendons and ripple of motors, where the scene says how large they may be."""
+    listed = [a for a in address.addresses(scene.model) if a.startswith("tendon.") and _listed(scene, a)]
+    for name in listed:
+        if name.endswith((".frictionloss", ".damping")):
+            _add(scene, name, knobs, start)
+        if name.endswith(".frictionloss"):
+            held[name.removesuffix("frictionloss") + "grip"] = FIRM
+    found, values = ripple_knobs(scene)
+    for knob in found:
+        if _listed(scene, knob.address):
+            knobs.append(knob)
+            start[knob.address] = values[knob.address]
+
+
+def _listed(scene: Scene, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in scene.bounds)
 
 
 def _range(

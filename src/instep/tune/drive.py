@@ -2,7 +2,8 @@
 
 MuJoCo's dry friction is one number per joint. Here that number is set before every physics step from the speed and
 load of the joint (see `friction`), and stiffness and force limits of a servo from its gain and the voltage that is left
-under its current. What the law needs beyond the model is kept in `drive.toml` beside `scene.toml`, by address:
+under its current; what a motor adds as it turns (see `ripple`) is applied. What the law needs beyond the model is kept in
+`drive.toml` beside `scene.toml`, by address:
 
     [settings]
     "joint.elbow.static" = 0.08
@@ -41,6 +42,7 @@ from instep.scene.folder import Scene
 from .delta import FILE as DELTA
 from .delta import Corrected, Delta
 from .friction import TERMS, Term, budget
+from .ripple import COUNT, RIPPLE, WAVES, Ripple, ripple_of, ripples
 
 FILE = "drive.toml"
 LOADS = "drive"
@@ -92,11 +94,22 @@ def drive_knobs(scene: Scene, patterns: Sequence[str]) -> tuple[list[Knob], dict
         hits = [name for name in values if fnmatchcase(name, pattern)]
         left += [] if hits else [pattern]
         for name in hits:
-            term = {**TERMS, **MOTOR}[name.rpartition(".")[2]]
+            term = {**TERMS, **MOTOR, **RIPPLE}[name.rpartition(".")[2]]
             if name not in {k.address for k in found}:
                 found.append(Knob(name, term.low, term.high, term.log, term.unit))
     start = {k.address: float(np.clip(values[k.address], k.low, k.high)) for k in found}
     return found, start, left
+
+
+def ripple_knobs(scene: Scene) -> tuple[list[Knob], dict[str, float]]:
+    """The waves of every motor of which the scene says how often it turns, and where they stand."""
+    values, found = read_drive(scene.root), list[Knob]()
+    start: dict[str, float] = {}
+    for part in (name.removesuffix(COUNT) for name in values if name.endswith("." + COUNT)):
+        for word, term in WAVES.items():
+            found.append(Knob(part + word, term.low, term.high, term.log, term.unit))
+            start[part + word] = values.get(part + word, term.default)
+    return found, start
 
 
 def _table(root: Path) -> dict[str, Any]:
@@ -208,6 +221,7 @@ class Driven:
                     error = str(failure)
                 loads = rig.loads()
             batch.bind("xfrc_applied")[:] = 0.0
+            rig.rest()
             after = batch.state.copy()
             q, v = batch.bind("qpos").copy(), batch.bind("qvel").copy()
         shape = state.batch
@@ -242,6 +256,8 @@ class Driven:
 
 def known(model: mujoco.MjModel, name: str) -> bool:
     """Whether an address is one of the law's own."""
+    if ripples(model, name):
+        return True
     kind, _, rest = name.partition(".")
     part, _, word = rest.rpartition(".")
     if kind == "joint":
@@ -262,6 +278,7 @@ class _Law:
     """The degree of freedom each motor drives."""
     places: dict[int, int]
     """Where its joint stands in the positions."""
+    ripple: Ripple | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -289,6 +306,13 @@ class _Rig:
         if self._law.terms:
             motor = loads[:, 1] - self._back * speed
             self._friction[:] = budget(self._coulomb, self._law.terms, speed, loads[:, 0], motor)
+        if self._law.ripple is not None:
+            self.batch.bind("qfrc_applied")[:] = self._law.ripple.torque(self.batch.bind("qpos"))
+
+    def rest(self) -> None:
+        """Take away what was applied, so that a state holds none of it."""
+        if self._law.ripple is not None:
+            self.batch.bind("qfrc_applied")[:] = 0.0
 
     def _motor_now(self, a: int, gain: Array, speed: Array) -> None:
         """Write stiffness and limit of a motor for the duty and the voltage it has now.
@@ -325,6 +349,8 @@ def _law(model: mujoco.MjModel, settings: Settings) -> _Law:
             raise UnknownName("knob of a drive", name, joints)
         kind, _, rest = name.partition(".")
         part, _, word = rest.rpartition(".")
+        if ripples(model, name):
+            continue
         if kind == "joint":
             dof = int(model.joint(part).dofadr[0])
             values = np.asarray(value, float).reshape(-1)
@@ -341,7 +367,7 @@ def _law(model: mujoco.MjModel, settings: Settings) -> _Law:
     names = tuple(model.actuator(a).name for a in motors)
     dofs = {a: int(model.jnt_dofadr[model.actuator_trnid[a, 0]]) for a in motors}
     places = {a: int(model.jnt_qposadr[model.actuator_trnid[a, 0]]) for a in motors}
-    return _Law(terms, motors, names, dofs, places)
+    return _Law(terms, motors, names, dofs, places, ripple_of(model, settings))
 
 
 def _sound(state: State, name: str, error: str) -> State:
