@@ -113,7 +113,7 @@ def test_a_batch_has_one_ripple_per_world_and_states_hold_none_of_it(scene):
 
 
 def test_a_ripple_of_nothing_is_refused(scene):
-    with pytest.raises(UnknownName, match="tendon.middle.ripple_sin"):
+    with pytest.raises(UnknownName, match="ripple_sin"):
         Driven(MujocoWorld(scene), {"tendon.middle.ripple_sin": 0.1})
 
 

@@ -2,8 +2,8 @@
 
 MuJoCo's dry friction is one number per joint. Here that number is set before every physics step from the speed and
 load of the joint (see `friction`), and stiffness and force limits of a servo from its gain and the voltage that is left
-under its current; what a motor adds as it turns (see `ripple`) is applied. What the law needs beyond the model is kept in
-`drive.toml` beside `scene.toml`, by address:
+under its current; what a motor adds as it turns (see `ripple`) is applied. What the law needs beyond the model is kept
+in `drive.toml` beside `scene.toml`, by address:
 
     [settings]
     "joint.elbow.static" = 0.08
