@@ -18,14 +18,13 @@ import numpy as np
 
 from instep.core.stats import Estimate, bootstrap, wilson
 from instep.tune.calibrate import Calibration
-from instep.tune.fit import fit
 from tune_jobs import Task, designed, machine, named, pool, quality, ranked, recovered
-from tune_peers import against_sysid, meshed_arm, raw_rate
-from tune_worlds import arm7, bed
+from tune_speed import timed
+from tune_worlds import bed
 
 Rows = list[dict[str, Any]]
 BEDS = ("pusht", "arm7", "pendulum")
-TRUTHS = {"laplace": 200, "eki": 100, "svgd": 48, "npe": 1}
+TRUTHS = {"laplace": 200, "eki": 100, "svgd": 100, "npe": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +36,16 @@ class Part:
 
 
 def run(out: Path, quick: bool = False) -> Rows:
-    """All parts side by side, then what is timed, alone; what is done is kept in parts.json."""
-    rows: Rows = []
+    """What is timed, alone, then all other parts side by side; what is done is kept in parts.json."""
     began = time.perf_counter()
+    rows = timed(quick)
+    print(f"speed: after {time.perf_counter() - began:.0f} s", file=sys.stderr)
     with pool() as submit:
         waiting = {name: [submit(task) for task in part.tasks(quick)] for name, part in PARTS.items()}
         for name, futures in waiting.items():
             rows += PARTS[name].rows([future.result() for future in futures])
             print(f"{name}: after {time.perf_counter() - began:.0f} s", file=sys.stderr)
             (out / "parts.json").write_text(json.dumps(rows, indent=1))
-    rows += speed(quick)
-    print(f"speed: after {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return rows
 
 
@@ -152,28 +150,6 @@ def _machine_rows(results: list[tuple[float, float]]) -> Rows:
     ]
 
 
-def speed(quick: bool) -> Rows:
-    """A fit's wall time over that of its bare simulations, and over mujoco.sysid's to the same tolerance."""
-    rows: Rows = []
-    place = arm7()
-    episodes = place.record(place.truth(0), range(2 if quick else 6))
-    options = replace(place.options, limit=None)
-    ratios: list[float] = []
-    for _ in range(1 if quick else 3):
-        found = fit(place.sim, episodes, place.knobs, options)
-        span = found.windows.action.shape[1]
-        steps = found.worlds * span * place.sim.substeps
-        ratios.append(found.seconds / (steps / raw_rate(place.sim, 4 * len(found.windows), span)))
-    ratio = float(np.median(ratios))
-    name = "arm7: wall time of a fit over its simulations alone"
-    rows.append(_row(name, Estimate(ratio, min(ratios), max(ratios), len(ratios), "x"), goal=1.3, ok=ratio <= 1.3))
-    with TemporaryDirectory() as folder:
-        for label, meshes in (("plain arm", False), ("arm with meshes", True)):
-            sim = meshed_arm(Path(folder) / label.replace(" ", "_"), meshes)
-            rows += against_sysid(label, sim, repeats=1 if quick else 7)
-    return rows
-
-
 def _plain(value: float, unit: str = "") -> Estimate:
     return Estimate(float(value), float("nan"), float("nan"), 1, unit)
 
@@ -199,7 +175,7 @@ def _main(words: list[str]) -> None:
     with pool() as submit:
         waiting = {name: [submit(task) for task in PARTS[name].tasks(quick)] for name in names if name in PARTS}
         rows = [row for name, done in waiting.items() for row in PARTS[name].rows([f.result() for f in done])]
-    for row in rows + (speed(quick) if "speed" in names else []):
+    for row in (timed(quick) if "speed" in names else []) + rows:
         print(json.dumps(row))
 
 
