@@ -27,7 +27,7 @@ LONGEST_DELAY = 0.25
 # Plain numbers: MuJoCo's enums do not equal the integers of a model's arrays.
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
-_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
+_ON_JOINT, _WRAP_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtWrap.mjWRAP_JOINT)
 _TABLES: WeakKeyDictionary[mujoco.MjModel, tuple[bytes, dict[str, Any]]] = WeakKeyDictionary()
 _LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm s2/rad2": "N s2/m2", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
 
@@ -104,13 +104,13 @@ _OF_GEOM = {
     "pos_z": _Kind((("geom_pos", (2,), 1),), "m", -2.0, 2.0, False),
 }
 _OF_TENDON = {
-    "damping": _Kind((("tendon_damping", (), 1),), "N s/m", 1e-4, 1e2),
-    "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "N", 1e-4, 1e2),
-    "armature": _Kind((("tendon_armature", (), 1),), "kg", 1e-6, 1e1),
+    "damping": _Kind((("tendon_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
+    "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
+    "armature": _Kind((("tendon_armature", (), 1),), "kg m2", 1e-6, 1e1),
     "grip": _Kind((("tendon_solimp_fri", (0,), 1), ("tendon_solimp_fri", (1,), 1)), "1", 0.5, 0.99999, False),
-    "stiffness": _Kind((("tendon_stiffness", (), 1),), "N/m", 1e-4, 1e4),
+    "stiffness": _Kind((("tendon_stiffness", (), 1),), "Nm/rad", 1e-4, 1e4),
     # The length below which it pushes; between this and the other end of its springlength it is slack.
-    "slack": _Kind((("tendon_lengthspring", (0,), 1),), "m", -10.0, 10.0, False),
+    "slack": _Kind((("tendon_lengthspring", (0,), 1),), "rad", -10.0, 10.0, False),
 }
 _OF_SENSOR = {"delay": _Kind((("sensor_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
 _OPTIONS = {
@@ -267,7 +267,6 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
     for kind_name, count, words in (
         ("body", model.nbody, _OF_BODY),
         ("geom", model.ngeom, _OF_GEOM),
-        ("tendon", model.ntendon, _OF_TENDON),
     ):
         for i in range(1 if kind_name == "body" else 0, count):
             name = getattr(model, kind_name)(i).name
@@ -275,6 +274,9 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
                 continue
             for word, kind in words.items():
                 yield f"{kind_name}.{name}.{word}", kind, [i]
+    for t in range(model.ntendon):
+        for word, kind in _OF_TENDON.items():
+            yield f"tendon.{model.tendon(t).name}.{word}", kind if _turns(model, t) else _linear(kind), [t]
     for s in range(model.nsensor):
         if model.sensor_history[s, 0] > 0:
             yield f"sensor.{model.sensor(s).name}.delay", _OF_SENSOR["delay"], [s]
@@ -299,6 +301,13 @@ def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
     if model.actuator_forcelimited[a]:
         kinds |= _LIMITED
     return kinds | _DELAYED
+
+
+def _turns(model: mujoco.MjModel, tendon: int) -> bool:
+    """Whether the length of a tendon is an angle: the sum of angles of hinges, each times its share."""
+    rows = slice(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
+    joints = model.wrap_objid[rows][model.wrap_type[rows] == _WRAP_JOINT]
+    return len(joints) == model.tendon_num[tendon] and not (model.jnt_type[joints] == _SLIDE).any()
 
 
 def _linear(kind: _Kind) -> _Kind:
