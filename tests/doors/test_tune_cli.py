@@ -112,6 +112,33 @@ def test_reversed_bounds_are_refused(scene, data, tmp_path, capsys):
     assert "reversed" in complaint(capsys)
 
 
+def test_bounds_of_a_knob_that_is_not_sought_are_refused(scene, data, tmp_path, capsys):
+    asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.dampin=0.1:2"]
+    assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
+    assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--window", "nan"), ("--window", "inf"), ("--bounds", "joint.*.damping=0.1:inf"), ("--held-out", "2")],
+)
+def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene, data, tmp_path, capsys, option, value):
+    asked = ["--knobs", "joint.hinge.damping", option, value, "--out", str(tmp_path / "out")]
+    assert main(["tune", str(data), str(scene), *asked]) == 2
+    assert len(complaint(capsys).strip().splitlines()) == 1
+
+
+def test_a_recording_with_a_hole_is_refused_by_name_and_row(scene, tmp_path, capsys):
+    runs = [rollout(MujocoWorld(scene), Script(np.full((60, 1), 0.3)), steps=60) for _ in range(2)]
+    q = runs[1].q.copy()
+    q[7] = np.nan
+    write([runs[0].with_columns({}, name="whole"), runs[1].with_columns({"q": q}, name="torn")], tmp_path / "torn")
+    asked = ["--knobs", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
+    assert main(["tune", str(tmp_path / "torn"), str(scene), *asked]) == 2
+    said = complaint(capsys)
+    assert "torn" in said and "row 7" in said
+
+
 def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
     world = MujocoWorld(scene)
     spec = world.spec

@@ -114,3 +114,11 @@ def test_a_superposition_tells_what_the_simulator_confirms_and_more_than_a_chirp
     assert design.within
     # One joint has no neighbours whose motion could help, so there is little to gain; on arms there is.
     assert design.smallest(names) > 1.2 * sweep.smallest(names)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seconds", "inf"), ("--noise", "nan"), ("--speed", "nan")])
+def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene_folder, tmp_path, capsys, option, value):
+    folder = scene_folder(tmp_path / "servo")
+    assert main(["excite", str(folder), option, value, "--out", str(tmp_path / "out")]) == 2
+    assert "must be above 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

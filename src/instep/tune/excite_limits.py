@@ -52,8 +52,9 @@ class Limits:
 def limits_of(scene: Scene, allowed: Allowed | None = None) -> Limits:
     """The limits of a scene; actuators that drive no single joint are left at rest."""
     model, allowed = scene.model, allowed or Allowed()
-    if min(allowed.speed, allowed.acceleration, allowed.torque, allowed.reach) <= 0:
-        raise BadInput("Limits of speed, acceleration, torque and reach must be above 0.")
+    given = (allowed.speed, allowed.acceleration, allowed.torque, allowed.reach)
+    if not all(value > 0 for value in given):  # which not-a-number is not either
+        raise BadInput(f"Limits of speed, acceleration, torque and reach must be above 0, not {given}.")
     on_joint = int(mujoco.mjtTrn.mjTRN_JOINT)
     wanted = [model.joint(name).id for name in scene.robot]
     pairs = [

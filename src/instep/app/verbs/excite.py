@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,11 @@ def excite(
     from instep.tune.excite import excite as search
     from instep.tune.excite_limits import Allowed, limits_of
 
-    if min(seconds, highest, noise) <= 0 or generations < 1:
-        raise BadInput("--seconds, --highest and --noise must be above 0 and --generations at least 1.")
+    if not all(0 < value < math.inf for value in (seconds, highest, noise)) or generations < 1:
+        raise BadInput(
+            "--seconds, --highest and --noise must be above 0 and finite, and --generations at least 1, "
+            f"not {seconds:g}, {highest:g}, {noise:g} and {generations}."
+        )
     loaded = Scene.load(scene)
     allowed = Allowed(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
     limits = limits_of(loaded, allowed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -82,7 +83,7 @@ def tune(
     from instep.app.tune_page import Costs
     from instep.core.errors import BadInput
 
-    if window <= 0 or windows < 2 or min(starts, seeds) < 1 or draws < 0:
+    if not 0 < window < math.inf or windows < 2 or min(starts, seeds) < 1 or draws < 0:
         raise BadInput(
             "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at least 0, "
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
@@ -153,11 +154,30 @@ def _load(asked: Asked) -> Loaded:
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
     episodes = told(scene, episodes)
     choice = chosen(scene, episodes) if asked.knobs == ("auto",) else named(scene, asked.knobs, asked.bounds)
+    choice = _narrowed(choice, asked.bounds)
     sim = bare(scene)
     sim = sim.tuned(choice.held) if choice.held else sim
     fitted, held_out = split(episodes, asked.held_out)
     where = Path(asked.data)
     return Loaded(where if where.exists() else where.parent, scene, sim, fitted, held_out, choice)
+
+
+def _narrowed(choice: Choice, bounds: Mapping[str, tuple[float, float]]) -> Choice:
+    """The same choice within the bounds that were given, each of which must be of a knob that is sought."""
+    from fnmatch import fnmatchcase
+
+    from instep.core.errors import UnknownName
+
+    names = [knob.address for knob in choice.knobs]
+    knobs, start = list(choice.knobs), dict(choice.start)
+    for pattern, (low, high) in bounds.items():
+        found = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
+        if not found:
+            raise UnknownName("knob among those to fit", pattern, names)
+        for i in found:
+            knobs[i] = replace(knobs[i], low=low, high=high, log=knobs[i].log and low > 0)
+            start[names[i]] = min(max(start[names[i]], low), high)
+    return replace(choice, knobs=tuple(knobs), start=start)
 
 
 def _options(asked: Asked, loaded: Loaded) -> FitOptions:
@@ -365,6 +385,8 @@ def _bounds(words: Sequence[str]) -> dict[str, tuple[float, float]]:
             low, high = float(match["low"]), float(match["high"])
         except ValueError:
             raise BadInput(f"Bounds read 'joint.*.damping=0.01:2', not {word!r}.") from None
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise BadInput(f"The bounds of {match['name']!r} must be finite numbers, not {low:g} and {high:g}.")
         if not low < high:
             raise BadInput(f"The bounds of {match['name']!r} are reversed: {low:g} is not below {high:g}.")
         found[match["name"]] = (low, high)
