@@ -68,6 +68,27 @@ def test_a_knob_that_was_right_already_is_not_promoted(servo, recorded):
     assert "At least 5 %" in held_out.words
 
 
+@pytest.mark.parametrize("after", [1, 4, 12])
+def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recorded, after):
+    truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
+    start = {"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0}
+    calls = 0
+
+    def watch(iteration, cost, x):
+        nonlocal calls
+        calls += 1
+        if calls == after:
+            raise KeyboardInterrupt
+
+    options = FitOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
+    result = tune(servo, split(recorded(servo, truth, range(6))), servo.scene.knobs(*truth), options, watch=watch)
+    assert calls == after
+    assert not result.passed
+    assert "Stopped by hand" in result.gates[2].words
+    assert set(result.settings) == set(truth)
+    assert abs(result.settings["actuator.hinge.kp"] - 6.0) < 2.0
+
+
 def test_recordings_where_nothing_moves_are_refused(servo, recorded):
     episode = recorded(servo, {}, [0])[0]
     still = Episode(episode.spec, {**episode.columns, "q": np.zeros_like(episode.q)}, {})

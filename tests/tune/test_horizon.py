@@ -9,8 +9,10 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.episode import Log
+from instep.core.knob import Knob
 from instep.scene.folder import Scene
 from instep.tune.horizon import foreseeable
+from instep.tune.shoot import Shooter
 from instep.tune.windows import cut
 
 PENDULUM = """
@@ -57,3 +59,16 @@ def test_less_noise_is_foreseen_further(world):
     windows = cut(world, [recorded(world, np.pi - tilt) for tilt in (0.002, 0.003)], span=round(2 / world.spec.dt) - 1)
     quiet = replace(windows, noise_q=windows.noise_q / 10, noise_v=windows.noise_v / 10)
     assert foreseeable(world, quiet).inside.sum() > foreseeable(world, windows).inside.sum()
+
+
+def test_rows_that_do_not_count_are_not_simulated_and_the_rest_is_the_same(world):
+    windows = cut(world, [recorded(world, 0.5), recorded(world, 1.0)], span=round(2 / world.spec.dt) - 1)
+    inside = windows.inside.copy()
+    inside[1, 80:] = False
+    knobs = (Knob("joint.hinge.damping", 1e-4, 1e-1, log=True),)
+    points = np.array([[0.2], [0.7]])
+    whole, part = (Shooter(world, w, knobs)(points) for w in (windows, replace(windows, inside=inside)))
+    np.testing.assert_allclose(part[:, 0], whole[:, 0], atol=1e-12)
+    np.testing.assert_allclose(part[:, 1, :80], whole[:, 1, :80], atol=1e-12)
+    assert not part[:, 1, 80:].any()
+    assert np.abs(whole[:, 1, 80:]).max() > 0.01

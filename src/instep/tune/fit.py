@@ -18,7 +18,7 @@ from instep.core.world import Array, Simulator
 
 from .horizon import foreseeable
 from .shoot import Shooter
-from .solve import Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .solve import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
 from .windows import Windows, cut
 
 
@@ -199,9 +199,10 @@ def _search(
         problem = replace(problem, scale=_scale(shooter, options, ended[0]))
         done = descend(problem, _again(problem, ended[0]), options.iterations, options.tolerance, watch)
         ended = [done, *ended[1:]]
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         stopped = True
-        ended.sort(key=lambda p: p.cost)
+        ended += [stop.point] if isinstance(stop, Interrupted) else []
+        ended = sorted((_again(problem, p) for p in ended), key=lambda p: p.cost)
     best = _again(problem, ended[0])
     first = evaluate(problem, given[None])[0]
     return best, first, problem, [p.cost for p in ended], stopped

@@ -101,7 +101,12 @@ def tune(
     kept = [knob for knob in knobs if knob.address in weak.kept]
     frozen = _left(first, weak.frozen, options)
     held = sim.tuned(frozen) if frozen else sim
-    found, agreed = _solve(held, fitted, kept, _only(options, kept, first), gates, watch)
+    solved = None if first.stopped else _solve(held, fitted, kept, _only(options, kept, first), gates, watch)
+    if solved is None:
+        kept, frozen, held = list(knobs), dict[str, float](), sim
+        words = "Stopped by hand; the best settings of the first look are kept."
+        solved = replace(first, stopped=True), Gate("solve", False, words)
+    found, agreed = solved
     passed.append(agreed)
     passed.append(_recovery(found, gates))
     passed.append(_whiteness(found))
@@ -190,16 +195,14 @@ def _solve(
     options: FitOptions,
     gates: GateOptions,
     watch: Watch | None,
-) -> tuple[Fit, Gate]:
-    """Search from several places over some of the windows, then finish the best search over all of them."""
-    coarse = _coarse(options)
-    fits: list[Fit] = []
-    for seed in range(gates.seeds):
-        # The first search begins where the look ended, the others anywhere: the best of points spread evenly.
-        begun = replace(coarse, start={}, priors=coarse.priors, anywhere=True) if seed else coarse
-        fits.append(fit(sim, episodes, knobs, replace(begun, seed=gates.seed + seed), watch=watch))
-        if fits[-1].stopped:
-            break
+) -> tuple[Fit, Gate] | None:
+    """Search from several places over some of the windows, then finish the best search over all of them.
+
+    None where it was stopped before the first search had anything to show.
+    """
+    fits, stopped = _searches(sim, episodes, knobs, (_coarse(options), gates), watch)
+    if not fits:
+        return None
     # Weights differ a little between the searches, so all are judged under those of the first.
     problem = fits[0].problem
     costs = [cost_of(problem, f.point.x, f.point.starts, f.point.residual) for f in fits]
@@ -214,11 +217,36 @@ def _solve(
         "of their range"
     )
     words += f" ({', '.join(apart)} by more than 5 %)." if apart else "."
-    if not best.stopped and len(best.windows) < (options.limit or len(best.windows) + 1):
-        best = fit(sim, episodes, knobs, replace(options, start=best.settings, starts=1), watch=watch)
-    if best.stopped:
+    try:
+        if not stopped and len(best.windows) < (options.limit or len(best.windows) + 1):
+            best = fit(sim, episodes, knobs, replace(options, start=best.settings, starts=1), watch=watch)
+    except KeyboardInterrupt:
+        stopped = True
+    if stopped or best.stopped:
+        best = replace(best, stopped=True)
         words = f"Stopped by hand; the best of {len(fits)} searches is kept. {words}"
     return best, Gate("solve", len(good) * 2 >= len(fits) and not best.stopped, words)
+
+
+def _searches(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    knobs: Sequence[Knob],
+    how: tuple[FitOptions, GateOptions],
+    watch: Watch | None,
+) -> tuple[list[Fit], bool]:
+    """The first search begins where the look ended, the others anywhere; also whether they were stopped by hand."""
+    options, gates = how
+    fits: list[Fit] = []
+    for seed in range(gates.seeds):
+        begun = replace(options, start={}, anywhere=True) if seed else options
+        try:
+            fits.append(fit(sim, episodes, knobs, replace(begun, seed=gates.seed + seed), watch=watch))
+        except KeyboardInterrupt:
+            return fits, True
+        if fits[-1].stopped:
+            return fits, True
+    return fits, False
 
 
 def _coarse(options: FitOptions) -> FitOptions:

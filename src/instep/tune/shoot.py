@@ -30,6 +30,7 @@ class Shooter:
     def __call__(self, points: Array, starts: Array | None = None) -> Array:
         """What is predicted minus what was measured [candidates, windows, span, nv]; NaN after a divergence.
 
+        Rows after a window's last that counts are nought.
         `points` are knobs in unit coordinates [candidates, knobs]; `starts` shift each window's start state, positions
         then velocities [candidates, windows, 2 nv].
         """
@@ -47,17 +48,32 @@ class Shooter:
         return {knob.address: knob.from_unit(points[..., i]) for i, knob in enumerate(self.knobs)}
 
     def _some(self, points: Array, starts: Array | None) -> Array:
-        w, n, candidates = self.windows, len(self.windows), len(points)
+        w, candidates = self.windows, len(points)
+        out = np.zeros((candidates, *w.target.shape[:2], w.v.shape[-1]))
+        for picked, rows in self._lengths():
+            out[:, picked, :rows] = self._apart(points, None if starts is None else starts[:, picked], picked, rows)
+        return out
+
+    def _lengths(self) -> list[tuple[Array, int]]:
+        """Windows of about the same length, and how many of their rows count: later ones need not be simulated."""
+        span = self.windows.inside.shape[1]
+        ends = span - np.argmax(self.windows.inside[:, ::-1], axis=1)
+        ends = np.where(self.windows.inside.any(axis=1), ends, 1)
+        quarter = np.ceil(4 * ends / span)
+        return [(picked := np.flatnonzero(quarter == q), int(ends[picked].max())) for q in np.unique(quarter)]
+
+    def _apart(self, points: Array, starts: Array | None, picked: Array, rows: int) -> Array:
+        """What some windows leave over [candidates, picked, rows, nv]."""
+        w, n, candidates = self.windows, len(picked), len(points)
         each = {name: np.repeat(values, n) for name, values in self.settings(points).items()}
-        q, v = np.tile(w.q, (candidates, 1)), np.tile(w.v, (candidates, 1))
+        q, v = np.tile(w.q[picked], (candidates, 1)), np.tile(w.v[picked], (candidates, 1))
         if starts is not None:
             size = v.shape[-1]
             shift = starts.reshape(-1, 2 * size)
             q, v = w.tangent.plus(q, shift[:, :size]), v + shift[:, size:]
-        past = np.broadcast_to(w.past, (candidates, *w.past.shape)).reshape(candidates * n, *w.past.shape[1:])
-        paths = march(tuned(self.sim, each), q, v, past, np.moveaxis(w.action, 1, 0))
-        paths = paths.reshape(candidates, n, *paths.shape[1:])
-        return w.tangent.minus(paths, w.target)
+        past = np.tile(w.past[picked], (candidates, *[1] * (w.past.ndim - 1)))
+        paths = march(tuned(self.sim, each), q, v, past, np.moveaxis(w.action[picked, :rows], 1, 0))
+        return w.tangent.minus(paths.reshape(candidates, n, *paths.shape[1:]), w.target[picked, :rows])
 
 
 def tuned(sim: Simulator, each: Mapping[str, Array]) -> Simulator:

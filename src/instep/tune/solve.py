@@ -94,6 +94,25 @@ def descend(problem: Problem, point: Point, iterations: int, tolerance: float, w
     In contact, slopes that promise much and keep little may be those of ripples: then differences are taken over longer
     steps. Elsewhere they are only curved, and longer steps would lead astray.
     """
+    at = [point]
+    try:
+        _descend(problem, at, iterations, tolerance, watch)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(at[0]) from stop
+    return at[0]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A search was stopped by hand; it carries the best point until then."""
+
+    def __init__(self, point: Point) -> None:
+        super().__init__("stopped by hand")
+        self.point = point
+
+
+def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: float, watch: Watch | None) -> None:
+    """Replace the one point of a list by better ones, so that it is the best whenever this is stopped."""
+    point = at[0]
     damping, flat, slopes, moved = 1e-3, 0, None, 0.0
     for iteration in range(iterations):
         # Slopes taken within a step of differences from here still hold.
@@ -106,6 +125,7 @@ def descend(problem: Problem, point: Point, iterations: int, tolerance: float, w
             if trial.cost < point.cost:
                 moved += float(np.abs(trial.x - point.x).max(initial=0.0))
                 point, damping = trial, max(damping / 5, 1e-9)
+                at[0] = point
                 break
             damping *= 10.0
         if watch is not None:
@@ -119,11 +139,11 @@ def descend(problem: Problem, point: Point, iterations: int, tolerance: float, w
         wider = _wider(problem, point, normal) if vain and problem.contacts else point
         if wider.nudge > point.nudge:
             point, damping, flat, slopes = wider, 1e-3, 0, None
+            at[0] = point
         elif flat >= 2 or gained == 0:
             if not known:
                 break
             slopes, damping = None, 1e-3  # slopes from elsewhere lead no further; those taken here may
-    return point
 
 
 def evaluate(problem: Problem, xs: Array, starts: Array | None = None) -> list[Point]:
