@@ -122,3 +122,11 @@ def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene_folder, tm
     assert main(["excite", str(folder), option, value, "--out", str(tmp_path / "out")]) == 2
     assert "must be above 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_no_motion_tells_apart_is_not_said_to_be_revealed(servo, limits):
+    # Rotor and rod turn together, so their inertias have one effect.
+    knobs = servo.scene.knobs("joint.hinge.armature", "body.link.inertia_y")
+    swing = chirp(limits, 100, energy=8.0, highest=3.0)
+    found = judged(servo, limits, knobs, swing, ExciteOptions(noise=1e-3))
+    assert len(found.reveals.frozen) == 1

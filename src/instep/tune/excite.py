@@ -28,6 +28,8 @@ PACE = 3.0
 """How far beyond the limits of a joint its commands may go in speed and acceleration: servos smooth them."""
 STEP = 0.01
 """Step of the differences, as a share of a knob's range; larger than a fit's, since stick and slip are not smooth."""
+FAINT = 0.15
+"""How much of a knob's usual effect on a joint differences up and down may differ by curvature alone."""
 
 Watch = Callable[[int, float], None]
 """Told the generation and the best score so far."""
@@ -135,7 +137,9 @@ def information(
     up, down, q, v = _both_ways(sim, limits, knobs, motions, groups)
     # A joint that sticks on one side and slips on the other is no information: then the smaller slope of both counts.
     small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
-    smooth = (up * down < 0) & (small > 0.5 * large)
+    # Beside what a knob usually does the rest is curvature, and to cut that off would tell apart what nothing does.
+    faint = np.abs(up + down) < FAINT * np.sqrt(((up - down) ** 2).mean(axis=-2, keepdims=True))
+    smooth = ((up * down < 0) & (small > 0.5 * large)) | faint
     change = np.where(smooth, (up - down) / 2, np.where(up * down < 0, np.sign(up) * small, 0.0))
     slopes = np.zeros((len(knobs), *change.shape[1:]))
     for row, group in enumerate(groups):
