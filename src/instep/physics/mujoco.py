@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from pathlib import Path
 
@@ -20,6 +21,8 @@ KEY = "mujoco"
 """The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
 SENSED = "mujoco.sensors"
 """What the model's own sensors read at the last physics step."""
+WORTH = 32
+"""Physics steps of one control step, over all its worlds, for which waking another thread is worth its while."""
 HUGE = 1e10
 """A speed or position beyond this is a divergence, as in MuJoCo's own check."""
 
@@ -34,7 +37,7 @@ class MujocoWorld:
     def __init__(self, scene: Scene | str | Path, *, threads: int = 0, settings: Settings | None = None):
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.threads = threads
-        """Threads a batch is stepped on; all cores where 0."""
+        """Threads a batch is stepped on; where 0, as many as there are cores and work for."""
         self.settings: Settings = dict(settings or {})
         self._model, self._steps, self._each = _prepared(self.scene, self.settings)
         self._nsim = max((len(value) for value in self._each.values()), default=0)
@@ -141,8 +144,15 @@ class MujocoWorld:
             # Sizes come and go (replay windows, evaluations); a few pools are kept, the oldest goes first.
             if len(self._batches) >= 4:
                 del self._batches[next(iter(self._batches))]
-            self._batches[n] = _tuned_batch(self._model, n, self.threads, self._each)
+            self._batches[n] = _tuned_batch(self._model, n, self.workers(n), self._each)
         return self._batches[n]
+
+    def workers(self, n: int) -> int:
+        """Threads that step n worlds: all threads wait for each other every control step, so each needs some work."""
+        if self.threads:
+            return self.threads
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, min(cores, n * self._steps // WORTH))
 
     def _state(self, t: float, rows: Array, sensed: Array | None) -> State:
         layout = self._layout

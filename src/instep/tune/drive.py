@@ -243,7 +243,7 @@ class Driven:
         if n not in self._rigs:
             if len(self._rigs) >= 4:
                 del self._rigs[next(iter(self._rigs))]
-            batch = mjbatch.Batch(self.world.model, n, self.world.threads or 0)
+            batch = mjbatch.Batch(self.world.model, n, self.world.workers(n))
             each = {name: np.asarray(v, float) for name, v in self.world.settings.items() if np.ndim(v)}
             for name, values in each.items():
                 for target in address.targets(self.world.model, name):

@@ -128,12 +128,14 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
                 at[0] = point
                 break
             damping *= 10.0
+            if _promise(problem, point, normal, damping) <= tolerance * before:
+                break  # what promises nothing is not worth a simulation
         if watch is not None:
             watch(iteration, point.cost, point.x)
         gained = before - point.cost
         # One small step can be a bad one; two in a row are the end, or one where slopes taken here promised no more.
         flat = flat + 1 if gained <= tolerance * before else 0
-        if flat and not known and promised <= tolerance * before and damping <= 1e-2:
+        if flat and (not known or not problem.contacts) and promised <= tolerance * before and damping <= 1e-2:
             break
         vain = gained < 0.1 * promised and gained <= 0.01 * before and promised > 10 * tolerance * before
         wider = _wider(problem, point, normal) if vain and problem.contacts else point
