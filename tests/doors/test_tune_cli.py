@@ -95,6 +95,17 @@ def test_a_delta_action_is_reported_beside_a_control_and_kept_with_the_scene_onl
     assert (Path(result["scene"]) / "delta.npz").is_file() == judged["kept"]
 
 
+def test_the_page_shows_gates_knobs_held_out_motion_and_how_sure_it_is(scene, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ("--knobs", "joint.hinge.damping", "actuator.hinge.kp", *FEW, "--posterior", "laplace")
+    assert main(["tune", str(data), str(scene), *asked, "--out", str(out)]) == 0
+    assert str(out / "report.html") in capsys.readouterr().out
+    page = (out / "report.html").read_text()
+    for words in ("The error on held-out recordings fell by", "joint.hinge.damping", "identifiability", "90 % band",
+                  "planted truths inside 90% intervals", "sha256 of", "MuJoCo"):  # fmt: skip
+        assert words in page
+
+
 def complaint(capsys) -> str:
     return capsys.readouterr().err
 
@@ -116,6 +127,11 @@ def test_bounds_of_a_knob_that_is_not_sought_are_refused(scene, data, tmp_path, 
     asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.dampin=0.1:2"]
     assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
     assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
+
+
+def test_a_direction_to_ignore_that_is_not_measured_offers_the_nearest(scene, data, tmp_path, capsys):
+    assert main(["tune", str(data), str(scene), "--ignore", "hing", *FEW, "--out", str(tmp_path / "out")]) == 2
+    assert "Did you mean 'hinge'?" in complaint(capsys)
 
 
 @pytest.mark.parametrize(
