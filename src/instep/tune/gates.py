@@ -11,7 +11,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.knob import Knob
 from instep.core.stats import Estimate, wilson
-from instep.core.world import Array, Simulator
+from instep.core.world import Simulator
 
 from .fit import Fit, FitOptions, correlation_time, fit
 from .heldout import Comparison, compare
@@ -27,6 +27,8 @@ SEARCHED = 120
 """Windows with contact that are searched over."""
 DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Endings of the directions of a free body."""
+GOLDEN = (np.sqrt(5) - 1) / 2
+"""The golden section."""
 COARSE = 64
 """Windows used while searching; the best search is finished over all of them."""
 
@@ -110,8 +112,10 @@ def tune(
     passed.append(agreed)
     passed.append(_recovery(found, gates))
     passed.append(_whiteness(found))
-    before = {knob.address: given.get(knob.address, float(knob.from_unit(0.5))) for knob in kept}
-    comparison = compare(held, held_out, before, found.settings, window=options.window, seed=gates.seed)
+    # Against the scene as it was given: knobs that cannot be told may have been moved as well.
+    before = {knob.address: given.get(knob.address, float(knob.from_unit(0.5))) for knob in knobs}
+    after = {**frozen, **found.settings}
+    comparison = compare(sim, held_out, before, after, window=options.window, seed=gates.seed)
     passed.append(_held_out(comparison))
     return Tuned(found, tuple(passed), weak, comparison, dict(given), frozen)
 
@@ -306,15 +310,19 @@ def _only(options: FitOptions, knobs: Sequence[Knob], first: Fit) -> FitOptions:
 
 
 def split(episodes: Sequence[Episode], share: float = 1 / 3) -> tuple[list[Episode], list[Episode]]:
-    """Recordings to fit and recordings held out: whole runs, every third of them; halves in time where there is one."""
+    """Recordings to fit and recordings held out: whole runs, one in three; the end of it where there is one alone.
+
+    Recordings often stand in the order of a plan, motion by motion at each gain, and every third of them would then be
+    the same motion each time. Steps of the golden section share no period with any plan.
+    """
     if not 0 < share < 1:
         raise BadInput(f"The share of recordings held out must lie between 0 and 1, not {share:g}.")
     if len(episodes) == 1:
         cut = int(len(episodes[0]) * (1 - share))
         return [episodes[0].rows(stop=cut)], [episodes[0].rows(start=cut)]
-    picked: Array = np.floor(np.arange(1, len(episodes) + 1) * share) > np.floor(np.arange(len(episodes)) * share)
-    if not picked.any():
-        picked[-1] = True
+    count = max(1, int(len(episodes) * share))
+    picked = np.zeros(len(episodes), bool)
+    picked[np.argsort(np.arange(1, len(episodes) + 1) * GOLDEN % 1.0)[:count]] = True
     return (
         [e for e, out in zip(episodes, picked, strict=True) if not out],
         [e for e, out in zip(episodes, picked, strict=True) if out],
