@@ -95,18 +95,19 @@ def _rank_rows(results: list[np.ndarray]) -> Rows:
 
 
 def _quality_tasks(quick: bool) -> list[Task]:
-    return [(quality, (sims,)) for sims in ((10, 200) if quick else (10000, 1000))]
+    pairs = [(name, sims) for sims in ((200, 100) if quick else (10000, 1000)) for name in ("plain sbi", "ours")]
+    return [(quality, pair) for pair in (*pairs, ("laplace", 0))]
 
 
-def _quality_rows(results: list[dict[str, float]]) -> Rows:
+def _quality_rows(results: list[tuple[int, float]]) -> Rows:
     """How far posteriors are from the exact one, by a classifier: 0.5 cannot be told apart."""
     rows: Rows = []
-    for scores in results:
-        sims = int(scores["sims"])
-        for name in ("ours", "plain sbi"):
-            rows.append(_row(f"C2ST to the exact posterior, {name}, {sims} simulations", _plain(scores[name])))
-        rows[-2] |= {"goal": round(scores["plain sbi"], 4), "ok": scores["ours"] <= scores["plain sbi"]}
-    rows.append(_row("C2ST to the exact posterior, laplace", _plain(results[0]["laplace"])))
+    said = "C2ST to the exact posterior"
+    for (sims, plain), (_, ours) in zip(results[:-1:2], results[1::2], strict=True):
+        goal = round(plain, 4)
+        rows.append(_row(f"{said}, ours, {sims} simulations", _plain(ours), goal=goal, ok=ours <= plain))
+        rows.append(_row(f"{said}, plain sbi, {sims} simulations", _plain(plain)))
+    rows.append(_row(f"{said}, laplace", _plain(results[-1][1])))
     return rows
 
 

@@ -22,7 +22,7 @@ from instep.tune.excite_limits import Allowed, limits_of
 from instep.tune.fit import Fit, FitOptions, fit
 from instep.tune.identify import identifiability
 from instep.tune.infer import Method, infer
-from tune_peers import c2st_scores
+from tune_peers import c2st_score
 from tune_policy import compared
 from tune_worlds import Bed, bed, pendulum, servo
 
@@ -70,10 +70,10 @@ def fitted(folder: Path, seed: int) -> tuple[Bed, Fit]:
     )  # fmt: skip
 
 
-def quality(sims: int) -> dict[str, float]:
-    """How well a classifier tells posteriors from the exact one, ours, plain sbi's and Laplace's."""
+def quality(name: str, sims: int) -> tuple[int, float]:
+    """The simulations spent, and how well a classifier tells a posterior from the exact one."""
     with tempfile.TemporaryDirectory() as folder:
-        return c2st_scores(*fitted(Path(folder), 0), sims)
+        return sims, c2st_score(*fitted(Path(folder), 0), name, sims)
 
 
 def named() -> tuple[int, int]:

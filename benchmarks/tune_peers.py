@@ -184,21 +184,18 @@ def _writer(joint: str, word: str) -> Any:
     return write
 
 
-def c2st_scores(bed: Bed, found: Fit, sims: int) -> dict[str, float]:
-    """How well a classifier tells the exact posterior from ours and from plain sbi's, at one number of simulations."""
+def c2st_score(bed: Bed, found: Fit, name: str, sims: int) -> float:
+    """How well a classifier tells a posterior (ours, plain sbi's, Laplace's) from the exact one."""
     from sbi.utils.metrics import c2st
 
-    exact = _exact(found)
     drawn = {
-        "ours": infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0)),
-        "plain sbi": _plain_npe(bed, found, sims)[:600],
-        "laplace": infer(found).draw(600, np.random.default_rng(1)),
+        "ours": lambda: infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0)),
+        "plain sbi": lambda: _plain_npe(bed, found, sims)[:600],
+        "laplace": lambda: infer(found).draw(600, np.random.default_rng(1)),
     }
-    scores: dict[str, float] = {"sims": float(sims)}
-    for name, points in drawn.items():
-        a, b = ((np.asarray(p) - exact.mean(axis=0)) / exact.std(axis=0) for p in (exact[:600], points))
-        scores[name] = float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
-    return scores
+    exact, points = _exact(found), np.asarray(drawn[name]())
+    a, b = ((p - exact.mean(axis=0)) / exact.std(axis=0) for p in (exact[:600], points))
+    return float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
 
 
 def _exact(found: Fit) -> Array:
