@@ -304,7 +304,8 @@ def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tup
     after = np.clip(x + step, 0.0, 1.0)
     starts = point.starts.copy()
     offset, slope = normal.eliminated
-    starts[:, normal.free] += offset + slope @ (after - x)
+    # Starts are damped like knobs: a whole step of theirs can be too long however short that of the knobs is.
+    starts[:, normal.free] += offset / (1 + damping) + slope @ (after - x)
     return after, starts
 
 
