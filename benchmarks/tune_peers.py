@@ -22,7 +22,7 @@ from tune_worlds import Bed
 JOINTS, NOISE = 5, 1e-5
 """Links of the arm that is timed, and noise of its encoders [rad]."""
 CORES = 2
-"""Cores, and threads of each party, in what is timed: what a laptop spares, and the same whatever the machine has."""
+"""Cores for each party in what is timed: what a laptop spares, and the same whatever the machine has."""
 RUNS = 8
 """Rollouts over which the bare speed is taken, about as many as fill the time of a fit."""
 
@@ -74,7 +74,7 @@ def meshed_arm(folder: Path, meshes: bool) -> MujocoWorld:
     (folder / "scene.xml").write_text(text)
     names = ", ".join(f'"j{i}"' for i in range(1, JOINTS + 1))
     (folder / "scene.toml").write_text(f'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = [{names}]\n')
-    return MujocoWorld(Scene.load(folder), threads=CORES)
+    return MujocoWorld(Scene.load(folder))
 
 
 def against_sysid(label: str, sim: MujocoWorld, repeats: int) -> list[dict[str, Any]]:

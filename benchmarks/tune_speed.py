@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from instep import MujocoWorld
 from instep.tune.fit import fit
 from tune_peers import CORES, against_sysid, meshed_arm, raw_rate
 from tune_worlds import arm7
@@ -30,7 +29,7 @@ def speed(quick: bool) -> list[dict[str, Any]]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     place = arm7()
-    sim = MujocoWorld(place.sim.scene, threads=CORES)
+    sim = place.sim
     episodes = place.record(place.truth(0), range(2 if quick else 6))
     ratios: list[float] = []
     for _ in range(1 if quick else 7):
