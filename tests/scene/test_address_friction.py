@@ -63,3 +63,16 @@ def test_the_range_of_commands_can_be_narrowed(tmp_path):
     sim = world(tmp_path, kp=20.0).tuned({"joint.hinge.frictionloss": 1e-9, "option.gravity": 0.0})
     assert after(sim.tuned({"actuator.hinge.high": 0.3}), 5.0, 0.9) == pytest.approx(0.3, rel=1e-3)
     assert address.read(sim.model, ["actuator.hinge.low"]) == {"actuator.hinge.low": -1.0}
+
+
+def test_the_centre_of_mass_of_a_thing_that_lies_about_can_be_moved(tmp_path):
+    (tmp_path / "scene.xml").write_text(
+        '<mujoco><worldbody><body name="ball" pos="0 0 1"><freejoint/><geom size="0.1"/></body></worldbody></mujoco>'
+    )
+    sim = MujocoWorld(tmp_path / "scene.xml").tuned({"body.ball.com_x": np.array([0.0, 0.05])})
+    begun = sim.scene.start(0)
+    spun = np.tile([0, 0, 0, 0, 0, 1.0], (2, 1))
+    state = sim.step(sim.place(np.tile(begun[0], (2, 1)), spun), np.zeros((2, 0)))
+    # The origin of the second is on its way round its centre of mass, 5 cm away: it is pulled there.
+    assert abs(state.q[0, 0]) < 1e-12
+    assert state.q[1, 0] == pytest.approx(0.05 / 2 * sim.spec.dt**2, rel=0.2)
