@@ -72,3 +72,14 @@ def test_rows_that_do_not_count_are_not_simulated_and_the_rest_is_the_same(world
     np.testing.assert_allclose(part[:, 1, :80], whole[:, 1, :80], atol=1e-12)
     assert not part[:, 1, 80:].any()
     assert np.abs(whole[:, 1, 80:]).max() > 0.01
+
+
+def test_a_pendulum_without_a_motor_is_foreseen_too(tmp_path):
+    (tmp_path / "free.xml").write_text(PENDULUM.replace('<motor name="hinge" joint="hinge" gear="0.01"/>', ""))
+    free = MujocoWorld(Scene.load(tmp_path / "free.xml"))
+    state, log = free.place(np.array([0.5]), np.zeros(1)), Log(free.spec, {})
+    for _ in range(100):
+        log(state, free.observe(state), np.zeros(0))
+        state = free.step(state, np.zeros(0))
+    windows = cut(free, [log.episode()], span=40)
+    np.testing.assert_array_equal(foreseeable(free, windows).inside, windows.inside)

@@ -56,10 +56,8 @@ def _growth(sim: Simulator, windows: Windows, q: Array, v: Array, action: Array)
         some = slice(i, i + size)
         at = form.plus(q[some, None], steps[:, :nv])
         speed = v[some, None] + steps[:, nv:]
-        told = np.broadcast_to(action[some, None], (*at.shape[:-1], action.shape[-1]))
-        flat = sim.step(
-            sim.place(at.reshape(-1, at.shape[-1]), speed.reshape(-1, nv)), told.reshape(-1, action.shape[-1])
-        )
+        told = np.repeat(action[some], len(steps), axis=0)
+        flat = sim.step(sim.place(at.reshape(-1, at.shape[-1]), speed.reshape(-1, nv)), told)
         new_q, new_v = flat.q.reshape(at.shape), flat.v.reshape(speed.shape)
         apart = np.concatenate(
             [form.minus(new_q[:, 1 : k + 1], new_q[:, k + 1 :]), new_v[:, 1 : k + 1] - new_v[:, k + 1 :]], axis=-1
