@@ -30,8 +30,6 @@ KNOBS = (
     "body.cube.inertia_*",
     "body.cube.com_z",
 )
-PUBLISHED = {"body.cube.com_z": 0.0, "body.cube.inertia_*": 0.00081, "option.gravity": 9.81}
-"""What the authors give where the scene has what the tosses show."""
 
 
 def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
@@ -42,12 +40,10 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     inside = [e for i, e in enumerate(episodes) if i % 3]
     best = searched(
         sim, inside, choice.knobs, FitOptions(start=choice.start, window=1.0, limit=12 if quick else None)
-    ).start
+    ).settings
     (out / "cube_settings.json").write_text(json.dumps(dict(best), indent=2))
     rows = []
-    worlds = {"published values": sim.tuned(PUBLISHED), "scene as it is": sim, "fitted": sim.tuned(best)}
-    for name, world in worlds.items():
-        goals = (10.0, 15.0) if name == "fitted" else (None, None)
+    for name, world, goals in (("published values", sim, (None, None)), ("fitted", sim.tuned(best), (10.0, 15.0))):
         place, turn = _errors(world, episodes[::3], 1)
         rows.append(row(f"cube, {name}, held-out tosses, place", 100 * place[0] / WIDTH, "% of width", goals[0]))
         rows.append(row(f"cube, {name}, held-out tosses, turn", np.degrees(turn[0]), "deg", goals[1]))

@@ -59,3 +59,18 @@ def test_friction_planted_in_a_sliding_puck_is_found_again(puck):
     assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.02)
     assert found.start["geom.puck.friction"] == 0.5
     assert found.comparison.better and found.passed
+
+
+def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
+    real = puck.tuned({"geom.puck.friction": 0.22})
+    episodes = [slid(real, seed) for seed in range(5)]
+
+    def watch(iteration, cost, x):
+        if iteration == 6:
+            raise KeyboardInterrupt
+
+    options = FitOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
+    knobs = puck.scene.knobs("geom.puck.friction")
+    found = tune(puck, (episodes[:3], episodes[3:]), knobs, options, GateOptions(draws=0), watch=watch)
+    assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1
+    assert not found.passed and "Stopped by hand" in found.gates[2].words

@@ -13,11 +13,11 @@ from instep.core.knob import Knob
 from instep.core.stats import Estimate, wilson
 from instep.core.world import Simulator
 
-from .fit import Fit, FitOptions, correlation_time, fit
+from .fit import Fit, FitOptions, Prior, correlation_time, fit
 from .heldout import Comparison, compare
-from .identify import Identifiability, identifiability
+from .identify import UNIFORM, Identifiability, identifiability
 from .recover import recover, some
-from .search import SearchOptions, search
+from .search import Found, SearchOptions, search
 from .shoot import Shooter
 from .solve import Watch, cost_of, evaluate
 from .telemetry import doubts, faults
@@ -25,8 +25,12 @@ from .windows import cut
 
 SEARCHED = 120
 """Windows with contact that are searched over."""
+GENERATIONS = 70
+"""Of such a search; a dozen knobs that begin a third of their ranges away need as many."""
 DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Endings of the directions of a free body."""
+AROUND = 0.5
+"""Share of each range, around the end of the first look, in which the other searches begin."""
 GOLDEN = (np.sqrt(5) - 1) / 2
 """The golden section."""
 COARSE = 64
@@ -91,19 +95,22 @@ def tune(
     gates = gates or GateOptions()
     fitted, held_out = episodes
     passed = [_telemetry([*fitted, *held_out])]
-    given = options.start
+    given, stopped = options.start, False
     if _contact_alone(knobs):
-        options, gates = searched(sim, fitted, knobs, options, watch=watch), replace(gates, seeds=1)
+        looked = searched(sim, fitted, knobs, options, watch=watch)
+        options, gates, stopped = from_there(options, looked), replace(gates, seeds=1), looked.stopped
     look = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
     first = fit(sim, fitted, knobs, look, watch=watch)
+    first = replace(first, stopped=first.stopped or stopped)
     weak = identifiability(first, first.problem.prior_sigma)
     passed.append(_identifiability(weak))
     if not weak.kept:
         raise BadInput(f"None of the {len(knobs)} knobs can be identified from these recordings: {weak.weak[0].words}.")
-    kept = [knob for knob in knobs if knob.address in weak.kept]
-    frozen = _left(first, weak.frozen, options)
+    kept = [knob for knob in knobs if knob.address not in weak.silent]
+    frozen = _left(first, weak.silent, options)
     held = sim.tuned(frozen) if frozen else sim
-    solved = None if first.stopped else _solve(held, fitted, kept, _only(options, kept, first), gates, watch)
+    begun = _only(_tied(options, knobs, weak), kept, first)
+    solved = None if first.stopped else _solve(held, fitted, kept, begun, gates, watch)
     if solved is None:
         kept, frozen, held = list(knobs), dict[str, float](), sim
         words = "Stopped by hand; the best settings of the first look are kept."
@@ -133,8 +140,8 @@ def searched(
     options: FitOptions,
     *,
     watch: Watch | None = None,
-) -> FitOptions:
-    """The options with a start found by CMA-ES, and no steps to follow from there.
+) -> Found:
+    """Where CMA-ES gets to from the start of the options.
 
     An error counts by how large errors of its kind are at the start, so that places and turns weigh alike.
     """
@@ -149,10 +156,33 @@ def searched(
         for label, kind in zip(windows.tangent.labels, kinds, strict=True)
     }
     look = SearchOptions(
-        window=options.window, limit=limit, start=dict(options.start), scale=scale, generations=40, seed=options.seed
+        window=options.window,
+        limit=limit,
+        start=dict(options.start),
+        scale=scale,
+        generations=GENERATIONS,
+        seed=options.seed,
     )
-    found = search(sim, episodes, knobs, look, watch=watch)
+    return search(sim, episodes, knobs, look, watch=watch)
+
+
+def from_there(options: FitOptions, found: Found) -> FitOptions:
+    """The options with the start that a search found, and no steps to follow from there."""
     return replace(options, start={**options.start, **found.settings}, iterations=0)
+
+
+def _tied(options: FitOptions, knobs: Sequence[Knob], weak: Identifiability) -> FitOptions:
+    """The options with a prior for knobs that are told only together with others: near where they were.
+
+    Held fast they would spoil the rest: what they were may be wrong, and others would make up for it.
+    """
+    priors = dict(options.priors)
+    for knob in knobs:
+        if knob.address in weak.tied and knob.address not in priors:
+            span = np.log(knob.high / knob.low) if knob.log else knob.high - knob.low
+            value = options.start.get(knob.address, float(knob.from_unit(0.5)))
+            priors[knob.address] = Prior(value, UNIFORM * float(span))
+    return replace(options, priors=priors)
 
 
 def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, float]:
@@ -188,8 +218,9 @@ def _identifiability(weak: Identifiability) -> Gate:
         return Gate("identifiability", True, f"All {len(weak.kept)} knobs can be told from these recordings.")
     said = "; ".join(direction.words for direction in weak.weak[:4])
     more = f" (and {len(weak.weak) - 4} more directions)" if len(weak.weak) > 4 else ""
-    left = ", ".join(weak.frozen)
-    return Gate("identifiability", bool(weak.kept), f"{said}{more}. Left where they were: {left}.")
+    left = f" Left where they were: {', '.join(weak.silent)}." if weak.silent else ""
+    tied = f" Not told, and held near where they were: {', '.join(weak.tied)}." if weak.tied else ""
+    return Gate("identifiability", bool(weak.kept), f"{said}{more}.{left}{tied}")
 
 
 def _solve(
@@ -239,11 +270,11 @@ def _searches(
     how: tuple[FitOptions, GateOptions],
     watch: Watch | None,
 ) -> tuple[list[Fit], bool]:
-    """The first search begins where the look ended, the others anywhere; also whether they were stopped by hand."""
+    """The first search begins where the look ended, the others around it; also whether they were stopped by hand."""
     options, gates = how
     fits: list[Fit] = []
     for seed in range(gates.seeds):
-        begun = replace(options, start={}, anywhere=True) if seed else options
+        begun = replace(options, anywhere=True, near=AROUND) if seed else options
         try:
             fits.append(fit(sim, episodes, knobs, replace(begun, seed=gates.seed + seed), watch=watch))
         except KeyboardInterrupt:
