@@ -57,6 +57,21 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
             rows.append({"name": f"so101, error gone after {horizon} by {label}", "value": 100 * gain["value"],
                          "low": 100 * gain["low"], "high": 100 * gain["high"], "unit": "%",
                          "goal": None if goal is None else 100 * goal, "ok": ok})  # fmt: skip
+    return [*rows, *_left_over(parts)]
+
+
+def _left_over(parts: list[Squares]) -> list[dict[str, Any]]:
+    """Where the error sits that the knobs leave: by joint, and how much of its squares two motions own."""
+    names = [e.meta["motion"] for e in recorded("so101", "so101", Scene.load("so101"))]
+    motion = np.array([names[fold::FOLDS][r] for fold, part in enumerate(parts) for r in part["0.5 s"][0]])
+    squares = 1e6 * np.concatenate([part["0.5 s"][1]["tuned"] for part in parts])
+    sums = {name: squares[motion == name].sum(axis=0) for name in np.unique(motion)}
+    rows = [row("so101, error after 0.5 s as tuned, median of windows", np.sqrt(np.median(squares, axis=0)), "mrad")]
+    for j, joint in enumerate(ARM):
+        rows.append(row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squares[:, j].mean()))], "mrad"))
+        worst = sorted(sums, key=lambda name: -sums[name][j])[:2]
+        share = 100 * sum(float(sums[name][j]) for name in worst) / float(squares[:, j].sum())
+        rows.append(row(f"so101, of its squares in {' and '.join(worst)}", [share], "%"))
     return rows
 
 
