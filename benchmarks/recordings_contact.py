@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.poses import matrix_from_quat
 from instep.core.replay import Aligned, aligned
+from instep.core.stats import Estimate
 from instep.core.world import Array, Simulator
 from instep.scene.folder import Scene
 from instep.tune.auto import asked
@@ -21,6 +23,8 @@ from recordings_common import recorded, row
 
 WIDTH = 0.1048
 """Side of the cube [m]."""
+HALF, NEAR, FEWEST = 0.0512, 0.004, 7
+"""Half the side as recorded [m]; how near the table a flight ends [m]; the fewest rows of one."""
 KNOBS = (
     "geom.cube.friction",
     "geom.cube.solref_time",
@@ -47,7 +51,41 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
         place, turn = _errors(world, episodes[::3], 1)
         rows.append(row(f"cube, {name}, held-out tosses, place", 100 * place[0] / WIDTH, "% of width", goals[0]))
         rows.append(row(f"cube, {name}, held-out tosses, turn", np.degrees(turn[0]), "deg", goals[1]))
-    return rows
+    centre, fall = _flights(inside)
+    found = 1e3 * best["body.cube.com_z"]
+    return [
+        *rows,
+        row("cube, centre of mass above its middle, fitted", [found], "mm"),
+        row("cube, centre of mass above its middle, from flights alone", centre, "mm"),
+        row("cube, fall of its centre of mass, from flights alone", fall, "m/s2"),
+    ]
+
+
+def _flights(episodes: Sequence[Episode]) -> tuple[Estimate, Estimate]:
+    """Where the point lies that flies along a parabola [mm], and how fast it falls, tosses drawn anew for intervals.
+
+    r + R c + g t^2 / 2 is straight in time; what a straight line leaves of it is linear in c and g.
+    """
+    sums: list[Array] = []
+    for e in episodes:
+        turned = matrix_from_quat(e.q[:, 3:7])
+        lowest = e.q[:, 2] - HALF * np.abs(turned[:, 2]).sum(axis=1)
+        n = int(np.argmax(lowest < NEAR)) - 1
+        if n < FEWEST:
+            continue
+        t = e.t[:n] - e.t[0]
+        line = np.linalg.qr(np.stack([np.ones(n), t], axis=1))[0]
+        rows = np.concatenate([turned[:n], np.zeros((n, 3, 1)), e.q[:n, :3, None]], axis=2)
+        rows[:, 2, 3] = t**2 / 2
+        left = rows - np.einsum("ti,si,sab->tab", line, line, rows)
+        sums.append(np.einsum("tab,tac->bc", left, left))
+    picks = np.random.default_rng(0).integers(0, len(sums), (1000, len(sums)))
+    drawn = np.array([np.sum(sums, axis=0), *np.array(sums)[picks].sum(axis=1)])
+    found = -np.linalg.solve(drawn[:, :4, :4], drawn[:, :4, 4:])[..., 0]
+    low, high = np.quantile(found[1:], [0.025, 0.975], axis=0)
+    parts = [Estimate(*(float(v[i]) * f for v in (found[0], low, high)), len(sums), unit)
+             for i, f, unit in ((2, 1e3, "mm"), (3, 1.0, "m/s2"))]  # fmt: skip
+    return parts[0], parts[1]
 
 
 def _errors(sim: Simulator, episodes: Sequence[Episode], copies: int) -> tuple[Array, Array]:
