@@ -141,6 +141,7 @@ def test_lines_of_several_kinds(tmp_path: Path):
         (('files = ["*.csv"]', 'files = ["*.tsv"]'), "holds no files like"),
         (('format = "csv"', 'format = "cvs"'), "no format named 'cvs'. Did you mean 'csv'"),
         (("[meta]", "[meta"), "not valid TOML"),
+        (("sign = [1, -1]", "centre = [0.1, 0.2]"), "three numbers"),
     ],
 )
 def test_a_wrong_mapping_is_named_in_one_sentence(tmp_path: Path, change: tuple[str, str], message: str):

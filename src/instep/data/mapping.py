@@ -218,7 +218,7 @@ def _rule(where: str, entry: Any) -> Rule:
         window=float(table.get("window", 0.05)),
         lag=float(table.get("lag", 0.0)),
         flight=float(table.get("flight", 0.0)),
-        centre=_numbers(table.get("centre", (0.0, 0.0, 0.0)), 3),
+        centre=_point(where, table.get("centre", (0.0, 0.0, 0.0))),
         optional=bool(table.get("optional", False)),
         from_unit=str(table.get("from_unit", "")),
         plus=_rule(f"{where}: plus", table["plus"]) if "plus" in table else None,
@@ -236,6 +236,13 @@ def _alternatives(value: Any) -> tuple[tuple[str, ...], ...]:
 
 def _words(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(str(word) for word in value)
+
+
+def _point(where: str, value: Any) -> tuple[float, ...]:
+    point = _numbers(value, 1)
+    if len(point) != 3:
+        raise BadInput(f"The 'centre' of {where!r} is a point of three numbers [m], not of {len(point)}.")
+    return point
 
 
 def _numbers(value: Any, size: int) -> tuple[float, ...]:
