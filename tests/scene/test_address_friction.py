@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld
+from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -65,10 +66,15 @@ def test_the_range_of_commands_can_be_narrowed(tmp_path):
     assert address.read(sim.model, ["actuator.hinge.low"]) == {"actuator.hinge.low": -1.0}
 
 
+BALL = """
+<mujoco>
+  <worldbody><body name="ball" pos="0 0 1" simple="{simple}"><freejoint/><geom size="0.1"/></body></worldbody>
+</mujoco>
+"""
+
+
 def test_the_centre_of_mass_of_a_thing_that_lies_about_can_be_moved(tmp_path):
-    (tmp_path / "scene.xml").write_text(
-        '<mujoco><worldbody><body name="ball" pos="0 0 1"><freejoint/><geom size="0.1"/></body></worldbody></mujoco>'
-    )
+    (tmp_path / "scene.xml").write_text(BALL.format(simple="false"))
     sim = MujocoWorld(tmp_path / "scene.xml").tuned({"body.ball.com_x": np.array([0.0, 0.05])})
     begun = sim.scene.start(0)
     spun = np.tile([0, 0, 0, 0, 0, 1.0], (2, 1))
@@ -76,3 +82,9 @@ def test_the_centre_of_mass_of_a_thing_that_lies_about_can_be_moved(tmp_path):
     # The origin of the second is on its way round its centre of mass, 5 cm away: it is pulled there.
     assert abs(state.q[0, 0]) < 1e-12
     assert state.q[1, 0] == pytest.approx(0.05 / 2 * sim.spec.dt**2, rel=0.2)
+
+
+def test_a_centre_of_mass_that_mujoco_has_settled_is_refused_with_what_to_write(tmp_path):
+    (tmp_path / "scene.xml").write_text(BALL.format(simple="auto"))
+    with pytest.raises(BadInput, match='simple="false"'):
+        MujocoWorld(tmp_path / "scene.xml").tuned({"body.ball.com_x": 0.05})

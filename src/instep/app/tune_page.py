@@ -81,12 +81,14 @@ def _verdict(tuned: Tuned) -> Verdict:
 def _numbers(tuned: Tuned) -> list[Number]:
     gain = tuned.comparison.improvement
     percent = Estimate(100 * gain.value, 100 * gain.low, 100 * gain.high, gain.n, "%")
-    kept, frozen = len(tuned.fit.knobs), len(tuned.weak.frozen)
+    # A run that was stopped early left none alone, so the fit itself says which knobs were turned.
+    turned = [knob.address for knob in tuned.fit.knobs]
+    every = {*turned, *tuned.weak.silent}
+    told = [name for name in turned if name not in tuned.weak.frozen]
+    apart = len(every) - len(told)
     found = [
         Number("held-out error gone", say(percent, interval=False), f"{_ends(percent)} %, {gain.n} blocks"),
-        Number(
-            "knobs identified", f"{kept} of {kept + frozen}", f"{frozen} left alone" if frozen else "none left alone"
-        ),
+        Number("knobs identified", f"{len(told)} of {len(every)}", f"{apart} cannot be told" if apart else "all told"),
     ]
     for gate in tuned.gates:
         if gate.name == "recovery" and "recovered" in gate.scores:
@@ -109,8 +111,9 @@ def _knobs(tuned: Tuned) -> Section:
     bounds = set(tuned.fit.at_bounds)
     for name, now in tuned.fit.estimates.items():
         note = "at a bound of its range" if name in bounds else ""
+        note = "only told together with others" if name in tuned.weak.tied else note
         rows.append((name, _value(tuned.start.get(name)), _value(now.value), _ends(now), now.unit, note))
-    for name in tuned.weak.frozen:
+    for name in tuned.left:
         stays = _value(tuned.left.get(name))
         rows.append((name, _value(tuned.start.get(name)), stays, "", "", "cannot be told, left alone"))
     blocks: list[Any] = []

@@ -198,7 +198,20 @@ def ordered(model: mujoco.MjModel, settings: Settings) -> dict[str, float | np.n
         if not np.isfinite(number).all():
             raise BadInput(f"The value of {pattern!r} must be a finite number, not {value}.")
         resolved.update(dict.fromkeys(matching(model, [pattern]), value))
+    for name in resolved:
+        _refuse_shortcut(model, name)
     return dict(sorted(resolved.items(), key=lambda item: not item[0].endswith(".mass")))
+
+
+def _refuse_shortcut(model: mujoco.MjModel, name: str) -> None:
+    """MuJoCo treats a body whose centre of mass is its origin as a simple one, and refuses to move that later."""
+    kind, _, rest = name.partition(".")
+    part, _, word = rest.rpartition(".")
+    if kind == "body" and word.startswith("com_") and model.body(part).simple[0]:
+        raise BadInput(
+            f"The centre of mass of {part!r} cannot be moved, since MuJoCo takes a shortcut where it is the body's "
+            f'origin; write <body name="{part}" simple="false"> in the model to allow it.'
+        )
 
 
 def needs_memory(settings: Iterable[str]) -> bool:

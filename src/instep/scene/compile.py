@@ -30,9 +30,6 @@ def compile_model(source: Source, *, history: float = 0.0) -> mujoco.MjModel:
     # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
     spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     _name_all(spec)
-    for body in spec.bodies:
-        # A shortcut for bodies whose centre of mass is their origin, which forbids to move it later.
-        body.simple = 0
     if history > 0:
         for actuator in spec.actuators:
             actuator.nsample = max(actuator.nsample, math.ceil(history / spec.option.timestep) + 2)

@@ -50,6 +50,8 @@ class FitOptions:
     """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
     anywhere: bool = False
     """Whether `start` is left out, so that every search begins at the best of points spread evenly."""
+    near: float = 1.0
+    """Share of each range, around `start`, over which those points are spread; all of it where 1."""
     free_starts: bool = True
     """Whether start states of windows move within their noise, rather than being taken as measured."""
     foreseeable: bool = False
@@ -212,6 +214,8 @@ def _candidates(problem: Problem, given: Array, options: FitOptions) -> list[Poi
     """The given start, then the best of many points spread evenly over the bounds."""
     many = 8 * (options.starts - 1 + options.anywhere)
     spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
+    middle = np.clip(given, options.near / 2, 1 - options.near / 2)
+    spread = middle + options.near * (spread - 0.5)
     points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
     if not np.isfinite([p.cost for p in points]).any():
         raise Diverged(

@@ -48,6 +48,13 @@ class Identifiability:
     """Knobs to leave where they are, the fewest that make all others identifiable."""
     kept: tuple[str, ...]
     """Knobs that are identifiable once those are left alone."""
+    silent: tuple[str, ...] = ()
+    """Of the frozen ones those about which the data say nothing at all, rather than something together with others."""
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """Knobs that the data tell only together with others: a prior is all that can hold them."""
+        return tuple(name for name in self.frozen if name not in self.silent)
 
 
 def identifiability(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
@@ -68,7 +75,8 @@ def judge(information: Array, names: Sequence[str]) -> Identifiability:
         if values[0] >= threshold:
             break
         frozen.append(kept.pop(_scapegoat(vectors[:, 0])))
-    return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept))
+    silent = tuple(names[i] for i in sorted(frozen) if information[i, i] < threshold)
+    return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept), silent)
 
 
 def directions(information: Array, names: Sequence[str], threshold: float) -> tuple[Direction, ...]:

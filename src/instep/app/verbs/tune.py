@@ -47,6 +47,7 @@ def tune(
     seeds: int = 4,
     draws: int = 10,
     unstable: bool = False,
+    free_starts: bool = True,
     posterior: Method = "none",
     delta: bool = False,
     seed: int = 0,
@@ -73,6 +74,7 @@ def tune(
         seeds: independent runs of the search, whose answers must agree.
         draws: planted truths in the recovery gate; 0 leaves it out.
         unstable: leave out rows that noise of a window's start alone carries too far, as near an upright pendulum.
+        free_starts: whether start states of windows may move within their noise; not for long windows from rest.
         posterior: also infer how likely other values are, by this method.
         delta: also learn a delta action for what the knobs leave over.
         seed: seed of all random numbers.
@@ -90,7 +92,7 @@ def tune(
         )
     asked = Asked(
         data, scene, knobs, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed,
-        unstable,
+        unstable, free_starts,
     )  # fmt: skip
     loaded = _load(asked)
     output = new_output("tune", out, seed=seed)
@@ -100,9 +102,9 @@ def tune(
     tuned = _tuned(asked, loaded, costs)
     more: dict[str, object] = {}
     band = None
-    if posterior != "none":
+    if posterior != "none" and not tuned.fit.stopped:
         more["posterior"], band = _posterior(posterior, tuned, loaded, output, seed)
-    if delta:
+    if delta and not tuned.fit.stopped:
         more["delta"] = _delta(tuned, loaded, output, seed)
     code = _finish(asked, loaded, tuned, output, more)
     _page(loaded, tuned, output, costs, (band, more))
@@ -128,6 +130,7 @@ class Asked:
     draws: int
     seed: int
     unstable: bool
+    free_starts: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +194,7 @@ def _options(asked: Asked, loaded: Loaded) -> FitOptions:
         starts=asked.starts,
         local=len(joints) >= 4,
         foreseeable=asked.unstable,
+        free_starts=asked.free_starts,
         scale=dict.fromkeys(_ignored(asked.ignore, loaded.sim.spec.v.labels), NOTHING),
         seed=asked.seed,
     )
@@ -280,7 +284,8 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         "seed": asked.seed,
         "gates": {gate.name: {"passed": gate.passed, "words": gate.words} for gate in tuned.gates},
         "intervals": {name: estimate.as_dict() for name, estimate in tuned.fit.estimates.items()},
-        "frozen": list(tuned.weak.frozen),
+        "frozen": list(tuned.weak.silent),
+        "not told": list(tuned.weak.tied),
     }
     where = output.folder / ("scene" if tuned.passed else "scene_not_passed")
     promote(loaded.scene, settings, _fresh(where), facts)
@@ -296,7 +301,8 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         scores,
         passed=tuned.passed,
         gates=[{"name": g.name, "passed": g.passed, "words": g.words} for g in tuned.gates],
-        frozen=list(tuned.weak.frozen),
+        frozen=list(tuned.weak.silent),
+        not_told=list(tuned.weak.tied),
         at_bounds=tuned.fit.at_bounds,
         channels={name: {"before": b, "after": a} for name, (b, a) in tuned.comparison.channels.items()},
         windows=len(tuned.fit.windows),
