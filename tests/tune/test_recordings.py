@@ -9,7 +9,8 @@ from instep import MujocoWorld
 from instep.app.gap_run import at_rate, read
 from instep.core.replay import aligned
 from instep.scene.folder import Scene
-from instep.tune.auto import chosen
+from instep.tune.auto import asked, chosen
+from instep.tune.drive import bare, told
 from instep.tune.fit import FitOptions, fit
 
 JOINTS = ("joint_2", "joint_4")
@@ -61,3 +62,25 @@ def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
     assert len(knobs) == 12
     assert (missed(sim, runs[3], at) / floor > 20).all()
     assert (missed(sim.tuned(found.settings), runs[3], at) / floor < BAR).all()
+
+
+SERVO = ("actuator.servo.kt", "actuator.servo.resistance", "actuator.servo.sag", "joint.servo.load",
+         "joint.servo.frictionloss", "joint.servo.damping", "joint.servo.armature")  # fmt: skip
+
+
+def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
+    folder = recordings / "xl330"
+    if not folder.is_dir():
+        pytest.skip(f"no recordings of the XL330 at {folder}")
+    scene = Scene.load("servo_pendulum")
+    runs = told(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
+    choice = asked(scene, SERVO, {})
+    sim = bare(scene).tuned(choice.held)
+    options = FitOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
+    found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.knobs, options)
+    before, after = (
+        np.mean([missed(sim.tuned(settings), runs[i], [0], 1200)[0] for i in (3, 5)])
+        for settings in (choice.start, found.settings)
+    )
+    # 103 and 56 mrad; a search that gave up at once left the first.
+    assert after < 0.75 * before
