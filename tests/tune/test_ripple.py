@@ -86,6 +86,12 @@ def test_a_ripple_holds_a_joint_where_its_wave_and_the_servo_balance(scene):
     assert 2 * q[1] == pytest.approx(0.4 * np.cos(3 * q[1]), abs=1e-6)
 
 
+def test_a_second_wave_turns_twice_as_often(scene):
+    sim = Driven(MujocoWorld(scene), {"joint.turn.ripple_count": 3.0, "joint.turn.ripple2_sin": 0.3})
+    q = moved(sim, 4.0, lambda t: np.array([0.0, 0.4])).q[1]
+    assert 2 * (0.4 - q) + 0.3 * np.sin(6 * q) == pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_motor_behind_a_differential_pulls_on_both_joints(scene):
     sim = Driven(MujocoWorld(scene), {"tendon.left.ripple_count": 2.0, "tendon.left.ripple_cos": 0.2})
     q = moved(sim, 4.0, lambda t: np.zeros(2)).q

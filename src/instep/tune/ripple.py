@@ -2,7 +2,7 @@
 
 A motor behind a gear of n turns per turn of its joint adds, at an angle x of the joint,
 
-    t = s sin(n x) + c cos(n x).
+    t = s sin(n x) + c cos(n x) + s2 sin(2 n x) + c2 cos(2 n x).
 
 Where cables share motors between joints, x is the length of the fixed tendon that stands for the motor, and t pulls on
 all of its joints.
@@ -25,7 +25,10 @@ COUNT = "ripple_count"
 WAVES: Mapping[str, Term] = {
     "ripple_sin": Term(0.0, -1.0, 1.0, "Nm", False),
     "ripple_cos": Term(0.0, -1.0, 1.0, "Nm", False),
+    "ripple2_sin": Term(0.0, -1.0, 1.0, "Nm", False),
+    "ripple2_cos": Term(0.0, -1.0, 1.0, "Nm", False),
 }
+"""Of once and of twice per turn of the motor."""
 RIPPLE: Mapping[str, Term] = {COUNT: Term(1.0, 1.0, 1000.0, "1", False), **WAVES}
 _FIXED = int(mujoco.mjtWrap.mjWRAP_JOINT)
 
@@ -44,8 +47,11 @@ class Ripple:
     def torque(self, q: Array) -> Array:
         """What the motors add at each degree of freedom [worlds, nv]."""
         turned = self.terms[COUNT] * (q[:, self.places] @ self.reach.T)
-        wave = self.terms["ripple_sin"] * np.sin(turned) + self.terms["ripple_cos"] * np.cos(turned)
-        return wave @ self.reach
+        sin, cos = np.sin(turned), np.cos(turned)
+        t = self.terms
+        once = t["ripple_sin"] * sin + t["ripple_cos"] * cos
+        twice = 2 * t["ripple2_sin"] * sin * cos + t["ripple2_cos"] * (cos**2 - sin**2)
+        return (once + twice) @ self.reach
 
 
 def ripple_of(model: mujoco.MjModel, settings: Settings) -> Ripple | None:
