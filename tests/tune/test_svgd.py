@@ -13,10 +13,10 @@ from instep.tune.svgd import drawn, flow
 def test_particles_keep_the_spread_of_a_normal_target_in_any_dimension(size):
     rng = np.random.default_rng(size)
     # Where a wide and wrong guess of the posterior puts them.
-    begin = 0.3 + 1.22 * rng.standard_normal((4 * size + 20, size))
+    begin = 0.3 + 1.22 * rng.standard_normal((max(30, 2 * size), size))
     z = flow(lambda z: -z, begin, 12)
     assert np.abs(z.mean(axis=0)).max() < 0.05
-    np.testing.assert_allclose(np.linalg.eigvalsh(np.cov(z.T)), 1.0, atol=0.15)
+    np.testing.assert_allclose(z.std(axis=0), 1.0, atol=0.1)
 
 
 def test_draws_have_the_curve_of_a_bent_target():

@@ -98,7 +98,7 @@ def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draw
         inside = ((x >= 0) & (x <= 1)).all(axis=1)
         return np.where(inside, target.log(np.clip(x, 0.0, 1.0)), -np.inf)
 
-    points = replace_covariance(found, 1.5).draw(particles or max(30, 4 * len(found.knobs)), rng)
+    points = replace_covariance(found, 1.5).draw(particles or max(30, 2 * len(found.knobs)), rng)
     z = flow(slope, np.linalg.solve(root, (points - centre).T).T, steps)
     return Cloud(found.knobs, np.clip(centre + drawn(log, z, draws, rng) @ root.T, 0.0, 1.0))
 
