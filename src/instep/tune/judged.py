@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +112,7 @@ def predicted(
     inside = ((low <= 0) & (high >= 0))[windows.inside]
     # Rows of a window are one observation, so the count behind the interval is that of windows.
     share, n = float(inside.mean()), len(windows) * inside.shape[-1]
-    return Band(low, high, windows, wilson(round(share * n), n))
+    return Band(low, high, windows, replace(wilson(round(share * n), n), value=share))
 
 
 def first_row(knobs: Sequence[Knob], sim: Simulator) -> int:
