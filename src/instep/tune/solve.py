@@ -120,6 +120,8 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
         normal = _normal(problem, point, slopes) if slopes and known else linearise(problem, point)
         slopes, moved = normal.slopes, moved if known else 0.0
         before, promised = point.cost, _promise(problem, point, normal, damping)
+        # Where no step could gain anything, one is tried and no more.
+        done = _most(problem, point, normal) <= tolerance * before
         for _ in range(7):
             trial = _tried(problem, point, _step(problem, point, normal, damping))
             if trial.cost < point.cost:
@@ -128,14 +130,14 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
                 at[0] = point
                 break
             damping *= 10.0
-            if _promise(problem, point, normal, damping) <= tolerance * before:
-                break  # what promises nothing is not worth a simulation
+            if done:
+                break
         if watch is not None:
             watch(iteration, point.cost, point.x)
         gained = before - point.cost
         # One small step can be a bad one; two in a row are the end, or one where slopes taken here promised no more.
         flat = flat + 1 if gained <= tolerance * before else 0
-        if flat and (not known or not problem.contacts) and promised <= tolerance * before and damping <= 1e-2:
+        if flat and done and (not known or not problem.contacts):
             break
         vain = gained < 0.1 * promised and gained <= 0.01 * before and promised > 10 * tolerance * before
         wider = _wider(problem, point, normal) if vain and problem.contacts else point
@@ -291,6 +293,17 @@ def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float
 
 
 def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tuple[Array, Array]:
+    x = point.x
+    after = np.clip(x + _free_step(problem, point, normal, damping), 0.0, 1.0)
+    starts = point.starts.copy()
+    offset, slope = normal.eliminated
+    # Starts are damped like knobs: a whole step of theirs can be too long however short that of the knobs is.
+    starts[:, normal.free] += offset / (1 + damping) + slope @ (after - x)
+    return after, starts
+
+
+def _free_step(problem: Problem, point: Point, normal: Normal, damping: float) -> Array:
+    """The step of the knobs as if there were no bounds but those they stand at."""
     full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
     x, gradient = point.x, normal.gradient
     # A knob at its bound that wants to go beyond it stays; the others move as if it were fixed.
@@ -301,12 +314,12 @@ def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tup
         small = full[np.ix_(moving, moving)]
         small = small + damping * np.diag(np.diag(small))
         step[moving] = -np.linalg.lstsq(small, gradient[moving], rcond=1e-14)[0]
-    after = np.clip(x + step, 0.0, 1.0)
-    starts = point.starts.copy()
-    offset, slope = normal.eliminated
-    # Starts are damped like knobs: a whole step of theirs can be too long however short that of the knobs is.
-    starts[:, normal.free] += offset / (1 + damping) + slope @ (after - x)
-    return after, starts
+    return step
+
+
+def _most(problem: Problem, point: Point, normal: Normal) -> float:
+    """The most that any step of the knobs could lower the cost if it were what its slopes say."""
+    return float(-normal.gradient @ _free_step(problem, point, normal, 0.0))
 
 
 def _promise(problem: Problem, point: Point, normal: Normal, damping: float) -> float:
