@@ -124,7 +124,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
     choice = chosen(scene, episodes)
-    sim = bare(scene).tuned({**choice.held, "option.timestep": 0.002})
+    sim = bare(scene).tuned(choice.held)
     options = FitOptions(window=2.0, limit=6 if quick else 10, start=choice.start, starts=1, local=True, iterations=20)
     tuned = sim.tuned(fit(sim, episodes[:2], choice.knobs, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
