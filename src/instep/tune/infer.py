@@ -56,11 +56,12 @@ def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud
     """Ensemble Kalman inversion with multiple data assimilation, from the Laplace posterior made five times as wide.
 
     Each step moves the members by x += C_xg (C_gg + a Gamma)^-1 (y + sqrt(a) eta - g(x)), a = steps, solved in the
-    space of the members, so that the number of rows does not matter.
+    space of the members, so that the number of rows does not matter. Few members end too close together, since the gain
+    is made of the very members that it moves: 20 per knob at 0.93 of the deviation, 40 at 0.99.
     """
     rng = np.random.default_rng((seed, 0xE41))
     target = likelihood(found)
-    points = replace_covariance(found, 25.0).draw(members or max(60, 15 * len(found.knobs)), rng)
+    points = replace_covariance(found, 25.0).draw(members or max(120, 30 * len(found.knobs)), rng)
     for _ in range(steps):
         points = assimilate(points, target.rows(points), float(steps), rng)
     return Cloud(found.knobs, points)
