@@ -125,7 +125,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
     choice = chosen(scene, episodes)
     sim = bare(scene).tuned(choice.held)
-    options = FitOptions(window=2.0, limit=6 if quick else 10, start=choice.start, starts=1, local=True, iterations=20)
+    options = FitOptions(window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20)
     tuned = sim.tuned(fit(sim, episodes[:2], choice.knobs, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
     # What the arm was told is an angle and a velocity; the mapping makes one command of both.
