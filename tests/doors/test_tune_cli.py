@@ -110,6 +110,18 @@ def complaint(capsys) -> str:
     return capsys.readouterr().err
 
 
+def test_stopping_a_posterior_by_hand_keeps_the_knobs(scene, data, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("instep.tune.infer.infer", stop)
+    asked = ["--knobs", "joint.hinge.damping", *FEW, "--posterior", "eki", "--out", str(tmp_path / "out")]
+    assert main(["tune", str(data), str(scene), *asked]) == 0
+    assert "Stopped" in complaint(capsys)
+    assert (tmp_path / "out" / "scene" / "scene.toml").is_file()
+    assert "posterior" not in json.loads((tmp_path / "out" / "result.json").read_text())
+
+
 def test_a_knob_that_is_not_there_offers_the_nearest(scene, data, tmp_path, capsys):
     code = main(["tune", str(data), str(scene), "--knobs", "joint.hinge.dampning", "--out", str(tmp_path / "out")])
     assert code == 2

@@ -102,10 +102,11 @@ def tune(
     tuned = _tuned(asked, loaded, costs)
     more: dict[str, object] = {}
     band = None
-    if posterior != "none" and not tuned.fit.stopped:
-        more["posterior"], band = _posterior(posterior, tuned, loaded, output, seed)
-    if delta and not tuned.fit.stopped:
-        more["delta"] = _delta(tuned, loaded, output, seed)
+    with _kept_on_stop():
+        if posterior != "none" and not tuned.fit.stopped:
+            more["posterior"], band = _posterior(posterior, tuned, loaded, output, seed)
+        if delta and not tuned.fit.stopped:
+            more["delta"] = _delta(tuned, loaded, output, seed)
     code = _finish(asked, loaded, tuned, output, more)
     _page(loaded, tuned, output, costs, (band, more))
     print(output.folder / ("scene" if tuned.passed else "scene_not_passed"))
@@ -248,19 +249,34 @@ def _live(knobs: int, costs: Costs) -> Iterator[Watch]:
         yield watch
 
 
+@contextmanager
+def _kept_on_stop() -> Iterator[None]:
+    """What follows a fit may be stopped by hand without losing the fit."""
+    from rich.console import Console
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped: the knobs are kept, without what was under way.")
+
+
 def _posterior(
     method: Method, tuned: Tuned, loaded: Loaded, output: Output, seed: int
 ) -> tuple[dict[str, object], Band | None]:
+    from rich.console import Console
+
     from instep.tune.infer import infer
     from instep.tune.judged import judge_posterior, predicted
 
     if method == "none":
         return {}, None
-    belief = infer(tuned.fit, method, seed=seed)
-    band = predicted(tuned.fit.problem.shooter.sim, belief, loaded.held_out, tuned.fit, seed=seed)
-    judged = judge_posterior(
-        belief, tuned.fit, loaded.held_out, output.folder, method=method, band=band, seed=seed
-    )  # fmt: skip
+    with Console(stderr=True).status(f"inferring the posterior ({method})") as status:
+        belief = infer(tuned.fit, method, seed=seed)
+        status.update(f"judging the posterior ({method}) by planted truths and held-out recordings")
+        band = predicted(tuned.fit.problem.shooter.sim, belief, loaded.held_out, tuned.fit, seed=seed)
+        judged = judge_posterior(
+            belief, tuned.fit, loaded.held_out, output.folder, method=method, band=band, seed=seed
+        )  # fmt: skip
     return judged, band
 
 
@@ -313,7 +329,7 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         written=time.strftime("%Y-%m-%dT%H:%M:%S"),
         **more,
     )
-    _show(tuned)
+    _show(tuned, more.get("posterior"))
     return 0 if tuned.passed else 1
 
 
@@ -361,7 +377,7 @@ def _fresh(where: Path) -> Path:
     return where
 
 
-def _show(tuned: Tuned) -> None:
+def _show(tuned: Tuned, posterior: object) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -376,6 +392,8 @@ def _show(tuned: Tuned) -> None:
     marks = Table("gate", "", "verdict", box=None, padding=(0, 2))
     for gate in tuned.gates:
         marks.add_row(gate.name, "[green]passed[/]" if gate.passed else "[red]not passed[/]", gate.words)
+    if isinstance(posterior, Mapping):
+        marks.add_row("posterior", str(posterior["method"]), str(posterior["words"]))
     console.print(marks)
 
 
