@@ -29,6 +29,29 @@ def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
         assert found[name] == pytest.approx(value, rel=1e-5), name
 
 
+@pytest.mark.parametrize(
+    ("scene", "settings"),
+    [
+        ("furuta", {"tendon.cable.stiffness": 0.0025, "tendon.cable.slack": -0.7, "joint.arm.drag": -1e-6}),
+        ("wam7", {"tendon.motor_2.frictionloss": 0.7, "tendon.motor_2.damping": 0.2}),
+        ("cube", {"option.impratio": 3.0, "option.gravity": 9.6, "body.cube.com_z": 0.004}),
+    ],
+)
+def test_a_tuned_mjcf_holds_whatever_was_turned(scene, settings, tmp_path):
+    loaded = Scene.load(scene)
+    path = write_mjcf(tmp_path / "tuned.xml", loaded, settings)
+    model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))
+    assert address.read(model, list(settings)) == pytest.approx(settings, rel=1e-5)
+
+
+def test_a_tuned_mjcf_holds_what_gravity_compensation_believes(tmp_path):
+    loaded = Scene.load("wam7")
+    name = "body.link_4.gravcomp"
+    path = write_mjcf(tmp_path / "tuned.xml", loaded, {name: 0.9})
+    model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))
+    assert address.read(model, [name]) == pytest.approx({name: 0.9})
+
+
 def test_a_urdf_gets_damping_and_friction_and_keeps_the_rest(tmp_path):
     (tmp_path / "r.urdf").write_text(URDF)
     path = write_urdf(tmp_path / "tuned.urdf", tmp_path / "r.urdf", {**SETTINGS, "actuator.hinge.force": 7.0})

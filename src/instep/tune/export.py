@@ -17,25 +17,8 @@ from instep.scene.folder import Scene
 
 from .fit import Fit
 
-_WRITTEN = (
-    "dof_damping",
-    "dof_frictionloss",
-    "dof_armature",
-    "dof_solimp",
-    "jnt_stiffness",
-    "qpos_spring",
-    "body_mass",
-    "body_inertia",
-    "body_ipos",
-    "geom_friction",
-    "geom_solref",
-    "geom_solimp",
-    "actuator_gainprm",
-    "actuator_biasprm",
-    "actuator_gear",
-    "actuator_forcerange",
-    "actuator_ctrlrange",
-)
+_BROUGHT = ("body_mass", "body_inertia", "body_ipos")
+"""What turning a mass brings along."""
 
 
 def export_all(
@@ -101,10 +84,18 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
     """The scene as one MJCF file with the settings written in as numbers."""
     spec = mujoco.MjSpec.from_string(scene.source.xml, assets=dict(scene.source.files))
     plain = spec.compile()
-    model = address.write(plain, {k: v for k, v in settings.items() if not k.endswith(".delay")})
+    kept = {k: v for k, v in settings.items() if not k.endswith(".delay")}
+    model = address.write(plain, kept)
+    # What MuJoCo does not write back from a model must be in the description.
+    for body in spec.bodies[1:]:
+        body.gravcomp = float(model.body_gravcomp[model.body(body.name).id]) if body.name else body.gravcomp
     fresh = mujoco.MjModel.from_xml_string(spec.to_xml(), dict(scene.source.files))
-    for field in _WRITTEN:
-        getattr(fresh, field)[:] = getattr(model, field)
+    turned = {target.field for name in address.ordered(plain, kept) for target in address.targets(plain, name)}
+    for field in sorted({*turned, *_BROUGHT}):
+        if field.startswith("opt."):
+            setattr(fresh.opt, field[4:], getattr(model.opt, field[4:]))
+        else:
+            getattr(fresh, field)[:] = getattr(model, field)
     mujoco.mj_saveLastXML(str(path), fresh)
     return path
 
