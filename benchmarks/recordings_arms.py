@@ -71,7 +71,7 @@ def _left_over(parts: list[Squares]) -> list[dict[str, Any]]:
         rows.append(row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squares[:, j].mean()))], "mrad"))
         worst = sorted(sums, key=lambda name: -sums[name][j])[:2]
         share = 100 * sum(float(sums[name][j]) for name in worst) / float(squares[:, j].sum())
-        rows.append(row(f"so101, of its squares in {' and '.join(worst)}", [share], "%"))
+        rows.append(row(f"so101, {joint}, of its squares in {' and '.join(worst)}", [share], "%"))
     return rows
 
 
