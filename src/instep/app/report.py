@@ -48,6 +48,12 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
+    @property
+    def wordy(self) -> list[bool]:
+        """Which columns hold words rather than numbers: those are read from the left."""
+        columns = [[str(row[i]) for row in self.rows if str(row[i])] for i in range(len(self.head))]
+        return [any(len(c) > 32 for c in cells) or all(c[0].isalpha() for c in cells) for cells in columns]
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

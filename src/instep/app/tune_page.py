@@ -111,7 +111,7 @@ def _knobs(tuned: Tuned) -> Section:
     bounds = set(tuned.fit.at_bounds)
     for name, now in tuned.fit.estimates.items():
         note = "at a bound of its range" if name in bounds else ""
-        note = "only told together with others" if name in tuned.weak.tied else note
+        note = "hardly told: a prior holds it" if name in tuned.weak.tied else note
         rows.append((name, _value(tuned.start.get(name)), _value(now.value), _ends(now), now.unit, note))
     for name in tuned.left:
         stays = _value(tuned.left.get(name))

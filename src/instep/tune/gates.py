@@ -219,7 +219,7 @@ def _identifiability(weak: Identifiability) -> Gate:
     said = "; ".join(direction.words for direction in weak.weak[:4])
     more = f" (and {len(weak.weak) - 4} more directions)" if len(weak.weak) > 4 else ""
     left = f" Left where they were: {', '.join(weak.silent)}." if weak.silent else ""
-    tied = f" Not told, and held near where they were: {', '.join(weak.tied)}." if weak.tied else ""
+    tied = f" Hardly told, so a prior holds them near where they were: {', '.join(weak.tied)}." if weak.tied else ""
     return Gate("identifiability", bool(weak.kept), f"{said}{more}.{left}{tied}")
 
 
