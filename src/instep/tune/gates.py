@@ -112,8 +112,8 @@ def tune(
     begun = _only(_tied(options, knobs, weak), kept, first)
     solved = None if first.stopped else _solve(held, fitted, kept, begun, gates, watch)
     if solved is None:
-        kept, frozen, held = list(knobs), dict[str, float](), sim
-        words = "Stopped by hand; the best settings of the first look are kept."
+        # The first look turned all knobs, so none was left.
+        words, frozen = "Stopped by hand; the best settings of the first look are kept.", dict[str, float]()
         solved = replace(first, stopped=True), Gate("solve", False, words)
     found, agreed = solved
     passed.append(agreed)
