@@ -119,7 +119,8 @@ LEAD = np.array([0.035, 0.05, 0.05, 0.025, 0.03, 0.03, 0.02])
 def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop error over 20 s of runs that were not fitted, against the spread of repeats of one input.
 
-    Fitted to the first two of five runs of one input; knobs were chosen on the last 8 s of these, by fits to the rest.
+    Fitted to the first two of five runs of one input; knobs were chosen on these two, mostly on their last 8 s by fits
+    to the rest.
     """
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)

@@ -58,6 +58,22 @@ def test_a_sound_run_passes_every_gate(servo, recorded):
     assert result.settings["actuator.hinge.kp"] == pytest.approx(6.0, rel=0.02)
 
 
+def test_knobs_told_only_together_are_turned_and_stay_near_where_they_were(weightless, recorded):
+    names = ["joint.hinge.armature", "actuator.hinge.kp", "actuator.hinge.kv"]
+    truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
+    sim = weightless.tuned({"joint.hinge.damping": 1e-6})
+    start = {names[0]: 0.03, names[1]: 3.0, names[2]: 0.15}
+    options = FitOptions(window=0.5, starts=1, start=start)
+    episodes = split(recorded(weightless, truth, range(6)))
+    result = tune(sim, episodes, weightless.scene.knobs(*names), options, GateOptions(seeds=1, draws=0))
+    found = result.settings
+    assert len(result.weak.tied) == 1 and not result.weak.silent
+    assert f"a prior holds them near where they were: {result.weak.tied[0]}" in result.gates[1].words
+    assert found[names[1]] / found[names[0]] == pytest.approx(200, rel=0.02)
+    assert found[names[2]] / found[names[0]] == pytest.approx(5, rel=0.02)
+    assert 0.5 < found[result.weak.tied[0]] / start[result.weak.tied[0]] < 2.0
+
+
 def test_a_knob_that_was_right_already_is_not_promoted(servo, recorded):
     names = ["joint.hinge.damping"]
     knobs = servo.scene.knobs(*names)

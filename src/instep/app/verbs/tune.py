@@ -301,7 +301,7 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         "gates": {gate.name: {"passed": gate.passed, "words": gate.words} for gate in tuned.gates},
         "intervals": {name: estimate.as_dict() for name, estimate in tuned.fit.estimates.items()},
         "frozen": list(tuned.weak.silent),
-        "not told": list(tuned.weak.tied),
+        "not_told": list(tuned.weak.tied),
     }
     where = output.folder / ("scene" if tuned.passed else "scene_not_passed")
     promote(loaded.scene, settings, _fresh(where), facts)
