@@ -9,8 +9,9 @@ from instep import MujocoWorld
 from instep.core.errors import BadInput
 from instep.core.layer import Layer
 from instep.scene.folder import Scene
-from instep.tune.delta import FILE, MEMORY, Corrected, Delta, DeltaOptions, learn, shuffled
+from instep.tune.delta import DeltaOptions, learn, shuffled
 from instep.tune.delta_judge import judge, learn_and_judge
+from instep.tune.delta_model import FILE, MEMORY, Corrected, Delta
 from instep.tune.drive import bare, opened
 from instep.tune.promote import promote
 

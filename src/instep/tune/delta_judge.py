@@ -12,7 +12,8 @@ from instep.core.episode import Episode
 from instep.core.stats import Estimate
 from instep.core.world import Array, Simulator
 
-from .delta import MEMORY, Corrected, Delta, DeltaOptions, learn, places, shuffled
+from .delta import DeltaOptions, learn, shuffled
+from .delta_model import MEMORY, Corrected, Delta, places
 from .shoot import march
 from .windows import cut
 

@@ -39,8 +39,8 @@ from instep.physics.mujoco import HUGE, KEY, MujocoWorld
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .delta import FILE as DELTA
-from .delta import Corrected, Delta
+from .delta_model import FILE as DELTA
+from .delta_model import Corrected, Delta
 from .friction import TERMS, Term, budget
 from .ripple import COUNT, RIPPLE, WAVES, Ripple, ripple_of, ripples
 

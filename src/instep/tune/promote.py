@@ -16,7 +16,7 @@ from instep import __version__
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
 
-from .delta import FILE as DELTA
+from .delta_model import FILE as DELTA
 from .drive import FILE, known, read_drive
 
 LEFT = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA)

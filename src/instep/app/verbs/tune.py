@@ -281,15 +281,15 @@ def _posterior(
 
 
 def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
-    from instep.tune.delta import FILE
     from instep.tune.delta_judge import learn_and_judge
+    from instep.tune.delta_model import FILE
 
     sim = loaded.sim.tuned(tuned.settings)
     return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / FILE, seed=seed)
 
 
 def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
-    from instep.tune.delta import FILE as DELTA
+    from instep.tune.delta_model import FILE as DELTA
     from instep.tune.drive import known
     from instep.tune.export import export_all
     from instep.tune.promote import promote
