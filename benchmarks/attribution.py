@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.core.stats import Estimate, wilson
-from instep.gap.attribution import AttributionOptions, attribute
-from instep.gap.suspects import SuspectOptions, identify, suspects_of
+from instep.core.statistics import Estimate, wilson
+from instep.diagnose.attribution import AttributionOptions, attribute
+from instep.diagnose.candidates import SuspectOptions, identify, suspects_of
 
 ARM = """
 <mujoco>

@@ -13,23 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.twins import Begun, How, correction, parked_joints
+from instep.app.twin_run import Begun, How, correction, parked_joints
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import Array, Observation, State
-from instep.physics.mujoco import MujocoWorld
-from instep.real.recording import Recording
+from instep.physics.mujoco_world import MujocoWorld
+from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.bodies import Place, place_of
-from instep.twin.correction import Correction, Uncorrected
-from instep.twin.eyes import Eyes
-from instep.twin.forces import ForceOptions, VisualForces
+from instep.twin.camera_rig import Eyes
+from instep.twin.initialization import Prepared, eyes_of, on_one_clock, prepare
 from instep.twin.pose_filter import PoseFilter
-from instep.twin.prepare import Prepared, eyes_of, on_one_clock, prepare
-from instep.twin.rehearsal import film
-from instep.twin.track import jitter, median_of_blocks, overlaps
-from instep.twin.twin import STAGES, Twin
+from instep.twin.projection import Place, place_of
+from instep.twin.tracking_scores import jitter, median_of_blocks, overlaps
+from instep.twin.twin import STAGES, Correction, Twin, Uncorrected
+from instep.twin.visual_forces import ForceOptions, VisualForces
+from instep.twin.warmup import film
 from sync import BEGIN, motion
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -157,7 +156,7 @@ class Kicked:
 
 
 def _real(scene: Scene) -> tuple[Episode, Prepared] | None:
-    from instep.data.episodes import load
+    from instep.data.datasets import load
 
     for folder in RECORDINGS:
         if (folder / "pusht").is_dir():

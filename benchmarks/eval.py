@@ -14,14 +14,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from instep import MujocoWorld
-from instep.core.layer import Layer
 from instep.core.world import Array, Observation, stack
-from instep.gap.eval_play import play
-from instep.policy.experts import expert_of
+from instep.core.wrapper import Layer
+from instep.evaluate.episode_batch import play
+from instep.policy.experts.task_experts import expert_of
 from instep.scene.folder import Scene
-from instep.scene.kinematics import body_poses
+from instep.scene.model import body_poses
 from instep.scene.tasks.catalog import task_of
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.task import Tasked
 from physics import THREADS, WORLDS, Case, Mlp, Recorded, against_gymnasium, interleaved, make_env, row
 from physics import play as play_env
 
@@ -129,7 +129,7 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Simulated seconds per second with one virtual camera at 10 Hz and a small convolutional policy."""
     import torch
 
-    from instep.policy.vision import TorchEyes
+    from instep.policy.image_encoder import TorchEyes
 
     torch.set_num_threads(THREADS)
     world, case = tasked(seconds)
@@ -147,8 +147,8 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
 def virtual_camera(world: MujocoWorld) -> tuple[Any, Any]:
     """Gaussians on the table, the T and the stick, and a camera of 96 x 96 above them."""
     from instep.splat.gaussians import coloured, together
-    from instep.splat.layers import Layers
-    from instep.splat.sheet import looking
+    from instep.splat.raster.layers import Layers
+    from instep.splat.visualization import looking
 
     rng = np.random.default_rng(0)
     boxes = np.array(task_of(world.scene).shape)

@@ -19,17 +19,16 @@ import pyarrow.parquet as pq
 
 from instep import Scene
 from instep.app import gap_page
-from instep.app.gap_files import write_curves, write_runs
+from instep.app.gap_run import write_curves, write_runs
 from instep.app.report import Report, write_report
 from instep.core.episode import Episode
-from instep.core.stats import bootstrap
+from instep.core.statistics import bootstrap
 from instep.core.world import Spec, vector
-from instep.gap.arms import Arm
-from instep.gap.chain import Chain, chain_to
+from instep.diagnose.data_checks import preflight
+from instep.gap.arm_kinematics import Arm, Chain, chain_to
 from instep.gap.dtw import dtw
-from instep.gap.pairs import compare
-from instep.gap.preflight import preflight
-from instep.gap.seed import profile, profile_scores
+from instep.gap.joint_error import profile, profile_scores
+from instep.gap.paired_runs import compare
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:

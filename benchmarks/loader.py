@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from instep.core.episode import Episode
-from instep.core.stats import bootstrap
+from instep.core.statistics import bootstrap
 from instep.core.world import Channel, Spec, vector
-from instep.data import lerobot3_writer
-from instep.data.cache import training_samples
+from instep.data.lerobot import writer_v3
+from instep.data.sample_cache import training_samples
 
 CAMERA = "observation.images.top"
 BATCH, CHUNK = 64, 16
@@ -27,7 +27,7 @@ BATCH, CHUNK = 64, 16
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Measure, and return one row per number."""
     episodes, rows = (2, 60) if quick else (8, 300)
-    folder = lerobot3_writer.write([episode(rows, seed) for seed in range(episodes)], out / "set")
+    folder = writer_v3.write([episode(rows, seed) for seed in range(episodes)], out / "set")
     total = episodes * rows
     begun = time.perf_counter()
     samples = training_samples(folder, out / "cache")

@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.core.stats import wilson
-from instep.gap.floor import repeats, with_floor
+from instep.core.statistics import wilson
+from instep.diagnose.candidates import physical_modes, question, suspects_of
+from instep.diagnose.contact_modes import contact_faults, rest_test
+from instep.diagnose.failure_modes import Mode, embodiment, perceptual
+from instep.diagnose.motion_modes import compounding, dynamics_gap, sensor_noise, static_scene, stochasticity
 from instep.gap.horizon import measure, over_time
-from instep.gap.modes import Mode
-from instep.gap.modes_contact import contact_faults, rest_test
-from instep.gap.modes_motion import compounding, dynamics_gap, sensor_noise, static_scene, stochasticity
-from instep.gap.modes_policy import embodiment, perceptual
-from instep.gap.pairs import compare
-from instep.gap.prepare import prepare
-from instep.gap.suspects import physical_modes, question, suspects_of
-from instep.real.imperfect import Backlash, Dropping, Saturated
+from instep.gap.noise_floor import repeats, with_floor
+from instep.gap.paired_runs import compare
+from instep.gap.preparation import prepare
+from instep.robot.imperfect import Backlash, Dropping, Saturated
 
 ARM = """
 <mujoco>

@@ -21,7 +21,7 @@ from mujoco import rollout as mjrollout
 from threadpoolctl import threadpool_limits
 
 from instep import MujocoWorld, rollouts
-from instep.core.stats import bootstrap
+from instep.core.statistics import bootstrap
 from instep.core.world import stack
 
 WORLDS, THREADS = 64, 2

@@ -125,10 +125,10 @@ class Training:
 def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
     """The stand-in, or MuJoCo with some settings, with the task; few threads, since processes share the cores."""
     from instep import MujocoWorld
-    from instep.app.standin import Disguise, stand_in
+    from instep.app.simulated_robot import Disguise, stand_in
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
-    from instep.scene.tasks.tasked import Tasked
+    from instep.scene.tasks.task import Tasked
 
     scene = Scene.load(SCENE)
     if name == "stand-in":
@@ -139,7 +139,7 @@ def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
 
 def expert() -> Any:
     """The scripted expert."""
-    from instep.policy.experts import expert_of
+    from instep.policy.experts.task_experts import expert_of
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
 
@@ -149,14 +149,14 @@ def expert() -> Any:
 
 def collect(seeds: Sequence[int]) -> list[Any]:
     """Demonstrations on the stand-in; positions and velocities are what its sensors said, not what it knows."""
-    from instep.gap.eval_demos import demonstrate
+    from instep.evaluate.failure_mining import demonstrate
 
     return [sensed(episode) for episode in demonstrate(worlds("stand-in", {}), expert(), seeds)]
 
 
 def sensed(episode: Any) -> Any:
     """The episode with the positions and velocities that sensors told: those of the block by differences."""
-    from instep.policy.inputs import heading
+    from instep.policy.observation_encoding import heading
 
     pose, dt = episode["observation.environment_state"], episode.spec.dt
     turn = np.gradient(np.unwrap(heading(pose[:, 3:])), dt)[:, None]
@@ -169,7 +169,7 @@ def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
     """The knobs with which MuJoCo best predicts the demonstrations; contacts leave the cost without a useful slope."""
     from instep import Knob, MujocoWorld
     from instep.scene.folder import Scene
-    from instep.tune.search import SearchOptions, search
+    from instep.tune.cma_search import SearchOptions, search
 
     knobs = [Knob(address, low, high, log=True) for address, (low, high) in KNOBS.items()]
     knobs.append(Knob("action.delay", 0.0, 0.12))
@@ -180,8 +180,8 @@ def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
 
 def train(job: tuple[Training, list[Any], Path, Plan]) -> str:
     """Train one policy on one core and return its folder."""
-    from instep.policy.train import TrainOptions
-    from instep.policy.train import train as learn
+    from instep.policy.training import TrainOptions
+    from instep.policy.training import train as learn
 
     asked, episodes, out, plan = job
     options = TrainOptions(
@@ -197,8 +197,8 @@ def train(job: tuple[Training, list[Any], Path, Plan]) -> str:
 
 def teach(job: tuple[Path, dict[str, float], int, Plan]) -> list[Any]:
     """Demonstrations in the tuned simulator from where a policy fails there."""
-    from instep.gap.eval_mine import lessons
-    from instep.policy.trained import load_policy
+    from instep.evaluate.failure_mining import lessons
+    from instep.policy.flow_policy import load_policy
 
     folder, settings, first, plan = job
     world = worlds("tuned", settings, threads=max(1, (os.cpu_count() or 2) // plan.seeds))
@@ -209,8 +209,8 @@ def teach(job: tuple[Path, dict[str, float], int, Plan]) -> list[Any]:
 
 def judge(job: tuple[str, str, dict[str, float], Sequence[int]]) -> list[bool]:
     """From which starts a policy does the task in a world."""
-    from instep.gap.eval_play import play
-    from instep.policy.trained import load_policy
+    from instep.evaluate.episode_batch import play
+    from instep.policy.flow_policy import load_policy
 
     folder, name, settings, seeds = job
     world = worlds(name, settings)
@@ -235,8 +235,8 @@ def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Pla
 
 def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     """Success of the three kinds of training on the stand-in, and their differences start by start."""
-    from instep.core.stats import wilson
-    from instep.core.stats_trials import paired_difference
+    from instep.core.statistics import wilson
+    from instep.core.trials import paired_difference
 
     n, found = plan.demos, judged["stand-in"]
     arms = {
@@ -267,7 +267,7 @@ def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
 
 def agreement_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     """How well virtual success tells success on the stand-in, with the simulator as it is and tuned."""
-    from instep.core.stats_rank import mmrv_interval, pearson, spearman
+    from instep.core.statistics import mmrv_interval, pearson, spearman
 
     names = list(judged["stand-in"])
     trials, virtual = np.full(len(names), plan.starts), np.full(len(names), plan.virtual)

@@ -68,7 +68,7 @@ def run(out: Path, quick: bool = False, cameras: Sequence[str] = CAMERAS) -> lis
 
 def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dict[str, Any]]:
     """The table of studies that were kept."""
-    from instep.core.stats import wilson
+    from instep.core.statistics import wilson
 
     rows: list[dict[str, Any]] = []
     for camera in cameras:
@@ -173,7 +173,7 @@ def _trained(folder: Path, plan: Plan) -> bool:
 @lru_cache(maxsize=4)
 def sight(camera: str) -> Any:
     """What a virtual camera sees of the scene, drawn by one thread."""
-    from instep.app.eyes import read_sight
+    from instep.app.rendered_cameras import read_sight
     from instep.scene.folder import Scene
 
     return read_sight(FILE, Scene.load(SCENE), (camera,), threads=1)
@@ -181,8 +181,8 @@ def sight(camera: str) -> Any:
 
 def seen(name: str, settings: dict[str, float], camera: str, threads: int = 1) -> tuple[Any, Any]:
     """A world as the expert needs it, and the same with the camera."""
-    from instep.app.eyes import Virtual
-    from instep.scene.tasks.tasked import Tasked
+    from instep.app.rendered_cameras import Virtual
+    from instep.scene.tasks.task import Tasked
 
     bare = policies.worlds(name, settings, threads)
     return bare, Tasked(Virtual(bare.world, sight(camera)), bare.task)
@@ -209,8 +209,8 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
     """Train one policy, on a GPU where there is one, and return its folder."""
     import torch
 
-    from instep.policy.train import TrainOptions
-    from instep.policy.train import train as learn
+    from instep.policy.training import TrainOptions
+    from instep.policy.training import train as learn
 
     asked, folders, out, camera, plan = job
     if not _trained(out / asked.folder, plan):
@@ -226,7 +226,7 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
 
 def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path]:
     """Demonstrations in the tuned simulator from where a policy that looks fails there."""
-    from instep.gap.eval_mine import lessons
+    from instep.evaluate.failure_mining import lessons
 
     folder, settings, seed, camera, scratch, plan = job
     bare, world = seen("tuned", settings, camera, threads=max(1, (os.cpu_count() or 2) // plan.seeds))
@@ -240,7 +240,7 @@ def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path
 
 def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
     """From which starts a policy does the task on the stand-in."""
-    from instep.gap.eval_play import play
+    from instep.evaluate.episode_batch import play
 
     folder, camera, seeds = job
     _, world = seen("stand-in", {}, camera)
@@ -251,8 +251,8 @@ def note_minutes(camera: str, out: Path, plan: Plan) -> None:
     """Keep how long a training takes on two cores without a GPU [min], from a hundred steps of it."""
     import platform
 
-    from instep.policy.train import TrainOptions
-    from instep.policy.train import train as learn
+    from instep.policy.training import TrainOptions
+    from instep.policy.training import train as learn
 
     episodes, stands = [sight(camera).develop(e) for e in policies.collect([SHOWN])], list[Any]()
     options = TrainOptions(
@@ -269,7 +269,7 @@ def note_minutes(camera: str, out: Path, plan: Plan) -> None:
 
 def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     """How far off the eyes of a policy are on demonstrations that nothing was trained on."""
-    from instep.policy.inputs import heading
+    from instep.policy.observation_encoding import heading
 
     episodes = policies.collect(range(MINED - 1000, MINED - 1000 + (2 if plan == QUICK else 8)))
     _, world = seen("stand-in", {}, camera)
@@ -291,7 +291,7 @@ def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
 def _policy(folder: Path, world: Any) -> Any:
     import torch
 
-    from instep.policy.trained import load_policy
+    from instep.policy.flow_policy import load_policy
 
     torch.set_num_threads(1)
     return load_policy(folder, world.spec)

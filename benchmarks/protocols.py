@@ -21,10 +21,10 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.rollout import rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.codec import pack, unpack
-from instep.policy.experts import expert_of
+from instep.policy.array_codec import pack, unpack
+from instep.policy.experts.task_experts import expert_of
 from instep.policy.openpi import openpi_policy
-from instep.policy.server import PolicyServer
+from instep.policy.policy_server import PolicyServer
 
 TOKEN = secrets.token_urlsafe(16)
 STATE = np.array([1, 2], "<f4")
@@ -157,7 +157,7 @@ def own_client(count: int) -> list[dict[str, Any]]:
     from instep import MujocoWorld
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
-    from instep.scene.tasks.tasked import Tasked
+    from instep.scene.tasks.task import Tasked
 
     scene = Scene.load("pusht")
     task = task_of(scene)

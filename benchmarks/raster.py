@@ -22,13 +22,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat import reference
-from instep.splat.backward import ImageSlope, differentiate
-from instep.splat.compare import psnr
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Image, plain
-from instep.splat.pose_jacobian import View, pose_normals
-from instep.splat.raster import Raster
+from instep.splat.image_metrics import psnr
+from instep.splat.raster import reference
+from instep.splat.raster.gradients import ImageSlope, differentiate
+from instep.splat.raster.pose_normals import View, pose_normals
+from instep.splat.raster.rasterizer import Raster
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -194,7 +194,7 @@ def _finite_differences() -> Row:
 
 def _tee(seconds: float) -> list[Row]:
     """The normal equations of the pose of the real T-block, three cameras, in its region of each image."""
-    from instep.splat.views import load_capture
+    from instep.splat.capture import load_capture
 
     folder = next((place / "pusht" for place in RECORDINGS if (place / "pusht").is_dir()), None)
     if folder is None:
@@ -237,8 +237,8 @@ _START = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from splat_scenes import STILL, camera, table_arm_and_tee
-from instep.splat.backward import ImageSlope, differentiate
-from instep.splat.raster import Raster
+from instep.splat.raster.gradients import ImageSlope, differentiate
+from instep.splat.raster.rasterizer import Raster
 differentiate(Raster(table_arm_and_tee(500)), camera("eye", 64, 48), STILL, lambda image: ImageSlope(image.colour))
 print(time.process_time())
 """

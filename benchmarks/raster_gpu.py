@@ -19,11 +19,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat import backward, gpu
-from instep.splat.backward import ImageSlope
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Image
-from instep.splat.raster import Raster
+from instep.splat.raster import cuda as gpu
+from instep.splat.raster import gradients
+from instep.splat.raster.gradients import ImageSlope
+from instep.splat.raster.rasterizer import Raster
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 COUNT, TEE = 5_498, 498
@@ -68,13 +69,13 @@ def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
     return rows
 
 
-def _slopes(cpu: Raster, cuda: gpu.GpuRaster, eye: Camera) -> tuple[backward.Gradients, backward.Gradients]:
+def _slopes(cpu: Raster, cuda: gpu.GpuRaster, eye: Camera) -> tuple[gradients.Gradients, gradients.Gradients]:
     weights = np.random.default_rng(7).normal(size=(eye.height, eye.width, 3)).astype(np.float32)
 
     def loss(image: Image) -> ImageSlope:
         return ImageSlope(weights, weights[..., 0])
 
-    return backward.differentiate(cpu, eye, STILL, loss)[1], gpu.differentiate(cuda, eye, STILL, loss)[1]
+    return gradients.differentiate(cpu, eye, STILL, loss)[1], gpu.differentiate(cuda, eye, STILL, loss)[1]
 
 
 def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
@@ -114,7 +115,7 @@ def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Ro
         (f"CPU forward, {what}", lambda: [cpu.render(c, STILL) for c in cameras], None),
         (
             f"CPU forward + backward, {what}",
-            lambda: [backward.differentiate(cpu, c, STILL, loss) for c in cameras],
+            lambda: [gradients.differentiate(cpu, c, STILL, loss) for c in cameras],
             None,
         ),
     ]

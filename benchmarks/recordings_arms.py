@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from instep.physics.actuators import bare
 from instep.scene.folder import Scene
-from instep.tune.auto import chosen
-from instep.tune.delta import DeltaOptions, learn
-from instep.tune.delta_judge import Squares, gains, squares
-from instep.tune.drive import bare
+from instep.tune.delta_action import DeltaOptions, learn
+from instep.tune.delta_eval import Squares, gains, squares
 from instep.tune.fit import FitOptions, fit
+from instep.tune.param_selection import chosen
 from recordings_common import paths, pooled, recorded, rms, row
 
 FOLDS = 3

@@ -9,14 +9,14 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.replay import aligned
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
+from instep.physics.actuators import bare
 from instep.scene.folder import Scene
-from instep.tune.auto import asked
-from instep.tune.belief import Posterior
-from instep.tune.drive import bare
+from instep.tune.beliefs import Posterior
 from instep.tune.fit import FitOptions, fit
-from instep.tune.infer import infer
+from instep.tune.param_selection import asked
+from instep.tune.posterior import infer
 from recordings_common import recorded, row
 
 BARS = (

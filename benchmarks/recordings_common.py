@@ -15,12 +15,12 @@ from instep.app.gap_run import at_rate, read
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import aligned
-from instep.core.stats import Estimate, bootstrap
+from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Simulator
+from instep.physics.actuators import bare, told
 from instep.scene.folder import Scene
-from instep.tune.auto import asked
-from instep.tune.drive import bare, told
 from instep.tune.fit import FitOptions, fit
+from instep.tune.param_selection import asked
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")

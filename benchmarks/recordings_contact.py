@@ -12,13 +12,13 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.poses import matrix_from_quat
 from instep.core.replay import Aligned, aligned
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
+from instep.physics.actuators import bare
 from instep.scene.folder import Scene
-from instep.tune.auto import asked
-from instep.tune.drive import bare
 from instep.tune.fit import FitOptions
 from instep.tune.gates import searched
+from instep.tune.param_selection import asked
 from recordings_common import recorded, row
 
 WIDTH = 0.1048

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from instep.core.errors import BadInput
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from recordings_common import RECORDINGS, row
 
 Run = dict[str, np.ndarray]

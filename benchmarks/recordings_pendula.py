@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from instep.physics.actuators import bare
 from instep.scene.folder import Scene
-from instep.tune.drive import bare
 from instep.tune.fit import FitOptions
-from instep.tune.heldout import window_errors
+from instep.tune.held_out import window_errors
 from recordings_common import identified, paths, pooled, recorded, rms, row
 
 SERVO = (

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from instep.core.stats import Estimate
-from instep.splat.fit import FitOptions
+from instep.core.statistics import Estimate
+from instep.splat.capture import load_capture
+from instep.splat.fitting import FitOptions
 from instep.splat.scene_fit import SceneFitOptions, splat_capture
-from instep.splat.sheet import save_png
-from instep.splat.views import load_capture
+from instep.splat.visualization import save_png
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")

@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.stats import Estimate, wilson
-from instep.core.stats_power import anytime, prediction_powered
-from instep.core.stats_rank import mmrv, mmrv_interval, pearson, spearman
-from instep.core.stats_runs import jackknife, pooled
-from instep.core.stats_trials import equivalence, mcnemar, newcombe, paired_difference
+from instep.core.statistics import Estimate, jackknife, mmrv, mmrv_interval, pearson, pooled, spearman, wilson
+from instep.core.trials import anytime, equivalence, mcnemar, newcombe, paired_difference, prediction_powered
 from instep.core.world import Spec, vector
-from instep.gap.clock import offset
-from instep.gap.floor import floor
-from instep.gap.growth import excess, growth, time_to_threshold
-from instep.gap.pairs import compare
-from instep.gap.seed import Profile, profile_scores
+from instep.gap.error_growth import excess, growth, time_to_threshold
+from instep.gap.joint_error import Profile, profile_scores
+from instep.gap.noise_floor import floor
+from instep.gap.paired_runs import compare
+from instep.gap.time_alignment import offset
 
 Trial = tuple[Estimate, float]
 """An interval and the truth it should cover."""

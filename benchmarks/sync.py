@@ -27,21 +27,21 @@ from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State
-from instep.data.recorder import Recorder
-from instep.physics.mujoco import MujocoWorld
-from instep.policy.experts import expert_of
-from instep.real.recording import Recording
-from instep.real.urgent import calm, first_in_line
+from instep.data.recorder.recorder import Recorder
+from instep.physics.mujoco_world import MujocoWorld
+from instep.policy.experts.task_experts import expert_of
+from instep.robot.realtime import calm, first_in_line
+from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.scene.labels import reader
+from instep.scene.model import reader
 from instep.scene.tasks.catalog import task_of
-from instep.twin.eyes import IMAGES, Eyes
-from instep.twin.mask import colour_mask
+from instep.twin.camera_rig import IMAGES, Eyes
+from instep.twin.initialization import colour_of
 from instep.twin.pose_filter import FilterOptions, PoseFilter
-from instep.twin.prepare import colour_of
-from instep.twin.rehearsal import developed, film
-from instep.twin.track import median_of_blocks
+from instep.twin.segmentation import colour_mask
+from instep.twin.tracking_scores import median_of_blocks
 from instep.twin.twin import COUNTS, STAGES, Twin, log_of
+from instep.twin.warmup import developed, film
 from sync_film import pack, unpack
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}

@@ -15,10 +15,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.world import Array
-from instep.physics.film import Studio
-from instep.physics.mujoco import MujocoWorld
+from instep.physics.mujoco_cameras import Studio
+from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import Scene
-from instep.twin.rehearsal import Taken
+from instep.twin.warmup import Taken
 
 PICTURE = "picture."
 

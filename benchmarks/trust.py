@@ -15,21 +15,21 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
-from instep.core.stats import wilson
+from instep.core.statistics import wilson
 from instep.core.world import Array
-from instep.physics.film import Look
-from instep.physics.mujoco import MujocoWorld
-from instep.policy.experts import expert_of
-from instep.real.recording import Recording
+from instep.physics.mujoco_cameras import Look
+from instep.physics.mujoco_world import MujocoWorld
+from instep.policy.experts.task_experts import expert_of
+from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.twin.eyes import IMAGES, Eyes
-from instep.twin.mask import colour_mask
+from instep.twin.camera_rig import IMAGES, Eyes
+from instep.twin.initialization import colour_of
 from instep.twin.pose_filter import PoseFilter
-from instep.twin.prepare import colour_of
-from instep.twin.rehearsal import Shooting, film
+from instep.twin.segmentation import colour_mask
 from instep.twin.trust import calibrated
 from instep.twin.twin import Twin, log_of
+from instep.twin.warmup import Shooting, film
 from sync import Restless
 
 ROWS, ONSET, STILL = 84, 36, 90

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.stats import Estimate, bootstrap, wilson
-from instep.tune.calibrate import Calibration
+from instep.core.statistics import Estimate, bootstrap, wilson
+from instep.tune.posterior_checks import Calibration
 from tune_jobs import Task, designed, machine, named, pool, quality, ranked, recovered
 from tune_speed import timed
 from tune_worlds import bed

@@ -16,12 +16,12 @@ import numpy as np
 
 from instep import MujocoWorld, Scene
 from instep.core.world import Array
-from instep.tune.belief import Gaussian
-from instep.tune.excite import Design, ExciteOptions, chirp, energy, excite, judged
-from instep.tune.excite_limits import Allowed, limits_of
+from instep.tune.beliefs import Gaussian
+from instep.tune.excitation import Design, ExciteOptions, chirp, energy, excite, judged
+from instep.tune.excitation_limits import Allowed, limits_of
 from instep.tune.fit import Fit, FitOptions, fit
-from instep.tune.identify import identifiability
-from instep.tune.infer import Method, infer
+from instep.tune.identifiability import identifiability
+from instep.tune.posterior import Method, infer
 from tune_peers import c2st_score
 from tune_policy import compared
 from tune_worlds import Bed, bed, pendulum, servo

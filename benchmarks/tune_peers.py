@@ -13,10 +13,10 @@ import numpy as np
 from mujoco import rollout as native
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.core.world import Array
 from instep.tune.fit import Fit, FitOptions, fit
-from instep.tune.infer import infer, likelihood, replace_covariance
+from instep.tune.posterior import infer, likelihood, replace_covariance
 from tune_worlds import Bed
 
 JOINTS, NOISE = 5, 1e-5
@@ -216,7 +216,7 @@ def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
     from sbi.inference import NPE
     from sbi.utils import BoxUniform
 
-    from instep.tune.neural import _quiet, _Untold
+    from instep.tune.neural_posterior import _quiet, _Untold
 
     rng = np.random.default_rng(5)
     target = likelihood(found)

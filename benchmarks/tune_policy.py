@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from instep.core.knob import Belief, Box, Knob
+from instep.core.param import Belief, Box, Knob
 from instep.core.world import Array, Simulator
-from instep.physics.rapier import RapierWorld
+from instep.physics.rapier_world import RapierWorld
 from instep.tune.fit import fit
-from instep.tune.infer import laplace
-from instep.tune.vary import Mixed, widened
+from instep.tune.posterior import laplace
+from instep.tune.randomize import Mixed, widened
 from tune_worlds import Bed
 
 STEPS, CLOSE = 60, 0.12

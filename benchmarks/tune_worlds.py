@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
 from instep.tune.fit import FitOptions

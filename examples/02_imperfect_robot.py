@@ -3,7 +3,7 @@
 import numpy as np
 
 from instep import MujocoWorld, Script, replay, rollout
-from instep.real.imperfect import Backlash, Late, Noisy, Quantized, Sluggish
+from instep.robot.imperfect import Backlash, Late, Noisy, Quantized, Sluggish
 
 sim = MujocoWorld("so101")
 robot = Noisy(Quantized(Late(Backlash(Sluggish(sim, 0.04), 0.01), action=2, observation=1), 0.0015), 0.001)

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from instep import Constant, MujocoWorld, rollout
-from instep.data.episodes import load
-from instep.data.finish import finish
-from instep.data.recorder import Recorder, RecordOptions
+from instep.data.datasets import load
+from instep.data.recorder.finishing import finish
+from instep.data.recorder.recorder import Recorder, RecordOptions
 
 world = MujocoWorld("cartpole")
 policy = Constant(np.array([0.5]))

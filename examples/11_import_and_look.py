@@ -5,10 +5,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from instep.data.episodes import load
-from instep.data.exchange import export, import_recordings
-from instep.data.info import describe
-from instep.data.sheet import contact_sheet
+from instep.data.contact_sheet import contact_sheet
+from instep.data.dataset_info import describe
+from instep.data.datasets import export, import_recordings, load
 
 MAP = """
 scene = "servo_pendulum"

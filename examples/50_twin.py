@@ -4,12 +4,12 @@ import numpy as np
 
 from instep import Constant, MujocoWorld, rollout
 from instep.core.errors import Unsupported
-from instep.physics.film import filmed
+from instep.physics.mujoco_cameras import filmed
 from instep.scene.folder import Scene
-from instep.twin.eyes import Eyes
-from instep.twin.mask import colour_mask
+from instep.twin.camera_rig import Eyes
+from instep.twin.initialization import colour_of
 from instep.twin.pose_filter import PoseFilter
-from instep.twin.prepare import colour_of
+from instep.twin.segmentation import colour_mask
 from instep.twin.twin import Twin, correction_log
 
 scene = Scene.load("pusht")

@@ -12,8 +12,8 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
-from instep.real.driver import Reading
-from instep.real.server import serve
+from instep.robot.driver import Reading
+from instep.robot.robot_server import serve
 
 
 def mapped(message, joints):

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from instep.core.world import Spec, vector
-from instep.real.driver import Reading
-from instep.real.limits import Limits
-from instep.real.link import LinkWorld
-from instep.real.loop import Safety
-from instep.real.server import RobotServer, ServerOptions, serve
+from instep.robot.control_loop import Safety
+from instep.robot.driver import Reading
+from instep.robot.limits import Limits
+from instep.robot.link import LinkWorld
+from instep.robot.robot_server import RobotServer, ServerOptions, serve
 
 JOINTS = (*(f"joint_{i}" for i in range(6)), "left_carriage_joint")
 UNITS = ("rad",) * 6 + ("m",)

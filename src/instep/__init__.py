@@ -13,15 +13,15 @@ from .core.errors import LinkLost as LinkLost
 from .core.errors import MissingExtra as MissingExtra
 from .core.errors import UnknownName as UnknownName
 from .core.errors import Unsupported as Unsupported
-from .core.knob import Belief as Belief
-from .core.knob import Box as Box
-from .core.knob import Knob as Knob
+from .core.param import Belief as Belief
+from .core.param import Box as Box
+from .core.param import Knob as Knob
 from .core.replay import replay as replay
 from .core.rollout import Constant as Constant
 from .core.rollout import Script as Script
 from .core.rollout import rollout as rollout
 from .core.rollout import rollouts as rollouts
-from .core.stats import Estimate as Estimate
+from .core.statistics import Estimate as Estimate
 from .core.world import Channel as Channel
 from .core.world import Policy as Policy
 from .core.world import Simulator as Simulator
@@ -32,16 +32,16 @@ from .core.world import stack as stack
 from .core.world import take as take
 
 if TYPE_CHECKING:
-    from .physics.mujoco import MujocoWorld as MujocoWorld
-    from .physics.rapier import RapierWorld as RapierWorld
+    from .physics.mujoco_world import MujocoWorld as MujocoWorld
+    from .physics.rapier_world import RapierWorld as RapierWorld
     from .scene.folder import Scene as Scene
 
 __version__ = "0.1.0"
 
 # Names whose modules import more than NumPy are loaded when first used.
 _LATER = {
-    "MujocoWorld": "instep.physics.mujoco",
-    "RapierWorld": "instep.physics.rapier",
+    "MujocoWorld": "instep.physics.mujoco_world",
+    "RapierWorld": "instep.physics.rapier_world",
     "Scene": "instep.scene.folder",
 }
 

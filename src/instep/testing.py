@@ -18,8 +18,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from .core.errors import BadInput
-from .core.world import Array, Observation, Simulator, State, World, stack, take
+from instep.core.errors import BadInput
+from instep.core.world import Array, Observation, Simulator, State, World, stack, take
 
 
 def middle(world: World) -> Array:

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from instep.core.stats import wilson
-from instep.core.stats_power import anytime, effective_trials, prediction_powered
-from instep.core.stats_rank import mmrv_null, pearson, spearman
-from instep.core.stats_runs import jackknife, pooled
-from instep.core.stats_tails import beta_cdf, beta_quantile, binomial_mass, binomial_tail, student_quantile
-from instep.core.stats_trials import (
+from instep.core.distributions import beta_cdf, beta_quantile, binomial_mass, binomial_tail, student_quantile
+from instep.core.statistics import jackknife, mmrv_null, pearson, pooled, spearman, wilson
+from instep.core.trials import (
+    anytime,
     clopper_pearson,
+    effective_trials,
     equivalence,
     holm,
     mcnemar,
     newcombe,
     paired_difference,
     pairs_for_equivalence,
+    prediction_powered,
     trials_for_difference,
 )
 

@@ -7,10 +7,10 @@ import pickle
 import numpy as np
 import pytest
 
-from instep.core import noise
+from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, Diverged, MissingExtra, UnknownName
-from instep.core.knob import Box, Knob, around
+from instep.core.param import Box, Knob, around
 from instep.core.world import Channel, Spec, State, put, stack, take, vector
 
 SPEC = Spec(0.1, vector(["a", "b"], ["rad", "m"]), vector(["a", "b"], ["rad/s", "m/s"]), vector(["a"], "rad"))
@@ -64,19 +64,19 @@ def test_columns_are_matched_by_label_and_the_rest_is_default():
 
 
 def test_noise_is_a_function_of_its_key_and_batches_equal_loops():
-    keys = np.array([noise.key(seed, "x") for seed in range(4)])
-    together = noise.normal(keys, 5)
-    assert np.array_equal(together, np.stack([noise.normal(key, 5) for key in keys]))
-    assert not np.array_equal(noise.key(1, "x"), noise.key(1, "y"))
+    keys = np.array([counter_rng.key(seed, "x") for seed in range(4)])
+    together = counter_rng.normal(keys, 5)
+    assert np.array_equal(together, np.stack([counter_rng.normal(key, 5) for key in keys]))
+    assert not np.array_equal(counter_rng.key(1, "x"), counter_rng.key(1, "y"))
 
 
 def test_noise_is_standard_normal_and_uncorrelated():
-    keys = np.array([noise.key(seed, "n") for seed in range(2000)])
-    draws = noise.normal(keys, 10)
+    keys = np.array([counter_rng.key(seed, "n") for seed in range(2000)])
+    draws = counter_rng.normal(keys, 10)
     # 20000 draws: the mean is within 5 standard errors, 0.035, and so are neighbours' correlations.
     assert abs(draws.mean()) < 0.035 and abs(draws.std() - 1) < 0.03
     assert np.abs(np.corrcoef(draws.T) - np.eye(10)).max() < 0.12
-    after = noise.normal(noise.following(keys), 10)
+    after = counter_rng.normal(counter_rng.following(keys), 10)
     assert abs(np.corrcoef(draws.ravel(), after.ravel())[0, 1]) < 0.035
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.data import lerobot3_writer
-from instep.data.cache import training_samples
-from instep.data.episodes import load
+from instep.data.datasets import load
+from instep.data.lerobot import writer_v3
+from instep.data.sample_cache import training_samples
 
 from .conftest import CAMERA, small_episode
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return lerobot3_writer.write([small_episode(14, 0), small_episode(11, 1)], tmp_path / "set")
+    return writer_v3.write([small_episode(14, 0), small_episode(11, 1)], tmp_path / "set")
 
 
 def test_samples_are_the_rows_of_the_dataset(folder: Path, tmp_path: Path):
@@ -44,7 +44,7 @@ def test_images_are_decoded_once_and_again_when_the_video_changes(folder: Path, 
     before = made.stat().st_mtime_ns
     training_samples(folder, tmp_path / "cache")
     assert made.stat().st_mtime_ns == before
-    lerobot3_writer.append([small_episode(6, 2)], folder)
+    writer_v3.append([small_episode(6, 2)], folder)
     assert len(training_samples(folder, tmp_path / "cache")) == 31
     assert len(list((tmp_path / "cache").glob("*.bytes"))) == 2
 

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from instep.core.errors import BadInput, InstepError
-from instep.data import guard, lerobot3, lerobot3_writer, lerobot21
-from instep.data.episodes import load
-from instep.data.exchange import import_recordings
+from instep.data import file_limits
+from instep.data.datasets import import_recordings, load
+from instep.data.lerobot import reader_v3, version21, writer_v3
 
 from .conftest import CAMERA, small_episode
 
@@ -28,14 +28,14 @@ def one_sentence(error: BaseException) -> None:
 
 
 def read_all(folder: Path) -> None:
-    for episode in lerobot3.read(folder):
+    for episode in reader_v3.read(folder):
         for column in episode.columns.values():
             np.asarray(column)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lerobot3_writer.write([small_episode(8, 0), small_episode(6, 1)], tmp_path_factory.mktemp("h") / "set")
+    return writer_v3.write([small_episode(8, 0), small_episode(6, 1)], tmp_path_factory.mktemp("h") / "set")
 
 
 def copied(dataset: Path, tmp_path: Path) -> Path:
@@ -116,9 +116,9 @@ def test_a_dictionary_bomb_is_refused_before_it_is_decoded(tmp_path: Path):
 def test_numbers_that_decode_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pq.write_table(pa.table({"x": np.zeros(500_000)}), tmp_path / "zeros.parquet")
     assert (tmp_path / "zeros.parquet").stat().st_size < 20_000
-    monkeypatch.setattr(guard, "MAX_DECODED", 1 << 20)
+    monkeypatch.setattr(file_limits, "MAX_DECODED", 1 << 20)
     with pytest.raises(BadInput, match="would decode to") as error:
-        guard.open_parquet(tmp_path / "zeros.parquet")
+        file_limits.open_parquet(tmp_path / "zeros.parquet")
     one_sentence(error.value)
 
 
@@ -127,7 +127,7 @@ def test_an_archive_that_climbs_out_is_refused(tmp_path: Path, member: str):
     with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
         archive.writestr(member, b"\x93NUMPY")
     with pytest.raises(BadInput, match="outside itself") as error:
-        guard.read_npz(tmp_path / "run.npz")
+        file_limits.read_npz(tmp_path / "run.npz")
     one_sentence(error.value)
 
 
@@ -135,7 +135,7 @@ def test_an_archive_bomb_is_refused(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "run.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(300 << 20))
     with pytest.raises(BadInput, match="would unpack from") as error:
-        guard.read_npz(tmp_path / "run.npz")
+        file_limits.read_npz(tmp_path / "run.npz")
     one_sentence(error.value)
 
 
@@ -148,7 +148,7 @@ def test_objects_and_forged_headers_in_npz_are_refused(tmp_path: Path):
         archive.writestr("x.npy", forged + b"\n")
     for name in ("objects.npz", "forged.npz"):
         with pytest.raises(BadInput) as error:
-            guard.read_npz(tmp_path / name)
+            file_limits.read_npz(tmp_path / name)
         one_sentence(error.value)
 
 
@@ -256,9 +256,9 @@ def test_bags_and_logs_of_unknown_types(tmp_path: Path):
 
 def test_a_truncated_mcap_is_said(tmp_path: Path):
     pytest.importorskip("mcap_ros2")
-    from instep.data import mcap_io
+    from instep.data.formats import mcap_files
 
-    mcap_io.write(small_episode(30, cameras=False), tmp_path / "run.mcap")
+    mcap_files.write(small_episode(30, cameras=False), tmp_path / "run.mcap")
     data = (tmp_path / "run.mcap").read_bytes()
     for share in (0.1, 0.5, 0.95):
         (tmp_path / "cut.mcap").write_bytes(data[: int(len(data) * share)])
@@ -284,7 +284,7 @@ def test_zarr_that_promises_more_than_it_has(tmp_path: Path):
 
 
 def test_no_reader_unpickles():
-    source = Path(guard.__file__).parent
+    source = Path(file_limits.__file__).parent
     for path in source.glob("*.py"):
         text = path.read_text()
         assert "pickle" not in text.replace("allow_pickle=False", "") and "eval(" not in text, path.name
@@ -293,6 +293,6 @@ def test_no_reader_unpickles():
 def test_reading_stays_within_memory(dataset: Path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     read_all(dataset)
-    lerobot3.read(dataset)
-    assert lerobot21.VERSION != lerobot3.VERSION
+    reader_v3.read(dataset)
+    assert version21.VERSION != reader_v3.VERSION
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

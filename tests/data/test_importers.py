@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.data.episodes import load
-from instep.data.exchange import export, import_recordings
+from instep.data.datasets import export, import_recordings, load
 from instep.data.frames import encode_png
 
 from .conftest import CAMERA, assert_same, numbered_images, small_episode
@@ -73,9 +72,9 @@ def test_diffusion_policy_s_layout(tmp_path: Path, version: int):
 
 def test_an_mcap_of_ours_comes_back_as_it_was(tmp_path: Path):
     given = small_episode(8)
-    from instep.data import lerobot3_writer
+    from instep.data.lerobot import writer_v3
 
-    source = lerobot3_writer.write([given, small_episode(5, 1)], tmp_path / "set")
+    source = writer_v3.write([given, small_episode(5, 1)], tmp_path / "set")
     done = export(source, "mcap", tmp_path / "out")
     assert done.episodes == 2 and len(list((tmp_path / "out").glob("*.mcap"))) == 2
     first, second = load(tmp_path / "out")
@@ -182,10 +181,10 @@ def test_a_ros_2_bag_without_ros(tmp_path: Path):
 
 
 def test_every_export_can_be_imported_again(tmp_path: Path):
-    from instep.data import lerobot3_writer
+    from instep.data.lerobot import writer_v3
 
     given = [small_episode(9, 0, cameras=False), small_episode(7, 1, cameras=False)]
-    source = lerobot3_writer.write(given, tmp_path / "set")
+    source = writer_v3.write(given, tmp_path / "set")
     for form in ("csv", "npz"):
         done = export(source, form, tmp_path / form)
         assert done.rows == 16 and done.left_out == ()
@@ -198,19 +197,19 @@ def test_every_export_can_be_imported_again(tmp_path: Path):
 
 
 def test_numbers_for_training_are_in_single_precision(tmp_path: Path):
-    from instep.data import lerobot3_writer, lerobot21
+    from instep.data.lerobot import version21, writer_v3
 
-    source = lerobot3_writer.write([small_episode(9)], tmp_path / "set")
+    source = writer_v3.write([small_episode(9)], tmp_path / "set")
     export(source, "lerobot-v2.1", tmp_path / "v21")
-    episode = lerobot21.read(tmp_path / "v21")[0]
+    episode = version21.read(tmp_path / "v21")[0]
     assert episode.action.dtype == np.float32 and episode.q.dtype == np.float64
     assert (tmp_path / "v21/meta/modality.json").exists() and episode[CAMERA].shape == (9, 32, 48, 3)
 
 
 def test_csv_says_what_it_cannot_hold(tmp_path: Path):
-    from instep.data import lerobot3_writer
+    from instep.data.lerobot import writer_v3
 
-    source = lerobot3_writer.write([small_episode(9)], tmp_path / "set")
+    source = writer_v3.write([small_episode(9)], tmp_path / "set")
     assert export(source, "csv", tmp_path / "csv").left_out == (CAMERA,)
     with pytest.raises(BadInput, match="Did you mean 'mcap'"):
         export(source, "mcapp", tmp_path / "x")

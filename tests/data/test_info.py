@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.data import lerobot3_writer
-from instep.data.info import describe
-from instep.data.sheet import contact_sheet
+from instep.data.contact_sheet import contact_sheet
+from instep.data.dataset_info import describe
+from instep.data.lerobot import writer_v3
 
 from .conftest import CAMERA, small_episode
 
@@ -17,7 +17,7 @@ def test_a_gap_and_its_jitter_are_seen(tmp_path: Path):
     steady, torn = small_episode(30, 0), small_episode(30, 1)
     late = torn.t.copy()
     late[20:] += 0.5
-    folder = lerobot3_writer.write([steady, torn.with_columns({"timestamp": late})], tmp_path / "set")
+    folder = writer_v3.write([steady, torn.with_columns({"timestamp": late})], tmp_path / "set")
     info = describe(folder)
     assert [episode.gaps for episode in info.episodes] == [0, 1]
     assert info.episodes[1].longest_ms == pytest.approx(516.7, abs=1) and info.episodes[0].jitter_ms < 1
@@ -26,7 +26,7 @@ def test_a_gap_and_its_jitter_are_seen(tmp_path: Path):
 
 
 def test_each_channel_has_its_unit_and_range(tmp_path: Path):
-    folder = lerobot3_writer.write([small_episode(30, 0)], tmp_path / "set")
+    folder = writer_v3.write([small_episode(30, 0)], tmp_path / "set")
     channels = {(c.name, c.label): c for c in describe(folder).channels}
     elbow = channels[("q", "elbow")]
     q = small_episode(30, 0).q

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.data import lerobot3_writer
+from instep.data.lerobot import writer_v3
 
 from .conftest import CAMERA, small_episode
 
@@ -15,8 +15,8 @@ lerobot_dataset = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason
 
 
 def test_lerobot_reads_frames_video_statistics_and_tasks(tmp_path: Path):
-    folder = lerobot3_writer.write([small_episode(21, 0), small_episode(30, 1)], tmp_path / "set")
-    lerobot3_writer.append([small_episode(16, 2)], folder)
+    folder = writer_v3.write([small_episode(21, 0), small_episode(30, 1)], tmp_path / "set")
+    writer_v3.append([small_episode(16, 2)], folder)
     dataset = lerobot_dataset.LeRobotDataset("local/set", root=folder, video_backend="pyav")
     assert (dataset.num_episodes, dataset.num_frames, dataset.fps) == (3, 67, 60)
     assert set(dataset.meta.tasks.index) == {"task 0", "task 1"}

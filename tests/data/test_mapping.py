@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.data.episodes import load, table
+from instep.data.datasets import load, table
 from instep.data.mapping import parse, shipped, shipped_names
 
 ARM = """

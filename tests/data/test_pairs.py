@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.data import lerobot3_writer
-from instep.data.episodes import load
+from instep.data.datasets import load
+from instep.data.lerobot import writer_v3
 from instep.data.pairs import apart, paired
 
 from .conftest import small_episode
@@ -17,7 +17,7 @@ from .conftest import small_episode
 def test_a_pair_comes_apart_as_it_was(tmp_path: Path):
     real, sim = small_episode(9, 0, cameras=False), small_episode(9, 1, cameras=False)
     sim = sim.with_columns({"timestamp": real.t})
-    folder = lerobot3_writer.write([paired(real, sim, "mujoco")], tmp_path / "set")
+    folder = writer_v3.write([paired(real, sim, "mujoco")], tmp_path / "set")
     (stored,) = load(folder)
     assert {"q", "sim.q", "action", "sim.action", "sim.observation.state"} <= set(stored.columns)
     one, other = apart(stored)

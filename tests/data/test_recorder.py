@@ -12,11 +12,10 @@ import pytest
 from instep.core.errors import Unsupported
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
-from instep.data.episodes import load
-from instep.data.exchange import export
-from instep.data.finish import finish, record
-from instep.data.recorder import Recorder, RecordOptions
-from instep.data.recover import recover
+from instep.data.datasets import export, load
+from instep.data.recorder.finishing import finish, record
+from instep.data.recorder.recorder import Recorder, RecordOptions
+from instep.data.recorder.recovery import recover
 from instep.data.streams import streams_of
 
 CAMERA = "observation.images.top"
@@ -220,7 +219,7 @@ def test_what_was_shown_survives_a_process_that_ends_without_closing(tmp_path: P
 import numpy as np
 from pathlib import Path
 from instep.core.world import Channel, Spec, State, vector
-from instep.data.recorder import Recorder
+from instep.data.recorder.recorder import Recorder
 spec = Spec(0.01, vector(["x"]), vector(["x"]), vector(["x"]), {{"{CAMERA}": Channel((), "", (40, 60, 3), "uint8")}})
 recorder = Recorder(Path({str(tmp_path / "set")!r}), spec)
 for k in range(50):

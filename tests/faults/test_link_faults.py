@@ -29,13 +29,13 @@ from websockets.sync.server import serve as serve_sync
 from instep.core.errors import BadInput, LinkLost
 from instep.core.rollout import Script, rollout
 from instep.core.world import Spec
-from instep.real.clock import Clock
-from instep.real.driver import Reading, WorldDriver
-from instep.real.limits import Limits
-from instep.real.link import LinkWorld
-from instep.real.loop import RobotLoop, Safety
-from instep.real.server import RobotServer, ServerOptions
-from instep.real.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
+from instep.robot.clock_sync import Clock
+from instep.robot.control_loop import RobotLoop, Safety
+from instep.robot.driver import Reading, WorldDriver
+from instep.robot.limits import Limits
+from instep.robot.link import LinkWorld
+from instep.robot.robot_server import RobotServer, ServerOptions
+from instep.robot.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
 
 sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "real_room"))
@@ -501,7 +501,7 @@ def test_a_robot_that_hangs_is_given_up_within_the_deadline_and_found_again_when
 @pytest.mark.fault(25)
 def test_a_client_that_dies_leaves_a_robot_that_holds_and_then_stops():
     code = (
-        "import sys, numpy as np\nfrom instep.real.link import LinkWorld\n"
+        "import sys, numpy as np\nfrom instep.robot.link import LinkWorld\n"
         "link = LinkWorld(sys.argv[1], sys.argv[2])\nstate = link.reset(0)\n"
         "print('go', flush=True)\nwhile True:\n    state = link.step(state, np.ones(2))\n"
     )

@@ -12,12 +12,12 @@ import pytest
 
 from instep import BadInput, LinkLost
 from instep.core.world import Array, Observation, Spec, vector
-from instep.policy.background import Background
-from instep.policy.chunked import Chunked
-from instep.policy.codec import pack, unpack
-from instep.policy.function import Function
+from instep.policy.adapters import Function
+from instep.policy.array_codec import pack, unpack
+from instep.policy.background_policy import Background
+from instep.policy.chunking import Chunked
 from instep.policy.openpi import OpenpiClient
-from instep.policy.server import PolicyServer
+from instep.policy.policy_server import PolicyServer
 
 SPEC = Spec(
     0.02,
@@ -222,7 +222,7 @@ def test_more_clients_than_allowed_are_turned_away(monkeypatch):
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
-    from instep.policy import server as module
+    from instep.policy import policy_server as module
 
     monkeypatch.setattr(module, "CLIENTS", 3)
     headers = {"Authorization": "Bearer t"}

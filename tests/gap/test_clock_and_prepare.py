@@ -8,8 +8,8 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Spec, vector
-from instep.gap.clock import angular_speed, lag, offset
-from instep.gap.prepare import prepare, velocity
+from instep.gap.preparation import prepare, velocity
+from instep.gap.time_alignment import angular_speed, lag, offset
 
 
 def wander(rng, t, smooth=40):

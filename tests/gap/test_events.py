@@ -9,9 +9,20 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Spec, vector
-from instep.gap.events import Rule, detect, events, progress, rules_from, signal, usual_rules
-from instep.gap.match import agreement, edit_distance, first_divergence, match
-from instep.gap.records import Event
+from instep.gap.events import (
+    Rule,
+    agreement,
+    detect,
+    edit_distance,
+    events,
+    first_divergence,
+    match,
+    progress,
+    rules_from,
+    signal,
+    usual_rules,
+)
+from instep.gap.gap_result import Event
 
 T = np.arange(500) * 0.01
 LABELS = ["gripper", *(f"cube.{p}" for p in ("x", "y", "z", "qw", "qx", "qy", "qz"))]

@@ -9,10 +9,10 @@ import pytest
 
 from instep import BadInput, Episode
 from instep.core.world import Spec, vector
-from instep.gap.growth import crossing, excess, growth, time_to_threshold
-from instep.gap.outcomes import outcomes, split
-from instep.gap.records import Pair
-from instep.gap.timing import timing
+from instep.gap.error_growth import crossing, excess, growth, time_to_threshold
+from instep.gap.gap_result import Pair
+from instep.gap.noise_floor import outcomes, split
+from instep.gap.stream_alignment import timing
 
 T = np.arange(1, 400) * 0.01
 

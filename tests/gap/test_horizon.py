@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from instep import BadInput, MujocoWorld, replay
+from instep.gap.gap_result import Gap
 from instep.gap.horizon import HorizonOptions, measure
-from instep.gap.records import Gap
 
 
 def test_a_world_has_no_gap_to_itself(arm, runs):

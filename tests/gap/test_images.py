@@ -7,9 +7,8 @@ import pytest
 
 from instep import BadInput, Episode
 from instep.core.world import Channel, Spec, vector
-from instep.gap.images import compare_frames, iou, photometric, psnr, ssim, unit_image
-from instep.gap.looks import looks
-from instep.gap.records import Pair
+from instep.gap.gap_result import Pair
+from instep.gap.image_scores import compare_frames, iou, looks, photometric, psnr, ssim, unit_image
 
 
 def picture(seed=0, shift=0):

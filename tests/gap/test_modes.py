@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Episode, MujocoWorld
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Spec, vector
-from instep.gap.modes import MODES, PHYSICAL, Mode, confusion, named
-from instep.gap.modes_contact import at_rest, audit, contact_faults
-from instep.gap.modes_motion import compounding, noise_level, sensor_noise, static_scene, stochasticity
-from instep.gap.modes_policy import conformal, embodiment, perceptual
-from instep.gap.records import Pair
-from instep.gap.suspects import physical_modes, question, suspects_of
+from instep.diagnose.candidates import physical_modes, question, suspects_of
+from instep.diagnose.contact_modes import at_rest, audit, contact_faults
+from instep.diagnose.failure_modes import MODES, PHYSICAL, Mode, conformal, confusion, embodiment, named, perceptual
+from instep.diagnose.motion_modes import compounding, noise_level, sensor_noise, static_scene, stochasticity
+from instep.gap.gap_result import Pair
 
 T = np.arange(200) * 0.02
 LABELS = [f"cube.{p}" for p in ("x", "y", "z", "qw", "qx", "qy", "qz")]

@@ -9,9 +9,9 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Spec, vector
-from instep.gap.floor import floor, repeats, with_floor
 from instep.gap.horizon import measure
-from instep.gap.pairs import compare, pair_up
+from instep.gap.noise_floor import floor, repeats, with_floor
+from instep.gap.paired_runs import compare, pair_up
 
 SPEC = Spec(0.01, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
 

@@ -7,8 +7,8 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Spec, vector
-from instep.gap.look_signal import quantum
-from instep.gap.preflight import preflight
+from instep.diagnose.data_checks import preflight
+from instep.diagnose.signal_checks import quantum
 
 
 def change(runs, column, edit):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from instep import BadInput, UnknownName
-from instep.core.stats_rank import mmrv
-from instep.gap.ranking import Rates, differences, rank, rankings, read_rates
+from instep.core.statistics import mmrv
+from instep.evaluate.agreement import Rates, differences, rank, rankings, read_rates
 
 HEAD = "task,policy,real,sim,n_real_trials\n"
 

@@ -11,19 +11,19 @@ import pytest
 
 from instep import BadInput, Box, Constant, Knob, LinkLost, MujocoWorld
 from instep.app.cluster import spread
-from instep.app.virtual import open_place, open_words
-from instep.core import noise
+from instep.app.world_specs import open_place, open_words
+from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
-from instep.gap.eval_compare import compare
-from instep.gap.eval_play import Ended, play
-from instep.gap.eval_store import Shards, write_episodes
-from instep.gap.evaluate import Candidate, EvalOptions, Lost, Place, evaluate, run_job
-from instep.policy.function import Function
-from instep.policy.latency import Latency
-from instep.real.imperfect import Late
+from instep.evaluate.comparison import compare
+from instep.evaluate.episode_batch import Ended, play
+from instep.evaluate.evaluation import Candidate, EvalOptions, Lost, Place, evaluate, run_job
+from instep.evaluate.result_store import Shards, write_episodes
+from instep.policy.adapters import Function
+from instep.policy.chunking import Latency
+from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
-from instep.scene.tasks.course import Course
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.course_task import Course
+from instep.scene.tasks.task import Tasked
 
 CART = """
 <mujoco model="cart">
@@ -54,7 +54,7 @@ class Go:
     shows: Channel = SHOWN
 
     def draw(self, seed: int) -> Array:
-        return 2 * noise.uniform(noise.key(seed, "go"), 1) - 1
+        return 2 * counter_rng.uniform(counter_rng.key(seed, "go"), 1) - 1
 
     def goal(self, state: State, drawn: Array, reached: Array) -> Array:
         return np.array(drawn)
@@ -432,7 +432,7 @@ def test_positions_of_failures_are_kept_to_be_looked_at(cart):
 
 
 def test_run_job_is_what_a_worker_runs(cart):
-    from instep.gap.evaluate import Job
+    from instep.evaluate.evaluation import Job
 
     job = Job(Candidate("go", goer), place(cart), Go(), (0, 1), EvalOptions())
     assert [row.seed for row in run_job(job).ended] == [0, 1]

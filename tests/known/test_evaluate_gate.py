@@ -13,12 +13,11 @@ import pytest
 
 from instep import BadInput, MujocoWorld, RapierWorld, UnknownName
 from instep.core.world import Array, Channel, Observation, State
-from instep.gap.eval_junit import write_junit
-from instep.gap.eval_parity import Side, parity
-from instep.gap.eval_rules import Rule, Rules, Variation, read_rules, rules_from
-from instep.gap.evaluate import Candidate, Place
-from instep.gap.gate import gate
-from instep.policy.function import Function
+from instep.evaluate.engine_parity import Side, parity
+from instep.evaluate.evaluation import Candidate, Place
+from instep.evaluate.gate_rules import Rule, Rules, Variation, read_rules, rules_from
+from instep.evaluate.policy_gate import gate, write_junit
+from instep.policy.adapters import Function
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import NO_GOAL
 

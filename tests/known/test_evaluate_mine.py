@@ -9,10 +9,10 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.world import Observation
-from instep.gap.eval_mine import EVERY, lessons, mine
-from instep.policy.function import Function
+from instep.evaluate.failure_mining import EVERY, lessons, mine
+from instep.policy.adapters import Function
 from instep.scene.folder import Scene
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.task import Tasked
 
 from .test_evaluate import CART, Go
 

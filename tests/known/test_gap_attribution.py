@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from instep import BadInput, MujocoWorld, Script, rollout
-from instep.core.stats import Estimate
-from instep.gap.attribution import AttributionOptions, attribute, components_of
+from instep.core.statistics import Estimate
+from instep.diagnose.attribution import AttributionOptions, attribute, components_of
 
 ARM = """
 <mujoco>

@@ -7,14 +7,21 @@ import pytest
 
 from instep import BadInput, MujocoWorld, Scene, Script, rollout
 from instep.core.poses import matrix_from_quat, quat_exp, transform
-from instep.core.stats import Estimate
-from instep.gap.arms import Arm, arms_of
-from instep.gap.chain import chain_to
+from instep.core.statistics import Estimate
+from instep.gap.arm_kinematics import Arm, arms_of, chain_to
 from instep.gap.dh import dh_of, link
-from instep.gap.pairs import compare
-from instep.gap.seed import decisions, mse_norm, overall, profile, profile_scores
-from instep.gap.tips import orientation_error, position_error, simpler_pose_loss
-from instep.scene.kinematics import site_poses
+from instep.gap.joint_error import (
+    decisions,
+    mse_norm,
+    orientation_error,
+    overall,
+    position_error,
+    profile,
+    profile_scores,
+    simpler_pose_loss,
+)
+from instep.gap.paired_runs import compare
+from instep.scene.model import site_poses
 
 JOINTS = tuple(f"j{i}" for i in range(6))
 RANGES = {**{j: 2.0 + i for i, j in enumerate(JOINTS)}, "grip": 0.044}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.tune.belief import estimates
+from instep.tune.beliefs import estimates
 from instep.tune.fit import FitOptions, fit
-from instep.tune.infer import eki, laplace, likelihood
+from instep.tune.posterior import eki, laplace, likelihood
 
 ARM = """
 <mujoco>

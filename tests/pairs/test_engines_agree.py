@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from instep.core.world import stack
-from instep.physics.mujoco import MujocoWorld
-from instep.physics.rapier import RapierWorld
+from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.rapier_world import RapierWorld
 from instep.scene.folder import Scene, shipped
 
 ENGINES = {"mujoco": MujocoWorld, "rapier": RapierWorld}
@@ -87,7 +87,7 @@ def test_a_thrown_body_flies_a_parabola_and_keeps_its_momentum(engine, tmp_path)
     t = len(q) * sim.spec.dt
     speed = np.array([1.0, 2.0, 3.0]) + np.cross(spin, com)
     wanted = com + [0, 0, 2] + speed * t - [0, 0, G * t * t / 2]
-    from instep.physics.tree import rotate
+    from instep.physics.link_tree import rotate
 
     assert q[-1, :3] + rotate(q[-1, 3:], com) == pytest.approx(wanted, abs=0.01)
     inertia = np.array([0.01, 0.02, 0.025])
@@ -310,7 +310,7 @@ def test_rapier_reads_back_what_was_placed(name):
     v = np.linspace(-0.3, 0.3, sim.model.nv)
     placed = sim.place(state.q, v)
     assert np.array_equal(placed.q, state.q) and np.array_equal(placed.v, v)
-    from instep.physics.rapier_engine import Engine
+    from instep.physics.rapier_world import Engine
 
     q, speed = Engine.placed(sim._plans[0], state.q, v).read()
     # Rapier keeps 24 bits.

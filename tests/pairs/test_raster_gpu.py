@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from instep.core.errors import InstepError, MissingExtra, Unsupported
-from instep.splat import backward, gpu
-from instep.splat.backward import ImageSlope
 from instep.splat.image import Backdrop, Image, plain
-from instep.splat.raster import Raster
+from instep.splat.raster import cuda as gpu
+from instep.splat.raster import gradients
+from instep.splat.raster.gradients import ImageSlope
+from instep.splat.raster.rasterizer import Raster
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, some_poses
@@ -51,7 +52,7 @@ def test_gradients_on_the_gpu_are_those_of_the_cpu(cuda: None, degree: int) -> N
     def loss(image: Image) -> ImageSlope:
         return ImageSlope(weights, weights[..., 0], weights[..., 1] * (image.alpha > 0.3))
 
-    _, here = backward.differentiate(Raster(scene), camera, poses, loss)
+    _, here = gradients.differentiate(Raster(scene), camera, poses, loss)
     _, there = gpu.differentiate(gpu.GpuRaster(scene), camera, poses, loss)
     for part in ("means", "quats", "scales", "opacities", "sh", "poses", "camera"):
         expected = getattr(here, part)

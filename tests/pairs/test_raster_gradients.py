@@ -13,11 +13,11 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.poses import quat_exp, quat_from_matrix, quat_mul
 from instep.scene.camera import Camera
-from instep.splat import reference
-from instep.splat.backward import Gradients, ImageSlope, differentiate
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Image
-from instep.splat.raster import Raster
+from instep.splat.raster import reference
+from instep.splat.raster.gradients import Gradients, ImageSlope, differentiate
+from instep.splat.raster.rasterizer import Raster
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses

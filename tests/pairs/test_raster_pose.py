@@ -12,11 +12,11 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import angle_between, quat_exp, quat_from_matrix, quat_mul, transform
 from instep.scene.camera import Camera
-from instep.splat import reference
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop
-from instep.splat.pose_jacobian import Normals, View, camera_normals, pose_normals
-from instep.splat.raster import Raster
+from instep.splat.raster import reference
+from instep.splat.raster.pose_normals import Normals, View, camera_normals, pose_normals
+from instep.splat.raster.rasterizer import Raster
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.splat import reference
 from instep.splat.gaussians import Gaussians, coloured
 from instep.splat.image import Backdrop, Image
-from instep.splat.raster import Raster, render
+from instep.splat.raster import reference
+from instep.splat.raster.rasterizer import Raster, render
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses

@@ -22,10 +22,10 @@ import pytest
 
 from instep import BadInput
 from instep.app.cluster import ray_map, spread
-from instep.app.virtual import open_place, open_words
-from instep.gap.evaluate import Candidate, EvalOptions, Lost, Place, evaluate
+from instep.app.world_specs import open_place, open_words
+from instep.evaluate.evaluation import Candidate, EvalOptions, Lost, Place, evaluate
 from instep.scene.folder import Scene
-from instep.scene.tasks.course import Course
+from instep.scene.tasks.course_task import Course
 
 POLICY = """
 import os

@@ -9,8 +9,8 @@ import pytest
 
 from instep.core.errors import MissingExtra, Unsupported
 from instep.core.world import stack
-from instep.physics.dart import DartWorld
-from instep.physics.mujoco import MujocoWorld
+from instep.physics.dart_world import DartWorld
+from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import Scene
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 

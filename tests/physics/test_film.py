@@ -7,7 +7,7 @@ import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
 from instep.core.errors import UnknownName, Unsupported
-from instep.physics.film import Look, Studio, filmed, graphics
+from instep.physics.mujoco_cameras import Look, Studio, filmed, graphics
 from instep.scene.camera import Camera
 from instep.testing import WORLD_LAWS
 

@@ -9,9 +9,8 @@ import pytest
 
 from instep import BadInput
 from instep.core.world import Array, Observation
-from instep.policy.chunked import Chunked, Ensembled
-from instep.policy.latency import Latency
-from instep.policy.server import as_chunks
+from instep.policy.chunking import Chunked, Ensembled, Latency
+from instep.policy.policy_server import as_chunks
 
 
 @dataclass

@@ -7,14 +7,13 @@ import pytest
 
 from instep import MujocoWorld, rollouts, stack
 from instep.core.poses import matrix_from_quat
-from instep.policy.detour import detours
-from instep.policy.experts import expert_of
-from instep.policy.handover import framed
-from instep.policy.pushing import contacts, grip_of, helix, outside
-from instep.policy.tips import Tip, rotation_between
+from instep.policy.experts.handover_expert import framed
+from instep.policy.experts.push_planning import contacts, detours, grip_of, helix, outside
+from instep.policy.experts.task_experts import expert_of
+from instep.policy.experts.tip_control import Tip, rotation_between
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import TASKS, task_of
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.task import Tasked
 
 SEEDS = {"pusht": 4, "pusht_arm": 2, "handover": 2, "reach": 8, "track": 4, "course": 4}
 TEE = np.array([[-0.1, 0.018, 0.1, 0.068], [-0.025, -0.132, 0.025, 0.018]])

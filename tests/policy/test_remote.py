@@ -16,18 +16,18 @@ from websockets.sync.server import serve
 
 from instep import BadInput, LinkLost, MujocoWorld, UnknownName, rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.chunked import Chunked
-from instep.policy.codec import pack, unpack
-from instep.policy.experts import expert_of
-from instep.policy.function import Function, as_policy
+from instep.policy.adapters import Function, as_policy
+from instep.policy.array_codec import pack, unpack
+from instep.policy.chunking import Chunked
+from instep.policy.experts.task_experts import expert_of
 from instep.policy.groot import GrootClient, groot_policy
-from instep.policy.mapping import Image, PolicyMap, Vector, default_map, padded, read_map
 from instep.policy.openpi import OpenpiClient, openpi_policy
+from instep.policy.policy_map import Image, PolicyMap, Vector, default_map, padded, read_map
+from instep.policy.policy_server import PolicyServer
 from instep.policy.remote import Remote, played, received
-from instep.policy.server import PolicyServer
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.task import Tasked
 
 SPEC = Spec(
     0.02,
@@ -485,7 +485,7 @@ def test_functions_classes_and_policies_are_policies():
 
 def test_a_policy_with_lerobot_s_contract_is_a_policy():
     torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
-    from instep.policy.lerobot import LerobotPolicy
+    from instep.policy.adapters import LerobotPolicy
 
     class Contract(torch.nn.Module):
         def reset(self) -> None:

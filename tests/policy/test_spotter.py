@@ -11,7 +11,7 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
-from instep.policy.inputs import POSES, Inputs, heading
+from instep.policy.observation_encoding import POSES, Inputs, heading
 
 torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
 
@@ -60,7 +60,7 @@ def pushed(seed: int, rows: int = 12) -> Episode:
 
 @pytest.fixture(scope="module")
 def options():
-    from instep.policy.train import TrainOptions
+    from instep.policy.training import TrainOptions
 
     return TrainOptions(
         steps=200, every=200, batch=32, width=32, blocks=1, horizon=1, execute=1, threads=1, rate=8e-3, image_size=32,
@@ -70,13 +70,13 @@ def options():
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory, options) -> Path:
-    from instep.policy.train import train
+    from instep.policy.training import train
 
     return train([pushed(seed) for seed in range(50)], tmp_path_factory.mktemp("spot"), options)
 
 
 def test_eyes_find_a_block_that_they_have_not_seen_lying_there(learned):
-    from instep.policy.trained import load_policy
+    from instep.policy.flow_policy import load_policy
 
     spotter, unseen = load_policy(learned, BLIND).policy.spotter, pushed(999, 40)
     said = spotter(unseen.columns, (40,))
@@ -88,7 +88,7 @@ def test_eyes_find_a_block_that_they_have_not_seen_lying_there(learned):
 
 
 def test_a_policy_that_is_not_told_the_pose_acts_on_what_its_eyes_say(learned):
-    from instep.policy.trained import load_policy
+    from instep.policy.flow_policy import load_policy
 
     policy, unseen = load_policy(learned, BLIND), pushed(998, 40)
     policy.reset()
@@ -102,7 +102,7 @@ def test_a_policy_that_is_not_told_the_pose_acts_on_what_its_eyes_say(learned):
 
 
 def test_a_world_without_the_camera_is_refused(learned):
-    from instep.policy.trained import load_policy
+    from instep.policy.flow_policy import load_policy
 
     bare = replace(BLIND, observation={"observation.state": SPEC.observation["observation.state"]})
     with pytest.raises(BadInput, match="no camera named 'top'"):
@@ -111,7 +111,7 @@ def test_a_world_without_the_camera_is_refused(learned):
 
 @pytest.mark.parametrize("lost", ["spot.nets.0.conv.0.weight", "scale.spot_mean"])
 def test_eyes_of_another_policy_are_refused(learned, tmp_path, lost):
-    from instep.policy.trained import load_policy, read_policy, save_policy
+    from instep.policy.flow_policy import load_policy, read_policy, save_policy
 
     recipe, tensors = read_policy(learned)
     save_policy(tmp_path, recipe, {name: value for name, value in tensors.items() if name != lost})
@@ -120,7 +120,7 @@ def test_eyes_of_another_policy_are_refused(learned, tmp_path, lost):
 
 
 def test_what_is_spotted_survives_the_file_of_the_policy(options):
-    from instep.policy.train import recipe_of
+    from instep.policy.training import recipe_of
 
     recipe = recipe_of([pushed(0)], options)
     assert recipe.inputs.spotted == "block" and recipe.inputs.channels[POSES] == tuple(POSE)
@@ -130,7 +130,7 @@ def test_what_is_spotted_survives_the_file_of_the_policy(options):
 
 
 def test_eyes_may_err_by_what_the_rest_of_the_net_has_learned_from(options):
-    from instep.policy.train import examples, recipe_of
+    from instep.policy.training import examples, recipe_of
 
     episodes = [pushed(seed) for seed in range(20)]
     recipe = recipe_of(episodes, options)
@@ -149,7 +149,7 @@ def test_eyes_may_err_by_what_the_rest_of_the_net_has_learned_from(options):
     ],
 )
 def test_eyes_for_what_is_not_there_are_refused(options, change, words):
-    from instep.policy.train import recipe_of
+    from instep.policy.training import recipe_of
 
     with pytest.raises((UnknownName, BadInput), match=words):
         recipe_of([pushed(0)], replace(options, **change))

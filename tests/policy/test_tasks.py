@@ -9,11 +9,11 @@ import pytest
 
 from instep import BadInput, MujocoWorld, RapierWorld, UnknownName, stack, take
 from instep.core.world import put
-from instep.real.imperfect import Late
+from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import TASKS, task_of
-from instep.scene.tasks.push import PushOnto, wrapped
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.push_task import PushOnto, wrapped
+from instep.scene.tasks.task import Tasked
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 
 ENGINES = {"mujoco": MujocoWorld, "rapier": RapierWorld}

@@ -14,10 +14,16 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
-from instep.policy.inputs import Inputs
-from instep.policy.net import FlowNet, time_features
-from instep.policy.trained import FlowPolicy, load_policy, read_policy
-from instep.policy.weights import read_weights, write_weights
+from instep.policy.flow_policy import (
+    FlowNet,
+    FlowPolicy,
+    load_policy,
+    read_policy,
+    read_weights,
+    time_features,
+    write_weights,
+)
+from instep.policy.observation_encoding import Inputs
 
 SPEC = Spec(
     0.02,
@@ -49,7 +55,7 @@ def towards(seed: int, rows: int = 40) -> Episode:
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory) -> Path:
     pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
-    from instep.policy.train import TrainOptions, train
+    from instep.policy.training import TrainOptions, train
 
     folder = tmp_path_factory.mktemp("policy")
     options = TrainOptions(steps=500, every=250, batch=64, width=64, blocks=2, horizon=8, execute=4, threads=1)
@@ -74,7 +80,7 @@ def test_a_planted_behaviour_is_learned(learned):
 def test_a_policy_without_cameras_runs_without_torch(learned):
     program = (
         "import sys; sys.modules['torch'] = None; import json, numpy as np; from pathlib import Path\n"
-        "from instep.policy.trained import read_policy, FlowPolicy\n"
+        "from instep.policy.flow_policy import read_policy, FlowPolicy\n"
         f"p = FlowPolicy(*read_policy(Path({str(learned)!r})))\n"
         "o = {'observation.state': np.zeros((2, 2)), 'observation.goal': np.ones((2, 2))}\n"
         "print(json.dumps(p.infer(o).tolist()))"
@@ -89,7 +95,7 @@ def test_a_policy_without_cameras_runs_without_torch(learned):
 
 def test_the_net_in_numpy_is_the_net_that_was_trained(learned):
     torch = pytest.importorskip("torch")
-    from instep.policy.learner import TorchFlowNet
+    from instep.policy.training import TorchFlowNet
 
     _, tensors = read_policy(learned)
     own = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
@@ -128,7 +134,7 @@ def test_the_same_seed_gives_the_same_chunk_and_another_gives_another(learned):
 
 def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path):
     pytest.importorskip("torch")
-    from instep.policy.train import TrainOptions, train
+    from instep.policy.training import TrainOptions, train
 
     episodes = [towards(seed, 20) for seed in range(6)]
     options = TrainOptions(steps=60, every=20, batch=16, width=16, blocks=1, horizon=4, execute=2, threads=1)
@@ -157,7 +163,7 @@ def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device on this machine")
-    from instep.policy.train import TrainOptions, train
+    from instep.policy.training import TrainOptions, train
 
     options = TrainOptions(steps=40, every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, rate=1e-3)
     episodes = [towards(seed, 20) for seed in range(6)]
@@ -169,7 +175,7 @@ def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path):
 
 def test_a_checkpoint_is_judged(tmp_path):
     pytest.importorskip("torch")
-    from instep.policy.train import TrainOptions, train
+    from instep.policy.training import TrainOptions, train
 
     options = TrainOptions(steps=20, every=10, batch=8, width=8, blocks=1, horizon=4, execute=2, threads=1)
     stands = []
@@ -180,8 +186,8 @@ def test_a_checkpoint_is_judged(tmp_path):
 def test_pictures_tell_where_things_are(tmp_path):
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    from instep.policy.train import TrainOptions, train
-    from instep.policy.trained import load_policy
+    from instep.policy.flow_policy import load_policy
+    from instep.policy.training import TrainOptions, train
 
     spec = replace(
         SPEC,
@@ -258,7 +264,7 @@ def lying(angle: float, place: np.ndarray, point: np.ndarray, rows: int = 6) -> 
 
 
 def test_in_the_frame_of_a_block_a_push_is_one_push_however_it_lies():
-    from instep.policy.train import TrainOptions, examples, recipe_of
+    from instep.policy.training import TrainOptions, examples, recipe_of
 
     rng = np.random.default_rng(3)
     episodes = [lying(angle, rng.uniform(-1, 1, 2), np.array([-0.1, 0.02])) for angle in rng.uniform(-3, 3, 7)]
@@ -275,7 +281,7 @@ def test_in_the_frame_of_a_block_a_push_is_one_push_however_it_lies():
 
 
 def test_what_is_said_in_the_frame_of_a_block_is_done_in_the_world():
-    from instep.policy.train import TrainOptions, recipe_of
+    from instep.policy.training import TrainOptions, recipe_of
 
     episodes = [lying(1.1, np.array([0.2, -0.4]), np.array([0.05, 0.0]))]
     recipe = recipe_of(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=3, execute=2))
@@ -296,7 +302,7 @@ def test_what_is_said_in_the_frame_of_a_block_is_done_in_the_world():
     ],
 )
 def test_a_frame_of_things_that_are_not_there_is_refused(frame, words):
-    from instep.policy.train import TrainOptions, recipe_of
+    from instep.policy.training import TrainOptions, recipe_of
 
     with pytest.raises(UnknownName, match=words):
         recipe_of([lying(0.0, np.zeros(2), np.zeros(2))], TrainOptions(frame=frame))
@@ -378,7 +384,7 @@ def test_a_description_that_cannot_be_read_is_refused(tmp_path, text):
 
 def test_what_cannot_be_trained_on_is_said(tmp_path):
     pytest.importorskip("torch")
-    from instep.policy.train import TrainOptions, train
+    from instep.policy.training import TrainOptions, train
 
     with pytest.raises(BadInput, match="there are none"):
         train([], tmp_path)

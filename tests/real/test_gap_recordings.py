@@ -27,7 +27,7 @@ def scores(out: Path) -> dict:
 
 
 def test_all_nine_tasks_of_simpler_come_out(recordings, tmp_path):
-    from instep.gap.ranking import rankings, read_rates
+    from instep.evaluate.agreement import rankings, read_rates
 
     table = recordings / "policy_tables" / "simpler_real_vs_sim.csv"
     assert main(["gap", "--agreement", str(table), "--out", str(tmp_path / "out")]) == 0
@@ -68,9 +68,9 @@ def test_the_clocks_of_the_pose_streams_are_brought_together(recordings, tmp_pat
     ],
 )
 def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, scene, expected):
-    from instep.data.episodes import load
-    from instep.gap.floor import floors, repeats
-    from instep.gap.prepare import prepare
+    from instep.data.datasets import load
+    from instep.gap.noise_floor import floors, repeats
+    from instep.gap.preparation import prepare
 
     ready = prepare(list(load(recordings / "quanser_wam" / part)))
     found = floors(repeats(ready.episodes))
@@ -80,8 +80,8 @@ def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, s
 
 
 def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
-    from instep.data.episodes import load
-    from instep.gap.floor import floors, repeats
+    from instep.data.datasets import load
+    from instep.gap.noise_floor import floors, repeats
 
     (group,) = floors(repeats(list(load(recordings / "quanser_wam" / "wam7")))).values()
     values = [group[f"joint_{i}"].at(float("inf")).value for i in range(1, 8)]
@@ -89,8 +89,8 @@ def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
 
 
 def test_sound_recordings_pass_the_preflight(recordings):
-    from instep.data.episodes import load
-    from instep.gap.preflight import preflight
+    from instep.data.datasets import load
+    from instep.diagnose.data_checks import preflight
 
     for name in ("so101", "quanser_wam/furuta", "quanser_wam/cartpole", "quanser_wam/wam7", "cube_toss", "g1_lerobot"):
         assert preflight(list(load(recordings / name))).errors == ()

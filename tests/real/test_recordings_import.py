@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import instep
-from instep.data import lerobot3, lerobot3_writer, lerobot21
-from instep.data.episodes import load, table
+from instep.data.datasets import load, table
+from instep.data.lerobot import reader_v3, version21, writer_v3
 
 LIBRARY = Path(instep.__file__).parent / "scene" / "library"
 SETS = {
@@ -120,7 +120,7 @@ def test_g1_matches_its_metadata_and_survives_version_3_and_back(recordings: Pat
     source = recordings / "g1_lerobot"
     info = json.loads((source / "meta/info.json").read_text())
     stats = [json.loads(line)["stats"] for line in (source / "meta/episodes_stats.jsonl").read_text().splitlines()]
-    first = lerobot21.read(source)
+    first = version21.read(source)
     assert len(first) == info["total_episodes"] and sum(map(len, first)) == info["total_frames"]
     for episode, known in zip(first, stats, strict=True):
         for name in ("observation.state", "action"):
@@ -129,9 +129,7 @@ def test_g1_matches_its_metadata_and_survives_version_3_and_back(recordings: Pat
     shown = [e.meta["index"] for e in first if "missing" not in e.meta]
     assert shown == ["29", "59"], "two of seventy have their video"
     some = [first[28], first[29], first[59]]
-    third = lerobot21.read(
-        lerobot21.write(lerobot3.read(lerobot3_writer.write(some, tmp_path / "v3")), tmp_path / "v2")
-    )
+    third = version21.read(version21.write(reader_v3.read(writer_v3.write(some, tmp_path / "v3")), tmp_path / "v2"))
     for a, b in zip(some, third, strict=True):
         assert set(a.columns) == set(b.columns)
         for name in ("observation.state", "action", "timestamp"):

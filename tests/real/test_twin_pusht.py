@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from instep.app.cli import main
-from instep.data.episodes import load
+from instep.data.datasets import load
 from instep.scene.folder import Scene
-from instep.twin.prepare import on_one_clock, prepare
+from instep.twin.initialization import on_one_clock, prepare
 
 CAMERAS = ("cam_220422302296", "cam_234222302164", "cam_234222303707")
 

@@ -10,7 +10,7 @@ import pytest
 from instep import MujocoWorld, Scene
 from instep.core.errors import BadInput, UnknownName
 from instep.scene.folder import shipped
-from instep.scene.make import make_scene
+from instep.scene.new_scene import make_scene
 
 ROBOT = """<mujoco><option timestep="0.002"/><worldbody>
 <camera name="eye" pos="0 -1 0" xyaxes="1 0 0 0 0 1" fovy="90" resolution="100 50"/>

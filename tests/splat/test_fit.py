@@ -11,14 +11,13 @@ from scenes import a_camera, a_scene, looking_at
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.scene.camera import Camera
-from instep.splat.adam import Adam
-from instep.splat.align import Picture, Plane, align_on_plane
-from instep.splat.compare import psnr
-from instep.splat.first_guess import first_guess, on_plane, rays_of
-from instep.splat.fit import FitOptions, Leash, Target, fit
+from instep.splat.background import filled, likeliest_picture, moving, of_colour, still_picture
+from instep.splat.fitting import Adam, FitOptions, Leash, Target, fit
 from instep.splat.gaussians import Gaussians, coloured
-from instep.splat.raster import Raster
-from instep.splat.still import filled, likeliest_picture, moving, of_colour, still_picture
+from instep.splat.image_metrics import psnr
+from instep.splat.init import first_guess, on_plane, rays_of
+from instep.splat.plane_alignment import Picture, Plane, align_on_plane
+from instep.splat.raster.rasterizer import Raster
 
 TABLE = Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.4, -0.4), (0.4, 0.4))
 

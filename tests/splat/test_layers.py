@@ -10,9 +10,9 @@ from instep.core.errors import BadInput, UnknownName
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, coloured, together
 from instep.splat.image import Backdrop
-from instep.splat.layers import Layers, nearer, silhouette, surface
-from instep.splat.mesh import Mesh, draw_meshes
-from instep.splat.raster import Raster
+from instep.splat.raster.layers import Layers, nearer, silhouette, surface
+from instep.splat.raster.mesh_depth import Mesh, draw_meshes
+from instep.splat.raster.rasterizer import Raster
 
 STILL = np.array([0.0, 0, 0, 1, 0, 0, 0])
 

@@ -10,16 +10,16 @@ import pytest
 from test_fit import eyes, painted_table
 
 from instep.app.cli import main
-from instep.app.splats import named_as, scan_frames
+from instep.app.splat_tools import named_as, scan_frames
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
-from instep.splat.camera_file import load_cameras, save_cameras
-from instep.splat.files import load, load_folder, save
+from instep.splat.capture import load_capture
 from instep.splat.gaussians import coloured
-from instep.splat.raster import Raster
+from instep.splat.io.camera_file import load_cameras, save_cameras
+from instep.splat.io.gaussian_files import load, load_folder, save
+from instep.splat.raster.rasterizer import Raster
 from instep.splat.scene_fit import SceneFit
-from instep.splat.sheet import save_movie, save_png, side_by_side
-from instep.splat.views import load_capture
+from instep.splat.visualization import save_movie, save_png, side_by_side
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.tune.adr import AdrOptions, grow
 
 KNOBS = (Knob("mass", 0.0, 10.0), Knob("friction", 0.0, 1.0))

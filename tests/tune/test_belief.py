@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.core.knob import Knob
-from instep.tune.belief import Cloud, Gaussian, estimates, inflated, load, save
+from instep.core.param import Knob
+from instep.tune.beliefs import Cloud, Gaussian, estimates, inflated, load, save
 
 KNOBS = (Knob("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Knob("action.delay", 0.0, 0.2, False, "s"))
 

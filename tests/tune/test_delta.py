@@ -7,13 +7,13 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.errors import BadInput
-from instep.core.layer import Layer
+from instep.core.wrapper import Layer
+from instep.physics.actuators import bare, opened
+from instep.physics.delta_model import FILE, MEMORY, Corrected, Delta
 from instep.scene.folder import Scene
-from instep.tune.delta import DeltaOptions, learn, shuffled
-from instep.tune.delta_judge import judge, learn_and_judge
-from instep.tune.delta_model import FILE, MEMORY, Corrected, Delta
-from instep.tune.drive import bare, opened
-from instep.tune.promote import promote
+from instep.tune.delta_action import DeltaOptions, learn, shuffled
+from instep.tune.delta_eval import judge, learn_and_judge
+from instep.tune.promotion import promote
 
 FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)
 

@@ -8,10 +8,10 @@ import pytest
 from instep import MujocoWorld
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.data.episodes import load
+from instep.data.datasets import load
 from instep.scene.folder import Scene
-from instep.tune.excite import ExciteOptions, chirp, energy, excite, information, judged
-from instep.tune.excite_limits import Allowed, limits_of, used
+from instep.tune.excitation import ExciteOptions, chirp, energy, excite, information, judged
+from instep.tune.excitation_limits import Allowed, limits_of, used
 
 QUICK = ExciteOptions(
     seconds=2.0, generations=5, population=6, noise=1e-3, allowed=Allowed(speed=3.0, acceleration=40.0)

@@ -12,8 +12,8 @@ import pytest
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.export import export_all, write_joint_limits, write_mjcf, write_urdf, write_yaml
 from instep.tune.fit import FitOptions, fit
+from instep.tune.param_export import export_all, write_joint_limits, write_mjcf, write_urdf, write_yaml
 
 SETTINGS = {"joint.hinge.damping": 0.123, "joint.hinge.frictionloss": 0.045, "actuator.hinge.kp": 5.5}
 URDF = """<robot name="r"><link name="a"/><link name="b"/>
@@ -82,7 +82,7 @@ def test_joint_limits_are_those_of_the_scene(tmp_path):
 
 def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
     usd = pytest.importorskip("pxr.Usd", reason="usd-core is in the extra 'build'")
-    from instep.tune.export_usd import write_usd
+    from instep.tune.param_export import write_usd
 
     stage = usd.Stage.Open(str(write_usd(tmp_path / "tuned.usda", servo.scene, SETTINGS, "robot")))
     prim = stage.GetPrimAtPath("/robot/hinge")

@@ -7,11 +7,11 @@ import pytest
 
 from instep import Constant, MujocoWorld, Script, rollout
 from instep.core.errors import BadInput, UnknownName
+from instep.physics.actuators import Driven, opened, read_drive, told
+from instep.physics.friction import MODELS, budget, knobs
 from instep.scene.folder import Scene
-from instep.tune.auto import asked, clipped
-from instep.tune.drive import Driven, opened, read_drive, told
-from instep.tune.friction import MODELS, budget, knobs
-from instep.tune.promote import promote
+from instep.tune.param_selection import asked, clipped
+from instep.tune.promotion import promote
 
 RAIL = """
 <mujoco>

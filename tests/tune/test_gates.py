@@ -9,8 +9,8 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.tune.fit import FitOptions, fit
 from instep.tune.gates import GateOptions, split, tune
-from instep.tune.heldout import window_errors
-from instep.tune.identify import identifiability
+from instep.tune.held_out import window_errors
+from instep.tune.identifiability import identifiability
 
 QUICK = FitOptions(window=0.5, starts=1)
 GATES = GateOptions(seeds=2, draws=4)

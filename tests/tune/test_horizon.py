@@ -9,10 +9,10 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.episode import Log
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.scene.folder import Scene
-from instep.tune.horizon import foreseeable
-from instep.tune.shoot import Shooter
+from instep.tune.predictability import foreseeable
+from instep.tune.shooting import Shooter
 from instep.tune.windows import cut
 
 PENDULUM = """

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from instep.core.errors import UnknownName
-from instep.tune.belief import Gaussian
-from instep.tune.calibrate import Calibration, calibration, misspecified
+from instep.tune.beliefs import Gaussian
 from instep.tune.fit import FitOptions, fit
-from instep.tune.infer import infer, laplace, likelihood
-from instep.tune.judged import TRUTHS, judge_posterior, predicted
+from instep.tune.posterior import infer, laplace, likelihood
+from instep.tune.posterior_checks import TRUTHS, Calibration, calibration, judge_posterior, misspecified, predicted
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
 QUICK = FitOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})

@@ -8,10 +8,10 @@ import pytest
 from instep import MujocoWorld
 from instep.app.gap_run import at_rate, read
 from instep.core.replay import aligned
+from instep.physics.actuators import bare, told
 from instep.scene.folder import Scene
-from instep.tune.auto import asked, chosen
-from instep.tune.drive import bare, told
 from instep.tune.fit import FitOptions, fit
+from instep.tune.param_selection import asked, chosen
 
 JOINTS = ("joint_2", "joint_4")
 WORDS = ("kp", "bias", "damping", "frictionloss", "armature")

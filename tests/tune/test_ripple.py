@@ -7,11 +7,11 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.errors import UnknownName
+from instep.physics.actuators import Driven, bare, read_drive
 from instep.scene.folder import Scene
-from instep.tune.auto import chosen, clipped
-from instep.tune.drive import Driven, bare, read_drive
 from instep.tune.fit import FitOptions, fit
-from instep.tune.promote import promote
+from instep.tune.param_selection import chosen, clipped
+from instep.tune.promotion import promote
 
 WRIST = """
 <mujoco>

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld, Script, rollout
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.scene.folder import Scene
-from instep.tune import solve
+from instep.tune import least_squares
 from instep.tune.fit import FitOptions, fit
 
 PUSHED = """
@@ -70,10 +70,10 @@ def test_a_fit_through_contact_finds_the_truth_and_covers_it(found):
 
 def test_ripples_of_the_cost_make_intervals_wider(found):
     smooth, rough = (
-        solve.linearise(found.problem, replace(found.point, nudge=nudge), both_sides=True)
-        for nudge in (solve.NUDGE, solve.WIDEST)
+        least_squares.linearise(found.problem, replace(found.point, nudge=nudge), both_sides=True)
+        for nudge in (least_squares.NUDGE, least_squares.WIDEST)
     )
-    plain = solve.linearise(found.problem, replace(found.point, nudge=solve.WIDEST))
-    assert not solve.rough(replace(found.point, nudge=solve.NUDGE))
+    plain = least_squares.linearise(found.problem, replace(found.point, nudge=least_squares.WIDEST))
+    assert not least_squares.rough(replace(found.point, nudge=least_squares.NUDGE))
     assert (np.diag(np.linalg.inv(rough.curvature)) > np.diag(np.linalg.inv(plain.curvature))).all()
     assert smooth.curvature.shape == rough.curvature.shape == (2, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import Diverged
-from instep.tune.svgd import drawn, flow
+from instep.tune.posterior import drawn, flow
 
 
 @pytest.mark.parametrize("size", [3, 10, 30])

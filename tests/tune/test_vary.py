@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.knob import Box, Knob
+from instep.core.param import Box, Knob
 from instep.core.rollout import Script, rollout
-from instep.tune.belief import Cloud, Gaussian, save
-from instep.tune.vary import Joined, Mixed, belief_from, boxed, dressed, load_belief, names_of, widened
-from instep.tune.vary_fit import DropoOptions, dropo
-from instep.tune.vary_look import appearance, look_of
+from instep.tune.beliefs import Cloud, Gaussian, save
+from instep.tune.dropo import DropoOptions, dropo
+from instep.tune.randomize import (
+    Joined,
+    Mixed,
+    appearance,
+    belief_from,
+    boxed,
+    dressed,
+    load_belief,
+    look_of,
+    names_of,
+    widened,
+)
 
 DAMPING = Knob("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
 NORMAL = Gaussian((DAMPING,), np.array([0.5]), np.array([[0.01]]))

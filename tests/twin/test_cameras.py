@@ -10,10 +10,9 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.scene.camera import Camera
-from instep.twin.cameras import aligned, anchored, refine
-from instep.twin.outline import Outline, outline
-from instep.twin.sight import sight
-from instep.twin.solve import Shot, moved, planar_basis
+from instep.twin.camera_refinement import aligned, anchored, refine
+from instep.twin.pose_solver import Shot, moved, planar_basis
+from instep.twin.projection import Outline, outline, sight
 
 TEE = """
 <mujoco><worldbody><body name="tee"><freejoint/>

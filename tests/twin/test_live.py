@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from instep.app.cli import main
-from instep.app.process import robot_process
+from instep.app.simulated_robot import robot_process
 from instep.core.errors import Unsupported
 from instep.core.poses import angle_between
-from instep.data.episodes import load
-from instep.physics.film import graphics
+from instep.data.datasets import load
+from instep.physics.mujoco_cameras import graphics
 
 STEPS = 150
 

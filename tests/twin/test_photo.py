@@ -10,17 +10,16 @@ import pytest
 
 from instep.core.poses import pose
 from instep.core.rollout import Script, rollout
-from instep.physics.mujoco import MujocoWorld
-from instep.real.recording import Recording
+from instep.physics.mujoco_world import MujocoWorld
+from instep.robot.recorded_world import Recording
 from instep.scene.camera import Camera
-from instep.splat.raster import Raster
-from instep.twin.eyes import Frame
-from instep.twin.outline import Outline, outline
-from instep.twin.photo import Colours, Photo, joined, repainted
+from instep.splat.raster.rasterizer import Raster
+from instep.twin.camera_rig import Frame
+from instep.twin.photometric import Colours, Photo, joined, repainted
 from instep.twin.pose_filter import FilterOptions
-from instep.twin.sight import sight
-from instep.twin.skin import Skin, skin_of
-from instep.twin.solve import Sharpness, Shot, moved, planar_basis, solve
+from instep.twin.pose_solver import Sharpness, Shot, moved, planar_basis, solve
+from instep.twin.projection import Outline, outline, sight
+from instep.twin.surface_gaussians import Skin, skin_of
 from instep.twin.twin import Twin
 
 TEE = """
@@ -139,11 +138,11 @@ def test_a_filter_that_compares_colours_follows_a_stand_in(filmed, follow, resid
 
 
 def test_a_scan_takes_the_place_of_the_skin(filmed, tmp_path) -> None:
-    from instep.app.twins import How
-    from instep.splat.files import save
-    from instep.twin.eyes import Eyes
-    from instep.twin.mask import colour_mask
+    from instep.app.twin_run import How
+    from instep.splat.io.gaussian_files import save
+    from instep.twin.camera_rig import Eyes
     from instep.twin.pose_filter import PoseFilter
+    from instep.twin.segmentation import colour_mask
 
     scene = filmed.scene
     scan = skin_of(outline(scene.model, "tee"), TOP, pitch=0.02).gaussians

@@ -9,14 +9,14 @@ from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array, Observation, State
-from instep.physics.film import Look, filmed, graphics
-from instep.physics.mujoco import MujocoWorld
-from instep.real.recording import Recording
+from instep.physics.mujoco_cameras import Look, filmed, graphics
+from instep.physics.mujoco_world import MujocoWorld
+from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.eyes import IMAGES, Eyes
-from instep.twin.mask import colour_mask
+from instep.twin.camera_rig import IMAGES, Eyes
+from instep.twin.initialization import colour_of
 from instep.twin.pose_filter import PoseFilter
-from instep.twin.prepare import colour_of
+from instep.twin.segmentation import colour_mask
 from instep.twin.twin import Twin
 
 STEPS = 30

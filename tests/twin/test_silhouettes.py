@@ -9,11 +9,10 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import transform
 from instep.scene.camera import Camera
-from instep.twin import cover
-from instep.twin.mask import ColourMask, colour_mask, counted, read, strangers
-from instep.twin.outline import Outline, outline
-from instep.twin.sight import sight
-from instep.twin.solve import Sharpness, Shot, look, moved, planar_basis, solve
+from instep.twin import silhouette_kernels
+from instep.twin.pose_solver import Sharpness, Shot, look, moved, planar_basis, solve
+from instep.twin.projection import Outline, outline, sight
+from instep.twin.segmentation import ColourMask, colour_mask, counted, read, strangers
 
 TEE = """
 <mujoco><worldbody><geom type="plane" size="1 1 0.1"/>
@@ -110,7 +109,7 @@ def test_a_glance_sums_up_what_the_readable_equations_do(tee: Outline, soft: flo
     seen = sight(tee, camera, T, T[:3, 3], 8 if soft < 1 else 32)
     left, top, right, bottom = seen.region
     part = slice(top, bottom), slice(left, right)
-    H, g, tally = cover.normal_equations(
+    H, g, tally = silhouette_kernels.normal_equations(
         seen.points, seen.slopes, seen.edges, shot.mask[part], weight[part], np.array([left, top], float), soft, 0.5
     )
     scale = np.abs(H).max()
@@ -125,8 +124,8 @@ def test_a_glance_sums_up_what_the_readable_equations_do(tee: Outline, soft: flo
 
 
 def test_the_compiled_strength_is_the_plain_one() -> None:
-    from instep.twin.glance import strength_of
-    from instep.twin.mask import PALE
+    from instep.twin.segmentation import PALE
+    from instep.twin.silhouette import strength_of
 
     rng = np.random.default_rng(4)
     mask = colour_mask(np.array([1.0, 0.3, 0.1]))
@@ -189,7 +188,7 @@ def test_pixels_that_are_hidden_do_not_pull(tee: Outline) -> None:
 def test_the_hull_goes_round_once() -> None:
     points = np.random.default_rng(0).normal(size=(40, 2))
     ring = np.empty(90, np.int64)
-    n = cover.hull(points, 0, 40, ring)
+    n = silhouette_kernels.hull(points, 0, 40, ring)
     corners = points[ring[:n]]
     ahead = np.roll(corners, -1, axis=0) - corners
     turns = ahead[:, 0] * np.roll(ahead[:, 1], -1) - ahead[:, 1] * np.roll(ahead[:, 0], -1)

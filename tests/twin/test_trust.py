@@ -75,8 +75,8 @@ def test_the_log_is_read_back_from_an_episode(filmed, follow) -> None:
 
 
 def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_path) -> None:
-    from instep.app.twins import calibrated_on, trusted
-    from instep.data.lerobot3_writer import write
+    from instep.app.twin_run import calibrated_on, trusted
+    from instep.data.lerobot.writer_v3 import write
 
     well = follow(filmed).episode
     rng = np.random.default_rng(0)

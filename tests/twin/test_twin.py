@@ -9,17 +9,15 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.rollout import Constant, Script, rollout
-from instep.physics.mujoco import MujocoWorld
-from instep.real.recording import Recording
+from instep.physics.mujoco_world import MujocoWorld
+from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.blend import Blend, blended, led
-from instep.twin.correction import Uncorrected
-from instep.twin.eyes import Eyes
-from instep.twin.mask import colour_mask
+from instep.twin.camera_rig import Eyes
+from instep.twin.initialization import colour_of
 from instep.twin.pose_filter import PoseFilter
-from instep.twin.prepare import colour_of
-from instep.twin.rehearsal import painted
-from instep.twin.twin import COUNTS, STAGES, Twin
+from instep.twin.segmentation import colour_mask
+from instep.twin.twin import COUNTS, STAGES, Blend, Twin, Uncorrected, blended, led
+from instep.twin.warmup import painted
 
 MM, DEG = 1e-3, np.pi / 180
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 from rich.progress import Progress, TextColumn
 
-from instep.app.twins_page import write_page
-from instep.app.twins_watch import SHOWN_EVERY, Watch, said
+from instep.app.twin_page import write_page
+from instep.app.twin_run import SHOWN_EVERY, Watch, said
 from instep.core.world import State
 from instep.twin.trust import calibrated
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from instep.core.errors import BadInput, InstepError, LinkLost, MissingExtra
 from instep.core.world import MapFn
-from instep.gap.evaluate import Lost
+from instep.evaluate.evaluation import Lost
 
 _HINT = "One that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN in the environment here as well."
 TRIES = 3
@@ -51,7 +51,9 @@ class _Worker:
     def __init__(self) -> None:
         # A server that has loaded what all need, and forks from there: a new worker is there at once.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["instep.app.virtual", "instep.physics.mujoco", "instep.gap.evaluate"])
+        context.set_forkserver_preload(
+            ["instep.app.world_specs", "instep.physics.mujoco_world", "instep.evaluate.evaluation"]
+        )
         self.pipe, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other,), daemon=True)
         self.process.start()

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.app.figures import lines_figure
-from instep.app.report import Picture, Section, say
-from instep.app.twins import How, open_twin
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, State
-from instep.policy.experts import expert_of
-from instep.real.link import LinkWorld
+from instep.policy.experts.task_experts import expert_of
+from instep.robot.link import LinkWorld
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
+
+from .figures import lines_figure
+from .report import Picture, Section, say
+from .twin_run import How, open_twin
 
 SECONDS = 14.0
 """How long the policy may take at most [s]."""
@@ -110,7 +111,7 @@ def through(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], Non
 
 def scores(through: Through) -> dict[str, Estimate]:
     """The twin's numbers for result.json."""
-    from instep.twin.track import median_of_blocks
+    from instep.twin.tracking_scores import median_of_blocks
 
     end = through.to_goal(through.true)[-1:]
     turn = angle_between(through.true[-1:, 3:], np.array(through.scene.model.body("goal").quat)[None])
@@ -158,7 +159,7 @@ class _Album:
     """Keeps what the cameras saw, a second apart."""
 
     def __init__(self, scene: Scene, robot: LinkWorld, every: int = 60):
-        from instep.twin.outline import outline
+        from instep.twin.projection import outline
 
         self._scene, self._robot, self._every = scene, robot, every
         self._shape = outline(scene.model, scene.objects[0])
@@ -176,9 +177,9 @@ class _Album:
         return tuple(self._kept[i] for i in sorted({0, len(self._kept) // 2, len(self._kept) - 1}))
 
     def _moment(self, state: State) -> Moment:
-        from instep.twin.bodies import interpolated
-        from instep.twin.eyes import IMAGES
+        from instep.twin.camera_rig import IMAGES
         from instep.twin.overlay import drawn
+        from instep.twin.projection import interpolated
 
         seen = self._robot.observe(state.hidden["twin"]["real"])
         times = np.array([s.t for s in self._states[-30:]])

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.report import Figure, reading_unit
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Array
-from instep.gap.records import Curve, Match, Pair
+from instep.gap.gap_result import Curve, Match, Pair
+
+from .report import Figure, reading_unit
 
 MOST_POINTS = 900
 """More points than a figure is wide cannot be seen."""

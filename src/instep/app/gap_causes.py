@@ -9,15 +9,15 @@ from typing import Any
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Settings, Simulator
-from instep.gap.attribution import Attribution, AttributionOptions, attribute, components_of
-from instep.gap.floor import repeats
-from instep.gap.modes import Mode
-from instep.gap.modes_contact import contact_faults, rest_test
-from instep.gap.modes_motion import bodies, dynamics_gap, sensor_noise, static_scene, stochasticity
-from instep.gap.records import Gap
-from instep.gap.suspects import Questioned, Suspect, SuspectOptions, identify, physical_modes, suspects_of
+from instep.diagnose.attribution import Attribution, AttributionOptions, attribute, components_of
+from instep.diagnose.candidates import Questioned, Suspect, SuspectOptions, identify, physical_modes, suspects_of
+from instep.diagnose.contact_modes import contact_faults, rest_test
+from instep.diagnose.failure_modes import Mode
+from instep.diagnose.motion_modes import bodies, dynamics_gap, sensor_noise, static_scene, stochasticity
+from instep.gap.gap_result import Gap
+from instep.gap.noise_floor import repeats
 from instep.scene.folder import Scene
 
 Say = Callable[[str], None]

@@ -9,7 +9,21 @@ from math import inf
 
 import numpy as np
 
-from instep.app.figures import (
+from instep.core.statistics import Estimate
+from instep.core.world import Array
+from instep.diagnose.attribution import Attribution
+from instep.diagnose.candidates import Questioned
+from instep.diagnose.data_checks import Preflight
+from instep.diagnose.failure_modes import MODES, Mode, named
+from instep.gap.command_following import Following
+from instep.gap.error_growth import Growth
+from instep.gap.events import Agreement
+from instep.gap.gap_result import Curve, Gap, Match, Pair
+from instep.gap.image_scores import Look
+from instep.gap.joint_error import Profile
+from instep.gap.stream_alignment import Aligned
+
+from .figures import (
     bars_figure,
     bundle_figure,
     histogram_figure,
@@ -18,20 +32,7 @@ from instep.app.figures import (
     runs_figure,
     timeline_figure,
 )
-from instep.app.report import Beside, Choice, Figure, Number, Picture, Section, Table, Verdict, say, score_table
-from instep.core.stats import Estimate
-from instep.core.world import Array
-from instep.gap.attribution import Attribution
-from instep.gap.follow import Following
-from instep.gap.growth import Growth
-from instep.gap.looks import Look
-from instep.gap.match import Agreement
-from instep.gap.modes import MODES, Mode, named
-from instep.gap.preflight import Preflight
-from instep.gap.records import Curve, Gap, Match, Pair
-from instep.gap.seed import Profile
-from instep.gap.streams import Aligned
-from instep.gap.suspects import Questioned
+from .report import Beside, Choice, Figure, Number, Picture, Section, Table, Verdict, say, score_table
 
 MOST_CHANNELS = 7
 """More panels than these are shown by the worst channels only."""

@@ -1,4 +1,7 @@
-"""One run of the verb gap: read, look, measure, judge, write."""
+"""One run of the verb gap: read, look, measure, judge, write.
+
+The tables a gap leaves behind: every curve and every compared run, as parquet.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +13,78 @@ from math import inf
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from instep.app import gap_page
-from instep.app.agreement_page import agreement_report, agreement_scores
-from instep.app.gap_causes import attributed, search, with_causes
-from instep.app.gap_files import write_curves, write_runs
-from instep.app.output import Output, new_output
-from instep.app.report import Number, Report, Section, Verdict, write_report
-from instep.app.standin import Engine, engine
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Simulator
-from instep.data.episodes import load
+from instep.data.datasets import load
 from instep.data.mapping import shipped_names
-from instep.gap.arms import Arm, arms_of
-from instep.gap.events import events, rules_from, usual_rules
+from instep.diagnose.data_checks import Preflight, preflight
+from instep.evaluate.agreement import rankings, read_rates
+from instep.gap.arm_kinematics import Arm, arms_of, going_round, ranges
+from instep.gap.command_following import Following, follow
+from instep.gap.error_growth import crossing, growth, time_to_threshold
+from instep.gap.events import agreement, events, match, rules_from, usual_rules
 from instep.gap.findings import Looked
-from instep.gap.floor import floors, repeats, with_floor
-from instep.gap.follow import Following, follow
-from instep.gap.growth import crossing, growth, time_to_threshold
+from instep.gap.gap_result import Curve, Gap
 from instep.gap.horizon import HorizonOptions, measure, over_time, planned_steps, scores_of
-from instep.gap.joints import going_round, ranges
-from instep.gap.looks import looks
-from instep.gap.match import agreement, match
-from instep.gap.pairs import compare
-from instep.gap.preflight import Preflight, preflight
-from instep.gap.prepare import prepare
-from instep.gap.ranking import rankings, read_rates
-from instep.gap.records import Curve, Gap
-from instep.gap.seed import Profile, decisions, profile, profile_scores
-from instep.gap.streams import align_all, streams
-from instep.gap.timing import Timing, timing
+from instep.gap.image_scores import looks
+from instep.gap.joint_error import Profile, decisions, profile, profile_scores
+from instep.gap.noise_floor import floors, repeats, with_floor
+from instep.gap.paired_runs import compare
+from instep.gap.preparation import prepare
+from instep.gap.stream_alignment import Timing, align_all, streams, timing
+from instep.physics.actuators import told
 from instep.scene.folder import Scene, shipped
-from instep.tune.drive import told
+
+from . import gap_page
+from .eval_page import agreement_report, agreement_scores
+from .gap_causes import attributed, search, with_causes
+from .output import Output, new_output
+from .report import Number, Report, Section, Verdict, write_report
+from .simulated_robot import Engine, engine
+
+
+def write_curves(folder: Path, gap: Gap) -> Path:
+    """curves.parquet: kind (gap, floor), channel, unit, horizon [s], its name, value, low, high, n."""
+    rows: list[dict[str, object]] = []
+    for kind, curves in (("gap", gap.curves), ("floor", gap.floor)):
+        for curve in curves.values():
+            for horizon, name, e in zip(curve.horizons, curve.names(), curve.estimates, strict=True):
+                place = {"kind": kind, "channel": curve.name, "unit": curve.unit, "seconds": horizon, "horizon": name}
+                rows.append({**place, "value": e.value, "low": e.low, "high": e.high, "n": e.n})
+    path = folder / "curves.parquet"
+    if not rows:
+        return path
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_runs(folder: Path, gap: Gap) -> Path | None:
+    """runs.parquet: run, time [s], and each channel as measured (real.NAME) and as replayed (sim.NAME)."""
+    if not gap.pairs:
+        return None
+    path = folder / "runs.parquet"
+    labels = gap.pairs[0].real.spec.q.labels
+    names = pa.array([pair.name or str(i) for i, pair in enumerate(gap.pairs)])
+    counts = [len(pair.real) for pair in gap.pairs]
+    codes = pa.array(np.repeat(np.arange(len(gap.pairs), dtype=np.int32), counts))
+    columns = {"run": pa.DictionaryArray.from_arrays(codes, names)}
+    columns["time"] = pa.array(np.concatenate([np.asarray(pair.real.t, np.float32) for pair in gap.pairs]))
+    for i, label in enumerate(labels):
+        for side in ("real", "sim"):
+            values = np.concatenate([getattr(pair, side).q[:, i].astype(np.float32) for pair in gap.pairs])
+            columns[f"{side}.{label}"] = pa.array(values)
+    # Floats of sensors do not repeat: dictionaries would cost time and save nothing.
+    pq.write_table(pa.table(columns), path, use_dictionary=False, compression="zstd", compression_level=1)
+    return path
+
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from instep import __version__
 from instep.core.errors import BadInput
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from instep import __version__
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 
 Figure = Mapping[str, Any]
 """Data and layout of a Plotly figure as plain values; colours are tokens such as '@1' that follow the theme."""

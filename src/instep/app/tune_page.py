@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from instep.app.figures import LOG, colour, safe, thinned
-from instep.app.report import Choice, Figure, Number, Picture, Report, Section, Table, Verdict, reading_unit, say
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Array
+
+from .figures import LOG, colour, safe, thinned
+from .report import Choice, Figure, Number, Picture, Report, Section, Table, Verdict, reading_unit, say
 
 if TYPE_CHECKING:
     from instep.tune.gates import Tuned
-    from instep.tune.judged import Band
-    from instep.tune.traces import Traces
+    from instep.tune.held_out import Traces
+    from instep.tune.posterior_checks import Band
 
 MOST_PANELS = 6
 """More channels than these are not drawn; the table has them all."""

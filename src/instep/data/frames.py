@@ -14,7 +14,7 @@ from instep.core.errors import BadInput
 from instep.core.world import Array
 
 from . import video
-from .untyped import library
+from .file_limits import library
 
 
 class Source(Protocol):

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError
+from instep.data.lerobot.features import is_image
 
-from .features import is_image
 from .mapping import DataMap
 
 MEMORY = 8 << 30
@@ -42,7 +42,7 @@ def check_dataset(folder: Path) -> None:
 
 def check_recordings(folder: Path, maps: Sequence[DataMap]) -> None:
     """Make sure recordings can be read by their mappings."""
-    from .formats import matching, reader_of
+    from instep.data.formats.readers import matching, reader_of
 
     for data_map in maps:
         reader_of(data_map)
@@ -73,14 +73,14 @@ def main() -> None:
 
 
 def _read_dataset(folder: Path) -> None:
-    from .formats import read_lerobot
+    from instep.data.formats.readers import read_lerobot
 
     for raw in read_lerobot(folder, {}):
         _touch(raw.columns)
 
 
 def _read_file(job: Any) -> None:
-    from .formats import READERS
+    from instep.data.formats.readers import READERS
 
     for raw in READERS[job["format"]](Path(job["path"]), job["options"]):
         _touch(raw.columns)
@@ -120,8 +120,8 @@ def _probe(job: Any, source: Path) -> None:
 
 def _verified(folder: Path) -> bool:
     """Whether a dataset has checksums of all its tables; one that differs is named."""
-    from .durable import sha256
-    from .lerobot3 import own_notes
+    from instep.data.lerobot.reader_v3 import own_notes
+    from instep.data.recorder.atomic import sha256
 
     known = (own_notes(folder) or {}).get("sha256")
     tables = [path for part in ("data", "meta") for path in (folder / part).rglob("*.parquet")]

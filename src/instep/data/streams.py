@@ -14,9 +14,9 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.world import Array
+from instep.data.recorder.atomic import new_file
 
-from .durable import new_file
-from .guard import read_npz
+from .file_limits import read_npz
 
 FOLDER = "streams"
 

@@ -20,7 +20,7 @@ import numpy as np
 from instep.core.errors import BadInput, Unsupported
 from instep.core.world import Array
 
-from .untyped import library
+from .file_limits import library
 
 CACHE_BYTES = 256 << 20
 """How many bytes of decoded frames one process keeps."""

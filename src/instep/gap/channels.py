@@ -1,15 +1,26 @@
-"""What is compared: the channels two worlds share, each difference in its own unit, angles the short way round."""
+"""What is compared: the channels two worlds share, each difference in its own unit, angles the short way round.
+
+Libraries that come without types, loaded when first used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import angle_between, normalized, quat_inv, quat_mul
 from instep.core.world import Array, Channel
+
+
+def scipy(part: str) -> Any:
+    """A part of SciPy, such as 'signal'; its types are unknown to the checker."""
+    return import_module(f"scipy.{part}")
+
 
 QUAT = ("qw", "qx", "qy", "qz")
 ENOUGH = 200_000

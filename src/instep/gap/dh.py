@@ -12,7 +12,7 @@ import numpy as np
 from instep.core.poses import pose, transform
 from instep.core.world import Array
 
-from .chain import Chain
+from .arm_kinematics import Chain
 
 _PARALLEL = 1e-9
 

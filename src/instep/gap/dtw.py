@@ -1,20 +1,84 @@
 """Dynamic time warping within a band: how far two runs are apart when time may bend.
 
 An extra and no more: it hides errors of timing. Every number that is shown with it is shown without it, too.
+
+The compiled walk of dynamic time warping, along anti-diagonals: no cell of one waits for another of the same.
 """
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
+from numba import njit, uint64
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
 
+# pyright: basic, reportUnknownParameterType=false
+# Numba compiles this function; its decorators have no types.
+
+
+def walk(a: Array, b: Array, band: int) -> float:
+    """The summed squared distance of the best walk."""
+    # Reversed and turned on their sides, cells of one anti-diagonal read both runs in order, so that they fill lanes.
+    sides = np.ascontiguousarray(a.T).ravel(), np.ascontiguousarray(b[::-1].T).ravel()
+    return float(cast(Any, _walk)(*sides, a.shape[1], band))
+
+
+@njit(cache=True, fastmath=True)
+def _walk(a, b, channels, band):  # pragma: no cover - compiled
+    n, m = a.size // channels, b.size // channels
+    two, one, new = np.full(n + 2, np.inf), np.full(n + 2, np.inf), np.full(n + 2, np.inf)
+    apart = np.empty(n + 2)
+    # Slot i + 1 of a diagonal holds the cell (i, k - i); slot 0 is the border. Indices are unsigned: a signed one might
+    # be negative and wrap round, and that doubt would keep the loops out of the lanes.
+    for k in range(n + m - 1):
+        low, high = max(0, k - m + 1, (k - band + 1) // 2), min(n - 1, k, (k + band) // 2)
+        first, width = low + m - 1 - k, uint64(high - low + 1)
+        for i in range(width):
+            apart[i] = 0.0
+        c = 0
+        while c + 4 <= channels:
+            p0, p1, p2, p3 = (
+                uint64(c * n + low),
+                uint64((c + 1) * n + low),
+                uint64((c + 2) * n + low),
+                uint64((c + 3) * n + low),
+            )
+            o0, o1 = uint64(c * m + first), uint64((c + 1) * m + first)
+            o2, o3 = uint64((c + 2) * m + first), uint64((c + 3) * m + first)
+            for i in range(width):
+                d0, d1, d2, d3 = (
+                    a[p0 + i] - b[o0 + i],
+                    a[p1 + i] - b[o1 + i],
+                    a[p2 + i] - b[o2 + i],
+                    a[p3 + i] - b[o3 + i],
+                )
+                apart[i] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+            c += 4
+        while c < channels:
+            p, o = uint64(c * n + low), uint64(c * m + first)
+            for i in range(width):
+                d = a[p + i] - b[o + i]
+                apart[i] += d * d
+            c += 1
+        if k == 0:
+            new[1] = apart[0]
+        else:
+            at, up = uint64(low), uint64(low + 1)
+            for i in range(width):
+                new[up + i] = apart[i] + min(two[at + i], min(one[up + i], one[at + i]))
+        # The cells beside the band are out of reach, whatever an older diagonal left there.
+        new[low] = np.inf
+        if high + 2 < n + 2:
+            new[high + 2] = np.inf
+        two, one, new = one, new, two
+    return one[n]
+
 
 def dtw(first: Array, second: Array, *, band: int) -> float:
     """The least root of summed squared distances over all walks through two runs [rows, n] within a band [rows]."""
-    from .dtw_fast import walk
-
     a, b = _checked(first, second, band)
     return float(walk(a, b, band)) ** 0.5
 

@@ -15,13 +15,12 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import Aligned, aligned
-from instep.core.stats import Estimate, wilson
-from instep.core.stats_runs import pooled
+from instep.core.statistics import Estimate, pooled, wilson
 from instep.core.world import Array, Channel, Simulator, State, vector
 
 from .channels import Channels, channels
-from .march import Watch, march, replay_all
-from .records import Curve, Gap, Pair, horizon_name
+from .gap_result import Curve, Gap, Pair, horizon_name
+from .window_rollout import Watch, march, replay_all
 
 HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
 """How far ahead [s]: one step, then tenths to seconds, then the whole run."""

@@ -12,8 +12,8 @@ import numpy as np
 from instep.core.errors import BadInput, LinkLost, MissingExtra
 from instep.core.world import Policy, Spec
 
-from .codec import Layout, pack, unpack
-from .mapping import PolicyMap, read_map
+from .array_codec import Layout, pack, unpack
+from .policy_map import PolicyMap, read_map
 from .remote import Remote, played
 
 DEADLINE = 15.0

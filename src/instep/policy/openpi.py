@@ -10,8 +10,8 @@ from urllib.parse import urlparse
 from instep.core.errors import BadInput, LinkLost
 from instep.core.world import Policy, Spec
 
-from .codec import MAX_BYTES, pack, unpack
-from .mapping import default_map, read_map
+from .array_codec import MAX_BYTES, pack, unpack
+from .policy_map import default_map, read_map
 from .remote import Remote, played
 
 DEADLINE = 10.0

@@ -11,8 +11,8 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array, Observation, Policy, Spec
 
-from .chunked import Chunked, Ensembled
-from .mapping import CAMERA, PolicyMap, Vector, get_at
+from .chunking import Chunked, Ensembled
+from .policy_map import CAMERA, PolicyMap, Vector, get_at
 
 
 class Client(Protocol):

@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.core.world import Settings
 
 DELAY = "action.delay"

@@ -12,16 +12,15 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from instep.core import noise
+from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
-from instep.core.knob import Knob
+from instep.core.param import Knob
 from instep.core.world import Array, Settings, Spec
 
 from . import address
 from .camera import Camera
-from .compile import compile_model
-from .labels import Reader, free_bodies, reader, scalar_joints
-from .source import Source, read_source
+from .model import Reader, compile_model, free_bodies, reader, scalar_joints
+from .model_source import Source, read_source
 
 LIBRARY = Path(__file__).parent / "library"
 _TOP = frozenset(
@@ -96,7 +95,7 @@ class Scene:
         """Positions and velocities to begin with; the same for every engine."""
         q, v, _ = self._rest()
         ranges = {k: r for k, r in self.begin.items() if k != "keyframe"}
-        shares = noise.uniform(noise.key(seed, "start"), max(1, len(ranges)))
+        shares = counter_rng.uniform(counter_rng.key(seed, "start"), max(1, len(ranges)))
         labels, free = self.spec.q.labels, free_bodies(self.model)
         for (label, (low, high)), share in zip(ranges.items(), shares, strict=False):
             value = low + (high - low) * share

@@ -11,7 +11,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul
 from instep.core.world import Array
 
-from . import sh as harmonics
+from . import spherical_harmonics as harmonics
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.stats import Estimate, bootstrap
+from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array
 from instep.scene.camera import Camera
+from instep.splat.raster.layers import Layers
+from instep.splat.raster.rasterizer import Raster
 
-from .align import Aligned, Picture, align_on_plane
-from .colour import align_colours
-from .compare import psnr, ssim
-from .first_guess import first_guess, on_plane, rays_of
-from .fit import FitOptions, Leash, Progress, Target, fit
-from .follow import Follower
+from .background import filled, likeliest_picture, moving, of_colour, still_picture
+from .camera_effects import align_colours
+from .capture import Capture, Shot
+from .fitting import FitOptions, Leash, Progress, Target, fit
 from .gaussians import Gaussians, coloured, together
 from .image import Backdrop
-from .layers import Layers
-from .raster import Raster
-from .sheet import side_by_side
-from .still import filled, likeliest_picture, moving, of_colour, still_picture
-from .views import Capture, Shot
+from .image_metrics import psnr, ssim
+from .init import first_guess, on_plane, rays_of
+from .plane_alignment import Aligned, Picture, align_on_plane
+from .scan_tracking import Follower
+from .visualization import side_by_side
 
 _DOUBTFUL = 0.1
 """How much a pixel counts that shows several things, as under the shadow of an arm."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.knob import Box, Knob
-from instep.core.stats import Estimate, wilson
+from instep.core.param import Box, Knob
+from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array
 
 Success = Callable[[Mapping[str, Array], Sequence[int]], Array]

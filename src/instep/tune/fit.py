@@ -12,13 +12,13 @@ from scipy.stats import qmc
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, UnknownName
-from instep.core.knob import Knob
-from instep.core.stats import Estimate
+from instep.core.param import Knob
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
-from .horizon import foreseeable
-from .shoot import Shooter
-from .solve import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .least_squares import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .predictability import foreseeable
+from .shooting import Shooter
 from .windows import Windows, cut
 
 

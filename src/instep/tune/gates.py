@@ -9,18 +9,18 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.knob import Knob
-from instep.core.stats import Estimate, wilson
+from instep.core.param import Knob
+from instep.core.statistics import Estimate, wilson
 from instep.core.world import Simulator
 
+from .cma_search import Found, SearchOptions, search
 from .fit import Fit, FitOptions, Prior, correlation_time, fit
-from .heldout import Comparison, compare
-from .identify import UNIFORM, Identifiability, identifiability
-from .recover import recover, some
-from .search import Found, SearchOptions, search
-from .shoot import Shooter
-from .solve import Watch, cost_of, evaluate
-from .telemetry import doubts, faults
+from .held_out import Comparison, compare
+from .identifiability import UNIFORM, Identifiability, identifiability
+from .least_squares import Watch, cost_of, evaluate
+from .parameter_recovery import recover, some
+from .recording_checks import doubts, faults
+from .shooting import Shooter
 from .windows import cut
 
 SEARCHED = 120

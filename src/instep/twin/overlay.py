@@ -8,8 +8,7 @@ from instep.core.poses import transform
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
-from .outline import Outline
-from .sight import sight
+from .projection import Outline, sight
 
 COLOUR = np.array([0, 255, 80], np.uint8)
 

@@ -17,19 +17,17 @@ from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
-from .acquire import acquire
-from .bodies import Place, place_of
-from .contacts import Support, keep_apart, rested, support_of
-from .correction import Corrected
-from .eyes import AROUND, Eyes, Frame
-from .hidden import Hider
-from .mask import first_strength
-from .outline import Outline, outline
-from .photo import Photo, colours_of, joined, kept, repainted
-from .prepare import colour_of
-from .skin import Skin, skin_of
-from .solve import Sharpness, Shot, Solution, View, look, moved, planar_basis, solve
-from .untyped import glances, model_of
+from .camera_rig import AROUND, Eyes, Frame
+from .global_search import acquire
+from .initialization import colour_of
+from .occlusion import Hider
+from .photometric import Photo, colours_of, joined, kept, repainted
+from .pose_solver import Sharpness, Shot, Solution, View, look, moved, planar_basis, solve
+from .projection import Outline, Place, glances, model_of, outline, place_of
+from .segmentation import first_strength
+from .support import Support, keep_apart, rested, support_of
+from .surface_gaussians import Skin, skin_of
+from .twin import Corrected
 
 NEAR = 14
 """Pixels around a prediction that is sure."""

@@ -15,28 +15,28 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from instep.app.cluster import spread
 from instep.app.eval_page import comparisons, page, scores_of, terminal
-from instep.app.eyes import open_seen, read_sight, sight_mark
 from instep.app.output import Output, content_hash, new_output
-from instep.app.policies import content_mark
+from instep.app.policy_specs import content_mark
+from instep.app.rendered_cameras import open_seen, read_sight, sight_mark
 from instep.app.report import write_report
-from instep.app.verbs.evaluate import limits_of
-from instep.app.verbs.train import HELD_OUT
-from instep.app.virtual import open_place, open_words
+from instep.app.world_specs import open_place, open_words
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Policy
-from instep.gap.eval_demos import demonstrate
-from instep.gap.eval_mine import Lessons, lessons
-from instep.gap.eval_store import Shards
-from instep.gap.evaluate import Candidate, EvalOptions, Evaluation, Place
-from instep.gap.evaluate import evaluate as run_all
-from instep.policy.experts import expert_of
-from instep.policy.train import TrainOptions
-from instep.policy.train import train as learn
-from instep.policy.trained import load_policy
+from instep.evaluate.evaluation import Candidate, EvalOptions, Evaluation, Place
+from instep.evaluate.evaluation import evaluate as run_all
+from instep.evaluate.failure_mining import Lessons, demonstrate, lessons
+from instep.evaluate.result_store import Shards
+from instep.policy.experts.task_experts import expert_of
+from instep.policy.flow_policy import load_policy
+from instep.policy.training import TrainOptions
+from instep.policy.training import train as learn
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.task import Tasked
+
+from .evaluate import limits_of
+from .train import HELD_OUT
 
 Positional = tyro.conf.Positional
 SHOWN, MINED = 100_000, 400_000
@@ -117,7 +117,7 @@ def augment(
 
 
 def _loaded(data: Sequence[Path]) -> list[Episode]:
-    from instep.data.episodes import load
+    from instep.data.datasets import load
 
     return [episode for source in data for episode in load(source)]
 
@@ -134,7 +134,7 @@ def _shown(
     console: Console,
 ) -> int:
     """Demonstrations from ordinary starts, a dataset to begin with; what fails is left out."""
-    from instep.data.lerobot3_writer import write
+    from instep.data.lerobot.writer_v3 import write
 
     pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
     (wanted, develop), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
@@ -169,8 +169,8 @@ def _frozen(value: Any) -> Any:
 
 def _collected(folder: Path, collect: Callable[[], Lessons], develop: Callable[[Episode], Episode]) -> Lessons:
     """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
-    from instep.data.episodes import read_dataset
-    from instep.data.lerobot3_writer import write
+    from instep.data.datasets import read_dataset
+    from instep.data.lerobot.writer_v3 import write
 
     where, note = folder / "demonstrations", folder / "demonstrations.json"
     if note.is_file() and where.is_dir():

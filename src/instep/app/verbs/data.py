@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.output import new_output
-from instep.data.episodes import load
-from instep.data.exchange import export as export_episodes
-from instep.data.exchange import import_recordings
-from instep.data.info import DatasetInfo, describe
-from instep.data.sheet import contact_sheet
+from instep.data.contact_sheet import contact_sheet
+from instep.data.dataset_info import DatasetInfo, describe
+from instep.data.datasets import export as export_episodes
+from instep.data.datasets import import_recordings, load
 
 Positional = tyro.conf.Positional
 MOST_ROWS = 30

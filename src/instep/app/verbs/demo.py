@@ -11,16 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from instep.app import demo as loop
+from instep.app import demo_loop as loop
 from instep.app.demo_twin import SECONDS, Through, through
 from instep.app.demo_twin import scores as twin_scores
 from instep.app.output import new_output
-from instep.app.process import robot_process
 from instep.app.report import say, write_report
+from instep.app.simulated_robot import robot_process
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
-from instep.physics.film import graphics
-from instep.real.link import LinkWorld
+from instep.physics.mujoco_cameras import graphics
+from instep.robot.link import LinkWorld
 from instep.scene.folder import Scene
 
 PATIENCE = 20.0

@@ -60,7 +60,7 @@ def _engine(package: str) -> tuple[str, str, str]:
 
 
 def _graphics() -> tuple[str, str, str]:
-    from instep.physics.film import Studio, graphics
+    from instep.physics.mujoco_cameras import Studio, graphics
     from instep.scene.folder import Scene
 
     try:

@@ -15,21 +15,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from instep.app.cluster import spread
-from instep.app.eval_films import film
-from instep.app.eval_page import comparisons, page, scores_of, terminal
-from instep.app.eyes import open_seen, sight_mark
+from instep.app.eval_page import comparisons, film, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
-from instep.app.policies import content_mark
+from instep.app.policy_specs import content_mark
+from instep.app.rendered_cameras import open_seen, sight_mark
 from instep.app.report import write_report
-from instep.app.virtual import open_words
+from instep.app.world_specs import open_words
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
-from instep.gap.eval_store import Shards, write_episodes
-from instep.gap.evaluate import Candidate, EvalOptions, Evaluation, Job, Place
-from instep.gap.evaluate import evaluate as run_all
+from instep.evaluate.evaluation import Candidate, EvalOptions, Evaluation, Job, Place
+from instep.evaluate.evaluation import evaluate as run_all
+from instep.evaluate.result_store import Shards, write_episodes
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.tune.vary import belief_from, dressed, names_of
+from instep.tune.randomize import belief_from, dressed, names_of
 
 Positional = tyro.conf.Positional
 

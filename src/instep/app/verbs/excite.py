@@ -12,10 +12,10 @@ import tyro
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.core.knob import Knob
+    from instep.core.param import Knob
     from instep.scene.folder import Scene
-    from instep.tune.excite import Design, ExciteOptions, Watch
-    from instep.tune.excite_limits import Limits
+    from instep.tune.excitation import Design, ExciteOptions, Watch
+    from instep.tune.excitation_limits import Limits
 
 Positional = tyro.conf.Positional
 USUAL = ("damping", "frictionloss", "armature")
@@ -60,11 +60,11 @@ def excite(
     """
     from instep.app.output import new_output
     from instep.core.errors import BadInput
+    from instep.physics.actuators import opened
     from instep.scene.folder import Scene
-    from instep.tune.drive import opened
-    from instep.tune.excite import ExciteOptions
-    from instep.tune.excite import excite as search
-    from instep.tune.excite_limits import Allowed, limits_of
+    from instep.tune.excitation import ExciteOptions
+    from instep.tune.excitation import excite as search
+    from instep.tune.excitation_limits import Allowed, limits_of
 
     if not all(0 < value < math.inf for value in (seconds, highest, noise)) or generations < 1:
         raise BadInput(
@@ -112,9 +112,9 @@ def _write(output: Output, scene: Scene, limits: Limits, design: Design, options
     import numpy as np
 
     from instep.core.episode import Episode
-    from instep.core.stats import Estimate
-    from instep.data.csv_io import write_columns
-    from instep.data.lerobot3_writer import write
+    from instep.core.statistics import Estimate
+    from instep.data.formats.tabular import write_columns
+    from instep.data.lerobot.writer_v3 import write
 
     t = np.arange(len(design.actions)) * scene.dt
     columns = {"timestamp": t, "q": design.q, "v": design.v, "action": design.actions}

@@ -13,21 +13,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as TerminalTable
 
 from instep.app.cluster import spread
-from instep.app.eyes import open_seen, sight_mark
 from instep.app.output import content_hash, new_output
-from instep.app.policies import content_mark
+from instep.app.policy_specs import content_mark
+from instep.app.rendered_cameras import open_seen, sight_mark
 from instep.app.report import Number, Report, Section, Table, write_report
 from instep.app.report import Verdict as Headline
-from instep.app.verbs.evaluate import limits_of
-from instep.app.virtual import open_words
-from instep.gap.eval_junit import write_junit
-from instep.gap.eval_rules import Rules, read_rules
-from instep.gap.eval_store import Shards
-from instep.gap.evaluate import Candidate, Job, Place
-from instep.gap.gate import Verdict
-from instep.gap.gate import gate as judge
+from instep.app.world_specs import open_words
+from instep.evaluate.evaluation import Candidate, Job, Place
+from instep.evaluate.gate_rules import Rules, read_rules
+from instep.evaluate.policy_gate import Verdict, write_junit
+from instep.evaluate.policy_gate import gate as judge
+from instep.evaluate.result_store import Shards
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
+
+from .evaluate import limits_of
 
 Positional = tyro.conf.Positional
 

@@ -10,11 +10,11 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from instep.app.worlds import open_policy, open_world, with_cameras
+from instep.app.world_specs import open_policy, open_world, with_cameras
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
-from instep.data.finish import finish
-from instep.data.recorder import Recorder
+from instep.data.recorder.finishing import finish
+from instep.data.recorder.recorder import Recorder
 
 Positional = tyro.conf.Positional
 

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from instep.app.standin import Disguise, Engine, SensedDriver, light_of, stand_in
-from instep.app.standin_cameras import Crew, FilmedDriver
+from instep.app.simulated_cameras import Crew, FilmedDriver
+from instep.app.simulated_robot import Disguise, Engine, SensedDriver, light_of, stand_in
 from instep.core.errors import BadInput, UnknownName
-from instep.real.driver import Driver, WorldDriver
-from instep.real.server import serve
+from instep.robot.driver import Driver, WorldDriver
+from instep.robot.robot_server import serve
 from instep.scene.folder import Scene
 
 

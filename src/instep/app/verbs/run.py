@@ -12,16 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.output import new_output
-from instep.app.twins import How, calibrated_on, open_twin, report, track, trusted
-from instep.app.twins_page import write_page
-from instep.app.twins_watch import Watch, bar
-from instep.app.worlds import open_policy, open_world, recorded
+from instep.app.twin_page import write_page
+from instep.app.twin_run import How, Watch, bar, calibrated_on, open_twin, report, track, trusted
+from instep.app.world_specs import open_policy, open_world, recorded
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
-from instep.core.stats import Estimate
+from instep.core.statistics import Estimate
 from instep.core.world import Policy, Spec, Watcher
-from instep.real.urgent import first_in_line
+from instep.robot.realtime import first_in_line
 
 Positional = tyro.conf.Positional
 
@@ -64,7 +63,7 @@ def run(
     how = How(correct, residual, hold_camera, scan)
     if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), real, recording, how, out)
-    from instep.data.lerobot3_writer import write
+    from instep.data.lerobot.writer_v3 import write
 
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     trust = None if nominal is None else calibrated_on(nominal)

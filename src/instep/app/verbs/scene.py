@@ -12,7 +12,7 @@ from rich.table import Table
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import LIBRARY, Scene, shipped
-from instep.scene.make import make_scene
+from instep.scene.new_scene import make_scene
 
 Positional = tyro.conf.Positional
 
@@ -89,7 +89,7 @@ def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *
     from matplotlib.image import imsave
 
     from instep.app.output import new_output
-    from instep.physics.film import Studio
+    from instep.physics.mujoco_cameras import Studio
 
     loaded = Scene.load(scene)
     if not loaded.cameras:
@@ -115,7 +115,7 @@ def turn(
         settings: what to turn: 'joint.*.damping=0.3' action.delay=0.02
 
     """
-    from instep.tune.promote import promote
+    from instep.tune.promotion import promote
 
     loaded, wanted = Scene.load(scene), {}
     for word in settings:

@@ -10,14 +10,14 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from instep.app.eyes import open_seen
-from instep.app.worlds import open_policy
+from instep.app.rendered_cameras import open_seen
+from instep.app.world_specs import open_policy
 from instep.core.errors import BadInput
-from instep.policy.mapping import read_map
-from instep.policy.server import LOOPBACK, PolicyServer
+from instep.policy.policy_map import read_map
+from instep.policy.policy_server import LOOPBACK, PolicyServer
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.scene.tasks.tasked import Tasked
+from instep.scene.tasks.task import Tasked
 
 Positional = tyro.conf.Positional
 

@@ -14,7 +14,7 @@ from instep.core.errors import BadInput
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.splat.fit import Progress as Tell
+    from instep.splat.fitting import Progress as Tell
     from instep.splat.scene_fit import SceneFit
 
 Positional = tyro.conf.Positional
@@ -54,12 +54,12 @@ def splat(
 
     """
     from instep.app.output import new_output
-    from instep.app.splats import named_as, picture, scan_frames
+    from instep.app.splat_tools import named_as, picture, scan_frames
     from instep.scene.folder import Scene
-    from instep.splat.files import FORMATS, load
-    from instep.splat.fit import FitOptions
+    from instep.splat.capture import load_capture
+    from instep.splat.fitting import FitOptions
+    from instep.splat.io.gaussian_files import FORMATS, load
     from instep.splat.scene_fit import SceneFitOptions, splat_capture
-    from instep.splat.views import load_capture
 
     if steps < 1 or most < 1 or learn < 2 or held_out < 1 or orbit < 0:
         raise BadInput("--steps, --most and --held-out must be at least 1, --learn at least 2, --orbit at least 0.")
@@ -92,10 +92,10 @@ def splat(
 
 
 def _write(done: SceneFit, output: Output, orbit: int, tell: Tell) -> None:
-    from instep.app.splats import circle
-    from instep.splat.camera_file import save_cameras
-    from instep.splat.files import save
-    from instep.splat.sheet import save_png
+    from instep.app.splat_tools import circle
+    from instep.splat.io.camera_file import save_cameras
+    from instep.splat.io.gaussian_files import save
+    from instep.splat.visualization import save_png
 
     splats = output.folder / "splats"
     splats.mkdir(exist_ok=True)

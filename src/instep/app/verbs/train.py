@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from instep.app.output import Output, new_output
 from instep.core.errors import BadInput
-from instep.core.stats import Estimate, wilson
+from instep.core.statistics import Estimate, wilson
 from instep.core.world import World
-from instep.policy.inputs import STATE
-from instep.policy.train import Progress as Stand
-from instep.policy.train import TrainOptions
-from instep.policy.train import train as learn
+from instep.policy.observation_encoding import STATE
+from instep.policy.training import Progress as Stand
+from instep.policy.training import TrainOptions
+from instep.policy.training import train as learn
 
 Positional = tyro.conf.Positional
 HELD_OUT = 200_000
@@ -76,8 +76,8 @@ def train(
         seed: seed of the weights and of the order of examples.
 
     """
-    from instep.app.eyes import open_seen, read_sight
-    from instep.data.episodes import load
+    from instep.app.rendered_cameras import open_seen, read_sight
+    from instep.data.datasets import load
     from instep.scene.folder import Scene
 
     if len(data) < 2:
@@ -126,11 +126,11 @@ def train(
 
 def _judged(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
     """The share of held-out starts from which the policy in a folder does the task."""
-    from instep.gap.eval_play import play
-    from instep.policy.trained import load_policy
+    from instep.evaluate.episode_batch import play
+    from instep.policy.flow_policy import load_policy
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
-    from instep.scene.tasks.tasked import Tasked
+    from instep.scene.tasks.task import Tasked
 
     tasked = Tasked(world(), task_of(Scene.load(scene), task))
     ended = play(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).ended

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from instep.core.episode import Episode
     from instep.core.world import Array, Simulator
     from instep.scene.folder import Scene
-    from instep.tune.auto import Choice
     from instep.tune.fit import FitOptions
     from instep.tune.gates import Tuned
-    from instep.tune.judged import Band
-    from instep.tune.solve import Watch
+    from instep.tune.least_squares import Watch
+    from instep.tune.param_selection import Choice
+    from instep.tune.posterior_checks import Band
 
 Positional = tyro.conf.Positional
 Method = Literal["none", "laplace", "eki", "svgd", "npe"]
@@ -148,11 +148,11 @@ class Loaded:
 
 def _load(asked: Asked) -> Loaded:
     from instep.app.gap_run import at_rate, read
+    from instep.physics.actuators import bare, told
     from instep.scene.folder import Scene
-    from instep.tune.auto import asked as named
-    from instep.tune.auto import chosen
-    from instep.tune.drive import bare, told
     from instep.tune.gates import split
+    from instep.tune.param_selection import asked as named
+    from instep.tune.param_selection import chosen
 
     scene = Scene.load(asked.scene)
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
@@ -265,8 +265,8 @@ def _posterior(
 ) -> tuple[dict[str, object], Band | None]:
     from rich.console import Console
 
-    from instep.tune.infer import infer
-    from instep.tune.judged import judge_posterior, predicted
+    from instep.tune.posterior import infer
+    from instep.tune.posterior_checks import judge_posterior, predicted
 
     if method == "none":
         return {}, None
@@ -281,18 +281,18 @@ def _posterior(
 
 
 def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
-    from instep.tune.delta_judge import learn_and_judge
-    from instep.tune.delta_model import FILE
+    from instep.physics.delta_model import FILE
+    from instep.tune.delta_eval import learn_and_judge
 
     sim = loaded.sim.tuned(tuned.settings)
     return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / FILE, seed=seed)
 
 
 def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
-    from instep.tune.delta_model import FILE as DELTA
-    from instep.tune.drive import known
-    from instep.tune.export import export_all
-    from instep.tune.promote import promote
+    from instep.physics.actuators import known
+    from instep.physics.delta_model import FILE as DELTA
+    from instep.tune.param_export import export_all
+    from instep.tune.promotion import promote
 
     settings = {**loaded.choice.held, **tuned.settings}
     facts = {
@@ -341,8 +341,8 @@ def _page(
 
     from instep.app.report import write_report
     from instep.app.tune_page import Shown, page
-    from instep.tune.judged import first_row
-    from instep.tune.traces import traced
+    from instep.tune.held_out import traced
+    from instep.tune.posterior_checks import first_row
 
     found = tuned.fit
     sim = found.problem.shooter.sim

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from instep.core.errors import BadInput, UnknownName
 from instep.scene.folder import Scene
 
-from .course import Course
-from .handover import Handover
-from .push import PushOnto
-from .reach import Reach, Track
+from .course_task import Course
+from .handover_task import Handover
+from .push_task import PushOnto
+from .reach_task import Reach, Track
 from .task import Task
 
 

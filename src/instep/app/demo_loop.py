@@ -1,0 +1,312 @@
+"""One picture of a demo: the gap before and after, and what the camera saw.
+
+The whole loop against a stand-in robot: run, record, measure, fit two knobs, measure again, act through a twin.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.param import Knob
+from instep.core.rollout import rollout, rollouts
+from instep.core.statistics import Estimate, bootstrap
+from instep.core.world import Array, Observation, State, Watcher
+from instep.gap.gap_result import Curve, Gap, Pair
+from instep.gap.horizon import measure
+from instep.physics.mujoco_cameras import Studio
+from instep.physics.mujoco_world import MujocoWorld
+from instep.policy.experts.push_expert import PushTo
+from instep.robot.link import LinkWorld
+from instep.scene import address
+from instep.scene.folder import Scene
+from instep.tune.fit import Fit, FitOptions, fit
+
+from .demo_twin import Through, png, section
+from .demo_twin import scores as twin_scores
+from .figures import horizon_figure, lines_figure, runs_figure
+from .report import Number, Picture, Report, Section, Table, Verdict, say
+
+
+def poster(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Path:
+    """Draw curves over the horizon with their intervals, and beside them a picture where there is one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    widths = [1.0, 0.62] if picture is not None else [1.0]
+    figure, axes = pyplot.subplots(
+        1, len(widths), figsize=(5.2 * sum(widths), 3.5), width_ratios=widths, constrained_layout=True, squeeze=False
+    )
+    _curves(axes[0, 0], curves)
+    if picture is not None:
+        axes[0, 1].imshow(picture)
+        axes[0, 1].set_axis_off()
+        axes[0, 1].set_title("stand-in above, simulator below", fontsize=10, loc="left")
+    stream = io.BytesIO()
+    figure.savefig(stream, dpi=130, format="png")
+    pyplot.close(figure)
+    path.write_bytes(stream.getvalue())
+    return path
+
+
+def _curves(axes, curves: Mapping[str, Curve]) -> None:
+    for (name, curve), colour in zip(curves.items(), ("#c0392b", "#1f6f8b"), strict=False):
+        x = np.arange(len(curve.estimates))
+        value, low, high = (
+            1e3 * np.array([getattr(e, part) for e in curve.estimates]) for part in ("value", "low", "high")
+        )
+        axes.plot(x, value, marker="o", color=colour, label=name)
+        axes.fill_between(x, np.where(np.isfinite(low), low, value), np.where(np.isfinite(high), high, value),
+                          color=colour, alpha=0.15, linewidth=0)  # fmt: skip
+        axes.set_xticks(x, curve.names())
+    axes.set(xlabel="how far ahead", ylabel="error of the joints [mm]", yscale="log")
+    axes.set_title("how wrong the simulator is", fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(frameon=False)
+
+
+SCENE = "pusht"
+KNOBS = ("action.delay", "actuator.*.kp")
+"""What the demo finds again: how late commands are, and how stiff the servos."""
+TRAIN, HELD_OUT, SECONDS = (1, 2, 3, 4), (11, 12, 13), 5.0
+JOINTS = "all m"
+"""The curve that stands for all positions."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """What the demo found."""
+
+    scene: Scene
+    real: Sequence[Episode]
+    """Held-out runs on the stand-in."""
+    virtual: Sequence[Episode]
+    """The same policy from the same starts in the simulator."""
+    fitted: Fit
+    before: Gap
+    after: Gap
+    truth: dict[str, float]
+    """What was hidden in the stand-in, by address."""
+    pictures: Sequence[Picture]
+    twin: Through | None = None
+    """The policy through the twin; None where nothing can be rendered."""
+    note: str = ""
+    """Why there are no pictures, or nothing."""
+
+
+def goal_of(scene: Scene) -> tuple[float, float]:
+    """Where the block should go, read off the scene."""
+    x, y = scene.model.body("goal").pos[:2]
+    return float(x), float(y)
+
+
+def on_robot(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
+    """The policy on the stand-in, one episode after the other, as on a robot."""
+    policy, steps = PushTo(goal_of(scene)), round(SECONDS / scene.dt)
+    return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(tell)]) for seed in seeds]
+
+
+def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
+    """The same policy in the simulator, all seeds in one batch."""
+    return rollouts(MujocoWorld(scene), PushTo(goal_of(scene)), seeds=seeds, steps=round(SECONDS / scene.dt))
+
+
+def find_knobs(scene: Scene, episodes: Sequence[Episode]) -> Fit:
+    """Fit the two knobs to recorded runs by least squares over windows of half a second."""
+    knobs = [_pattern_knob(scene, pattern) for pattern in KNOBS]
+    options = FitOptions(window=0.5, starts=1, limit=64, iterations=12)
+    robot_only = [_joints_only(episode, scene) for episode in episodes]
+    return fit(MujocoWorld(scene), robot_only, knobs, options)
+
+
+def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
+    """The gap of the simulator, as shipped or with knobs turned, to recorded runs."""
+    sim = MujocoWorld(scene)
+    return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
+
+
+def side_by_side(scene: Scene, through: Through) -> list[Picture]:
+    """What the stand-in's camera saw and what the twin would have seen, at a few moments."""
+    studio, camera = Studio(scene), next(iter(scene.cameras.values()))
+    try:
+        return [
+            Picture(
+                png(np.concatenate([m.picture, studio.picture(m.q, camera)], axis=0)),
+                f"{m.t:.1f} s: the stand-in above, the twin below",
+            )
+            for m in through.moments
+        ]
+    finally:
+        studio.close()
+
+
+def draw(loop: Loop, path: Path) -> Path:
+    """The picture of the demo, as the README shows it."""
+    picture = None
+    if loop.pictures:
+        from matplotlib.image import imread
+
+        picture = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
+    named = {"as shipped": loop.before.curves[JOINTS], "two knobs fitted": loop.after.curves[JOINTS]}
+    return poster(path, named, picture)
+
+
+def page(loop: Loop) -> Report:
+    """The report of the demo."""
+    before, after = loop.before.curves[JOINTS], loop.after.curves[JOINTS]
+    drop = {h: 1 - after.at(h).value / before.at(h).value for h in (0.0, 0.5, np.inf)}
+    better = drop[np.inf] > 0
+    headline = (
+        f"Two fitted knobs took {100 * drop[np.inf]:.0f} % off the open-loop gap of runs they were not fitted to."
+        if better
+        else "Two fitted knobs did not make the simulator better on runs they were not fitted to."
+    )
+    named = {"one step ahead": 0.0, "half a second ahead": 0.5, "over the whole run": np.inf}
+    numbers = tuple(
+        Number(name, f"{1e3 * before.at(h).value:.3g} → {1e3 * after.at(h).value:.2g} mm", f"now {say(after.at(h))}")
+        for name, h in named.items()
+    )
+    return Report(
+        "instep demo",
+        f"{loop.scene.about} The stand-in runs in another process and another engine, with hidden knobs.",
+        Verdict(
+            "good" if better else "bad", headline, "Error of the pusher's joints, root mean square over held-out runs."
+        ),
+        numbers,
+        (
+            *([section(loop.twin)] if loop.twin else []),
+            _curves_section(before, after),
+            _knobs_section(loop),
+            _runs_section(loop),
+            _closed_section(loop),
+            _seen_section(loop),
+        ),
+        {"scene": loop.scene.name, "fitted on": f"seeds {TRAIN}", "held out": f"seeds {HELD_OUT}"},
+    )
+
+
+def scores(loop: Loop) -> dict[str, Estimate]:
+    """The numbers of the demo for result.json."""
+    found: dict[str, Estimate] = {}
+    for when, gap in (("before", loop.before), ("after", loop.after)):
+        for name, horizon in (("one step", 0.0), ("0.5 s", 0.5), ("open loop", np.inf)):
+            found[f"{name} {when}"] = gap.curves[JOINTS].at(horizon)
+    found |= {f"knob {name}": estimate for name, estimate in loop.fitted.estimates.items()}
+    found["object distance, closed loop"] = bootstrap(_object_distance(loop), unit="m")
+    return {**found, **(twin_scores(loop.twin) if loop.twin else {})}
+
+
+def _curves_section(before: Curve, after: Curve) -> Section:
+    curves = {
+        "as shipped": replace(before, name="as shipped"),
+        "two knobs fitted": replace(after, name="two knobs fitted"),
+    }
+    figure = horizon_figure(curves, {}, list(curves), "How wrong the simulator is, by how far ahead it predicts")
+    return Section(
+        "The gap, before and after",
+        "The simulator is placed where the stand-in was, told the same commands, and compared that much later.",
+        [figure],
+    )
+
+
+def _knobs_section(loop: Loop) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for name, estimate in loop.fitted.estimates.items():
+        part = name.replace("*", loop.scene.spec.action.labels[0])
+        shipped = address.read(loop.scene.model, [part])[part]
+        rows.append((name, f"{shipped:.4g} {estimate.unit}", say(estimate), f"{loop.truth[part]:.4g} {estimate.unit}"))
+    lead = (
+        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The stand-in's "
+        "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
+    )
+    head = ("knob", "as shipped", "fitted, with 95 % interval", "hidden in the stand-in")
+    return Section("The knobs", lead, [Table(head, rows)])
+
+
+def _runs_section(loop: Loop) -> Section:
+    pair: Pair = loop.after.pairs[0]
+    return Section(
+        "One held-out run, replayed open loop",
+        "The stand-in's joints and the simulator's with the fitted knobs, told the same commands from the same start.",
+        [runs_figure(pair, list(loop.scene.robot), title="")],
+    )
+
+
+def _closed_section(loop: Loop) -> Section:
+    lines = {}
+    for name, episodes in (("stand-in", loop.real), ("simulator", loop.virtual)):
+        distance = np.mean([_to_goal(loop.scene, episode) for episode in episodes], axis=0)
+        lines[name] = (episodes[0].t, distance)
+    figure = lines_figure(lines, title="Distance of the block to its goal", x="time [s]", y="m")
+    lead = (
+        "The same policy from the same starts in both worlds. Contact makes small differences grow: "
+        f"at the end the blocks are {say(bootstrap(_object_distance(loop), unit='m'))} apart."
+    )
+    return Section("The same policy in both worlds", lead, [figure])
+
+
+def _seen_section(loop: Loop) -> Section:
+    if not loop.pictures:
+        return Section("What the camera saw", loop.note)
+    return Section("What the camera saw", "Light, lens and noise are the stand-in's own.", [list(loop.pictures)])
+
+
+def _object_distance(loop: Loop) -> Array:
+    pairs = zip(loop.real, loop.virtual, strict=True)
+    return np.array([np.linalg.norm(_block(loop.scene, a)[-1] - _block(loop.scene, b)[-1]) for a, b in pairs])
+
+
+def _to_goal(scene: Scene, episode: Episode) -> Array:
+    return np.linalg.norm(_block(scene, episode) - np.array(goal_of(scene)), axis=1)
+
+
+def _block(scene: Scene, episode: Episode) -> Array:
+    place = episode.spec.q.labels.index(f"{scene.objects[0]}.x")
+    return episode.q[:, place : place + 2]
+
+
+def _joints_only(episode: Episode, scene: Scene) -> Episode:
+    """Only what a robot knows of itself: its joints. The block is left out of the fit and of the gap."""
+    keep = [episode.spec.q.labels.index(name) for name in scene.robot]
+    spec = replace(
+        episode.spec,
+        q=replace(episode.spec.q, labels=scene.robot, unit="m", shape=(len(keep),)),
+        v=replace(episode.spec.v, labels=scene.robot, unit="m/s", shape=(len(keep),)),
+    )
+    columns = {"timestamp": episode.t, "q": episode.q[:, keep], "v": episode.v[:, keep], "action": episode.action}
+    return Episode(spec, columns, episode.meta)
+
+
+def _pattern_knob(scene: Scene, pattern: str) -> Knob:
+    """One knob for all that match: the servos of the pusher are of one make."""
+    first = scene.knobs(pattern)[0]
+    low, high = (0.0, 0.1) if pattern == address.DELAY else (first.low, first.high)
+    return Knob(pattern, low, high, first.log, first.unit)
+
+
+def _each(tell: Tell) -> Watcher:
+    def look(state: State, observation: Observation, action: Array) -> None:
+        tell("step")
+
+    return look
+
+
+def save(folder: Path, worlds: dict[str, Sequence[Episode]]) -> None:
+    """Keep the runs of each world as a LeRobot dataset of its own."""
+    from instep.data.lerobot.writer_v3 import write
+
+    for name, episodes in worlds.items():
+        shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier run into the same --out
+        if episodes:
+            write([e.with_columns({}, world=name, task="push the T") for e in episodes], folder / name)

@@ -1,0 +1,283 @@
+"""A stand-in's lens, light and noise in one compiled pass over a picture, so that cameras keep their rate.
+
+Cameras of a stand-in at a rate of their own: pictures are rendered by another process, outside the control loop.
+
+Rendering without a graphics card takes longer than a control period. The loop says where things are and goes on; when a
+picture is ready it is shown with the stamp of the state it was taken of, as late as a camera's pictures are.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, BinaryIO
+
+import numpy as np
+from numba import njit
+
+from instep.core.errors import LinkLost
+from instep.core.world import Array, Channel, Spec
+from instep.physics.mujoco_cameras import Look, Studio
+from instep.robot.driver import Driver, Reading
+from instep.scene.camera import Camera, distort
+from instep.scene.folder import Scene
+
+# pyright: basic, reportUnknownParameterType=false
+# Numba compiles the pass; its decorators have no types.
+
+
+BANK = 4
+"""Pictures of noise that are drawn; each frame takes one from another place."""
+ROUNDS = 20
+"""Rounds of the search for a pixel's ideal place; each gains a factor of the distortion."""
+
+
+class Lens:
+    """What a camera that is not perfect makes of a perfect picture."""
+
+    def __init__(self, camera: Camera, look: Look, seed: int):
+        x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
+        bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
+        ideal = bent.copy()
+        for _ in range(ROUNDS if any(camera.distortion) else 0):
+            ideal = np.clip(bent - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
+        self._at: Array = (ideal * camera.focal + camera.centre - 0.5).astype(np.float32)
+        rng, size = np.random.default_rng((seed, 0x1E)), camera.height * camera.width * 3
+        self._noise: Array = rng.normal(0.0, look.sigma, BANK * size).astype(np.float32)
+        self._starts: Array = rng.integers(0, (BANK - 1) * size, 4096)
+        self._light: Array = np.asarray(look.gain * np.asarray(look.tint), np.float32)
+
+    def shown(self, picture: Array, number: int) -> Array:
+        """The picture as this camera shows it [height, width, 3]; the noise is that of the number."""
+        start = int(self._starts[number % len(self._starts)])
+        return _developed(picture, self._at, self._light, self._noise, start)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _developed(picture, at, light, noise, start):  # pragma: no cover - compiled
+    height, width = picture.shape[:2]
+    out = np.empty_like(picture)
+    for i in range(height):
+        for j in range(width):
+            x, y = at[i, j, 0], at[i, j, 1]
+            inside = x >= 0 and y >= 0 and x <= width - 1 and y <= height - 1
+            x0, y0 = min(max(int(x), 0), width - 2), min(max(int(y), 0), height - 2)
+            fx, fy = x - x0, y - y0
+            for c in range(3):
+                value = 0.0
+                if inside:
+                    top = picture[y0, x0, c] * (1 - fx) + picture[y0, x0 + 1, c] * fx
+                    bottom = picture[y0 + 1, x0, c] * (1 - fx) + picture[y0 + 1, x0 + 1, c] * fx
+                    value = top * (1 - fy) + bottom * fy
+                value = value * light[c] + noise[start + (i * width + j) * 3 + c]
+                out[i, j, c] = np.uint8(min(max(value + 0.5, 0.0), 255.0))
+    return out
+
+
+IMAGES = "observation.images."
+PATIENCE = 60.0
+"""How long the first picture may take [s]: a renderer is loaded for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Who films what, through which lens, in which light."""
+
+    scene: str
+    """Name of a shipped scene, a scene folder, or a model file."""
+    cameras: tuple[str, ...]
+    look: Look
+    bend: float = 0.0
+    """Barrel distortion of lenses that the scene takes for perfect."""
+    rate: float = 10.0
+    """Pictures per second, at most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pictures:
+    """What all cameras showed at one time."""
+
+    stamp: float
+    shown: Mapping[str, Array]
+
+
+class Filming:
+    """A process that renders; `ask` never waits, `wait` does."""
+
+    def __init__(self, crew: Crew, cameras: Mapping[str, Camera]):
+        self._crew, self._cameras = crew, cameras
+        self._latest: Pictures | None = None
+        self._busy, self._round = False, 0
+        self._ready = threading.Condition()
+        command = [sys.executable, "-m", "instep.app.simulated_cameras", json.dumps(asdict(crew))]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)  # noqa: S603
+        self._reader = threading.Thread(target=self._read, name="instep-cameras", daemon=True)
+        self._reader.start()
+
+    @property
+    def latest(self) -> Pictures | None:
+        """The newest pictures since the last `wait`."""
+        return self._latest
+
+    def ask(self, t: float, q: Array) -> bool:
+        """Have pictures taken of a state, unless the last ones are still being made; says whether they are."""
+        with self._ready:
+            if self._busy:
+                return False
+            self._send(t, q)
+            return True
+
+    def wait(self, t: float, q: Array) -> None:
+        """Forget all pictures and take new ones, however long that takes."""
+        with self._ready:
+            self._round += 1
+            self._latest = None
+            if not self._ready.wait_for(lambda: not self._busy or self._gone(), PATIENCE) or self._gone():
+                raise LinkLost("The process that renders the stand-in's cameras has ended.")
+            self._send(t, q)
+            if not self._ready.wait_for(lambda: self._latest is not None or self._gone(), PATIENCE) or self._gone():
+                raise LinkLost("The process that renders the stand-in's cameras gave no picture; try `instep doctor`.")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        self._child.wait(5)
+
+    def _gone(self) -> bool:
+        return self._child.poll() is not None
+
+    def _send(self, t: float, q: Array) -> None:
+        assert self._child.stdin is not None  # noqa: S101  # asked for above
+        self._busy = True
+        try:
+            self._child.stdin.write(struct.pack("<qd", self._round, t) + np.asarray(q, "<f8").tobytes())
+        except BrokenPipeError:
+            raise LinkLost("The process that renders the stand-in's cameras has ended.") from None
+
+    def _read(self) -> None:
+        stream: Any = self._child.stdout
+        sizes = {name: camera.height * camera.width * 3 for name, camera in self._cameras.items()}
+        while head := _exactly(stream, 16):
+            number, stamp = struct.unpack("<qd", head)
+            shown: dict[str, Array] = {}
+            for name, camera in self._cameras.items():
+                data = _exactly(stream, sizes[name])
+                if not data:
+                    break
+                shown[name] = np.frombuffer(data, np.uint8).reshape(camera.height, camera.width, 3)
+            with self._ready:
+                self._busy = False
+                if number == self._round and len(shown) == len(sizes):
+                    self._latest = Pictures(stamp, shown)
+                self._ready.notify_all()
+        with self._ready:
+            self._ready.notify_all()
+
+
+class FilmedDriver:
+    """A driver with cameras at their own rate, rendered elsewhere; the one inside tells where things truly are."""
+
+    def __init__(self, inner: Driver, crew: Crew, cameras: Mapping[str, Camera]):
+        self._inner, self._crew, self._cameras = inner, crew, {name: cameras[name] for name in crew.cameras}
+        self._filming = Filming(crew, self._cameras)
+        self._asked = -np.inf
+        self._begun = False
+
+    def __enter__(self) -> FilmedDriver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._filming.close()
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean, pictures included."""
+        inner, axes = self._inner.spec, ("height", "width", "channels")
+        shown = {IMAGES + n: Channel(axes, "", (c.height, c.width, 3), "uint8") for n, c in self._cameras.items()}
+        return replace(inner, observation={**inner.observation, **shown})
+
+    def read(self) -> Reading:
+        """The newest state, and the newest pictures with the time they were taken at."""
+        reading = self._inner.read()
+        if not self._begun:
+            self._filming.wait(reading.t, reading.q)
+            self._begun, self._asked = True, reading.t
+        elif reading.t - self._asked >= 1 / self._crew.rate - 1e-9 and self._filming.ask(reading.t, reading.q):
+            self._asked = reading.t
+        latest = self._filming.latest
+        if latest is None:
+            return reading
+        seen = {**reading.seen, **{IMAGES + name: picture for name, picture in latest.shown.items()}}
+        stamps = {**reading.stamps, **{IMAGES + name: latest.stamp for name in latest.shown}}
+        return replace(reading, seen=seen, stamps=stamps)
+
+    def write(self, action: Array) -> Array:
+        """Let the world move on by one control period."""
+        return self._inner.write(action)
+
+    def hold(self) -> Array:
+        """The action that keeps the robot where it is."""
+        return self._inner.hold()
+
+    def passed(self, periods: int) -> None:
+        """Let the world move on under its last action."""
+        self._inner.passed(periods)
+
+    def reset(self, seed: int) -> None:
+        """Begin anew, with new pictures."""
+        self._inner.reset(seed)
+        self._begun = False
+
+    def stop(self) -> None:
+        """Come to rest."""
+        self._inner.stop()
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    """So many bytes of a pipe; none at its end."""
+    parts, left = list[bytes](), size
+    while left:
+        part = stream.read(left)
+        if not part:
+            return b""
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def film(words: str) -> None:
+    """Render what is asked for on the standard input until that ends."""
+    table = json.loads(words)
+    scene = Scene.load(table["scene"])
+    look = Look(table["look"]["gain"], tuple(table["look"]["tint"]), table["look"]["sigma"])
+    cameras = [scene.cameras[name] for name in table["cameras"]]
+    lenses = [Lens(bent(camera, table["bend"]), look, index) for index, camera in enumerate(cameras)]
+    studio, number = Studio(scene), 0
+    size = 16 + 8 * scene.model.nq
+    while request := _exactly(sys.stdin.buffer, size):
+        q = np.frombuffer(request[16:], "<f8")
+        parts = [request[:16]]
+        for camera, lens in zip(cameras, lenses, strict=True):
+            clean = studio.picture(q, replace(camera, distortion=()))
+            parts.append(lens.shown(clean, number).tobytes())
+        number += 1
+        sys.stdout.buffer.write(b"".join(parts))
+        sys.stdout.buffer.flush()
+
+
+def bent(camera: Camera, k1: float) -> Camera:
+    """A camera whose lens bends a little where the scene takes it for perfect: no two lenses are alike."""
+    return replace(camera, distortion=camera.distortion or (k1,)) if k1 else camera
+
+
+if __name__ == "__main__":
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the one who asks
+    film(sys.argv[1])

@@ -1,0 +1,215 @@
+"""A stand-in for a robot: another engine, hidden knobs, imperfect sensors, cameras, all behind the robot's link.
+
+Start a stand-in robot as a child process, and connect to it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import numpy as np
+
+from instep.core.errors import LinkLost
+from instep.core.world import Array, Simulator, Spec, World
+from instep.physics.mujoco_cameras import Look, filmed
+from instep.robot.driver import Driver, Reading
+from instep.robot.imperfect import Late, Noisy, Quantized
+from instep.scene import address
+from instep.scene.folder import Scene
+
+from .simulated_cameras import bent
+
+Engine = Literal["mujoco", "rapier", "dart"]
+
+HIDDEN: dict[str, float] = {
+    "joint.*.damping": 1.6,
+    "joint.*.frictionloss": 1.6,
+    "joint.*.armature": 1.3,
+    "actuator.*.kp": 1.35,
+    "actuator.*.kv": 1.35,
+    "body.*.mass": 1.25,
+    "geom.*.friction": 1.4,
+}
+"""Patterns of knobs a stand-in hides, and the largest factor by which each is off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disguise:
+    """How a stand-in differs from the scene it is made from."""
+
+    engine: Engine = "rapier"
+    hidden: int = 0
+    """Seed of the hidden knobs; 0 leaves the scene as it is."""
+    noise: float = 2e-4
+    """Standard deviation of position sensors [rad or m]."""
+    resolution: float = 1e-4
+    """Step of position sensors [rad or m]."""
+    late: int = 1
+    """Control steps by which sensors are late."""
+    cameras: tuple[str, ...] = ()
+    """Cameras of the scene that are filmed."""
+    film_every: int = 6
+    """Control steps from one picture to the next."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StandIn:
+    """The disguised world, and the truth about it."""
+
+    world: World
+    truth: dict[str, float] = field(default_factory=dict[str, float])
+    """The hidden settings, by address."""
+
+
+def stand_in(scene: Scene, disguise: Disguise) -> StandIn:
+    """Make a stand-in robot of a scene."""
+    truth = hidden_settings(scene, disguise.hidden)
+    sim: Simulator = engine(disguise.engine, scene)
+    world: World = sim.tuned(truth) if truth else sim
+    if scene.robot:
+        world = Noisy(Quantized(world, disguise.resolution), disguise.noise)
+    if disguise.late:
+        world = Late(world, observation=disguise.late)
+    if disguise.cameras:
+        look, bend = light_of(disguise.hidden)
+        film = filmed(world, scene, disguise.cameras, look, disguise.film_every)
+        world = replace(film, cameras=tuple(bent(camera, bend) for camera in film.cameras))
+    return StandIn(world, truth)
+
+
+def light_of(hidden: int) -> tuple[Look, float]:
+    """The light in which a stand-in is seen, and how its lenses bend, which the scene does not know of."""
+    rng = np.random.default_rng((hidden, 3))
+    tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
+    look = Look(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
+    return look, float(rng.uniform(-0.06, -0.02))
+
+
+def engine(name: Engine, scene: Scene) -> Simulator:
+    """A scene in one of the engines; in MuJoCo with the drives and the delta action that it was tuned with."""
+    if name == "rapier":
+        from instep.physics.rapier_world import RapierWorld
+
+        return RapierWorld(scene)
+    if name == "dart":
+        from instep.physics.dart_world import DartWorld
+
+        return DartWorld(scene)
+    from instep.physics.actuators import opened
+
+    return opened(scene)
+
+
+def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
+    """What is off in a stand-in: each kind of knob by a factor of its own, and a delay of commands."""
+    if seed == 0:
+        return {}
+    rng, settings = np.random.default_rng((seed, 1)), {}
+    for pattern, most in HIDDEN.items():
+        factor = most ** rng.uniform(-1, 1)
+        known = [a for a in address.addresses(scene.model) if fnmatchcase(a, pattern)]
+        values = address.read(scene.model, known) if known else {}
+        settings |= {name: value * factor for name, value in values.items() if value > 0}
+    if scene.model.nu:
+        # Between one and four control steps of a 60 Hz robot.
+        settings[address.DELAY] = float(rng.uniform(0.015, 0.06))
+    return settings
+
+
+class SensedDriver:
+    """A driver that tells what the sensors say, not what the simulation knows: noise and delay are in q and v."""
+
+    def __init__(self, inner: Driver):
+        self._inner = inner
+        spec = inner.spec
+        self._q = _sources(spec, spec.q.labels, ("observation.state", "observation.environment_state"))
+        self._v = _sources(spec, spec.v.labels, ("observation.velocity",))
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean."""
+        return self._inner.spec
+
+    def read(self) -> Reading:
+        """The newest reading of the sensors."""
+        reading = self._inner.read()
+        q, v = reading.q.copy(), reading.v.copy()
+        for into, values in ((q, self._q), (v, self._v)):
+            for i, (channel, j) in values.items():
+                into[i] = reading.seen[channel][j]
+        return Reading(reading.t, q, v, reading.seen, reading.stamps, reading.fault)
+
+    def write(self, action: Array) -> Array:
+        """Let the world move on by one control period."""
+        return self._inner.write(action)
+
+    def hold(self) -> Array:
+        """The action that keeps the robot where it is."""
+        return self._inner.hold()
+
+    def passed(self, periods: int) -> None:
+        """Let the world move on under its last action."""
+        self._inner.passed(periods)
+
+    def reset(self, seed: int) -> None:
+        """Begin anew."""
+        self._inner.reset(seed)
+
+    def stop(self) -> None:
+        """Come to rest."""
+        self._inner.stop()
+
+
+def _sources(spec: Spec, labels: tuple[str, ...], channels: tuple[str, ...]) -> dict[int, tuple[str, int]]:
+    """For each coordinate a sensor shows: where it is shown."""
+    found: dict[int, tuple[str, int]] = {}
+    for channel in channels:
+        for j, label in enumerate(spec.observation[channel].labels if channel in spec.observation else ()):
+            if label in labels:
+                found[labels.index(label)] = (channel, j)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A stand-in robot in its own process."""
+
+    address: str
+    token: str
+    pid: int
+
+
+@contextmanager
+def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 60.0) -> Iterator[Child]:
+    """A running stand-in robot, stopped on leaving; `options` are those of `instep robot`."""
+    with TemporaryDirectory(prefix="instep-") as folder:
+        ready, complaints = Path(folder) / "ready.json", Path(folder) / "stderr"
+        command = [sys.executable, "-m", "instep.app.cli", "robot", scene, "--ready", str(ready), *options]
+        with complaints.open("wb") as errors:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)  # noqa: S603
+        try:
+            deadline = time.monotonic() + patience
+            while not ready.is_file():
+                if child.poll() is not None or time.monotonic() > deadline:
+                    said = complaints.read_text(errors="replace").strip().splitlines()
+                    raise LinkLost(f"The stand-in robot did not start: {said[-1] if said else 'it said nothing'}")
+                time.sleep(0.02)
+            known = json.loads(ready.read_text())
+            yield Child(known["address"], known["token"], child.pid)
+        finally:
+            child.terminate()
+            try:
+                child.wait(5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()

@@ -1,0 +1,181 @@
+"""Worlds and policies by the words of the command line: sim:SCENE, robot:ADDRESS, hold, constant:0.1,0.2.
+
+Virtual worlds and beliefs by the words of the command line, opened in whichever process needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.param import Belief
+from instep.core.rollout import Constant, Script
+from instep.core.world import Array, Observation, Policy, World
+from instep.evaluate.gate_rules import ranges
+from instep.physics.mujoco_cameras import filmed
+from instep.scene.folder import Scene
+
+from .simulated_robot import Disguise, Engine, engine, stand_in
+
+KINDS = {
+    "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
+    "robot": "robot:ADDRESS, a robot or a stand-in behind a link (ws://127.0.0.1:PORT)",
+    "recording": "recording:DATA, the first episode of a dataset (recording:DATA#3 its fourth)",
+    "twin": "twin:SCENE, a scene kept in step with a real robot (--real robot:ADDRESS or recording:DATA)",
+}
+
+
+def open_world(words: str, *, token: str = "") -> AbstractContextManager[Any]:
+    """The world that `sim:SCENE`, `robot:ADDRESS` or `recording:DATA` stands for, to be used with `with`."""
+    kind, _, rest = words.partition(":")
+    if kind not in KINDS or not rest:
+        raise BadInput(f"{words!r} is not a world; expected one of: {'; '.join(KINDS.values())}.")
+    if kind == "robot":
+        from instep.robot.link import LinkWorld
+
+        return LinkWorld(rest, token)
+    if kind == "recording":
+        return nullcontext(_recording(rest))
+    if kind == "twin":
+        raise BadInput(f"{words!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
+    name, _, which = rest.partition("@")
+    engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
+    if which not in engines:
+        raise UnknownName("engine", which, [e for e in engines if e])
+    return nullcontext(engine(engines[which], Scene.load(name)))
+
+
+def recorded(words: str) -> Episode | None:
+    """The episode that `recording:DATA` stands for; None for other worlds."""
+    kind, _, rest = words.partition(":")
+    return _episode(rest) if kind == "recording" and rest else None
+
+
+def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
+    """The world filmed through cameras of its scene, 'all' for all of them; as it is where none are named."""
+    if not cameras:
+        return world
+    scene = getattr(world, "scene", None)
+    if scene is None:
+        raise BadInput("Only a simulated world is filmed by us; a robot and a recording bring their own pictures.")
+    chosen = list(scene.cameras) if tuple(cameras) == ("all",) else cameras
+    return filmed(world, scene, chosen, every=every)
+
+
+def open_policy(words: str, world: World) -> Policy:
+    """The policy that words stand for: hold, random, constant:0.1,0.2, replay:DATA, or one of `app.policies`."""
+    kind, _, rest = words.partition(":")
+    if kind == "hold":
+        return Constant(rest_action(world))
+    if kind == "random":
+        return Wander(rest_action(world))
+    if kind == "constant":
+        try:
+            return Constant(np.array([float(number) for number in rest.split(",")]))
+        except ValueError:
+            raise BadInput(f"constant: takes numbers separated by commas, not {rest!r}.") from None
+    if kind == "replay" and rest:
+        return Script(_episode(rest).action)
+    from .policy_specs import open_more
+
+    return open_more(words, world)
+
+
+class Wander:
+    """A policy that wanders smoothly around an action, differently for each seed."""
+
+    def __init__(self, centre: Array, reach: float = 0.1):
+        self._centre, self._reach = np.asarray(centre, float), reach
+        self.reset(0)
+
+    def reset(self, seed: int = 0) -> None:
+        """Draw new frequencies and phases."""
+        rng = np.random.default_rng((seed, 5))
+        self._speed = rng.uniform(0.01, 0.06, self._centre.shape)
+        self._phase = rng.uniform(0, 2 * np.pi, self._centre.shape)
+        self._step = 0
+
+    def act(self, observation: Observation) -> Array:
+        """The next point of the wandering."""
+        self._step += 1
+        swing = np.sin(self._speed * self._step + self._phase) - np.sin(self._phase)
+        batch = next(iter(observation.values())).shape[:-1]
+        return np.broadcast_to(self._centre + self._reach * swing, (*batch, self._centre.size)).copy()
+
+
+def rest_action(world: World) -> Array:
+    """The action that keeps a world where it starts: its scene's, or where its joints stand."""
+    inner: Any = world
+    while inner is not None and not hasattr(inner, "scene"):
+        inner = getattr(inner, "world", None)
+    if inner is not None:
+        return inner.scene.rest_action()
+    spec, state = world.spec, world.reset(0)
+    place = {label: i for i, label in enumerate(spec.q.labels)}
+    held = [
+        state.q[place[label]] if label in place and unit in ("rad", "m") else 0.0
+        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
+    ]
+    return np.array(held)
+
+
+def _recording(words: str) -> World:
+    from instep.robot.recorded_world import Recording
+
+    return Recording(_episode(words))
+
+
+def _episode(words: str) -> Any:
+    from instep.data.datasets import load
+
+    folder, _, number = words.partition("#")
+    episodes = load(Path(folder))
+    index = int(number) if number.isdigit() else 0
+    if index >= len(episodes):
+        raise BadInput(f"{folder!r} holds {len(episodes)} episodes, so there is none with number {index}.")
+    return episodes[index]
+
+
+def open_words(words: str, world: World) -> Policy:
+    """The policy that words stand for, in a world."""
+    return open_policy(words, world)
+
+
+def open_place(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:
+    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED), seen by some cameras.
+
+    ENGINE@SCENE is another scene than the one that is asked about, such as another model of the same robot.
+    """
+    words, _, other = words.partition("@")
+    scene = other or scene
+    kind, _, rest = words.partition(":")
+    if kind == "standin":
+        if rest and not rest.isdigit():
+            raise BadInput(f"standin: takes the seed of its hidden knobs, a whole number, not {rest!r}.")
+        disguise = Disguise(hidden=int(rest or 1), cameras=tuple(cameras), film_every=every)
+        return stand_in(Scene.load(scene), disguise).world
+    if words not in get_args(Engine):
+        raise UnknownName("world", words, [*get_args(Engine), "standin:SEED"])
+    chosen: Any = words
+    return with_cameras(engine(chosen, Scene.load(scene)), cameras, every)
+
+
+def belief_of(words: Sequence[str], scene: Scene) -> Belief | None:
+    """The belief that `--vary` asks for: knobs with ranges, or a file that holds one."""
+    if len(words) == 1 and Path(words[0]).exists():
+        return _from_file(Path(words[0]))
+    return ranges(words, scene)
+
+
+def _from_file(path: Path) -> Belief:
+    try:
+        from instep.tune.randomize import load_belief
+    except ImportError:
+        raise BadInput(f"{str(path)!r} cannot be read as a belief: this build has no instep.tune.randomize.") from None
+    return load_belief(path)

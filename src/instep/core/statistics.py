@@ -1,0 +1,224 @@
+"""Statistics that never travel without their interval.
+
+Statistics over runs: rows of one run are not independent, so whole runs are the blocks.
+
+Agreement of two rankings: correlation, rank correlation, and rank violations with their noise floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import atanh, nan, sqrt, tanh
+
+import numpy as np
+
+from .distributions import student_quantile
+from .errors import BadInput
+from .world import Array
+
+Z95 = 1.959963984540054
+"""Two-sided 95 % quantile of the standard normal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval, the number of independent observations behind it, and its unit."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    unit: str = ""
+
+    def __str__(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]{unit}, n = {self.n}"
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """The form `result.json` holds."""
+        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "unit": self.unit}
+
+
+def wilson(successes: int, n: int) -> Estimate:
+    """A success rate with Wilson's score interval."""
+    if not 0 <= successes <= n:
+        raise BadInput(f"Successes must lie between 0 and the number of trials, not {successes} of {n}.")
+    if n == 0:
+        return Estimate(nan, 0.0, 1.0, 0)
+    rate, z2 = successes / n, Z95**2
+    centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 * sqrt(rate * (1 - rate) / n + z2 / (4 * n**2)) / (1 + z2 / n)
+    return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half), n)
+
+
+def bootstrap(
+    samples: Sequence[float] | Array,
+    statistic: Callable[[Array], Array] = lambda draws: draws.mean(axis=-1),
+    *,
+    unit: str = "",
+    draws: int = 2000,
+    seed: int = 0,
+) -> Estimate:
+    """A statistic of independent samples with its percentile bootstrap interval.
+
+    The samples are whole runs, not rows: rows of one run are not independent. `statistic` works along the last axis.
+    """
+    values = np.asarray(samples, float)
+    if values.size == 0:
+        raise BadInput("A statistic needs at least one sample, and none was given.")
+    point = float(statistic(values))
+    if values.size == 1:
+        return Estimate(point, nan, nan, 1, unit)
+    rng = np.random.default_rng((seed, 0xB007))
+    resampled = statistic(values[rng.integers(0, values.size, (draws, values.size))])
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return Estimate(point, float(low), float(high), int(values.size), unit)
+
+
+def pooled(sums: Array, counts: Array, *, power: float = 0.5, unit: str = "") -> list[Estimate]:
+    """(sum of sums / sum of counts) ** power over runs, for each column of `sums` [runs, columns].
+
+    With `sums` of squared errors and power 1/2 this is a root mean square. `counts` [runs] are the rows behind each
+    sum. The interval deletes a run at a time and works on the logarithm, where errors are nearly symmetric, with
+    Student's quantile. Against a block bootstrap over the same runs: percentiles cover 72 to 81 % instead of 95 %
+    over five runs, studentised draws cover as well as this but run off to tenfold widths where one run dominates.
+    """
+    sums, counts = np.asarray(sums, float), np.asarray(counts, float)
+    used = counts > 0
+    sums, counts = sums[used], counts[used]
+    if len(sums) == 0:
+        return [Estimate(nan, nan, nan, 0, unit)] * np.shape(sums)[-1]
+    ratio = sums.sum(axis=0) / counts.sum()
+    if len(sums) == 1:
+        return [Estimate(float(r**power), nan, nan, 1, unit) for r in ratio]
+    without = (sums.sum(axis=0) - sums) / (counts.sum() - counts)[:, None]
+    return log_jackknife(ratio, without, power=power, unit=unit)
+
+
+def log_jackknife(
+    whole: Array, without: Array, *, power: float = 0.5, unit: str = "", degrees: int | None = None
+) -> list[Estimate]:
+    """Positive statistics [columns] to a power, with intervals from what they are without each run [runs, columns].
+
+    `degrees` of freedom are one less than the runs where not given.
+    """
+    n = len(without)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs, middle = np.log(without), np.log(whole)
+        spread = np.sqrt((n - 1) / n * ((logs - logs.mean(axis=0)) ** 2).sum(axis=0))
+        bias = (n - 1) * (logs.mean(axis=0) - middle)
+        half = student_quantile(0.975, degrees or n - 1) * spread
+    edges = np.stack([whole, whole * np.exp(_sound(-bias - half)), whole * np.exp(_sound(-bias + half))]) ** power
+    return [Estimate(float(r), float(low), float(high), n, unit) for r, low, high in edges.T]
+
+
+def jackknife(blocks: Array, *, unit: str = "") -> Estimate:
+    """The mean of independent values with Student's interval: the delete-one jackknife of a mean."""
+    values = np.asarray(blocks, float)
+    if values.size == 0:
+        raise BadInput("A statistic needs at least one sample, and none was given.")
+    mean = float(values.mean())
+    if values.size == 1:
+        return Estimate(mean, nan, nan, 1, unit)
+    half = student_quantile(0.975, values.size - 1) * float(values.std(ddof=1)) / values.size**0.5
+    return Estimate(mean, mean - half, mean + half, int(values.size), unit)
+
+
+def _sound(edge: Array) -> Array:
+    return np.where(np.isfinite(edge), edge, 0.0)
+
+
+INFORMATIVE = 6
+"""Below so many policies a correlation says nothing."""
+
+
+def pearson(x: Array, y: Array) -> Estimate:
+    """Pearson's correlation with Fisher's interval tanh(atanh r +- 1.96 / sqrt(K - 3)); none below four pairs."""
+    x, y = _pair(x, y)
+    n = len(x)
+    sx, sy = float(np.std(x)), float(np.std(y))
+    if n < 2 or sx == 0 or sy == 0:
+        return Estimate(nan, -1.0, 1.0, n)
+    r = max(-1.0, min(1.0, float(((x - x.mean()) * (y - y.mean())).mean()) / (sx * sy)))
+    if n < 4:
+        return Estimate(r, -1.0, 1.0, n)
+    centre = atanh(min(abs(r), 1 - 1e-15)) * (1 if r >= 0 else -1)
+    half = Z95 / sqrt(n - 3)
+    return Estimate(r, tanh(centre - half), tanh(centre + half), n)
+
+
+def spearman(x: Array, y: Array) -> Estimate:
+    """Spearman's rank correlation, ties by their mean rank, with Fisher's interval widened by Bonett and Wright."""
+    x, y = _pair(x, y)
+    found = pearson(ranks(x), ranks(y))
+    n = found.n
+    if n < 4 or not np.isfinite(found.value):
+        return found
+    centre = atanh(min(abs(found.value), 1 - 1e-15)) * (1 if found.value >= 0 else -1)
+    half = Z95 * sqrt((1 + found.value**2 / 2) / (n - 3))
+    return Estimate(found.value, tanh(centre - half), tanh(centre + half), n)
+
+
+def mmrv(sim: Array, real: Array) -> float:
+    """The mean maximum rank violation of a virtual evaluation. Mind the order: simulation first, reality second.
+
+    (1 / N) sum_i max_j |R_i - R_j| [(S_i > S_j) xor (R_i > R_j)]: a wrong order weighs as much as the *real* rates
+    differ, so that swapping the arguments gives another number.
+    """
+    s, r = _pair(sim, real)
+    return float(_violations(s, r))
+
+
+def mmrv_null(rates: Array, real_trials: Array, *, sim_trials: int = 200, draws: int = 2000, seed: int = 0) -> Estimate:
+    """The violation that a perfect simulator would still show, by the noise of trials alone: its mean and 95th share.
+
+    `rates` are taken as true; `low` is 0 and `high` the value that 95 % of perfect simulators stay below.
+    """
+    rates, trials = np.asarray(rates, float), np.asarray(real_trials, int)
+    rng = np.random.default_rng((seed, 0x3317))
+    p = np.clip(rates, 0, 1)
+    real = rng.binomial(trials, p, (draws, len(p))) / trials
+    sim = rng.binomial(sim_trials, p, (draws, len(p))) / sim_trials
+    values = _violations(sim, real)
+    return Estimate(float(values.mean()), 0.0, float(np.quantile(values, 0.95)), len(p))
+
+
+def mmrv_interval(sim: tuple[Array, Array], real: tuple[Array, Array], *, draws: int = 1000, seed: int = 0) -> Estimate:
+    """The rank violation of these very policies, from (rates, trials) of both sides, with its interval.
+
+    Trials are noisy, and noise makes ranks look wrong: the value is biased upward. Rates are drawn from their Jeffreys
+    posteriors; the interval reaches from their low end, less twice the bias that the draws show, to their high end. It
+    covers 93 to 97 %, where the plain percentiles of a bootstrap cover 76 to 95 %.
+    """
+    rng = np.random.default_rng((seed, 0x81E2))
+    drawn: list[Array] = []
+    for rates, trials in (sim, real):
+        p, n = np.asarray(rates, float), np.asarray(trials, float)
+        drawn.append(rng.beta(p * n + 0.5, n - p * n + 0.5, (draws, len(p))))
+    values = _violations(drawn[0], drawn[1])
+    value = mmrv(sim[0], real[0])
+    low, high = (float(x) for x in np.quantile(values, [0.025, 0.975]))
+    bias = max(float(values.mean()) - value, 0.0)
+    return Estimate(value, max(0.0, min(low - 2 * bias, value)), max(high, value), len(np.asarray(sim[0])))
+
+
+def ranks(values: Array) -> Array:
+    """Ranks from 1, ties sharing their mean."""
+    values = np.asarray(values, float)
+    below = (values[None, :] < values[:, None]).sum(axis=1)
+    equal = (values[None, :] == values[:, None]).sum(axis=1)
+    return below + 0.5 * (equal + 1)
+
+
+def _violations(sim: Array, real: Array) -> Array:
+    """Mean maximum rank violations [...] of rates [..., policies]."""
+    wrong = (sim[..., :, None] > sim[..., None, :]) != (real[..., :, None] > real[..., None, :])
+    return (np.abs(real[..., :, None] - real[..., None, :]) * wrong).max(axis=-1).mean(axis=-1)
+
+
+def _pair(x: Array, y: Array) -> tuple[Array, Array]:
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if x.shape != y.shape or x.ndim != 1 or not len(x):
+        raise BadInput(f"Two rankings need as many values each, not {x.shape} and {y.shape}.")
+    return x, y

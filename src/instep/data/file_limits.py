@@ -1,0 +1,184 @@
+"""The edge of libraries that have no types: pyarrow, PyAV, h5py, zarr, mcap, rosbags. What they return is `Any`.
+
+Limits for files from strangers: what a file says it holds is checked before it is decoded.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput, MissingExtra
+from instep.core.world import Array
+
+
+def library(name: str) -> Any:
+    """A module of a library, loaded when first used; one that is not installed is named with its extra."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name.split(".")[0]):
+            raise
+        raise MissingExtra(name.split(".")[0], "data") from None
+
+
+MAX_DECODED = 2 << 30
+"""Most bytes one table, archive member or image stack may decode to."""
+MAX_RATIO = 200
+"""Most bytes a member of an archive may unpack to, for each byte stored."""
+ALLOWED_KINDS = "biufU"
+"""NumPy kinds that may come out of a file: booleans, integers, floats, text; never objects."""
+
+_WIDTH = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+
+
+def open_parquet(path: Path) -> Any:
+    """A parquet file whose tables, once decoded, are of bounded size; files are looked through once.
+
+    Text and image bytes are read as dictionaries, so that one long value repeated a million times stays one value.
+    """
+    try:
+        stat = path.stat()
+    except OSError:
+        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
+    return _opened(str(path), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=16)
+def _opened(path: str, mtime: int, size: int) -> Any:
+    pa, pq = library("pyarrow"), library("pyarrow.parquet")
+    try:
+        metadata: Any = pq.read_metadata(path)
+        columns = [metadata.schema.column(k) for k in range(metadata.num_columns)]
+        decoded = decoded_bytes(metadata)
+        if decoded > MAX_DECODED:
+            raise BadInput(
+                f"{path!r} would decode to {decoded / 2**30:.3g} GiB, more than the {MAX_DECODED >> 30} GiB that are "
+                "allowed; split it into smaller files."
+            )
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        return pq.ParquetFile(path, read_dictionary=texts)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{path!r} cannot be read as parquet ({_short(error)}).") from None
+
+
+def decoded_bytes(metadata: Any) -> int:
+    """How many bytes the numbers of a parquet file take once decoded, by its own count of values."""
+    total = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for k in range(row_group.num_columns):
+            chunk = row_group.column(k)
+            width = _WIDTH.get(chunk.physical_type, 8)
+            total += max(chunk.num_values * width, chunk.total_uncompressed_size)
+    return total
+
+
+def read_groups(file: Any, groups: list[int], path: Path) -> Any:
+    """Some row groups of a parquet file as one table, or one sentence."""
+    pa = library("pyarrow")
+
+    try:
+        table = file.read_row_groups(groups) if groups else file.schema_arrow.empty_table()
+        table.validate(full=True)
+        return table
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{str(path)!r} is damaged ({_short(error)}).") from None
+
+
+def plain_text(table: Any) -> Any:
+    """The table with text columns no longer as dictionaries, where that is of bounded size."""
+    pa = library("pyarrow")
+    pc = library("pyarrow.compute")
+
+    for k, field in enumerate(table.schema):
+        if not pa.types.is_dictionary(field.type):
+            continue
+        column = table.column(k)
+        total = sum(_unpacked_bytes(chunk) for chunk in column.chunks)
+        if total > MAX_DECODED:
+            raise BadInput(
+                f"The column {field.name!r} would decode to {total / 2**30:.3g} GiB of text; that is refused."
+            )
+        table = table.set_column(k, field.name, pc.cast(column, field.type.value_type))
+    return table
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an NPZ file: no objects, no oversized members, nothing unpacked to disk."""
+    try:
+        check_members(path)
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: check_array(stored[name], f"{name!r} of {str(path)!r}") for name in stored.files}
+    except FileNotFoundError:
+        raise BadInput(f"There is no file {str(path)!r}.") from None
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, MemoryError, SyntaxError, NotImplementedError) as error:
+        raise BadInput(f"{str(path)!r} cannot be read as NPZ ({_short(error)}).") from None
+    except (RuntimeError, KeyError, TypeError, OverflowError) as error:
+        raise BadInput(f"{str(path)!r} is damaged ({_short(error)}).") from None
+
+
+def check_members(path: Path) -> None:
+    """Refuse an archive whose members lead out of it or unpack to more than they should."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    for member in members:
+        _check_member(member, path)
+    total = sum(member.file_size for member in members)
+    if total > MAX_DECODED:
+        raise BadInput(f"{str(path)!r} would unpack to {total / 2**30:.3g} GiB, which is refused.")
+
+
+def check_array(array: Array, where: str) -> Array:
+    """An array of an allowed kind."""
+    if array.dtype.kind not in ALLOWED_KINDS:
+        raise BadInput(f"The array {where} holds {array.dtype}, but only numbers and text are read from files.")
+    return array
+
+
+def under(root: Path, name: str) -> Path:
+    """The path of a name below a folder; names that lead out of it are refused."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in name or "\\" in name:
+        raise BadInput(f"The file name {name!r} leads out of its folder, which is refused.")
+    path = (root / pure).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise BadInput(f"The file {name!r} is a link that leads out of its folder, which is refused.")
+    return path
+
+
+def whole_number(value: Mapping[str, Any], name: str, where: str) -> int:
+    """A whole number of a JSON mapping, at least 0."""
+    number = value.get(name)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise BadInput(f"{where} should give {name!r} as a whole number, not {number!r}.")
+    return number
+
+
+def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
+    pure = PurePosixPath(member.filename)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in member.filename:
+        raise BadInput(f"{str(path)!r} names a member {member.filename!r} outside itself, which is refused.")
+    if member.file_size > MAX_DECODED or member.file_size > MAX_RATIO * max(member.compress_size, 1) + (1 << 20):
+        raise BadInput(
+            f"The member {member.filename!r} of {str(path)!r} would unpack from {member.compress_size} to "
+            f"{member.file_size} bytes, which is refused."
+        )
+
+
+def _unpacked_bytes(chunk: Any) -> int:
+    pc = library("pyarrow.compute")
+
+    lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0)
+    used = pc.value_counts(chunk.indices.drop_null())
+    return sum(lengths[entry["values"].as_py()].as_py() * entry["counts"].as_py() for entry in used)
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,146 @@
+"""HDF5 files, such as ALOHA's: arrays by path, images left in the file until looked at.
+
+Zarr stores, such as diffusion policy's: arrays under `data`, and where episodes end under `meta`.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.data.file_limits import ALLOWED_KINDS, MAX_DECODED, check_members, library
+from instep.data.frames import Frames, decode_image
+
+from .raw_run import Raw
+
+
+def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """One run: every array of the file under its path, `observations/qpos`; attributes become the header."""
+    h5py = library("h5py")
+    columns: dict[str, Any] = {}
+    try:
+        with h5py.File(path, "r") as file:
+            header = {str(name): str(value) for name, value in file.attrs.items()}
+            for name in _names(file, ""):
+                columns[name] = _column(path, name, file[name], header)
+    except FileNotFoundError:
+        raise BadInput(f"There is no file {str(path)!r}.") from None
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        raise BadInput(f"{str(path)!r} cannot be read as HDF5 ({str(error).splitlines()[0][:100]}).") from None
+    if not columns:
+        raise BadInput(f"{str(path)!r} holds no arrays.")
+    yield Raw(path.name, columns, header)
+
+
+def _names(group: Any, prefix: str, depth: int = 0) -> Iterator[str]:
+    h5py = library("h5py")
+    if depth > 16:
+        raise BadInput(f"The groups of an HDF5 file are nested more than 16 deep at {prefix!r}; that is refused.")
+    for name in group:
+        link = group.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise BadInput(f"{prefix + name!r} of an HDF5 file is a link to elsewhere, which is refused.")
+        if isinstance(group[name], h5py.Group):
+            yield from _names(group[name], f"{prefix}{name}/", depth + 1)
+        else:
+            yield prefix + name
+
+
+def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
+    if dataset.is_virtual or dataset.external:
+        raise BadInput(f"{name!r} of {str(path)!r} lies in other files, which is refused.")
+    if dataset.dtype.kind not in ALLOWED_KINDS:
+        raise BadInput(f"{name!r} of {str(path)!r} holds {dataset.dtype}, but only numbers are read.")
+    if dataset.ndim == 0:
+        header[name] = str(dataset[()])
+        return np.zeros(0)
+    if dataset.ndim == 4 and dataset.shape[3] == 3 and dataset.dtype == np.uint8:
+        source = _Stored(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
+        return Frames(source, np.arange(int(dataset.shape[0])))
+    if dataset.ndim == 2 and dataset.dtype == np.uint8 and header.get("compress") in ("True", "1"):
+        first = decode_image(bytes(np.asarray(dataset[0])))
+        return Frames(_Stored(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
+    if dataset.size * dataset.dtype.itemsize > MAX_DECODED:
+        raise BadInput(f"{name!r} of {str(path)!r} would take {dataset.nbytes / 2**30:.3g} GiB, which is refused.")
+    return np.asarray(dataset[()])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Images that stay in an HDF5 file, plain or compressed one by one."""
+
+    file: Path
+    name: str
+    size: tuple[int, int]
+    path: Path | None = None
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """The images with these numbers."""
+        h5py = library("h5py")
+        with h5py.File(self.file, "r") as file:
+            dataset = file[self.name]
+            for number in numbers:
+                stored = np.asarray(dataset[int(number)])
+                yield stored if stored.ndim == 3 else decode_image(bytes(stored))
+
+
+def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """One run per episode: the arrays under `data`, cut at `meta/episode_ends`; images stay in the store."""
+    zarr = library("zarr")
+    try:
+        group: Any = zarr.open_group(_store(path), mode="r")
+        arrays = {str(name): group["data"][name] for name in group["data"]}
+        ends = [int(end) for end in group["meta/episode_ends"][:]]
+        columns = {name: _zarr_column(name, array, path) for name, array in arrays.items()}
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadInput(f"{str(path)!r} cannot be read as zarr ({text[0][:100]}).") from None
+    if not columns or not ends or min(len(column) for column in columns.values()) < ends[-1]:
+        raise BadInput(f"{str(path)!r} should hold arrays under 'data' as long as 'meta/episode_ends' says.")
+    start = 0
+    for number, stop in enumerate(ends):
+        if stop <= start:
+            raise BadInput(f"The ends of episodes in {str(path)!r} do not ascend at {number}.")
+        part = {name: column[start:stop] for name, column in columns.items()}
+        yield Raw(path.name, part, {"run": str(number)})
+        start = stop
+
+
+def _store(path: Path) -> Any:
+    if path.is_dir():
+        return str(path)
+    check_members(path)
+    return library("zarr.storage").ZipStore(path, mode="r")
+
+
+def _zarr_column(name: str, array: Any, path: Path) -> Any:
+    if array.dtype.kind not in ALLOWED_KINDS:
+        raise BadInput(f"{name!r} of {str(path)!r} holds {array.dtype}, but only numbers are read.")
+    if array.ndim == 4 and array.shape[3] == 3:
+        source = _StoredZarr(array, (int(array.shape[1]), int(array.shape[2])))
+        return Frames(source, np.arange(int(array.shape[0])))
+    if array.size * array.dtype.itemsize > MAX_DECODED:
+        raise BadInput(f"{name!r} of {str(path)!r} would take {array.nbytes / 2**30:.3g} GiB, which is refused.")
+    return np.asarray(array[:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StoredZarr:
+    """Images that stay in a zarr store, as whole numbers or as floats from 0 to 255."""
+
+    array: Any
+    size: tuple[int, int]
+    path: Path | None = None
+
+    def images(self, numbers: Array) -> Iterator[Array]:
+        """The images with these numbers."""
+        for number in numbers:
+            stored = np.asarray(self.array[int(number)])
+            yield stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)

@@ -1,0 +1,192 @@
+"""MCAP files: ROS 2 and JSON messages in, episodes out, without ROS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.data.file_limits import library
+from instep.data.frames import encode_png, open_stills
+from instep.data.lerobot import features
+from instep.data.lerobot.features import channel_of, is_image
+
+from .raw_run import Raw
+from .ros_messages import Log
+
+OWN = "instep"
+"""Name of the MCAP metadata record in which an episode's spec and notes are kept."""
+_STAMP = "builtin_interfaces/Time stamp\nstring frame_id\n"
+_TIME = "================================================================================\nMSG: "
+_HEADER = f"{_TIME}std_msgs/Header\n{_STAMP}{_TIME}builtin_interfaces/Time\nint32 sec\nuint32 nanosec\n"
+JOINTS = f"std_msgs/Header header\nstring[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort\n{_HEADER}"
+IMAGE = f"std_msgs/Header header\nstring format\nuint8[] data\n{_HEADER}"
+
+
+def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """One run: an episode we wrote comes back as it was, any other log by its joint states, images and poses."""
+    own = _own(path)
+    log = Log()
+    for topic, kind, received, message in _messages(path, log):
+        log.add(topic, kind, received, message)
+    if own is not None:
+        yield _as_written(path.name, log, own)
+        return
+    yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
+
+
+def write(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
+    """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
+
+    `streams` are sensors of another rate, each on a topic below `/streams`, with all their samples.
+    """
+    writing, ros2 = library("mcap.writer"), library("mcap_ros2.writer")
+    with path.open("wb") as file:
+        writer: Any = ros2.Writer(file, compression=writing.CompressionType.ZSTD)
+        joints = writer.register_msgdef("sensor_msgs/msg/JointState", JOINTS)
+        image = writer.register_msgdef("sensor_msgs/msg/CompressedImage", IMAGE)
+        kinds = {name: str(column.dtype) for name, column in episode.columns.items()}
+        shapes = {name: list(column.shape[1:]) for name, column in episode.columns.items()}
+        told = {"spec": json.dumps(features.to_json(episode.spec)), "meta": json.dumps(dict(episode.meta))}
+        writer.add_metadata(OWN, {**told, "dtypes": json.dumps(kinds), "shapes": json.dumps(shapes)})
+        times = _log_times(episode)
+        for row in range(len(episode)):
+            for name in episode.columns:
+                _write_cell(writer, (joints, image), episode, name, (row, times[row]))
+        for name, (stamps, values) in (streams or {}).items():
+            for stamp, value in zip(stamps, values, strict=True):
+                after = times[0] + round((float(stamp) - float(episode.t[0])) * 1e9)
+                _write_numbers(writer, joints, (f"streams.{name}", float(stamp)), np.ravel(value), (0, max(after, 0)))
+        writer.finish()
+
+
+def _log_times(episode: Episode) -> list[int]:
+    """When each row was logged [ns]: the wall clock where it was recorded, else the time of the row, from 0 up."""
+    t = episode["clock.wall"] if "clock.wall" in episode else episode.t + float(episode.meta.get("start", 0.0))
+    return [round(float(x) * 1e9) for x in t - min(0.0, float(np.min(t, initial=0.0)))]
+
+
+def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: str, at: tuple[int, int]) -> None:
+    (row, log_time), column = at, episode.columns[name]
+    t = float(episode.t[row])
+    if column.dtype.kind not in "fiub":
+        raise BadInput(f"The column {name!r} holds text, which MCAP messages of joint states cannot carry.")
+    seen = float(episode[f"{name}.stamp"][row]) if f"{name}.stamp" in episode else t
+    if not is_image(column):
+        channel = channel_of(name, episode.spec)
+        values, labels = np.ravel(column[row]), channel.labels if channel else ()
+        _write_numbers(writer, schemas[0], (name, seen), values, at, labels)
+        return
+    repeated = row > 0 and f"{name}.stamp" in episode and episode[f"{name}.stamp"][row - 1] == seen
+    if not repeated:
+        message = {"header": _stamped(name, seen), "format": "png", "data": encode_png(np.asarray(column[row]))}
+        writer.write_message(_topic(name), schemas[1], message, log_time, log_time, row)
+
+
+def _write_numbers(
+    writer: Any, schema: Any, what: tuple[str, float], values: Array, at: tuple[int, int], labels: Sequence[str] = ()
+) -> None:
+    (name, seen), (row, log_time) = what, at
+    names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
+    numbers = [float(value) for value in values]
+    message = {"header": _stamped(name, seen), "name": names, "position": numbers, "velocity": [], "effort": []}
+    writer.write_message(_topic(name), schema, message, log_time, log_time, row)
+
+
+def _stamped(name: str, seconds: float) -> dict[str, Any]:
+    whole, part = divmod(round(seconds * 1e9), 1_000_000_000)
+    return {"stamp": {"sec": whole, "nanosec": part}, "frame_id": name}
+
+
+def _as_written(name: str, log: Log, own: Mapping[str, str]) -> Raw:
+    """The columns of an episode that `write` stored, with their types."""
+    kinds, shapes = json.loads(own["dtypes"]), json.loads(own["shapes"])
+    columns: dict[str, Any] = {}
+    for column, kind in kinds.items():
+        stream = log.joints.get(_topic(column))
+        if stream is not None:
+            rows = [value.get("position", np.zeros(0)) for value in stream.values]
+            columns[column] = np.stack(rows).reshape(len(rows), *shapes[column]).astype(kind)
+    rows = max((len(column) for column in columns.values()), default=0)
+    for topic, stream in log.images.items():
+        column = next(c for c in kinds if _topic(c) == topic)
+        columns[column] = _spread(stream, columns.get(f"{column}.stamp"), rows)
+    return Raw(name, columns, {"own.spec": own["spec"], "own.meta": own["meta"]})
+
+
+def _spread(stream: Any, stamps: Any, rows: int) -> Any:
+    """Images that were stored once each, beside all the rows that show them."""
+    values = list(stream.values)
+    frames = open_stills(lambda k: values[k], len(values))
+    if stamps is None or len(values) == rows:
+        return frames
+    fresh = np.concatenate([[0], np.cumsum(np.diff(stamps) != 0)])
+    return frames[fresh]
+
+
+def own_episode(raw: Raw) -> Episode | None:
+    """The episode a file of ours holds; None where the file is not ours."""
+    if "own.spec" not in raw.header:
+        return None
+    meta = {str(k): str(v) for k, v in json.loads(raw.header["own.meta"]).items()}
+    return Episode(features.from_json(json.loads(raw.header["own.spec"])), raw.columns, meta)
+
+
+def _own(path: Path) -> dict[str, str] | None:
+    reading = library("mcap.reader")
+    try:
+        with path.open("rb") as file:
+            for record in reading.make_reader(file).iter_metadata():
+                if record.name == OWN:
+                    return dict(record.metadata)
+    except FileNotFoundError:
+        raise BadInput(f"There is no file {str(path)!r}.") from None
+    except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the file is damaged
+        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({_short(error)}).") from None
+    return None
+
+
+def _messages(path: Path, log: Log) -> Iterator[tuple[str, str, float, Any]]:
+    reading, ros2 = library("mcap.reader"), library("mcap_ros2.decoder")
+    factory: Any = ros2.DecoderFactory()
+    try:
+        with path.open("rb") as file:
+            for schema, channel, message in reading.make_reader(file).iter_messages():
+                kind = schema.name if schema else "without a schema"
+                if channel.message_encoding == "json":
+                    value: Any = _namespace(json.loads(message.data))
+                elif schema and schema.encoding in ("ros2msg", "ros2idl"):
+                    decode = factory.decoder_for(channel.message_encoding, schema)
+                    value = decode(message.data) if decode else None
+                else:
+                    value = None
+                if value is None:
+                    log.skip(f"{kind} as {channel.message_encoding}")
+                    continue
+                yield channel.topic, kind, message.log_time * 1e-9, value
+    except BadInput:
+        raise
+    except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the file is damaged
+        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({_short(error)}).") from None
+
+
+def _namespace(value: Any) -> Any:
+    if isinstance(value, dict):
+        entries = cast(dict[str, Any], value)
+        return SimpleNamespace(**{k: _namespace(v) for k, v in entries.items()})
+    return [_namespace(v) for v in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def _topic(name: str) -> str:
+    return "/" + name.replace(".", "/")
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]

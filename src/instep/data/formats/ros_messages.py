@@ -1,0 +1,259 @@
+"""Messages of a robot's log by topic, whatever library decoded them, made into one run.
+
+Rows stand at the stamps of the joint states. Commands and images are the last ones at each row, poses are interpolated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array, Channel
+from instep.data.file_limits import MAX_DECODED
+from instep.data.frames import open_stills
+from instep.data.resample import QUATERNION, latest, onto
+
+from .raw_run import Raw
+
+COMMANDS = ("command", "cmd", "target", "goal", "action", "desired", "trajectory")
+"""Words in the names of topics that carry what was asked for."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What came on one topic."""
+
+    stamps: list[float] = field(default_factory=list[float])
+    values: list[Any] = field(default_factory=list[Any])
+    names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Log:
+    """Messages sorted by what they are."""
+
+    joints: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    images: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    poses: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    vectors: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    header: dict[str, str] = field(default_factory=dict[str, str])
+    skipped: dict[str, int] = field(default_factory=dict[str, int])
+    """Types of messages that say nothing to us, with how many came."""
+    size: int = 0
+
+    def add(self, topic: str, kind: str, received: float, message: Any) -> None:
+        """Take one decoded message; `kind` is its type, `received` [s] its time in the log."""
+        short = kind.replace("/msg/", "/").rsplit("/", 1)[-1]
+        stamp = _stamp(message, received)
+        take = _TAKERS.get(short)
+        if take is None:
+            self.skip(kind)
+            return
+        try:
+            take(self, topic, stamp, message)
+        except (AttributeError, TypeError, ValueError, IndexError) as error:
+            raise BadInput(f"A message on {topic!r} is not the {kind} it says it is ({error}).") from None
+
+    def skip(self, kind: str) -> None:
+        """Count a message that is passed over."""
+        self.skipped[kind] = self.skipped.get(kind, 0) + 1
+
+    def raw(self, name: str, joints: str = "", command: str = "") -> Raw:
+        """One run of all messages; `joints` and `command` name topics where the choice is not clear."""
+        states = {topic: s for topic, s in self.joints.items() if joints == topic or not _is_command(topic)}
+        if not states:
+            seen = ", ".join(sorted({*self.joints, *self.images, *self.poses, *self.vectors})) or "none"
+            passed = ", ".join(sorted(self.skipped)) or "none"
+            raise BadInput(
+                f"{name!r} holds no joint states (topics understood: {seen}; types passed over: {passed}); name their "
+                "topic under options.joints in a mapping."
+            )
+        main = joints or max(states, key=lambda topic: len(states[topic].stamps))
+        if main not in self.joints:
+            raise BadInput(f"{name!r} has no joint states on {main!r}; they are on {', '.join(self.joints)}.")
+        return self._rows(name, main, command or self._command(main))
+
+    def _command(self, main: str) -> str:
+        asked = [topic for topic in self.joints if topic != main and _is_command(topic)]
+        asked += [topic for topic in self.vectors if _is_command(topic)]
+        return asked[0] if asked else ""
+
+    def _rows(self, name: str, main: str, command: str) -> Raw:
+        stream = self.joints[main]
+        order = np.argsort(stream.stamps, kind="stable")
+        t = np.asarray(stream.stamps)[order]
+        fresh = np.concatenate([[True], np.diff(t) > 0])
+        t, order = t[fresh], order[fresh]
+        columns: dict[str, Any] = {"time": t}
+        header = {**self.header, "joints": main, "command": command}
+        for part, values in _parts(stream).items():
+            columns[f"joints.{part}"] = values[order]
+            header[f"labels:joints.{part}"] = json.dumps(stream.names)
+        if command:
+            self._add_command(columns, header, command, (t, stream.names))
+        for topic, images in self.images.items():
+            _add_images(columns, f"images/{_tail(topic)}", images, t)
+        for topic, poses in self.poses.items():
+            channel = Channel(tuple(f"{topic}.{end}" for end in ("x", "y", "z", *QUATERNION)))
+            columns[f"poses/{topic}"] = onto(t, *_sorted(poses), "linear", channel)
+            header[f"labels:poses/{topic}"] = json.dumps(channel.labels)
+        for topic, vectors in self.vectors.items():
+            if topic != command:
+                columns[f"vectors/{_tail(topic)}"] = onto(t, *_sorted(vectors), "hold")
+        if self.skipped:
+            header["skipped"] = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.skipped.items()))
+        return Raw(name, columns, header)
+
+    def _add_command(
+        self, columns: dict[str, Any], header: dict[str, str], command: str, rows: tuple[Array, Sequence[str]]
+    ) -> None:
+        t, names = rows
+        stream = self.joints.get(command) or self.vectors[command]
+        values = _parts(stream).get("position") if command in self.joints else None
+        if command in self.vectors:
+            stamps, values = _sorted(stream)
+        else:
+            order = np.argsort(stream.stamps, kind="stable")
+            stamps, values = np.asarray(stream.stamps)[order], np.asarray(values)[order]
+        columns["command"] = onto(t, stamps, values, "hold")
+        labels = stream.names or (names if values.shape[1] == len(names) else ())
+        if labels:
+            header["labels:command"] = json.dumps(labels)
+
+
+def _stamp(message: Any, received: float) -> float:
+    header = getattr(message, "header", None)
+    stamp = getattr(header, "stamp", None)
+    if stamp is None:
+        return received
+    seconds = float(getattr(stamp, "sec", getattr(stamp, "secs", 0)))
+    seconds += 1e-9 * float(getattr(stamp, "nanosec", getattr(stamp, "nsecs", 0)))
+    return seconds or received
+
+
+def _take_joints(log: Log, topic: str, stamp: float, message: Any) -> None:
+    names = tuple(str(name) for name in message.name)
+    stream = log.joints.setdefault(topic, Stream(names=names))
+    if set(names) != set(stream.names):
+        log.skip(f"JointState of other joints on {topic}")
+        return
+    order = [names.index(name) for name in stream.names]
+    parts: dict[str, Array] = {}
+    for part in ("position", "velocity", "effort"):
+        values = np.asarray(getattr(message, part), float)
+        if values.size:
+            parts[part] = values[order]
+    stream.stamps.append(stamp)
+    stream.values.append(parts)
+
+
+def _take_trajectory(log: Log, topic: str, stamp: float, message: Any) -> None:
+    names = tuple(str(name) for name in message.joint_names)
+    stream = log.joints.setdefault(topic, Stream(names=names))
+    stream.stamps.append(stamp)
+    stream.values.append({"position": np.asarray(message.points[0].positions, float)})
+
+
+def _take_image(log: Log, topic: str, stamp: float, message: Any) -> None:
+    data = bytes(message.data)
+    log.size += len(data)
+    if log.size > MAX_DECODED:
+        raise BadInput(f"The images of this log take more than {MAX_DECODED >> 30} GiB; import it in parts.")
+    if hasattr(message, "encoding"):
+        colours = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}
+        if message.encoding not in colours:
+            log.skip(f"Image of {message.encoding} on {topic}")
+            return
+        rows = np.frombuffer(data, np.uint8).reshape(message.height, message.step)[:, : message.width * 3]
+        value: Any = rows.reshape(message.height, message.width, 3)[..., colours[message.encoding]]
+    else:
+        value = data
+    stream = log.images.setdefault(topic, Stream())
+    stream.stamps.append(stamp)
+    stream.values.append(value)
+
+
+def _take_camera(log: Log, topic: str, stamp: float, message: Any) -> None:
+    matrix = getattr(message, "k", None)
+    matrix = message.K if matrix is None else matrix
+    distortion = getattr(message, "d", getattr(message, "D", ()))
+    told = {"K": np.reshape(matrix, (3, 3)).tolist(), "distortion": np.asarray(distortion, float).tolist()}
+    told |= {"width": int(message.width), "height": int(message.height)}
+    log.header[f"camera.{_tail(topic)}"] = json.dumps(told)
+
+
+def _take_transforms(log: Log, topic: str, stamp: float, message: Any) -> None:
+    for one in message.transforms:
+        name = f"{one.header.frame_id}.{one.child_frame_id}".replace("/", "_")
+        move, turn = one.transform.translation, one.transform.rotation
+        _add_pose(log, name, _stamp(one, stamp), move, turn)
+
+
+def _take_pose(log: Log, topic: str, stamp: float, message: Any) -> None:
+    pose = message.pose
+    _add_pose(log, topic.strip("/").replace("/", "_"), stamp, pose.position, pose.orientation)
+
+
+def _add_pose(log: Log, name: str, stamp: float, move: Any, turn: Any) -> None:
+    stream = log.poses.setdefault(name, Stream())
+    stream.stamps.append(stamp)
+    stream.values.append(np.array([move.x, move.y, move.z, turn.w, turn.x, turn.y, turn.z], float))
+
+
+def _take_numbers(log: Log, topic: str, stamp: float, message: Any) -> None:
+    stream = log.vectors.setdefault(topic, Stream())
+    stream.stamps.append(stamp)
+    stream.values.append(np.asarray(message.data, float).ravel())
+
+
+_TAKERS = {
+    "JointState": _take_joints,
+    "JointTrajectory": _take_trajectory,
+    "CompressedImage": _take_image,
+    "Image": _take_image,
+    "CameraInfo": _take_camera,
+    "TFMessage": _take_transforms,
+    "PoseStamped": _take_pose,
+    "Float64MultiArray": _take_numbers,
+    "Float32MultiArray": _take_numbers,
+}
+
+
+def _parts(stream: Stream) -> dict[str, Array]:
+    """Positions, velocities and efforts of a topic, where every message had them."""
+    wanted = ("position", "velocity", "effort")
+    common = [part for part in wanted if stream.values and all(part in value for value in stream.values)]
+    return {part: np.stack([value[part] for value in stream.values]) for part in common}
+
+
+def _sorted(stream: Stream) -> tuple[Array, Array]:
+    order = np.argsort(stream.stamps, kind="stable")
+    if len({np.size(value) for value in stream.values}) > 1:
+        raise BadInput("A topic of plain numbers changes its length during the log, so it cannot become a column.")
+    return np.asarray(stream.stamps)[order], np.stack(stream.values)[order]
+
+
+def _add_images(columns: dict[str, Any], name: str, stream: Stream, t: Array) -> None:
+    order = np.argsort(stream.stamps, kind="stable")
+    stamps = np.asarray(stream.stamps)[order]
+    values = [stream.values[int(k)] for k in order]
+    compressed = isinstance(values[0], bytes)
+    frames: Any = open_stills(lambda k: values[k], len(values)) if compressed else np.stack(values)
+    which = latest(t, stamps)
+    columns[name] = frames[which]
+    columns[f"{name}.stamp"] = stamps[which]
+
+
+def _tail(topic: str) -> str:
+    """A topic without the words that say only how it is sent."""
+    words = [word for word in topic.strip("/").split("/") if word not in ("compressed", "image_raw", "camera_info")]
+    return "_".join(words) or "camera"
+
+
+def _is_command(topic: str) -> bool:
+    return any(word in topic.lower() for word in COMMANDS)

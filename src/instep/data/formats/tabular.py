@@ -1,0 +1,134 @@
+"""Comma-separated files, plain or gzipped, with or without a line of names.
+
+JSON logs: single values at the top, and a list of rows.
+
+Text logs with one measurement per line: a word for its kind, then numbers.
+
+NPZ files: one array per column, or one array per run.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.data.file_limits import MAX_DECODED, read_npz
+from instep.data.json_files import read_object
+
+from .raw_run import Raw
+
+
+def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """The columns of a CSV file; `columns` names them where the file does not, `delimiter` separates them."""
+    yield Raw(path.name, read_columns(path, options))
+
+
+def read_columns(path: Path, options: Mapping[str, Any]) -> dict[str, Array]:
+    """Columns by name: numbers where every value is one, else text."""
+    text = _text(path)
+    rows = [row for row in csv.reader(io.StringIO(text), delimiter=str(options.get("delimiter", ","))) if row]
+    names = [str(name) for name in cast(list[Any], options.get("columns", []))]
+    if not names and rows:
+        names, rows = [cell.strip() for cell in rows[0]], rows[1:]
+    if not rows:
+        raise BadInput(f"{str(path)!r} has no rows of numbers.")
+    for k, row in enumerate(rows):
+        if len(row) != len(names):
+            raise BadInput(f"Row {k + 1} of {str(path)!r} has {len(row)} values, but there are {len(names)} columns.")
+    return {name: _values([row[k] for row in rows]) for k, name in enumerate(names)}
+
+
+def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
+    """Write columns [rows] with a line of names; numbers keep all their digits."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(_cells(column) for column in columns.values()), strict=True))
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rb") as packed:
+                data = packed.read(MAX_DECODED // 4 + 1)
+        else:
+            with path.open("rb") as plain:
+                data = plain.read(MAX_DECODED // 4 + 1)
+        if len(data) > MAX_DECODED // 4:
+            raise BadInput(f"{str(path)!r} unpacks to more than {MAX_DECODED >> 22} MiB of text, which is refused.")
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise BadInput(f"There is no file {str(path)!r}.") from None
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise BadInput(f"{str(path)!r} cannot be read as text ({str(error)[:80]}).") from None
+
+
+def _values(cells: list[str]) -> Array:
+    try:
+        return np.array([float(cell) for cell in cells])
+    except ValueError:
+        return np.array([cell.strip() for cell in cells], dtype=np.str_)
+
+
+def _cells(column: Array) -> list[str]:
+    return [repr(float(x)) if column.dtype.kind == "f" else str(x) for x in column]
+
+
+def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """The rows of a JSON log, found under the key `rows`; other single values become its header."""
+    key = str(options.get("rows", "entries"))
+    top = read_object(path)
+    rows = top.get(key)
+    if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
+        raise BadInput(f"{str(path)!r} should hold a list of rows under {key!r}.")
+    table = cast(list[dict[str, Any]], rows)
+    names = list(table[0])
+    try:
+        columns = {name: np.array([float(row[name]) for row in table]) for name in names}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"The rows of {str(path)!r} are not all alike ({type(error).__name__}: {error}).") from None
+    header = {name: str(value) for name, value in top.items() if isinstance(value, str | int | float)}
+    yield Raw(path.name, columns, header)
+
+
+def read_lines_log(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """One column [rows, numbers] for each kind of line."""
+    found: dict[str, list[list[float]]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{str(path)!r} cannot be read as text ({error}).") from None
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            continue
+        try:
+            found.setdefault(words[0], []).append([float(word) for word in words[1:]])
+        except ValueError as error:
+            raise BadInput(f"Line {number} of {str(path)!r} is not a word and numbers ({error}).") from None
+    for kind, rows in found.items():
+        if len({len(row) for row in rows}) > 1:
+            raise BadInput(f"The lines of kind {kind!r} in {str(path)!r} have different numbers of values.")
+    yield Raw(path.name, {kind: np.array(rows) for kind, rows in found.items()})
+
+
+def read_npz_columns(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+    """The runs of an NPZ file. With `each = "array"` every array is a run, under the column name `run`."""
+    arrays = read_npz(path)
+    single = {name: str(array.item()) for name, array in arrays.items() if array.ndim == 0}
+    columns = {name: array for name, array in arrays.items() if array.ndim > 0}
+    if not columns:
+        raise BadInput(f"{str(path)!r} holds no columns, only {len(single)} single values.")
+    if options.get("each") == "array":
+        for name, array in sorted(columns.items()):
+            yield Raw(f"{path.name}:{name}", {"run": array}, {**single, "run": name})
+        return
+    yield Raw(path.name, columns, single)

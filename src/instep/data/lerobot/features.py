@@ -1,0 +1,224 @@
+"""LeRobot features: how the columns of an episode are declared, in both versions of the format.
+
+A spec as JSON and back: the words that a LeRobot dataset has no place for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.world import Channel, Spec, vector
+from instep.data.video import VideoFacts, VideoOptions
+
+
+def to_json(spec: Spec) -> dict[str, Any]:
+    """A spec as plain values."""
+    return {
+        "dt": spec.dt,
+        "q": _channel(spec.q),
+        "v": _channel(spec.v),
+        "action": _channel(spec.action),
+        "observation": {name: _channel(channel) for name, channel in spec.observation.items()},
+    }
+
+
+def from_json(value: Any) -> Spec:
+    """The spec of plain values, or one sentence about what is wrong with them."""
+    try:
+        return Spec(
+            float(value["dt"]),
+            _from(value["q"]),
+            _from(value["v"]),
+            _from(value["action"]),
+            {str(name): _from(channel) for name, channel in value["observation"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"The stored description of the columns is damaged ({type(error).__name__}: {error}).") from None
+
+
+def _channel(channel: Channel) -> dict[str, Any]:
+    return {
+        "labels": list(channel.labels),
+        "unit": channel.unit,
+        "shape": list(channel.shape),
+        "dtype": channel.dtype,
+    }
+
+
+def _from(value: Any) -> Channel:
+    return Channel(
+        tuple(str(label) for label in value["labels"]),
+        str(value["unit"]),
+        tuple(int(n) for n in value["shape"]),
+        str(value["dtype"]),
+    )
+
+
+AUTOMATIC = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+AUTOMATIC["task_index"] = "int64"
+MEASURED = "timestamp.measured"
+"""The feature that keeps an episode's own times [s], since `timestamp` must be the row number over the rate."""
+NOMINAL = "nominal"
+"""`meta["clock"]` of an episode whose times are row numbers over the rate, not measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteOptions:
+    """How episodes become a LeRobot dataset."""
+
+    fps: int | None = None
+    """Rows per second; the nearest whole number to the episodes' own where None."""
+    robot_type: str | None = None
+    images: Literal["video", "png"] = "video"
+    """Video is small, PNG inside the table is without loss."""
+    float32: bool = False
+    """Whether observations and actions are stored in single precision, as training code expects."""
+    video: VideoOptions = field(default_factory=VideoOptions)
+    data_mb: int = 100
+    """Size at which a table file is followed by the next [MB]."""
+    video_mb: int = 200
+    """Size at which a video file is followed by the next [MB]."""
+    modality: Mapping[str, Mapping[str, tuple[int, int]]] | None = None
+    """Slices of state and action by name for `modality.json`, {"state": {"arm": (0, 6)}}; v2.1 only."""
+
+
+def stored_columns(episode: Episode, options: WriteOptions) -> dict[str, Any]:
+    """The columns of an episode that become features, under their LeRobot names."""
+    out: dict[str, Any] = {}
+    for name, column in episode.columns.items():
+        if "/" in name:
+            raise BadInput(f"The column {name!r} cannot be stored: LeRobot names may not contain a slash.")
+        if name in ("frame_index", "episode_index", "index", "task_index") or _is_copy(name, episode):
+            continue
+        if name == "timestamp":
+            if episode.meta.get("clock") != NOMINAL:
+                out[MEASURED] = np.asarray(column, float)
+            continue
+        if 0 in column.shape[1:]:
+            continue
+        lower = options.float32 and column.dtype == np.float64 and (name == "action" or name.startswith("observation."))
+        out[name] = column.astype(np.float32) if lower and not name.endswith(".stamp") else column
+    return out
+
+
+def declare(columns: Mapping[str, Any], episode: Episode, options: WriteOptions) -> dict[str, dict[str, Any]]:
+    """The `features` of `info.json` for the columns of an episode and the cameras whose video it misses."""
+    out = {name: _feature(name, column, episode.spec, options) for name, column in columns.items()}
+    for name in filter(None, episode.meta.get("missing", "").split(", ")):
+        channel = episode.spec.observation.get(name)
+        if channel is not None and len(channel.shape) == 3:
+            out[name] = _feature(name, np.empty((0, *channel.shape), np.uint8), episode.spec, options)
+    return out | {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in AUTOMATIC.items()}
+
+
+def is_image(column: Any) -> bool:
+    """Whether a column holds colour images."""
+    return column.ndim == 4 and column.shape[-1] == 3 and column.dtype == np.uint8
+
+
+def video_info(facts: VideoFacts, fps: int, options: VideoOptions) -> dict[str, Any]:
+    """What `info.json` says of a video feature."""
+    return {
+        "video.height": facts.height,
+        "video.width": facts.width,
+        "video.codec": facts.codec,
+        "video.pix_fmt": facts.pix_fmt,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+        "is_depth_map": False,
+        "video.g": options.g,
+        "video.crf": options.crf,
+    }
+
+
+def channel_of(name: str, spec: Spec) -> Channel | None:
+    """What a spec says of a column."""
+    own = {"q": spec.q, "v": spec.v, "action": spec.action}
+    return own.get(name) or spec.observation.get(name)
+
+
+def rate_of(episode: Episode, options: WriteOptions) -> int:
+    """Rows per second of a dataset that begins with this episode."""
+    fps = options.fps or round(1.0 / episode.spec.dt)
+    if fps < 1:
+        raise BadInput(
+            f"Rows every {episode.spec.dt:.3g} s are fewer than one per second, which LeRobot cannot hold; resample."
+        )
+    return fps
+
+
+def foreign_spec(features: Mapping[str, Any], fps: float) -> Spec:
+    """The spec of a dataset that other software wrote: positions are `observation.state`, by its names."""
+    channels = {name: _feature_channel(name, entry) for name, entry in features.items() if name not in AUTOMATIC}
+    state, action = channels.get("observation.state"), channels.get("action")
+    q = vector([_joint(label) for label in state.labels]) if state else vector([])
+    u = vector([_joint(label) for label in action.labels]) if action else vector([])
+    observation = {name: channel for name, channel in channels.items() if name.startswith("observation.")}
+    return Spec(1.0 / fps, q, q, u, observation)
+
+
+def flat_names(names: Any) -> list[str]:
+    """Labels of a feature, whatever nest of lists and mappings they come in."""
+    if isinstance(names, str):
+        return [names]
+    if isinstance(names, Mapping):
+        names = list(cast(Mapping[str, Any], names).values())
+    return [label for value in cast(list[Any], names or []) for label in flat_names(value)]
+
+
+def check_features(features: Any, path: str) -> dict[str, dict[str, Any]]:
+    """The `features` of an `info.json`, or one sentence about what is wrong with them."""
+    if not isinstance(features, dict) or not features:
+        raise BadInput(f"{path!r} declares no features, so its columns cannot be read.")
+    known = cast(dict[str, Any], features)
+    for name, entry in known.items():
+        if not isinstance(entry, dict) or not isinstance(cast(dict[str, Any], entry).get("dtype"), str):
+            raise BadInput(f"{path!r} gives the feature {name!r} no dtype.")
+        shape = cast(dict[str, Any], entry).get("shape")
+        sizes = cast(list[Any], shape) if isinstance(shape, list) else [None]
+        if not all(isinstance(n, int) and 0 < n < 1 << 24 for n in sizes):
+            raise BadInput(f"{path!r} gives the feature {name!r} no usable shape.")
+    return known
+
+
+def _is_copy(name: str, episode: Episode) -> bool:
+    """Whether a column was only read out of another one, and still says the same."""
+    origin = episode.meta.get(f"{name}.from")
+    return bool(origin) and origin in episode.columns and np.array_equal(episode[name], episode[origin])
+
+
+def _feature(name: str, column: Any, spec: Spec, options: WriteOptions) -> dict[str, Any]:
+    if is_image(column):
+        kind = "video" if options.images == "video" else "image"
+        return {"dtype": kind, "shape": list(column.shape[1:]), "names": ["height", "width", "channels"]}
+    if column.dtype.kind in "US":
+        return {"dtype": "string", "shape": [1], "names": None}
+    if column.dtype.kind not in "fiub":
+        raise BadInput(f"The column {name!r} holds {column.dtype}, but only numbers, text and images can be stored.")
+    names: list[str] | None = None
+    if column.ndim == 2:
+        channel = channel_of(name, spec)
+        labelled = channel is not None and len(channel.labels) == column.shape[1]
+        names = list(channel.labels) if channel and labelled else [f"{name}_{k}" for k in range(column.shape[1])]
+    return {"dtype": str(column.dtype), "shape": list(column.shape[1:]) or [1], "names": names}
+
+
+def _feature_channel(name: str, entry: Mapping[str, Any]) -> Channel:
+    shape = tuple(int(n) for n in entry["shape"])
+    if entry["dtype"] in ("video", "image"):
+        return Channel((), "", shape, "uint8")
+    labels = flat_names(entry.get("names"))
+    if len(shape) == 1 and len(labels) != shape[0]:
+        labels = [f"{name}_{k}" for k in range(shape[0])]
+    return Channel(tuple(labels), "", shape, str(entry["dtype"]))
+
+
+def _joint(label: str) -> str:
+    return label.removesuffix(".pos")

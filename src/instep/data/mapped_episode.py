@@ -1,0 +1,278 @@
+"""Make an episode of the raw columns of a file, by a mapping.
+
+Velocities of a body that is thrown: one fit to the whole flight instead of differences of neighbouring rows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import pi
+from typing import Any
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.poses import quat_inv, quat_log, quat_mul, rotate
+from instep.core.world import Array, Channel, Spec, vector
+from instep.data.formats.raw_run import Raw
+from instep.data.lerobot.features import is_image
+
+from .mapping import DataMap, Rule
+from .resample import onto, quaternions, resampled, velocity, velocity_labels
+
+FACTORS = {"deg": pi / 180, "deg/s": pi / 180, "mm": 1e-3, "percent": 0.01, "rpm": pi / 30, "turn": 2 * pi, "ms": 1e-3}
+"""What one unit of a file is in SI."""
+
+
+def episode_of(raw: Raw, data_map: DataMap) -> Episode:
+    """The episode of one run."""
+    rows = _rows(raw, data_map)
+    times, dt = _times(raw, data_map, rows)
+    skip = data_map.skip
+    if rows - skip < 1:
+        raise BadInput(f"{raw.name!r} has {rows} rows, of which the mapping skips {skip}; nothing is left.")
+    columns: dict[str, Any] = {"timestamp": times}
+    q_channel, q = _channel(raw, data_map.q, rows, times)
+    columns["q"] = q
+    v_channel, v = _velocities(raw, data_map, times, (q_channel, q))
+    if v is not None:
+        columns["v"] = v
+    action_channel, columns["action"] = _channel(raw, data_map.action, rows, times, q_channel)
+    observation: dict[str, Channel] = {}
+    for name, rule in _observed(raw, data_map):
+        channel, column = _channel(raw, rule, rows, times, q_channel)
+        if name.endswith(".stamp"):
+            columns[name] = column[:, 0]
+        else:
+            observation[name], columns[name] = channel, column
+    _add_state(columns, observation, q_channel)
+    columns = {name: column[skip:] for name, column in columns.items()}
+    start = float(columns["timestamp"][0])
+    columns["timestamp"] = columns["timestamp"] - start
+    spec = Spec(dt, q_channel, v_channel, action_channel, observation)
+    meta = _notes(raw, data_map) | ({"start": repr(start)} if start else {})
+    episode = Episode(spec, columns, meta)
+    if data_map.resample:
+        episode = resampled(episode, data_map.resample if data_map.resample > 0 else 1.0 / dt)
+    return episode
+
+
+def _rows(raw: Raw, data_map: DataMap) -> int:
+    if data_map.q.sources and not data_map.time:
+        return len(raw.column(_chosen(raw, data_map.q)[0]))
+    references = [data_map.time] if data_map.time else [s[0] for s in _first_sources(raw, data_map)]
+    if not references:
+        raise BadInput(f"The mapping {data_map.name!r} names no column of {raw.name!r} that is there.")
+    return len(raw.column(references[0]))
+
+
+def _first_sources(raw: Raw, data_map: DataMap) -> list[tuple[str, ...]]:
+    rules = [data_map.q, *data_map.observation.values(), data_map.action]
+    return [_chosen(raw, rule) for rule in rules if rule.sources and _present(raw, rule)]
+
+
+def _times(raw: Raw, data_map: DataMap, rows: int) -> tuple[Array, float]:
+    if data_map.time:
+        times = np.asarray(raw.column(data_map.time), float).ravel()
+        steps = np.diff(times)
+        if len(steps) and not np.isfinite(times).all():
+            raise BadInput(f"The times of {raw.name!r} are not all finite numbers.")
+        period = float(np.median(steps)) if len(steps) else 0.0
+        if data_map.rate:
+            period = 1.0 / data_map.rate
+        if period <= 0:
+            raise BadInput(f"The times of {raw.name!r} do not advance; check the column {data_map.time!r}.")
+        return times, period
+    rate = data_map.rate or float(raw.header.get("rate", 0.0))
+    if not rate and "dt" in raw.header:
+        rate = 1.0 / float(raw.header["dt"])
+    if rate <= 0:
+        raise BadInput(f"The mapping {data_map.name!r} must name a column of times or a rate for {raw.name!r}.")
+    return np.arange(rows) / rate, 1.0 / rate
+
+
+def _present(raw: Raw, rule: Rule) -> bool:
+    return any(all(_name(ref) in raw.columns for ref in source) for source in rule.sources)
+
+
+def _name(reference: str) -> str:
+    return reference.split("[", 1)[0]
+
+
+def _chosen(raw: Raw, rule: Rule) -> tuple[str, ...]:
+    for source in rule.sources:
+        if all(_name(ref) in raw.columns for ref in source):
+            return source
+    missing = next(ref for ref in rule.sources[0] if _name(ref) not in raw.columns)
+    raise UnknownName(f"column in {raw.name!r}", _name(missing), raw.columns)
+
+
+def _observed(raw: Raw, data_map: DataMap) -> Iterator[tuple[str, Rule]]:
+    """The rules of observations that a file has; a star stands for any name."""
+    for name, rule in data_map.observation.items():
+        pattern = rule.sources[0][0] if rule.sources else ""
+        if "*" in name and pattern.endswith("*"):
+            for column in raw.columns:
+                if column.startswith(pattern[:-1]):
+                    found = name.replace("*", column.removeprefix(pattern[:-1]).replace("/", "_"))
+                    yield found, replace(rule, sources=((column,),))
+        elif _present(raw, rule):
+            yield name, rule
+
+
+def _channel(raw: Raw, rule: Rule, rows: int, times: Array, like: Channel | None = None) -> tuple[Channel, Any]:
+    if not rule.sources or (rule.optional and not _present(raw, rule)):
+        return vector([]), np.zeros((rows, 0))
+    source = _chosen(raw, rule)
+    values = raw.stacked(source)
+    if is_image(values):
+        return Channel((), "", tuple(values.shape[1:]), "uint8"), _padded(values, rows, raw, source)
+    labels = rule.labels
+    made = _converted(_padded(values, rows, raw, source), rule, raw)
+    if rule.plus is not None:
+        added = _chosen(raw, rule.plus)
+        made = made + _converted(_padded(raw.stacked(added), rows, raw, added), rule.plus, raw)
+    labels = labels or tuple(json.loads(raw.header.get(f"labels:{source[0]}", "[]")))
+    if not labels:
+        labels = like.labels if like is not None and len(like.labels) == made.shape[1] else ()
+        labels = labels or tuple(f"{source[0].rsplit('/', 1)[-1]}_{k}" for k in range(made.shape[1]))
+    if len(labels) != made.shape[1]:
+        raise BadInput(
+            f"The mapping names {len(labels)} labels for {', '.join(source)} of {raw.name!r}, which gives "
+            f"{made.shape[1]} numbers."
+        )
+    for label in rule.unwrap:
+        k = labels.index(label)
+        made[:, k] = np.unwrap(made[:, k])
+    if rule.lag:
+        made = onto(times + rule.lag, times, made, "linear")
+    return vector(labels, rule.unit.split(" ") if " " in rule.unit else rule.unit), made
+
+
+def _converted(values: Array, rule: Rule, raw: Raw) -> Array:
+    x = np.array(values, float)
+    if rule.bits:
+        half = float(1 << (rule.bits - 1))
+        x = np.where(x >= half, x - 2.0 * half, x)
+    if rule.bearing:
+        x = np.stack([np.unwrap(np.arctan2(x[:, c] - x[:, a], x[:, d] - x[:, b])) for a, b, c, d in rule.bearing], 1)
+    if rule.from_unit:
+        if rule.from_unit not in FACTORS:
+            raise UnknownName("unit of a file", rule.from_unit, FACTORS)
+        x = x * FACTORS[rule.from_unit]
+    try:
+        if rule.matrix:
+            x = x @ np.asarray(rule.matrix).T
+        for factor in (rule.sign, rule.scale):
+            x = x * np.asarray(factor) if factor else x
+        return x + np.asarray(rule.offset) if rule.offset else x
+    except ValueError:
+        raise BadInput(
+            f"The signs, scales, offsets or matrix of a rule do not fit {x.shape[1]} numbers of {raw.name!r}."
+        ) from None
+
+
+def _padded(values: Any, rows: int, raw: Raw, source: tuple[str, ...]) -> Any:
+    """Columns of one row less (there is no action after the last state) hold their last row."""
+    if len(values) == rows:
+        return values
+    if len(values) == rows - 1 and len(values):
+        return np.concatenate([values, values[-1:]])
+    raise BadInput(f"{', '.join(source)} of {raw.name!r} has {len(values)} rows, but the others have {rows}.")
+
+
+def _velocities(
+    raw: Raw, data_map: DataMap, times: Array, positions: tuple[Channel, Array]
+) -> tuple[Channel, Array | None]:
+    channel, q = positions
+    labels = velocity_labels(channel.labels)
+    rule = data_map.v
+    if rule.sources and (_present(raw, rule) or not rule.optional):
+        made, v = _channel(raw, rule, len(times), times, vector(labels))
+        return made, flown(times, q, v, channel.labels, rule.flight, rule.centre) if rule.flight else v
+    if rule.derive == "q":
+        units = rule.unit or _speeds(channel, labels)
+        return vector(labels, units), velocity(times, q, channel.labels, rule.window)
+    if rule.derive:
+        raise BadInput(f"Velocities are derived from 'q', not from {rule.derive!r}.")
+    return vector(labels, _speeds(channel, labels)), None
+
+
+def _speeds(channel: Channel, labels: list[str]) -> str:
+    units = channel.units
+    if len(labels) == len(units) and len(set(units)) == 1:
+        return f"{units[0]}/s" if units[0] else ""
+    return " ".join(f"{unit}/s" for unit in units) if len(labels) == len(units) else ""
+
+
+def _add_state(columns: dict[str, Any], observation: dict[str, Channel], channel: Channel) -> None:
+    joints = [k for k, label in enumerate(channel.labels) if "." not in label]
+    bodies = [k for k, label in enumerate(channel.labels) if "." in label]
+    for name, places in (("observation.state", joints), ("observation.environment_state", bodies)):
+        if places and name not in columns:
+            units = [channel.units[k] for k in places]
+            observation[name] = vector([channel.labels[k] for k in places], units)
+            columns[name] = columns["q"][:, places]
+
+
+def _notes(raw: Raw, data_map: DataMap) -> dict[str, str]:
+    def filled(text: str) -> str:
+        # A name that a file lacks stays empty.
+        return re.sub(r"\{([^{}]+)\}", lambda match: raw.header.get(match[1], ""), text)
+
+    notes = {name: filled(text) for name, text in data_map.meta.items()}
+    notes = {name: text for name, text in notes.items() if text}
+    notes |= {"set": data_map.name, "source": raw.name}
+    if data_map.scene:
+        notes["scene"] = data_map.scene
+    if data_map.task:
+        notes.setdefault("task", data_map.task)
+    return notes
+
+
+FEWEST, MOST = 4, 14
+"""Rows of a flight that are fitted."""
+OFF, TURNED = 2e-3, 0.03
+"""How far positions [m] and turns [rad] may lie from the fit while a body still flies; a contact moves them further."""
+
+
+def flown(
+    t: Array, q: Array, v: Array, labels: Sequence[str], gravity: float, centre: Sequence[float] = (0.0, 0.0, 0.0)
+) -> Array:
+    """Velocities with those of the first flight replaced: r = r0 + v0 t - g t^2 / 2, and a steady turn.
+
+    It is the centre of mass that flies so, given in the body's frame [m]; what is tracked turns about it. A body with
+    equal inertias about all axes keeps its angular velocity in flight. The flight is as many of the first rows as one
+    such motion explains. Smoothed recordings give velocities that lag, and a start that is off by a hundredth grows
+    with every bounce.
+    """
+    out = np.array(v, float)
+    for place in quaternions(labels):
+        if place.start < 3:
+            continue
+        first = q[: MOST + 1]
+        arm, turn = rotate(first[:, place], np.asarray(centre, float)), _turned(first[:, place])
+        position = first[:, place.start - 3 : place.start] + arm
+        for n in range(min(MOST, len(q)), FEWEST - 1, -1):
+            time = t[:n] - t[0]
+            rows = np.stack([np.ones(n), time], axis=1)
+            lifted = position[:n] + np.array([0.0, 0.0, 0.5 * gravity]) * time[:, None] ** 2
+            both = np.concatenate([lifted, turn[:n]], axis=1)
+            fit = np.linalg.lstsq(rows, both, rcond=None)[0]
+            off = np.abs(both - rows @ fit).max(axis=0)
+            if n == FEWEST or (off[:3].max() <= OFF and off[3:].max() <= TURNED):
+                start = place.start - 3 - quaternions(labels).index(place)
+                out[:n, start : start + 6] = fit[1]
+                out[:n, start + 2] -= gravity * time
+                out[:n, start : start + 3] -= np.cross(rotate(first[:n, place], fit[1, 3:]), arm[:n])
+                break
+    return out
+
+
+def _turned(quats: Array) -> Array:
+    """Turns since the first row, in the body's frame [rows, 3]."""
+    return quat_log(quat_mul(quat_inv(quats[:1]), quats))

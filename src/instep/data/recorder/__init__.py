@@ -1,0 +1,1 @@
+"""The crash-safe recorder."""

@@ -1,0 +1,398 @@
+"""Record a run while it happens: a watcher that hands each row to a process that writes it, and never waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from instep.core.errors import BadInput, LinkLost, Unsupported
+from instep.core.world import Array, Observation, Spec, State
+from instep.data.lerobot import features
+
+from . import journal, ring_buffer
+from .atomic import sha256
+from .producer import Sender
+from .ring_buffer import Part
+
+JOURNAL = "journal"
+"""Folder of a dataset where rows wait to become LeRobot files."""
+CLOCK_STEP = 1_000_000
+"""A change of the wall clock against the monotonic one that is worth a record [ns]."""
+
+# The writing process needs four files of this folder and the standard library; loading the package itself would
+# bring NumPy along, ten times the memory and ten times the wait.
+_START = """
+import sys, types
+package = types.ModuleType("recorder")
+package.__path__ = [sys.argv[1]]
+sys.modules["recorder"] = package
+from recorder.writer_process import main
+main(sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordOptions:
+    """How a run is recorded."""
+
+    queue_mb: int = 128
+    """Memory between the loop and the disk [MiB]; three small cameras at 60 Hz fill it in two seconds."""
+    sync: float = 1 / 60
+    """How often rows are made to survive a power loss [s]."""
+    image_sync: float = 0.5
+    """The same for images [s]."""
+    image_bytes: int = 4096
+    """Columns of more bytes than this per row are kept apart from the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderStatus:
+    """How a recording stands."""
+
+    seen: int
+    """Rows the loop has shown."""
+    written: int
+    """Rows that a killed process no longer loses."""
+    synced: int
+    """Rows that a power loss no longer takes."""
+    dropped: int
+    """Rows given up because the queue was full or the disk failed."""
+    episodes: int
+    """Episodes committed."""
+    error: str
+    """What the disk said when it failed; empty while all is well."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The episode being recorded."""
+
+    number: int
+    places: dict[str, Array]
+    """Where the number, the time and the images of a row go."""
+    bytes: memoryview
+    """The same numbers as they are written."""
+    columns: tuple[tuple[str, Array], ...]
+    """Names of the other columns, and where they go."""
+    images: tuple[tuple[str, str], ...]
+    """Names of cameras and of their stamps."""
+    kinds: dict[str, tuple[tuple[int, ...], Any]]
+    """Shape and type of each camera's images."""
+    kept: dict[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+    """For each camera the stamp of its last image, and the number of its record."""
+    sent: int = 0
+    """Images handed over; the description is record 0 of the image journal, so the next image is record sent + 1."""
+    rows: int = 0
+    gap: tuple[int, int, str] = (0, 0, "")
+    """First row, count and reason of the drops not yet written down."""
+    dropped: int = 0
+    absent: dict[str, int] = field(default_factory=dict[str, int])
+    channels: dict[str, int] = field(default_factory=dict[str, int])
+    last_t: float = -np.inf
+
+
+class Recorder:
+    """A watcher that records into a dataset folder.
+
+    Call it with each row, `commit` at the end of an episode, `close` at the end of the run. A row that cannot be taken
+    at once is dropped and counted, never waited for. Until `close` has made LeRobot files of them, the rows lie in
+    journals from which `load` and `instep.data.recorder.recovery` read everything that was written, whatever happened.
+
+    Observations whose `<name>.stamp` has not changed since the last row are not stored again, so that a camera slower
+    than the loop costs what it shows. Sensors faster than the loop hand in their values with `sample`.
+
+    Images that nobody may write to (`flags.writeable` is false, as those of a robot link and of filmed worlds are) are
+    taken as they are and copied outside the loop; others are copied at once, since a driver may fill them again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: Spec,
+        *,
+        meta: Mapping[str, str] | None = None,
+        assets: Sequence[Path] = (),
+        options: RecordOptions | None = None,
+    ):
+        self.folder, self.spec, self._options = Path(folder), features, options or RecordOptions()
+        hashes = {f"asset.{path.name}": sha256(path) for path in assets}
+        _check_assets(self.folder, hashes)
+        self._meta = {**(meta or {}), **hashes}
+        self._journal = self.folder / JOURNAL
+        try:
+            self._journal.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"Nothing can be recorded into {str(self.folder)!r} ({error.strerror}).") from None
+        self._next = _next_number(self.folder)
+        self._open: _Open | None = None
+        self._seen = self._dropped = 0
+        self._offset: int | None = None
+        self._lock = Lock()
+        self._start()
+
+    def __call__(self, state: State, observation: Observation, action: Array) -> None:
+        """Record one row: the state, what was seen there, and the action taken."""
+        stamps = (time.monotonic_ns(), time.time_ns())
+        with self._lock:
+            self._seen += 1
+            if self._open is not None and float(state.t) < self._open.last_t:
+                self._commit({"ended": "reset"}, stamps)
+            if self._open is None:
+                self._begin(state, observation, action, stamps)
+            self._row(state, observation, action, stamps)
+
+    def sample(self, name: str, stamp: float, value: Array) -> None:
+        """Record a value of a sensor with a clock of its own; `stamp` [s] is on the time of the states."""
+        stamps = (time.monotonic_ns(), time.time_ns())
+        with self._lock:
+            episode = self._open
+            if episode is None:
+                return
+            values = np.atleast_1d(np.asarray(value))
+            if values.nbytes > 1 << 16:
+                raise Unsupported(f"{name!r} gives {values.nbytes} bytes a sample; images go with the observations.")
+            parts: list[Part] = []
+            if name not in episode.channels:
+                episode.channels[name] = len(episode.channels)
+                told = {"name": name, "dtype": values.dtype.str, "shape": list(values.shape)}
+                parts.append(_text(journal.CHANNEL, told, episode.channels[name]))
+            payload = np.float64(stamp).tobytes() + values.tobytes()
+            parts.append(Part(journal.SAMPLE, episode.channels[name], payload))
+            if self._sender.send(parts, stamps) and len(parts) == 2:
+                del episode.channels[name]
+
+    def commit(self, **meta: str) -> None:
+        """End the episode; `meta` says how it went."""
+        with self._lock:
+            if self._open is not None:
+                self._commit(meta, (time.monotonic_ns(), time.time_ns()))
+
+    def status(self) -> RecorderStatus:
+        """How the recording stands now."""
+        counters = self._ring.counters
+        error = self._ring.error or ("" if self._process.poll() in (None, 0) else "the writing process was killed")
+        written = int(counters[ring_buffer.ROWS])
+        # Once writing has failed, rows that were still on their way are lost as well.
+        dropped = self._seen - written if error else self._dropped
+        return RecorderStatus(
+            self._seen,
+            written,
+            int(counters[ring_buffer.SYNCED]),
+            dropped,
+            int(counters[ring_buffer.COMMITS]),
+            error,
+        )
+
+    def flush(self, timeout: float = 10.0) -> None:
+        """Wait until every row taken so far is written; not for use inside the loop."""
+        deadline = time.monotonic() + timeout
+        while int(self._ring.counters[ring_buffer.ROWS]) < self._seen - self._dropped:
+            if self._ring.error or self._process.poll() is not None:
+                return
+            if time.monotonic() > deadline:
+                raise LinkLost(f"The writing process did not catch up within {timeout:g} s.")
+            time.sleep(0.001)
+
+    def stop(self, *, commit: bool = True, timeout: float = 60.0) -> RecorderStatus:
+        """End the episode and the writing process, leaving journals; `close` makes a dataset of them."""
+        if commit:
+            self.commit()
+        if not self._closed:
+            self._closed = True
+            self._sender.close()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise LinkLost(f"The writing process did not end within {timeout:g} s; its journals are safe.") from None
+        return self.status()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        # An episode cut off by an error is not complete, and is not called so.
+        self.stop(commit=kind is None)
+
+    def _start(self) -> None:
+        size = self._options.queue_mb << 20
+        memory = ring_buffer.memory(size)
+        reading, writing = os.pipe()
+        self._closed = False
+        self._ring = ring_buffer.Ring(memory, size)
+        self._ring.touch()
+        options = [str(self._options.sync), str(self._options.image_sync)]
+        arguments = [str(self._journal.absolute()), str(memory), str(size), str(reading), *options]
+        self._process = subprocess.Popen(  # noqa: S603  # our own file, no shell
+            [sys.executable, "-I", "-c", _START, str(Path(__file__).parent), *arguments],
+            pass_fds=(memory, reading),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(reading)
+        os.close(memory)
+        self._sender = Sender(self._ring, writing)
+
+    @property
+    def writer_pid(self) -> int:
+        """The process that writes."""
+        return self._process.pid
+
+    def _begin(self, state: State, observation: Observation, action: Array, stamps: tuple[int, int]) -> None:
+        if state.batch:
+            raise Unsupported(
+                f"A recorder watches one world, and this is a batch of {state.batch}; rollouts returns the episodes "
+                "of a batch, which write_dataset stores."
+            )
+        columns = {"q": state.q, "v": state.v, "action": np.asarray(action), **observation}
+        arrays = {name: np.asarray(value) for name, value in columns.items()}
+        large = tuple(name for name, value in arrays.items() if value.nbytes > self._options.image_bytes)
+        small = tuple(name for name in arrays if name not in large)
+        layout: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(large),))]
+        layout += [(f"c{k}", arrays[name].dtype.newbyteorder("<"), arrays[name].shape) for k, name in enumerate(small)]
+        told = {
+            "episode": self._next,
+            "spec": features.to_json(self.spec),
+            "columns": [[name, arrays[name].dtype.newbyteorder("<").str, list(arrays[name].shape)] for name in small],
+            "images": [[name, arrays[name].dtype.newbyteorder("<").str, list(arrays[name].shape)] for name in large],
+            "meta": self._meta,
+        }
+        row = np.zeros(1, np.dtype(layout))
+        kinds = {name: (arrays[name].shape, arrays[name].dtype) for name in large}
+        places = {str(field): row[field][0] if row[field].ndim > 1 else row[field] for field in row.dtype.names or ()}
+        columns = tuple((name, places[f"c{k}"]) for k, name in enumerate(small))
+        stamped = tuple((name, f"{name}.stamp") for name in large)
+        self._open = _Open(self._next, places, row.view(np.uint8).data, columns, stamped, kinds)
+        self._next += 1
+        self._sender.send([_text(journal.BEGIN, told)], stamps)
+
+    def _row(self, state: State, observation: Observation, action: Array, stamps: tuple[int, int]) -> None:
+        episode = self._open
+        assert episode is not None  # noqa: S101  # made by the only caller
+        episode.last_t = float(state.t)
+        number = episode.rows
+        episode.rows += 1
+        if self._ring.counters[ring_buffer.FAILED]:
+            self._drop(episode, number, self._ring.error)
+            return
+        try:
+            parts, kept = self._parts(episode, number, (state, observation, action))
+        except (ValueError, TypeError) as error:
+            self._drop(episode, number, f"the row did not fit the first one ({error})")
+            return
+        parts = [*self._notes(episode, stamps), *parts]
+        why = self._sender.send(parts, stamps)
+        if why:
+            self._drop(episode, number, self._ring.error or why)
+            return
+        episode.kept.update(kept)
+        episode.sent += len(kept)
+        episode.gap = (0, 0, "")
+
+    def _parts(
+        self, episode: _Open, number: int, shown: tuple[State, Observation, Array]
+    ) -> tuple[list[Part], dict[str, tuple[float, int]]]:
+        """The messages of one row, images first, so that a row that is there has its images too."""
+        state, observation, action = shown
+        parts, refs = list[Part](), episode.places["ref"]
+        kept: dict[str, tuple[float, int]] = {}
+        episode.places["row"][...], episode.places["t"][...] = number, state.t
+        own: dict[str, Any] = {"q": state.q, "v": state.v, "action": action}
+        for name, place in episode.columns:
+            value = own[name] if name in own else observation.get(name)
+            if value is None:
+                episode.absent[name] = episode.absent.get(name, 0) + 1
+                value = np.nan if place.dtype.kind == "f" else 0
+            place[...] = value
+        for k, (name, its_stamp) in enumerate(episode.images):
+            stamp, last = float(observation.get(its_stamp, np.nan)), episode.kept.get(name, (np.nan, -1))
+            image = observation.get(name)
+            if image is None or stamp == last[0]:
+                refs[k] = last[1]
+                episode.absent[name] = episode.absent.get(name, 0) + (image is None)
+                continue
+            pixels = np.asarray(image)
+            if not pixels.flags.c_contiguous:
+                pixels = np.ascontiguousarray(pixels)
+                pixels.flags.writeable = False  # ours alone
+            if (pixels.shape, pixels.dtype) != episode.kinds[name]:
+                shape, kind = episode.kinds[name]
+                raise ValueError(f"{name!r} is {pixels.dtype} {pixels.shape}, before it was {kind} {shape}")
+            parts.append(Part(journal.BLOB, k, pixels.data.cast("B")))
+            refs[k] = episode.sent + len(kept) + 1
+            kept[name] = (stamp, episode.sent + len(kept) + 1)
+        parts.append(Part(journal.ROW, 0, episode.bytes))
+        return parts, kept
+
+    def _notes(self, episode: _Open, stamps: tuple[int, int]) -> list[Part]:
+        """Records that must come before the row: rows dropped, the wall clock moved."""
+        parts: list[Part] = []
+        first, count, why = episode.gap
+        if count:
+            parts.append(_text(journal.GAP, {"first": first, "count": count, "why": why}))
+        offset = stamps[1] - stamps[0]
+        if self._offset is None:
+            self._offset = offset
+        if abs(offset - self._offset) > CLOCK_STEP:
+            parts.append(_text(journal.CLOCK, {"row": episode.rows - 1, "before": self._offset, "after": offset}))
+            self._offset = offset
+        return parts
+
+    def _drop(self, episode: _Open, number: int, why: str) -> None:
+        first, count, _ = episode.gap
+        episode.gap = (first if count else number, count + 1, why)
+        episode.dropped += 1
+        self._dropped += 1
+
+    def _commit(self, meta: Mapping[str, str], stamps: tuple[int, int]) -> None:
+        episode = self._open
+        assert episode is not None  # noqa: S101  # checked by the callers
+        self._open = None
+        told = {"seen": episode.rows, "dropped": episode.dropped, "absent": episode.absent, "meta": dict(meta)}
+        parts = [*self._notes(episode, stamps), _text(journal.COMMIT, told)]
+        # The commit is worth waiting for: the loop is over.
+        deadline = time.monotonic() + 10.0
+        while self._sender.send(parts, stamps) == "the queue was full" and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def _text(kind: int, value: Mapping[str, Any], stream: int = 0) -> Part:
+    return Part(kind, stream, json.dumps(value).encode())
+
+
+def recorded_numbers(folder: Path) -> list[int]:
+    """The numbers under which episodes of a dataset were recorded, for those that were."""
+    path = folder / "meta/instep.json"
+    episodes: list[Mapping[str, str]] = json.loads(path.read_text())["episodes"] if path.exists() else []
+    return [int(meta["recorded"]) for meta in episodes if "recorded" in meta]
+
+
+def _next_number(folder: Path) -> int:
+    """The number of the next episode: after those of the dataset and those still in journals."""
+    numbers = [int(path.stem) for path in (folder / JOURNAL).glob("*.*") if path.stem.isdigit()]
+    info = folder / "meta/info.json"
+    stored = int(json.loads(info.read_text())["total_episodes"]) if info.exists() else 0
+    return max([stored, *(number + 1 for number in [*numbers, *recorded_numbers(folder)])])
+
+
+def _check_assets(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Refuse to go on with a dataset whose scene files are no longer the same."""
+    path = folder / "meta/instep.json"
+    episodes: list[dict[str, str]] = json.loads(path.read_text())["episodes"] if path.exists() else []
+    before = episodes[-1] if episodes else dict[str, str]()
+    for name, digest in hashes.items():
+        if before.get(name, digest) != digest:
+            raise BadInput(
+                f"{name.removeprefix('asset.')!r} has changed since the last episode of {str(folder)!r} was recorded; "
+                "record into a new dataset, or put the old file back."
+            )

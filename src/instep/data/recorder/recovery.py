@@ -1,0 +1,238 @@
+"""Open what a recorder wrote, after a clean end or any crash: everything whole, and exactly what is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.world import Array
+from instep.data.frames import Frames
+from instep.data.lerobot import features
+
+from . import journal
+from .journal import Damage, Record, Scan
+from .recorder import JOURNAL
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Something that was recorded, or should have been, and is not there."""
+
+    episode: int
+    what: str
+    """In words: which rows or images, and why."""
+    rows: int = 0
+    """How many rows are lost; -1 where that cannot be known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recovered:
+    """One episode as it lies in its journals."""
+
+    index: int
+    complete: bool
+    """Whether it was committed and every row and image that was committed is there."""
+    episode: Episode | None
+    """Its rows; None where not even the description of its columns is left."""
+    losses: tuple[Loss, ...]
+    streams: Mapping[str, tuple[Array, Array]] = field(default_factory=dict[str, tuple[Array, Array]])
+    """Sensors with a clock of their own: stamps [n] and values [n, ...]."""
+
+
+def recover(folder: Path) -> list[Recovered]:
+    """The episodes that still lie in the journals of a dataset folder, by index; damage never raises."""
+    here = folder / JOURNAL
+    numbers = sorted({int(path.stem) for path in here.glob("*.*") if path.stem.isdigit()})
+    return [recover_episode(here, number) for number in numbers]
+
+
+def recover_episode(here: Path, number: int) -> Recovered:
+    """One episode of a folder of journals."""
+    rows = _scan(here / f"{number:06d}.rows")
+    images = _scan(here / f"{number:06d}.images")
+    losses = _damages(number, rows, "row journal") + _damages(number, images, "image journal")
+    told = _first(rows, journal.BEGIN) or _first(images, journal.BEGIN)
+    if told is None:
+        losses.append(Loss(number, "no description of its columns is left, so its rows cannot be read", -1))
+        return Recovered(number, False, None, tuple(losses))
+    layout = _layout(told)
+    found = [record for record in _of_kind(rows, journal.ROW) if record.length == layout.itemsize]
+    table = _table(rows, found, layout)
+    columns, streams = _columns(found, table, told), _streams(rows)
+    kept = _images(images, table, told, columns, (number, losses))
+    commits = {"row journal": _first(rows, journal.COMMIT), "image journal": _first(images, journal.COMMIT)}
+    commit = commits["row journal"] or commits["image journal"]
+    losses += _gaps(number, rows)
+    losses += _uncommitted(number, kept, commits)
+    meta = {**told.get("meta", {}), **(commit or {}).get("meta", {}), "index": str(number)}
+    meta |= _notes(losses, commit, rows)
+    complete = commit is not None and not losses
+    meta["complete"] = "yes" if complete else "no"
+    described = features.from_json(told["spec"])
+    episode = Episode(described, {name: column[kept] for name, column in columns.items()}, meta)
+    return Recovered(number, complete, episode, tuple(losses), streams)
+
+
+def _scan(path: Path) -> Scan:
+    try:
+        return journal.scan(path)
+    except OSError:
+        return Scan((), (), b"")
+
+
+def _damages(number: int, scan: Scan, name: str) -> list[Loss]:
+    return [Loss(number, _said(damage, name), _rows_in(damage)) for damage in scan.damages]
+
+
+def _said(damage: Damage, name: str) -> str:
+    where = f"{damage.length} bytes at {damage.start} of the {name} are damaged"
+    if damage.count == 0:
+        return f"{where}: it is cut off after record {damage.sequence - 1}"
+    if damage.kind:
+        return f"{where}: record {damage.sequence}, a {journal.NAMES[damage.kind % len(journal.NAMES)]}, is lost"
+    last = damage.sequence + damage.count - 1
+    return f"{where}: records {damage.sequence} to {last} are lost"
+
+
+def _rows_in(damage: Damage) -> int:
+    return 0 if damage.kind and damage.kind != journal.ROW else -1 if damage.kind == 0 else 1
+
+
+def _first(scan: Scan, kind: int) -> dict[str, Any] | None:
+    for record in scan.records:
+        if record.kind == kind:
+            return json.loads(bytes(scan.payload(record)))
+    return None
+
+
+def _layout(told: Mapping[str, Any]) -> np.dtype[Any]:
+    fields: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(told["images"]),))]
+    fields += [(f"c{k}", kind, tuple(shape)) for k, (_, kind, shape) in enumerate(told["columns"])]
+    return np.dtype(fields)
+
+
+def _of_kind(scan: Scan, kind: int) -> list[Record]:
+    return [record for record in scan.records if record.kind == kind]
+
+
+def _table(scan: Scan, found: list[Record], layout: np.dtype[Any]) -> Array:
+    """All rows that are whole, as one structured array."""
+    out = np.empty(len(found), layout)
+    view = out.view(np.uint8).reshape(len(found), layout.itemsize)
+    for k, record in enumerate(found):
+        view[k] = np.frombuffer(scan.payload(record), np.uint8)
+    return out
+
+
+def _columns(found: list[Record], table: Array, told: Mapping[str, Any]) -> dict[str, Any]:
+    columns: dict[str, Any] = {"timestamp": table["t"].astype(float)}
+    for k, (name, kind, _) in enumerate(told["columns"]):
+        columns[str(name)] = np.ascontiguousarray(table[f"c{k}"]).astype(np.dtype(kind).newbyteorder("="))
+    columns["clock.monotonic"] = np.array([record.monotonic for record in found], float) * 1e-9
+    columns["clock.wall"] = np.array([record.wall for record in found], float) * 1e-9
+    return columns
+
+
+def _images(
+    scan: Scan, table: Array, told: Mapping[str, Any], columns: dict[str, Any], losing: tuple[int, list[Loss]]
+) -> Array:
+    """Lay images beside their rows; returns which rows have all of theirs."""
+    number, losses = losing
+    kept = np.ones(len(table), bool)
+    for k, (name, kind, shape) in enumerate(told["images"]):
+        by_number = {r.sequence: r for r in _of_kind(scan, journal.BLOB) if r.stream == k}
+        refs = table["ref"][:, k]
+        there = np.array([int(ref) in by_number for ref in refs], bool)
+        gone = sorted({int(ref) for ref in refs[~there]})
+        if gone:
+            rows = int((~there).sum())
+            losses.append(Loss(number, f"{len(gone)} images of {name!r} are lost, and {rows} rows with them", rows))
+        kept &= there
+        source = JournalImages(scan, by_number, np.dtype(kind), tuple(shape))
+        columns[str(name)] = Frames(source, refs) if _is_colour(kind, shape) else source.stacked(refs, there)
+    return np.flatnonzero(kept)
+
+
+def _is_colour(kind: str, shape: Any) -> bool:
+    return np.dtype(kind) == np.uint8 and len(shape) == 3 and shape[2] == 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JournalImages:
+    """Images that are read out of a journal when looked at."""
+
+    scan: Scan
+    records: Mapping[int, Record]
+    kind: np.dtype[Any]
+    shape: tuple[int, ...]
+    path: Path | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width [pixels]."""
+        return self.shape[0], self.shape[1]
+
+    def images(self, numbers: Array) -> Any:
+        """The images with these numbers."""
+        for number in numbers:
+            record = self.records[int(number)]
+            yield np.frombuffer(self.scan.payload(record), self.kind).reshape(self.shape)
+
+    def stacked(self, numbers: Array, there: Array) -> Array:
+        """All of them as one array; lost ones stay zero, and their rows are left out."""
+        out = np.zeros((len(numbers), *self.shape), self.kind.newbyteorder("="))
+        for k in np.flatnonzero(there):
+            out[k] = next(self.images(numbers[k : k + 1]))
+        return out
+
+
+def _streams(scan: Scan) -> dict[str, tuple[Array, Array]]:
+    channels: dict[int, Any] = {}
+    for record in _of_kind(scan, journal.CHANNEL):
+        channels[record.stream] = json.loads(bytes(scan.payload(record)))
+    out: dict[str, tuple[Array, Array]] = {}
+    for stream, told in channels.items():
+        layout = np.dtype([("stamp", "<f8"), ("value", told["dtype"], tuple(told["shape"]))])
+        some = [r for r in _of_kind(scan, journal.SAMPLE) if r.stream == stream and r.length == layout.itemsize]
+        values = np.frombuffer(b"".join(bytes(scan.payload(record)) for record in some), layout)
+        out[str(told["name"])] = (values["stamp"].astype(float), np.ascontiguousarray(values["value"]))
+    return out
+
+
+def _gaps(number: int, scan: Scan) -> list[Loss]:
+    losses: list[Loss] = []
+    for record in _of_kind(scan, journal.GAP):
+        told = json.loads(bytes(scan.payload(record)))
+        count = int(told["count"])
+        many = f"rows {told['first']} to {told['first'] + count - 1}" if count > 0 else f"rows from {told['first']} on"
+        losses.append(Loss(number, f"{many} were dropped: {told['why']}", count))
+    return losses
+
+
+def _uncommitted(number: int, kept: Array, commits: Mapping[str, Mapping[str, Any] | None]) -> list[Loss]:
+    commit = next((told for told in commits.values() if told), None)
+    if commit is None:
+        return [Loss(number, f"it was not committed: {len(kept)} rows are there, how many followed is not known", -1)]
+    losses = [Loss(number, f"the {name} has lost its commit") for name, told in commits.items() if told is None]
+    missing = int(commit["seen"]) - int(commit["dropped"]) - len(kept)
+    if missing > 0:
+        losses.append(Loss(number, f"{missing} of its {commit['seen']} rows are lost", missing))
+    return losses
+
+
+def _notes(losses: list[Loss], commit: Mapping[str, Any] | None, scan: Scan) -> dict[str, str]:
+    notes: dict[str, str] = {}
+    if losses:
+        notes["lost"] = "; ".join(loss.what for loss in losses)
+    if commit and commit.get("absent"):
+        notes["absent"] = ", ".join(f"{name}: {count} rows" for name, count in commit["absent"].items())
+    jumps = [json.loads(bytes(scan.payload(record))) for record in _of_kind(scan, journal.CLOCK)]
+    if jumps:
+        notes["clock.jumps"] = "; ".join(f"row {j['row']}: {(j['after'] - j['before']) * 1e-9:+.6f} s" for j in jumps)
+    return notes

@@ -1,0 +1,200 @@
+"""The process that writes a recording: it takes messages out of the ring and appends them to journals.
+
+It is alone in its process so that neither a slow disk nor Python's lock is ever felt by the control loop. When the
+loop's process is killed, the pipe closes, what is still in the ring is written, and the process ends. Standard
+library only, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from . import journal, ring_buffer
+from .atomic import sync_folder, write_json
+from .journal import Journal
+
+RESERVE = 1 << 16
+"""Bytes kept aside on the disk, given back when it is full so that the last words still fit."""
+
+
+def main(arguments: list[str]) -> None:
+    """Run until the other side closes the pipe: folder, memory, size, pipe, and periods of sync [s]."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _step_aside()
+    folder, memory, size, pipe, period, blob_period = arguments
+    scribe = Scribe(Path(folder), ring_buffer.Ring(int(memory), int(size)), (float(period), float(blob_period)))
+    scribe.run(int(pipe))
+
+
+def _step_aside() -> None:
+    """Give up what was inherited from a real-time loop: its priority, and the processor it is bound to."""
+    if hasattr(os, "sched_setscheduler"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+class Scribe:
+    """Two journals per episode: rows, synced at every period, and images, synced less often."""
+
+    def __init__(self, folder: Path, shared: ring_buffer.Ring, periods: tuple[float, float]):
+        self._folder, self._ring, self._periods = folder, shared, periods
+        self._rows: Journal | None = None
+        self._blobs: Journal | None = None
+        self._name, self._meta = "", dict[str, Any]()
+        self._synced = [0.0, 0.0]
+        self._unsynced_rows = 0
+        self._lost = 0
+        self._counts = {"rows": 0, "images": 0, "gaps": 0}
+
+    def run(self, pipe: int) -> None:
+        """Write what comes until nothing more can come."""
+        pending = b""
+        while True:
+            ready, _, _ = select.select([pipe], [], [], self._periods[0])
+            if not ready:
+                self._sync(force=True)
+                continue
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                break
+            pending += data
+            whole = len(pending) - len(pending) % ring_buffer.MESSAGE.size
+            for message in ring_buffer.MESSAGE.iter_unpack(pending[:whole]):
+                self._take(message)
+            pending = pending[whole:]
+            self._sync()
+        self._end()
+
+    def _take(self, message: tuple[int, ...]) -> None:
+        kind, _, stream, length, start, end, monotonic, wall = message
+        payload = self._ring.view(start, length)
+        try:
+            self._write(kind, stream, (monotonic, wall), payload)
+        except OSError as error:
+            self._give_up(error, (monotonic, wall))
+        finally:
+            payload.release()
+            self._ring.counters[ring_buffer.TAIL] = end
+
+    def _write(self, kind: int, stream: int, stamps: tuple[int, int], payload: memoryview) -> None:
+        if kind == journal.BEGIN:
+            self._begin(stamps, bytes(payload))
+            return
+        if self._rows is None or self._blobs is None:
+            self._lost += kind == journal.ROW
+            return
+        if kind == journal.BLOB:
+            self._blobs.append(kind, stream, stamps, payload)
+            self._counts["images"] += 1
+            return
+        if kind == journal.COMMIT:
+            self._commit(stamps, bytes(payload))
+            return
+        self._rows.append(kind, stream, stamps, payload)
+        if kind == journal.ROW:
+            self._counts["rows"] += 1
+            self._unsynced_rows += 1
+            self._ring.counters[ring_buffer.ROWS] += 1
+        self._counts["gaps"] += kind == journal.GAP
+
+    def _begin(self, stamps: tuple[int, int], payload: bytes) -> None:
+        self._end()
+        self._meta = json.loads(payload)
+        self._name = f"{self._meta['episode']:06d}"
+        self._counts = dict.fromkeys(self._counts, 0)
+        self._lost = 0
+        self._reserve()
+        self._rows = Journal(self._new("rows"))
+        self._blobs = Journal(self._new("images"))
+        # The description comes twice, and with the images as well, so that no single fault takes the meaning away.
+        for log in (self._rows, self._rows, self._blobs):
+            log.append(journal.BEGIN, 0, stamps, payload)
+        self._sync(force=True)
+        sync_folder(self._folder)
+
+    def _commit(self, stamps: tuple[int, int], payload: bytes) -> None:
+        assert self._rows is not None and self._blobs is not None  # noqa: S101  # checked by the only caller
+        told = json.loads(payload)
+        told |= {"written": self._counts, "lost": self._lost}
+        self._blobs.append(journal.COMMIT, 0, stamps, json.dumps(told).encode())
+        self._blobs.sync()
+        self._rows.append(journal.COMMIT, 0, stamps, json.dumps(told).encode())
+        self._rows.sync()
+        manifest = {"episode": self._meta["episode"], "commit": told, "meta": self._meta["meta"]}
+        manifest["sha256"] = {
+            f"{self._name}.rows": self._rows.hash.hexdigest(),
+            f"{self._name}.images": self._blobs.hash.hexdigest(),
+        }
+        write_json(self._folder / f"{self._name}.json", manifest)
+        self._mark_synced()
+        self._close()
+        self._ring.counters[ring_buffer.COMMITS] += 1
+
+    def _sync(self, force: bool = False) -> None:
+        now = time.monotonic()
+        try:
+            if self._rows is not None and self._unsynced_rows and (force or now - self._synced[0] >= self._periods[0]):
+                self._rows.sync()
+                self._mark_synced()
+                self._synced[0] = now
+            if self._blobs is not None and now - self._synced[1] >= self._periods[1]:
+                self._blobs.sync()
+                self._synced[1] = now
+        except OSError as error:
+            self._give_up(error, (time.monotonic_ns(), time.time_ns()))
+
+    def _mark_synced(self) -> None:
+        self._unsynced_rows = 0
+        self._ring.counters[ring_buffer.SYNCED] = self._ring.counters[ring_buffer.ROWS]
+
+    def _give_up(self, error: OSError, stamps: tuple[int, int]) -> None:
+        """The disk takes no more: say so in the last record, close the files, and let all else pass by."""
+        text = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, '?')})"
+        self._ring.fail(error.errno or errno.EIO, text)
+        (self._folder / "reserve").unlink(missing_ok=True)
+        if self._rows is not None:
+            last = {"first": self._counts["rows"], "count": -1, "why": text}
+            try:
+                self._rows.append(journal.GAP, 0, stamps, json.dumps(last).encode())
+                self._rows.sync()
+            except OSError:
+                # Not even the last words fit; the missing commit says the same.
+                pass
+        self._close()
+
+    def _end(self) -> None:
+        try:
+            self._sync(force=True)
+            if self._blobs is not None:
+                self._blobs.sync()
+        except OSError as error:
+            self._ring.fail(error.errno or errno.EIO, str(error))
+        self._close()
+        (self._folder / "reserve").unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        for log in (self._rows, self._blobs):
+            if log is not None:
+                os.close(log.file)
+        self._rows = self._blobs = None
+
+    def _new(self, ending: str) -> int:
+        path = self._folder / f"{self._name}.{ending}"
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def _reserve(self) -> None:
+        handle = os.open(self._folder / "reserve", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(handle, bytes(RESERVE))
+        finally:
+            os.close(handle)

@@ -1,0 +1,1 @@
+"""Say why two worlds differ: failure modes, candidate causes, attribution."""

@@ -1,0 +1,1 @@
+"""Judge policies: parallel evaluation, agreement with reality, gates."""

@@ -1,0 +1,212 @@
+"""Whether two simulators mean the same by the same numbers: order, units, signs, frames, gains, motion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from instep.core.replay import replay
+from instep.core.rollout import Script, rollout
+from instep.core.world import Array, Simulator
+from instep.scene import model as kinematics
+from instep.scene.folder import Scene
+
+WIGGLE = 0.05
+"""Most by which an actuator is moved to see what answers [rad, m or their rates]."""
+SECONDS = 2.0
+"""How long the motion lasts by which two simulators are compared [s]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityLimits:
+    """How far two simulators may be apart, as a share of how far each joint moved."""
+
+    one_step: float = 0.5
+    half_second: float = 0.2
+    answer: float = 0.6
+    """By how much the answer of a joint to its own actuator may differ."""
+    frame: float = 0.002
+    """How far apart the tips may be in the same pose [m]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, and whether the two agree on it."""
+
+    check: str
+    """names, units, order, sign, gain, frame, one step or half a second."""
+    ok: bool
+    words: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """A simulator with the scene it was made from."""
+
+    name: str
+    sim: Simulator
+    scene: Scene
+
+
+def parity(first: Side, second: Side, limits: ParityLimits | None = None) -> list[Finding]:
+    """Compare two simulators before a policy is judged by them; each finding names the culprit."""
+    limits = limits or ParityLimits()
+    named = [_names(first, second), _units(first, second)]
+    if not all(finding.ok for finding in named):
+        return named  # nothing else would mean anything
+    return [*named, *_answers(first, second, limits), *_frames(first, second, limits), *_motion(first, second, limits)]
+
+
+def _names(first: Side, second: Side) -> Finding:
+    for what in ("action", "q"):
+        a, b = getattr(first.sim.spec, what).labels, getattr(second.sim.spec, what).labels
+        thing = "action" if what == "action" else "position"
+        if a == b:
+            continue
+        if sorted(a) == sorted(b):
+            i = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+            words = f"{thing} {i} is {a[i]!r} in {first.name} and {b[i]!r} in {second.name}: the order differs"
+            return Finding("order", False, words)
+        missing = sorted(set(a) ^ set(b))
+        return Finding("names", False, f"{thing} {missing[0]!r} is in one of {first.name}, {second.name} only")
+    return Finding("names", True, "the same actions and positions, in the same order")
+
+
+def _units(first: Side, second: Side) -> Finding:
+    pairs = zip(first.sim.spec.action.labels, first.sim.spec.action.units, second.sim.spec.action.units, strict=True)
+    for label, a, b in pairs:
+        if a != b:
+            return Finding("units", False, f"{label!r} is in {a} in {first.name} and in {b} in {second.name}")
+    return Finding("units", True, "the same units")
+
+
+def _answers(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
+    """Move one actuator at a time and see which joint answers, which way, how far and how fast."""
+    a, b = _responses(first), _responses(second)
+    labels, joints = first.sim.spec.action.labels, first.scene.robot
+    found: list[Finding] = []
+    for i, label in enumerate(labels):
+        own = int(np.argmax(np.abs(a.far[i])))
+        if int(np.argmax(np.abs(b.far[i]))) != own:
+            other = joints[int(np.argmax(np.abs(b.far[i])))]
+            words = f"{label!r} moves {joints[own]!r} in {first.name}, but {other!r} in {second.name}"
+            found.append(Finding("order", False, words))
+            continue
+        ratio = float(b.far[i, own] / a.far[i, own]) if a.far[i, own] else 1.0
+        if ratio < 0:
+            words = f"{label!r} moves {joints[own]!r} the other way in {second.name}"
+            found.append(Finding("sign", False, words))
+        elif abs(np.log(max(ratio, 1e-9))) > np.log1p(limits.answer):
+            words = f"{joints[own]!r} moves {ratio:.3g} times as far in {second.name} as in {first.name}{_hint(ratio)}"
+            found.append(Finding("gain", False, words))
+        else:
+            found += _gain(first, second, (a.soon[i, own], b.soon[i, own]), joints[own], limits)
+    return found or [Finding("order", True, "every actuator moves its own joint, as far and as fast in both")]
+
+
+def _gain(first: Side, second: Side, soon: tuple[float, float], joint: str, limits: ParityLimits) -> list[Finding]:
+    """A gain in other units moves a joint as far in the end, but not as fast."""
+    ratio = soon[1] / soon[0] if soon[0] else 1.0
+    if ratio > 0 and abs(np.log(ratio)) <= np.log1p(limits.answer):
+        return []
+    words = f"{joint!r} starts {ratio:.3g} times as fast in {second.name} as in {first.name}: its gains differ"
+    return [Finding("gain", False, words)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Response:
+    soon: Array
+    """How far each joint moved in the first steps [actuators, joints]."""
+    far: Array
+    """How far it moved in the end."""
+
+
+def _responses(side: Side) -> _Response:
+    rest, sim = side.scene.rest_action(), side.sim
+    count, size = len(rest), _sizes(side)
+    start = sim.reset(0)
+    q = np.repeat(start.q[None], count + 1, axis=0)
+    state = sim.place(q, np.repeat(start.v[None], count + 1, axis=0))
+    actions = np.repeat(rest[None], count + 1, axis=0)
+    actions[np.arange(count), np.arange(count)] += size
+    where = [sim.spec.q.labels.index(joint) for joint in side.scene.robot]
+    steps, early = max(4, round(0.5 / sim.spec.dt)), max(2, round(0.04 / sim.spec.dt))
+    soon = np.zeros((count, len(where)))
+    for k in range(steps):
+        state = sim.step(state, actions)
+        if k == early - 1:
+            soon = (state.q[:count] - state.q[count])[:, where]
+    # The last world was told nothing new: what moves there as well is no answer.
+    return _Response(soon, (state.q[:count] - state.q[count])[:, where])
+
+
+def _sizes(side: Side) -> Array:
+    """By how much to move each actuator: away from the nearer end of its range."""
+    low, high = _limits(side.scene)
+    span = np.where(np.isfinite(high), high - low, 2.0)
+    size = np.minimum(0.04 * span, WIGGLE)
+    middle = np.where(np.isfinite(high), 0.5 * (low + high), np.inf)
+    return np.where(side.scene.rest_action() > middle, -size, size)
+
+
+def _limits(scene: Scene) -> tuple[Array, Array]:
+    """The lowest and highest actions; huge where there is no limit."""
+    model = cast(Any, scene).model
+    low, high = np.array(model.actuator_ctrlrange, float).T
+    limited = np.array(model.actuator_ctrllimited) == 1
+    return np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
+
+
+def _frames(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
+    """The tips must be in the same place for the same joints."""
+    shared = [tip for tip in first.scene.tips if tip in second.scene.tips]
+    a_model, b_model = cast(Any, first.scene).model, cast(Any, second.scene).model
+    if not shared or a_model.nq != b_model.nq:
+        return []
+    site_poses = cast(Any, kinematics).site_poses
+    q = np.stack([first.scene.start(seed)[0] for seed in range(5)])
+    a = site_poses(a_model, q, shared)[..., :3]
+    b = site_poses(b_model, q, shared)[..., :3]
+    apart = np.linalg.norm(a - b, axis=-1).max(axis=0)
+    worst = int(np.argmax(apart))
+    ok = bool(apart[worst] <= limits.frame)
+    words = f"{shared[worst]!r} is {1e3 * apart[worst]:.3g} mm apart in the same pose"
+    return [Finding("frame", ok, words if not ok else "the tips are in the same places")]
+
+
+def _motion(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
+    """What the second predicts of a motion of the first, a step and half a second ahead, joint by joint."""
+    rest, dt = first.scene.rest_action(), first.sim.spec.dt
+    steps = max(4, round(SECONDS / dt))
+    t, rng = np.arange(steps) * dt, np.random.default_rng((0, 0x9A21))
+    # Away from the nearer end of each range, and back, each at a rate of its own.
+    swing = 0.5 - 0.5 * np.cos(2 * np.pi * rng.uniform(0.6, 1.2, len(rest)) * t[:, None])
+    low, high = _limits(first.scene)
+    size = _sizes(first)
+    actions = np.clip(rest + size * swing, low, high)
+    episode = rollout(first.sim, Script(actions), steps=steps)
+    where = [episode.spec.q.labels.index(joint) for joint in first.scene.robot]
+    found: list[Finding] = []
+    for name, ahead, limit in (
+        ("one step", 1, limits.one_step),
+        ("half a second", max(2, round(0.5 / dt)), limits.half_second),
+    ):
+        rows = np.arange(ahead, len(episode), ahead)
+        error = (replay(second.sim, episode, anchor=ahead).q - episode.q)[rows][:, where]
+        moved = (episode.q[rows] - episode.q[rows - ahead])[:, where]
+        floor = (0.02 * np.abs(size).min()) ** 2  # a joint that hardly moves is not judged by its own motion
+        share = np.sqrt((error**2).mean(axis=0) / np.maximum((moved**2).mean(axis=0), floor))
+        worst = int(np.argmax(share))
+        joint, ok = first.scene.robot[worst], bool(share[worst] <= limit)
+        words = f"{joint!r} is off by {100 * share[worst]:.3g} % of its motion over {name}, {100 * limit:g} % allowed"
+        found.append(Finding(name, ok, words))
+    return found
+
+
+def _hint(ratio: float) -> str:
+    for value, words in ((180 / np.pi, "degrees for radians?"), (np.pi / 180, "radians for degrees?"), (1e3, "mm?")):
+        if abs(np.log(ratio / value)) < 0.15:
+            return f"; {words}"
+    return ""

@@ -1,0 +1,205 @@
+"""Play a batch of episodes of a task and tell how each ended."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from instep.core.errors import Diverged
+from instep.core.rollout import checked_action
+from instep.core.world import Array, Policy, State, World, put, stack, take
+from instep.scene.tasks.task import Tasked
+
+SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
+"""How an episode may end, besides the failures that its task names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one episode ended."""
+
+    seed: int
+    outcome: str
+    """success, timeout, diverged, infra (the machinery broke, not the policy) or a failure that the task names."""
+    stage: str
+    """The last event that was reached."""
+    steps: int
+    seconds: float
+    """How long it took, in the world's time [s]."""
+    score: float
+    """How well things stood at the end, 0 to 1."""
+    speed: float = 0.0
+    """Largest speed of any joint [rad/s or m/s]."""
+    jump: float = 0.0
+    """Largest change of any action from one step to the next, in its unit."""
+    beyond: float = 0.0
+    """Share of the actions that lay outside what the actuators take."""
+    decide_ms: float = field(default=0.0, compare=False)
+    """How long the policy took to decide, per call for the whole batch, median [ms]."""
+    events: Mapping[str, float] = field(default_factory=dict[str, float])
+    """When each event was reached [s]."""
+    settings: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The knobs of this episode's world, where they were drawn."""
+    digest: str = ""
+    """A fingerprint of the last state: two runs agree bit by bit where it does."""
+    why: str = ""
+    """What broke, where something did."""
+
+    @property
+    def success(self) -> bool:
+        """Whether the task was done."""
+        return self.outcome == SUCCESS
+
+    @property
+    def counts(self) -> bool:
+        """Whether the policy is to be judged by it: the machinery's failures are not the policy's."""
+        return self.outcome != INFRA
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """A batch of episodes."""
+
+    ended: tuple[Ended, ...]
+    tracks: Mapping[int, Array]
+    """Seed -> positions q over the episode [rows, nq], for the seeds that were asked for or went wrong first."""
+
+
+def play(
+    world: Tasked[World], policy: Policy, seeds: Sequence[int], *, bounds: Array | None = None, keep: int = 0
+) -> Played:
+    """Play one episode per seed, all of them in one batch.
+
+    `bounds` [2, nu] are the lowest and highest actions that are taken; `keep` is of how many that did not succeed
+    the positions are kept.
+    """
+    state = stack([world.reset(seed) for seed in seeds])
+    policy.reset(seeds[0])
+    book, track = _Book(world, state, bounds), list[Array]()
+    for _ in range(world.steps):
+        if keep:
+            track.append(state.q.copy())
+        seen = world.observe(state)
+        begin = time.perf_counter()
+        action = checked_action(policy.act(seen), world.spec, state.batch)
+        book.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
+        state, lost = stepped(world, state, action, book.diverged)
+        book.note(state, lost)
+        if book.all_over:
+            break
+    ended = book.close(state, seeds)
+    missed = [i for i, row in enumerate(ended) if not row.success][:keep]
+    tracks = {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in missed} if track else {}
+    return Played(ended, tracks)
+
+
+def stepped(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
+    """The next state, and the worlds that have diverged so far [n].
+
+    A world that has diverged goes on as a copy of a sound one, so that the batch keeps its size; its episode is over.
+    """
+    while not lost.all():
+        try:
+            return world.step(*_parked(state, action, lost)), lost
+        except Diverged as error:
+            lost = lost | np.isin(np.arange(len(lost)), error.worlds)
+    return state, lost
+
+
+def _parked(state: State, action: Array, lost: Array) -> tuple[State, Array]:
+    if not lost.any():
+        return state, action
+    rows, leader = np.flatnonzero(lost), int(np.argmin(lost))
+    action = action.copy()
+    action[rows] = action[leader]
+    return put(state, rows, take(state, np.full(len(rows), leader))), action
+
+
+class _Book:
+    """What is noted of a batch while it plays."""
+
+    def __init__(self, world: Tasked[World], first: State, bounds: Array | None):
+        self._world, self._bounds = world, bounds
+        n = len(first.q)
+        self._over = np.zeros(n, bool)
+        self.diverged = np.zeros(n, bool)
+        """Worlds that cannot go on, whether or not their episode was over before."""
+        self._strayed = np.zeros(n, bool)
+        self._steps = np.zeros(n, int)
+        self._score, self._speed = np.zeros(n), np.zeros(n)
+        self._jump, self._beyond = np.zeros(n), np.zeros(n)
+        self._digest = [""] * n
+        self._last: Array | None = None
+        self._times: list[float] = []
+
+    @property
+    def all_over(self) -> bool:
+        return bool(self._over.all())
+
+    def decided(self, seconds: float, velocity: Array | None, action: Array) -> None:
+        self._times.append(seconds)
+        going = ~self._over
+        if velocity is not None and velocity.size:
+            fastest = np.abs(np.asarray(velocity, float)).max(axis=-1)
+            self._speed = np.where(going, np.maximum(self._speed, fastest), self._speed)
+        if self._last is not None:
+            jump = np.abs(action - self._last).max(axis=-1)
+            self._jump = np.where(going, np.maximum(self._jump, jump), self._jump)
+        if self._bounds is not None:
+            outside = ((action < self._bounds[0] - 1e-9) | (action > self._bounds[1] + 1e-9)).mean(axis=-1)
+            self._beyond = self._beyond + np.where(going, outside, 0.0)
+        self._last = action
+
+    def note(self, state: State, lost: Array) -> None:
+        self._steps[~self._over] += 1
+        self._strayed |= lost & ~self._over
+        self.diverged = lost
+        self._end(state, (np.asarray(self._world.over(state)) | lost) & ~self._over)
+
+    def close(self, state: State, seeds: Sequence[int]) -> tuple[Ended, ...]:
+        """How each episode ended; those that still go on ran out of time."""
+        self._end(state, ~self._over)
+        task, dt = self._world.task, self._world.spec.dt
+        when, wrong = self._world.when(state), np.asarray(self._world.failure(state))
+        ms = float(np.median(self._times)) * 1e3
+        rows: list[Ended] = []
+        for i, seed in enumerate(seeds):
+            # A world that goes on after its end may still meet events: they do not count.
+            times = {
+                name: float(t)
+                for name, t in zip(task.events, when[i], strict=True)
+                if t <= (self._steps[i] + 0.5) * dt and not self._strayed[i]
+            }
+            done, which = len(times) == len(task.events), int(wrong[i])
+            outcome: str = SUCCESS if done else task.failures[which] if which >= 0 else TIMEOUT
+            rows.append(
+                Ended(
+                    seed=int(seed),
+                    outcome=DIVERGED if self._strayed[i] else outcome,
+                    stage=list(times)[-1] if times else "",
+                    steps=int(self._steps[i]),
+                    seconds=float(self._steps[i] * dt),
+                    score=float(self._score[i]),
+                    speed=float(self._speed[i]),
+                    jump=float(self._jump[i]),
+                    beyond=float(self._beyond[i] / max(1, self._steps[i])),
+                    decide_ms=ms,
+                    events=times,
+                    digest=self._digest[i],
+                )
+            )
+        return tuple(rows)
+
+    def _end(self, state: State, which: Array) -> None:
+        if not which.any():
+            return
+        index = np.flatnonzero(which)
+        self._score[index] = self._world.score(take(state, index))
+        for i in index:
+            row = np.concatenate([state.q[i], state.v[i]])
+            self._digest[i] = hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest()
+        self._over |= which

@@ -1,0 +1,78 @@
+"""Results of an evaluation on disk: one parquet file per batch as it is done, one table of all at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.world import Array
+
+from .episode_batch import Ended
+from .evaluation import Evaluation
+
+_TEXT = ("events", "settings")
+"""Fields that are mappings, kept as JSON."""
+
+
+class Shards:
+    """A folder of batches; what is there already need not be run again."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def load(self, key: str) -> tuple[Ended, ...] | None:
+        """The episodes of a batch that was done before; None where its file is missing or was cut off."""
+        path = self._folder / f"{key}.parquet"
+        if not path.is_file():
+            return None
+        parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
+        try:
+            rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+        except (arrow.ArrowInvalid, OSError):
+            return None
+        return tuple(_ended(row) for row in rows)
+
+    def save(self, key: str, ended: Sequence[Ended], tracks: Mapping[int, Array]) -> None:
+        """Keep a batch, whole or not at all, and the positions of episodes to be looked at."""
+        for seed, track in tracks.items():
+            np.save(self._folder / f"{key}.{seed}.npy", track)
+        part = self._folder / f"{key}.part"
+        _write(part, [_row(row) for row in ended])
+        part.replace(self._folder / f"{key}.parquet")
+
+    def track(self, key: str, seed: int) -> Array | None:
+        """The positions of an episode that was kept to be looked at."""
+        path = self._folder / f"{key}.{seed}.npy"
+        return np.load(path, allow_pickle=False) if path.is_file() else None
+
+
+def write_episodes(path: Path, evaluation: Evaluation) -> Path:
+    """One row per episode, of all policies and worlds."""
+    rows = [
+        {"policy": policy, "world": world, "task": evaluation.task.name, **_row(row), "success": row.success}
+        for (policy, world), ended in evaluation.results.items()
+        for row in ended
+    ]
+    _write(path, rows)
+    return path
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(rows), path)
+
+
+def _row(row: Ended) -> dict[str, Any]:
+    return {name: json.dumps(value) if name in _TEXT else value for name, value in asdict(row).items()}
+
+
+def _ended(row: Mapping[str, Any]) -> Ended:
+    known = {f.name for f in fields(Ended)}
+    return Ended(**{k: json.loads(v) if k in _TEXT else v for k, v in row.items() if k in known})

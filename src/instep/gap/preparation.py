@@ -1,0 +1,120 @@
+"""Make recordings fit to start a simulator from: angles unwrapped, velocities that do not lag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.world import Array
+
+from .channels import QUAT, scipy, wrapped
+from .time_alignment import lag
+
+SPAN = 0.06
+"""Length of the polynomial that velocities are taken from [s]."""
+LATE = 0.5
+"""Recorded velocities that lag by this many rows or more are rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Recordings ready to be replayed, and what was done to them."""
+
+    episodes: list[Episode]
+    wrapping: tuple[str, ...]
+    """Angles that go round: as asked for, and those whose recording jumps by a turn."""
+    notes: tuple[str, ...]
+
+
+def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepared:
+    """Recordings with unwrapped angles and, where the recorded ones lag or lack, rebuilt velocities.
+
+    A velocity read from a filter lags, and a window started with it looks like an error of the model: on a Furuta
+    pendulum 16 ms of lag turn 25 mrad into 68 mrad after a tenth of a second.
+    """
+    if not episodes:
+        return Prepared([], tuple(wrapping), ())
+    jumping = [label for label in angles(episodes[0]) if any(jumps(e, label) for e in episodes)]
+    runs = [_unwrapped(e, jumping) for e in episodes]
+    late = late_velocities(runs)
+    notes: list[str] = []
+    if jumping:
+        notes.append(f"The recording of {', '.join(jumping)} jumps by a turn and was unwrapped.")
+    labels = [label for label in episodes[0].spec.v.labels if label in scalar_joints(episodes[0])]
+    lacking = any("v" not in e for e in runs)
+    rebuilt = labels if lacking else [label for label in labels if label in late]
+    if rebuilt:
+        runs = [with_velocities(e, rebuilt) for e in runs]
+        why = "none were recorded" if lacking else f"the recorded ones lag by up to {1e3 * max(late.values()):.0f} ms"
+        notes.append(f"Velocities of {', '.join(rebuilt)} are zero-phase derivatives of the positions: {why}.")
+    return Prepared(runs, tuple(dict.fromkeys((*wrapping, *jumping))), tuple(notes))
+
+
+def velocity(q: Array, dt: float) -> Array:
+    """The zero-phase derivative of positions [rows, n] by a local cubic (Savitzky and Golay)."""
+    rows = len(q)
+    window = max(5, 2 * round(0.5 * SPAN / dt) + 1)
+    if rows < 6:
+        return np.gradient(q, dt, axis=0) if rows > 1 else np.zeros_like(q)
+    window = min(window, rows if rows % 2 else rows - 1)
+    return np.asarray(scipy("signal").savgol_filter(q, window, min(3, window - 2), deriv=1, delta=dt, axis=0))
+
+
+def with_velocities(episode: Episode, labels: Sequence[str]) -> Episode:
+    """The episode with the velocities of some joints taken from its positions."""
+    places = episode.spec.q.labels
+    v = np.array(episode["v"], float) if "v" in episode else np.zeros((len(episode), len(episode.spec.v.labels)))
+    columns = [places.index(label) for label in labels]
+    dt = float(np.median(np.diff(episode.t))) if len(episode) > 1 else episode.spec.dt
+    v[:, [episode.spec.v.labels.index(label) for label in labels]] = velocity(episode.q[:, columns], dt)
+    return episode.with_columns({"v": v})
+
+
+def late_velocities(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Joints whose recorded velocity trails the derivative of their position, and by how much [s]."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        if "v" not in episode or len(episode) < 40:
+            continue
+        dt = episode.spec.dt
+        for label in scalar_joints(episode):
+            truth = velocity(episode.q[:, [episode.spec.q.labels.index(label)]], dt)[:, 0]
+            recorded = np.asarray(episode["v"], float)[:, episode.spec.v.labels.index(label)]
+            if np.std(truth) < 1e-9 or np.std(recorded) < 1e-9:
+                continue
+            trail = lag(truth, recorded, dt, longest=max(0.06, 4 * dt))
+            if trail.correlation > 0.7 and not trail.at_limit:
+                found.setdefault(label, []).append(trail.seconds)
+    typical = {label: float(np.median(lags)) for label, lags in found.items()}
+    return {label: seconds for label, seconds in typical.items() if seconds >= LATE * episodes[0].spec.dt}
+
+
+def angles(episode: Episode) -> list[str]:
+    """Joints measured in radians."""
+    units = dict(zip(episode.spec.q.labels, episode.spec.q.units, strict=True))
+    return [label for label in episode.spec.q.labels if units[label] == "rad"]
+
+
+def scalar_joints(episode: Episode) -> list[str]:
+    """Joints whose velocity is the derivative of one position: no orientations, no coordinates of free bodies."""
+    v = episode.spec.v.labels
+    return [label for label in episode.spec.q.labels if label in v and label.rpartition(".")[2] not in QUAT]
+
+
+def jumps(episode: Episode, label: str) -> bool:
+    """Whether an angle jumps by about a whole turn between two rows."""
+    step = np.diff(episode.q[:, episode.spec.q.labels.index(label)])
+    # Half a turn per row is faster than anything that was sampled well; a wrap is a turn less a small step.
+    return bool((np.abs(step) > 1.5 * np.pi).any()) and bool((np.abs(wrapped(step)) < 0.5 * np.pi).all())
+
+
+def _unwrapped(episode: Episode, labels: Sequence[str]) -> Episode:
+    if not labels:
+        return episode
+    q = np.array(episode.q, float)
+    columns = [episode.spec.q.labels.index(label) for label in labels]
+    q[:, columns] = np.unwrap(q[:, columns], axis=0)
+    return episode.with_columns({"q": q})

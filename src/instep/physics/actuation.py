@@ -1,0 +1,267 @@
+"""What pulls on the joints of a model: actuators, springs, dampers, as laws another engine can apply.
+
+The law is MuJoCo's: an actuator has a length `l = moment @ q` and a speed `s = moment @ v`, it pulls with
+`f = (g0 + g1 l + g2 s) u + b0 + b1 l + b2 s`, clipped to its range, and `moment.T @ f` acts on the joints.
+
+Joints that follow others, for engines without such a constraint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import mujoco
+import numpy as np
+
+from instep.core.world import Array
+
+from .engine_support import active_equalities
+from .link_tree import HINGE, SLIDE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drives:
+    """Everything that acts on the hinges and slides of a model; vectors have one number per degree of freedom."""
+
+    moment: Array
+    """[nu, nv]."""
+    gain: Array
+    """g0, g1, g2 of each actuator [nu, 3]."""
+    bias: Array
+    """b0, b1, b2 of each actuator [nu, 3]."""
+    command: Array
+    """Range of commands [nu, 2]; infinite where open."""
+    force: Array
+    """Range of forces [nu, 2]; infinite where open."""
+    total: Array
+    """Range of what all actuators of a joint do together [nv, 2]."""
+    stiffness: Array
+    """[Nm/rad]."""
+    spring: Array
+    """Where the spring rests [rad]."""
+    damping: Array
+    """[Nm s/rad]."""
+    armature: Array
+    """[kg m2]."""
+    frictionloss: Array
+    """[Nm]."""
+    reach: Array = field(init=False)
+    """How many degrees of freedom each actuator acts on [nu]."""
+    square: Array = field(init=False)
+    """Of the moment, element by element [nu, nv]."""
+    limited: bool = field(init=False)
+    """Whether any joint limits what its actuators do together."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reach", np.count_nonzero(self.moment, axis=1))
+        object.__setattr__(self, "square", self.moment**2)
+        object.__setattr__(self, "limited", bool(np.isfinite(self.total).any()))
+
+    def clipped(self, action: Array) -> Array:
+        """Commands inside their ranges."""
+        return np.clip(action, self.command[:, 0], self.command[:, 1])
+
+    def only(self, dofs: Array) -> Drives:
+        """What acts on some degrees of freedom, as if there were no others; commands keep their order."""
+        used = self.moment[:, dofs].any(axis=1)
+        rows = {name: getattr(self, name)[used] for name in ("gain", "bias", "command", "force")}
+        kept = ("total", "stiffness", "spring", "damping", "armature", "frictionloss")
+        return Drives(self.moment[np.ix_(used, dofs)], **rows, **{name: getattr(self, name)[dofs] for name in kept})
+
+    def pull(self, q: Array, v: Array, command: Array) -> tuple[Array, Array]:
+        """Torque of actuators and springs, less what their damping does, and that damping, both per degree of freedom.
+
+        An engine that adds the damping to its own treats it implicitly, as MuJoCo does; a clipped actuator has none.
+        """
+        length, speed = self.moment @ q, self.moment @ v
+        push = self.gain[:, 0] * command + self.bias[:, 0] + self.bias[:, 1] * length
+        if self.gain[:, 1:].any():
+            push += (self.gain[:, 1] * length + self.gain[:, 2] * speed) * command
+        whole = push + self.bias[:, 2] * speed
+        clipped = np.minimum(np.maximum(whole, self.force[:, 0]), self.force[:, 1])
+        # The damping of a tendon couples its joints; only that of one joint has a place on a diagonal.
+        alone = (whole == clipped) & (self.reach == 1)
+        torque = np.where(alone, push, clipped) @ self.moment
+        damping = np.where(alone, -self.bias[:, 2], 0.0) @ self.square
+        if self.limited:
+            both = torque - damping * v
+            over = (both < self.total[:, 0]) | (both > self.total[:, 1])
+            torque = np.where(over, np.minimum(np.maximum(both, self.total[:, 0]), self.total[:, 1]), torque)
+            damping = np.where(over, 0.0, damping)
+        return torque - self.stiffness * (q - self.spring), damping
+
+
+def drives_of(model: mujoco.MjModel) -> Drives:
+    """The drives of a model; what they cannot say has been refused before."""
+    gear = _moment(model)
+    no_damper, no_spring = _off(model, "DAMPER"), _off(model, "SPRING")
+    scale = (gear**2).T
+    fixed = model.actuator_biastype == int(mujoco.mjtBias.mjBIAS_NONE)
+    constant = model.actuator_gaintype == int(mujoco.mjtGain.mjGAIN_FIXED)
+    bias = np.where(fixed[:, None], 0.0, model.actuator_biasprm[:, :3])
+    gain = np.where(constant[:, None] & (np.arange(3) > 0), 0.0, model.actuator_gainprm[:, :3])
+    idle = np.array([_idle(model, a) for a in range(model.nu)], bool)
+    damping = model.dof_damping + scale @ model.actuator_damping
+    return Drives(
+        moment=gear,
+        gain=np.where(idle[:, None], 0.0, gain),
+        bias=np.where(idle[:, None], 0.0, bias),
+        command=_range(model.actuator_ctrllimited * (not _off(model, "CLAMPCTRL")), model.actuator_ctrlrange),
+        force=_range(model.actuator_forcelimited, model.actuator_forcerange),
+        total=_per_dof(model, _range(model.jnt_actfrclimited, model.jnt_actfrcrange), np.array([-np.inf, np.inf])),
+        stiffness=_per_dof(model, model.jnt_stiffness * (not no_spring), np.zeros(())),
+        spring=_springs(model),
+        damping=damping * (not no_damper),
+        armature=model.dof_armature + scale @ model.actuator_armature,
+        frictionloss=model.dof_frictionloss * (not _off(model, "FRICTIONLOSS")),
+    )
+
+
+def scalar_dofs(model: mujoco.MjModel) -> Array:
+    """Degrees of freedom that belong to hinges and slides."""
+    kinds = model.jnt_type[model.dof_jntid]
+    return np.flatnonzero((kinds == HINGE) | (kinds == SLIDE))
+
+
+def scalar_positions(model: mujoco.MjModel) -> tuple[Array, Array]:
+    """Where hinges and slides stand in q, and in v."""
+    dofs = scalar_dofs(model)
+    return model.jnt_qposadr[model.dof_jntid[dofs]].astype(int), dofs
+
+
+def firmness(model: mujoco.MjModel, dof: int) -> float:
+    """Damping of dry friction below the speed at which a joint slips [Nm s/rad].
+
+    MuJoCo's dry friction creeps: with time constant T and impedance d it is a damper of `2 d / (T (1 - d))` times the
+    inertia of the joint, up to the friction.
+    """
+    time, ratio = (float(x) for x in model.dof_solref[dof])
+    start, width = (float(x) for x in np.clip(model.dof_solimp[dof, :2], 1e-4, 0.9999))
+    rate = 2 / (width * max(time, 2 * float(model.opt.timestep))) if time > 0 else -ratio
+    return rate * start / (1 - start) / float(model.dof_invweight0[dof])
+
+
+def _moment(model: mujoco.MjModel) -> Array:
+    """How far each degree of freedom moves each actuator [nu, nv]."""
+    moment = np.zeros((model.nu, model.nv))
+    for a in range(model.nu):
+        target, gear = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0])
+        if model.actuator_trntype[a] == int(mujoco.mjtTrn.mjTRN_TENDON):
+            for joint, share in tendon_joints(model, target):
+                moment[a, model.jnt_dofadr[joint]] += gear * share
+        else:
+            moment[a, model.jnt_dofadr[target]] = gear
+    return moment
+
+
+def tendon_joints(model: mujoco.MjModel, tendon: int) -> list[tuple[int, float]]:
+    """Joints of a fixed tendon and their shares."""
+    rows = range(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
+    return [(int(model.wrap_objid[w]), float(model.wrap_prm[w])) for w in rows]
+
+
+def _idle(model: mujoco.MjModel, actuator: int) -> bool:
+    group = int(model.actuator_group[actuator])
+    return _off(model, "ACTUATION") or (0 <= group <= 30 and bool(int(model.opt.disableactuator) & (1 << group)))
+
+
+def _range(limited: Array, given: Array) -> Array:
+    return np.where(np.asarray(limited, bool)[:, None], given, np.array([-np.inf, np.inf]))
+
+
+def _per_dof(model: mujoco.MjModel, values: Array, otherwise: Array) -> Array:
+    """A value per joint as one per degree of freedom, for hinges and slides."""
+    out = np.broadcast_to(otherwise, (model.nv, *np.shape(values)[1:])).astype(float)
+    dofs = scalar_dofs(model)
+    out[dofs] = values[model.dof_jntid[dofs]]
+    return out
+
+
+def _springs(model: mujoco.MjModel) -> Array:
+    out = np.zeros(model.nv)
+    places, dofs = scalar_positions(model)
+    out[dofs] = model.qpos_spring[places]
+    return out
+
+
+def _off(model: mujoco.MjModel, flag: str) -> bool:
+    return bool(int(model.opt.disableflags) & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}")))
+
+
+_JOINT, _TENDON = int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON)
+RATE = 0.25
+"""How fast gears pull joints together, in physics rates: stiff, and stable where inertia is off by a factor of two."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gears:
+    """Joints that follow others: `first @ q = p0 + p1 x + p2 x^2 + ..` with `x = second @ q`, from their reference."""
+
+    first: Array
+    """[gears, dofs]."""
+    second: Array
+    """[gears, dofs]; zeros where the first is held still."""
+    reference: Array
+    """Of both sides [gears, 2]."""
+    shape: Array
+    """Coefficients, lowest order first [gears, 5]."""
+    inverse_mass: Array
+    """Of each degree of freedom, at rest [1/(kg m2)] [dofs]."""
+    rate: float
+    """How fast a deviation dies out [1/s]."""
+    straight: tuple[Array, Array, Array] | None = field(init=False)
+    """What is the same everywhere, where all gears are straight lines; None where one is curved."""
+
+    def __post_init__(self) -> None:
+        lines = len(self.first) > 0 and not self.shape[:, 2:].any()
+        object.__setattr__(self, "straight", self._curved(np.zeros(self.first.shape[1])) if lines else None)
+
+    @property
+    def dofs(self) -> Array:
+        """Degrees of freedom that are geared."""
+        return np.flatnonzero(self.first.any(axis=0) | self.second.any(axis=0))
+
+    def only(self, dofs: Array) -> Gears:
+        """The same gears, when there are no other degrees of freedom."""
+        return replace(
+            self, first=self.first[:, dofs], second=self.second[:, dofs], inverse_mass=self.inverse_mass[dofs]
+        )
+
+    def torque(self, q: Array, v: Array, pulled: Array) -> Array:
+        """The torques that keep joints together while others pull on them.
+
+        These are critically damped springs between the joints, after what the motors do to them has been shared out,
+        with the inertia that the joints have at rest.
+        """
+        moment, shared, value = self.straight or self._curved(q)
+        apart = moment @ q - value
+        wanted = -(self.rate**2) * apart - 2 * self.rate * (moment @ v) - moment @ (self.inverse_mass * pulled)
+        return shared @ wanted
+
+    def _curved(self, q: Array) -> tuple[Array, Array, Array]:
+        """How far each joint moves the gears here, how they share a force, and what `moment @ q` should be."""
+        x = self.second @ q - self.reference[:, 1]
+        value, slope = np.zeros_like(x), np.zeros_like(x)
+        for coefficient in self.shape.T[::-1]:
+            slope = slope * x + value
+            value = value * x + coefficient
+        moment = self.first - slope[:, None] * self.second
+        shared = moment.T @ np.linalg.inv((moment * self.inverse_mass) @ moment.T)
+        return moment, shared, self.reference[:, 0] + value - slope * (self.second @ q)
+
+
+def gears_of(model: mujoco.MjModel) -> Gears:
+    """The joints and fixed tendons of a model that follow others."""
+    some = [e for e in active_equalities(model) if int(model.eq_type[e]) in (_JOINT, _TENDON)]
+    first, second = np.zeros((len(some), model.nv)), np.zeros((len(some), model.nv))
+    reference = np.zeros((len(some), 2))
+    for row, e in enumerate(some):
+        for side, (matrix, thing) in enumerate(((first, model.eq_obj1id[e]), (second, model.eq_obj2id[e]))):
+            if thing < 0:
+                continue
+            tied = tendon_joints(model, int(thing)) if model.eq_type[e] == _TENDON else [(int(thing), 1.0)]
+            for joint, share in tied:
+                matrix[row, model.jnt_dofadr[joint]] += share
+                reference[row, side] += share * float(model.qpos0[model.jnt_qposadr[joint]])
+    shape = model.eq_data[some, :5].copy()
+    return Gears(first, second, reference, shape, model.dof_invweight0.copy(), RATE / float(model.opt.timestep))

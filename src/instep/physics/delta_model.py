@@ -1,0 +1,132 @@
+"""A delta-action model: what is added to a command so that the simulator does what the robot did.
+
+Where parameters leave an error, it is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
+physical. Outside the states it was trained on the delta is zero, and it is never larger than in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.rollout import checked_action
+from instep.core.world import Array, Spec, State
+from instep.core.wrapper import Layer, S
+
+FILE = "delta.npz"
+
+MEMORY = 10
+"""Commands before the present one that the features see."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """What to add to a command, as a function of state, command and the commands before."""
+
+    labels: tuple[str, ...]
+    """Actions it corrects."""
+    centre: Array
+    """Of the raw features [joints, raw]."""
+    size: Array
+    """Their spread [joints, raw]."""
+    waves: Array
+    """Directions of the cosines [joints, raw, waves]."""
+    phase: Array
+    """[joints, waves]."""
+    weight: Array
+    """[joints, raw + waves + 1]."""
+    reach: Array
+    """Distance from the training states up to which each joint's delta counts [joints]."""
+    most: Array
+    """Largest delta [joints]."""
+
+    def __call__(self, q: Array, v: Array, actions: Array) -> Array:
+        """The delta [..., joints] for positions and velocities of the driven joints and the commands up to now
+        [..., MEMORY + 1, joints], oldest first."""
+        raw = (features(q, v, actions) - self.centre) / self.size
+        wide = random_features(raw, self.waves, self.phase)
+        out = np.clip(np.einsum("...jf,jf->...j", wide, self.weight), -self.most, self.most)
+        far = np.sqrt((raw**2).mean(axis=-1))
+        return np.where(far <= self.reach, out, 0.0)
+
+    def save(self, path: Path) -> None:
+        """Write it beside a scene."""
+        parts = {name: getattr(self, name) for name in ("centre", "size", "waves", "phase", "weight", "reach", "most")}
+        np.savez_compressed(path, labels=np.array(self.labels), **parts)
+
+    @classmethod
+    def load(cls, path: Path) -> Delta:
+        """Read it back."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                parts = {name: np.asarray(file[name]) for name in file.files}
+                return cls(tuple(str(label) for label in parts.pop("labels")), **parts)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"The delta action {str(path)!r} cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corrected(Layer[S]):
+    """A simulator whose commands are corrected by a delta; its own action is still what the robot was told."""
+
+    delta: Delta | None = None
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Remember the last commands; before the first one the memory is full of it."""
+        size = self.spec.action.shape[0]
+        if past is None:
+            line = np.full((*state.batch, MEMORY, size), np.nan)
+        else:
+            known = np.broadcast_to(past, (*state.batch, *np.shape(past)[-2:]))
+            line = known[..., np.maximum(np.arange(-MEMORY, 0) + known.shape[-2], 0), :].astype(float)
+        return state.with_hidden(self.key, line)
+
+    def step(self, state: State, action: Array) -> State:
+        """Add the delta to the command."""
+        action = checked_action(action, self.spec, state.batch)
+        line = np.asarray(state.hidden[self.key], float)
+        line = np.where(np.isnan(line), action[..., None, :], line)
+        full = np.concatenate([line, action[..., None, :]], axis=-2)
+        sent = action
+        if self.delta is not None:
+            q, v, a = places(self.spec, self.delta.labels)
+            sent = action.copy()
+            sent[..., a] += self.delta(state.q[..., q], state.v[..., v], full[..., a])
+        return self.world.step(state, sent).with_hidden(self.key, full[..., 1:, :])
+
+
+def driven(spec: Spec) -> tuple[str, ...]:
+    """The actions that are position commands of a joint of that name."""
+    names: list[str] = []
+    for label, unit in zip(spec.action.labels, spec.action.units, strict=True):
+        if label in spec.q.labels and label in spec.v.labels and spec.q.units[spec.q.labels.index(label)] == unit:
+            names.append(label)
+    return tuple(names)
+
+
+def features(q: Array, v: Array, actions: Array) -> Array:
+    """What is known when a command is given, per joint [..., joints, raw]."""
+    now, short, long = actions[..., -1, :], actions[..., -1 - MEMORY // 3, :], actions[..., 0, :]
+    own = [now - q, v, np.tanh(v / 0.05), now - short, short - long, np.tanh((now - long) / 0.02), q]
+    size = q.shape[-1]
+    others = np.broadcast_to(q[..., None, :], (*q.shape[:-1], size, size))
+    return np.concatenate([np.stack(own, axis=-1), np.sin(others), np.cos(others)], axis=-1)
+
+
+def random_features(raw: Array, waves: Array, phase: Array) -> Array:
+    """Raw features, random cosines of them, and a constant [..., joints, raw + waves + 1]."""
+    cosines = np.cos(np.einsum("...jr,jrw->...jw", raw, waves) + phase)
+    return np.concatenate([raw, cosines, np.ones((*raw.shape[:-1], 1))], axis=-1)
+
+
+def places(spec: Spec, labels: Sequence[str]) -> tuple[list[int], list[int], list[int]]:
+    """Where labels stand among positions, velocities and actions."""
+    return (
+        [spec.q.labels.index(label) for label in labels],
+        [spec.v.labels.index(label) for label in labels],
+        [spec.action.labels.index(label) for label in labels],
+    )

@@ -1,0 +1,152 @@
+"""What a second engine cannot do, said before it starts rather than left out."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import Unsupported
+from instep.core.world import Array, Settings
+
+from .link_tree import BALL, FREE
+
+_TRANSMISSIONS = ("mjTRN_JOINT", "mjTRN_JOINTINPARENT", "mjTRN_TENDON")
+_SHAPES = (
+    "mjGEOM_PLANE",
+    "mjGEOM_SPHERE",
+    "mjGEOM_CAPSULE",
+    "mjGEOM_ELLIPSOID",
+    "mjGEOM_CYLINDER",
+    "mjGEOM_BOX",
+    "mjGEOM_MESH",
+)
+_KNOBS_OF_MUJOCO = (
+    "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
+    "option.viscosity", "tendon.*", "sensor.*", "joint.*.drag",
+)  # fmt: skip
+_OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
+
+
+def refuse(model: mujoco.MjModel, engine: str) -> None:
+    """Raise `Unsupported`, naming what and where, if a model holds something only MuJoCo can do."""
+    _options(model, engine)
+    _parts(model, engine)
+    _joints(model, engine)
+    _actuators(model, engine)
+    _tendons(model, engine)
+    _geoms(model, engine)
+
+
+def refuse_knobs(settings: Settings, engine: str) -> None:
+    """Raise `Unsupported` if a knob is turned that only MuJoCo has: turning it would change nothing."""
+    for address in settings:
+        for pattern in _KNOBS_OF_MUJOCO:
+            if fnmatchcase(address, pattern):
+                raise _cannot(engine, f"has nothing that {address!r} stands for, so turning it would change nothing")
+
+
+def disabled(model: mujoco.MjModel, flag: str) -> bool:
+    """Whether the model turns a part of the physics off."""
+    return bool(int(model.opt.disableflags) & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}")))
+
+
+def active_equalities(model: mujoco.MjModel) -> list[int]:
+    """The equality constraints of a model that hold."""
+    off = disabled(model, "EQUALITY") or disabled(model, "CONSTRAINT")
+    return [] if off else [e for e in range(model.neq) if model.eq_active0[e]]
+
+
+def _options(model: mujoco.MjModel, engine: str) -> None:
+    if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
+        raise _cannot(engine, "has no air or water (density, viscosity or wind of <option>)")
+    for flag, words in _OVERRIDES.items():
+        if int(model.opt.enableflags) & int(getattr(mujoco.mjtEnableBit, flag)):
+            raise _cannot(engine, f"has no {words} (flag of <option>)")
+
+
+def _parts(model: mujoco.MjModel, engine: str) -> None:
+    for count, words in (
+        (model.nflex, "soft bodies (flex)"),
+        (model.nplugin, "plug-ins"),
+        (model.npair, "contact pairs"),
+    ):
+        if count:
+            raise _cannot(engine, f"cannot read {words}, and this model has {count}")
+    if model.na:
+        raise _cannot(engine, "keeps no activation of actuators (dyntype other than none)")
+
+
+def _joints(model: mujoco.MjModel, engine: str) -> None:
+    for j in range(model.njnt):
+        name, kind, dof = model.joint(j).name, int(model.jnt_type[j]), int(model.jnt_dofadr[j])
+        dofs = slice(dof, dof + {FREE: 6, BALL: 3}.get(kind, 1))
+        many = kind in (FREE, BALL)
+        poly = np.any(model.dof_dampingpoly[dofs]) or np.any(model.jnt_stiffnesspoly[j])
+        for wrong, words in (
+            (poly, "springs or dampers that are polynomials"),
+            (model.jnt_springyield[j] > 0, "springs that yield"),
+            (
+                model.jnt_actgravcomp[j] and model.jnt_actfrclimited[j],
+                "gravity compensation within the limit of the actuators (actuatorgravcomp)",
+            ),
+            (many and model.jnt_stiffness[j] > 0, "springs in free or ball joints"),
+            (many and np.any(model.dof_frictionloss[dofs]), "dry friction in free or ball joints"),
+            (kind == FREE and np.any(model.dof_armature[dofs]), "armature of free joints"),
+            (kind == BALL and model.jnt_limited[j], "limits of ball joints"),
+        ):
+            if wrong:
+                raise _cannot(engine, f"has no {words}, as joint {name!r} does")
+
+
+def _actuators(model: mujoco.MjModel, engine: str) -> None:
+    fixed, affine = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE)
+    none, line = int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE)
+    known = [int(getattr(mujoco.mjtTrn, name)) for name in _TRANSMISSIONS]
+    for a in range(model.nu):
+        name = model.actuator(a).name
+        if model.actuator_trntype[a] not in known:
+            raise _cannot(engine, f"drives joints and fixed tendons only, not sites or bodies as {name!r} does")
+        if model.actuator_gaintype[a] not in (fixed, affine) or model.actuator_biastype[a] not in (none, line):
+            raise _cannot(engine, f"has motors and servos only, not the muscle, DC motor, PID or user law of {name!r}")
+        if model.actuator_ctrlnum[a] != 1:
+            raise _cannot(engine, f"has one command per actuator, and {name!r} takes {model.actuator_ctrlnum[a]}")
+        if np.any(model.actuator_dampingpoly[a]):
+            raise _cannot(engine, f"has no dampers that are polynomials, as actuator {name!r} does")
+        joint = model.actuator_trnid[a, 0]
+        if model.actuator_trntype[a] != known[2] and model.jnt_type[joint] in (FREE, BALL):
+            raise _cannot(
+                engine, f"drives hinges and slides only, and {name!r} drives joint {model.joint(joint).name!r}"
+            )
+
+
+def _tendons(model: mujoco.MjModel, engine: str) -> None:
+    joint = int(mujoco.mjtWrap.mjWRAP_JOINT)
+    for t in range(model.ntendon):
+        rows = slice(model.tendon_adr[t], model.tendon_adr[t] + model.tendon_num[t])
+        if np.any(model.wrap_type[rows] != joint):
+            raise _cannot(engine, f"has fixed tendons only, and {model.tendon(t).name!r} runs through space")
+        fields = ("stiffness", "damping", "frictionloss", "armature", "limited", "actfrclimited", "springyield")
+        for field in fields:
+            if np.any(getattr(model, f"tendon_{field}")[t]):
+                raise _cannot(engine, f"has tendons that only pull, and {model.tendon(t).name!r} has {field}")
+
+
+def _geoms(model: mujoco.MjModel, engine: str) -> None:
+    known = [int(getattr(mujoco.mjtGeom, name)) for name in _SHAPES]
+    touches: Array = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+    for g in np.flatnonzero(touches):
+        name = model.geom(g).name
+        for wrong, words in (
+            (model.geom_type[g] not in known, "height fields or distance-field shapes"),
+            (np.any(model.geom_surfacevel[g]), "moving surfaces (surfacevel)"),
+            (model.geom_adhesion[g] > 0, "adhesion"),
+            (model.geom_margin[g] < 0, "shapes that shrink (margin below 0)"),
+        ):
+            if wrong:
+                raise _cannot(engine, f"has no {words}, as geom {name!r} does")
+
+
+def _cannot(engine: str, sentence: str) -> Unsupported:
+    return Unsupported(f"The engine {engine!r} {sentence}; run this scene in MuJoCo.")

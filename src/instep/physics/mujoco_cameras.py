@@ -1,0 +1,237 @@
+"""Camera pictures of a world, rendered by MuJoCo, with light, lens and noise."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mujoco
+import mujoco.rendering.classic.gl_context
+import numpy as np
+
+from instep.core import counter_rng
+from instep.core.errors import UnknownName, Unsupported
+from instep.core.world import Array, Channel, Observation, Spec, State
+from instep.core.wrapper import Layer, W
+from instep.scene.camera import Camera, distort
+from instep.scene.folder import Scene
+
+INSTALL = "apt-get install libegl1 libgl1 libgles2 libgl1-mesa-dri"
+"""What a bare Debian needs to render without a screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a camera differs from a perfect one."""
+
+    gain: float = 1.0
+    """Brightness, as a factor."""
+    tint: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Colour of the light, red, green, blue, as factors."""
+    sigma: float = 0.0
+    """Standard deviation of white noise [grey levels of 255]."""
+
+
+class Studio:
+    """Renders a scene through its cameras. Not a world: positions in, pictures out."""
+
+    def __init__(self, scene: Scene):
+        self.scene = scene
+        self._data = mujoco.MjData(scene.model)
+        self._renderers: dict[tuple[int, int], Any] = {}
+        self._maps: dict[str, Array] = {}
+        self._last: dict[str, tuple[Array, Array]] = {}
+        self._shown: dict[str, tuple[int, Look, Array, Array]] = {}
+        self._lock = threading.Lock()
+
+    def picture(self, q: Array, camera: Camera) -> Array:
+        """What a camera of the scene shows at positions q [nq], through its lens [height, width, 3]."""
+        with self._lock:
+            last = self._last.get(camera.name)
+            if last is None or not np.array_equal(last[0], q):
+                last = (q.copy(), self._through_lens(self._render(q, camera), camera))
+                self._last[camera.name] = last
+        return last[1].copy()
+
+    def shown(self, q: Array, camera: Camera, look: Look, seed: int) -> Array:
+        """The same through a camera that is not perfect; the noise is that of the seed."""
+        if look == Look():
+            return self.picture(q, camera)
+        last = self._shown.get(camera.name)
+        if last is None or last[:2] != (seed, look) or not np.array_equal(last[2], q):
+            last = (seed, look, q.copy(), _exposed(self.picture(q, camera), look, seed))
+            self._shown[camera.name] = last
+        return last[3].copy()
+
+    def close(self) -> None:
+        """Give the graphics memory back."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def _render(self, q: Array, camera: Camera) -> Array:
+        self._data.qpos[:] = q
+        mujoco.mj_forward(self.scene.model, self._data)
+        renderer = self._renderer(camera.height, camera.width)
+        renderer.update_scene(self._data, camera.name)
+        return renderer.render().copy()
+
+    def _renderer(self, height: int, width: int) -> Any:
+        if (height, width) not in self._renderers:
+            self._renderers[height, width] = _new_renderer(self.scene.model, height, width)
+        return self._renderers[height, width]
+
+    def _through_lens(self, frame: Array, camera: Camera) -> Array:
+        if not any(camera.distortion):
+            return frame
+        if camera.name not in self._maps:
+            self._maps[camera.name] = _undistorted_pixels(camera)
+        return _sample(frame, self._maps[camera.name])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Filmed(Layer[W]):
+    """A world with cameras: adds `observation.images.<camera>` to what is seen."""
+
+    studio: Studio
+    cameras: tuple[Camera, ...] = ()
+    look: Look = field(default_factory=Look)
+    every: int = 1
+    """Control steps from one picture to the next; in between the last one is shown, with its stamp."""
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean, pictures included."""
+        inner, axes = self.world.spec, ("height", "width", "channels")
+        shown = {
+            f"observation.images.{c.name}": Channel(axes, "", (c.height, c.width, 3), "uint8") for c in self.cameras
+        }
+        return replace(inner, observation={**inner.observation, **shown})
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Take the first picture."""
+        key = np.broadcast_to(counter_rng.key(seed, self.key), state.batch).copy()
+        return state.with_hidden(self.key, self._exposure(state, key, np.zeros(state.batch, int)))
+
+    def step(self, state: State, action: Array) -> State:
+        """Take a picture when it is time for one."""
+        old, after = state.hidden[self.key], self.world.step(state, action)
+        age = old["age"] + 1
+        if int(age.flat[0] if age.ndim else age) >= self.every:
+            return after.with_hidden(
+                self.key, self._exposure(after, counter_rng.following(old["noise"]), np.zeros(state.batch, int))
+            )
+        return after.with_hidden(self.key, {**old, "age": age})
+
+    def observe(self, state: State) -> Observation:
+        """What is seen, pictures included; worlds of a batch are rendered one after the other."""
+        seen, memory = dict(self.world.observe(state)), state.hidden[self.key]
+        for index, camera in enumerate(self.cameras):
+            frames = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
+            for world in np.ndindex(*state.batch):
+                seed = int(counter_rng.uniform(memory["noise"][world], 1 + index)[-1] * 2**53)
+                frames[world] = self.studio.shown(memory["q"][world], camera, self.look, seed)
+            frames.flags.writeable = False
+            seen[f"observation.images.{camera.name}"] = frames
+            if self.every > 1:
+                seen[f"observation.images.{camera.name}.stamp"] = memory["stamp"]
+        return seen
+
+    def _exposure(self, state: State, key: Array, age: Array) -> dict[str, Array]:
+        return {"noise": key, "q": state.q, "age": age, "stamp": np.full(state.batch, float(state.t))}
+
+
+def filmed(
+    world: W, scene: Scene, cameras: Sequence[str] | None = None, look: Look | None = None, every: int = 1
+) -> Filmed[W]:
+    """A world with some of the scene's cameras (all where none are named)."""
+    for name in cameras or ():
+        if name not in scene.cameras:
+            raise UnknownName("camera", name, scene.cameras)
+    chosen = tuple(scene.cameras[name] for name in (cameras if cameras is not None else scene.cameras))
+    return Filmed(world, Studio(scene), chosen, look or Look(), every)
+
+
+def _exposed(frame: Array, look: Look, seed: int) -> Array:
+    light = frame * (look.gain * np.asarray(look.tint))
+    if look.sigma:
+        # Noise of millions of pixels: a generator seeded by the state is fast and still a function of it.
+        light += np.random.default_rng(seed).normal(0.0, look.sigma, frame.shape)
+    return np.clip(np.rint(light), 0, 255).astype(np.uint8)
+
+
+def graphics() -> str:
+    """Which graphics library renders here; raises Unsupported with what to install where none does."""
+    renderer = _new_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8)
+    renderer.close()
+    return os.environ.get("MUJOCO_GL", "default")
+
+
+def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:
+    _choose_library()
+    try:
+        return mujoco.Renderer(_fitting(model, height, width), height, width)
+    except Exception as error:  # noqa: BLE001 - each graphics library fails in its own way
+        raise Unsupported(
+            f"Pictures need an OpenGL library, and none works here ({type(error).__name__}: {_line(error)}). "
+            f"Install one with: {INSTALL}"
+        ) from None
+
+
+def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
+    """The model if its off-screen buffer holds such a picture, else one told to make room."""
+    if model.vis.global_.offwidth < width or model.vis.global_.offheight < height:
+        model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
+        model.vis.global_.offheight = max(height, model.vis.global_.offheight)
+    return model
+
+
+def _choose_library() -> None:
+    """Without a screen render off it; MuJoCo reads its choice from the environment, once, when it is imported."""
+    if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
+        return
+    for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if ctypes.util.find_library(library):
+            os.environ["MUJOCO_GL"] = name
+            importlib.reload(mujoco.rendering.classic.gl_context)
+            return
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
+
+
+def _undistorted_pixels(camera: Camera) -> Array:
+    """For each pixel behind the lens, where an ideal pinhole would have put it, by fixed-point iteration."""
+    x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
+    bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
+    ideal = bent.copy()
+    for _ in range(20):  # converges by a factor of the distortion per round; ample for the lenses of robots
+        ideal = np.clip(bent - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
+    seen = np.abs(distort(ideal, camera.distortion) - bent).max(axis=-1, keepdims=True) < 1e-3
+    # Where the polynomial folds back no ray reaches the pixel; it stays black.
+    return np.where(seen, ideal * camera.focal + camera.centre - 0.5, -1.0)
+
+
+def _sample(frame: Array, at: Array) -> Array:
+    """A picture sampled between its pixels, bilinearly; black outside."""
+    height, width = frame.shape[:2]
+    x, y = at[..., 0], at[..., 1]
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    x0, y0 = np.clip(x.astype(int), 0, width - 2), np.clip(y.astype(int), 0, height - 2)
+    fx, fy = np.clip(x - x0, 0, 1)[..., None], np.clip(y - y0, 0, 1)[..., None]
+    top = frame[y0, x0] * (1 - fx) + frame[y0, x0 + 1] * fx
+    bottom = frame[y0 + 1, x0] * (1 - fx) + frame[y0 + 1, x0 + 1] * fx
+    return np.where(inside[..., None], np.rint(top * (1 - fy) + bottom * fy), 0).astype(np.uint8)
+
+
+def pictures(seen: Mapping[str, Array]) -> dict[str, Array]:
+    """The camera pictures among what is seen, by camera."""
+    prefix = "observation.images."
+    return {k.removeprefix(prefix): v for k, v in seen.items() if k.startswith(prefix) and not k.endswith(".stamp")}

@@ -1,0 +1,1 @@
+"""Scripted experts of the tasks."""

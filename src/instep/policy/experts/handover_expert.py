@@ -1,0 +1,215 @@
+"""The scripted expert of the handover: one arm picks up the cube, the other takes it and puts it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from instep.core.world import Array, Observation
+from instep.scene.folder import Scene
+from instep.scene.model import site_poses
+from instep.scene.tasks.push_task import heading
+
+from .tip_control import Tip, rotation_between
+
+OPEN = 0.044
+"""Opening of a gripper that is open [m]."""
+MEET = np.array([0.58, 0.0, 1.12])
+"""Where the cube is passed [m]."""
+PUT = np.array([0.6, -0.25])
+"""Where it is put down [m]."""
+DEGREE = np.pi / 180
+
+
+@dataclass(slots=True)
+class _Move:
+    """One arm on its way from one pose to another."""
+
+    start: Array
+    end: Array
+    begin: float
+    seconds: float
+
+    def at(self, t: float) -> Array:
+        share = np.clip((t - self.begin) / self.seconds, 0, 1)
+        return self.start + (self.end - self.start) * share**2 * (3 - 2 * share)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Where one episode stands: the stage, what each arm does, how open each gripper is told to be."""
+
+    stage: int = 0
+    until: float = 0.0
+    moves: list[_Move] = field(default_factory=list[_Move])
+    grip: Array = field(default_factory=lambda: np.array([OPEN, OPEN]))
+    pitch: float = 90 * DEGREE
+
+
+class HandoverExpert:
+    """A list of stages; each is planned from what is seen when it begins, by the geometry of the arms."""
+
+    def __init__(self, scene: Scene):
+        joints = [tuple(f"{side}_joint_{i}" for i in range(6)) for side in ("left", "right")]
+        self._tips = [Tip.of(scene, site, names) for site, names in zip(scene.tips, joints, strict=True)]
+        self._scene, self._rest, self._dt = scene, scene.start(0)[0], scene.dt
+        self._table = float(self._rest[self._place("cube.z")])
+        self._stages = (
+            self._above, self._down, self._close_left, self._lift, self._meet, self._near, self._onto,
+            self._close_right, self._open_left, self._part, self._over, self._lower, self._open_right, self._leave,
+            self._go_home,
+        )  # fmt: skip
+        self.reset()
+
+    def reset(self, seed: int = 0) -> None:
+        """Forget all episodes."""
+        self._runs: list[_Run] = []
+        self._t = 0.0
+
+    def act(self, observation: Observation) -> Array:
+        """Where to send the joints, the grippers and the base [..., 16]."""
+        state = np.asarray(observation["observation.state"], float)
+        objects = np.asarray(observation["observation.environment_state"], float)
+        flat, things = state.reshape(-1, state.shape[-1]), objects.reshape(-1, objects.shape[-1])
+        if len(self._runs) != len(flat):
+            self._runs, self._t = [self._begin(row) for row in flat], 0.0
+        out = np.zeros_like(flat)
+        for run, row, thing, action in zip(self._runs, flat, things, out, strict=True):
+            while self._t >= run.until - 1e-9 and run.stage < len(self._stages):
+                run.until = self._t + self._stages[run.stage](run, self._positions(row, thing))
+                run.stage += 1
+            for arm, move in enumerate(run.moves):
+                action[7 * arm : 7 * arm + 6], action[7 * arm + 6] = move.at(self._t), run.grip[arm]
+        self._t += self._dt
+        return out.reshape(state.shape)
+
+    def _begin(self, row: Array) -> _Run:
+        return _Run(moves=[_Move(row[7 * a : 7 * a + 6], row[7 * a : 7 * a + 6], 0.0, 1.0) for a in (0, 1)])
+
+    def _above(self, run: _Run, q: Array) -> float:
+        run.pitch, frame = self._grasp(q)
+        return self._go(run, 0, q, self._cube(q) - 0.1 * frame[:, 0], frame, 1.5)
+
+    def _down(self, run: _Run, q: Array) -> float:
+        run.pitch, frame = self._grasp(q)
+        return self._go(run, 0, q, self._cube(q), frame, 1.0) + 0.3
+
+    def _close_left(self, run: _Run, q: Array) -> float:
+        run.grip[0] = 0.0
+        return 0.6
+
+    def _lift(self, run: _Run, q: Array) -> float:
+        place, frame, _ = self._tips[0].look(q)
+        return self._go(run, 0, q, place + np.array([0, 0, 0.12]), frame, 0.8)
+
+    def _meet(self, run: _Run, q: Array) -> float:
+        # The right arm comes down at 30 degrees, so the cube is tilted towards it as far as the left arm can.
+        tilted = framed(-85 * DEGREE, max(run.pitch - 30 * DEGREE, 25 * DEGREE), 0.0)
+        self._go(run, 1, q, MEET - 0.14 * self._taking()[:, 0], self._taking(), 1.5)
+        return self._go(run, 0, q, MEET, tilted, 1.5) + 0.2
+
+    def _near(self, run: _Run, q: Array) -> float:
+        return self._go(run, 1, q, self._cube(q) - 0.1 * self._taking()[:, 0], self._taking(), 0.5)
+
+    def _onto(self, run: _Run, q: Array) -> float:
+        return self._go(run, 1, q, self._cube(q), self._taking(), 0.9) + 0.3
+
+    def _close_right(self, run: _Run, q: Array) -> float:
+        run.grip[1] = 0.0
+        return 0.6
+
+    def _open_left(self, run: _Run, q: Array) -> float:
+        run.grip[0] = OPEN
+        return 0.5
+
+    def _part(self, run: _Run, q: Array) -> float:
+        place, frame, _ = self._tips[0].look(q)
+        return self._go(run, 0, q, place - 0.13 * frame[:, 0], frame, 0.8)
+
+    def _over(self, run: _Run, q: Array) -> float:
+        self._home(run, 0, q, 1.5)
+        return self._go(run, 1, q, np.array([*PUT, self._table + 0.15]), self._putting(), 1.5)
+
+    def _lower(self, run: _Run, q: Array) -> float:
+        place, _, _ = self._tips[1].look(q)
+        hangs = float(place[2] - self._cube(q)[2])
+        return self._go(run, 1, q, np.array([*PUT, self._table + 0.004 + hangs]), self._putting(), 1.0) + 0.3
+
+    def _open_right(self, run: _Run, q: Array) -> float:
+        run.grip[1] = OPEN
+        return 0.5
+
+    def _leave(self, run: _Run, q: Array) -> float:
+        return self._go(run, 1, q, np.array([*PUT, self._table + 0.15]), self._putting(), 0.8)
+
+    def _go_home(self, run: _Run, q: Array) -> float:
+        return self._home(run, 1, q, 1.5)
+
+    def _grasp(self, q: Array) -> tuple[float, Array]:
+        """How steeply the left arm reaches for the cube, and the frame of its tip: the steepest way that it can."""
+        cube = self._cube(q)
+        pose = q[self._place("cube.x") : self._place("cube.x") + 7]
+        shoulder = site_poses(self._scene.model, q, ("left_base",))[0, :2]
+        towards = np.arctan2(cube[1] - shoulder[1], cube[0] - shoulder[0])
+        turn = heading(pose[3:])
+        faces = turn + np.arange(4) * np.pi / 2
+        faces = sorted(faces, key=lambda face: abs((face - towards + np.pi) % (2 * np.pi) - np.pi))
+        best, least = (45 * DEGREE, framed(faces[0], 45 * DEGREE, 0.0)), np.inf
+        for pitch in (80, 65, 50, 40, 32):
+            for face in faces[:2]:
+                frame = framed(face, pitch * DEGREE, 0.0)
+                error = self._miss(0, q, cube, frame) + self._miss(0, q, cube - 0.1 * frame[:, 0], frame)
+                if error < 4e-3:
+                    return pitch * DEGREE, frame
+                if error < least:
+                    best, least = (pitch * DEGREE, frame), error
+        return best
+
+    def _miss(self, arm: int, q: Array, place: Array, frame: Array) -> float:
+        """By how much an arm cannot take a pose [m, and 0.1 m per rad]."""
+        at, now, _ = self._tips[arm].look(self._solved(arm, q, place, frame))
+        return float(np.linalg.norm(at - place) + 0.1 * np.linalg.norm(rotation_between(now, frame)))
+
+    def _solved(self, arm: int, q: Array, place: Array, frame: Array) -> Array:
+        tip, guess = self._tips[arm], q.copy()
+        guess[tip.joints] = self._rest[tip.joints]
+        return tip.solve(guess, place, frame, steps=40)
+
+    def _go(self, run: _Run, arm: int, q: Array, place: Array, frame: Array, seconds: float) -> float:
+        tip = self._tips[arm]
+        end = self._solved(arm, q, place, frame)[tip.joints]
+        run.moves[arm] = _Move(run.moves[arm].at(self._t), end, self._t, seconds)
+        return seconds
+
+    def _home(self, run: _Run, arm: int, q: Array, seconds: float) -> float:
+        end = self._rest[self._tips[arm].joints]
+        run.moves[arm] = _Move(run.moves[arm].at(self._t), end, self._t, seconds)
+        return seconds
+
+    def _taking(self) -> Array:
+        return framed(85 * DEGREE, 30 * DEGREE, 90 * DEGREE)
+
+    def _putting(self) -> Array:
+        return framed(0.0, 90 * DEGREE, 0.0)
+
+    def _cube(self, q: Array) -> Array:
+        start = self._place("cube.x")
+        return q[start : start + 3]
+
+    def _place(self, label: str) -> int:
+        return self._scene.spec.q.labels.index(label)
+
+    def _positions(self, row: Array, things: Array) -> Array:
+        """All positions of the scene, from the robot's joints and the poses of the objects."""
+        reader, q = self._scene.reader, self._rest.copy()
+        q[reader.robot_q], q[reader.objects_q] = row, things
+        return q
+
+
+def framed(turn: float, pitch: float, roll: float) -> Array:
+    """The frame of a gripper that points along a heading, tilted down by a pitch; fingers close along its y axis."""
+    c, s, cp, sp = np.cos(turn), np.sin(turn), np.cos(pitch), np.sin(pitch)
+    x, flat = np.array([c * cp, s * cp, -sp]), np.array([-s, c, 0.0])
+    up = np.cross(x, flat)
+    return np.stack([x, np.cos(roll) * flat + np.sin(roll) * up, np.cos(roll) * up - np.sin(roll) * flat], axis=-1)

@@ -1,1 +1,0 @@
-"""Reality and its imperfections: robots, links, recordings, followers."""

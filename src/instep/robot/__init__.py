@@ -1,0 +1,1 @@
+"""Robots: drivers, links, limits, recordings and imperfections."""

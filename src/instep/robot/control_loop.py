@@ -1,0 +1,330 @@
+"""The robot's side of the link: one command per control period, a watchdog, and nothing but sound numbers either way.
+
+`tick` is a function of the clock it is given, so that everything but the sleeping can be tested in virtual time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from instep.core.errors import BadInput, InstepError
+from instep.core.rollout import checked_action
+from instep.core.world import Array
+
+from .clock_sync import Clock
+from .driver import Driver, Reading
+from .limits import Aim, Limits
+from .wire import Command, Mode, Pace, Reset
+
+CATCH_UP = 3
+"""Most periods a simulated robot is moved on by after a stall; beyond that its time slips."""
+
+COUNTED = (
+    "obeyed refused unusable duplicates disordered overtaken cut overruns missed holds stops failures unsound backwards"
+)
+"""What is counted: commands obeyed and refused (unusable: wrong size or not finite), duplicates and disordered ones
+dropped, ones overtaken by a newer one, ones cut by limits; late periods and how many were missed; holds, stops and
+failures of the driver; readings that were not finite or ran backwards."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Safety:
+    """How a robot is kept safe while its commands come over a link."""
+
+    limits: Limits | None = None
+    """Limits its position targets are kept inside."""
+    hold_after: float = 0.1
+    """Without a command or a sound reading for this long, the robot holds [s]."""
+    stop_after: float = 0.5
+    """Without one for this long it stops, until a reset [s]."""
+    clock: Clock = field(default_factory=Clock)
+    """The robot's clock."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hold_after <= self.stop_after < np.inf:
+            raise BadInput(
+                f"A robot must hold before it stops, not hold after {self.hold_after:g} s and stop after "
+                f"{self.stop_after:g} s."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The robot once: what its clients are told."""
+
+    reading: Reading
+    tick: int
+    episode: int
+    echo: tuple[str, int]
+    """Connection and sequence number of the last request that took effect."""
+    mode: Mode
+    reason: str
+    sent: Array
+    mono: int
+    wall: int
+
+
+class RobotLoop:
+    """Carries out the newest request each control period and publishes where the robot is."""
+
+    def __init__(self, driver: Driver, pace: Pace, safety: Safety, publish: Callable[[Snapshot], None]):
+        self._driver, self._safety, self._publish = driver, safety, publish
+        self.pace: Pace = pace
+        if safety.limits is not None and safety.limits.labels != driver.spec.action.labels:
+            raise BadInput(
+                f"The limits are for {', '.join(safety.limits.labels)}, but the robot takes "
+                f"{', '.join(driver.spec.action.labels)}."
+            )
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED.split(), 0))
+        """What happened how often, under the names of `COUNTED`."""
+        self._changed = threading.Condition()
+        self._waiting: tuple[Command | Reset, int] | None = None
+        self._working: Command | Reset | None = None
+        self._newest = ("", 0)
+        self._mode: Mode = "idle"
+        self._reason = ""
+        self._tick = self._episode = 0
+        self._echo = ("", 0)
+        self._target = self._sent = np.zeros(driver.spec.action.shape)
+        self._aim: Aim | None = None
+        self._told_at = self._read_at = self._blind = 0
+        self._reading: Reading | None = None
+
+    @property
+    def clock(self) -> Clock:
+        """The robot's clock."""
+        return self._safety.clock
+
+    def offer(self, request: Command | Reset) -> str:
+        """Take a request from the network; gives the reason where it is refused, an empty string where not.
+
+        Only the newest waits: a burst after a stall is never replayed. Numbers are checked before anything else
+        is done with them.
+        """
+        with self._changed:
+            refusal = self._stale(request)
+            if refusal is None:
+                return ""
+            if not refusal and isinstance(request, Command):
+                refusal = self._unusable(request)
+            if refusal:
+                self.counts["refused"] += 1
+                return refusal
+            if self._waiting is not None:
+                self.counts["overtaken"] += 1
+            self._newest = (request.connection, request.seq)
+            self._waiting = (request, self.clock.mono())
+            self._changed.notify_all()
+            return ""
+
+    def begin(self) -> None:
+        """Read the robot for the first time, before anyone may ask."""
+        self._safely(lambda: self._read(self.clock.mono()))
+        if self._reading is None:
+            raise BadInput(f"The robot cannot be read: {self._reason or 'its positions are not finite.'}")
+
+    def run(self, over: threading.Event) -> None:
+        """Go on until told that it is over, then stop the robot."""
+        try:
+            if self.pace == "step":
+                self._run_by_commands(over)
+            else:
+                self._run_by_clock(over)
+        finally:
+            self._driver.stop()
+
+    def tick(self, now: int) -> None:
+        """One control period, at a time on the robot's clock [ns]."""
+        self._safely(lambda: self._work(now))
+
+    def _run_by_commands(self, over: threading.Event) -> None:
+        while not over.is_set():
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._waiting is not None, timeout=0.1):
+                    continue
+            self.tick(self.clock.mono())
+
+    def _run_by_clock(self, over: threading.Event) -> None:
+        period = round(self._driver.spec.dt * 1e9)
+        deadline, episode = self.clock.mono(), self._episode
+        while not over.is_set():
+            if self._episode != episode:
+                # A reset takes its time; the periods it took were not missed.
+                deadline, episode = self.clock.mono(), self._episode
+            deadline += period
+            late = self.clock.mono() - deadline
+            if late >= period:
+                deadline += late // period * period
+                self._overrun(late // period, late)
+            while (left := deadline - self.clock.mono()) > 0:
+                time.sleep(left * 1e-9)
+            self.tick(self.clock.mono())
+
+    def _overrun(self, missed: int, late: int) -> None:
+        self.counts["overruns"] += 1
+        self.counts["missed"] += missed
+        if late * 1e-9 < self._safety.stop_after:
+            # While the robot's own computer was late, its client had nothing to answer; that was no silence.
+            self._told_at += late
+        self._safely(lambda: self._driver.passed(min(missed, CATCH_UP)))
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - a vendor's driver may raise anything, and the robot must stop
+            _log.exception("The robot's driver failed.")
+            sentence = str(error) if isinstance(error, InstepError) else f"Its driver raised {type(error).__name__}."
+            self.counts["failures"] += 1
+            self._working = None
+            self._stop(sentence)
+            self._tell(self.clock.mono())
+
+    def _stale(self, request: Command | Reset) -> str | None:
+        """Why a request is out of date: a reason to tell, None for one to drop in silence, else empty."""
+        connection, last = self._newest
+        if request.connection == connection and request.seq <= last:
+            self.counts["duplicates" if request.seq == last else "disordered"] += 1
+            return None
+        if isinstance(request, Reset):
+            return ""
+        if self.pace == "step":
+            pending = self._working if self._waiting is None else self._waiting[0]
+            if isinstance(pending, Command) and pending.after == request.after:
+                # The same step again, after a reconnect: its effect is under way.
+                self.counts["duplicates"] += 1
+                return None
+            if request.after != self._tick:
+                return f"The action is for state {request.after}, but the robot is at {self._tick}."
+        elif self._mode != "idle" and (self._tick - request.after) * self._driver.spec.dt > self._safety.stop_after:
+            return f"The action is for a state more than {self._safety.stop_after:g} s old."
+        return ""
+
+    def _unusable(self, command: Command) -> str:
+        if self._mode == "stop":
+            return f"The robot has stopped: {self._reason} Make it safe, then reset it."
+        try:
+            checked_action(command.action, self._driver.spec, ())
+        except BadInput as error:
+            self.counts["unusable"] += 1
+            return str(error)
+        return ""
+
+    def _work(self, now: int) -> None:
+        with self._changed:
+            waiting, self._waiting = self._waiting, None
+            self._working = waiting[0] if waiting else None
+        if isinstance(self._working, Reset):
+            self._restart(self._working)
+        else:
+            if self._working is not None and waiting is not None and self._mode != "stop":
+                self._obey(self._working, waiting[1])
+            self._watch(now)
+            self._move()
+        self._read(self.clock.mono())
+        self._working = None
+
+    def _restart(self, request: Reset) -> None:
+        self._echo = (request.connection, request.seq)
+        self._driver.reset(request.seed)
+        self._mode, self._reason, self._aim, self._reading = "idle", "", None, None
+        self._sent = np.zeros_like(self._sent)
+        self._episode += 1
+
+    def _obey(self, command: Command, told_at: int) -> None:
+        if self._mode == "idle":
+            self._read_at, self._blind = told_at, 0
+        self._target, self._told_at = np.asarray(command.action, float), told_at
+        self._mode, self._reason = "run", ""
+        self._echo = (command.connection, command.seq)
+        self.counts["obeyed"] += 1
+
+    def _watch(self, now: int) -> None:
+        """Hold or stop where commands or readings have not come for too long."""
+        if self.pace == "step" or self._mode not in ("run", "hold"):
+            return
+        silent, blind = (now - self._told_at) * 1e-9, self._blind * 1e-9
+        age, what = (silent, "command") if silent >= blind else (blind, "sound reading")
+        if age > self._safety.stop_after:
+            self._stop(f"No {what} came for {age:.2f} s.")
+        elif age > self._safety.hold_after:
+            self.counts["holds"] += self._mode != "hold"
+            self._mode, self._reason = "hold", f"No {what} came for {age:.2f} s."
+        else:
+            self._mode, self._reason = "run", ""
+
+    def _stop(self, why: str) -> None:
+        """Stop for good; what waits is forgotten, so that no old target is reached for after the release."""
+        if self._mode != "stop":
+            self.counts["stops"] += 1
+            self._mode, self._reason, self._aim = "stop", why, None
+            with self._changed:
+                self._waiting = None
+            try:
+                self._driver.stop()
+            except Exception:  # noqa: BLE001 - the robot counts as stopped; what its driver said is in the log
+                _log.exception("The robot's driver failed to stop it.")
+
+    def _move(self) -> None:
+        if self._mode in ("idle", "stop"):
+            self._driver.passed(1)
+            return
+        wanted = self._target if self._mode == "run" else self._driver.hold()
+        self._sent = np.asarray(self._driver.write(self._limited(wanted)), float)
+
+    def _limited(self, wanted: Array) -> Array:
+        limits, dt = self._safety.limits, self._driver.spec.dt
+        if limits is None or self._reading is None:
+            return wanted
+        if self._aim is None:
+            self._aim = limits.rest(limits.start(self._reading.q, self._driver.spec))
+        self._aim = limits.towards(self._aim, wanted, dt) if self._mode == "run" else limits.brake(self._aim, dt)
+        # A command that passes unchanged may differ in its last bits.
+        self.counts["cut"] += bool(np.any(np.abs(self._aim.q - wanted) > 1e-9)) and self._mode == "run"
+        return self._aim.q
+
+    def _read(self, now: int) -> None:
+        """Take a reading if it is sound and newer than the last, and tell everyone."""
+        reading, last = self._driver.read(), self._reading
+        spec = self._driver.spec
+        if reading.q.shape != spec.q.shape or reading.v.shape != spec.v.shape:
+            raise BadInput(
+                f"The driver read {reading.q.shape} positions and {reading.v.shape} velocities, but says it has "
+                f"{spec.q.shape} and {spec.v.shape}."
+            )
+        if reading.fault:
+            self._stop(reading.fault)
+        if not (np.isfinite(reading.t) and np.isfinite(reading.q).all() and np.isfinite(reading.v).all()):
+            self.counts["unsound"] += 1
+            reading = None
+        elif last is not None and reading.t < last.t:
+            self.counts["backwards"] += 1
+            reading = None
+        if reading is not None and (last is None or reading.t > last.t):
+            self._read_at = now
+        self._blind = now - self._read_at
+        if reading is not None:
+            if self._blind and self._mode == "run":
+                return  # nothing new yet
+            self._reading = reading
+        if reading is not None or self._mode == "stop":
+            self._tell(now)
+
+    def _tell(self, now: int) -> None:
+        if self._reading is None:
+            return
+        self._tick += 1
+        mono, wall = now, self.clock.wall()
+        self._publish(
+            Snapshot(
+                self._reading, self._tick, self._episode, self._echo, self._mode, self._reason, self._sent, mono, wall
+            )
+        )

@@ -1,0 +1,239 @@
+"""From a checked description to a MuJoCo model that all rooms can rely on.
+
+What the numbers of a model are called, and which of them are seen.
+
+Where the bodies and sites of a scene are, for any positions, without stepping anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.world import Array, Observation, Spec, vector
+
+from .model_source import Source
+
+log = logging.getLogger(__name__)
+
+# Else MuJoCo writes a file MUJOCO_LOG.TXT into the user's folder.
+mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
+
+_MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
+
+
+def compile_model(source: Source, *, history: float = 0.0) -> mujoco.MjModel:
+    """The model of a description, with every part named and automatic reset off.
+
+    `history` [s] gives each actuator room to remember its commands for that long, which native delays need.
+    """
+    spec = _spec(source)
+    # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
+    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
+    _name_all(spec)
+    if history > 0:
+        for actuator in spec.actuators:
+            actuator.nsample = max(actuator.nsample, math.ceil(history / spec.option.timestep) + 2)
+            actuator.interp = 1
+    try:
+        model = spec.compile()
+    except (ValueError, MemoryError, mujoco.FatalError) as error:
+        raise _broken(source, error) from None
+    _check(source, model)
+    return model
+
+
+def _spec(source: Source) -> Any:
+    try:
+        return mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
+    except (ValueError, mujoco.FatalError) as error:
+        raise _broken(source, error) from None
+
+
+def _broken(source: Source, error: Exception) -> BadInput:
+    # The compiler's message has several lines, the first of which says what and the second where.
+    what = "; ".join(line.strip() for line in str(error).splitlines()[:2] if line.strip())
+    return BadInput(f"MuJoCo cannot compile {source.path.name}: {what.removeprefix('Error: ').rstrip('.')}.")
+
+
+def _name_all(spec: Any) -> None:
+    """Give unnamed parts names, so that every part has an address."""
+    for number, body in enumerate(spec.bodies):
+        body.name = body.name or _fresh("body", number, spec.bodies)
+        for kind, parts in (("geom", body.geoms), ("joint", body.joints), ("site", body.sites)):
+            for index, part in enumerate(parts):
+                everything = getattr(spec, f"{kind}s")
+                part.name = part.name or _fresh(f"{body.name}_{kind}", index if len(parts) > 1 else None, everything)
+    for index, actuator in enumerate(spec.actuators):
+        actuator.name = actuator.name or _fresh(actuator.target or "actuator", None, spec.actuators, index)
+
+
+def _fresh(stem: str, number: int | None, taken: Any, fallback: int = 1) -> str:
+    names = {part.name for part in taken}
+    name = stem if number is None else f"{stem}{number}"
+    while name in names:
+        name, fallback = f"{stem}_{fallback}", fallback + 1
+    return name
+
+
+def _check(source: Source, model: mujoco.MjModel) -> None:
+    for field in _MUST_BE_FINITE:
+        if not np.isfinite(getattr(model, field)).all():
+            raise BadInput(f"{source.path.name} has a value in {field} that is not a finite number.")
+    if model.nv == 0:
+        raise BadInput(f"{source.path.name} has no joint, so nothing in it can move.")
+
+
+# Plain numbers: MuJoCo's enums neither compare with nor equal the integers of a model's arrays.
+_FREE, _BALL, _SLIDE, _HINGE = (int(kind) for kind in mujoco.mjtJoint.__members__.values())
+_AFFINE, _ON_JOINT = int(mujoco.mjtBias.mjBIAS_AFFINE), int(mujoco.mjtTrn.mjTRN_JOINT)
+POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
+TWIST = ("vx", "vy", "vz", "wx", "wy", "wz")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reader:
+    """Reads observations out of positions and velocities."""
+
+    spec: Spec
+    robot_q: Array
+    """Where the robot's joints stand in q."""
+    robot_v: Array
+    """Where they stand in v."""
+    objects_q: Array
+    """Where the poses of the objects stand in q."""
+
+    def observe(self, q: Array, v: Array) -> Observation:
+        """The robot's joints and the poses of the objects, under their LeRobot names."""
+        seen: dict[str, Array] = {}
+        if self.robot_q.size:
+            seen["observation.state"] = q[..., self.robot_q]
+            seen["observation.velocity"] = v[..., self.robot_v]
+        if self.objects_q.size:
+            seen["observation.environment_state"] = q[..., self.objects_q]
+        return seen
+
+
+def reader(
+    model: mujoco.MjModel, dt: float, robot: Sequence[str], objects: Sequence[str], action_unit: str = ""
+) -> Reader:
+    """The names of a model's numbers, and a reader of what a scene says is seen.
+
+    Actions are in the unit the actuators suggest, unless the scene knows better (volts behind a gear ratio).
+    """
+    q_labels, q_units, v_labels, v_units = _coordinates(model)
+    joints = {model.joint(j).name: j for j in range(model.njnt)}
+    for name in robot:
+        if name not in joints:
+            raise UnknownName("joint", name, joints)
+        if model.jnt_type[joints[name]] not in (_HINGE, _SLIDE):
+            raise BadInput(f"Joint {name!r} of the robot must be a hinge or a slide; put free bodies under [objects].")
+    ids = [joints[name] for name in robot]
+    robot_q, robot_v = model.jnt_qposadr[ids].astype(int), model.jnt_dofadr[ids].astype(int)
+    objects_q = np.array([i for name in objects for i in _pose_of(model, name)], int)
+    observation = {}
+    if robot:
+        observation["observation.state"] = vector(list(robot), [q_units[i] for i in robot_q])
+        observation["observation.velocity"] = vector(list(robot), [v_units[i] for i in robot_v])
+    if objects:
+        names = [f"{body}.{part}" for body in objects for part in POSE]
+        observation["observation.environment_state"] = vector(names, ["m", "m", "m", "1", "1", "1", "1"] * len(objects))
+    names = [model.actuator(a).name for a in range(model.nu)]
+    action = vector(names, action_unit or _action_units(model))
+    spec = Spec(dt, vector(q_labels, q_units), vector(v_labels, v_units), action, observation)
+    return Reader(spec, robot_q, robot_v, objects_q)
+
+
+def free_bodies(model: mujoco.MjModel) -> dict[str, int]:
+    """The bodies that move freely, and where their pose starts in q."""
+    joints = [j for j in range(model.njnt) if model.jnt_type[j] == _FREE]
+    return {model.body(model.jnt_bodyid[j]).name: int(model.jnt_qposadr[j]) for j in joints}
+
+
+def scalar_joints(model: mujoco.MjModel) -> list[str]:
+    """The joints with one coordinate: hinges and slides."""
+    return [model.joint(j).name for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
+
+
+def _pose_of(model: mujoco.MjModel, body: str) -> range:
+    free = free_bodies(model)
+    if body not in free:
+        names = [model.body(b).name for b in range(1, model.nbody)]
+        if body not in names:
+            raise UnknownName("body", body, names)
+        raise BadInput(f"Object {body!r} has no free joint; only bodies that move freely are listed under [objects].")
+    return range(free[body], free[body] + 7)
+
+
+def _coordinates(model: mujoco.MjModel) -> tuple[list[str], list[str], list[str], list[str]]:
+    q_labels, q_units, v_labels, v_units = [], [], [], []
+    for j in range(model.njnt):
+        name, kind = model.joint(j).name, model.jnt_type[j]
+        if kind in (_FREE, _BALL):
+            body = model.body(model.jnt_bodyid[j]).name if kind == _FREE else name
+            skip = 0 if kind == _FREE else 3
+            q_labels += [f"{body}.{part}" for part in POSE[skip:]]
+            q_units += ["m", "m", "m", "1", "1", "1", "1"][skip:]
+            v_labels += [f"{body}.{part}" for part in TWIST[skip:]]
+            v_units += ["m/s", "m/s", "m/s", "rad/s", "rad/s", "rad/s"][skip:]
+        else:
+            unit = "rad" if kind == _HINGE else "m"
+            q_labels.append(name)
+            q_units.append(unit)
+            v_labels.append(name)
+            v_units.append(f"{unit}/s")
+    return q_labels, q_units, v_labels, v_units
+
+
+def _action_units(model: mujoco.MjModel) -> list[str]:
+    """Position servos take the unit of their joint, velocity servos that per second, motors Nm or N."""
+    units = []
+    for a in range(model.nu):
+        affine = model.actuator_biastype[a] == _AFFINE
+        joint = model.actuator_trntype[a] == _ON_JOINT
+        hinge = joint and model.jnt_type[model.actuator_trnid[a, 0]] == _HINGE
+        if not joint:
+            units.append("1")
+        elif affine and model.actuator_biasprm[a, 1] != 0:
+            units.append("rad" if hinge else "m")
+        elif affine and model.actuator_biasprm[a, 2] != 0:
+            units.append("rad/s" if hinge else "m/s")
+        else:
+            units.append("Nm" if hinge else "N")
+    return units
+
+
+def body_poses(model: mujoco.MjModel, q: Array) -> Array:
+    """Poses xyz + wxyz of every body but the world [..., bodies, 7], from positions q [..., nq]."""
+    out = np.empty((*q.shape[:-1], model.nbody - 1, 7))
+    data = mujoco.MjData(model)
+    for index in np.ndindex(*q.shape[:-1]):
+        data.qpos[:] = q[index]
+        mujoco.mj_kinematics(model, data)
+        out[index][:, :3], out[index][:, 3:] = data.xpos[1:], data.xquat[1:]
+    return out
+
+
+def site_poses(model: mujoco.MjModel, q: Array, names: Sequence[str]) -> Array:
+    """Poses xyz + wxyz of some sites [..., sites, 7], from positions q [..., nq]."""
+    known = [model.site(s).name for s in range(model.nsite)]
+    for name in names:
+        if name not in known:
+            raise UnknownName("site", name, known)
+    ids = [known.index(name) for name in names]
+    out = np.empty((*q.shape[:-1], len(names), 7))
+    data, quat = mujoco.MjData(model), np.empty(4)
+    for index in np.ndindex(*q.shape[:-1]):
+        data.qpos[:] = q[index]
+        mujoco.mj_kinematics(model, data)
+        for slot, site in enumerate(ids):
+            mujoco.mju_mat2Quat(quat, data.site_xmat[site])
+            out[(*index, slot)] = (*data.site_xpos[site], *quat)
+    return out

@@ -1,0 +1,108 @@
+"""Make a scene folder from a robot file."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+import mujoco
+
+from instep.core.errors import BadInput
+
+from .folder import Scene, camera_names
+from .model import compile_model, free_bodies, scalar_joints
+from .model_source import Source, read_source
+
+STIFFNESS = 10.0
+"""A servo that is made up gets this share of its joint's torque limit per radian [1/rad]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A new scene folder and what was decided for it."""
+
+    scene: Scene
+    servos: int
+    """How many joints were given a position servo because the robot file has no actuators."""
+
+
+def make_scene(robot: Path, folder: Path) -> Made:
+    """Write a scene folder around an MJCF or URDF file, with the meshes and textures it uses; nothing is edited."""
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"The folder {str(folder)!r} is not empty; give a new one.")
+    source = read_source(robot)
+    model = compile_model(source)
+    xml, servos = _canonical(source, model)
+    (folder / "assets").mkdir(parents=True, exist_ok=True)
+    for name, content in source.files.items():
+        (folder / "assets" / name).write_bytes(content)
+    if not source.files:
+        (folder / "assets").rmdir()
+    (folder / "scene.xml").write_text(xml, encoding="utf-8")
+    (folder / "scene.toml").write_text(_toml(robot, model), encoding="utf-8")
+    return Made(Scene.load(folder), servos)
+
+
+def _canonical(source: Source, model: mujoco.MjModel) -> tuple[str, int]:
+    """The description as MJCF whose files lie under assets/; a robot without actuators gets position servos."""
+    spec = mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
+    servos = 0
+    if not model.nu:
+        for name in scalar_joints(model):
+            _add_servo(spec, model, name)
+            servos += 1
+    text = spec.to_xml() if servos or "<robot" in source.xml[:200] else source.xml
+    tree = ET.fromstring(text)  # noqa: S314 - checked by read_source
+    for compiler in tree.findall("compiler"):
+        for folder in ("meshdir", "texturedir", "assetdir"):
+            compiler.attrib.pop(folder, None)
+    for element in tree.iter():
+        for attribute in ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback"):
+            if (name := element.get(attribute)) in source.files:
+                element.set(attribute, f"assets/{name}")
+    ET.indent(tree)
+    return ET.tostring(tree, encoding="unicode") + "\n", servos
+
+
+def _add_servo(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str) -> None:
+    joint = model.joint(name)
+    low, high = joint.range
+    most = float(model.jnt_actfrcrange[joint.id, 1]) if model.jnt_actfrclimited[joint.id] else 0.0
+    kp = STIFFNESS * (most or 10.0)
+    servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+    # Critical damping needs the inertia; a tenth of the stiffness is calm for arms from hobby to industry size.
+    servo.set_to_position(kp=kp, kv=kp / 10)
+    if model.jnt_limited[joint.id]:
+        servo.ctrlrange, servo.ctrllimited = [low, high], True
+    if most:
+        servo.forcerange, servo.forcelimited = [-most, most], True
+
+
+def _toml(robot: Path, model: mujoco.MjModel) -> str:
+    steps = max(1, round((1 / 60) / model.opt.timestep))
+    lines = [
+        f'about = "{_plain(robot.stem)}, made from {_plain(robot.name)}."',
+        'model = "scene.xml"',
+        f"rate = {1 / (steps * model.opt.timestep)!r}  # control rate [Hz]: {steps} physics steps",
+        "",
+        "[robot]",
+        f"joints = {_list(scalar_joints(model))}",
+        "",
+        "[objects]",
+        f"bodies = {_list(list(free_bodies(model)))}",
+    ]
+    if model.nkey and model.key(0).name:
+        lines += ["", "[start]", f'keyframe = "{_plain(model.key(0).name)}"']
+    for name in camera_names(model):
+        lines += ["", f'[cameras."{_plain(name)}"]']
+    return "\n".join(lines) + "\n"
+
+
+def _list(names: list[str]) -> str:
+    return "[" + ", ".join(f'"{_plain(name)}"' for name in names) + "]"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r'["\\\n\r\t]', "_", text)

@@ -1,0 +1,136 @@
+"""The task PushT: push the block onto its outline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array, Channel, State
+from instep.scene.folder import Scene
+from instep.scene.model import free_bodies
+
+from .task import NO_GOAL
+
+GRAIN = 0.005
+"""Distance of the points by which overlap is counted [m]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PushOnto:
+    """Push a block over a table until it covers its outline."""
+
+    name: str
+    body: int
+    """Where the pose of the block starts in q."""
+    target: tuple[float, float, float]
+    """Where it belongs: x [m], y [m], heading [rad]."""
+    shape: tuple[tuple[float, float, float, float], ...]
+    """The block as rectangles: left, bottom, right, top [m], in its own frame."""
+    coverage: float = 0.9
+    """Share of the outline that must be covered."""
+    text: str = "Push the T block onto its outline."
+    seconds: float = 30.0
+    dwell: float = 0.1
+    events: tuple[str, ...] = ("near", "turned", "done")
+    failures: tuple[str, ...] = ("block lost",)
+    shows: Channel = NO_GOAL
+
+    @classmethod
+    def of(cls, scene: Scene, name: str) -> PushOnto:
+        """The task of a scene with a body `goal` where its first object belongs."""
+        goal, model = scene.model.body("goal"), scene.model
+        body = free_bodies(model)[scene.objects[0]]
+        w, _, _, z = goal.quat
+        target = (float(goal.pos[0]), float(goal.pos[1]), float(2 * np.arctan2(z, w)))
+        return cls(name, body, target, _rectangles(model, scene.objects[0]))
+
+    def draw(self, seed: int) -> Array:
+        """Nothing: the outline is painted on the table."""
+        return np.zeros(0)
+
+    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+        """Nothing."""
+        return np.zeros((*state.batch, 0))
+
+    def pose(self, state: State) -> Array:
+        """x [m], y [m] and heading [rad] of the block [..., 3]."""
+        q = state.q[..., self.body : self.body + 7]
+        return np.concatenate([q[..., :2], heading(q[..., 3:7])[..., None]], axis=-1)
+
+    def signs(self, state: State, drawn: Array) -> Array:
+        """Near: within 3 cm. Turned: that, and within 0.15 rad. Done: covering enough of the outline."""
+        q = state.q
+        near = np.hypot(q[..., self.body] - self.target[0], q[..., self.body + 1] - self.target[1]) < 0.03
+        signs = np.zeros((*near.shape, 3), bool)
+        signs[..., 0] = near
+        if near.any():  # most blocks are far away most of the time, and counting points takes longer than all the rest
+            away = self.pose(state)[near] - np.array(self.target)
+            turned = np.abs(wrapped(away[..., 2])) < 0.15
+            done = np.array(turned)
+            done[turned] = self._covered(away[turned]) >= self.coverage
+            signs[near, 1], signs[near, 2] = turned, done
+        return signs
+
+    def wrong(self, state: State, drawn: Array) -> Array:
+        """Whether the block fell over, or was pushed out of reach."""
+        q = state.q[..., self.body : self.body + 7]
+        upright = 1 - 2 * (q[..., 4] ** 2 + q[..., 5] ** 2)
+        away = np.hypot(q[..., 0] - self.target[0], q[..., 1] - self.target[1])
+        return ((upright < 0.9) | (away > 0.35))[..., None]
+
+    def score(self, state: State, drawn: Array, reached: Array) -> Array:
+        """The share of the outline that is covered."""
+        return self._covered(self.pose(state) - np.array(self.target))
+
+    def _covered(self, away: Array) -> Array:
+        """Share of the block's points that lie on the outline, for poses relative to it [..., 3]."""
+        points = _points(self.shape)
+        c, s = np.cos(away[..., 2:]), np.sin(away[..., 2:])
+        # The offset is in the world's frame; the outline stands at the target's heading.
+        turn = self.target[2]
+        dx = np.cos(turn) * away[..., 0:1] + np.sin(turn) * away[..., 1:2]
+        dy = -np.sin(turn) * away[..., 0:1] + np.cos(turn) * away[..., 1:2]
+        x = c * points[:, 0] - s * points[:, 1] + dx
+        y = s * points[:, 0] + c * points[:, 1] + dy
+        inside = np.zeros(x.shape, bool)
+        for left, bottom, right, top in self.shape:
+            inside |= (x >= left) & (x <= right) & (y >= bottom) & (y <= top)
+        return inside.mean(axis=-1)
+
+
+def heading(quat: Array) -> Array:
+    """The angle about the vertical [rad] of orientations wxyz."""
+    w, x, y, z = np.moveaxis(quat, -1, 0)
+    return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+
+def wrapped(angle: Array) -> Array:
+    """The same angle between -pi and pi [rad]."""
+    return (angle + np.pi) % (2 * np.pi) - np.pi
+
+
+def _rectangles(model: mujoco.MjModel, body: str) -> tuple[tuple[float, float, float, float], ...]:
+    """The boxes of a body, seen from above."""
+    boxes = []
+    for g in range(model.ngeom):
+        if model.body(model.geom_bodyid[g]).name == body and model.geom_type[g] == int(mujoco.mjtGeom.mjGEOM_BOX):
+            (x, y, _), (a, b, _) = model.geom_pos[g], model.geom_size[g]
+            boxes.append((float(x - a), float(y - b), float(x + a), float(y + b)))
+    if not boxes:
+        raise BadInput(f"Body {body!r} has no boxes, and the overlap with an outline is counted for boxes.")
+    return tuple(boxes)
+
+
+@lru_cache(maxsize=8)
+def _points(shape: tuple[tuple[float, float, float, float], ...]) -> Array:
+    """Points spread evenly over the block."""
+    out = []
+    for left, bottom, right, top in shape:
+        x = np.arange(left + GRAIN / 2, right, GRAIN)
+        y = np.arange(bottom + GRAIN / 2, top, GRAIN)
+        out.append(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2))
+    return np.concatenate(out)

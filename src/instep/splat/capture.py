@@ -1,0 +1,178 @@
+"""Posed pictures of a scene, as they come: calibrated videos, or images with a pose each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.data.frames import Frames, open_stills, open_video
+from instep.scene.camera import Camera
+from instep.splat.io.embodied import Body, load_body
+
+from .plane_alignment import Plane
+
+_MAX_JSON = 64 << 20
+_FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
+"""From OpenGL's camera axes (y up, looking along -z) to OpenCV's."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shot:
+    """What one camera saw from one place."""
+
+    camera: Camera
+    images: Frames
+    """[frames, height, width, 3] uint8, decoded when looked at."""
+    stamps: Array
+    """Time of each frame [s]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """All that is known of a scene before Gaussians are fitted to it."""
+
+    shots: tuple[Shot, ...]
+    points: Array
+    """Points on surfaces [n, 3] [m], perhaps none."""
+    plane: Plane | None
+    """The table, where it is known."""
+    bodies: tuple[Body, ...]
+    """Scanned bodies that may move."""
+
+
+def load_capture(folder: str | Path) -> Capture:
+    """Read a folder: `cameras.json` with videos (Embodied Gaussians), or `transforms.json` with images (nerfstudio).
+
+    Beside them may lie `ground.npy` or `points.npy` [n, 3], `ground_plane.json`, and bodies as Embodied-Gaussians JSON.
+    """
+    folder = Path(folder)
+    if (folder / "cameras.json").is_file():
+        shots = _videos(folder)
+    elif (folder / "transforms.json").is_file():
+        shots = _stills(folder)
+    else:
+        raise BadInput(f"{str(folder)!r} holds neither cameras.json nor transforms.json; posed images were expected.")
+    points = _points(folder)
+    return Capture(shots, points, _plane(folder, points), _bodies(folder))
+
+
+def _videos(folder: Path) -> tuple[Shot, ...]:
+    shots: list[Shot] = []
+    for name, entry in _object(folder / "cameras.json").items():
+        try:
+            meta = _object(_under(folder, entry["metadata_path"]))
+            (fx, _, cx), (_, fy, cy), _ = np.asarray(meta["K"], float)
+            width, height = meta["resolution"]
+            place = np.asarray(entry["X_WC"], float).reshape(4, 4) @ _FLIP
+            stamps = np.asarray(meta["timestamps"], float)
+            path = _under(folder, entry["video_path"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"Camera {name!r} in {folder.name}/cameras.json lacks or misstates {error}.") from None
+        images = open_video(path)
+        if images.shape[1:3] != (height, width) or len(images) != len(stamps):
+            raise BadInput(
+                f"The video of camera {name!r} holds {len(images)} frames of {images.shape[2]} x {images.shape[1]} "
+                f"pixels, its description {len(stamps)} of {width} x {height}."
+            )
+        camera = Camera(name, int(width), int(height), (fx, fy), (cx, cy), "world", place)
+        shots.append(Shot(camera, images, stamps))
+    if not shots:
+        raise BadInput(f"{folder.name}/cameras.json lists no cameras.")
+    return tuple(shots)
+
+
+def _stills(folder: Path) -> tuple[Shot, ...]:
+    table = _object(folder / "transforms.json")
+    frames = table.get("frames")
+    if not isinstance(frames, list) or not frames:
+        raise BadInput(f"{folder.name}/transforms.json lists no frames.")
+    shots: list[Shot] = []
+    for number, frame in enumerate(frames):
+        try:
+            path = _under(folder, frame["file_path"])
+            place = np.asarray(frame["transform_matrix"], float).reshape(4, 4) @ _FLIP
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"Frame {number} in {folder.name}/transforms.json lacks or misstates {error}.") from None
+        images = open_stills(lambda _, path=path: path.read_bytes(), 1)
+        _, height, width, _ = images.shape
+        camera = _intrinsics({**table, **frame}, path.stem, width, height, place)
+        shots.append(Shot(camera, images, np.array([float(number)])))
+    return tuple(shots)
+
+
+def _intrinsics(table: dict[str, Any], name: str, width: int, height: int, place: Array) -> Camera:
+    """A camera by the names of nerfstudio and instant-ngp: fl_x, fl_y, cx, cy, k1 ..., or a horizontal angle."""
+    if "fl_x" in table:
+        fx = float(table["fl_x"])
+    elif "camera_angle_x" in table:
+        fx = 0.5 * width / np.tan(0.5 * float(table["camera_angle_x"]))
+    else:
+        raise BadInput("transforms.json gives no focal length; fl_x or camera_angle_x was expected.")
+    fy = float(table.get("fl_y", fx))
+    centre = (float(table.get("cx", width / 2)), float(table.get("cy", height / 2)))
+    lens = tuple(float(table.get(k, 0.0)) for k in ("k1", "k2", "p1", "p2", "k3"))
+    return Camera(name, width, height, (float(fx), fy), centre, "world", place, lens if any(lens) else ())
+
+
+def _points(folder: Path) -> Array:
+    for name in ("points.npy", "ground.npy"):
+        path = folder / name
+        if path.is_file():
+            try:
+                points = np.load(path, allow_pickle=False)
+            except (ValueError, OSError, EOFError) as error:
+                raise BadInput(f"{name} is not an array of numbers: {error}.") from None
+            if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
+                raise BadInput(f"{name} has the shape {points.shape}; finite points [n, 3] were expected.")
+            return np.asarray(points, float)
+    return np.zeros((0, 3))
+
+
+def _plane(folder: Path, points: Array) -> Plane | None:
+    path = folder / "ground_plane.json"
+    if not path.is_file() or len(points) < 3:
+        return None
+    normal = np.asarray(_object(path).get("plane"), float)
+    if normal.shape != (4,) or not np.isfinite(normal).all() or abs(normal[2]) < 0.1:
+        raise BadInput("'plane' of ground_plane.json must be [nx, ny, nz, d] of a table that is not upright.")
+    low, high = np.quantile(points[:, :2], [0.01, 0.99], axis=0)
+    return Plane(normal, (float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
+
+
+def _bodies(folder: Path) -> tuple[Body, ...]:
+    return tuple(load_body(path) for path in sorted(folder.glob("*.json")) if _describes_body(path))
+
+
+def _describes_body(path: Path) -> bool:
+    small = path.stat().st_size <= _MAX_JSON
+    return small and '"gaussians"' in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise BadInput(f"{path.name} is larger than {_MAX_JSON >> 20} MiB, too large for a description.")
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{path.name} is named but not there.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
+    if not isinstance(table, dict):
+        raise BadInput(f"{path.name} must hold a JSON object.")
+    return table
+
+
+def _under(folder: Path, name: object) -> Path:
+    """A file below the folder, whatever a stranger's description says."""
+    path = (folder / str(name)).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise BadInput(f"{str(name)!r} lies outside {folder.name!r}; files must be in the folder that names them.")
+    if not path.is_file():
+        raise BadInput(f"{str(name)!r} is named but not there.")
+    return path

@@ -1,0 +1,147 @@
+"""Gaussians in .splat files: 32 bytes each, degree 0, what web viewers stream.
+
+Position and standard deviation as float32, colour and opacity as bytes, the quaternion wxyz as bytes q * 128 + 128.
+
+Gaussians in Niantic's .spz files, through the gsply library: packed to a tenth of a .ply.
+
+The format's frame is right, up, back and ours is Z up, so the Gaussians are turned on the way, colours included.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput, MissingExtra, Unsupported
+from instep.core.poses import normalized
+from instep.core.world import Array
+from instep.splat.gaussians import Gaussians, coloured
+
+ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("quat", "u1", 4)])
+
+
+def load_splat(path: Path) -> Gaussians:
+    """Read Gaussians of degree 0."""
+    size = path.stat().st_size
+    if size % ROW.itemsize:
+        raise BadInput(f"{path.name} is {size} bytes long; a .splat file holds {ROW.itemsize} bytes per Gaussian.")
+    table = np.fromfile(path, ROW)
+    quats = (table["quat"].astype(float) - 128.0) / 128.0
+    rgba = table["rgba"].astype(float) / 255.0
+    return coloured(table["mean"], table["scale"], rgba[:, :3], quats=quats, opacities=rgba[:, 3])
+
+
+def save_splat(path: Path, gaussians: Gaussians) -> None:
+    """Write the Gaussians of one body; colours, opacities and rotations are rounded to bytes."""
+    if gaussians.degree:
+        raise Unsupported(
+            f"A .splat file holds colours of degree 0, these Gaussians have degree {gaussians.degree}; "
+            f"cut them with gaussians.with_degree(0) or write another format."
+        )
+    table = np.zeros(len(gaussians), ROW)
+    table["mean"], table["scale"] = gaussians.means, gaussians.scales
+    rgba = np.column_stack([gaussians.colours, gaussians.opacities])
+    table["rgba"] = np.clip(np.rint(rgba * 255.0), 0, 255)
+    table["quat"] = np.clip(np.rint(normalized(np.asarray(gaussians.quats, float)) * 128.0 + 128.0), 0, 255)
+    table.tofile(path)
+
+
+MAX_COUNT = 20_000_000
+"""Most Gaussians that are unpacked, whatever a header claims."""
+_MAGIC = 0x5053474E
+_Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+
+
+def load_spz(path: Path) -> Gaussians:
+    """Read Gaussians; the header is checked before anything is unpacked."""
+    gsply = _gsply()
+    _check(path)
+    try:
+        table = gsply.read_spz(str(path))
+    except (ValueError, RuntimeError, zlib.error, OSError) as error:
+        raise BadInput(f"{path.name} could not be unpacked as SPZ: {error}.") from None
+    logits, logs = np.asarray(table.opacities, float), np.asarray(table.scales, float)
+    bands = [np.asarray(table.sh0, np.float32)[:, None, :]]
+    if table.shN is not None and table.shN.size:
+        bands.append(np.asarray(table.shN, np.float32))
+    n = len(logits)
+    packed = Gaussians(
+        np.asarray(table.means), np.asarray(table.quats), np.exp(logs), 1.0 / (1.0 + np.exp(-logits)),
+        np.concatenate(bands, axis=1), np.zeros(n, np.int32),
+    )  # fmt: skip
+    return packed.moved(_Z_UP_FROM_Y_UP)
+
+
+def save_spz(path: Path, gaussians: Gaussians) -> None:
+    """Write the Gaussians of one body; positions keep about 0.01 mm in a scene of some metres, the rest bytes."""
+    gsply = _gsply()
+    turned = gaussians.moved(np.linalg.inv(_Z_UP_FROM_Y_UP))
+    p = np.clip(np.asarray(turned.opacities, float), 1e-7, 1 - 1e-7)
+    table = gsply.GSData.from_arrays(
+        means=_floats(turned.means),
+        scales=_floats(np.log(np.maximum(np.asarray(turned.scales, float), 1e-9))),
+        quats=_floats(turned.quats / np.linalg.norm(turned.quats, axis=1, keepdims=True)),
+        opacities=_floats(np.log(p) - np.log1p(-p)),
+        sh0=_floats(turned.sh[:, 0]),
+        shN=_floats(turned.sh[:, 1:]) if turned.degree else None,
+        format="ply",
+    )
+    # 24 bits per coordinate: as fine as the largest coordinate allows.
+    reach = float(np.abs(turned.means).max()) if len(turned) else 1.0
+    bits = int(np.clip(22 - np.ceil(np.log2(max(reach, 1e-3))), 1, 20))
+    gsply.write_spz(str(path), table, fractional_bits=bits)
+
+
+def _floats(values: Array) -> Array:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _gsply() -> Any:
+    try:
+        import gsply
+    except ImportError:
+        raise MissingExtra("gsply", "build") from None
+    return gsply
+
+
+def _check(path: Path) -> None:
+    with path.open("rb") as file:
+        head = file.read(32)
+    if head[:2] == b"\x1f\x8b":
+        _check_gzip(path)
+        return
+    if len(head) < 32 or struct.unpack_from("<I", head)[0] != _MAGIC:
+        raise BadInput(f"{path.name} is not an SPZ file: it begins neither with 'NGSP' nor as gzip.")
+    _check_count(path.name, struct.unpack_from("<I", head, 8)[0])
+
+
+def _check_gzip(path: Path) -> None:
+    """Unpack in pieces, so that a small file cannot fill the memory."""
+    try:
+        with gzip.open(path) as file:
+            head = file.read(16)
+            if len(head) < 16 or struct.unpack_from("<I", head)[0] != _MAGIC:
+                raise BadInput(f"{path.name} is gzip, but not an SPZ file: it does not begin with 'NGSP'.")
+            version, count, degree = struct.unpack_from("<IIB", head, 4)
+            _check_count(path.name, count)
+            stride = 16 + (4 if version >= 3 else 3) + 3 * ((degree + 1) ** 2 - 1)
+            left = count * stride
+            while left > 0:
+                piece = len(file.read(min(left, 2**22)))
+                if piece == 0:
+                    raise BadInput(f"{path.name} announces {count} Gaussians but ends early; the file was cut off.")
+                left -= piece
+            if file.read(2**16 + 1)[2**16 :]:
+                raise BadInput(f"{path.name} unpacks to more than the {count} Gaussians it announces.")
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path.name} could not be unpacked as SPZ: {error}.") from None
+
+
+def _check_count(name: str, count: int) -> None:
+    if count > MAX_COUNT:
+        raise BadInput(f"{name} announces {count} Gaussians; at most {MAX_COUNT} are unpacked.")

@@ -1,0 +1,91 @@
+"""Bodies in the JSON files of Embodied Gaussians: a name, a pose, Gaussians of degree 0 (and particles).
+
+Colours are stored blue, green, red; quaternions w, x, y, z; means in the body frame; `X_WB` is world_from_body where
+the body was scanned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput, Unsupported
+from instep.core.poses import normalized
+from instep.core.world import Array
+from instep.splat.gaussians import Gaussians, coloured
+
+MAX_BYTES = 512 * 2**20
+"""Largest file that is read [bytes]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Body:
+    """A scanned body: what it looks like, and where it lay."""
+
+    gaussians: Gaussians
+    world_from_body: Array
+    """Where it lay when it was scanned, a 4 x 4 transform."""
+    particles: Array
+    """Centres and radii of the spheres that fill it [n, 4] [m]."""
+
+
+def load_body(path: Path) -> Body:
+    """Read a body with its pose and its particles."""
+    if path.stat().st_size > MAX_BYTES:
+        raise BadInput(f"{path.name} is larger than {MAX_BYTES // 2**20} MiB, too large for the JSON of one body.")
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
+    if not isinstance(table, dict) or not isinstance(table.get("gaussians"), dict):
+        raise BadInput(f"{path.name} holds no 'gaussians'; a body of Embodied Gaussians was expected.")
+    given = table["gaussians"]
+    colours = _numbers(given, "colors", 3, path.name)[:, ::-1]
+    means, quats = _numbers(given, "means", 3, path.name), _numbers(given, "quats", 4, path.name)
+    opacities = _numbers(given, "opacities", 1, path.name)[:, 0]
+    gaussians = coloured(means, _numbers(given, "scales", 3, path.name), colours, quats=quats, opacities=opacities)
+    spheres = table.get("particles") or {"means": [], "radii": []}
+    particles = np.hstack([_numbers(spheres, "means", 3, path.name), _numbers(spheres, "radii", 1, path.name)])
+    pose = np.asarray(table.get("X_WB", np.eye(4)), float)
+    if pose.shape != (4, 4) or not np.isfinite(pose).all():
+        raise BadInput(f"'X_WB' of {path.name} must be a 4 x 4 transform of finite numbers.")
+    return Body(gaussians.carried_by(str(table.get("name", path.stem))), pose, particles)
+
+
+def load_embodied(path: Path) -> Gaussians:
+    """Read the Gaussians of a body, in its frame."""
+    return load_body(path).gaussians
+
+
+def save_embodied(path: Path, gaussians: Gaussians) -> None:
+    """Write the Gaussians of one body, without particles, its frame at the world's."""
+    if gaussians.degree:
+        raise Unsupported(
+            f"Embodied Gaussians hold colours of degree 0, these have degree {gaussians.degree}; "
+            f"cut them with gaussians.with_degree(0) or write another format."
+        )
+    table = {
+        "name": gaussians.names[0],
+        "X_WB": np.eye(4).tolist(),
+        "gaussians": {
+            "means": np.asarray(gaussians.means, float).tolist(),
+            "quats": normalized(np.asarray(gaussians.quats, float)).tolist(),
+            "scales": np.asarray(gaussians.scales, float).tolist(),
+            "opacities": np.asarray(gaussians.opacities, float).tolist(),
+            "colors": np.asarray(gaussians.colours, float)[:, ::-1].tolist(),
+        },
+    }
+    path.write_text(json.dumps(table), encoding="utf-8")
+
+
+def _numbers(table: Mapping[str, Any], key: str, width: int, name: str) -> Array:
+    try:
+        values = np.asarray(table[key], float).reshape(-1, width)
+    except (KeyError, ValueError, TypeError):
+        raise BadInput(f"{key!r} of {name} must be a list of {width} numbers per Gaussian or particle.") from None
+    return values

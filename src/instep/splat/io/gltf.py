@@ -1,0 +1,224 @@
+"""Gaussians in glTF 2.0 (.glb, .gltf) by the extension KHR_gaussian_splatting.
+
+Each body is a node with a POINTS primitive: linear scales, opacities 0 to 1, rotations xyzw, one VEC3 accessor per
+harmonic. glTF is Y up and we are Z up, so the root node carries the turn and the numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput, Unsupported
+from instep.core.poses import matrix_from_quat, normalized
+from instep.core.world import Array
+from instep.splat.gaussians import Gaussians, together
+
+NAME = "KHR_gaussian_splatting"
+_GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
+_FLOAT = 5126
+_READ = {5120: ("i1", 127.0), 5121: ("u1", 255.0), 5122: ("<i2", 32767.0), 5123: ("<u2", 65535.0), _FLOAT: ("<f4", 1.0)}
+_WIDTH = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
+_MAX_DEPTH = 64
+_Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+
+
+def save_gltf(path: Path, gaussians: Gaussians) -> None:
+    """Write every body as a node of its name, in one binary .glb file."""
+    if path.suffix == ".gltf":
+        raise Unsupported(f"Gaussians are written to binary glTF; name the file {path.with_suffix('.glb').name!r}.")
+    blob = bytearray()
+    views: list[dict[str, Any]] = []
+    accessors: list[dict[str, Any]] = []
+
+    def accessor(values: Array, **more: Any) -> int:
+        data = np.ascontiguousarray(values, "<f4")
+        views.append({"buffer": 0, "byteOffset": len(blob), "byteLength": data.nbytes})
+        kind = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}[1 if data.ndim == 1 else data.shape[1]]
+        accessors.append(
+            {"bufferView": len(views) - 1, "componentType": _FLOAT, "count": len(data), "type": kind, **more}
+        )
+        blob.extend(data.tobytes())
+        return len(accessors) - 1
+
+    nodes: list[dict[str, Any]] = [
+        {"name": "z up", "rotation": [-(0.5**0.5), 0.0, 0.0, 0.5**0.5], "children": []},
+    ]
+    meshes: list[dict[str, Any]] = []
+    for name in gaussians.names:
+        part = gaussians.on(name)
+        if len(part) == 0:
+            continue
+        meshes.append({"name": name, "primitives": [_primitive(part, accessor)]})
+        nodes.append({"name": name, "mesh": len(meshes) - 1})
+        nodes[0]["children"].append(len(nodes) - 1)
+    document = {
+        "asset": {"version": "2.0", "generator": "instep"},
+        "extensionsUsed": [NAME],
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": nodes,
+        "meshes": meshes,
+        "accessors": accessors,
+        "bufferViews": views,
+        "buffers": [{"byteLength": len(blob)}],
+    }
+    _write_glb(path, document, bytes(blob))
+
+
+def load_gltf(path: Path) -> Gaussians:
+    """Read every primitive with Gaussians; the node above it names its body, the nodes' transforms are applied."""
+    file = _File(path.name, *_read(path))
+    parts: list[Gaussians] = []
+    try:
+        scene = file.document["scenes"][file.document.get("scene", 0)]
+        for node in scene["nodes"]:
+            file.visit(node, _Z_UP_FROM_Y_UP, parts, 0)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise BadInput(f"{path.name} is not sound glTF: {type(error).__name__} {error} in its scene.") from None
+    if not parts:
+        raise BadInput(f"{path.name} holds no primitive with {NAME}; a scene with Gaussians was expected.")
+    return together(parts)
+
+
+def _primitive(part: Gaussians, accessor: Any) -> dict[str, Any]:
+    quats = normalized(np.asarray(part.quats, float))
+    means = np.asarray(part.means, np.float32)
+    low, high = means.min(axis=0).tolist(), means.max(axis=0).tolist()
+    attributes = {
+        "POSITION": accessor(means, min=low, max=high),
+        f"{NAME}:ROTATION": accessor(quats[:, [1, 2, 3, 0]]),
+        f"{NAME}:SCALE": accessor(part.scales),
+        f"{NAME}:OPACITY": accessor(part.opacities),
+    }
+    for degree, order, row in _coefficients(part.degree):
+        attributes[f"{NAME}:SH_DEGREE_{degree}_COEF_{order}"] = accessor(part.sh[:, row])
+    look = {"kernel": "ellipse", "colorSpace": "srgb_rec709_display", "projection": "perspective"}
+    return {"mode": 0, "attributes": attributes, "extensions": {NAME: {**look, "sortingMethod": "cameraDistance"}}}
+
+
+def _coefficients(degree: int) -> list[tuple[int, int, int]]:
+    return [(band, order, band * band + order) for band in range(degree + 1) for order in range(2 * band + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    document: dict[str, Any]
+    blob: bytes
+
+    def visit(self, index: int, above: Array, parts: list[Gaussians], depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise BadInput(f"The nodes of {self.name} are nested more than {_MAX_DEPTH} deep, or in a circle.")
+        node = self.document["nodes"][index]
+        here = above @ _transform(node)
+        if "mesh" in node:
+            mesh = self.document["meshes"][node["mesh"]]
+            label = str(node.get("name") or mesh.get("name") or "world")
+            for primitive in mesh["primitives"]:
+                if NAME in primitive.get("extensions", {}):
+                    part = self.gaussians(primitive).carried_by(label)
+                    parts.append(part if np.allclose(here, np.eye(4), atol=1e-6) else part.moved(here))
+        for child in node.get("children", ()):
+            self.visit(child, here, parts, depth + 1)
+
+    def gaussians(self, primitive: dict[str, Any]) -> Gaussians:
+        attributes = primitive["attributes"]
+        if primitive["extensions"][NAME].get("extensions"):
+            raise Unsupported(f"{self.name} packs its Gaussians by a further extension; convert it to plain {NAME}.")
+
+        def values(attribute: str, width: int) -> Array:
+            if attribute not in attributes:
+                raise BadInput(f"{self.name} has Gaussians without {attribute!r}, which {NAME} requires.")
+            return self.accessor(attributes[attribute], width)
+
+        degree = max(band for band in range(4) if f"{NAME}:SH_DEGREE_{band}_COEF_0" in attributes or band == 0)
+        sh = np.stack([values(f"{NAME}:SH_DEGREE_{d}_COEF_{m}", 3) for d, m, _ in _coefficients(degree)], axis=1)
+        quats = values(f"{NAME}:ROTATION", 4)[:, [3, 0, 1, 2]]
+        means = values("POSITION", 3)
+        scales, opacities = values(f"{NAME}:SCALE", 3), values(f"{NAME}:OPACITY", 1)[:, 0]
+        return Gaussians(means, quats, scales, opacities, sh, np.zeros(len(means), np.int32))
+
+    def accessor(self, index: int, width: int) -> Array:
+        """The numbers of an accessor [count, width], which must lie inside the data."""
+        given = self.document["accessors"][index]
+        if given.get("sparse") or "bufferView" not in given or given["componentType"] not in _READ:
+            raise Unsupported(f"Accessor {index} of {self.name} is sparse, empty or of an unusual type.")
+        if _WIDTH.get(given["type"]) != width:
+            raise BadInput(f"Accessor {index} of {self.name} is {given['type']}; {width} numbers each were expected.")
+        view = self.document["bufferViews"][given["bufferView"]]
+        if view.get("buffer", 0) != 0:
+            raise Unsupported(f"{self.name} spreads its data over several buffers; one buffer is read.")
+        kind, full = _READ[given["componentType"]]
+        dtype, count = np.dtype(kind), int(given["count"])
+        start = int(view.get("byteOffset", 0)) + int(given.get("byteOffset", 0))
+        step = int(view.get("byteStride", width * dtype.itemsize))
+        end = start + max(count - 1, 0) * step + width * dtype.itemsize
+        if count < 0 or start < 0 or step < width * dtype.itemsize or (count and end > len(self.blob)):
+            raise BadInput(
+                f"Accessor {index} of {self.name} announces {count} elements, more than {len(self.blob)} bytes hold; "
+                f"the file was cut off or its header is wrong."
+            )
+        table = np.ndarray((count, width), dtype, self.blob, start, (step, dtype.itemsize))
+        return table.astype(np.float32) / np.float32(full if given.get("normalized") else 1.0)
+
+
+def _transform(node: dict[str, Any]) -> Array:
+    if "matrix" in node:
+        return np.asarray(node["matrix"], float).reshape(4, 4).T
+    out = np.eye(4)
+    x, y, z, w = node.get("rotation", (0.0, 0.0, 0.0, 1.0))
+    out[:3, :3] = matrix_from_quat(normalized(np.array([w, x, y, z]))) * np.asarray(node.get("scale", (1, 1, 1)), float)
+    out[:3, 3] = node.get("translation", (0.0, 0.0, 0.0))
+    return out
+
+
+def _write_glb(path: Path, document: dict[str, Any], blob: bytes) -> None:
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    blob += b"\0" * (-len(blob) % 4)
+    total = 12 + 8 + len(text) + 8 + len(blob)
+    with path.open("wb") as file:
+        file.write(struct.pack("<III", _GLB, 2, total))
+        file.write(struct.pack("<II", len(text), _JSON) + text)
+        file.write(struct.pack("<II", len(blob), _BIN) + blob)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    data = path.read_bytes()
+    try:
+        if data[:4] == struct.pack("<I", _GLB):
+            return _read_glb(data, path.name)
+        document = json.loads(data)
+        uri = str(document["buffers"][0].get("uri", ""))
+        if uri.startswith("data:"):
+            return document, base64.b64decode(uri.partition(",")[2])
+        beside = (path.parent / uri).resolve()
+        if not uri or not beside.is_relative_to(path.parent.resolve()) or not beside.is_file():
+            raise BadInput(f"The data {uri!r} of {path.name} must be a file in the same folder.")
+        return document, beside.read_bytes()
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError, binascii.Error) as error:
+        raise BadInput(f"{path.name} is not sound glTF: {error}.") from None
+
+
+def _read_glb(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    if len(data) < 20 or struct.unpack_from("<I", data, 8)[0] > len(data):
+        raise BadInput(f"{name} is shorter than its header says; the file was cut off.")
+    length, kind = struct.unpack_from("<II", data, 12)
+    if kind != _JSON or 20 + length > len(data):
+        raise BadInput(f"{name} does not begin with a JSON chunk of its length; it is not sound binary glTF.")
+    document = json.loads(data[20 : 20 + length])
+    after = 20 + length
+    if len(data) < after + 8:
+        return document, b""
+    size = struct.unpack_from("<I", data, after)[0]
+    if after + 8 + size > len(data):
+        raise BadInput(f"The data of {name} is shorter than its header says; the file was cut off.")
+    return document, data[after + 8 : after + 8 + size]

@@ -1,0 +1,292 @@
+"""Find how calibrated cameras disagree about a table they all see, and put them right.
+
+Each camera's picture is laid flat on the plane. Flat pictures are first matched by correlation over shifts and turns,
+wide enough to step over a repeating pattern, then each camera's six-dimensional pose is refined until they agree. What
+cannot be known, where all of them are together wrong, is shared out: the mean correction is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix, quat_log
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.raster.camera_frames import lens_slope
+
+_FEW = 200
+"""Points of the plane that a camera must show for it to be aligned."""
+_TRIES = 6
+"""Shifts that are refined before one is chosen."""
+_COARSE = 0.006
+"""Pixels that cover more than this of the plane [m] are left out: what far ones show is too coarse to match."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plane:
+    """A table: where it is, and the part of it that is looked at."""
+
+    normal: Array
+    """[nx, ny, nz, d] with n . x + d = 0."""
+    low: tuple[float, float]
+    """Smallest x and y [m]."""
+    high: tuple[float, float]
+    """Largest x and y [m]."""
+
+    def grid(self, pitch: float) -> Array:
+        """Points of the plane [rows, columns, 3], rows along y."""
+        x = np.arange(self.low[0], self.high[0], pitch)
+        y = np.arange(self.low[1], self.high[1], pitch)
+        X, Y = np.meshgrid(x, y)
+        a, b, c, d = self.normal
+        return np.stack([X, Y, -(d + a * X + b * Y) / c], axis=-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """A picture of what does not move, and how far each pixel is to be believed."""
+
+    camera: Camera
+    image: Array
+    """[height, width, 3], 0 to 1."""
+    weight: Array
+    """[height, width], 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aligned:
+    """Cameras that agree, and what it took."""
+
+    cameras: tuple[Camera, ...]
+    shifts: Array
+    """How far each was moved [cameras, 3] [m]."""
+    turns: Array
+    """How far each was turned, rotation vectors [cameras, 3] [rad]."""
+    before: float
+    """Mean correlation of the flat pictures as calibrated."""
+    after: float
+    """Mean correlation now."""
+
+
+def align_on_plane(pictures: Sequence[Picture], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08) -> Aligned:
+    """Make cameras agree about a plane; `reach` [m] is how far they may be off."""
+    if len(pictures) < 2:
+        raise BadInput("Aligning cameras needs at least two of them.")
+    points = plane.grid(pitch)
+    first, *others = (_texture(picture) for picture in pictures)
+    base = _flat(first, first.camera, points)
+    for texture in (first, *others):
+        if _flat(texture, texture.camera, points).weight.sum() < _FEW:
+            raise BadInput(
+                f"Camera {texture.camera.name!r} shows too little of the table, or too coarsely, to be aligned on it; "
+                "is it calibrated? Fit with --no-align to take the cameras as they are."
+            )
+    poses = [np.zeros(6)]
+    scores: list[tuple[float, float]] = []
+    for texture in others:
+        start = _search(_every_other(base), texture, points[::2, ::2], 2 * pitch, reach)
+        pose = _refine(base, texture, points, start)
+        poses.append(pose)
+        scores.append((_score(base, texture, points, np.zeros(6)), _score(base, texture, points, pose)))
+    cameras = [_moved(picture.camera, pose) for picture, pose in zip(pictures, poses, strict=True)]
+    cameras = _shared_out([picture.camera for picture in pictures], cameras)
+    shifts, turns = zip(*(_between(p.camera, c) for p, c in zip(pictures, cameras, strict=True)), strict=True)
+    before, after = np.mean(scores, axis=0)
+    return Aligned(tuple(cameras), np.array(shifts), np.array(turns), float(before), float(after))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Texture:
+    """A picture whose brightness is evened out: lamps and gloss differ between cameras, holes and tape do not."""
+
+    camera: Camera
+    bands: Array  # [height, width, bands]
+    weight: Array  # [height, width]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flat:
+    """A texture laid on the plane."""
+
+    bands: Array  # [rows, columns, bands]
+    weight: Array  # [rows, columns]
+
+
+def _texture(picture: Picture) -> _Texture:
+    from scipy.ndimage import gaussian_filter
+
+    grey = picture.image.mean(axis=-1)
+    bands: list[Array] = []
+    # Tape and marks are wide, holes are narrow: a band for each, so that neither drowns the other.
+    for width in (4.0, 12.0):
+        total = gaussian_filter(picture.weight, width) + 1e-3
+        mean = gaussian_filter(grey * picture.weight, width) / total
+        spread = np.sqrt(gaussian_filter((grey - mean) ** 2 * picture.weight, width) / total) + 0.01
+        bands.append((gaussian_filter(grey, width / 6) - mean) / spread)
+    return _Texture(picture.camera, np.clip(np.stack(bands, axis=-1), -3, 3), picture.weight)
+
+
+def _flat(texture: _Texture, camera: Camera, points: Array) -> _Flat:
+    from scipy.ndimage import map_coordinates
+
+    pixels, inside = _pixels(camera, points)
+    at = [pixels[..., 1], pixels[..., 0]]
+    bands = [map_coordinates(band, at, order=1, mode="nearest") for band in np.moveaxis(texture.bands, -1, 0)]
+    weight = map_coordinates(texture.weight, at, order=1, mode="nearest") * inside
+    return _Flat(np.stack(bands, axis=-1), (weight > 0.5).astype(float))
+
+
+def _pixels(camera: Camera, points: Array) -> tuple[Array, Array]:
+    """Where points are in an image, in whole pixels from the centre of the first, and whether they are inside."""
+    place = camera.body_from_camera
+    seen = (points - place[:3, 3]) @ place[:3, :3]
+    ahead = seen[..., 2] > 0.05
+    pixels = camera.project(np.where(ahead[..., None], seen, [0.0, 0.0, 1.0])) - 0.5
+    inside = ((pixels >= 1) & (pixels <= [camera.width - 2, camera.height - 2])).all(axis=-1)
+    return pixels, ahead & inside & (seen[..., 2] < _COARSE * min(camera.focal))
+
+
+def _every_other(flat: _Flat) -> _Flat:
+    return _Flat(flat.bands[::2, ::2], flat.weight[::2, ::2])
+
+
+def _search(base: _Flat, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
+    """The shift in the plane and the turn about its normal under which two flat pictures correlate best.
+
+    A repeating pattern has many good shifts, so the best few are each refined before one is chosen, and of two that are
+    as good the nearer one is.
+    """
+    found: list[tuple[float, Array]] = []
+    centre = points.reshape(-1, 3).mean(axis=0)
+    for angle in np.radians(np.arange(-3.0, 3.01, 0.75)):
+        turned = _about(centre, np.array([0.0, 0.0, angle]), texture.camera)
+        flat = _flat(texture, _moved(texture.camera, turned), points)
+        for score, shift in _correlate(base, flat, int(reach / pitch)):
+            found.append((score, turned + np.concatenate([shift * pitch, np.zeros(4)])))
+    found.sort(key=lambda pair: -pair[0])
+    tried: list[tuple[float, Array]] = []
+    for _, start in found[:_TRIES]:
+        pose = _refine(base, texture, points, start, rounds=8)
+        tried.append((_score(base, texture, points, pose) * _nearness(start, reach), pose))
+    return max(tried, key=lambda pair: pair[0])[1]
+
+
+def _nearness(motion: Array, reach: float) -> float:
+    return 1.0 - 0.5 * min(1.0, float(motion[:2] @ motion[:2]) / reach**2)
+
+
+def _about(centre: Array, turn: Array, camera: Camera) -> Array:
+    """The motion of a camera, at its own place, that turns it about another point."""
+    arm = camera.body_from_camera[:3, 3] - centre
+    return np.concatenate([matrix_from_quat(quat_exp(turn)) @ arm - arm, turn])
+
+
+def _correlate(a: _Flat, b: _Flat, reach: int) -> list[tuple[float, Array]]:
+    """The best weighted correlations over whole shifts (x, y) of b, by Fourier transforms; peaks apart from another."""
+    shape = [2 * n for n in a.weight.shape]
+
+    def transform(x: Array) -> Array:
+        return np.fft.rfft2(x, shape)
+
+    def cross(x: Array, y: Array) -> Array:
+        return np.fft.irfft2(x * np.conj(y), shape)
+
+    wa, wb = transform(a.weight), transform(b.weight)
+    both = squares_a = squares_b = 0.0
+    for k in range(a.bands.shape[-1]):
+        ta, tb = a.bands[..., k], b.bands[..., k]
+        both = both + cross(transform(ta * a.weight), transform(tb * b.weight))
+        squares_a = squares_a + cross(transform(ta**2 * a.weight), wb)
+        squares_b = squares_b + cross(wa, transform(tb**2 * b.weight))
+    score = both / np.sqrt(np.maximum(squares_a * squares_b, 1e-6))
+    enough = cross(wa, wb) > 0.15 * min(a.weight.sum(), b.weight.sum())
+    score = np.roll(np.where(enough, score, -1.0), (reach, reach), axis=(0, 1))[: 2 * reach + 1, : 2 * reach + 1]
+    along = np.arange(-reach, reach + 1)
+    score = score * (1 - 0.5 * np.minimum(1.0, (along[:, None] ** 2 + along**2) / max(reach, 1) ** 2))
+    peaks: list[tuple[float, Array]] = []
+    for _ in range(3):
+        row, column = np.unravel_index(np.argmax(score), score.shape)
+        peaks.append((float(score[row, column]), np.array([column - reach, row - reach], float)))
+        score[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2] = -1.0
+    return peaks
+
+
+def _refine(base: _Flat, texture: _Texture, points: Array, start: Array, rounds: int = 30) -> Array:
+    """Gauss-Newton on the camera's pose, gross errors weighted down; the wide band leads, the narrow one finishes."""
+    pose, believed = start.copy(), base.weight > 0
+    spots, wanted = points[believed], base.bands[believed]
+    slopes = np.stack([np.gradient(texture.bands, axis=1), np.gradient(texture.bands, axis=0)], axis=-1)
+    steep = replace(texture, bands=slopes.reshape(*texture.weight.shape, -1))
+    for round_ in range(rounds):
+        camera = _moved(texture.camera, pose)
+        here = _flat(texture, camera, spots)
+        slope = _flat(steep, camera, spots).bands.reshape(len(spots), -1, 2)
+        J = slope @ _motion_of_pixels(camera, spots)
+        error = here.bands - wanted
+        trust = np.array([0.3, 1.0]) if round_ < rounds // 2 else np.array([1.0, 1.0])
+        robust = here.weight[:, None] * trust / (1 + (error / 0.7) ** 2)
+        flat, weights = J.reshape(-1, 6), robust.reshape(-1)
+        H, g = flat.T @ (flat * weights[:, None]), flat.T @ (weights * error.reshape(-1))
+        step = -np.linalg.solve(H + np.diag(1e-3 * np.diag(H) + 1e-9), g)
+        pose += np.clip(step, -0.01, 0.01)
+        if np.abs(step).max() < 1e-6:
+            break
+    return pose
+
+
+def _motion_of_pixels(camera: Camera, points: Array) -> Array:
+    """How pixels of fixed points [..., 3] move when their camera is shifted and turned [..., 2, 6]."""
+    place = camera.body_from_camera
+    arm = points - place[:3, 3]
+    seen = arm @ place[:3, :3]
+    z = np.maximum(seen[..., 2], 0.05)
+    ideal = seen[..., :2] / z[..., None]
+    by_place = np.zeros((*ideal.shape, 3))
+    by_place[..., 0, 0] = by_place[..., 1, 1] = 1.0
+    by_place[..., 2] = -ideal
+    by_place = np.array(camera.focal)[:, None] * (lens_slope(ideal, camera.distortion) @ by_place) / z[..., None, None]
+    by_world = by_place @ place[:3, :3].T
+    cross = np.zeros((*arm.shape[:-1], 3, 3))
+    cross[..., 0, 1], cross[..., 0, 2], cross[..., 1, 2] = -arm[..., 2], arm[..., 1], -arm[..., 0]
+    cross -= np.swapaxes(cross, -1, -2)
+    return np.concatenate([-by_world, by_world @ cross], axis=-1)
+
+
+def _score(base: _Flat, texture: _Texture, points: Array, pose: Array) -> float:
+    flat = _flat(texture, _moved(texture.camera, pose), points)
+    weight = (flat.weight * base.weight)[..., None]
+    a, b = base.bands * weight, flat.bands * weight
+    return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
+
+
+def _moved(camera: Camera, motion: Array) -> Camera:
+    """A camera shifted, and turned about its own place, along the world's axes."""
+    place = np.array(camera.body_from_camera, float)
+    place[:3, :3] = matrix_from_quat(quat_exp(motion[3:])) @ place[:3, :3]
+    place[:3, 3] += motion[:3]
+    return replace(camera, body_from_camera=place)
+
+
+def _between(old: Camera, new: Camera) -> tuple[Array, Array]:
+    """How far a camera was moved and turned."""
+    turn = new.body_from_camera[:3, :3] @ old.body_from_camera[:3, :3].T
+    return new.body_from_camera[:3, 3] - old.body_from_camera[:3, 3], quat_log(quat_from_matrix(turn))
+
+
+def _shared_out(old: Sequence[Camera], new: Sequence[Camera]) -> list[Camera]:
+    """Move all cameras together so that, on the mean, they were neither turned nor moved."""
+    turns = [_between(a, b)[1] for a, b in zip(old, new, strict=True)]
+    back = np.eye(4)
+    back[:3, :3] = matrix_from_quat(quat_exp(-np.mean(turns, axis=0)))
+    turned = [replace(c, body_from_camera=back @ c.body_from_camera) for c in new]
+    shift = np.mean([_between(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
+    out = []
+    for camera in turned:
+        place = camera.body_from_camera.copy()
+        place[:3, 3] -= shift
+        out.append(replace(camera, body_from_camera=place))
+    return out

@@ -1,0 +1,1 @@
+"""Rasterisers of 3D Gaussians: reference, CPU and CUDA."""

@@ -1,0 +1,177 @@
+"""Gaussians as ellipses on the image plane, compiled. The same formulas as in `reference.project`.
+
+The colour of every Gaussian from where a camera stands, compiled. The same basis as in `sh`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat import spherical_harmonics
+from instep.splat.image import Region
+
+from .camera_frames import lens_limits, lens_reach
+from .simd import BLUR, FAST, INLINE, LOG2_E, NEAR, F, I
+from .tiles import tile_box
+
+RECORD = 12
+"""Numbers per drawn Gaussian: u, v, A, B, C, log2 opacity, red, green, blue, depth, half width, half height.
+
+Coverage is 2^(A dx^2 + B dx dy + C dy^2 + log2 opacity), in pixels from the region's corner."""
+
+
+def view_of(camera: Camera, region: Region) -> Array:
+    """What the kernels need of a camera: focal, centre, region size, shape limits, lens reach, lens coefficients."""
+    left, top, right, bottom = region
+    lens = (*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
+    centre = (camera.centre[0] - left, camera.centre[1] - top)
+    bent = float(any(lens))
+    size = (right - left, bottom - top)
+    return np.array([*camera.focal, *centre, *size, *lens_limits(camera), lens_reach(camera), bent, *lens], np.float32)
+
+
+@njit(**INLINE)
+def lens_at(x: Any, y: Any, view: Any) -> Any:
+    """Where the lens puts an ideal point, and the derivative (xx, xy, yy) there."""
+    if view[11] == F(0.0):
+        return x, y, F(1.0), F(0.0), F(1.0)
+    k1, k2, p1, p2, k3 = view[12], view[13], view[14], view[15], view[16]
+    r2 = x * x + y * y
+    radial = F(1.0) + r2 * (k1 + r2 * (k2 + r2 * k3))
+    grow = F(2.0) * (k1 + r2 * (F(2.0) * k2 + r2 * F(3.0) * k3))
+    xx = radial + grow * x * x + F(2.0) * p1 * y + F(6.0) * p2 * x
+    xy = grow * x * y + F(2.0) * p1 * x + F(2.0) * p2 * y
+    yy = radial + grow * y * y + F(6.0) * p1 * y + F(2.0) * p2 * x
+    bent_x = x * radial + F(2.0) * p1 * x * y + p2 * (r2 + F(2.0) * x * x)
+    bent_y = y * radial + p1 * (r2 + F(2.0) * y * y) + F(2.0) * p2 * x * y
+    return bent_x, bent_y, xx, xy, yy
+
+
+@njit(**INLINE)
+def slope_at(x: Any, y: Any, z: Any, view: Any) -> Any:
+    """The derivative (2 x 3) of the projection at a point in the camera's frame, its direction kept near the view."""
+    nx = min(max(x / z, view[6]), view[7])
+    ny = min(max(y / z, view[8]), view[9])
+    _, _, xx, xy, yy = lens_at(nx, ny, view)
+    fx, fy = view[0] / z, view[1] / z
+    return fx * xx, fx * xy, -fx * (xx * nx + xy * ny), fy * xy, fy * yy, -fy * (xy * nx + yy * ny)
+
+
+@njit(**INLINE)
+def axes_at(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R: Any, b: Any) -> Any:
+    """The same derivative by directions of the body: slope (2 x 3) times camera_from_body."""
+    return (
+        j00 * R[b, 0] + j01 * R[b, 4] + j02 * R[b, 8],
+        j00 * R[b, 1] + j01 * R[b, 5] + j02 * R[b, 9],
+        j00 * R[b, 2] + j01 * R[b, 6] + j02 * R[b, 10],
+        j10 * R[b, 0] + j11 * R[b, 4] + j12 * R[b, 8],
+        j10 * R[b, 1] + j11 * R[b, 5] + j12 * R[b, 9],
+        j10 * R[b, 2] + j11 * R[b, 6] + j12 * R[b, 10],
+    )
+
+
+@njit(**INLINE)
+def spread_at(a0: Any, a1: Any, a2: Any, b0: Any, b1: Any, b2: Any, S: Any, i: Any) -> Any:
+    """The covariance (xx, xy, yy) [px^2] of a body-frame covariance S (xx, xy, xz, yy, yz, zz) seen along the axes."""
+    p0 = S[i, 0] * a0 + S[i, 1] * a1 + S[i, 2] * a2
+    p1 = S[i, 1] * a0 + S[i, 3] * a1 + S[i, 4] * a2
+    p2 = S[i, 2] * a0 + S[i, 4] * a1 + S[i, 5] * a2
+    q0 = S[i, 0] * b0 + S[i, 1] * b1 + S[i, 2] * b2
+    q1 = S[i, 1] * b0 + S[i, 3] * b1 + S[i, 4] * b2
+    q2 = S[i, 2] * b0 + S[i, 4] * b1 + S[i, 5] * b2
+    xx = a0 * p0 + a1 * p1 + a2 * p2 + BLUR
+    xy = b0 * p0 + b1 * p1 + b2 * p2
+    yy = b0 * q0 + b1 * q1 + b2 * q2 + BLUR
+    return xx, xy, yy
+
+
+@njit(**FAST)
+def project(
+    start: Any, stop: Any, means: Any, covariances: Any, strengths: Any, colours: Any, body: Any, R: Any, view: Any,
+    records: Any, boxes: Any, changes: Any,
+) -> None:  # fmt: skip
+    """Records of the Gaussians from start to stop, and the box of tiles each one touches (-1: it cannot be seen).
+
+    `strengths` [n, 2] hold log2 opacity and reach in standard deviations (negative: too faint to draw);
+    `R` [bodies, 12] are the rows of camera_from_body. `changes` [rows + 1, columns + 1] receive how the number of
+    Gaussians changes from tile to tile; their sums along both axes are the numbers themselves.
+    """
+    changes[:] = 0
+    for i in range(start, stop):
+        boxes[i] = I(-1)
+        b = body[i]
+        m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
+        x = R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3]
+        y = R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7]
+        z = R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11]
+        reach = strengths[i, 1]
+        if z <= NEAR or reach < F(0.0):
+            continue
+        nx, ny = x / z, y / z
+        if nx * nx + ny * ny >= view[10]:
+            continue
+        bent_x, bent_y, _, _, _ = lens_at(nx, ny, view)
+        u = view[0] * bent_x + view[2]
+        v = view[1] * bent_y + view[3]
+        j00, j01, j02, j10, j11, j12 = slope_at(x, y, z, view)
+        a0, a1, a2, b0, b1, b2 = axes_at(j00, j01, j02, j10, j11, j12, R, b)
+        xx, xy, yy = spread_at(a0, a1, a2, b0, b1, b2, covariances, i)
+        half_width, half_height = reach * F(math.sqrt(xx)), reach * F(math.sqrt(yy))
+        outside = u + half_width < F(0.5) or u - half_width > view[4] - F(0.5)
+        if outside or v + half_height < F(0.5) or v - half_height > view[5] - F(0.5):
+            continue
+        scale = LOG2_E / (xx * yy - xy * xy)
+        records[i, 0], records[i, 1] = u, v
+        records[i, 2], records[i, 3], records[i, 4] = F(-0.5) * yy * scale, xy * scale, F(-0.5) * xx * scale
+        records[i, 5] = strengths[i, 0]
+        records[i, 6], records[i, 7], records[i, 8] = colours[i, 0], colours[i, 1], colours[i, 2]
+        records[i, 9], records[i, 10], records[i, 11] = z, half_width, half_height
+        boxes[i] = tile_box(u, v, half_width, half_height, view[4], view[5], changes)
+
+
+_C0, _C1 = F(spherical_harmonics.C0), F(spherical_harmonics.C1)
+_A0, _A1, _A2, _A3, _A4 = (F(c) for c in spherical_harmonics.C2)
+_B0, _B1, _B2, _B3, _B4, _B5, _B6 = (F(c) for c in spherical_harmonics.C3)
+
+
+@njit(**INLINE)
+def weights(x: Any, y: Any, z: Any, degree: Any, out: Any) -> None:
+    """The basis at a unit direction."""
+    out[0] = _C0
+    if degree >= 1:
+        out[1], out[2], out[3] = -_C1 * y, _C1 * z, -_C1 * x
+    if degree >= 2:
+        xx, yy, zz = x * x, y * y, z * z
+        out[4], out[5], out[6] = _A0 * x * y, _A1 * y * z, _A2 * (F(2.0) * zz - xx - yy)
+        out[7], out[8] = _A3 * x * z, _A4 * (xx - yy)
+        if degree >= 3:
+            out[9], out[10] = _B0 * y * (F(3.0) * xx - yy), _B1 * x * y * z
+            out[11], out[12] = _B2 * y * (F(4.0) * zz - xx - yy), _B3 * z * (F(2.0) * zz - F(3.0) * (xx + yy))
+            out[13], out[14] = _B4 * x * (F(4.0) * zz - xx - yy), _B5 * z * (xx - yy)
+            out[15] = _B6 * x * (xx - F(3.0) * yy)
+
+
+@njit(**FAST)
+def shade(
+    start: Any, stop: Any, means: Any, harmonics: Any, body: Any, eyes: Any, basis: Any, degree: Any, colours: Any
+) -> None:
+    """Colours of the Gaussians from start to stop; `eyes` [bodies, 3] is the camera's place in each body's frame.
+
+    Seen in the body's own frame the harmonics need no turning. `basis` [16] is a place to work in.
+    """
+    for i in range(start, stop):
+        b = body[i]
+        x, y, z = means[i, 0] - eyes[b, 0], means[i, 1] - eyes[b, 1], means[i, 2] - eyes[b, 2]
+        scale = F(1.0) / max(F(1e-12), F(math.sqrt(x * x + y * y + z * z)))
+        weights(x * scale, y * scale, z * scale, degree, basis)
+        for channel in range(3):
+            value = F(0.5)
+            for k in range((degree + 1) ** 2):
+                value += basis[k] * harmonics[i, k, channel]
+            colours[i, channel] = max(value, F(0.0))

@@ -1,0 +1,418 @@
+"""Normal equations of body poses from the difference between a picture and a target, compiled.
+
+For every cell the picture is blended, compared with the target, and blended once more while the derivatives of its
+pixels by the pose of each tracked body, J [3 colours, 6], gather in a small buffer. J^T W J and J^T W r are summed up
+before the next cell; no image of derivatives is ever stored.
+
+Normal equations for the poses of bodies, or of a camera, from pictures: J^T W J, J^T W r.
+
+J is the derivative of every pixel by a shift and a turn of a body; J^T W J is at once the information the pictures hold
+about its pose. Colours are held fixed as the body turns (exact for degree 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.image import Backdrop, Region, checked_region
+
+from .blending import (
+    OUT,
+    PIXELS,
+    blend_cell,
+    coverages,
+    hide,
+    longest_list,
+    nearest_left,
+    offsets,
+    pass_through,
+    read_limits,
+)
+from .camera_frames import world_from_bodies, world_from_camera
+from .depth_order import cell_lists, order_tile
+from .gradient_projection import MOTION, motions
+from .rasterizer import Prepared, Raster
+from .simd import (
+    CELL,
+    CELLS,
+    DARK,
+    FAST,
+    INLINE,
+    LOG2_E,
+    SOLID,
+    TILE,
+    F,
+    U,
+    float_as_bits,
+    larger,
+    largest,
+    load,
+    lowest_bit,
+    next_ticket,
+    select,
+    spread,
+    store,
+    total,
+)
+from .threads import on_threads
+
+# fmt: skip
+
+
+# fmt: skip
+
+JACOBIAN = 18 * PIXELS
+"""Numbers of J for one body and cell: [colour, motion, pixel]."""
+SUMS = 29
+"""Numbers per body: J^T W J (21, upper triangle by rows), J^T W r (6), r^T W r, W."""
+
+
+@njit(**INLINE)
+def compare(
+    out: Any, left: Any, top: Any, backdrop: Any, target: Any, weight: Any, huber: Any, residual: Any, cost: Any
+) -> Any:
+    """Residuals and weights of a cell: residual [4 * 16] is red, green, blue, weight. Return whether any weighs.
+
+    The colours in `out` become those with the backdrop behind them.
+    """
+    height, width = weight.shape
+    residual[:] = F(0.0)
+    any_weight = False
+    for row in range(min(CELL, height - top)):
+        for column in range(min(CELL, width - left)):
+            o, y, x = row * CELL + column, top + row, left + column
+            w = weight[y, x]
+            if w <= F(0.0):
+                continue
+            rest, square = out[o], F(0.0)
+            for channel in range(3):
+                shown = out[(1 + channel) * PIXELS + o]
+                if len(backdrop):
+                    shown += rest * backdrop[y, x, channel]
+                    out[(1 + channel) * PIXELS + o] = shown
+                difference = shown - target[y, x, channel]
+                residual[channel * PIXELS + o] = difference
+                square += difference * difference
+            length = F(math.sqrt(square))
+            if length > huber:
+                w *= huber / length
+            residual[3 * PIXELS + o] = w
+            cost[0] += w * square
+            cost[1] += w
+            any_weight = True
+    return any_weight
+
+
+@njit(**INLINE)
+def gather_half(
+    jacobian: Any, at: Any, across: Any, down: Any, a: Any, b: Any, c: Any, motion: Any, row: Any,
+    red: Any, green: Any, blue: Any,
+) -> None:  # fmt: skip
+    """Add one Gaussian's share to J of half a cell: slope of the colours times change of the power, for 6 motions."""
+    ex, ey = a * across + b * down, b * across + c * down
+    half = spread(F(0.5))
+    exx, exy, eyy = half * ex * ex, ex * ey, half * ey * ey
+    for k in range(6):
+        o = 5 * k
+        change = spread(motion[row, o]) * ex + spread(motion[row, o + 1]) * ey
+        change = change + spread(motion[row, o + 2]) * exx
+        change = change + spread(motion[row, o + 3]) * exy + spread(motion[row, o + 4]) * eyy
+        place = at + k * PIXELS
+        store(jacobian, place, load(jacobian, place) + red * change)
+        store(jacobian, place + 6 * PIXELS, load(jacobian, place + 6 * PIXELS) + green * change)
+        store(jacobian, place + 12 * PIXELS, load(jacobian, place + 12 * PIXELS) + blue * change)
+
+
+@njit(**INLINE)
+def colour_slopes(entries: Any, k: Any, cover: Any, weight: Any, light: Any, red: Any, green: Any, blue: Any) -> Any:
+    """Slopes of a half cell's colours by the power of a Gaussian, and the colours behind it after it has passed."""
+    none = spread(F(0.0))
+    odds = select(cover < spread(SOLID), cover / (spread(F(1.0)) - cover), none)
+    shown = select(cover < spread(SOLID), weight, none)
+    alive = light > none
+    own_red, own_green, own_blue = spread(entries[k, 6]), spread(entries[k, 7]), spread(entries[k, 8])
+    red = select(alive, red - weight * own_red, none)
+    green = select(alive, green - weight * own_green, none)
+    blue = select(alive, blue - weight * own_blue, none)
+    slopes = shown * own_red - red * odds, shown * own_green - green * odds, shown * own_blue - blue * odds
+    return slopes, red, green, blue
+
+
+@njit(**INLINE)
+def jacobian_cell(
+    entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, out: Any,
+    body: Any, track: Any, motion: Any, jacobian: Any, touched: Any,
+) -> None:  # fmt: skip
+    """J of one cell for every tracked body: jacobian [bodies * 18 * 16], `touched` [bodies] says whose is not 0."""
+    none, full, dark = spread(F(0.0)), spread(F(1.0)), spread(DARK)
+    x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
+    light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
+    red_0, green_0, blue_0 = load(out, 16), load(out, 32), load(out, 48)
+    red_1, green_1, blue_1 = load(out, 24), load(out, 40), load(out, 56)
+    for group in range((n + 63) // 64):
+        word = words[64 * group + cell]
+        while word:
+            k = order[64 * group + lowest_bit(word)]
+            word &= word - U(1)
+            z = entries[k, 9]
+            if z > nearest:
+                light_0, rest_0, floor_0 = hide(load(limits, 0), z, light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = hide(load(limits, 8), z, light_1, rest_1, floor_1)
+                nearest = nearest_left(limits, z)
+            across, upper, lower = offsets(entries, k, x, y)
+            cover_0, cover_1 = coverages(entries, k, across, upper, lower)
+            weight_0, light_0, rest_0, floor_0 = pass_through(cover_0, light_0, rest_0, floor_0)
+            weight_1, light_1, rest_1, floor_1 = pass_through(cover_1, light_1, rest_1, floor_1)
+            slopes_0, red_0, green_0, blue_0 = colour_slopes(
+                entries, k, cover_0, weight_0, light_0, red_0, green_0, blue_0
+            )
+            slopes_1, red_1, green_1, blue_1 = colour_slopes(
+                entries, k, cover_1, weight_1, light_1, red_1, green_1, blue_1
+            )
+            row = np.int64(float_as_bits(entries[k, 10]))
+            slot = np.int64(track[body[row]])
+            if slot >= 0:
+                touched[slot] = 1
+                a, b = spread(F(-2.0) / LOG2_E * entries[k, 2]), spread(F(-1.0) / LOG2_E * entries[k, 3])
+                c = spread(F(-2.0) / LOG2_E * entries[k, 4])
+                at = slot * JACOBIAN
+                gather_half(jacobian, at, across, upper, a, b, c, motion, row, slopes_0[0], slopes_0[1], slopes_0[2])
+                gather_half(
+                    jacobian, at + 8, across, lower, a, b, c, motion, row, slopes_1[0], slopes_1[1], slopes_1[2]
+                )
+        if largest(larger(light_0, light_1)) <= F(0.0):
+            break
+
+
+@njit(**INLINE)
+def sum_up(jacobian: Any, slot: Any, residual: Any, sums: Any) -> None:
+    """Add J^T W J and J^T W r of one cell and body to its sums, and clear J."""
+    place = 0
+    for k in range(6):
+        for l in range(k, 6):
+            square = spread(F(0.0))
+            for half in range(0, PIXELS, 8):
+                weight = load(residual, 3 * PIXELS + half)
+                for channel in range(3):
+                    o = slot * JACOBIAN + channel * 6 * PIXELS + half
+                    square = square + weight * load(jacobian, o + k * PIXELS) * load(jacobian, o + l * PIXELS)
+            sums[slot, place] += total(square)
+            place += 1
+    for k in range(6):
+        pull = spread(F(0.0))
+        for half in range(0, PIXELS, 8):
+            weight = load(residual, 3 * PIXELS + half)
+            for channel in range(3):
+                o = slot * JACOBIAN + channel * 6 * PIXELS + half
+                pull = pull + weight * load(jacobian, o + k * PIXELS) * load(residual, channel * PIXELS + half)
+        sums[slot, 21 + k] += total(pull)
+    jacobian[slot * JACOBIAN : (slot + 1) * JACOBIAN] = F(0.0)
+
+
+@njit(**FAST)
+def normal_tiles(
+    entries: Any, masks: Any, starts: Any, ids: Any, body: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
+    target: Any, weight: Any, huber: Any, track: Any, motion: Any, sums: Any, cost: Any,
+) -> None:  # fmt: skip
+    """Sum up the normal equations tile by tile until no tile is left: sums [bodies, 29], cost [2] (r^T W r, W)."""
+    height, width = weight.shape
+    longest = longest_list(starts)
+    keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
+    words = np.empty(longest + 64, np.uint64)
+    limits, out = np.full(PIXELS, np.inf, np.float32), np.empty(OUT, np.float32)
+    residual, touched = np.empty(4 * PIXELS, np.float32), np.zeros(len(sums), np.int64)
+    jacobian = np.zeros(len(sums) * JACOBIAN, np.float32)
+    while True:
+        tile = next_ticket(tickets)
+        if tile >= len(starts) - 1:
+            return
+        start, stop = starts[tile], starts[tile + 1]
+        order_tile(entries, start, stop, ids, keys, order)
+        cell_lists(masks, order, stop - start, words)
+        for cell in range(CELLS * CELLS):
+            left = (tile % across) * TILE + (cell // CELLS) * CELL
+            top = (tile // across) * TILE + (cell % CELLS) * CELL
+            if left >= width or top >= height:
+                continue
+            nearest = read_limits(limit, left, top, limits)
+            blend_cell(entries, order, words, stop - start, cell, limits, nearest, out)
+            if compare(out, left, top, backdrop, target, weight, huber, residual, cost):
+                jacobian_cell(
+                    entries, order, words, stop - start, cell, limits, nearest, out, body, track, motion, jacobian,
+                    touched,
+                )  # fmt: skip
+                for slot in range(len(sums)):
+                    if touched[slot]:
+                        sum_up(jacobian, slot, residual, sums)
+                        touched[slot] = 0
+
+
+_UPPER = np.triu_indices(6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What one camera saw, and how much each of its pixels is trusted."""
+
+    camera: Camera
+    target: Array
+    """The picture it took [height, width, 3], 0 to 1."""
+    weight: Array | None = None
+    """Trust per pixel [height, width], 0 to leave it out: 1 / variance for a likelihood. All 1 where None."""
+    backdrop: Backdrop | None = None
+    """What stands behind the bodies: the static scene, the robot."""
+    region: Region | None = None
+    """The only part of the image that is looked at."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normals:
+    """The normal equations of poses: a step is -solve(information + prior, pull + ...).
+
+    Motions are shifts along the world's axes [m] and turns about them [rad], a body's about its own origin.
+    """
+
+    names: tuple[str, ...]
+    """Whose poses."""
+    information: Array
+    """J^T W J [names, 6, 6]."""
+    pull: Array
+    """J^T W r [names, 6], r the picture minus the target."""
+    cost: float
+    """r^T W r over all pixels that weigh."""
+    weight: float
+    """Sum of the weights, after robust down-weighting."""
+
+    def __add__(self, other: Normals) -> Normals:
+        """The equations of both together."""
+        if self.names != other.names:
+            raise BadInput(f"Normal equations of {self.names} and of {other.names} cannot be added.")
+        return Normals(
+            self.names,
+            self.information + other.information,
+            self.pull + other.pull,
+            self.cost + other.cost,
+            self.weight + other.weight,
+        )
+
+
+def pose_normals(
+    raster: Raster, views: Sequence[View], poses: Array | None, bodies: Sequence[str], *, huber: float = np.inf
+) -> list[Normals]:
+    """One set of normal equations per view, for the poses of some bodies; their sum uses all views.
+
+    Residuals of a pixel longer than `huber` (in colour units) are weighted down in proportion.
+    """
+    names = raster.gaussians.names
+    for body in bodies:
+        if body not in names:
+            raise UnknownName("body", body, names)
+    track = np.full(len(names), -1, np.int32)
+    track[[names.index(body) for body in bodies]] = np.arange(len(bodies), dtype=np.int32)
+    rows = [names.index(body) for body in bodies]
+    origins = world_from_bodies(names, poses)[rows, :3, 3]
+    return _solve(raster, views, poses, _Tracked(tuple(bodies), track, origins), huber)
+
+
+def camera_normals(
+    raster: Raster, views: Sequence[View], poses: Array | None, *, huber: float = np.inf
+) -> list[Normals]:
+    """One set of normal equations per view, for the pose of its camera in the world, all bodies held still.
+
+    Moving the camera is moving everything it sees the other way.
+    """
+    names = raster.gaussians.names
+    out: list[Normals] = []
+    for view in views:
+        eye = world_from_camera(names, view.camera, poses)[:3, 3]
+        tracked = _Tracked((view.camera.name,), np.zeros(len(names), np.int32), eye[None])
+        (normals,) = _solve(raster, [view], poses, tracked, huber)
+        out.append(Normals(normals.names, normals.information, -normals.pull, normals.cost, normals.weight))
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tracked:
+    names: tuple[str, ...]
+    track: Array  # [bodies] int32, row of what it moves with, or -1
+    pivots: Array  # [tracked, 3], about which they turn, in the world
+
+
+def _solve(
+    raster: Raster, views: Sequence[View], poses: Array | None, tracked: _Tracked, huber: float
+) -> list[Normals]:
+    threads, count = raster.threads, len(tracked.names)
+    sums = np.zeros((threads, len(views), count, SUMS))
+    costs = np.zeros((threads, len(views), 2))
+    with ExitStack() as stack:
+        jobs = [_job(stack, raster, view, poses, tracked) for view in views]
+
+        def work(part: int) -> None:
+            for i, job in enumerate(jobs):
+                space, packed = job.frame.space, job.frame.packed
+                normal_tiles(
+                    space.entries, space.masks, space.starts, packed.ids, packed.body, space.across, job.tickets,
+                    job.frame.backdrop, job.frame.limit, job.target, job.weight, np.float32(huber), tracked.track,
+                    job.motion, sums[part, i], costs[part, i],
+                )  # fmt: skip
+
+        on_threads(work, threads)
+    turns = [world_from_camera(raster.gaussians.names, view.camera, poses)[:3, :3] for view in views]
+    whole, cost = sums.sum(axis=0), costs.sum(axis=0)
+    return [_normals(tracked.names, whole[i], cost[i], turn) for i, turn in enumerate(turns)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    frame: Prepared
+    target: Array
+    weight: Array
+    motion: Array
+    tickets: Array
+
+
+def _job(stack: ExitStack, raster: Raster, view: View, poses: Array | None, tracked: _Tracked) -> _Job:
+    camera = view.camera
+    region = left, top, right, bottom = checked_region(camera, view.region)
+    for name, image in (("target", view.target), ("weight", view.weight)):
+        if image is not None and np.shape(image)[:2] != (camera.height, camera.width):
+            raise BadInput(
+                f"The {name} of camera {camera.name!r} has the shape {np.shape(image)}; an image of "
+                f"{camera.width} x {camera.height} pixels was expected."
+            )
+    frame = stack.enter_context(raster.prepared(camera, poses, view.backdrop, region))
+    target = np.ascontiguousarray(view.target[top:bottom, left:right], np.float32)
+    if view.weight is None:
+        weight = np.ones(target.shape[:2], np.float32)
+    else:
+        weight = np.ascontiguousarray(view.weight[top:bottom, left:right], np.float32)
+    world_from_eye = world_from_camera(raster.gaussians.names, camera, poses)
+    pivots = ((tracked.pivots - world_from_eye[:3, 3]) @ world_from_eye[:3, :3]).astype(np.float32)
+    packed = frame.packed
+    motion = np.empty((len(packed), MOTION), np.float32)
+    motions(
+        len(packed), tracked.track, pivots, packed.means, packed.covariances, packed.body, frame.frames, frame.view,
+        frame.space.boxes, motion,
+    )  # fmt: skip
+    return _Job(frame, target, weight, motion, np.zeros(1, np.int64))
+
+
+def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> Normals:
+    """From sums along the camera's axes to equations along the world's."""
+    both = np.zeros((6, 6))
+    both[:3, :3] = both[3:, 3:] = turn
+    information = np.zeros((len(names), 6, 6))
+    information[:, _UPPER[0], _UPPER[1]] = sums[:, :21]
+    information[:, _UPPER[1], _UPPER[0]] = sums[:, :21]
+    information = both @ information @ both.T
+    return Normals(names, information, sums[:, 21:27] @ both.T, float(cost[0]), float(cost[1]))

@@ -1,0 +1,273 @@
+"""The fast renderer: the pictures of `reference`, compiled, on all cores.
+
+Gaussians are projected, sorted into tiles of 32 x 32 pixels with the exact set of 4 x 4 cells each one reaches, and
+blended cell by cell in registers. Tiles are handed out to threads as they come. The depth order is kept from frame
+to frame as the order of the arrays, so a tile's list is nearly sorted when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.gaussians import Gaussians
+from instep.splat.image import Backdrop, Image, Region, checked_region
+
+from .blending import blend_tiles, body_tiles
+from .buffers import Packed, Workspace, Workspaces, pack
+from .camera_frames import camera_from_bodies
+from .gaussian_projection import project, shade, view_of
+from .threads import cores, on_threads, share
+from .tiles import fill_tiles, place_lists
+
+_DISORDER = 0.25
+"""Share of a frame's list entries that may be out of order before the arrays are put in order again."""
+_REST = 16
+"""Frames between two such times, so that a camera that keeps turning does not pay for it each time."""
+_CAMERAS = 16
+"""Cameras whose order is remembered."""
+_FEW = 4000
+"""Gaussians up to which projecting takes less time than waking another thread."""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """The Gaussians in the order in which one camera saw them, and how many frames ago."""
+
+    packed: Packed
+    age: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A frame up to the point where tiles are blended; what the renderer and its derivatives share."""
+
+    camera: Camera
+    region: Region
+    packed: Packed
+    frames: Array  # [bodies, 12] float32, rows of camera_from_body
+    view: Array
+    space: Workspace
+    backdrop: Array  # [height, width, 3] float32, or empty for black
+    limit: Array  # [height, width] float32, or empty for infinitely far
+    threads: int
+
+    @property
+    def placing_threads(self) -> int:
+        """How many threads project the Gaussians."""
+        return 1 if len(self.packed) <= _FEW else self.threads
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        left, top, right, bottom = self.region
+        return bottom - top, right - left
+
+
+class Raster:
+    """Gaussians made ready to be drawn often. Frames may be drawn from several threads at once."""
+
+    def __init__(self, gaussians: Gaussians, *, threads: int | None = None):
+        self.gaussians = gaussians
+        self.threads = cores() if threads is None else threads
+        if self.threads < 1:
+            raise BadInput(f"A renderer needs at least one thread, not {self.threads}.")
+        self._packed = pack(gaussians)
+        self._spaces = Workspaces()
+        self._sights: dict[str, _Sight] = {}
+        self._orders: dict[str, Array] = {}
+
+    def renewed(self, gaussians: Gaussians) -> Raster:
+        """A renderer of changed Gaussians that starts with this one's memory and depth orders; the same picture."""
+        new = Raster(gaussians, threads=self.threads)
+        new._spaces = self._spaces
+        if len(gaussians) == len(self.gaussians):
+            new._orders = {**self._orders, **{name: sight.packed.ids for name, sight in self._sights.items()}}
+        return new
+
+    def render(
+        self,
+        camera: Camera,
+        poses: Array | None = None,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> Image:
+        """Draw the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
+        with self.prepared(camera, poses, backdrop, region) as frame:
+            return self.blend(frame)
+
+    def render_bodies(
+        self,
+        camera: Camera,
+        poses: Array | None = None,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> Array:
+        """Which body each pixel shows most of [height, width], an index into the names; -1 for the backdrop."""
+        with self.prepared(camera, poses, backdrop, region) as frame:
+            space, bodies = frame.space, np.empty(frame.shape, np.int32)
+            tickets = np.zeros(1, np.int64)
+            names = len(self.gaussians.names)
+            on_threads(
+                lambda part: body_tiles(
+                    space.entries, space.masks, space.starts, frame.packed.ids, frame.packed.body, names,
+                    space.across, tickets, frame.limit, bodies,
+                ),
+                frame.threads,
+            )  # fmt: skip
+            return bodies
+
+    def render_batch(
+        self,
+        camera: Camera,
+        poses: Array,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> Array:
+        """Colours uint8 [worlds, height, width, 3] for `poses` [worlds, bodies, 7], one thread per image."""
+        left, top, right, bottom = checked_region(camera, region)
+        out = np.empty((len(poses), bottom - top, right - left, 3), np.uint8)
+        tickets = iter(range(len(poses)))  # next() on a range iterator is atomic under the lock of Python
+
+        def draw(_: int) -> None:
+            for world in tickets:
+                with self.prepared(camera, poses[world], backdrop, region, threads=1) as frame:
+                    out[world] = self.blend(frame).bytes
+
+        on_threads(draw, min(self.threads, max(1, len(poses))))
+        return out
+
+    @contextmanager
+    def prepared(
+        self,
+        camera: Camera,
+        poses: Array | None,
+        backdrop: Backdrop | None,
+        region: Region | None,
+        *,
+        threads: int | None = None,
+    ) -> Iterator[Prepared]:
+        """A frame projected and sorted into tiles, its memory lent for the length of the block."""
+        region = checked_region(camera, region)
+        transforms = camera_from_bodies(self.gaussians.names, camera, poses)
+        frames = np.ascontiguousarray(transforms[:, :3].reshape(-1, 12), np.float32)
+        space = self._spaces.take()
+        try:
+            packed = self._sight(camera, frames).packed
+            frame = Prepared(
+                camera, region, packed, frames, view_of(camera, region), space,
+                *_behind(camera, region, backdrop), self.threads if threads is None else threads,
+            )  # fmt: skip
+            _sort_into_tiles(frame, transforms)
+            yield frame
+        finally:
+            self._spaces.give_back(space)
+
+    def blend(self, frame: Prepared) -> Image:
+        """Draw a prepared frame."""
+        space, shape = frame.space, frame.shape
+        colour, alpha, depth = (
+            np.empty((*shape, 3), np.float32),
+            np.empty(shape, np.float32),
+            np.empty(shape, np.float32),
+        )
+        tickets = np.zeros(1, np.int64)
+        breaks = [0] * frame.threads
+
+        def draw(part: int) -> None:
+            breaks[part] = blend_tiles(
+                space.entries, space.masks, space.starts, frame.packed.ids, space.across, tickets, frame.backdrop,
+                frame.limit, colour, alpha, depth,
+            )  # fmt: skip
+
+        on_threads(draw, frame.threads)
+        self._look_after_order(frame, sum(breaks))
+        return Image(colour, alpha, depth)
+
+    def _sight(self, camera: Camera, frames: Array) -> _Sight:
+        sight = self._sights.get(camera.name)
+        if sight is None:
+            order = self._orders.get(camera.name)
+            sight = _Sight(self._packed.seen_from(frames) if order is None else self._packed.ordered(order))
+            if len(self._sights) >= _CAMERAS:
+                self._sights.pop(next(iter(self._sights)), None)
+            self._sights[camera.name] = sight
+        return sight
+
+    def _look_after_order(self, frame: Prepared, breaks: int) -> None:
+        sight = self._sights.get(frame.camera.name)
+        if sight is None:
+            return
+        sight.age += 1
+        if sight.age > _REST and breaks > _DISORDER * frame.space.starts[-1]:
+            self._sights[frame.camera.name] = _Sight(frame.packed.seen_from(frame.frames))
+
+
+def render(
+    gaussians: Gaussians,
+    camera: Camera,
+    poses: Array | None = None,
+    *,
+    backdrop: Backdrop | None = None,
+    region: Region | None = None,
+) -> Image:
+    """Draw Gaussians once; to draw them often, keep a `Raster`."""
+    return Raster(gaussians).render(camera, poses, backdrop=backdrop, region=region)
+
+
+def _sort_into_tiles(frame: Prepared, transforms: Array) -> None:
+    packed, space, n = frame.packed, frame.space, len(frame.packed)
+    threads = frame.placing_threads
+    space.fit(n, frame.region, threads)
+    colours = packed.colours
+    degree = int(packed.harmonics.shape[1] ** 0.5) - 1 if len(packed.harmonics) else 0
+    eyes = np.ascontiguousarray(-np.einsum("bji,bj->bi", transforms[:, :3, :3], transforms[:, :3, 3]), np.float32)
+    if degree:
+        colours = space.colours
+
+    def place(part: int) -> None:
+        start, stop = share(n, part, threads)
+        if degree:
+            basis = np.empty(16, np.float32)
+            shade(start, stop, packed.means, packed.harmonics, packed.body, eyes, basis, degree, colours)
+        project(
+            start, stop, packed.means, packed.covariances, packed.strengths, colours, packed.body, frame.frames,
+            frame.view, space.records, space.boxes, space.changes[part],
+        )  # fmt: skip
+
+    on_threads(place, threads)
+    space.fit_entries(place_lists(space.changes, space.starts, space.places, space.slots_from))
+
+    def fill(part: int) -> None:
+        start, stop = share(n, part, threads)
+        fill_tiles(
+            start, stop, space.records, space.boxes, space.across, space.places[part], space.slots_from[part],
+            space.entries, space.masks, space.slots,
+        )  # fmt: skip
+
+    on_threads(fill, threads)
+
+
+def _behind(camera: Camera, region: Region, backdrop: Backdrop | None) -> tuple[Array, Array]:
+    """The colours and depths behind a region, empty where they are black and infinitely far."""
+    black, nowhere = np.empty((0, 0, 3), np.float32), np.empty((0, 0), np.float32)
+    if backdrop is None:
+        return black, nowhere
+    if backdrop.depth.shape != (camera.height, camera.width):
+        raise BadInput(
+            f"A backdrop of {backdrop.depth.shape[1]} x {backdrop.depth.shape[0]} pixels was given for the "
+            f"{camera.width} x {camera.height} image of camera {camera.name!r}."
+        )
+    left, top, right, bottom = region
+    colour = np.ascontiguousarray(backdrop.colour[top:bottom, left:right], np.float32)
+    depth = np.ascontiguousarray(backdrop.depth[top:bottom, left:right], np.float32)
+    return colour if colour.any() else black, nowhere if np.isposinf(depth).all() else depth

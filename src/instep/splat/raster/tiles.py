@@ -1,0 +1,141 @@
+"""Which Gaussians each tile of the image must draw, and in which of its cells.
+
+An entry of a tile's list is a Gaussian's record with its centre counted from the tile's first pixel, and a mask of 64
+bits, one per cell, column after column: the cells that the exact ellipse reaches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from .simd import (
+    CELL,
+    CELLS,
+    FAST,
+    INLINE,
+    LOG2_255,
+    TILE,
+    F,
+    I,
+    bits_as_float,
+    bytes_between,
+    constant,
+    larger,
+    root,
+    select,
+    smaller,
+    spread,
+)
+
+ENTRY = 12
+"""Numbers per entry: u, v, A, B, C, log2 opacity, red, green, blue, depth, row in the packed arrays (bits), unused."""
+SLOPES = 10
+"""Derivatives per entry: moments of the power's slope (1, x, y, xx, xy, yy); by red, green, blue; by depth."""
+MAX_TILES = 127
+"""Most tiles along one side of an image."""
+COLUMNS = constant(*(CELL * column for column in range(CELLS)))
+"""The first pixel of each column of cells."""
+_SLACK = F(1e-3)
+
+
+@njit(**INLINE)
+def tile_box(u: Any, v: Any, half_width: Any, half_height: Any, width: Any, height: Any, changes: Any) -> Any:
+    """First and last column, first and last row of the tiles whose pixel centres an ellipse's box holds, a byte each.
+
+    Truncation of numbers above 0 stands for floor, which would be a call into the C library.
+    """
+    left = int(max(F(0.0), u - half_width)) // TILE
+    right = int(min(u + half_width, width - F(1.0))) // TILE
+    top = int(max(F(0.0), v - half_height)) // TILE
+    bottom = int(min(v + half_height, height - F(1.0))) // TILE
+    changes[top, left] += 1
+    changes[top, right + 1] -= 1
+    changes[bottom + 1, left] -= 1
+    changes[bottom + 1, right + 1] += 1
+    return left | (right << 8) | (top << 16) | (bottom << 24)
+
+
+@njit(**FAST)
+def place_lists(changes: Any, starts: Any, places: Any, slots_from: Any) -> Any:
+    """Where each tile's list starts [tiles + 1] and where each part writes [parts, tiles]; return the whole length.
+
+    `slots_from` [parts] receive where each part's entries begin when counted Gaussian by Gaussian.
+    """
+    parts, down, across = changes.shape[0], changes.shape[1] - 1, changes.shape[2] - 1
+    counts = np.zeros((parts, down + 1, across + 1), np.int64)
+    for part in range(parts):
+        for row in range(down):
+            for column in range(across):
+                counts[part, row, column] = (
+                    changes[part, row, column]
+                    + (counts[part, row - 1, column] if row else 0)
+                    + (counts[part, row, column - 1] if column else 0)
+                    - (counts[part, row - 1, column - 1] if row and column else 0)
+                )
+    total = 0
+    slots_from[:] = 0
+    for tile in range(down * across):
+        starts[tile] = total
+        for part in range(parts):
+            places[part, tile] = total
+            count = counts[part, tile // across, tile % across]
+            total += count
+            for later in range(part + 1, parts):
+                slots_from[later] += count
+    starts[down * across] = total
+    return total
+
+
+@njit(**INLINE)
+def cells_of(records: Any, i: Any, u: Any, v: Any) -> Any:
+    """The mask of the cells of a tile that a Gaussian reaches, all columns of cells at once.
+
+    u and v count from the tile's first pixel. At dx off the centre the ellipse reaches from low to high, the roots of
+    C dy^2 + B dx dy + A dx^2 + margin = 0. Its lowest and highest points lie at -+ B / (2 A) half_height; where that is
+    outside a column, the column's near edge counts.
+    """
+    A, B, C, margin = records[i, 2], records[i, 3], records[i, 4], records[i, 5] + LOG2_255
+    half, lean, none = F(0.5) / C, spread(F(-0.5) * B / A * records[i, 11]), spread(F(0.0))
+    curve, offset = spread(B * B - F(4.0) * A * C), spread(F(-4.0) * C * margin)
+    near = COLUMNS() - spread(u)
+    far = near + spread(F(CELL - 1))
+    up, down = smaller(larger(none - lean, near), far), smaller(larger(lean, near), far)
+    under_low, under_high = curve * up * up + offset, curve * down * down + offset
+    low = spread(v) + (root(larger(under_low, none)) - spread(B) * up) * spread(half)
+    high = spread(v) - (root(larger(under_high, none)) + spread(B) * down) * spread(half)
+    # Rows of pixels from ceil(low) to floor(high), in units of cells; columns beside the ellipse are empty.
+    reached = under_low >= none
+    first = (low + spread(F(1.0) - _SLACK)) * spread(F(1.0 / CELL))
+    after = (high + spread(F(CELL) + _SLACK)) * spread(F(1.0 / CELL))
+    return bytes_between(select(reached, first, spread(F(CELLS))), after)
+
+
+@njit(**FAST)
+def fill_tiles(
+    start: Any, stop: Any, records: Any, boxes: Any, across: Any, places: Any, slot: Any,
+    entries: Any, masks: Any, slots: Any,
+) -> None:  # fmt: skip
+    """Write the Gaussians from start to stop into the lists of their tiles; `places` [tiles] say where each goes on.
+
+    `slots`, from `slot` on, receive where the entries of one Gaussian after the other went.
+    """
+    for i in range(start, stop):
+        box = boxes[i]
+        if box < 0:
+            continue
+        for row in range((box >> 16) & 255, (box >> 24) + 1):
+            for column in range(box & 255, ((box >> 8) & 255) + 1):
+                at = places[row * across + column]
+                places[row * across + column] = at + 1
+                slots[slot] = at
+                slot += 1
+                u = records[i, 0] - F(column * TILE) - F(0.5)
+                v = records[i, 1] - F(row * TILE) - F(0.5)
+                entries[at, 0], entries[at, 1] = u, v
+                for number in range(2, 10):
+                    entries[at, number] = records[i, number]
+                entries[at, 10] = bits_as_float(I(i))
+                masks[at] = cells_of(records, i, u, v)

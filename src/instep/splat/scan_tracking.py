@@ -1,0 +1,180 @@
+"""Follow a scanned body that slides on a table through the pictures of several cameras, by its outline.
+
+Pixels are told apart by colour: more like the body, or more like what does not move. The outline the body would have is
+then fitted to them by Gauss-Newton in three unknowns, two shifts along the table and a turn about its normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from instep.core.poses import normalized, pose, quat_exp, quat_mul, transform
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.io.embodied import Body
+from instep.splat.raster.pose_normals import View, pose_normals
+from instep.splat.raster.rasterizer import Raster
+
+from .gaussians import coloured
+from .plane_alignment import Plane
+
+_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Followed:
+    """Where a body was."""
+
+    poses: Array
+    """xyz + wxyz [frames, 7]."""
+    overlap: Array
+    """How well its outline fits in each frame [frames]: overlap over union of outline and body-coloured pixels."""
+
+
+class Follower:
+    """Finds one body in frames of calibrated cameras; starts from where it was last."""
+
+    def __init__(self, body: Body, cameras: Sequence[Camera], still: Sequence[Array], plane: Plane):
+        self._cameras = tuple(cameras)
+        self._still = tuple(still)
+        self._plane = plane
+        self._colour = np.median(np.clip(body.gaussians.colours, 0, 1), axis=0)
+        solid = body.gaussians
+        white = coloured(solid.means, solid.scales, np.ones((len(solid), 3)), quats=solid.quats, opacities=0.95)
+        self._outline = Raster(white.carried_by("body"))
+        self._sketch = Raster(white.carried_by("body"), threads=1)
+        self._start = pose(body.world_from_body)
+
+    def follow(self, frames: Sequence[Sequence[Array]]) -> Followed:
+        """Poses in frames [frames][cameras], each image uint8."""
+        poses: list[Array] = []
+        overlaps: list[float] = []
+        for images in frames:
+            labels = [self._label(image, still) for image, still in zip(images, self._still, strict=True)]
+            last = poses[-1] if poses else None
+            found = self._refine(last, labels) if last is not None else None
+            if found is None or self._lost(found, labels):
+                found = self._refine(self._search(labels), labels)
+            poses.append(found)
+            overlaps.append(self._overlap(found, labels))
+        return Followed(np.array(poses), np.array(overlaps))
+
+    def _label(self, image: Array, still: Array) -> Array:
+        """Which pixels have the hue of the body rather than that of the scene [height, width], 0 or 1."""
+        from scipy.ndimage import binary_opening
+
+        seen = image / 255.0
+        scene = np.median(still.reshape(-1, 3), axis=0)
+        own, other = _hue(seen) @ _hue(self._colour), _hue(seen) @ _hue(scene)
+        alike = (own > 0.945) & (own > other + 0.02) & (seen.max(axis=-1) > 0.2)
+        return binary_opening(alike, iterations=1).astype(np.float32)
+
+    def _search(self, labels: Sequence[Array]) -> Array:
+        """A place and a heading on the table, tried all over it."""
+        small = [_halved(camera, label, 6) for camera, label in zip(self._cameras, labels, strict=True)]
+        best, where = -1.0, self._start
+        (x0, y0), (x1, y1) = self._plane.low, self._plane.high
+        for reach, step, turns in ((0.25, 0.05, 12), (0.05, 0.02, 24)):
+            centre = where
+            for dx in np.arange(-reach, reach + 1e-9, step):
+                for dy in np.arange(-reach, reach + 1e-9, step):
+                    if not (x0 < centre[0] + dx < x1 and y0 < centre[1] + dy < y1):
+                        continue
+                    for turn in np.arange(turns) * 2 * np.pi / turns:
+                        guess = self._slid(self._start, centre[:2] - self._start[:2] + np.array([dx, dy]), turn)
+                        score = self._overlap(guess, [s[1] for s in small], [s[0] for s in small])
+                        if score > best:
+                            best, where = score, guess
+        return where
+
+    def _slid(self, start: Array, shift: Array, turn: float) -> Array:
+        """A pose moved along the table and turned about its normal."""
+        normal = self._plane.normal[:3] / np.linalg.norm(self._plane.normal[:3])
+        height = -(normal[0] * shift[0] + normal[1] * shift[1]) / normal[2]
+        moved = start.copy()
+        moved[:3] += [shift[0], shift[1], height]
+        moved[3:] = normalized(quat_mul(quat_exp(turn * normal), start[3:]))
+        return moved
+
+    def _refine(self, start: Array, labels: Sequence[Array]) -> Array:
+        from scipy.ndimage import gaussian_filter
+
+        found = start
+        soft = [[_grey(gaussian_filter(label, blur)) for label in labels] for blur in (3.0, 1.0)]
+        for step in range(_STEPS):
+            blurred = soft[0 if step < _STEPS // 2 else 1]
+            views = [
+                View(c, l, None, None, self._around(c, found)) for c, l in zip(self._cameras, blurred, strict=True)
+            ]
+            parts = pose_normals(self._outline, views, found[None], ["body"], huber=0.5)
+            H = np.sum([part.information[0] for part in parts], axis=0)
+            g = np.sum([part.pull[0] for part in parts], axis=0)
+            normal = self._plane.normal[:3] / np.linalg.norm(self._plane.normal[:3])
+            basis = np.zeros((6, 3))
+            basis[:3, 0] = [1.0, 0.0, -normal[0] / normal[2]]
+            basis[:3, 1] = [0.0, 1.0, -normal[1] / normal[2]]
+            basis[3:, 2] = normal
+            small = basis.T @ H @ basis + np.diag([1.0, 1.0, 1e-3])
+            change = np.clip(-np.linalg.solve(small, basis.T @ g), -0.02, 0.02)
+            found = self._slid(found, change[:2], float(change[2] * 5 if abs(change[2]) >= 0.02 else change[2]))
+            if step >= _STEPS // 2 and np.abs(change).max() < 2e-5:
+                break
+        return found
+
+    def _around(self, camera: Camera, where: Array) -> tuple[int, int, int, int]:
+        """The part of an image around the body."""
+        local = transform(where)[:3, 3]
+        place = camera.body_from_camera
+        seen = (local - place[:3, 3]) @ place[:3, :3]
+        if seen[2] < 0.05:
+            return (0, 0, camera.width, camera.height)
+        x, y = camera.project(seen)
+        half = 0.22 * camera.focal[0] / seen[2]
+        left, right = int(np.clip(x - half, 0, camera.width - 2)), int(np.clip(x + half, 1, camera.width))
+        top, bottom = int(np.clip(y - half, 0, camera.height - 2)), int(np.clip(y + half, 1, camera.height))
+        return (left, top, max(right, left + 1), max(bottom, top + 1))
+
+    def _lost(self, where: Array, labels: Sequence[Array]) -> bool:
+        """Whether there are body-coloured pixels, and most of them are not where the body is thought to be."""
+        covered = total = 0.0
+        for camera, label in zip(self._cameras, labels, strict=True):
+            drawn = self._outline.render(camera, where[None]).alpha > 0.5
+            covered += float((drawn & (label > 0.5)).sum())
+            total += float((label > 0.5).sum())
+        return total > 200 and covered < 0.4 * total
+
+    def _overlap(self, where: Array, labels: Sequence[Array], cameras: Sequence[Camera] | None = None) -> float:
+        both = either = 0.0
+        raster = self._outline if cameras is None else self._sketch
+        for camera, label in zip(self._cameras if cameras is None else cameras, labels, strict=True):
+            drawn = raster.render(camera, where[None]).alpha > 0.5
+            both += float((drawn & (label > 0.5)).sum())
+            either += float((drawn | (label > 0.5)).sum())
+        return both / max(either, 1.0)
+
+
+def _grey(picture: Array) -> Array:
+    return np.repeat(picture[..., None].astype(np.float32), 3, axis=-1)
+
+
+def _hue(colour: Array) -> Array:
+    """Colours as directions, which brightness does not change."""
+    return colour / np.maximum(np.linalg.norm(colour, axis=-1, keepdims=True), 1e-6)
+
+
+def _halved(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
+    """A camera and a picture of fewer pixels."""
+    height, width = camera.height // by, camera.width // by
+    small = label[: height * by, : width * by].reshape(height, by, width, by).mean(axis=(1, 3))
+    (fx, fy), (cx, cy) = camera.focal, camera.centre
+    return replace(
+        camera,
+        name=f"{camera.name}/{by}",
+        width=width,
+        height=height,
+        focal=(fx / by, fy / by),
+        centre=(cx / by, cy / by),
+    ), small

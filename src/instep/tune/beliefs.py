@@ -1,0 +1,143 @@
+"""Beliefs about knobs: a Gaussian or a cloud of draws, inside their bounds, saved as plain files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.param import Box, Knob
+from instep.core.statistics import Estimate
+from instep.core.world import Array
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Gaussian:
+    """A normal distribution over unit coordinates, cut off at the bounds."""
+
+    knobs: tuple[Knob, ...]
+    mean: Array
+    """In unit coordinates [knobs]."""
+    covariance: Array
+    """[knobs, knobs]."""
+
+    def __repr__(self) -> str:
+        return _named("Gaussian", self.knobs, self.mean, self.covariance)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """n points in unit coordinates [n, knobs]; what falls outside the bounds is drawn again, then clipped."""
+        root = _root(self.covariance)
+        points = self.mean + rng.standard_normal((n, len(self.mean))) @ root.T
+        for _ in range(20):
+            out = ((points < 0) | (points > 1)).any(axis=1)
+            if not out.any():
+                break
+            points[out] = self.mean + rng.standard_normal((int(out.sum()), len(self.mean))) @ root.T
+        return np.clip(points, 0.0, 1.0)
+
+    def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        """n settings, address -> [n]."""
+        return values_of(self.knobs, self.draw(n, rng))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Cloud:
+    """Draws from any distribution, in unit coordinates."""
+
+    knobs: tuple[Knob, ...]
+    points: Array
+    """[draws, knobs]."""
+    ranks: Array | None = None
+    """Where planted truths fell within their posteriors [truths, knobs], if the method checked itself on the way."""
+
+    def __repr__(self) -> str:
+        return _named("Cloud", self.knobs, self.points)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """n of the points, with a little jitter where more are asked for than there are [n, knobs]."""
+        if n <= len(self.points):
+            return self.points[rng.permutation(len(self.points))[:n]]
+        picked = self.points[rng.integers(0, len(self.points), n)]
+        width = 0.2 * self.points.std(axis=0) * len(self.points) ** -0.2
+        return np.clip(picked + width * rng.standard_normal(picked.shape), 0.0, 1.0)
+
+    def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
+        """n settings, address -> [n]."""
+        return values_of(self.knobs, self.draw(n, rng))
+
+
+Posterior = Gaussian | Cloud
+
+
+def values_of(knobs: Sequence[Knob], points: Array) -> dict[str, Array]:
+    """Unit coordinates [n, knobs] as values by address."""
+    return {knob.address: knob.from_unit(points[:, i]) for i, knob in enumerate(knobs)}
+
+
+def estimates(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> dict[str, Estimate]:
+    """Median and central interval of each knob."""
+    rng = np.random.default_rng((seed, 0xE57))
+    points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
+    out: dict[str, Estimate] = {}
+    for i, knob in enumerate(belief.knobs):
+        low, mid, high = np.quantile(points[:, i], [0.5 - level / 2, 0.5, 0.5 + level / 2])
+        ends = sorted(float(knob.from_unit(e)) for e in (low, high))
+        out[knob.address] = Estimate(float(knob.from_unit(mid)), ends[0], ends[1], len(points), knob.unit)
+    return out
+
+
+def inflated(belief: Gaussian, factor: float) -> Gaussian:
+    """The same belief, less sure: all deviations times a factor."""
+    return replace(belief, covariance=belief.covariance * factor**2)
+
+
+def save(belief: Posterior | Box, path: Path) -> Path:
+    """Write a belief as JSON (knobs, quantiles) and NPZ (numbers) side by side; `path` names the JSON."""
+    kind, summary = "box", {}
+    if not isinstance(belief, Box):
+        summary = {name: estimate.as_dict() for name, estimate in estimates(belief).items()}
+        if isinstance(belief, Gaussian):
+            kind = "gaussian"
+            np.savez(path.with_suffix(".npz"), mean=belief.mean, covariance=belief.covariance)
+        else:
+            kind = "cloud"
+            np.savez(path.with_suffix(".npz"), points=belief.points)
+    knobs = [{"address": k.address, "low": k.low, "high": k.high, "log": k.log, "unit": k.unit} for k in belief.knobs]
+    path.write_text(json.dumps({"kind": kind, "knobs": knobs, "estimates": summary}, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> Posterior | Box:
+    """Read a belief that `save` wrote."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        knobs = tuple(Knob(k["address"], k["low"], k["high"], k["log"], k["unit"]) for k in table["knobs"])
+        if table["kind"] == "box":
+            return Box(knobs)
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
+            arrays = {name: np.asarray(numbers[name], float) for name in numbers.files}
+        if table["kind"] == "gaussian":
+            return Gaussian(knobs, arrays["mean"], arrays["covariance"])
+        return Cloud(knobs, arrays["points"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{str(path)!r} is not a belief that instep saved: {error}.") from None
+
+
+def _named(kind: str, knobs: Sequence[Knob], *numbers: Array) -> str:
+    """A name that two beliefs share only where they are the same, however many numbers they hold."""
+    digest = hashlib.sha256(repr(knobs).encode())
+    for array in numbers:
+        digest.update(np.ascontiguousarray(array, float).tobytes())
+    return f"{kind}({len(knobs)} knobs, {digest.hexdigest()[:16]})"
+
+
+def _root(covariance: Array) -> Array:
+    """A matrix whose square is the covariance; directions of which nothing is known get the width of the box."""
+    finite = np.where(np.isfinite(covariance), covariance, 1 / 12)
+    values, vectors = np.linalg.eigh((finite + finite.T) / 2)
+    return vectors * np.sqrt(np.clip(values, 0.0, None))

@@ -1,0 +1,103 @@
+"""Judge a delta action on recordings it was not learnt from, against a control of matched noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.statistics import Estimate
+from instep.core.world import Array, Simulator
+from instep.physics.delta_model import MEMORY, Corrected, Delta, places
+
+from .delta_action import DeltaOptions, learn, shuffled
+from .shooting import march
+from .windows import cut
+
+HORIZONS = (0.25, 0.5, 1.0)
+"""How far after the start of a window errors are compared [s]."""
+
+
+def learn_and_judge(
+    sim: Simulator, fitted: Sequence[Episode], held_out: Sequence[Episode], path: Path, *, seed: int = 0
+) -> dict[str, Any]:
+    """Learn a delta, write it where the held-out error falls, and say by how much it falls and what noise does."""
+    delta = learn(sim, fitted, DeltaOptions(seed=seed))
+    found = judge(sim, delta, held_out, seed=seed)
+    # The rule of the held-out gate, at both horizons.
+    judged = [found[f"{h:g} s"]["delta"] for h in HORIZONS[1:]]
+    better = all(d["low"] > 0 and d["value"] >= 0.05 for d in judged)
+    if better:
+        delta.save(path)
+    return {"kept": better, "joints": list(delta.labels), "largest": delta.most.tolist(), **found}
+
+
+Squares = dict[str, tuple[Array, dict[str, Array]]]
+"""By horizon: the recording of each window, and squared errors [windows, joints] by world."""
+
+
+def judge(
+    sim: Simulator, delta: Delta, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Share of the error that is gone at each horizon, with the delta and with noise of its size in its place."""
+    return gains(squares(sim, delta, episodes, limit=limit, seed=seed), seed=seed)
+
+
+def squares(sim: Simulator, delta: Delta, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0) -> Squares:
+    """Squared errors at each horizon as tuned, with the delta and with noise of its size."""
+    longest = max(1, round(max(HORIZONS) / sim.spec.dt))
+    windows = cut(sim, episodes, span=longest, skip=MEMORY, limit=limit)
+    q, v, a = places(sim.spec, delta.labels)
+    history = np.concatenate([windows.past[:, -MEMORY:], windows.action[:, :1]], axis=1)[..., a]
+    control = shuffled(delta, (windows.q[:, q], windows.v[:, v], history), seed)
+    worlds = {"tuned": sim, "delta": Corrected(sim, delta), "noise": Corrected(sim, control)}
+    actions = np.moveaxis(windows.action, 1, 0)
+    errors = {
+        name: (march(world, windows.q, windows.v, windows.past, actions) - windows.target)[..., q] ** 2
+        for name, world in worlds.items()
+    }
+    out: Squares = {}
+    for horizon in HORIZONS:
+        row = max(1, round(horizon / sim.spec.dt)) - 1
+        kept = windows.inside[:, row]
+        out[f"{horizon:g} s"] = windows.run[kept], {name: e[kept, row] for name, e in errors.items()}
+    return out
+
+
+def gains(found: Squares, *, seed: int = 0) -> dict[str, dict[str, dict[str, Any]]]:
+    """What squared errors say: whole recordings are resampled, each joint counts by its own error without a delta."""
+    out: dict[str, dict[str, dict[str, Any]]] = {}
+    for horizon, (run, at) in found.items():
+        out[horizon] = {
+            "before": _rms(at["tuned"], run, seed).as_dict(),
+            **{name: _gain(at["tuned"], at[name], run, seed).as_dict() for name in ("delta", "noise")},
+        }
+    return out
+
+
+def _rms(squares: Array, run: Array, seed: int) -> Estimate:
+    """Root mean square per joint, averaged over joints, with whole recordings resampled."""
+    drawn = _sums(squares, run, seed)
+    values = np.sqrt(drawn).mean(axis=-1)
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high), len(np.unique(run)), "rad")
+
+
+def _gain(before: Array, after: Array, run: Array, seed: int) -> Estimate:
+    first, second = _sums(before, run, seed), _sums(after, run, seed)
+    share = 1 - np.sqrt(second).mean(axis=-1) / np.sqrt(first).mean(axis=-1)
+    low, high = np.quantile(share[1:], [0.025, 0.975])
+    return Estimate(float(share[0]), float(low), float(high), len(np.unique(run)), "1")
+
+
+def _sums(squares: Array, run: Array, seed: int, draws: int = 1000) -> Array:
+    """Mean squares per joint: of all recordings, then of recordings drawn with replacement [1 + draws, joints]."""
+    names = np.unique(run)
+    totals = np.stack([squares[run == name].sum(axis=0) for name in names])
+    counts = np.array([(run == name).sum() for name in names], float)
+    picks = np.random.default_rng((seed, 0xDE)).integers(0, len(names), (draws, len(names)))
+    picks = np.concatenate([np.arange(len(names))[None], picks])
+    return totals[picks].sum(axis=1) / counts[picks].sum(axis=1)[:, None]

@@ -1,0 +1,454 @@
+"""Design motions that reveal knobs: Fourier series of commands that carry the most information inside limits.
+
+With J the derivative of all measured positions by the knobs in unit coordinates and sigma the noise of the sensors,
+
+    F = J^T J / sigma^2
+
+is the information of a motion about the knobs; its smallest eigenvalue is what the worst known direction gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.param import Knob
+from instep.core.world import Array, Simulator
+from instep.scene import address
+from instep.scene.address import TIMESTEP
+
+from .excitation_limits import Allowed, Limits, used
+from .identifiability import UNIFORM, Identifiability, judge
+from .linear_excitation import answers, basis, superposed, tones
+
+PACE = 3.0
+"""How far beyond the limits of a joint its commands may go in speed and acceleration: servos smooth them."""
+STEP = 0.01
+"""Step of the differences, as a share of a knob's range; larger than a fit's, since stick and slip are not smooth."""
+FAINT = 0.15
+"""How much of a knob's usual effect on a joint differences up and down may differ by curvature alone."""
+
+Watch = Callable[[int, float], None]
+"""Told the generation and the best score so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExciteOptions:
+    """How long the motion is and how long to search for it."""
+
+    seconds: float = 5.0
+    """Length of the motion [s]."""
+    highest: float = 4.0
+    """Highest frequency of the series [Hz]."""
+    tones: int = 5
+    """Sines per joint, spread evenly over octaves."""
+    noise: float = 1e-3
+    """Noise of measured positions [rad or m]."""
+    thrift: float = 0.5
+    """How much a decade of energy weighs against one of information: 0 goes to the limits, 1 sees the ratio alone."""
+    generations: int = 30
+    population: int = 16
+    allowed: Allowed = field(default_factory=Allowed)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Design:
+    """A motion, what it reveals, and how much of the limits it uses."""
+
+    knobs: tuple[Knob, ...]
+    actions: Array
+    """[steps, nu]."""
+    q: Array
+    """What the simulator does [steps, nq]."""
+    v: Array
+    information: Array
+    """F times the variance of knobs of which only the bounds are known [knobs, knobs]."""
+    reveals: Identifiability
+    used: Mapping[str, float]
+    """Share of each limit, 1 being all of it."""
+
+    @property
+    def within(self) -> bool:
+        """Whether every limit is kept."""
+        return max(self.used.values()) <= 1.0
+
+    def smallest(self, names: Sequence[str] | None = None) -> float:
+        """The smallest eigenvalue over some knobs; over those that are revealed where none are named."""
+        chosen = set(self.reveals.kept if names is None else names)
+        kept = [i for i, knob in enumerate(self.knobs) if knob.address in chosen]
+        return float(np.linalg.eigvalsh(self.information[np.ix_(kept, kept)])[0]) if kept else 0.0
+
+    def spread(self) -> dict[str, float]:
+        """How well each revealed knob would be known from one such motion, as a share of its range."""
+        kept = [i for i, knob in enumerate(self.knobs) if knob.address in self.reveals.kept]
+        inverse = np.linalg.inv(self.information[np.ix_(kept, kept)]) * UNIFORM**2
+        return {self.knobs[i].address: float(np.sqrt(inverse[n, n])) for n, i in enumerate(kept)}
+
+
+def excite(
+    sim: Simulator, scene_limits: Limits, knobs: Sequence[Knob], options: ExciteOptions, *, watch: Watch | None = None
+) -> Design:
+    """Search for the motion whose least known direction is known best; Ctrl-C keeps the best so far."""
+    if not knobs:
+        raise BadInput("An excitation is designed for knobs, and none were given.")
+    coarse = _coarse(sim)
+    series = _Series(scene_limits, sim.spec.dt, options)
+    rng = np.random.default_rng((options.seed, 0xE2C))
+    guesses = np.clip(series.first + series.spread * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
+    names = _revealed(coarse, scene_limits, knobs, series, guesses, options)
+    kept = [knob for knob in knobs if knob.address in names]
+    best, top = guesses[0], -np.inf
+    try:
+        added = _added(coarse, scene_limits, kept, series, options)
+        # A knob such as a mass is felt in many joints, and then the motion is sought as a whole.
+        alone = all(_own(scene_limits, knob).sum() == 1 for knob in kept)
+        search = _joint_by_joint if alone and len(scene_limits.joints) >= 4 else _generations
+        for generation, (x, score) in enumerate(search(coarse, scene_limits, kept, series, options)):
+            best, top = (x, score) if score > top else (best, top)
+            if watch is not None:
+                watch(generation, top)
+    except KeyboardInterrupt:
+        added = series.actions(best)
+    found = [_inside(sim, scene_limits, knobs, actions, options) for actions in (series.actions(best), added)]
+    names = [knob.address for knob in kept]
+    return max(found, key=lambda design: (design.within, _score(scene_limits, design, names, options)))
+
+
+def judged(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
+    """What any motion [steps, nu] reveals, and how much of the limits it uses."""
+    found, q, v = information(sim, limits, knobs, actions[None], options.noise)
+    scaled = found[0] * UNIFORM**2
+    reveals = judge(scaled, [knob.address for knob in knobs])
+    return Design(tuple(knobs), actions, q[0], v[0], scaled, reveals, used(limits, q[0], v[0], actions))
+
+
+def information(
+    sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, noise: float, *, local: bool = False
+) -> tuple[Array, Array, Array]:
+    """F of each motion [motions, knobs, knobs], and where it goes: q, v [motions, steps, ...].
+
+    `local` takes a knob of a joint to move that joint alone, so that those of different joints are perturbed together.
+    """
+    groups = _groups(limits, knobs, local)
+    up, down, q, v = _both_ways(sim, limits, knobs, motions, groups)
+    # A joint that sticks on one side and slips on the other is no information: then the smaller slope of both counts.
+    small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
+    # Beside what a knob usually does the rest is curvature, and to cut that off would tell apart what nothing does.
+    faint = np.abs(up + down) < FAINT * np.sqrt(((up - down) ** 2).mean(axis=-2, keepdims=True))
+    smooth = ((up * down < 0) & (small > 0.5 * large)) | faint
+    change = np.where(smooth, (up - down) / 2, np.where(up * down < 0, np.sign(up) * small, 0.0))
+    slopes = np.zeros((len(knobs), *change.shape[1:]))
+    for row, group in enumerate(groups):
+        for i in group:
+            only = _own(limits, knobs[i]) if local else np.ones(len(limits.joints), bool)
+            slopes[i] = change[row] * only / (STEP * noise)
+    return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q, v
+
+
+def _both_ways(
+    sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, groups: Sequence[Sequence[int]]
+) -> tuple[Array, Array, Array, Array]:
+    """What a step of each group of knobs up and down changes [groups, motions, steps, joints], and where motions go."""
+    x = np.array([float(knob.to_unit(value)) for knob, value in zip(knobs, _values(limits, knobs), strict=True)])
+    points = np.tile(x, (2 * len(groups) + 1, 1))
+    for row, group in enumerate(groups):
+        points[1 + row, group] += STEP
+        points[1 + len(groups) + row, group] -= STEP
+    q, v = _march(sim, limits, knobs, points, motions)
+    seen = q[..., limits.at]
+    up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))
+    return up, down, q[0], v[0]
+
+
+def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
+    """The usual excitation: one sweep of frequency on all joints at once, with a given energy [steps, nu]."""
+    t = np.arange(steps) * limits.scene.dt
+    rate = (highest - lowest) / t[-1]
+    wave = np.sin(2 * np.pi * (lowest * t + rate * t**2 / 2)) * _fade(t)
+    actions = np.tile(limits.scene.rest_action(), (steps, 1))
+    begin = actions[0, limits.actuators]
+    room = np.where(limits.served, np.minimum(limits.high - begin, begin - limits.low), np.inf)
+    # A joint that begins at its stop, such as an open gripper, cannot be swept both ways.
+    free = ~np.isfinite(room)
+    moves = free | (room > 0.05 * np.median(np.where(free, np.pi, room)))
+    size = np.sqrt(energy / (int(moves.sum()) * (wave**2).sum()))
+    actions[:, limits.actuators] += size * wave[:, None] * moves
+    return actions
+
+
+def energy(limits: Limits, actions: Array) -> float:
+    """Sum over time and joints of the squared deviation of commands from their mean."""
+    moved = actions[:, limits.actuators]
+    return float(((moved - moved.mean(axis=0)) ** 2).sum())
+
+
+class _Series:
+    """Commands by coordinates in [0, 1]: per joint a centre, a size, then an amplitude and a phase for each tone."""
+
+    def __init__(self, limits: Limits, dt: float, options: ExciteOptions):
+        self._limits, self._reach = limits, options.allowed.reach
+        steps = max(8, round(options.seconds / dt))
+        self.t = np.arange(steps) * dt
+        top = max(1, round(options.highest * options.seconds))
+        # Joints swing at frequencies of their own, so that what one does to another can be told apart.
+        tops = [max(1, top - j % max(1, top // 4)) for j in range(len(limits.joints))]
+        self._tones = np.round([np.geomspace(each, 1, options.tones)[::-1] for each in tops])  # [joints, tones]
+        self._begin = limits.scene.rest_action()[limits.actuators]
+        # Fast tones tell more for the same energy, so the search begins with most of it there.
+        amplitudes = 0.8 * np.geomspace(0.1, 1.0, options.tones) if options.tones > 1 else [0.8]
+        self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * self._tones.shape[1]], len(limits.joints))
+        self.spread = np.tile(
+            [0.1, 0.2, *[0.15] * self._tones.shape[1], *[0.5] * self._tones.shape[1]], len(limits.joints)
+        )
+
+    def actions(self, x: Array) -> Array:
+        """The commands of one candidate [steps, nu], scaled joint by joint to what the limits allow of a command."""
+        limits, (n, tones) = self._limits, self._tones.shape
+        parts = x.reshape(n, 2 + 2 * tones)
+        omega = 2 * np.pi * self._tones / (self.t[-1] + self.t[1])
+        size = parts[:, 2 : 2 + tones]
+        angle = omega * self.t[:, None, None] + 2 * np.pi * parts[:, 2 + tones :]
+        wave = (size * np.sin(angle)).sum(axis=-1) * _fade(self.t)[:, None]  # [steps, joints]
+        low, high = self._bounds()
+        centre = self._begin + (2 * parts[:, 0] - 1) * np.minimum(self._reach, np.minimum(high, low)) / 2
+        room = np.minimum(np.minimum(high - (centre - self._begin), low + (centre - self._begin)), self._reach)
+        wave = wave * parts[:, 1] * np.minimum(room / np.maximum(np.abs(wave).max(axis=0), 1e-12), self._paced(wave))
+        moved = self._begin + (centre - self._begin) * _fade(self.t)[:, None] + wave
+        out = np.tile(limits.scene.rest_action(), (len(self.t), 1))
+        out[:, limits.actuators] = moved
+        return out
+
+    def sines(self, options: ExciteOptions) -> tuple[Array, Array, Array, Sequence[int]]:
+        """Commands at rest, small sines and cosines of one joint each, tone, joint and phase of each; the tones."""
+        limits, rest = self._limits, np.tile(self._limits.scene.rest_action(), (len(self.t), 1))
+        cycles = tones(max(1, round(options.highest * options.seconds)))
+        low, high = self._bounds()
+        room = np.minimum(np.minimum(low, high), self._reach)
+        waves, places = [], []
+        for joint in np.flatnonzero(room > 0.05 * np.median(room)):
+            for tone, number in enumerate(cycles):
+                angle = 2 * np.pi * number * self.t / (self.t[-1] + self.t[1])
+                for phase, shape in enumerate((np.sin(angle), np.cos(angle))):
+                    waves.append(np.zeros_like(rest))
+                    waves[-1][:, limits.actuators[joint]] = 0.01 * shape * _fade(self.t)
+                    places.append((tone, joint, phase))
+        return rest, np.stack(waves), np.array(places), cycles
+
+    def _bounds(self) -> tuple[Array, Array]:
+        """How far commands may go below and above where they begin."""
+        limits, model = self._limits, self._limits.scene.model
+        ranges = model.actuator_ctrlrange[limits.actuators]
+        bounded = model.actuator_ctrllimited[limits.actuators].astype(bool)
+        low = np.where(bounded, ranges[:, 0], -np.inf)
+        high = np.where(bounded, ranges[:, 1], np.inf)
+        low = np.where(limits.served, np.maximum(low, limits.low), low)
+        high = np.where(limits.served, np.minimum(high, limits.high), high)
+        return np.maximum(self._begin - low, 0.0), np.maximum(high - self._begin, 0.0)
+
+    def _paced(self, wave: Array) -> Array:
+        """By how much each joint's wave may be scaled to keep speed and acceleration, where it is a position."""
+        allowed, dt = self._limits.allowed, self.t[1]
+        speed = np.abs(np.diff(wave, axis=0)).max(axis=0) / dt
+        jerked = np.abs(np.diff(wave, 2, axis=0)).max(axis=0) / dt**2
+        paced = np.minimum(
+            PACE * allowed.speed / np.maximum(speed, 1e-9), PACE * allowed.acceleration / np.maximum(jerked, 1e-9)
+        )
+        return np.where(self._limits.served, paced, np.inf)
+
+
+def _added(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions) -> Array:
+    """The best superposition of small sines, as large as the limits let it be [steps, nu].
+
+    Dry friction and delays are not seen by a linear answer, nor what the model itself does not hold: then it is rest.
+    """
+    rest, waves, places, cycles = series.sines(options)
+    known = set(address.addresses(limits.scene.model))
+    if any(k.address not in known or k.address.endswith(("frictionloss", "delay")) for k in knobs):
+        return rest
+    told = answers(limits, knobs, _values(limits, knobs), cycles, len(rest))
+    given = basis(rest, waves, told, places, options.noise, float((_fade(series.t) ** 2).mean()))
+    rng = np.random.default_rng((options.seed, 0xADD))
+    spent = float(np.mean((waves**2).sum(axis=(1, 2)))) * len(limits.joints)
+    actions = rest
+    for _ in range(2):
+        # What is known at rest already does not grow with the motion, so its size matters for its shape.
+        actions = _grown(sim, limits, given.actions(superposed(given, spent, rng)))
+        spent = energy(limits, actions)
+    return actions
+
+
+def _grown(sim: Simulator, limits: Limits, actions: Array) -> Array:
+    """The motion scaled to where it keeps all limits and the next larger one does not."""
+    sizes = np.geomspace(0.1, 20.0, 24)
+    motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
+    q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
+    sound = _beyond(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
+    last = int(np.argmin(sound)) - 1 if not sound.all() else len(sizes) - 1
+    return motions[max(last, 0)]
+
+
+def _score(limits: Limits, design: Design, names: Sequence[str], options: ExciteOptions) -> float:
+    return float(_worth(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
+
+
+def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
+    """The best candidate of each generation and its score, by CMA-ES."""
+    from cmaes import CMA
+
+    bounds = np.tile([0.0, 1.0], (len(series.first), 1))
+    rng = np.random.default_rng((options.seed, 0xE2D))
+    search = None
+    for _ in range(options.generations):
+        if search is None:
+            # The search begins at the best of some random motions, since most of them are not worth improving.
+            noise = rng.standard_normal((2 * options.population, len(series.first)))
+            points = np.clip(series.first + series.spread * noise, 0.0, 1.0)
+        else:
+            points = np.array([search.ask() for _ in range(options.population)])
+        motions = np.stack([series.actions(p) for p in points])
+        found, q, v = information(sim, limits, knobs, motions, options.noise)
+        floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
+        spent = np.array([energy(limits, motion) for motion in motions])
+        scores = _worth(floor, spent, options) - 10 * _beyond(limits, q, v, motions)
+        at = int(np.argmax(scores))
+        if search is None:
+            seed = int(rng.integers(2**31))
+            search = CMA(mean=points[at], sigma=0.12, bounds=bounds, seed=seed, population_size=options.population)
+        else:
+            search.tell(list(zip(points, (-scores).tolist(), strict=True)))
+        yield points[at], float(scores[at])
+
+
+def _joint_by_joint(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
+    """The same for arms: a joint's knobs show in that joint, so each takes its motion from whichever candidate is best.
+
+    The limits are those of the whole arm; a candidate that breaks them gives nothing.
+    """
+    rng = np.random.default_rng((options.seed, 0xE2D))
+    joints = len(limits.joints)
+    own = np.array([_own(limits, knob) for knob in knobs]).T  # [joints, knobs]
+    centre, step = series.first.reshape(joints, -1), 0.25
+    for _ in range(options.generations):
+        noise = step * rng.standard_normal((options.population - 1, *centre.shape))
+        points = np.concatenate([centre[None], np.clip(centre + noise, 0.0, 1.0)])
+        motions = np.stack([series.actions(p.ravel()) for p in points])
+        found, q, v = information(sim, limits, knobs, motions, options.noise, local=True)
+        scores = np.full((len(points), joints), np.inf)
+        spent = ((motions - motions.mean(axis=1, keepdims=True))[..., limits.actuators] ** 2).sum(axis=1)
+        for j in np.flatnonzero(own.any(axis=1)):
+            block = found[:, own[j]][:, :, own[j]] * UNIFORM**2
+            scores[:, j] = _worth(np.linalg.eigvalsh(block)[:, 0], spent[:, j], options)
+        beyond = _beyond(limits, q, v, motions)
+        whole = scores.min(axis=1) - 10 * beyond
+        at = int(np.argmax(whole))
+        sound = beyond <= 0
+        centre = points[at]
+        if sound[0]:
+            picked = np.argmax(np.where(sound[:, None], scores, -np.inf), axis=0)
+            centre = points[picked, np.arange(joints)]
+        step *= 0.96
+        yield points[at].ravel(), float(whole[at])
+
+
+def _worth(floor: Array, spent: Array, options: ExciteOptions) -> Array:
+    """Decades of the smallest eigenvalue, less what the motion costs in decades of its energy."""
+    return np.log10(np.maximum(floor, 1e-12)) - options.thrift * np.log10(np.maximum(spent, 1e-12))
+
+
+def _beyond(limits: Limits, q: Array, v: Array, motions: Array) -> Array:
+    """By how much each motion goes beyond its limits, all of them together [motions]; 0 inside."""
+    each = (used(limits, q[i], v[i], motion) for i, motion in enumerate(motions))
+    return np.array([sum(max(0.0, share - 1.0) for share in shares.values()) for shares in each])
+
+
+def _revealed(
+    sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, guesses: Array, options: ExciteOptions
+) -> tuple[str, ...]:
+    """The knobs some random motions reveal together; no motion is sought for the others."""
+    motions = np.stack([series.actions(x) for x in guesses])
+    found, _, _ = information(sim, limits, knobs, motions, options.noise)
+    names = judge(found.sum(axis=0) * UNIFORM**2, [knob.address for knob in knobs]).kept
+    if not names:
+        raise BadInput("No motion inside the limits reveals any of these knobs; allow more speed or reach.")
+    return names
+
+
+def _inside(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
+    """The motion made smaller until it keeps all limits in the fine simulation."""
+    sizes = np.array([1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2])
+    motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
+    q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
+    beyond = _beyond(limits, q[0], v[0], motions)
+    return judged(sim, limits, knobs, motions[int(np.argmax(beyond <= 0))], options)
+
+
+def _march(sim: Simulator, limits: Limits, knobs: Sequence[Knob], points: Array, motions: Array) -> tuple[Array, Array]:
+    """Positions and velocities before each action [settings, motions, steps, ...], NaN once diverged."""
+    from instep.core.errors import Diverged
+    from instep.core.world import put, take
+
+    settings, n = len(points), len(motions)
+    each = {k.address: np.repeat(k.from_unit(points[:, i]), n) for i, k in enumerate(knobs)}
+    begin = sim.reset(0)
+    tuned = sim.tuned(each)
+    state = tuned.place(np.tile(begin.q, (settings * n, 1)), np.tile(begin.v, (settings * n, 1)))
+    q, v = (np.empty((settings * n, motions.shape[1], part.shape[-1])) for part in (begin.q, begin.v))
+    lost = np.zeros(settings * n, bool)
+    for step in range(motions.shape[1]):
+        q[:, step], v[:, step] = state.q, state.v
+        q[lost, step] = np.nan
+        try:
+            after = tuned.step(state, np.tile(motions[:, step], (settings, 1)))
+        except Diverged as error:
+            which = np.asarray(error.worlds)
+            lost[which] = True
+            after = put(error.state, which, take(state, which))
+        state = after
+    return q.reshape(settings, n, *q.shape[1:]), v.reshape(settings, n, *v.shape[1:])
+
+
+def _groups(limits: Limits, knobs: Sequence[Knob], local: bool) -> list[list[int]]:
+    """Knobs that are perturbed together: those of one word of different joints where that is allowed, else one each."""
+    if not local:
+        return [[i] for i in range(len(knobs))]
+    groups: dict[str, list[int]] = {}
+    for i, knob in enumerate(knobs):
+        word = knob.address.rpartition(".")[2] if _own(limits, knob).sum() == 1 else knob.address
+        groups.setdefault(word, []).append(i)
+    return list(groups.values())
+
+
+def _own(limits: Limits, knob: Knob) -> Array:
+    """The joints a knob is taken to move [joints]."""
+    kind, _, rest = knob.address.partition(".")
+    part = rest.rpartition(".")[0]
+    if kind == "actuator":
+        model = limits.scene.model
+        names = [str(model.actuator(int(a)).name) for a in limits.actuators]
+        own = np.array([name == part for name in names])
+    else:
+        own = np.array([kind == "joint" and name == part for name in limits.joints])
+    return own if own.any() else np.ones(len(limits.joints), bool)
+
+
+def _values(limits: Limits, knobs: Sequence[Knob]) -> list[float]:
+    """Where the scene has the knobs, moved inside their bounds."""
+    found = address.read(limits.scene.model, [knob.address for knob in knobs])
+    return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in knobs]
+
+
+def _coarse(sim: Simulator) -> Simulator:
+    """The simulator with about 5 ms a step, which is fine enough to compare motions."""
+    step = sim.spec.dt / max(1, round(sim.spec.dt / 5e-3))
+    return sim.tuned({TIMESTEP: step})
+
+
+def _fade(t: Array) -> Array:
+    """From rest to full swing and back to rest, over a tenth of the time at either end."""
+    edge = max(0.1 * t[-1], t[1])
+    ends = np.minimum(np.minimum(t, t[-1] - t) / edge, 1.0)
+    return ends**2 * (3 - 2 * ends)

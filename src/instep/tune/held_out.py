@@ -1,0 +1,141 @@
+"""Judge settings on recordings they were not fitted to.
+
+Held-out motion beside what the simulator makes of it, before and after it was tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.statistics import Estimate, bootstrap
+from instep.core.world import Array, Simulator
+
+from .shooting import Shooter
+from .windows import Windows, cut
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Errors of two settings over the same windows, in pairs."""
+
+    before: Estimate
+    """Root mean square error of the first setting, over scale-free channels."""
+    after: Estimate
+    improvement: Estimate
+    """Share of the error that is gone, from whole windows in pairs (blocks of neighbours)."""
+    channels: Mapping[str, tuple[float, float]]
+    """Root mean square error by coordinate, before and after."""
+    lost: int
+    """Windows in which a setting diverged, left out."""
+
+    @property
+    def better(self) -> bool:
+        """Whether at least 5 % of the error is gone and the interval leaves no doubt that it is less."""
+        return self.improvement.value >= 0.05 and self.improvement.low > 0
+
+
+def window_errors(
+    sim: Simulator, episodes: Sequence[Episode], settings: Mapping[str, float], window: float, limit: int | None = 2000
+) -> tuple[Array, Windows]:
+    """Mean square error of each window and channel [windows, channels], from starts as measured; NaN if it diverged."""
+    span = max(1, round(window / sim.spec.dt))
+    windows = cut(sim, episodes, span=span, limit=limit)
+    turned = sim.tuned(settings) if settings else sim
+    residual = Shooter(turned, windows, ())(np.zeros((1, 0)))[0][..., windows.tangent.seen]
+    count = windows.inside.sum(axis=1)[:, None]
+    return np.where(windows.inside[..., None], residual**2, 0.0).sum(axis=1) / count, windows
+
+
+def compare(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    *,
+    window: float = 1.0,
+    seed: int = 0,
+) -> Comparison:
+    """Replay held-out recordings with two settings, window by window, and resample whole blocks of windows."""
+    first, windows = window_errors(sim, episodes, before, window)
+    second, _ = window_errors(sim, episodes, after, window)
+    sound = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+    first, second, run = first[sound], second[sound], windows.run[sound]
+    # Channels in different units count alike: each by its own error under the first setting.
+    scale = np.maximum(first.mean(axis=0), 1e-300)
+    blocks = _blocks(run)
+    pairs = np.array([[(first[b] / scale).mean(axis=1).sum(), (second[b] / scale).mean(axis=1).sum()] for b in blocks])
+    sizes = np.array([len(b) for b in blocks], float)
+    rng = np.random.default_rng((seed, 0xB10C))
+    picks = rng.integers(0, len(blocks), (2000, len(blocks)))
+    weight = sizes[picks].sum(axis=1)
+    drawn = np.sqrt(pairs[picks].sum(axis=1) / weight[:, None])
+    gain = 1 - drawn[:, 1] / drawn[:, 0]
+    point = np.sqrt(pairs.sum(axis=0) / sizes.sum())
+    low, high = np.quantile(gain, [0.025, 0.975])
+    names = [label for label, seen in zip(windows.tangent.labels, windows.tangent.seen, strict=True) if seen]
+    channels = {
+        name: (float(np.sqrt(first[:, i].mean())), float(np.sqrt(second[:, i].mean()))) for i, name in enumerate(names)
+    }
+    return Comparison(
+        bootstrap(pairs[:, 0] / sizes, lambda d: np.sqrt(d.mean(axis=-1)), unit="1", seed=seed),
+        bootstrap(pairs[:, 1] / sizes, lambda d: np.sqrt(d.mean(axis=-1)), unit="1", seed=seed),
+        Estimate(float(1 - point[1] / point[0]), float(low), float(high), len(blocks), "1"),
+        channels,
+        int((~sound).sum()),
+    )
+
+
+def _blocks(run: Array) -> list[Array]:
+    """Whole runs where there are enough of them, else stretches of neighbouring windows."""
+    runs = [np.flatnonzero(run == r) for r in np.unique(run)]
+    if len(runs) >= 5:
+        return runs
+    return [part for r in runs for part in np.array_split(r, max(1, min(len(r), 10 // len(runs)))) if len(part)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traces:
+    """Windows of held-out recordings, all as motion since the start of the window [windows, span, channels]."""
+
+    names: tuple[str, ...]
+    """Of the channels."""
+    units: tuple[str, ...]
+    measured: Array
+    predicted: Mapping[str, Array]
+    """By the name of the setting; NaN after a divergence."""
+    inside: Array
+    """Which rows exist [windows, span]."""
+    dt: float
+
+    def errors(self, name: str) -> Array:
+        """Root mean square error of each window under a setting, channels scaled by their motion [windows]."""
+        scale = np.maximum(np.sqrt((self.measured**2).mean(axis=(0, 1))), 1e-12)
+        square = ((self.predicted[name] - self.measured) / scale) ** 2
+        rows = np.where(self.inside, square.mean(axis=-1), 0.0)
+        return np.sqrt(rows.sum(axis=1) / np.maximum(self.inside.sum(axis=1), 1))
+
+
+def traced(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    settings: Mapping[str, Mapping[str, float]],
+    span: int,
+    *,
+    skip: int = 0,
+    limit: int = 64,
+) -> Traces:
+    """Replay windows of recordings under each of some settings, from starts as measured."""
+    windows = cut(sim, episodes, span=span, skip=skip, limit=limit)
+    form = windows.tangent
+    motion = form.minus(windows.target, windows.q[:, None])[..., form.seen]
+    predicted = {
+        name: motion + Shooter(sim.tuned(values) if values else sim, windows, ())(np.zeros((1, 0)))[0][..., form.seen]
+        for name, values in settings.items()
+    }
+    names = tuple(label for label, seen in zip(form.labels, form.seen, strict=True) if seen)
+    units = {label: unit.removesuffix("/s") for label, unit in zip(sim.spec.v.labels, sim.spec.v.units, strict=True)}
+    return Traces(names, tuple(units[name] for name in names), motion, predicted, windows.inside, sim.spec.dt)

@@ -1,0 +1,152 @@
+"""Design a motion by superposition: around a pose an arm answers small commands linearly, tone by tone.
+
+With s_0 what knobs change of the pose itself and s_b what they change of the answer to a small sine b,
+
+    s(c) = s_0 + sum_b c_b s_b,    F(c) = s(c)^T s(c),
+
+so the coefficients c of the best motion of an energy are found without a simulation. The answers are those of the
+model's own linearisation, without dry friction, since a small sine would not overcome it and a large motion does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+from scipy.optimize import minimize
+
+from instep.core.param import Knob
+from instep.core.world import Array
+from instep.scene import address
+
+from .excitation_limits import Limits
+
+SETTLED = 3.0
+"""How long the arm is left alone until it rests where its servos hold it [s]."""
+POWERS = (1.0, 3.0, 8.0)
+"""The smallest eigenvalue is approached by means of this order, which have a slope everywhere."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """Small motions around rest, and what they reveal."""
+
+    rest: Array
+    """Commands at rest [steps, nu]."""
+    waves: Array
+    """What each motion adds to them [motions, steps, nu]."""
+    still: Array
+    """Slopes at rest [knobs, rows]."""
+    slopes: Array
+    """What each motion adds to those [knobs, motions, rows]."""
+
+    def actions(self, c: Array) -> Array:
+        """The commands of a superposition [steps, nu]."""
+        return self.rest + np.einsum("b,btu->tu", c, self.waves)
+
+
+def answers(limits: Limits, knobs: Sequence[Knob], values: Sequence[float], cycles: Sequence[int], steps: int) -> Any:
+    """What a step of each knob changes: of the pose [knobs, joints], and of the answer to each tone and joint.
+
+    The second is complex [knobs, tones, joints, joints]: by how much joint a swings more, and how much later, for a
+    swing of the command of joint b.
+    """
+    step, still, swings = 0.01, [], []
+    hertz = np.array(cycles) / (steps * limits.scene.dt)
+    for knob, value in zip(knobs, values, strict=True):
+        x = float(knob.to_unit(value))
+        ends = [_linear(limits, {knob.address: float(knob.from_unit(x + side * step))}, hertz) for side in (1, -1)]
+        still.append((ends[0][0] - ends[1][0]) / (2 * step))
+        swings.append((ends[0][1] - ends[1][1]) / (2 * step))
+    return np.array(still), np.array(swings)
+
+
+def _linear(limits: Limits, settings: dict[str, float], hertz: Array) -> tuple[Array, Array]:
+    """Where the arm rests [joints], and its answer to tones around there [tones, joints, joints]."""
+    model = address.write(limits.scene.model, settings)
+    model.dof_frictionloss[:] = 0.0
+    data = mujoco.MjData(model)
+    data.qpos[:], data.ctrl[:] = limits.scene.start(0)[0], limits.scene.rest_action()
+    for _ in range(round(SETTLED / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+    size = 2 * model.nv
+    a, b = np.zeros((size, size)), np.zeros((size, model.nu))
+    mujoco.mjd_transitionFD(model, data, 1e-6, True, a, b, None, None)
+    own = np.concatenate([limits.dofs, model.nv + limits.dofs])
+    a, b, joints = a[np.ix_(own, own)], b[np.ix_(own, limits.actuators)], len(limits.dofs)
+    turns = np.exp(2j * np.pi * hertz * model.opt.timestep)
+    found = [np.linalg.solve(z * np.eye(2 * joints) - a, b)[:joints] for z in turns]
+    return data.qpos[limits.at].copy(), np.array(found)
+
+
+def basis(rest: Array, waves: Array, told: Any, places: Array, noise: float, share: float) -> Basis:
+    """What small motions reveal: `places` holds tone, joint and phase (0 sine, 1 cosine) of each [motions, 3].
+
+    `share` is how much of a sine's square is left by fading in and out.
+    """
+    still, swings = told
+    knobs, tones, joints, _ = swings.shape
+    slopes = np.zeros((knobs, len(waves), tones, 2, joints))
+    for number, (tone, joint, phase) in enumerate(places):
+        size = np.abs(waves[number]).max()
+        seen = size * swings[:, tone, :, joint] * (1.0 if phase else -1j)
+        slopes[:, number, tone, 0], slopes[:, number, tone, 1] = seen.real, seen.imag
+    slopes = slopes.reshape(knobs, len(waves), -1) * np.sqrt(share * len(rest) / 2) / noise
+    pose = np.zeros((knobs, slopes.shape[-1] + joints))
+    pose[:, -joints:] = still * np.sqrt(len(rest)) / noise
+    return Basis(rest, waves, pose, np.concatenate([slopes, np.zeros((knobs, len(waves), joints))], axis=-1))
+
+
+def superposed(given: Basis, energy: float, rng: np.random.Generator, *, tries: int = 4) -> Array:
+    """The coefficients of the motion of an energy whose least known direction is known best [motions]."""
+    knobs, size, _ = given.slopes.shape
+    flat = given.slopes.reshape(knobs * size, -1)
+    inner = (flat @ flat.T).reshape(knobs, size, knobs, size)
+    cross = np.einsum("ir,kbr->ikb", given.still, given.slopes)
+    still = given.still @ given.still.T
+    away = (given.waves - given.waves.mean(axis=1, keepdims=True)).reshape(size, -1)
+    gram = away @ away.T
+    best, top = np.zeros(size), -np.inf
+    for _ in range(tries):
+        c = rng.standard_normal(size)
+        for power in POWERS:
+            c = minimize(_loss, c, (power, energy, gram, (inner, cross, still)), jac=True, method="L-BFGS-B",
+                         options={"maxiter": 100}).x  # fmt: skip
+        c = c * np.sqrt(energy / (c @ gram @ c))
+        floor = float(np.linalg.eigvalsh(_information(c, (inner, cross, still)))[0])
+        best, top = (c, floor) if floor > top else (best, top)
+    return best
+
+
+def _information(c: Array, parts: tuple[Array, Array, Array]) -> Array:
+    inner, cross, still = parts
+    mixed = cross @ c
+    return still + mixed + mixed.T + np.einsum("b,ibkd,d->ik", c, inner, c, optimize=True)
+
+
+def _loss(x: Array, power: float, energy: float, gram: Array, parts: tuple[Array, Array, Array]) -> tuple[float, Array]:
+    """Minus the logarithm of a mean of the eigenvalues that the smallest dominates, and its slope by x.
+
+    The length of x does not matter: c = x sqrt(energy / x^T gram x).
+    """
+    spent = float(x @ gram @ x)
+    stretch = np.sqrt(energy / spent)
+    c = stretch * x
+    inner, cross, _ = parts
+    values, vectors = np.linalg.eigh(_information(c, parts))
+    values = np.maximum(values, 1e-12 * max(float(values[-1]), 1e-300))
+    shares = (values / values[0]) ** -power
+    loss = -float(np.log(values[0]) - np.log(shares.sum()) / power)
+    weight = (vectors * (shares / shares.sum() / values)) @ vectors.T
+    by_c = 2 * np.einsum("ik,ikb->b", weight, cross) + 2 * np.einsum("ik,ibkd,d->b", weight, inner, c, optimize=True)
+    by_x = stretch * (by_c - (gram @ x) * float(by_c @ x) / spent)
+    return loss, -by_x
+
+
+def tones(top: int) -> list[int]:
+    """Cycles over the motion: a few in every octave, for gravity and resonances, and the fastest ones, for inertia."""
+    spread = np.round(np.geomspace(1, top, 7)).astype(int)
+    return sorted({int(n) for n in [*spread, top - 1, top - 2] if n >= 1})

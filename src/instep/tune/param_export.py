@@ -1,0 +1,215 @@
+"""Identified knobs for other tools: JSON with units and intervals, tuned MJCF, URDF dynamics, YAML; USD next door.
+
+Identified knobs as a USD layer: Newton's joint attributes and drives, to lie over the robot's own stage.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import mujoco
+
+from instep import __version__
+from instep.core.errors import BadInput, MissingExtra
+from instep.scene import address
+from instep.scene.folder import Scene
+
+from .fit import Fit
+
+_BROUGHT = ("body_mass", "body_inertia", "body_ipos")
+"""What turning a mass brings along."""
+
+
+def export_all(
+    folder: Path, scene: Scene, found: Fit, settings: Mapping[str, float], *, urdf: Path | None = None
+) -> list[Path]:
+    """Everything another tool may want, in one folder; URDF where one is given, USD where usd-core is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [
+        write_knobs(folder / "knobs.json", found),
+        write_mjcf(folder / "tuned.xml", scene, settings),
+        write_yaml(folder / "knobs.yaml", settings),
+        write_joint_limits(folder / "joint_limits.yaml", scene, settings),
+    ]
+    if urdf is not None:
+        written.append(write_urdf(folder / urdf.name, urdf, settings))
+    if find_spec("pxr") is not None:
+        written.append(write_usd(folder / "tuned.usda", scene, settings))
+    return written
+
+
+def write_joint_limits(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
+    """Limits of the robot's joints as `joint_limits.yaml`, the file MoveIt and ros2_control read."""
+    model = address.write(scene.model, {k: v for k, v in settings.items() if k in address.addresses(scene.model)})
+    lines = ["joint_limits:"]
+    for name in scene.robot:
+        joint = model.joint(name)
+        effort = _effort(model, int(joint.id))
+        lines.append(f"  {json.dumps(name)}:")
+        limited = bool(joint.limited[0])
+        lines.append(f"    has_position_limits: {str(limited).lower()}")
+        if limited:
+            lines += [f"    min_position: {joint.range[0]:.9g}", f"    max_position: {joint.range[1]:.9g}"]
+        lines.append(f"    has_effort_limits: {str(effort is not None).lower()}")
+        if effort is not None:
+            lines.append(f"    max_effort: {effort:.9g}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _effort(model: mujoco.MjModel, joint: int) -> float | None:
+    """The largest force of the actuator that drives a joint, at the joint."""
+    for a in range(model.nu):
+        if model.actuator_trnid[a, 0] == joint and model.actuator_forcelimited[a]:
+            return float(abs(model.actuator_forcerange[a, 1] * model.actuator_gear[a, 0]))
+    return None
+
+
+def write_knobs(path: Path, found: Fit) -> Path:
+    """Values, units, intervals and bounds of a fit as JSON."""
+    intervals = found.estimates
+    table = {
+        knob.address: {**intervals[knob.address].as_dict(), "bounds": [knob.low, knob.high], "scale": _scale(knob.log)}
+        for knob in found.knobs
+    }
+    content = {"instep": __version__, "mujoco": mujoco.__version__, "seed": found.seed, "knobs": table}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
+    """The scene as one MJCF file with the settings written in as numbers."""
+    spec = mujoco.MjSpec.from_string(scene.source.xml, assets=dict(scene.source.files))
+    plain = spec.compile()
+    kept = {k: v for k, v in settings.items() if not k.endswith(".delay")}
+    model = address.write(plain, kept)
+    # What MuJoCo does not write back from a model must be in the description.
+    for body in spec.bodies[1:]:
+        body.gravcomp = float(model.body_gravcomp[model.body(body.name).id]) if body.name else body.gravcomp
+    fresh = mujoco.MjModel.from_xml_string(spec.to_xml(), dict(scene.source.files))
+    turned = {target.field for name in address.ordered(plain, kept) for target in address.targets(plain, name)}
+    for field in sorted({*turned, *_BROUGHT}):
+        if field.startswith("opt."):
+            setattr(fresh.opt, field[4:], getattr(model.opt, field[4:]))
+        else:
+            getattr(fresh, field)[:] = getattr(model, field)
+    mujoco.mj_saveLastXML(str(path), fresh)
+    return path
+
+
+def write_urdf(path: Path, urdf: Path, settings: Mapping[str, float]) -> Path:
+    """A URDF with damping, friction and effort of its joints set to what was identified."""
+    try:
+        tree = ET.parse(urdf)  # noqa: S314 - the reader of scenes has refused entities before this file is exported
+    except (ET.ParseError, OSError) as error:
+        raise BadInput(f"{urdf.name} is not a URDF that can be read: {error}.") from None
+    for joint in tree.getroot().iter("joint"):
+        name = joint.get("name", "")
+        found = {word: settings.get(f"joint.{name}.{word}") for word in ("damping", "frictionloss")}
+        if any(value is not None for value in found.values()):
+            dynamics = joint.find("dynamics")
+            dynamics = ET.SubElement(joint, "dynamics") if dynamics is None else dynamics
+            if found["damping"] is not None:
+                dynamics.set("damping", f"{found['damping']:.9g}")
+            if found["frictionloss"] is not None:
+                dynamics.set("friction", f"{found['frictionloss']:.9g}")
+        force = settings.get(f"actuator.{name}.force")
+        if force is not None:
+            limit = joint.find("limit")
+            limit = ET.SubElement(joint, "limit") if limit is None else limit
+            limit.set("effort", f"{force:.9g}")
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+    return path
+
+
+def write_yaml(path: Path, settings: Mapping[str, float]) -> Path:
+    """Settings as nested YAML: kind, part, word."""
+    parts: dict[str, dict[str, dict[str, float]]] = {}
+    for name, value in settings.items():
+        kind, _, rest = name.partition(".")
+        part, _, word = rest.rpartition(".")
+        parts.setdefault(kind, {}).setdefault(part or "all", {})[word] = float(value)
+    lines: list[str] = []
+    for kind, names in parts.items():
+        lines.append(f"{kind}:")
+        for part, words in names.items():
+            lines.append(f"  {json.dumps(part)}:")
+            lines += [f"    {word}: {value:.9g}" for word, value in words.items()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _scale(log: bool) -> str:
+    return "log" if log else "linear"
+
+
+DEGREE = math.pi / 180
+
+
+def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str = "") -> Path:
+    """Joints of the robot under `/root` as prims that override those of the same name.
+
+    `newton:armature`, `newton:damping` and `newton:friction` are what Newton's joint schema names them, the drive is
+    that of UsdPhysics. USD counts angles in degrees, so damping and stiffness of hinges are per degree.
+    """
+    pxr = _pxr()
+    known = set(address.addresses(scene.model))
+    model = address.write(scene.model, {k: v for k, v in settings.items() if k in known and not k.endswith("delay")})
+    stage = pxr.Usd.Stage.CreateNew(str(path))
+    pxr.UsdGeom.SetStageUpAxis(stage, pxr.UsdGeom.Tokens.z)
+    pxr.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    base = f"/{pxr.Tf.MakeValidIdentifier(root or scene.name)}"
+    stage.SetDefaultPrim(stage.OverridePrim(base))
+    stage.GetRootLayer().customLayerData = {"instep": __version__, "mujoco": mujoco.__version__}
+    for name in scene.robot:
+        prim = stage.OverridePrim(f"{base}/{pxr.Tf.MakeValidIdentifier(name)}")
+        _joint(pxr, prim, model, name)
+        for knob, value in settings.items():
+            if knob.startswith((f"joint.{name}.", f"actuator.{name}.")):
+                prim.SetCustomDataByKey(f"instep:{knob.rpartition('.')[2]}", float(value))
+    stage.GetRootLayer().Save()
+    return path
+
+
+def _joint(pxr: Any, prim: Any, model: mujoco.MjModel, name: str) -> None:
+    joint = model.joint(name)
+    hinge = int(joint.type[0]) == int(mujoco.mjtJoint.mjJNT_HINGE)
+    per = DEGREE if hinge else 1.0
+    dof, number = int(joint.dofadr[0]), pxr.Sdf.ValueTypeNames.Float
+    prim.AddAppliedSchema("NewtonJointAPI")
+    _set(prim, "newton:armature", number, model.dof_armature[dof])
+    _set(prim, "newton:damping", number, model.dof_damping[dof] * per)
+    _set(prim, "newton:friction", number, model.dof_frictionloss[dof])
+    if joint.limited[0]:
+        _set(prim, "physics:lowerLimit", number, joint.range[0] / per)
+        _set(prim, "physics:upperLimit", number, joint.range[1] / per)
+    for a in range(model.nu):
+        if model.actuator_trnid[a, 0] != joint.id or model.actuator_biasprm[a, 1] == 0:
+            continue
+        axis = "angular" if hinge else "linear"
+        prim.AddAppliedSchema(f"PhysicsDriveAPI:{axis}")
+        _set(prim, f"drive:{axis}:physics:stiffness", number, model.actuator_gainprm[a, 0] * per)
+        _set(prim, f"drive:{axis}:physics:damping", number, -model.actuator_biasprm[a, 2] * per)
+        if model.actuator_forcelimited[a]:
+            _set(prim, f"drive:{axis}:physics:maxForce", number, model.actuator_forcerange[a, 1])
+
+
+def _set(prim: Any, name: str, kind: Any, value: float) -> None:
+    prim.CreateAttribute(name, kind).Set(float(value))
+
+
+def _pxr() -> Any:
+    try:
+        import pxr.Sdf
+        import pxr.Tf
+        import pxr.Usd
+        import pxr.UsdGeom
+    except ImportError:
+        raise MissingExtra("usd-core", "build") from None
+    return pxr

@@ -1,0 +1,210 @@
+"""Choose what to turn when the user does not say: a sensible set of knobs for a scene and its recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.param import Knob
+from instep.physics.actuators import drive_knobs, ripple_knobs
+from instep.scene import address
+from instep.scene.folder import Scene
+
+FIRM = 0.9999
+"""Grip of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
+STILL = 0.0175
+"""How far a joint that stands at an end of its range may move [rad]."""
+SELDOM = 0.05
+"""Share of the time at an end of a range for which a joint may stay there although it is told to leave."""
+SMALL = 1e-3
+"""Share of a joint's largest damping that counts as none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to turn, where it begins, and what is set once and for all."""
+
+    knobs: tuple[Knob, ...]
+    start: dict[str, float]
+    held: dict[str, float]
+    """Settings that make the others mean what they say; they are promoted with them."""
+
+
+def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
+    """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay.
+
+    Where the robot carries its own weight, how well it does so: no controller knows the mass of each link. Where the
+    scene gives ranges for them, friction of the cables that share motors between joints, and the ripple of the motors.
+    """
+    moved = _moved(scene, episodes)
+    if not moved and not scene.objects:
+        raise BadInput(
+            "Nothing that the scene knows moves in the recordings; check their labels with: instep data info"
+        )
+    knobs: list[Knob] = []
+    start: dict[str, float] = {}
+    held: dict[str, float] = {}
+    for joint in moved:
+        _joint(scene, joint, knobs, start, held)
+    for name in _carried(scene):
+        knobs.append(Knob(name, -2.0, 4.0))
+        start[name] = float(address.read(scene.model, [name])[name])
+    _motors(scene, knobs, start, held)
+    # Where a table stands is not the robot's, so it is sought only where the scene says that it is not known.
+    for name in address.addresses(scene.model):
+        if name.startswith("geom.") and name in scene.bounds:
+            _add(scene, name, knobs, start)
+    for body in scene.objects:
+        for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
+            _add(scene, name, knobs, start)
+    if scene.model.nu:
+        _add(scene, address.DELAY, knobs, start)
+        knobs[-1] = Knob(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
+        # At nought the slope vanishes: a delay below one physics step is none. A control period has one.
+        start[address.DELAY] = max(start[address.DELAY], scene.dt)
+    knobs = [_bounded(knob, scene.bounds) for knob in knobs]
+    start = {k.address: _begin(k, start[k.address]) for k in knobs}
+    return Choice(tuple(knobs), start, held | clipped(scene, episodes))
+
+
+def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Ends of command ranges that the recordings show: where a joint stands still well short of its command.
+
+    A robot that clips its commands does not say so. An end is believed where a joint stood still for a second in all
+    within a degree, while it was told to go further by more than a tenth of its travel. A joint that dry friction holds
+    does the same, but it also stays when it is told to come back; one that is clipped follows at once.
+    """
+    found: dict[str, float] = {}
+    known, spec = set(address.addresses(scene.model)), episodes[0].spec
+    for name in spec.action.labels:
+        if f"actuator.{name}.low" not in known or name not in spec.q.labels:
+            continue
+        u = np.concatenate([e.action[:, spec.action.labels.index(name)] for e in episodes])
+        q = np.concatenate([e.q[:, spec.q.labels.index(name)] for e in episodes])
+        reach, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
+        for word, sign in (("low", -1.0), ("high", 1.0)):
+            end = float((sign * q).max())
+            there = sign * q > end - STILL
+            beyond = int((there & (sign * u > end + reach)).sum())
+            back = int((there & (sign * u < end - reach / 2)).sum())
+            if beyond >= least and back < SELDOM * beyond:
+                found[f"actuator.{name}.{word}"] = sign * end
+    return found
+
+
+def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> Choice:
+    """The knobs a user named, each where the scene has it."""
+    driven, start, rest = drive_knobs(scene, patterns)
+    driven = [_bounded(knob, {**scene.bounds, **bounds}) for knob in driven]
+    found = address.knobs(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
+    values = address.read(scene.model, [knob.address for knob in found])
+    held = {}
+    if any(knob.address.endswith(".frictionloss") for knob in found) and scene.model.nv:
+        joints = {k.address.split(".")[1] for k in found if k.address.endswith(".frictionloss") and k.address[0] == "j"}
+        held = {f"joint.{j}.grip": FIRM for j in sorted(joints)}
+    start |= values
+    knobs = (*found, *driven)
+    return Choice(knobs, {k.address: _begin(k, start[k.address]) for k in knobs}, held)
+
+
+def _begin(knob: Knob, value: float) -> float:
+    """Where a search begins: at the scene's value, or in the middle where that is nought and the knob spans decades."""
+    if knob.log and value <= 0:
+        return float(knob.from_unit(0.5))
+    return float(np.clip(value, knob.low, knob.high))
+
+
+def _bounded(knob: Knob, bounds: Mapping[str, Sequence[float]]) -> Knob:
+    """The knob with the bounds that were given for it, where any were."""
+    for pattern, (low, high) in bounds.items():
+        if fnmatchcase(knob.address, pattern):
+            knob = Knob(knob.address, float(low), float(high), knob.log and low > 0, knob.unit)
+    return knob
+
+
+def _carried(scene: Scene) -> list[str]:
+    """How much of its weight each link of the robot is relieved of, where the scene says that any is."""
+    model = scene.model
+    known = set(address.addresses(model))
+    names = [str(model.body(i).name) for i in range(1, model.nbody) if model.body_gravcomp[i] > 0]
+    return [f"body.{name}.gravcomp" for name in names if f"body.{name}.gravcomp" in known and name not in scene.objects]
+
+
+def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
+    labels = episodes[0].spec.q.labels
+    spread = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
+    return [joint for joint in scene.robot if joint in labels and spread[labels.index(joint)] > 1e-6]
+
+
+def _joint(scene: Scene, joint: str, knobs: list[Knob], start: dict[str, float], held: dict[str, float]) -> None:
+    model, known = scene.model, set(address.addresses(scene.model))
+    values = address.read(model, [f"joint.{joint}.*"])
+    damping = values[f"joint.{joint}.damping"]
+    for a in range(model.nu):
+        name = model.actuator(a).name
+        if model.actuator_trnid[a, 0] != model.joint(joint).id:
+            continue
+        if f"actuator.{name}.kp" in known:
+            kp = address.read(model, [f"actuator.{name}.kp", f"actuator.{name}.kv"])
+            # The servo's own damping and the joint's are one number to the data, so all of it is given to the joint.
+            damping += max(0.0, kp[f"actuator.{name}.kv"])
+            held[f"actuator.{name}.kv"] = SMALL * max(damping, 1e-6)
+            stiffness = kp[f"actuator.{name}.kp"]
+            _range(f"actuator.{name}.kp", stiffness, (0.003, 10.0), "Nm/rad", knobs, start)
+            knobs.append(Knob(f"actuator.{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"))
+            start[f"actuator.{name}.bias"] = 0.0
+        elif f"actuator.{name}.gear" in known:
+            gear = address.read(model, [f"actuator.{name}.gear"])[f"actuator.{name}.gear"]
+            low, high = sorted((0.2 * gear, 5.0 * gear))
+            knobs.append(Knob(f"actuator.{name}.gear", low, high, low > 0))
+            start[f"actuator.{name}.gear"] = gear
+    inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
+    _range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad", knobs, start)
+    friction = values[f"joint.{joint}.frictionloss"] or 0.3 * (damping or inertia)
+    _range(f"joint.{joint}.frictionloss", friction, (0.01, 30.0), "Nm", knobs, start)
+    _range(
+        f"joint.{joint}.armature",
+        values[f"joint.{joint}.armature"] or 0.1 * inertia,
+        (0.01, 10.0),
+        "kg m2",
+        knobs,
+        start,
+    )
+    held[f"joint.{joint}.grip"] = FIRM
+
+
+def _motors(scene: Scene, knobs: list[Knob], start: dict[str, float], held: dict[str, float]) -> None:
+    """Friction of tendons and ripple of motors, where the scene says how large they may be."""
+    listed = [a for a in address.addresses(scene.model) if a.startswith("tendon.") and _listed(scene, a)]
+    for name in listed:
+        if name.endswith((".frictionloss", ".damping")):
+            _add(scene, name, knobs, start)
+        if name.endswith(".frictionloss"):
+            held[name.removesuffix("frictionloss") + "grip"] = FIRM
+    found, values = ripple_knobs(scene)
+    for knob in found:
+        if _listed(scene, knob.address):
+            knobs.append(knob)
+            start[knob.address] = values[knob.address]
+
+
+def _listed(scene: Scene, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in scene.bounds)
+
+
+def _range(
+    name: str, value: float, factors: tuple[float, float], unit: str, knobs: list[Knob], start: dict[str, float]
+) -> None:
+    knobs.append(Knob(name, factors[0] * value, factors[1] * value, True, unit))
+    start[name] = value
+
+
+def _add(scene: Scene, name: str, knobs: list[Knob], start: dict[str, float]) -> None:
+    found = address.knobs(scene.model, [name], scene.bounds)
+    knobs += found
+    start |= {k.address: v for k, v in zip(found, address.read(scene.model, [name]).values(), strict=True)}

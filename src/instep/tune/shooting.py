@@ -1,0 +1,103 @@
+"""Simulate every candidate setting over every window in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from instep.core.errors import Diverged
+from instep.core.param import Knob
+from instep.core.world import Array, Simulator, put, take
+
+from .windows import Windows
+
+BATCH = 16384
+"""Most worlds stepped in one call; more are done in turns."""
+
+
+@dataclass(slots=True)
+class Shooter:
+    """A simulator, what it must explain, and how much it was asked."""
+
+    sim: Simulator
+    windows: Windows
+    knobs: Sequence[Knob]
+    worlds: int = field(default=0)
+    """Windows simulated so far."""
+
+    def __call__(self, points: Array, starts: Array | None = None) -> Array:
+        """What is predicted minus what was measured [candidates, windows, span, nv]; NaN after a divergence.
+
+        Rows after a window's last that counts are nought.
+        `points` are knobs in unit coordinates [candidates, knobs]; `starts` shift each window's start state, positions
+        then velocities [candidates, windows, 2 nv].
+        """
+        candidates, n = len(points), len(self.windows)
+        per_call = max(1, BATCH // n)
+        out = [
+            self._some(points[i : i + per_call], None if starts is None else starts[i : i + per_call])
+            for i in range(0, candidates, per_call)
+        ]
+        self.worlds += candidates * n
+        return np.concatenate(out)
+
+    def settings(self, points: Array) -> dict[str, Array]:
+        """Unit coordinates [..., knobs] as values by address."""
+        return {knob.address: knob.from_unit(points[..., i]) for i, knob in enumerate(self.knobs)}
+
+    def _some(self, points: Array, starts: Array | None) -> Array:
+        w, candidates = self.windows, len(points)
+        out = np.zeros((candidates, *w.target.shape[:2], w.v.shape[-1]))
+        for picked, rows in self._lengths():
+            out[:, picked, :rows] = self._apart(points, None if starts is None else starts[:, picked], picked, rows)
+        return out
+
+    def _lengths(self) -> list[tuple[Array, int]]:
+        """Windows of about the same length, and how many of their rows count: later ones need not be simulated."""
+        span = self.windows.inside.shape[1]
+        ends = span - np.argmax(self.windows.inside[:, ::-1], axis=1)
+        ends = np.where(self.windows.inside.any(axis=1), ends, 1)
+        quarter = np.ceil(4 * ends / span)
+        return [(picked := np.flatnonzero(quarter == q), int(ends[picked].max())) for q in np.unique(quarter)]
+
+    def _apart(self, points: Array, starts: Array | None, picked: Array, rows: int) -> Array:
+        """What some windows leave over [candidates, picked, rows, nv]."""
+        w, n, candidates = self.windows, len(picked), len(points)
+        each = {name: np.repeat(values, n) for name, values in self.settings(points).items()}
+        q, v = np.tile(w.q[picked], (candidates, 1)), np.tile(w.v[picked], (candidates, 1))
+        if starts is not None:
+            size = v.shape[-1]
+            shift = starts.reshape(-1, 2 * size)
+            q, v = w.tangent.plus(q, shift[:, :size]), v + shift[:, size:]
+        past = np.tile(w.past[picked], (candidates, *[1] * (w.past.ndim - 1)))
+        paths = march(tuned(self.sim, each), q, v, past, np.moveaxis(w.action[picked, :rows], 1, 0))
+        return w.tangent.minus(paths.reshape(candidates, n, *paths.shape[1:]), w.target[picked, :rows])
+
+
+def tuned(sim: Simulator, each: Mapping[str, Array]) -> Simulator:
+    """The simulator with one value per world, or as it is where nothing is turned."""
+    return sim.tuned(each) if each else sim
+
+
+def march(sim: Simulator, q: Array, v: Array, past: Array, actions: Array) -> Array:
+    """Positions after each action [worlds, span, nq]; `actions` [span, n, nu] repeat over the candidates.
+
+    A world that diverges waits where it was last sound, and its later rows are NaN.
+    """
+    state = sim.place(q, v, 0.0, past)
+    repeat = len(q) // actions.shape[1]
+    out = np.empty((len(q), len(actions), q.shape[-1]))
+    lost = np.zeros(len(q), bool)
+    for step, action in enumerate(actions):
+        try:
+            after = sim.step(state, np.tile(action, (repeat, 1)))
+        except Diverged as error:
+            which = np.asarray(error.worlds)
+            lost[which] = True
+            after = put(error.state, which, take(state, which))
+        state = after
+        out[:, step] = state.q
+        out[lost, step] = np.nan
+    return out

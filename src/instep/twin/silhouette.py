@@ -1,0 +1,374 @@
+"""One look of one camera at one body, in one compiled call: move, project, compare, and sum up the equations.
+
+The same numbers as `cover.normal_equations`, sooner. Two things make it fast. A pixel's row of the Jacobian is
+
+    dc/dxi = steep ((1 - s) A + s B),   A = n . du_a/dxi,  B = n . du_b/dxi
+
+with s the place of its nearest point between the corners a and b of an edge, so five sums per edge stand for all
+columns of the Jacobian. And a block of pixels is compared only with the edges that can be nearest somewhere in it.
+"""
+
+# pyright: basic, reportUnknownParameterType=false
+# Numba compiles these functions; its decorators have no types.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from .silhouette_kernels import OPTIONS, area_of, edges_of, nearest, placed
+
+BLOCK = 4
+"""Side of a block of pixels that is taken together."""
+REACH = 0.7072 * BLOCK
+"""From the middle of a block to its corners [pixels]."""
+
+
+@njit(**OPTIONS)
+def turned(world_from_body, xi):  # pragma: no cover - compiled
+    """A transform (4 x 4) translated by xi[:3] and turned about its own origin by the rotation vector xi[3:]."""
+    out = world_from_body.copy()
+    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
+    half = 0.5 * angle
+    share = 0.5 if half < 1e-9 else math.sin(half) / angle
+    w, x, y, z = math.cos(half), share * xi[3], share * xi[4], share * xi[5]
+    R = np.empty((3, 3))
+    R[0, 0], R[0, 1], R[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
+    R[1, 0], R[1, 1], R[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
+    R[2, 0], R[2, 1], R[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+    for a in range(3):
+        for b in range(3):
+            out[a, b] = (
+                R[a, 0] * world_from_body[0, b] + R[a, 1] * world_from_body[1, b] + R[a, 2] * world_from_body[2, b]
+            )
+        out[a, 3] += xi[a]
+    return out
+
+
+@njit(**OPTIONS)
+def believed(times, poses, t):  # pragma: no cover - compiled
+    """The transform (4 x 4) at time t between remembered poses xyz + wxyz [n, 7], held at both ends; times rise."""
+    n = times.shape[0]
+    after = 0
+    while after < n and times[after] < t:
+        after += 1
+    mixed = np.empty(7)
+    if after == 0 or after == n:
+        mixed[:] = poses[0 if after == 0 else n - 1]
+    else:
+        share = (t - times[after - 1]) / max(times[after] - times[after - 1], 1e-9)
+        same = 0.0
+        for i in range(3, 7):
+            same += poses[after - 1, i] * poses[after, i]
+        for i in range(7):
+            end = poses[after, i] if i < 3 or same >= 0 else -poses[after, i]
+            mixed[i] = poses[after - 1, i] + share * (end - poses[after - 1, i])
+    return placed_at(mixed)
+
+
+@njit(**OPTIONS)
+def placed_at(pose):  # pragma: no cover - compiled
+    """The transform (4 x 4) of a pose xyz + wxyz."""
+    size = math.sqrt(pose[3] ** 2 + pose[4] ** 2 + pose[5] ** 2 + pose[6] ** 2)
+    w, x, y, z = pose[3] / size, pose[4] / size, pose[5] / size, pose[6] / size
+    out = np.zeros((4, 4))
+    out[0, 0], out[0, 1], out[0, 2] = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
+    out[1, 0], out[1, 1], out[1, 2] = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
+    out[2, 0], out[2, 1], out[2, 2] = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
+    out[0, 3], out[1, 3], out[2, 3], out[3, 3] = pose[0], pose[1], pose[2], 1.0
+    return out
+
+
+@njit(**OPTIONS)
+def shifted(poses, xi):  # pragma: no cover - compiled
+    """Poses xyz + wxyz [n, 7], all moved by the same motion: translated, and turned each about its own origin."""
+    out = poses.copy()
+    angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
+    share = 0.5 if angle < 2e-9 else math.sin(0.5 * angle) / angle
+    aw, ax, ay, az = math.cos(0.5 * angle), share * xi[3], share * xi[4], share * xi[5]
+    for i in range(poses.shape[0]):
+        for k in range(3):
+            out[i, k] += xi[k]
+        w, x, y, z = poses[i, 3], poses[i, 4], poses[i, 5], poses[i, 6]
+        out[i, 3], out[i, 4] = aw * w - ax * x - ay * y - az * z, aw * x + ax * w + ay * z - az * y
+        out[i, 5], out[i, 6] = aw * y - ax * z + ay * w + az * x, aw * z + ax * y - ay * x + az * w
+    return out
+
+
+@njit(**OPTIONS)
+def region_of(points, margin, width, height):  # pragma: no cover - compiled
+    """Left, top, right, bottom of the pixels around projected corners."""
+    low_x = high_x = points[0, 0]
+    low_y = high_y = points[0, 1]
+    for i in range(points.shape[0]):
+        low_x, high_x = min(low_x, points[i, 0]), max(high_x, points[i, 0])
+        low_y, high_y = min(low_y, points[i, 1]), max(high_y, points[i, 1])
+    # Far outside the picture a corner may be beyond whole numbers.
+    low_x, low_y = min(max(low_x, -1e6), 1e6), min(max(low_y, -1e6), 1e6)
+    high_x, high_y = min(max(high_x, -1e6), 1e6), min(max(high_y, -1e6), 1e6)
+    return (
+        max(int(low_x) - margin, 0),
+        max(int(low_y) - margin, 0),
+        min(int(high_x) + 1 + margin, width),
+        min(int(high_y) + 1 + margin, height),
+    )
+
+
+@njit(**OPTIONS)
+def around(corners, world_from_body, eye, lens, margin, width, height):  # pragma: no cover - compiled
+    """The region of a body in a camera; empty where it is not wholly before it."""
+    points, _ = placed(corners, world_from_body, eye, lens, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return (0, 0, 0, 0)
+    return region_of(points, margin, width, height)
+
+
+@njit(**OPTIONS)
+def glance(
+    corners, starts, basis, world_from_body, xi, eye, lens, mask, weight, region, soft, robust, margin
+):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] by motions along the columns of `basis` [6, k], and a tally [8].
+
+    `mask` and `weight` are the pixels of `region` (left, top, right, bottom). The tally is that of
+    `cover.normal_equations`, then the area of the largest part; it is all zero where nothing can be seen.
+    """
+    k = basis.shape[1]
+    H, g, tally = np.zeros((k, k)), np.zeros(k), np.zeros(8)
+    here = turned(world_from_body, xi)
+    points, slopes = placed(corners, here, eye, lens, here[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return H, g, tally
+    left, top, right, bottom = region_of(points, margin, region[2], region[3])
+    if right - left <= 2 or bottom - top <= 2:
+        return H, g, tally
+    left, top = max(left, region[0]), max(top, region[1])
+    if right <= left or bottom <= top:
+        return H, g, tally
+    edges = edges_of(points, starts)
+    sums = np.zeros((edges.shape[0], 5))
+    window = (left, top, right, bottom)
+    _scan(points, edges, mask, weight, window, region, soft, robust, sums, tally)
+    tally[7] = area_of(points, edges)
+    _assemble(edges, slopes, basis, sums, H, g)
+    return H, g, tally
+
+
+@njit(**OPTIONS)
+def _scan(points, edges, mask, weight, window, region, soft, robust, sums, tally):  # pragma: no cover - compiled
+    left, top, right, bottom = window
+    # Of each edge that is near: normal, offset, part, and the place along it as a linear function of the pixel.
+    near, which = np.empty((edges.shape[0], 7)), np.empty(edges.shape[0], np.int64)
+    band = 6.0 * soft + REACH
+    for y0 in range(top, bottom, BLOCK):
+        for x0 in range(left, right, BLOCK):
+            block = (x0, y0, min(x0 + BLOCK, right), min(y0 + BLOCK, bottom))
+            middle, n = _candidates(x0 + 0.5 * BLOCK, y0 + 0.5 * BLOCK, points, edges, near, which)
+            if abs(middle) > band:
+                _flat(mask, weight, block, region, 1.0 if middle < 0 else 0.0, tally)
+            else:
+                _edged(near, which, n, mask, weight, block, region, 1.0 / soft, robust, sums, tally)
+
+
+@njit(**OPTIONS)
+def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compiled
+    """Signed distance of a block's middle to the outline, and the edges that can be nearest to a pixel of the block."""
+    best, m = 1e30, edges.shape[0]
+    start, n = 0, 0
+    while start < m:
+        far, end = -1e30, start
+        while end < m and edges[end, 6] == edges[start, 6]:
+            far = max(far, edges[end, 2] * x + edges[end, 3] * y - edges[end, 4])
+            end += 1
+        best = min(best, far)
+        if far < best + 2 * REACH:
+            for e in range(start, end):
+                if edges[e, 2] * x + edges[e, 3] * y - edges[e, 4] >= far - 2 * REACH:
+                    a, over = int(edges[e, 0]), 1.0 / edges[e, 5]
+                    near[n, 0], near[n, 1], near[n, 2], near[n, 3] = edges[e, 2], edges[e, 3], edges[e, 4], edges[e, 6]
+                    near[n, 4], near[n, 5] = -edges[e, 3] * over, edges[e, 2] * over
+                    near[n, 6] = near[n, 4] * points[a, 0] + near[n, 5] * points[a, 1]
+                    which[n] = e
+                    n += 1
+        start = end
+    return best, n
+
+
+@njit(**OPTIONS)
+def _flat(mask, weight, block, region, inside, tally):  # pragma: no cover - compiled
+    """Add pixels that are all inside or all outside to the tally."""
+    x0, y0, x1, y1 = block
+    both = shows = squared = counts = 0.0
+    for i in range(y0 - region[1], y1 - region[1]):
+        for j in range(x0 - region[0], x1 - region[0]):
+            w, m = weight[np.uint64(i), np.uint64(j)], mask[np.uint64(i), np.uint64(j)]
+            shown = w if m > 0.5 else 0.0
+            shows += shown
+            squared += w * (inside - m) * (inside - m)
+            counts += w
+    both = inside * shows
+    tally[0] += squared
+    tally[1] += counts
+    tally[2] += both
+    tally[3] += counts if inside > 0 else shows
+    tally[4] += inside * (x1 - x0) * (y1 - y0)
+    tally[5] += inside * counts
+    tally[6] += shows
+
+
+@njit(**OPTIONS)
+def _edged(near, which, n, mask, weight, block, region, steepness, robust, sums, tally):  # pragma: no cover - compiled
+    """Add pixels near the outline to the tally and to the sums of their edges."""
+    x0, y0, x1, y1 = block
+    both = either = free = shows = squared = counts = covered = 0.0
+    for yy in range(y0, y1):
+        y = yy + 0.5
+        for xx in range(x0, x1):
+            x = xx + 0.5
+            d, e = 1e30, 0
+            part, far, edge = near[0, 3], near[0, 0] * x + near[0, 1] * y - near[0, 2], 0
+            for k in range(1, n):
+                away = near[k, 0] * x + near[k, 1] * y - near[k, 2]
+                if near[k, 3] != part:
+                    if far < d:
+                        d, e = far, edge
+                    part, far, edge = near[k, 3], away, k
+                elif away > far:
+                    far, edge = away, k
+            if far < d:
+                d, e = far, edge
+            inside = 1.0 if d < 0 else 0.0
+            covered += inside
+            i, j = np.uint64(yy - region[1]), np.uint64(xx - region[0])
+            w = float(weight[i, j])
+            if w <= 0:
+                continue
+            m = float(mask[i, j])
+            shown = 1.0 if m > 0.5 else 0.0
+            both += inside * shown * w
+            either += max(inside, shown) * w
+            free += inside * w
+            shows += shown * w
+            z = d * steepness
+            steep = abs(z) <= 6.0
+            c = 1.0 / (1.0 + math.exp(z)) if steep else inside
+            r = c - m
+            size = abs(r)
+            if size > robust:
+                w *= robust / size
+            squared += w * r * r
+            counts += w
+            if steep:
+                along = min(max(near[e, 4] * x + near[e, 5] * y - near[e, 6], 0.0), 1.0)
+                slope = c * (1.0 - c) * steepness
+                before, after = slope * (1.0 - along), slope * along
+                f = which[e]
+                sums[f, 0] += w * before * before
+                sums[f, 1] += w * before * after
+                sums[f, 2] += w * after * after
+                sums[f, 3] += w * before * r
+                sums[f, 4] += w * after * r
+    tally[0] += squared
+    tally[1] += counts
+    tally[2] += both
+    tally[3] += either
+    tally[4] += covered
+    tally[5] += free
+    tally[6] += shows
+
+
+@njit(**OPTIONS)
+def _assemble(edges, slopes, basis, sums, H, g):  # pragma: no cover - compiled
+    """The equations from the sums of the edges."""
+    k = basis.shape[1]
+    A, B = np.empty(k), np.empty(k)
+    for e in range(edges.shape[0]):
+        a, b, nx, ny = int(edges[e, 0]), int(edges[e, 1]), edges[e, 2], edges[e, 3]
+        for p in range(k):
+            A[p] = B[p] = 0.0
+            for s in range(6):
+                A[p] += (nx * slopes[a, 0, s] + ny * slopes[a, 1, s]) * basis[s, p]
+                B[p] += (nx * slopes[b, 0, s] + ny * slopes[b, 1, s]) * basis[s, p]
+        for p in range(k):
+            g[p] += sums[e, 3] * A[p] + sums[e, 4] * B[p]
+            for q in range(k):
+                H[p, q] += sums[e, 0] * A[p] * A[q] + sums[e, 2] * B[p] * B[q]
+                H[p, q] += sums[e, 1] * (A[p] * B[q] + B[p] * A[q])
+
+
+@njit(**OPTIONS)
+def hide(corners, starts, world_from_body, eye, lens, weight, region, grow):  # pragma: no cover - compiled
+    """Take the weight from the pixels of a region that a body hides, and from `grow` pixels around it."""
+    points, _ = placed(corners, world_from_body, eye, lens, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return
+    left, top, right, bottom = region_of(points, 2, region[2], region[3])
+    left, top = max(left, region[0]), max(top, region[1])
+    edges = edges_of(points, starts)
+    for y in range(top, bottom):
+        for x in range(left, right):
+            if weight[y - region[1], x - region[0]] > 0:
+                d, _ = nearest(x + 0.5, y + 0.5, edges)
+                if d < grow:
+                    weight[y - region[1], x - region[0]] = 0.0
+
+
+@njit(**OPTIONS)
+def strength_of(pixels, chroma, expected, purity):  # pragma: no cover - compiled
+    """The median chroma of every second pixel that clearly shows the body, to half a grey level; `mask.strength`."""
+    bins, n = np.zeros(1024, np.int64), 0
+    for i in range(0, pixels.shape[0], 2):
+        for j in range(0, pixels.shape[1], 2):
+            r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
+            along = chroma[0] * r + chroma[1] * g + chroma[2] * b
+            if along > 0.5 * expected and along > purity * max(r, g, b):
+                bins[min(int(2.0 * along), 1023)] += 1
+                n += 1
+    if n < 20:
+        return expected
+    seen = 0
+    for i in range(1024):
+        seen += bins[i]
+        if 2 * seen >= n:
+            return 0.5 * i + 0.25
+    return expected
+
+
+@njit(**OPTIONS)
+def sample_colours(
+    means, normals, world_from_body, eye, lens, pixels, mask, weight, region, facing, scale, expected, seen, tally
+):  # pragma: no cover - compiled
+    """Add to `seen` [n, 4] the colours (times `scale`) and the count of points that this camera shows.
+
+    A point counts where its face is turned to the camera and its pixel clearly shows the body. `tally` [2] gains the
+    squares of what these pixels differ by from `expected` [n, 3], and their count.
+    """
+    points, _ = placed(means, world_from_body, eye, lens, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return
+    normal, ray = np.empty(3), np.empty(3)
+    for i in range(means.shape[0]):
+        x, y = int(points[i, 0]), int(points[i, 1])
+        if x < region[0] or y < region[1] or x >= region[2] or y >= region[3]:
+            continue
+        if mask[y - region[1], x - region[0]] < 0.6 or weight[y - region[1], x - region[0]] <= 0:
+            continue
+        towards = far = plain = 0.0
+        for a in range(3):
+            normal[a], ray[a] = 0.0, eye[a, 3] - world_from_body[a, 3]
+            for b in range(3):
+                normal[a] += world_from_body[a, b] * normals[i, b]
+                ray[a] -= world_from_body[a, b] * means[i, b]
+            towards += normal[a] * ray[a]
+            far += ray[a] * ray[a]
+            plain += normals[i, a] * normals[i, a]
+        if plain > 0.5 and towards < facing * math.sqrt(far):
+            continue
+        if np.isfinite(expected[i, 0]):
+            for a in range(3):
+                tally[0] += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
+            tally[1] += 1.0
+        for a in range(3):
+            seen[i, a] += scale * pixels[y, x, a]
+        seen[i, 3] += 1.0

@@ -1,0 +1,60 @@
+"""The demo, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "instep.app.cli", "demo", "--out", "out"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, done
+
+
+def test_the_last_line_is_the_path_of_the_report(demo):
+    folder, done = demo
+    assert done.stdout.strip().splitlines()[-1] == "out/report.html"
+    page = (folder / "out" / "report.html").read_text()
+    assert "<html" in page and "http://" not in page.split("</style>")[-1].split("<script")[0]
+
+
+def test_two_knobs_close_most_of_the_gap_on_runs_that_were_held_out(demo):
+    folder, _ = demo
+    scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
+    for name in ("one step", "0.5 s", "open loop"):
+        assert scores[f"{name} after"]["value"] < 0.7 * scores[f"{name} before"]["value"], name
+
+
+def test_the_hidden_delay_is_found_to_within_a_control_step(demo):
+    folder, _ = demo
+    scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
+    truth = json.loads((folder / "out" / "hidden.json").read_text())
+    # The stand-in's sensors are one control step late, which no command delay can tell apart.
+    seen = truth["action.delay"] + 1 / 60
+    assert scores["knob action.delay"]["value"] == pytest.approx(seen, abs=1 / 60)
+
+
+def test_the_t_of_the_stand_in_ends_at_its_goal_through_the_twin(demo):
+    folder, done = demo
+    if "No camera pictures" in done.stderr:
+        pytest.skip("nothing can be rendered here, and a twin without pictures cannot be corrected")
+    scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
+    assert scores["twin: the stand-in's T from its goal, at the end"]["value"] < 0.01
+    assert scores["twin: the stand-in's T from its heading, at the end"]["value"] < 0.1
+    assert scores["twin: distance of the two Ts"]["value"] < 0.003
+    page = (folder / "out" / "report.html").read_text()
+    assert "The policy through the twin" in page and "How far apart twin and stand-in are" in page
+
+
+def test_the_episodes_are_kept(demo):
+    from instep.data.lerobot.reader_v3 import read
+
+    folder, _ = demo
+    assert len(read(folder / "out" / "real")) == 7 and len(read(folder / "out" / "sim")) == 3

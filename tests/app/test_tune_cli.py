@@ -1,0 +1,190 @@
+"""The verb tune as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep import Episode, MujocoWorld, Script, rollout
+from instep.app.cli import main
+from instep.data.lerobot.writer_v3 import write
+from instep.scene import address
+from instep.scene.folder import Scene
+
+SCENE = """
+<mujoco model="lifter">
+  <option timestep="0.005" integrator="implicitfast"/>
+  <worldbody>
+    <body name="link">
+      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.4"/>
+    </body>
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+</mujoco>
+"""
+FEW = ("--seeds", "1", "--starts", "1", "--draws", "3", "--window", "0.5")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("scene") / "lifter"
+    folder.mkdir()
+    (folder / "scene.xml").write_text(SCENE)
+    (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["hinge"]\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(scene, tmp_path_factory) -> Path:
+    """Recordings of the same machine with more damping and a stiffer servo, with noise."""
+    world = MujocoWorld(scene).tuned({"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0})
+    folder = tmp_path_factory.mktemp("data") / "swings"
+    episodes = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        t = np.arange(200) * 0.02
+        waves = [a * np.sin(6.28 * f * t + p) for a, f, p in rng.uniform([0.2, 0.3, 0], [0.5, 2.0, 6], (4, 3))]
+        run = rollout(world, Script(np.sum(waves, axis=0)[:, None]), steps=200)
+        q = run.q + 0.001 * rng.standard_normal(run.q.shape)
+        episodes.append(
+            Episode(run.spec, {"timestamp": run.t, "q": q, "v": run.v, "action": run.action}, {"name": f"swing {seed}"})
+        )
+    write(episodes, folder)
+    return folder
+
+
+def test_knobs_are_found_gates_passed_and_a_new_scene_written(scene, data, tmp_path, capsys):
+    before = {p.name: p.read_bytes() for p in scene.iterdir()}
+    asked = ("joint.hinge.damping", "actuator.hinge.kp")
+    code = main(["tune", str(data), str(scene), "--knobs", *asked, *FEW, "--out", str(tmp_path / "out")])
+    assert code == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == str(tmp_path / "out" / "scene")
+    assert {p.name: p.read_bytes() for p in scene.iterdir()} == before
+    found = address.read(Scene.load(tmp_path / "out" / "scene").model, asked)
+    assert found["joint.hinge.damping"] == pytest.approx(0.2, rel=0.05)
+    assert found["actuator.hinge.kp"] == pytest.approx(6.0, rel=0.03)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["gates"][0]["name"] == "telemetry"
+    assert result["passed"] is True
+    assert result["scores"]["actuator.hinge.kp"]["low"] < 6.0 < result["scores"]["actuator.hinge.kp"]["high"]
+    assert len(result["inputs"]) == 2
+
+
+def test_a_delta_action_is_reported_beside_a_control_and_kept_with_the_scene_only_where_it_helps(scene, data, tmp_path):
+    main(
+        [
+            "tune",
+            str(data),
+            str(scene),
+            "--knobs",
+            "joint.hinge.damping",
+            *FEW,
+            "--delta",
+            "--out",
+            str(tmp_path / "out"),
+        ]
+    )
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    judged = result["delta"]
+    assert set(judged["0.5 s"]) == {"before", "delta", "noise"}
+    assert judged["0.5 s"]["noise"]["value"] < max(0.05, judged["0.5 s"]["delta"]["value"])
+    assert (Path(result["scene"]) / "delta.npz").is_file() == judged["kept"]
+
+
+def test_the_page_shows_gates_knobs_held_out_motion_and_how_sure_it_is(scene, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ("--knobs", "joint.hinge.damping", "actuator.hinge.kp", *FEW, "--posterior", "laplace")
+    assert main(["tune", str(data), str(scene), *asked, "--out", str(out)]) == 0
+    assert str(out / "report.html") in capsys.readouterr().out
+    page = (out / "report.html").read_text()
+    for words in ("The error on held-out recordings fell by", "joint.hinge.damping", "identifiability", "90 % band",
+                  "planted truths inside 90% intervals", "sha256 of", "MuJoCo"):  # fmt: skip
+        assert words in page
+
+
+def complaint(capsys) -> str:
+    return capsys.readouterr().err
+
+
+def test_stopping_a_posterior_by_hand_keeps_the_knobs(scene, data, tmp_path, monkeypatch, capsys):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("instep.tune.posterior.infer", stop)
+    asked = ["--knobs", "joint.hinge.damping", *FEW, "--posterior", "eki", "--out", str(tmp_path / "out")]
+    assert main(["tune", str(data), str(scene), *asked]) == 0
+    assert "Stopped" in complaint(capsys)
+    assert (tmp_path / "out" / "scene" / "scene.toml").is_file()
+    assert "posterior" not in json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+def test_a_knob_that_is_not_there_offers_the_nearest(scene, data, tmp_path, capsys):
+    code = main(["tune", str(data), str(scene), "--knobs", "joint.hinge.dampning", "--out", str(tmp_path / "out")])
+    assert code == 2
+    assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_reversed_bounds_are_refused(scene, data, tmp_path, capsys):
+    asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.damping=2:0.1"]
+    assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
+    assert "reversed" in complaint(capsys)
+
+
+def test_bounds_of_a_knob_that_is_not_sought_are_refused(scene, data, tmp_path, capsys):
+    asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.dampin=0.1:2"]
+    assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
+    assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
+
+
+def test_a_direction_to_ignore_that_is_not_measured_offers_the_nearest(scene, data, tmp_path, capsys):
+    assert main(["tune", str(data), str(scene), "--ignore", "hing", *FEW, "--out", str(tmp_path / "out")]) == 2
+    assert "Did you mean 'hinge'?" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--window", "nan"), ("--window", "inf"), ("--bounds", "joint.*.damping=0.1:inf"), ("--held-out", "2")],
+)
+def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene, data, tmp_path, capsys, option, value):
+    asked = ["--knobs", "joint.hinge.damping", option, value, "--out", str(tmp_path / "out")]
+    assert main(["tune", str(data), str(scene), *asked]) == 2
+    assert len(complaint(capsys).strip().splitlines()) == 1
+
+
+def test_a_recording_with_a_hole_is_refused_by_name_and_row(scene, tmp_path, capsys):
+    runs = [rollout(MujocoWorld(scene), Script(np.full((60, 1), 0.3)), steps=60) for _ in range(2)]
+    q = runs[1].q.copy()
+    q[7] = np.nan
+    write([runs[0].with_columns({}, name="whole"), runs[1].with_columns({"q": q}, name="torn")], tmp_path / "torn")
+    asked = ["--knobs", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
+    assert main(["tune", str(tmp_path / "torn"), str(scene), *asked]) == 2
+    said = complaint(capsys)
+    assert "torn" in said and "row 7" in said
+
+
+def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
+    world = MujocoWorld(scene)
+    spec = world.spec
+    zeros = {
+        "timestamp": np.arange(100) * 0.02,
+        "q": np.zeros((100, 1)),
+        "v": np.zeros((100, 1)),
+        "action": np.zeros((100, 1)),
+    }
+    write([Episode(spec, zeros, {"name": "still"})] * 2, tmp_path / "still")
+    asked = ["--knobs", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
+    assert main(["tune", str(tmp_path / "still"), str(scene), *asked]) == 2
+    assert "Nothing moves" in complaint(capsys)
+
+
+def test_one_window_is_refused(scene, tmp_path, capsys):
+    run = rollout(MujocoWorld(scene), Script(np.full((40, 1), 0.3)), steps=40)
+    write([run.with_columns({}, name="short")], tmp_path / "short")
+    asked = ["--knobs", "joint.hinge.damping", "--window", "0.6", "--out", str(tmp_path / "out")]
+    assert main(["tune", str(tmp_path / "short"), str(scene), *asked]) == 2
+    assert "one window only" in complaint(capsys)

@@ -1,0 +1,166 @@
+"""Limits: nothing that is asked leads out of them, and what keeps them passes unchanged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.rollout import Script, rollout
+from instep.core.world import vector
+from instep.robot.limits import Aim, Guarded, Limits
+from instep.testing import WORLD_LAWS
+
+sys.path.append(str(Path(__file__).parent))
+from standin_robot import NAMES, PointMass
+
+JOINTS = tuple("abcdefg")
+ROBOTS = {
+    "a fast arm": Limits(JOINTS, -2.7, 2.7, np.array([2.62] * 4 + [5.26, 4.18, 5.26]), 10.0),
+    "a small arm": Limits(JOINTS, 0.0, 1.5, 3.375, 4.0),
+    "a stiff wrist": Limits(JOINTS, -0.05, 0.05, 7.0, 200.0),
+    "a turntable": Limits(JOINTS, -np.inf, np.inf, 1.0, 0.5),
+}
+
+
+def walk(limits: Limits, targets: np.ndarray, dt: float, start: np.ndarray) -> np.ndarray:
+    """Commands [steps + 2, ...] for a series of targets, the first two at rest."""
+    aim, rows = limits.rest(start), [start, start]
+    for target in targets:
+        aim = limits.towards(aim, target, dt)
+        rows.append(aim.q)
+    return np.stack(rows)
+
+
+def excess(limits: Limits, rows: np.ndarray, dt: float) -> tuple[float, float, float]:
+    """By how much commands break the limits of position, speed and acceleration."""
+    v = np.diff(rows, axis=0) / dt
+    a = np.diff(v, axis=0) / dt
+    q = np.maximum(limits.low - rows, rows - limits.high)
+    return float(q.max()), float((np.abs(v) - limits.velocity).max()), float((np.abs(a) - limits.acceleration).max())
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+@pytest.mark.parametrize("rate", [60.0, 1000.0])
+def test_a_hundred_thousand_wild_actions_break_no_limit(name, rate):
+    limits, rng, arms, steps = ROBOTS[name], np.random.default_rng(7), 110, 240
+    span = np.where(np.isfinite(limits.high), limits.high, 10.0)
+    kinds = [
+        rng.uniform(-3, 3, (steps, arms, 7)) * span,  # anywhere, at every step
+        np.repeat(rng.uniform(-3, 3, (steps // 40, arms, 7)) * span, 40, axis=0),  # jumps, then time to follow
+        np.sign(rng.normal(size=(steps, arms, 7))) * 1e300,  # huge
+        np.cumsum(rng.normal(size=(steps, arms, 7)) * 0.02, axis=0),  # a drunkard's walk
+    ]
+    start = np.clip(np.zeros((arms, 7)), limits.low, limits.high)
+    dt = 1 / rate
+    for targets in kinds:
+        q, v, a = excess(limits, walk(limits, targets, dt, start), dt)
+        # Differences of positions near 3 rad over (1 ms)^2 are rounded to about 1e-9.
+        assert max(q, v) <= 1e-9 and a <= (1e-9 if rate < 100 else 2e-9)
+
+
+@pytest.mark.parametrize("name", ["a fast arm", "a small arm", "a stiff wrist"])
+def test_a_joint_at_full_speed_stops_before_its_limit(name):
+    limits, dt = ROBOTS[name], 1 / 60
+    middle = np.full(7, 0.5 * (np.asarray(limits.low) + np.asarray(limits.high)))
+    rows = walk(limits, np.full((400, 7), 1e6), dt, middle)
+    assert rows.max() <= np.max(limits.high) + 1e-9
+    assert np.allclose(rows[-1], limits.high, atol=1e-9), "it stops at the limit, not somewhere before"
+    assert excess(limits, rows, dt)[2] <= 1e-9
+
+
+def test_what_keeps_the_limits_passes_unchanged():
+    limits, dt = ROBOTS["a fast arm"], 1 / 60
+    t = np.arange(600)[:, None] * dt
+    targets = 0.8 * (1 - np.cos(2 * np.pi * 0.4 * t)) * np.ones(7)  # at most 2.0 rad/s and 5.1 rad/s^2, from rest
+    rows = walk(limits, targets, dt, np.zeros(7))[2:]
+    assert np.abs(rows - targets).max() < 1e-12
+
+
+def test_a_jump_is_approached_without_overshoot_in_nearly_the_shortest_time():
+    limits, dt = ROBOTS["a fast arm"], 1 / 60
+    rows = walk(limits, np.full((300, 7), 1.0), dt, np.zeros(7))[2:]
+    assert rows.max() <= 1.0 + 1e-12 and np.allclose(rows[-1], 1.0, atol=1e-12)
+    there = np.argmax(rows > 1.0 - 1e-6, axis=0) * dt
+    shortest = 2 * np.sqrt(1.0 / 10.0)  # half the way at +a, half at -a; no joint reaches its highest speed
+    assert np.all(there <= shortest + 3 * dt)
+
+
+def test_a_joint_that_begins_outside_or_too_fast_comes_back_without_a_jump():
+    limits, dt = ROBOTS["a fast arm"], 1 / 60
+    rows = walk(limits, np.full((200, 7), 9.0), dt, np.full(7, 2.9))
+    assert np.allclose(rows[-1], 2.7) and excess(limits, rows, dt)[2] <= 1e-9
+    fast = Aim(np.zeros(7), np.full(7, 8.0), np.zeros(7), np.zeros(7))
+    after = limits.towards(fast, np.full(7, 9.0), dt)
+    assert np.allclose(after.v, 8.0 - 10.0 * dt), "the acceleration limit comes first"
+
+
+def test_braking_ends_at_rest_after_v_over_a():
+    limits, dt = ROBOTS["a fast arm"], 1 / 60
+    v = np.asarray(limits.velocity)
+    aim, steps = Aim(np.zeros(7), v, np.zeros(7), v), 0
+    while np.any(aim.v):
+        aim, steps = limits.brake(aim, dt), steps + 1
+    assert steps * dt <= np.max(v) / 10.0 + dt
+    assert np.all(aim.q <= v * v / 20.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"low": 1.0, "high": -1.0}, "below its highest"),
+        ({"velocity": 0.0}, "'velocity'"),
+        ({"acceleration": np.inf}, "'acceleration'"),
+        ({"jerk": -1.0}, "'jerk'"),
+        ({"velocity": np.ones(3)}, "'velocity'"),
+        ({"low": np.nan}, "'low'"),
+    ],
+)
+def test_limits_that_are_none_are_refused(change, text):
+    with pytest.raises(BadInput, match=text):
+        Limits(**{"labels": NAMES, "low": -1.0, "high": 1.0, "velocity": 1.0, "acceleration": 1.0, **change})
+
+
+def test_limits_for_other_actions_or_unknown_joints_are_refused():
+    spec = PointMass().spec
+    with pytest.raises(BadInput, match="the robot takes x, y"):
+        Limits(("x", "z"), -1, 1, 1, 1).start(np.zeros(2), spec)
+    with pytest.raises(UnknownName, match="'elbow'"):
+        Limits(NAMES, -1, 1, 1, 1, joints=("x", "elbow")).start(np.zeros(2), spec)
+
+
+GENTLE = Limits(NAMES, -0.5, 0.5, 1.0, 5.0)
+
+
+def test_a_guarded_world_sends_only_what_is_inside_and_says_what_it_sent():
+    world = Guarded(PointMass(), GENTLE)
+    wild = np.random.default_rng(0).uniform(-5, 5, (300, 2))
+    episode = rollout(world, Script(wild), steps=300)
+    sent = np.concatenate([episode["action.sent"][:1], episode["action.sent"]])
+    assert max(excess(GENTLE, sent, 0.01)) <= 1e-9
+    assert world.spec.observation["action.sent"] == vector(NAMES, "m")
+    assert not np.allclose(episode["action.sent"][1:], wild[:-1])
+
+
+def test_a_guarded_world_counts_what_it_cut():
+    world = Guarded(PointMass(), GENTLE)
+    state = world.reset(0)
+    here = state.hidden["guarded"]["q"]
+    state = world.step(state, here + 1e-4)
+    assert state.hidden["guarded"]["cut"] == 0
+    state = world.step(state, here + 3.0)
+    assert state.hidden["guarded"]["cut"] == 1
+
+
+def test_a_guarded_world_refuses_nan_before_it_can_become_a_jump():
+    world = Guarded(PointMass(), GENTLE)
+    with pytest.raises(BadInput, match="The action for y is not a finite number"):
+        world.step(world.reset(0), np.array([0.0, np.nan]))
+
+
+@pytest.mark.parametrize("law", [law for law in WORLD_LAWS if "batched" not in law.__name__], ids=lambda f: f.__name__)
+def test_a_guarded_world_keeps_the_laws(law):
+    law(Guarded(PointMass(), GENTLE))
