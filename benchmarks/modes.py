@@ -124,7 +124,7 @@ class Stage:
             return self.commanded(seed, scale=1.0, shake=0.0)
         return self.looped(seed, bias=0.0)
 
-    # An arm under smooth commands: what a knob can put right.
+    # An arm under smooth commands: what a parameter can put right.
 
     def look_arm(self, runs: list[Episode]) -> list[Mode]:
         """Question the suspects, and listen for noise."""

@@ -1,6 +1,6 @@
 """Policies: what demonstrations from failure states are worth, and whether virtual success tells success on the robot.
 
-The robot is a stand-in: another engine, hidden knobs, noisy and late sensors. (a) PushT from 30 demonstrations on the
+The robot is a stand-in: another engine, hidden params, noisy and late sensors. (a) PushT from 30 demonstrations on the
 stand-in, from 30 and 30 virtual ones that begin where the policy fails, and from 60 on the stand-in. (b) Checkpoints
 from poor to good: their virtual success against that on the stand-in, with the simulator as it is and tuned.
 """
@@ -25,7 +25,7 @@ SCENE, STANDIN = "pusht", 1
 FRAME = ("pusher_x", "pusher_y", "tee")
 SHOWN, MINED, JUDGED = 10_000, 400_000, 500_000
 """First seeds of demonstrations, of starts from which failures are mined, of starts on which policies are judged."""
-KNOBS = {
+PARAMS = {
     "actuator.*.kp": (250.0, 1000.0),
     "actuator.*.kv": (15.0, 60.0),
     "geom.*.friction": (0.15, 0.8),
@@ -166,16 +166,16 @@ def sensed(episode: Any) -> Any:
 
 
 def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
-    """The knobs with which MuJoCo best predicts the demonstrations; contacts leave the cost without a useful slope."""
-    from instep import Knob, MujocoWorld
+    """The params with which MuJoCo best predicts the demonstrations; contacts leave the cost without a useful slope."""
+    from instep import MujocoWorld, Param
     from instep.scene.folder import Scene
     from instep.tune.cma_search import SearchOptions, search
 
-    knobs = [Knob(address, low, high, log=True) for address, (low, high) in KNOBS.items()]
-    knobs.append(Knob("action.delay", 0.0, 0.12))
+    params = [Param(address, low, high, log=True) for address, (low, high) in PARAMS.items()]
+    params.append(Param("action.delay", 0.0, 0.12))
     options = SearchOptions(window=0.5, limit=8 if quick else 48, generations=2 if quick else 24)
     plain = [replace(e, columns={k: e.columns[k] for k in ("timestamp", "q", "v", "action")}) for e in episodes]
-    return search(MujocoWorld(Scene.load(SCENE), threads=2), plain, knobs, options).settings
+    return search(MujocoWorld(Scene.load(SCENE), threads=2), plain, params, options).settings
 
 
 def train(job: tuple[Training, list[Any], Path, Plan]) -> str:

@@ -45,7 +45,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
-    """Error 0.5 s and 1 s after the start of a window, every motion type held out once from both knobs and delta."""
+    """Error 0.5 s and 1 s after the start of a window, every motion type held out once from both params and delta."""
     parts = pooled(_so101_squares, [(fold, out, quick) for fold in range(1 if quick else FOLDS)])
     found = gains(_joined(parts))
     rows = []
@@ -61,7 +61,7 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def _left_over(parts: list[Squares]) -> list[dict[str, Any]]:
-    """Where the error sits that the knobs leave: by joint, and how much of its squares two motions own."""
+    """Where the error sits that the parameters leave: by joint, and how much of its squares two motions own."""
     names = [e.meta["motion"] for e in recorded("so101", "so101", Scene.load("so101"))]
     motion = np.array([names[fold::FOLDS][r] for fold, part in enumerate(parts) for r in part["0.5 s"][0]])
     squares = 1e6 * np.concatenate([part["0.5 s"][1]["tuned"] for part in parts])
@@ -108,7 +108,7 @@ def _so101_fold(scene: Scene, episodes: list[Any], fold: int, out: Path) -> Any:
     kept = out / f"so101_fold_{fold}.json"
     if not kept.is_file():
         options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
-        kept.write_text(json.dumps(fit(sim, inside, choice.knobs, options).settings, indent=2))
+        kept.write_text(json.dumps(fit(sim, inside, choice.params, options).settings, indent=2))
     return sim.tuned(json.loads(kept.read_text()))
 
 
@@ -119,7 +119,7 @@ LEAD = np.array([0.035, 0.05, 0.05, 0.025, 0.03, 0.03, 0.02])
 def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop error over 20 s of runs that were not fitted, against the spread of repeats of one input.
 
-    Fitted to the first two of five runs of one input; knobs were chosen on these two, mostly on their last 8 s by fits
+    Fitted to the first two of five runs of one input; params were chosen on these two, mostly on their last 8 s by fits
     to the rest.
     """
     scene = Scene.load("wam7")
@@ -127,7 +127,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     choice = chosen(scene, episodes)
     sim = bare(scene).tuned(choice.held)
     options = FitOptions(window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20)
-    tuned = sim.tuned(fit(sim, episodes[:2], choice.knobs, options).settings)
+    tuned = sim.tuned(fit(sim, episodes[:2], choice.params, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
     # What the arm was told is an angle and a velocity; the mapping makes one command of both.
     told = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])

@@ -27,7 +27,7 @@ BARS = (
     "body.*_bar.inertia_y",
     "option.gravity",
 )
-"""Ten knobs: a free motion tells no scale of mass, so the eleventh, where the lower bar's mass lies, stays."""
+"""Ten parameters: a free motion tells no scale of mass, so the eleventh, where the lower bar's mass lies, stays."""
 WINDOWS = ((0.15, 48), (0.3, 96))
 """Length [s] and number of the windows of each stage: short ones find the place from afar, longer ones tell friction
 better. A third stage of 0.6 s foresees run_01 to run_03 no better."""
@@ -59,7 +59,7 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
     start = choice.start
     for window, limit in WINDOWS[:1] if quick else WINDOWS:
         options = FitOptions(window=window, limit=12 if quick else limit, start=start, starts=1, iterations=20)
-        found = fit(sim, episodes[:1], choice.knobs, options)
+        found = fit(sim, episodes[:1], choice.params, options)
         start = found.settings
     np.savez(out / "chaotic_fit.npz", x=found.x, covariance=found.covariance, names=list(found.settings))
     rows = []

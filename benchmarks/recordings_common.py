@@ -59,13 +59,13 @@ def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:
 
 
 def identified(
-    scene: Scene, episodes: Sequence[Episode], knobs: Sequence[str], options: FitOptions, held: Mapping[str, float]
+    scene: Scene, episodes: Sequence[Episode], params: Sequence[str], options: FitOptions, held: Mapping[str, float]
 ) -> tuple[Simulator, dict[str, float]]:
-    """A scene with knobs identified from recordings, and their values."""
-    choice = asked(scene, knobs, {})
+    """A scene with parameters identified from recordings, and their values."""
+    choice = asked(scene, params, {})
     sim = bare(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else bare(scene)
     start = {**choice.start, **options.start}
-    found = fit(sim, episodes, choice.knobs, _with(options, start))
+    found = fit(sim, episodes, choice.params, _with(options, start))
     return sim.tuned(found.settings), {**choice.held, **held, **found.settings}
 
 

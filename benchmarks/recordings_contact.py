@@ -25,7 +25,7 @@ WIDTH = 0.1048
 """Side of the cube [m]."""
 HALF, NEAR, FEWEST = 0.0512, 0.004, 7
 """Half the side as recorded [m]; how near the table a flight ends [m]; the fewest rows of one."""
-KNOBS = (
+PARAMS = (
     "geom.cube.friction",
     "geom.cube.solref_time",
     "geom.cube.solref_damp",
@@ -40,10 +40,10 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Mean error over a whole toss of the tosses that were not used in the search, every third one."""
     scene = Scene.load("cube")
     episodes = recorded("cube_toss", "cube_toss", scene)
-    choice, sim = asked(scene, KNOBS, {}), bare(scene)
+    choice, sim = asked(scene, PARAMS, {}), bare(scene)
     inside = [e for i, e in enumerate(episodes) if i % 3]
     best = searched(
-        sim, inside, choice.knobs, FitOptions(start=choice.start, window=1.0, limit=12 if quick else None)
+        sim, inside, choice.params, FitOptions(start=choice.start, window=1.0, limit=12 if quick else None)
     ).settings
     (out / "cube_settings.json").write_text(json.dumps(dict(best), indent=2))
     rows = []

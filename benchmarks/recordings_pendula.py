@@ -120,7 +120,7 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def _pulled(day: str) -> dict[str, float]:
-    """The furuta's knobs, found from two chirps and every second swing-up of one day, or of all."""
+    """The furuta's parameters, found from two chirps and every second swing-up of one day, or of all."""
     scene = Scene.load("furuta")
     episodes = recorded("quanser_wam", "quanser_wam/furuta", scene)
     chirps = [e for e in episodes if "chrip" in e.meta["group"]]

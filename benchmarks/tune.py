@@ -54,16 +54,16 @@ def _recovery_tasks(quick: bool) -> list[Task]:
 
 
 def _recovery_rows(results: list[list[bool]]) -> Rows:
-    """Each knob's truth inside its 90 % interval, the worst knob of each world."""
+    """Each parameter's truth inside its 90 % interval, the worst parameter of each world."""
     rows: Rows = []
     draws = len(results) // len(BEDS)
     with TemporaryDirectory() as folder:
         for i, name in enumerate(BEDS):
             inside = np.array(results[i * draws : (i + 1) * draws])
-            knobs = bed(name, Path(folder)).knobs
+            params = bed(name, Path(folder)).params
             worst = int(np.argmin(inside.sum(axis=0)))
             share = wilson(int(inside[:, worst].sum()), draws)
-            words = f"{name}: truths inside 90 % intervals, worst of {len(knobs)} knobs ({knobs[worst].address})"
+            words = f"{name}: truths inside 90 % intervals, worst of {len(params)} parameters ({params[worst].address})"
             rows.append(_row(words, share, goal=0.85, ok=share.value >= 0.85))
     return rows
 
@@ -83,14 +83,14 @@ def _rank_rows(results: list[np.ndarray]) -> Rows:
         at += count
         checked = Calibration(("damping", "armature", "kp"), ranks)
         for level in (0.5, 0.9):
-            # Knobs of one truth are not independent, so the interval counts truths.
+            # Parameters of one truth are not independent, so the interval counts truths.
             inside = checked.coverage(level).value
             share = replace(wilson(round(inside * len(ranks)), len(ranks)), value=inside)
             good = None if level < 0.9 else 0.85 <= inside <= 0.95
             name = f"{method}: truths inside the {level:.0%} interval ({len(ranks)} truths)"
             rows.append(_row(name, share, goal=0.9 if level == 0.9 else None, ok=good))
         p = min(checked.uniformity.values())
-        rows.append(_row(f"{method}: ranks uniform, smallest p of 3 knobs", _plain(p)))
+        rows.append(_row(f"{method}: ranks uniform, smallest p of 3 parameters", _plain(p)))
     return rows
 
 
@@ -113,14 +113,14 @@ def _quality_rows(results: list[tuple[int, float]]) -> Rows:
 
 def _named_rows(results: list[tuple[int, int]]) -> Rows:
     good, cases = results[0]
-    name = "planted unidentifiable sets named, as many knobs frozen as are needed"
+    name = "planted unidentifiable sets named, as many parameters frozen as are needed"
     return [_row(name, wilson(good, cases), goal=1.0, ok=good == cases)]
 
 
 def _design_rows(results: list[Any]) -> Rows:
     """The smallest Fisher eigenvalue of a designed motion over that of the best chirp of equal energy within limits."""
     design, chirps = results[0]
-    kept = [knob.address for knob in design.knobs]
+    kept = [param.address for param in design.params]
     sound = {top: sweep for top, sweep in chirps.items() if sweep.within}
     top = max(sound, key=lambda t: sound[t].smallest(kept)) if sound else float("nan")
     ratio = design.smallest(kept) / max(sound[top].smallest(kept), 1e-12) if sound else float("nan")

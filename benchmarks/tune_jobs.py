@@ -39,17 +39,17 @@ def pool() -> Iterator[Callable[[Task], Future[Any]]]:
 
 
 def recovered(name: str, seed: int) -> list[bool]:
-    """Whether each knob's truth lies inside its 90 % interval, on recordings of their own."""
+    """Whether each parameter's truth lies inside its 90 % interval, on recordings of their own."""
     with tempfile.TemporaryDirectory() as folder:
         place = bed(name, Path(folder))
         truth = place.truth(seed)
-        found = fit(place.sim, place.record(truth, [3 * seed, 3 * seed + 1]), place.knobs, place.options)
+        found = fit(place.sim, place.record(truth, [3 * seed, 3 * seed + 1]), place.params, place.options)
     intervals = {address: found.interval(address, 0.9) for address in truth}
     return [intervals[address].low <= value <= intervals[address].high for address, value in truth.items()]
 
 
 def ranked(method: Method, seed: int, draws: int = 400) -> Array:
-    """Where a truth falls within the posterior of its own recordings [1, knobs]; a network answers for many truths."""
+    """Where a truth falls within the posterior of its own recordings [1, params]; a network answers for many truths."""
     with tempfile.TemporaryDirectory() as folder:
         place, found = fitted(Path(folder), seed)
         belief = infer(found, method, seed=seed)
@@ -58,7 +58,7 @@ def ranked(method: Method, seed: int, draws: int = 400) -> Array:
     rng = np.random.default_rng((seed, 0x4A2))
     points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
     truth = place.truth(seed)
-    x = np.array([float(knob.to_unit(truth[knob.address])) for knob in place.knobs])
+    x = np.array([float(param.to_unit(truth[param.address])) for param in place.params])
     return (points < x).mean(axis=0)[None]
 
 
@@ -66,7 +66,7 @@ def fitted(folder: Path, seed: int) -> tuple[Bed, Fit]:
     """The small servo, and a fit of two recordings of it."""
     place = bed("pendulum", folder)
     return place, fit(
-        place.sim, place.record(place.truth(seed), [3 * seed, 3 * seed + 1]), place.knobs, place.options
+        place.sim, place.record(place.truth(seed), [3 * seed, 3 * seed + 1]), place.params, place.options
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def named() -> tuple[int, int]:
         good = 0
         for sim, names, frozen in cases:
             place = replace(heavy, sim=sim, joints=("hinge",))
-            found = fit(sim, place.record({}, [0, 1]), sim.scene.knobs(*names), FitOptions(window=0.5, starts=1))
+            found = fit(sim, place.record({}, [0, 1]), sim.scene.params(*names), FitOptions(window=0.5, starts=1))
             weak = identifiability(found)
             wrong = "joint.other.damping" in names and "joint.hinge.damping" in weak.frozen
             good += len(weak.frozen) == frozen and len(weak.weak) == frozen and not wrong
@@ -102,12 +102,12 @@ def designed(generations: int) -> tuple[Design, dict[float, Design]]:
     sim = MujocoWorld(scene, threads=max(1, (os.cpu_count() or 2) // 4))
     options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, thrift=1.0, allowed=Allowed())
     limits = limits_of(scene, options.allowed)
-    knobs = scene.knobs(*[f"body.link_{i}.mass" for i in range(2, 8)])
-    design = excite(sim, limits, knobs, options)
+    params = scene.params(*[f"body.link_{i}.mass" for i in range(2, 8)])
+    design = excite(sim, limits, params, options)
     spent, steps = energy(limits, design.actions), len(design.actions)
     tops = (4.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5)
     return design, {
-        top: judged(sim, limits, knobs, chirp(limits, steps, energy=spent, highest=top), options) for top in tops
+        top: judged(sim, limits, params, chirp(limits, steps, energy=spent, highest=top), options) for top in tops
     }
 
 

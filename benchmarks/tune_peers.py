@@ -13,7 +13,7 @@ import numpy as np
 from mujoco import rollout as native
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array
 from instep.tune.fit import Fit, FitOptions, fit
 from instep.tune.posterior import infer, likelihood, replace_covariance
@@ -78,7 +78,7 @@ def meshed_arm(folder: Path, meshes: bool) -> MujocoWorld:
 
 
 def against_sysid(label: str, sim: MujocoWorld, repeats: int) -> list[dict[str, Any]]:
-    """Ten knobs from four runs of one second, exact starts and little noise, each by its own rule of stopping."""
+    """Ten parameters from four runs of one second, exact starts and little noise, each by its own rule of stopping."""
     truth = {
         f"joint.j{i}.{word}": value
         for i in range(1, JOINTS + 1)
@@ -123,12 +123,12 @@ def _run(sim: MujocoWorld, seed: int) -> Episode:
 
 
 def _ours(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
-    knobs = [Knob(n, 0.01 if "armature" in n else 0.1, 1.0 if "armature" in n else 10.0, True) for n in truth]
+    params = [Param(n, 0.01 if "armature" in n else 0.1, 1.0 if "armature" in n else 10.0, True) for n in truth]
     start = {n: 0.1 if "armature" in n else 1.0 for n in truth}
     options = FitOptions(
         window=1.0, starts=1, free_starts=False, robust=0.0, start=start, iterations=40, tolerance=1e-3
     )
-    return fit(sim, runs, knobs, options).settings
+    return fit(sim, runs, params, options).settings
 
 
 def _theirs(params: Any, sequences: Any) -> dict[str, float]:
@@ -220,15 +220,15 @@ def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
 
     rng = np.random.default_rng(5)
     target = likelihood(found)
-    knobs = len(bed.knobs)
-    points = rng.random((sims, knobs))
+    params = len(bed.params)
+    points = rng.random((sims, params))
     here = target.rows(found.x[None])
     pick = np.linspace(0, here.shape[1] - 1, 60).astype(int)
     rows = np.concatenate([target.rows(p) for p in np.array_split(points, max(1, sims // 250))]) - here
     seen = np.nan_to_num(rows[:, pick]) + rng.standard_normal((sims, len(pick)))
     with _quiet(torch, 0):
         trainer = NPE(
-            prior=BoxUniform(torch.zeros(knobs), torch.ones(knobs)), tracker=_Untold(), show_progress_bars=False
+            prior=BoxUniform(torch.zeros(params), torch.ones(params)), tracker=_Untold(), show_progress_bars=False
         )
         trainer.append_simulations(_tensor(points), _tensor(seen))
         network = trainer.train(max_num_epochs=200)

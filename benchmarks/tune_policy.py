@@ -1,10 +1,10 @@
-"""A policy whose success depends on physics: a rod must settle at a height, on machines that hide their knobs."""
+"""A policy whose success depends on physics: a rod must settle at a height, on machines that hide their parameters."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from instep.core.param import Belief, Box, Knob
+from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator
 from instep.physics.rapier_world import RapierWorld
 from instep.tune.fit import fit
@@ -19,12 +19,12 @@ STEPS, CLOSE = 60, 0.12
 def compared(bed: Bed, machine: int, episodes: int) -> tuple[float, float]:
     """How far success rates under the posterior and under hand ranges are from that of a machine.
 
-    The machine is the same scene in another engine, with other knobs, so the model is wrong in more than its knobs.
+    The machine is the same scene in another engine, with other params, so the model is wrong in more than its params.
     """
-    hand = Box(tuple(Knob(k.address, v / 3, v * 3, True) for k, v in zip(bed.knobs, bed.start.values(), strict=True)))
+    hand = Box(tuple(Param(k.address, v / 3, v * 3, True) for k, v in zip(bed.params, bed.start.values(), strict=True)))
     truth = bed.truth(1000 + machine)
     real = RapierWorld(bed.sim.scene)
-    found = fit(bed.sim, bed.record(truth, [2 * machine, 2 * machine + 1], real), bed.knobs, bed.options)
+    found = fit(bed.sim, bed.record(truth, [2 * machine, 2 * machine + 1], real), bed.params, bed.options)
     # Twice as wide as the posterior, with a small share of the prior for what nobody thought of.
     belief = Mixed(widened(laplace(found), 2.0), hand, 0.05)
     succeeded = rate(real.tuned(truth), bed, episodes)

@@ -33,7 +33,7 @@ def speed(quick: bool) -> list[dict[str, Any]]:
     episodes = place.record(place.truth(0), range(2 if quick else 6))
     ratios: list[float] = []
     for _ in range(1 if quick else 7):
-        found = fit(sim, episodes, place.knobs, replace(place.options, limit=None))
+        found = fit(sim, episodes, place.params, replace(place.options, limit=None))
         span = found.windows.action.shape[1]
         steps = found.worlds * span * sim.substeps
         ratios.append(found.seconds / (steps / raw_rate(sim, 4 * len(found.windows), span)))

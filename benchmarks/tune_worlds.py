@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
 from instep.tune.fit import FitOptions
@@ -39,7 +39,7 @@ class Bed:
 
     name: str
     sim: MujocoWorld
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     start: Mapping[str, float]
     commands: Callable[[int], Array]
     """Actions [steps, nu] by seed."""
@@ -50,7 +50,7 @@ class Bed:
     options: FitOptions
 
     def record(self, truth: Mapping[str, float], seeds: Sequence[int], real: Simulator | None = None) -> list[Episode]:
-        """Recordings with planted knobs and noisy sensors, of the bed's own simulator or of another one."""
+        """Recordings with planted parameters and noisy sensors, of the bed's own simulator or of another one."""
         return [self._one((real or self.sim).tuned(dict(truth)), seed) for seed in seeds]
 
     def _one(self, real: Simulator, seed: int) -> Episode:
@@ -68,11 +68,11 @@ class Bed:
         return Episode(spec, columns, {"name": f"{self.name} {seed}"})
 
     def truth(self, seed: int) -> dict[str, float]:
-        """Knobs somewhere in the middle half of their ranges."""
+        """Parameters somewhere in the middle half of their ranges."""
         rng = np.random.default_rng((seed, 0x712))
         return {
             k.address: float(k.from_unit(x))
-            for k, x in zip(self.knobs, rng.uniform(0.25, 0.75, len(self.knobs)), strict=True)
+            for k, x in zip(self.params, rng.uniform(0.25, 0.75, len(self.params)), strict=True)
         }
 
 
@@ -113,7 +113,7 @@ def pusht() -> Bed:
     names = {"geom.tee_bar.friction": "geom.*.friction"} | {
         f"actuator.pusher_x.{w}": f"actuator.*.{w}" for w in ("kp", "kv")
     }
-    knobs = tuple(replace(knob, address=names[knob.address]) for knob in bed.knobs)
+    params = tuple(replace(param, address=names[param.address]) for param in bed.params)
     start = {names[name]: value for name, value in bed.start.items()}
     q, _ = sim.scene.start(0)
 
@@ -126,14 +126,14 @@ def pusht() -> Bed:
     # What a block does not do on a table, lift and tilt, is rattle of the contact solver, and counts for nothing.
     flat = {"tee.vz": 1.0, "tee.wx": 1.0, "tee.wy": 1.0}
     options = replace(bed.options, start=start, scale=flat, iterations=30)
-    return replace(bed, knobs=knobs, start=start, commands=push, options=options)
+    return replace(bed, params=params, start=start, commands=push, options=options)
 
 
 def _bed(name: str, sim: MujocoWorld, names: Sequence[str], noise: float, reach: float, steps: int) -> Bed:
     scene = sim.scene
     values = address.read(scene.model, list(names))
-    units = {k.address: k.unit for k in scene.knobs(*names)}
-    knobs = tuple(Knob(n, values[n] / 4, values[n] * 4, True, units[n]) for n in names)
+    units = {k.address: k.unit for k in scene.params(*names)}
+    params = tuple(Param(n, values[n] / 4, values[n] * 4, True, units[n]) for n in names)
     rest = scene.rest_action()
 
     def swing(seed: int) -> Array:
@@ -144,7 +144,7 @@ def _bed(name: str, sim: MujocoWorld, names: Sequence[str], noise: float, reach:
         return rest + np.sum(waves, axis=0)
 
     options = FitOptions(window=0.5, starts=1, iterations=15, start={n: values[n] for n in names})
-    return Bed(name, sim, knobs, {n: values[n] for n in names}, swing, noise, (), options)
+    return Bed(name, sim, params, {n: values[n] for n in names}, swing, noise, (), options)
 
 
 def _seen(spec: Spec, joints: Sequence[str]) -> Spec:

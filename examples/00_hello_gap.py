@@ -1,6 +1,6 @@
-"""Hello, gap: how far is a simulator from "reality", and how near when two knobs are right?
+"""Hello, gap: how far is a simulator from "reality", and how near when two parameters are right?
 
-Reality here is another engine with other knobs, so that this runs anywhere.
+Reality here is another engine with other parameters, so that this runs anywhere.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from instep import MujocoWorld, RapierWorld, Script, replay, rollout
 
 sim = MujocoWorld("pusht")  # a scene in MuJoCo
 truth = {"action.delay": 0.03, "actuator.*.kp": 350.0}
-robot = RapierWorld("pusht").tuned(truth)  # "reality": another engine, other knobs
+robot = RapierWorld("pusht").tuned(truth)  # "reality": another engine, other parameters
 
 t = np.arange(240) * sim.spec.dt
 wave = sim.scene.rest_action() + 0.05 * np.sin(2 * np.pi * t)[:, None]
@@ -22,4 +22,6 @@ def error(simulator, anchor):
 
 
 for anchor, name in ((1, "one step"), (30, "half a second"), (None, "open loop")):
-    print(f"{name:14s} {error(sim, anchor):6.2f} mm, with the right knobs {error(sim.tuned(truth), anchor):6.2f} mm")
+    print(
+        f"{name:14s} {error(sim, anchor):6.2f} mm, with the right parameters {error(sim.tuned(truth), anchor):6.2f} mm"
+    )

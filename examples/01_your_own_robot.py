@@ -1,4 +1,4 @@
-"""Your own robot: load an MJCF or URDF file, list its knobs, turn them, run a batch of worlds."""
+"""Your own robot: load an MJCF or URDF file, list its parameters, turn them, run a batch of worlds."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +27,8 @@ with TemporaryDirectory() as folder:
     path.write_text(ROBOT)
     scene = Scene.load(path)
 
-for knob in scene.knobs("joint.*.damping", "actuator.*.kp", "action.delay"):
-    print(f"{knob.address:26s} {knob.low:8.3g} to {knob.high:8.3g} {knob.unit}")
+for param in scene.params("joint.*.damping", "actuator.*.kp", "action.delay"):
+    print(f"{param.address:26s} {param.low:8.3g} to {param.high:8.3g} {param.unit}")
 
 dampings = np.linspace(0.05, 2.0, 8)
 many = MujocoWorld(scene).tuned({"joint.elbow.damping": dampings})  # eight worlds, one native call per step

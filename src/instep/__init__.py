@@ -15,7 +15,7 @@ from .core.errors import UnknownName as UnknownName
 from .core.errors import Unsupported as Unsupported
 from .core.param import Belief as Belief
 from .core.param import Box as Box
-from .core.param import Knob as Knob
+from .core.param import Param as Param
 from .core.replay import replay as replay
 from .core.rollout import Constant as Constant
 from .core.rollout import Script as Script

@@ -97,7 +97,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_bad_scene_is_refused_in_one_sentence(tmp_path, case):
     make, expected = CASES[case]
-    code, errors, seconds, memory = instep("scene", "knobs", make(tmp_path), cwd=tmp_path)
+    code, errors, seconds, memory = instep("scene", "params", make(tmp_path), cwd=tmp_path)
     assert code == 2
     assert expected in errors
     assert "Traceback" not in errors and len(errors.strip().splitlines()) == 1
@@ -112,8 +112,8 @@ def test_an_action_of_the_wrong_size_is_refused(tmp_path):
 
 
 def test_an_unknown_verb_offers_the_nearest(tmp_path):
-    code, errors, _, _ = instep("knobs", "pusht", cwd=tmp_path)
-    assert code == 2 and "There is no verb 'knobs'" in errors
+    code, errors, _, _ = instep("params", "pusht", cwd=tmp_path)
+    assert code == 2 and "There is no verb 'parameters'" in errors
 
 
 def test_an_output_folder_that_is_not_ours_is_left_alone(tmp_path):

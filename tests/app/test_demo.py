@@ -25,7 +25,7 @@ def test_the_last_line_is_the_path_of_the_report(demo):
     assert "<html" in page and "http://" not in page.split("</style>")[-1].split("<script")[0]
 
 
-def test_two_knobs_close_most_of_the_gap_on_runs_that_were_held_out(demo):
+def test_two_params_close_most_of_the_gap_on_runs_that_were_held_out(demo):
     folder, _ = demo
     scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
     for name in ("one step", "0.5 s", "open loop"):
@@ -38,7 +38,7 @@ def test_the_hidden_delay_is_found_to_within_a_control_step(demo):
     truth = json.loads((folder / "out" / "hidden.json").read_text())
     # The stand-in's sensors are one control step late, which no command delay can tell apart.
     seen = truth["action.delay"] + 1 / 60
-    assert scores["knob action.delay"]["value"] == pytest.approx(seen, abs=1 / 60)
+    assert scores["parameter action.delay"]["value"] == pytest.approx(seen, abs=1 / 60)
 
 
 def test_the_t_of_the_stand_in_ends_at_its_goal_through_the_twin(demo):

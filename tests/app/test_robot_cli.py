@@ -30,7 +30,7 @@ def test_a_policy_runs_on_the_stand_in_as_in_the_simulator():
     virtual = rollout(MujocoWorld(scene), policy, steps=60, seed=2)
     assert real.spec.q.labels == virtual.spec.q.labels
     assert np.array_equal(real.q, again.q), "in step pace a run is repeatable"
-    # Another engine and other knobs, but the same command: both end near it.
+    # Another engine and other parameters, but the same command: both end near it.
     assert np.abs(real.q[-1, :2] - virtual.q[-1, :2]).max() < 0.01 < np.abs(real.q - virtual.q)[:30].max() + 0.02
 
 

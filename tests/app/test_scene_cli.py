@@ -26,7 +26,7 @@ def test_every_verb_explains_itself(verb, capsys):
 
 def test_a_group_of_verbs_lists_its_own(capsys):
     assert main(["scene"]) == 0
-    assert "instep scene knobs" in capsys.readouterr().out
+    assert "instep scene params" in capsys.readouterr().out
 
 
 def test_the_version_is_told(capsys):
@@ -34,13 +34,13 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out.startswith("instep 0.")
 
 
-def test_knobs_are_listed_with_units_and_ranges(capsys):
-    assert main(["scene", "knobs", "so101", "joint.elbow*.damping", "action.delay"]) == 0
+def test_params_are_listed_with_units_and_ranges(capsys):
+    assert main(["scene", "params", "so101", "joint.elbow*.damping", "action.delay"]) == 0
     said = capsys.readouterr().out
     assert "joint.elbow_flex.damping" in said and "Nm s/rad" in said and "action.delay" in said
 
 
-def test_turned_knobs_are_saved_and_mean_the_same_in_both_engines(tmp_path, capsys):
+def test_turned_params_are_saved_and_mean_the_same_in_both_engines(tmp_path, capsys):
     folder = tmp_path / "turned"
     assert main(["scene", "set", "pusht", str(folder), "action.delay=0.03", "actuator.*.kp=350"]) == 0
     settings = {"action.delay": 0.03, "actuator.*.kp": 350.0}
@@ -55,7 +55,7 @@ def test_turned_knobs_are_saved_and_mean_the_same_in_both_engines(tmp_path, caps
 
 def test_a_setting_that_is_none_is_refused(tmp_path, capsys):
     assert main(["scene", "set", "pusht", str(tmp_path / "x"), "action.delay"]) == 2
-    assert "KNOB=VALUE was expected" in capsys.readouterr().err
+    assert "PARAM=VALUE was expected" in capsys.readouterr().err
 
 
 def test_pictures_of_a_scene_are_written(tmp_path, capsys):

@@ -57,10 +57,10 @@ def data(scene, tmp_path_factory) -> Path:
     return folder
 
 
-def test_knobs_are_found_gates_passed_and_a_new_scene_written(scene, data, tmp_path, capsys):
+def test_params_are_found_gates_passed_and_a_new_scene_written(scene, data, tmp_path, capsys):
     before = {p.name: p.read_bytes() for p in scene.iterdir()}
     asked = ("joint.hinge.damping", "actuator.hinge.kp")
-    code = main(["tune", str(data), str(scene), "--knobs", *asked, *FEW, "--out", str(tmp_path / "out")])
+    code = main(["tune", str(data), str(scene), "--params", *asked, *FEW, "--out", str(tmp_path / "out")])
     assert code == 0
     assert capsys.readouterr().out.strip().splitlines()[-1] == str(tmp_path / "out" / "scene")
     assert {p.name: p.read_bytes() for p in scene.iterdir()} == before
@@ -80,7 +80,7 @@ def test_a_delta_action_is_reported_beside_a_control_and_kept_with_the_scene_onl
             "tune",
             str(data),
             str(scene),
-            "--knobs",
+            "--params",
             "joint.hinge.damping",
             *FEW,
             "--delta",
@@ -95,9 +95,9 @@ def test_a_delta_action_is_reported_beside_a_control_and_kept_with_the_scene_onl
     assert (Path(result["scene"]) / "delta.npz").is_file() == judged["kept"]
 
 
-def test_the_page_shows_gates_knobs_held_out_motion_and_how_sure_it_is(scene, data, tmp_path, capsys):
+def test_the_page_shows_gates_params_held_out_motion_and_how_sure_it_is(scene, data, tmp_path, capsys):
     out = tmp_path / "out"
-    asked = ("--knobs", "joint.hinge.damping", "actuator.hinge.kp", *FEW, "--posterior", "laplace")
+    asked = ("--params", "joint.hinge.damping", "actuator.hinge.kp", *FEW, "--posterior", "laplace")
     assert main(["tune", str(data), str(scene), *asked, "--out", str(out)]) == 0
     assert str(out / "report.html") in capsys.readouterr().out
     page = (out / "report.html").read_text()
@@ -110,33 +110,33 @@ def complaint(capsys) -> str:
     return capsys.readouterr().err
 
 
-def test_stopping_a_posterior_by_hand_keeps_the_knobs(scene, data, tmp_path, monkeypatch, capsys):
+def test_stopping_a_posterior_by_hand_keeps_the_params(scene, data, tmp_path, monkeypatch, capsys):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("instep.tune.posterior.infer", stop)
-    asked = ["--knobs", "joint.hinge.damping", *FEW, "--posterior", "eki", "--out", str(tmp_path / "out")]
+    asked = ["--params", "joint.hinge.damping", *FEW, "--posterior", "eki", "--out", str(tmp_path / "out")]
     assert main(["tune", str(data), str(scene), *asked]) == 0
     assert "Stopped" in complaint(capsys)
     assert (tmp_path / "out" / "scene" / "scene.toml").is_file()
     assert "posterior" not in json.loads((tmp_path / "out" / "result.json").read_text())
 
 
-def test_a_knob_that_is_not_there_offers_the_nearest(scene, data, tmp_path, capsys):
-    code = main(["tune", str(data), str(scene), "--knobs", "joint.hinge.dampning", "--out", str(tmp_path / "out")])
+def test_a_param_that_is_not_there_offers_the_nearest(scene, data, tmp_path, capsys):
+    code = main(["tune", str(data), str(scene), "--params", "joint.hinge.dampning", "--out", str(tmp_path / "out")])
     assert code == 2
     assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
     assert not (tmp_path / "out").exists()
 
 
 def test_reversed_bounds_are_refused(scene, data, tmp_path, capsys):
-    asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.damping=2:0.1"]
+    asked = ["--params", "joint.hinge.damping", "--bounds", "joint.hinge.damping=2:0.1"]
     assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
     assert "reversed" in complaint(capsys)
 
 
-def test_bounds_of_a_knob_that_is_not_sought_are_refused(scene, data, tmp_path, capsys):
-    asked = ["--knobs", "joint.hinge.damping", "--bounds", "joint.hinge.dampin=0.1:2"]
+def test_bounds_of_a_param_that_is_not_sought_are_refused(scene, data, tmp_path, capsys):
+    asked = ["--params", "joint.hinge.damping", "--bounds", "joint.hinge.dampin=0.1:2"]
     assert main(["tune", str(data), str(scene), *asked, "--out", str(tmp_path / "out")]) == 2
     assert "Did you mean 'joint.hinge.damping'?" in complaint(capsys)
 
@@ -151,7 +151,7 @@ def test_a_direction_to_ignore_that_is_not_measured_offers_the_nearest(scene, da
     [("--window", "nan"), ("--window", "inf"), ("--bounds", "joint.*.damping=0.1:inf"), ("--held-out", "2")],
 )
 def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene, data, tmp_path, capsys, option, value):
-    asked = ["--knobs", "joint.hinge.damping", option, value, "--out", str(tmp_path / "out")]
+    asked = ["--params", "joint.hinge.damping", option, value, "--out", str(tmp_path / "out")]
     assert main(["tune", str(data), str(scene), *asked]) == 2
     assert len(complaint(capsys).strip().splitlines()) == 1
 
@@ -161,7 +161,7 @@ def test_a_recording_with_a_hole_is_refused_by_name_and_row(scene, tmp_path, cap
     q = runs[1].q.copy()
     q[7] = np.nan
     write([runs[0].with_columns({}, name="whole"), runs[1].with_columns({"q": q}, name="torn")], tmp_path / "torn")
-    asked = ["--knobs", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
+    asked = ["--params", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
     assert main(["tune", str(tmp_path / "torn"), str(scene), *asked]) == 2
     said = complaint(capsys)
     assert "torn" in said and "row 7" in said
@@ -177,7 +177,7 @@ def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
         "action": np.zeros((100, 1)),
     }
     write([Episode(spec, zeros, {"name": "still"})] * 2, tmp_path / "still")
-    asked = ["--knobs", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
+    asked = ["--params", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
     assert main(["tune", str(tmp_path / "still"), str(scene), *asked]) == 2
     assert "Nothing moves" in complaint(capsys)
 
@@ -185,6 +185,6 @@ def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
 def test_one_window_is_refused(scene, tmp_path, capsys):
     run = rollout(MujocoWorld(scene), Script(np.full((40, 1), 0.3)), steps=40)
     write([run.with_columns({}, name="short")], tmp_path / "short")
-    asked = ["--knobs", "joint.hinge.damping", "--window", "0.6", "--out", str(tmp_path / "out")]
+    asked = ["--params", "joint.hinge.damping", "--window", "0.6", "--out", str(tmp_path / "out")]
     assert main(["tune", str(tmp_path / "short"), str(scene), *asked]) == 2
     assert "one window only" in complaint(capsys)

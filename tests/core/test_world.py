@@ -10,7 +10,7 @@ import pytest
 from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, Diverged, MissingExtra, UnknownName
-from instep.core.param import Box, Knob, around
+from instep.core.param import Box, Param, around
 from instep.core.world import Channel, Spec, State, put, stack, take, vector
 
 SPEC = Spec(0.1, vector(["a", "b"], ["rad", "m"]), vector(["a", "b"], ["rad/s", "m/s"]), vector(["a"], "rad"))
@@ -82,18 +82,18 @@ def test_noise_is_standard_normal_and_uncorrelated():
 
 def test_bounds_must_be_the_right_way_round():
     with pytest.raises(BadInput, match="low below high"):
-        Knob("joint.a.damping", 2.0, 1.0)
+        Param("joint.a.damping", 2.0, 1.0)
     with pytest.raises(BadInput, match="above 0"):
-        Knob("joint.a.damping", 0.0, 1.0, log=True)
+        Param("joint.a.damping", 0.0, 1.0, log=True)
 
 
 def test_a_box_draws_between_its_bounds_evenly_in_decades():
-    box = Box((Knob("a", 0.01, 100.0, log=True), Knob("b", -1.0, 1.0)))
+    box = Box((Param("a", 0.01, 100.0, log=True), Param("b", -1.0, 1.0)))
     drawn = box.sample(4000, np.random.default_rng(0))
     assert drawn["a"].min() >= 0.01 and drawn["a"].max() <= 100
     assert abs(np.log10(drawn["a"]).mean()) < 0.1 and abs(drawn["b"].mean()) < 0.05
-    near = around(box.knobs, [1.0, 0.5], 2.0)
-    assert (near.knobs[0].low, near.knobs[0].high) == (0.5, 2.0)
+    near = around(box.params, [1.0, 0.5], 2.0)
+    assert (near.params[0].low, near.params[0].high) == (0.5, 2.0)
 
 
 def test_errors_cross_a_process_boundary():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep import BadInput, Box, Constant, Knob, LinkLost, MujocoWorld
+from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
 from instep.app.cluster import spread
 from instep.app.world_specs import open_place, open_words
 from instep.core import counter_rng
@@ -322,8 +322,8 @@ def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
     assert slow.success("nervous", "mujoco").value < 0.5
 
 
-def test_varied_knobs_are_drawn_per_seed_and_kept_with_the_episode(cart):
-    belief = Box((Knob("joint.x.damping", 0.1, 200.0, True),))
+def test_varied_params_are_drawn_per_seed_and_kept_with_the_episode(cart):
+    belief = Box((Param("joint.x.damping", 0.1, 200.0, True),))
     done = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(vary=belief, batch=16))
     rows = done.results["go", "mujoco"]
     damping = np.array([row.settings["joint.x.damping"] for row in rows])

@@ -1,4 +1,4 @@
-"""MuJoCo worlds against physics one can work out by hand, and planted knobs found again."""
+"""MuJoCo worlds against physics one can work out by hand, and planted parameters found again."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_one_lost_world_does_not_take_the_others_along(tmp_path):
     assert all(np.isfinite(episode.q).all() for episode in episodes)
 
 
-def test_knobs_per_world_do_what_single_knobs_do():
+def test_params_per_world_do_what_single_params_do():
     sim = MujocoWorld("pusht")
     masses, policy = [0.2, 0.5, 1.0], Constant(sim.scene.rest_action() + 0.15)
     many = rollouts(sim.tuned({"body.tee.mass": np.array(masses)}), policy, seeds=[4, 4, 4], steps=40)
@@ -115,7 +115,7 @@ def test_knobs_per_world_do_what_single_knobs_do():
         assert np.array_equal(alone.q, episode.q)
 
 
-def test_the_timestep_knob_keeps_the_control_period():
+def test_the_timestep_param_keeps_the_control_period():
     sim = MujocoWorld("pusht").tuned({"option.timestep": 0.001})
     assert sim.substeps == round(sim.spec.dt / 0.001)
     assert sim.step(sim.reset(0), sim.scene.rest_action()).t == pytest.approx(sim.spec.dt)

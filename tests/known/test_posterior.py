@@ -39,7 +39,7 @@ def found(tmp_path):
         q = run.q + 2e-3 * rng.standard_normal(run.q.shape)
         episodes.append(Episode(run.spec, {"timestamp": run.t, "q": q, "action": run.action}, run.meta))
     options = FitOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
-    return fit(sim, episodes, sim.scene.knobs(*TRUTH), options)
+    return fit(sim, episodes, sim.scene.params(*TRUTH), options)
 
 
 @pytest.mark.parametrize("method", [laplace, eki])
@@ -51,7 +51,7 @@ def test_the_planted_truth_lies_inside_the_posterior(found, method):
 
 
 def test_the_posterior_is_the_likelihood_on_a_grid(found):
-    """Two knobs can be had exactly: weigh a grid, and compare moments."""
+    """Two parameters can be had exactly: weigh a grid, and compare moments."""
     belief = laplace(found)
     root = np.linalg.cholesky(belief.covariance)
     steps = np.linspace(-3.5, 3.5, 15)

@@ -57,16 +57,16 @@ def recorded(sim: MujocoWorld, truth: dict[str, float], seeds: range, noise: flo
 
 def test_planted_damping_and_delay_are_found_again(sim):
     truth = {"joint.hinge.damping": 0.12, "action.delay": 0.033}
-    knobs = sim.scene.knobs("joint.hinge.damping", "action.delay")
-    found = fit(sim, recorded(sim, truth, range(2)), knobs, QUICK)
+    params = sim.scene.params("joint.hinge.damping", "action.delay")
+    found = fit(sim, recorded(sim, truth, range(2)), params, QUICK)
     assert found.settings["joint.hinge.damping"] == pytest.approx(0.12, rel=0.01)
     assert found.settings["action.delay"] == pytest.approx(0.033, abs=0.0005)
 
 
 def test_planted_gain_armature_and_friction_are_found_through_noise(sim):
     truth = {"actuator.hinge.kp": 6.0, "joint.hinge.armature": 0.006, "joint.hinge.frictionloss": 0.08}
-    knobs = sim.scene.knobs("actuator.hinge.kp", "joint.hinge.armature", "joint.hinge.frictionloss")
-    found = fit(sim, recorded(sim, truth, range(4), noise=0.002), knobs, QUICK)
+    params = sim.scene.params("actuator.hinge.kp", "joint.hinge.armature", "joint.hinge.frictionloss")
+    found = fit(sim, recorded(sim, truth, range(4), noise=0.002), params, QUICK)
     for name, value in truth.items():
         assert found.settings[name] == pytest.approx(value, rel=0.1), name
         assert found.interval(name, 0.999).low <= value <= found.interval(name, 0.999).high, name
@@ -74,7 +74,7 @@ def test_planted_gain_armature_and_friction_are_found_through_noise(sim):
 
 def test_the_same_seed_gives_the_same_fit(sim):
     episodes = recorded(sim, {"joint.hinge.damping": 0.1}, range(2), noise=0.001)
-    knobs = sim.scene.knobs("joint.hinge.damping")
-    once, twice = (fit(sim, episodes, knobs, FitOptions(window=0.5, starts=1, seed=3)) for _ in range(2))
+    params = sim.scene.params("joint.hinge.damping")
+    once, twice = (fit(sim, episodes, params, FitOptions(window=0.5, starts=1, seed=3)) for _ in range(2))
     assert once.settings == twice.settings
     assert once.cost == twice.cost

@@ -227,7 +227,7 @@ def _ends(n: int):
     return np.eye(n)[-1] - np.eye(n)[0]
 
 
-KNOBS = [
+PARAMS = [
     ("pusht", "geom.*.friction", 0.3, 2.0),
     ("arm7", "actuator.*.kp", 0.5, 1.5),
     ("arm7", "joint.*.damping", 0.3, 6.0),
@@ -236,13 +236,13 @@ KNOBS = [
 ]
 
 
-@pytest.mark.parametrize(("scene", "knob", "low", "high"), KNOBS)
-def test_a_knob_turns_both_engines_the_same_way(scene, knob, low, high):
+@pytest.mark.parametrize(("scene", "param", "low", "high"), PARAMS)
+def test_a_param_turns_both_engines_the_same_way(scene, param, low, high):
     effects = []
     for kind in ENGINES.values():
         sim, ends = kind(scene), []
         for factor in (low, high):
-            tuned = sim.tuned(_scaled(sim, knob, factor))
+            tuned = sim.tuned(_scaled(sim, param, factor))
             action = sim.scene.rest_action() + 0.15
             # One push is a matter of luck, so several starts are taken together.
             starts = range(6) if scene == "pusht" else (1,)
@@ -260,10 +260,10 @@ def test_a_knob_turns_both_engines_the_same_way(scene, knob, low, high):
     assert np.linalg.norm(effects[1]) == pytest.approx(np.linalg.norm(effects[0]), rel=tolerance)
 
 
-def _scaled(sim, knob: str, factor: float) -> dict[str, float]:
+def _scaled(sim, param: str, factor: float) -> dict[str, float]:
     from instep.scene import address
 
-    return {name: value * factor for name, value in address.read(sim.scene.model, [knob]).items() if value > 0}
+    return {name: value * factor for name, value in address.read(sim.scene.model, [param]).items() if value > 0}
 
 
 def test_a_nudge_moves_bodies_alike():
@@ -318,7 +318,7 @@ def test_rapier_reads_back_what_was_placed(name):
     assert speed == pytest.approx(v, abs=2e-6)
 
 
-def test_worlds_of_a_batch_have_knobs_of_their_own():
+def test_worlds_of_a_batch_have_params_of_their_own():
     frictions = np.array([0.1, 0.4, 0.9])
     sim = RapierWorld("pusht").tuned({"geom.*.friction": frictions})
     start = sim.reset(0)

@@ -103,7 +103,7 @@ def test_dry_friction_and_gravity_compensation_hold_an_arm(tmp_path):
 
 
 @installed
-def test_worlds_of_a_batch_have_knobs_of_their_own():
+def test_worlds_of_a_batch_have_params_of_their_own():
     sim = DartWorld("pusht").tuned({"geom.*.friction": np.array([0.1, 0.9])})
     start = sim.reset(0)
     v = start.v.copy()

@@ -73,7 +73,7 @@ def test_air_is_refused(tmp_path):
         made(tmp_path, CART.format(joint=""), option='<option density="1.2"/>')
 
 
-def test_a_knob_that_would_change_nothing_is_refused():
+def test_a_param_that_would_change_nothing_is_refused():
     with pytest.raises(Unsupported, match="torsion"):
         RapierWorld("pusht").tuned({"geom.tee_bar.torsion": 0.01})
 

@@ -116,7 +116,7 @@ def test_a_saturated_servo_asks_for_no_more_than_the_motor_gives():
     assert world.step(State(0.0, np.zeros(2), np.zeros(2)), np.ones(2)).q == pytest.approx([0.1, 0.2])
 
 
-def test_wrappers_take_their_own_knobs_and_pass_the_others_on():
+def test_wrappers_take_their_own_params_and_pass_the_others_on():
     world = Noisy(Sluggish(MujocoWorld("pusht"), 0.1), 0.0).tuned(
         {"sensor.noise": 0.5, "action.lag": 0.2, "body.tee.mass": 1.0}
     )

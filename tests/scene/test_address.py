@@ -1,4 +1,4 @@
-"""Knobs by address: listed, read, written, refused."""
+"""Parameters by address: listed, read, written, refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def model():
     return Scene.load("pusht").model
 
 
-def test_every_knob_that_is_listed_can_be_read_and_written(model):
-    for knob in address.knobs(model):
-        value = float(knob.from_unit(0.3))
-        changed = address.write(model, {knob.address: value})
-        assert address.read(changed, [knob.address])[knob.address] == pytest.approx(value), knob.address
+def test_every_param_that_is_listed_can_be_read_and_written(model):
+    for param in address.params(model):
+        value = float(param.from_unit(0.3))
+        changed = address.write(model, {param.address: value})
+        assert address.read(changed, [param.address])[param.address] == pytest.approx(value), param.address
 
 
 def test_writing_leaves_the_model_it_came_from_alone(model):
@@ -47,15 +47,15 @@ def test_an_inertia_given_with_a_mass_wins(model):
     assert changed.body("tee").inertia[0] == 0.5
 
 
-def test_the_geoms_of_a_body_are_one_knob_by_its_name(model):
+def test_the_geoms_of_a_body_are_one_param_by_its_name(model):
     changed = address.write(model, {"geom.tee.friction": 0.07})
     assert changed.geom("tee_bar").friction[0] == changed.geom("tee_stem").friction[0] == 0.07
 
 
 def test_units_of_slides_are_those_of_lengths(model):
-    units = {knob.address: knob.unit for knob in address.knobs(model)}
+    units = {param.address: param.unit for param in address.params(model)}
     assert units["joint.pusher_x.damping"] == "N s/m" and units["actuator.pusher_x.kp"] == "N/m"
-    assert {k.address: k.unit for k in Scene.load("so101").knobs("joint.*.damping")}[
+    assert {k.address: k.unit for k in Scene.load("so101").params("joint.*.damping")}[
         "joint.gripper.damping"
     ] == "Nm s/rad"
 
@@ -71,8 +71,8 @@ def test_values_that_are_not_numbers_are_refused(model):
 
 
 def test_bounds_of_a_scene_replace_the_usual_ones(model):
-    [knob] = address.knobs(model, ["body.tee.mass"], {"body.*.mass": [0.1, 0.9]})
-    assert (knob.low, knob.high) == (0.1, 0.9)
+    [param] = address.params(model, ["body.tee.mass"], {"body.*.mass": [0.1, 0.9]})
+    assert (param.low, param.high) == (0.1, 0.9)
 
 
 def test_addresses_that_were_looked_up_once_follow_a_model_that_is_changed_in_place(model):

@@ -1,4 +1,4 @@
-"""Knobs that identification needs beyond the usual: offsets of servos, ranges of commands, how hard friction holds."""
+"""Parameters that identification needs beyond the usual: offsets of servos, ranges of commands, how hard friction holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knobs of tendons: motors behind a differential."""
+"""Parameters of tendons: motors behind a differential."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_inertia_of_a_motor_is_felt_by_the_sum_of_two_joints(model):
 
 
 def test_a_tendon_over_hinges_is_measured_in_angles_and_one_over_slides_in_lengths(model):
-    units = {knob.address: knob.unit for knob in address.knobs(model, ["tendon.*"])}
+    units = {param.address: param.unit for param in address.params(model, ["tendon.*"])}
     assert units["tendon.sum.frictionloss"] == "Nm" and units["tendon.rope.frictionloss"] == "N"
     assert units["tendon.sum.slack"] == "rad" and units["tendon.rope.damping"] == "N s/m"

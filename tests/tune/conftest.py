@@ -37,7 +37,7 @@ def write_scene(folder, *, gravcomp: float = 0.0, mass: float = 0.4):
 
 
 def record(sim: MujocoWorld, truth: dict[str, float], seeds, *, noise: float = 0.001, steps: int = 200):
-    """Recordings of random swings with planted knobs and noisy positions, velocities left out."""
+    """Recordings of random swings with planted parameters and noisy positions, velocities left out."""
     real = sim.tuned(truth) if truth else sim
     episodes = []
     for seed in seeds:
@@ -60,7 +60,7 @@ def scene_folder():
 
 @pytest.fixture
 def recorded():
-    """Makes recordings of random swings with planted knobs."""
+    """Makes recordings of random swings with planted parameters."""
     return record
 
 

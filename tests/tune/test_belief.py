@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.tune.beliefs import Cloud, Gaussian, estimates, inflated, load, save
 
-KNOBS = (Knob("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Knob("action.delay", 0.0, 0.2, False, "s"))
+PARAMS = (Param("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Param("action.delay", 0.0, 0.2, False, "s"))
 
 
 @pytest.fixture
 def normal() -> Gaussian:
-    return Gaussian(KNOBS, np.array([0.5, 0.3]), np.array([[0.01, 0.004], [0.004, 0.0025]]))
+    return Gaussian(PARAMS, np.array([0.5, 0.3]), np.array([[0.01, 0.004], [0.004, 0.0025]]))
 
 
 @pytest.fixture
 def cloud() -> Cloud:
-    return Cloud(KNOBS, np.random.default_rng(0).uniform(0.2, 0.6, (300, 2)))
+    return Cloud(PARAMS, np.random.default_rng(0).uniform(0.2, 0.6, (300, 2)))
 
 
 @pytest.mark.parametrize("kind", ["normal", "cloud"])
@@ -29,15 +29,15 @@ def test_a_saved_belief_comes_back_as_it_was(kind, request, tmp_path):
     first, second = (b.sample(50, np.random.default_rng(1)) for b in (belief, again))
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
-    assert again.knobs == belief.knobs
+    assert again.params == belief.params
 
 
 @pytest.mark.parametrize("kind", ["normal", "cloud"])
 def test_more_draws_than_points_stay_inside_the_bounds(kind, request):
     drawn = request.getfixturevalue(kind).sample(2000, np.random.default_rng(0))
-    for knob in KNOBS:
-        assert drawn[knob.address].shape == (2000,)
-        assert knob.low <= drawn[knob.address].min() and drawn[knob.address].max() <= knob.high
+    for param in PARAMS:
+        assert drawn[param.address].shape == (2000,)
+        assert param.low <= drawn[param.address].min() and drawn[param.address].max() <= param.high
 
 
 def test_draws_have_the_spread_and_the_correlation_that_were_asked_for(normal):
@@ -46,7 +46,7 @@ def test_draws_have_the_spread_and_the_correlation_that_were_asked_for(normal):
 
 
 def test_a_direction_of_which_nothing_is_known_fills_its_box():
-    blind = Gaussian(KNOBS, np.array([0.5, 0.5]), np.diag([1e-6, np.inf]))
+    blind = Gaussian(PARAMS, np.array([0.5, 0.5]), np.diag([1e-6, np.inf]))
     points = blind.draw(4000, np.random.default_rng(0))
     assert points[:, 0].std() < 2e-3
     assert points[:, 1].std() > 0.2

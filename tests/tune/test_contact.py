@@ -53,9 +53,9 @@ def slid(sim: MujocoWorld, seed: int) -> Episode:
 def test_friction_planted_in_a_sliding_puck_is_found_again(puck):
     real = puck.tuned({"geom.puck.friction": 0.22})
     episodes = [slid(real, seed) for seed in range(6)]
-    knobs = puck.scene.knobs("geom.puck.friction", "option.gravity")[:1]
+    params = puck.scene.params("geom.puck.friction", "option.gravity")[:1]
     options = FitOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
-    found = tune(puck, (episodes[:4], episodes[4:]), knobs, options, GateOptions(draws=0))
+    found = tune(puck, (episodes[:4], episodes[4:]), params, options, GateOptions(draws=0))
     assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.02)
     assert found.start["geom.puck.friction"] == 0.5
     assert found.comparison.better and found.passed
@@ -70,7 +70,7 @@ def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
             raise KeyboardInterrupt
 
     options = FitOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
-    knobs = puck.scene.knobs("geom.puck.friction")
-    found = tune(puck, (episodes[:3], episodes[3:]), knobs, options, GateOptions(draws=0), watch=watch)
+    params = puck.scene.params("geom.puck.friction")
+    found = tune(puck, (episodes[:3], episodes[3:]), params, options, GateOptions(draws=0), watch=watch)
     assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1
     assert not found.passed and "Stopped by hand" in found.gates[2].words

@@ -1,4 +1,4 @@
-"""A delta action learns what knobs leave over, and nothing where there is nothing."""
+"""A delta action learns what parameters leave over, and nothing where there is nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)
 
 
 class Bent(Layer):
-    """A servo whose command is bent by a curve that no knob of the scene can make."""
+    """A servo whose command is bent by a curve that no parameter of the scene can make."""
 
     def step(self, state, action):
         return self.world.step(state, action + 0.2 * action**2)

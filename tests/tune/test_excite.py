@@ -16,7 +16,7 @@ from instep.tune.excitation_limits import Allowed, limits_of, used
 QUICK = ExciteOptions(
     seconds=2.0, generations=5, population=6, noise=1e-3, allowed=Allowed(speed=3.0, acceleration=40.0)
 )
-KNOBS = ("joint.hinge.damping", "joint.hinge.armature", "actuator.hinge.kp")
+PARAMS = ("joint.hinge.damping", "joint.hinge.armature", "actuator.hinge.kp")
 
 
 @pytest.fixture
@@ -25,24 +25,24 @@ def limits(servo):
 
 
 def test_a_designed_motion_keeps_its_limits_and_reveals_more_than_a_chirp_of_equal_energy(servo, limits):
-    knobs = servo.scene.knobs(*KNOBS)
-    design = excite(servo, limits, knobs, QUICK)
+    params = servo.scene.params(*PARAMS)
+    design = excite(servo, limits, params, QUICK)
     assert design.within, design.used
     sweep = chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=QUICK.highest)
     assert energy(limits, sweep) == pytest.approx(energy(limits, design.actions), rel=0.1)
-    usual = judged(servo, limits, knobs, sweep, QUICK)
+    usual = judged(servo, limits, params, sweep, QUICK)
     assert design.smallest() > usual.smallest(design.reveals.kept)
 
 
 def test_the_information_of_a_motion_is_that_of_many_noisy_fits(servo, limits):
-    knobs = servo.scene.knobs("joint.hinge.damping")
+    params = servo.scene.params("joint.hinge.damping")
     motion = chirp(limits, 80, energy=10.0, highest=2.0)
-    found, q, _ = information(servo, limits, knobs, motion[None], 1e-3)
-    # By hand: one knob, central differences, the same motion.
-    unit = float(knobs[0].to_unit(0.05))
+    found, q, _ = information(servo, limits, params, motion[None], 1e-3)
+    # By hand: one parameter, central differences, the same motion.
+    unit = float(params[0].to_unit(0.05))
     paths = []
     for step in (-1e-3, 1e-3):
-        world = servo.tuned({knobs[0].address: float(knobs[0].from_unit(unit + step))})
+        world = servo.tuned({params[0].address: float(params[0].from_unit(unit + step))})
         state, path = world.reset(0), []
         for action in motion:
             path.append(state.q[limits.at])
@@ -53,10 +53,10 @@ def test_the_information_of_a_motion_is_that_of_many_noisy_fits(servo, limits):
     assert q.shape[:2] == (1, 80)
 
 
-def test_knobs_that_no_motion_tells_apart_are_named(servo, limits):
-    knobs = servo.scene.knobs("joint.hinge.damping", "actuator.hinge.kv", "joint.other.damping")
+def test_params_that_no_motion_tells_apart_are_named(servo, limits):
+    params = servo.scene.params("joint.hinge.damping", "actuator.hinge.kv", "joint.other.damping")
     motion = chirp(limits, 80, energy=10.0, highest=2.0)
-    design = judged(servo, limits, knobs, motion, QUICK)
+    design = judged(servo, limits, params, motion, QUICK)
     assert "joint.other.damping" in design.reveals.frozen
     assert len({"joint.hinge.damping", "actuator.hinge.kv"} & set(design.reveals.frozen)) == 1
 
@@ -89,7 +89,7 @@ def test_a_scene_that_nothing_drives_is_refused():
 
 def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, capsys):
     folder = scene_folder(tmp_path / "servo")
-    words = ["excite", str(folder), "--knobs", "joint.hinge.damping", "actuator.hinge.kp", "--seconds", "1"]
+    words = ["excite", str(folder), "--params", "joint.hinge.damping", "actuator.hinge.kp", "--seconds", "1"]
     code = main([*words, "--generations", "2", "--speed", "5", "--acceleration", "80", "--out", str(tmp_path / "out")])
     assert code == 0
     assert capsys.readouterr().out.strip().endswith("out")
@@ -103,14 +103,14 @@ def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, cap
 
 
 def test_a_superposition_tells_what_the_simulator_confirms_and_more_than_a_chirp_of_equal_energy(servo, limits):
-    knobs = servo.scene.knobs("joint.hinge.damping", "joint.hinge.armature")
+    params = servo.scene.params("joint.hinge.damping", "joint.hinge.armature")
     options = ExciteOptions(seconds=2.0, noise=1e-3, generations=1, population=4, thrift=1.0)
-    design = excite(servo, limits, knobs, options)
+    design = excite(servo, limits, params, options)
     sweep = judged(
-        servo, limits, knobs, chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=4.0),
+        servo, limits, params, chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=4.0),
         options,
     )  # fmt: skip
-    names = [knob.address for knob in knobs]
+    names = [param.address for param in params]
     assert design.within
     # One joint has no neighbours whose motion could help, so there is little to gain; on arms there is.
     assert design.smallest(names) > 1.2 * sweep.smallest(names)
@@ -126,7 +126,7 @@ def test_numbers_that_make_no_sense_are_refused_in_one_sentence(scene_folder, tm
 
 def test_what_no_motion_tells_apart_is_not_said_to_be_revealed(servo, limits):
     # Rotor and rod turn together, so their inertias have one effect.
-    knobs = servo.scene.knobs("joint.hinge.armature", "body.link.inertia_y")
+    params = servo.scene.params("joint.hinge.armature", "body.link.inertia_y")
     swing = chirp(limits, 100, energy=8.0, highest=3.0)
-    found = judged(servo, limits, knobs, swing, ExciteOptions(noise=1e-3))
+    found = judged(servo, limits, params, swing, ExciteOptions(noise=1e-3))
     assert len(found.reveals.frozen) == 1

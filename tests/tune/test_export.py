@@ -69,7 +69,7 @@ def test_a_file_that_is_no_urdf_is_refused(tmp_path):
 
 
 def test_yaml_nests_settings_by_kind_part_and_word(tmp_path):
-    text = write_yaml(tmp_path / "knobs.yaml", {**SETTINGS, "action.delay": 0.02}).read_text()
+    text = write_yaml(tmp_path / "params.yaml", {**SETTINGS, "action.delay": 0.02}).read_text()
     assert text.splitlines()[:3] == ["joint:", '  "hinge":', "    damping: 0.123"]
     assert "action:" in text and "    delay: 0.02" in text
 
@@ -95,9 +95,9 @@ def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
 def test_everything_is_written_into_one_folder(servo, recorded, tmp_path):
     episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(2), steps=60)
     options = FitOptions(window=0.4, starts=1, iterations=4, start={"joint.hinge.damping": 0.05})
-    found = fit(servo, episodes, servo.scene.knobs("joint.hinge.damping"), options)
+    found = fit(servo, episodes, servo.scene.params("joint.hinge.damping"), options)
     files = export_all(tmp_path / "export", servo.scene, found, found.settings)
-    assert {"knobs.json", "tuned.xml", "knobs.yaml", "joint_limits.yaml"} <= {path.name for path in files}
-    entry = json.loads((tmp_path / "export" / "knobs.json").read_text())["knobs"]["joint.hinge.damping"]
+    assert {"params.json", "tuned.xml", "params.yaml", "joint_limits.yaml"} <= {path.name for path in files}
+    entry = json.loads((tmp_path / "export" / "params.json").read_text())["params"]["joint.hinge.damping"]
     assert entry["low"] < entry["value"] < entry["high"]
     assert entry["unit"] == "Nm s/rad"

@@ -8,7 +8,7 @@ import pytest
 from instep import Constant, MujocoWorld, Script, rollout
 from instep.core.errors import BadInput, UnknownName
 from instep.physics.actuators import Driven, opened, read_drive, told
-from instep.physics.friction import MODELS, budget, knobs
+from instep.physics.friction import MODELS, budget, params
 from instep.scene.folder import Scene
 from instep.tune.param_selection import asked, clipped
 from instep.tune.promotion import promote
@@ -54,9 +54,9 @@ def test_each_model_reduces_to_its_formula():
     assert budget(np.zeros(1), six, speed, outer, -motor) == pytest.approx(0.0)
 
 
-def test_every_model_has_knobs_with_bounds():
-    assert [k.address for k in knobs("elbow", "M3")] == ["joint.elbow.load"]
-    assert len(knobs("elbow", "M6")) == len(MODELS["M6"]) == 9
+def test_every_model_has_params_with_bounds():
+    assert [k.address for k in params("elbow", "M3")] == ["joint.elbow.load"]
+    assert len(params("elbow", "M6")) == len(MODELS["M6"]) == 9
 
 
 def pushed(sim, torque: float, seconds: float = 0.5) -> float:
@@ -123,12 +123,12 @@ def test_an_unknown_term_offers_the_nearest(tmp_path):
         Driven(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})
 
 
-def test_knobs_of_a_drive_are_found_by_pattern_and_promoted_into_their_own_file(tmp_path):
+def test_params_of_a_drive_are_found_by_pattern_and_promoted_into_their_own_file(tmp_path):
     world(tmp_path, SERVO)
     (tmp_path / "drive.toml").write_text('[settings]\n"joint.hinge.load" = 0.1\n"actuator.hinge.sag" = 0.5\n')
     scene = Scene.load(tmp_path)
     choice = asked(scene, ["joint.hinge.*oad", "actuator.hinge.sag", "joint.hinge.armature"], {})
-    assert {k.address for k in choice.knobs} == {"joint.hinge.load", "actuator.hinge.sag", "joint.hinge.armature"}
+    assert {k.address for k in choice.params} == {"joint.hinge.load", "actuator.hinge.sag", "joint.hinge.armature"}
     assert choice.start["actuator.hinge.sag"] == 0.5
     new = promote(scene, {"joint.hinge.load": 0.2, "joint.hinge.armature": 0.3}, tmp_path / "new", {})
     assert read_drive(new) == {"joint.hinge.load": 0.2, "actuator.hinge.sag": 0.5}

@@ -18,9 +18,9 @@ GATES = GateOptions(seeds=2, draws=4)
 
 def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_frozen(weightless, recorded):
     names = ["joint.hinge.armature", "actuator.hinge.kp", "actuator.hinge.kv"]
-    knobs = weightless.scene.knobs(*names)
+    params = weightless.scene.params(*names)
     truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
-    found = fit(weightless.tuned({"joint.hinge.damping": 1e-6}), recorded(weightless, truth, range(3)), knobs, QUICK)
+    found = fit(weightless.tuned({"joint.hinge.damping": 1e-6}), recorded(weightless, truth, range(3)), params, QUICK)
     weak = identifiability(found)
     assert len(weak.weak) == 1
     assert {name for name, _ in weak.weak[0].parts} == set(names)
@@ -29,23 +29,23 @@ def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_froz
     assert len(weak.frozen) == 1
 
 
-def test_a_knob_without_effect_is_named_and_left_alone(servo, recorded):
+def test_a_param_without_effect_is_named_and_left_alone(servo, recorded):
     names = ["joint.hinge.damping", "joint.other.damping"]
-    knobs = servo.scene.knobs(*names)
+    params = servo.scene.params(*names)
     episodes = [
         Episode(e.spec, {**e.columns, "q": e.q * [1.0, 0.0]}, e.meta)
         for e in recorded(servo, {"joint.hinge.damping": 0.2}, range(3))
     ]
-    weak = identifiability(fit(servo, episodes, knobs, QUICK))
+    weak = identifiability(fit(servo, episodes, params, QUICK))
     assert weak.frozen == ("joint.other.damping",)
     assert weak.weak[0].words == "the recordings say nothing about 'joint.other.damping'"
 
 
 def test_a_sound_run_passes_every_gate(servo, recorded):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
-    knobs = servo.scene.knobs(*truth)
+    params = servo.scene.params(*truth)
     options = FitOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
-    result = tune(servo, split(recorded(servo, truth, range(6))), knobs, options, GATES)
+    result = tune(servo, split(recorded(servo, truth, range(6))), params, options, GATES)
     assert [g.name for g in result.gates] == [
         "telemetry",
         "identifiability",
@@ -58,14 +58,14 @@ def test_a_sound_run_passes_every_gate(servo, recorded):
     assert result.settings["actuator.hinge.kp"] == pytest.approx(6.0, rel=0.02)
 
 
-def test_knobs_told_only_together_are_turned_and_stay_near_where_they_were(weightless, recorded):
+def test_params_told_only_together_are_turned_and_stay_near_where_they_were(weightless, recorded):
     names = ["joint.hinge.armature", "actuator.hinge.kp", "actuator.hinge.kv"]
     truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
     sim = weightless.tuned({"joint.hinge.damping": 1e-6})
     start = {names[0]: 0.03, names[1]: 3.0, names[2]: 0.15}
     options = FitOptions(window=0.5, starts=1, start=start)
     episodes = split(recorded(weightless, truth, range(6)))
-    result = tune(sim, episodes, weightless.scene.knobs(*names), options, GateOptions(seeds=1, draws=0))
+    result = tune(sim, episodes, weightless.scene.params(*names), options, GateOptions(seeds=1, draws=0))
     found = result.settings
     assert len(result.weak.tied) == 1 and not result.weak.silent
     assert f"a prior holds them near where they were: {result.weak.tied[0]}" in result.gates[1].words
@@ -74,11 +74,11 @@ def test_knobs_told_only_together_are_turned_and_stay_near_where_they_were(weigh
     assert 0.5 < found[result.weak.tied[0]] / start[result.weak.tied[0]] < 2.0
 
 
-def test_a_knob_that_was_right_already_is_not_promoted(servo, recorded):
+def test_a_param_that_was_right_already_is_not_promoted(servo, recorded):
     names = ["joint.hinge.damping"]
-    knobs = servo.scene.knobs(*names)
+    params = servo.scene.params(*names)
     options = FitOptions(window=0.5, starts=1, start={names[0]: 0.05})
-    result = tune(servo, split(recorded(servo, {}, range(6))), knobs, options, GateOptions(seeds=1, draws=0))
+    result = tune(servo, split(recorded(servo, {}, range(6))), params, options, GateOptions(seeds=1, draws=0))
     held_out = result.gates[-1]
     assert not held_out.passed
     assert not result.passed
@@ -98,7 +98,7 @@ def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recor
             raise KeyboardInterrupt
 
     options = FitOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
-    result = tune(servo, split(recorded(servo, truth, range(6))), servo.scene.knobs(*truth), options, watch=watch)
+    result = tune(servo, split(recorded(servo, truth, range(6))), servo.scene.params(*truth), options, watch=watch)
     assert calls == after
     assert not result.passed
     assert "Stopped by hand" in result.gates[2].words
@@ -110,13 +110,13 @@ def test_recordings_where_nothing_moves_are_refused(servo, recorded):
     episode = recorded(servo, {}, [0])[0]
     still = Episode(episode.spec, {**episode.columns, "q": np.zeros_like(episode.q)}, {})
     with pytest.raises(BadInput, match="Nothing moves"):
-        fit(servo, [still], servo.scene.knobs("joint.hinge.damping"), QUICK)
+        fit(servo, [still], servo.scene.params("joint.hinge.damping"), QUICK)
 
 
 def test_one_window_is_not_enough(servo, recorded):
     episode = recorded(servo, {}, [0])[0].rows(stop=20)
     with pytest.raises(BadInput, match="one window only"):
-        fit(servo, [episode], servo.scene.knobs("joint.hinge.damping"), QUICK)
+        fit(servo, [episode], servo.scene.params("joint.hinge.damping"), QUICK)
 
 
 def test_a_clock_that_runs_backwards_is_a_fault(servo, recorded):
@@ -124,9 +124,9 @@ def test_a_clock_that_runs_backwards_is_a_fault(servo, recorded):
     t = episodes[1].t.copy()
     t[50] = t[49] - 0.1
     bad = episodes[1].with_columns({"timestamp": t})
-    knobs = servo.scene.knobs("joint.hinge.damping")
+    params = servo.scene.params("joint.hinge.damping")
     with pytest.raises(BadInput, match="clock runs backwards or stands still at row 50"):
-        tune(servo, ([episodes[0]], [bad]), knobs, QUICK, GATES)
+        tune(servo, ([episodes[0]], [bad]), params, QUICK, GATES)
 
 
 def test_whole_runs_are_held_out(servo, recorded):
@@ -150,7 +150,7 @@ def test_a_run_is_judged_against_the_scene_as_it_was_given(servo, recorded):
     start = {"joint.hinge.damping": 0.05, "actuator.hinge.kv": 3.0}
     fitted, held_out = split(recorded(servo, {"joint.hinge.damping": 0.2}, range(6)))
     options = FitOptions(window=0.5, starts=1, start=start)
-    result = tune(servo, (fitted, held_out), servo.scene.knobs(*start), options, GateOptions(seeds=1, draws=0))
+    result = tune(servo, (fitted, held_out), servo.scene.params(*start), options, GateOptions(seeds=1, draws=0))
     assert len(result.weak.frozen) == 1
     squares, _ = window_errors(servo, held_out, start, 0.5)
     assert result.comparison.channels["hinge"][0] == pytest.approx(float(np.sqrt(squares[:, 0].mean())))

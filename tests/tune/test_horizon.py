@@ -1,4 +1,4 @@
-"""Rows that noise of the start alone carries away say nothing about knobs."""
+"""Rows that noise of the start alone carries away say nothing about parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.episode import Log
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.scene.folder import Scene
 from instep.tune.predictability import foreseeable
 from instep.tune.shooting import Shooter
@@ -65,9 +65,9 @@ def test_rows_that_do_not_count_are_not_simulated_and_the_rest_is_the_same(world
     windows = cut(world, [recorded(world, 0.5), recorded(world, 1.0)], span=round(2 / world.spec.dt) - 1)
     inside = windows.inside.copy()
     inside[1, 80:] = False
-    knobs = (Knob("joint.hinge.damping", 1e-4, 1e-1, log=True),)
+    params = (Param("joint.hinge.damping", 1e-4, 1e-1, log=True),)
     points = np.array([[0.2], [0.7]])
-    whole, part = (Shooter(world, w, knobs)(points) for w in (windows, replace(windows, inside=inside)))
+    whole, part = (Shooter(world, w, params)(points) for w in (windows, replace(windows, inside=inside)))
     np.testing.assert_allclose(part[:, 0], whole[:, 0], atol=1e-12)
     np.testing.assert_allclose(part[:, 1, :80], whole[:, 1, :80], atol=1e-12)
     assert not part[:, 1, 80:].any()

@@ -21,7 +21,7 @@ QUICK = FitOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping
 def found(servo, recorded):
     """A fit of damping and stiffness to two noisy recordings."""
     episodes = recorded(servo, TRUTH, range(2), noise=0.002, steps=126)
-    return fit(servo, episodes, servo.scene.knobs(*TRUTH), QUICK)
+    return fit(servo, episodes, servo.scene.params(*TRUTH), QUICK)
 
 
 def points_of(belief):
@@ -80,7 +80,7 @@ def test_a_model_without_the_delay_of_the_machine_is_called_wrong_and_the_right_
     options = replace(QUICK, skip=0.1)
     p = {}
     for name, sim in (("right", servo.tuned({"action.delay": 0.06})), ("wrong", servo)):
-        found = fit(sim, episodes, servo.scene.knobs(*TRUTH), options)
+        found = fit(sim, episodes, servo.scene.params(*TRUTH), options)
         p[name] = misspecified(found, laplace(found)).value
     assert p["right"] > 0.05
     assert p["wrong"] <= 0.05

@@ -21,7 +21,7 @@ BAR = 6.5
 
 @pytest.fixture(scope="module")
 def arm(recordings):
-    """The WAM's scene with what holds for all fits, three runs of its real arm, and the knobs of two joints."""
+    """The WAM's scene with what holds for all fits, three runs of its real arm, and the parameters of two joints."""
     folder = recordings / "quanser_wam"
     if not folder.is_dir():
         pytest.skip(f"no recordings of the WAM at {folder}")
@@ -33,8 +33,8 @@ def arm(recordings):
     held = {name: value for name, value in choice.held.items() if not name.startswith("tendon.")}
     # One thread: six windows a step are too little work to share.
     sim = MujocoWorld(scene, threads=1).tuned({**held, "option.timestep": 0.002})
-    knobs = [knob for knob in choice.knobs if knob.address in names]
-    return sim, runs, knobs, {knob.address: choice.start[knob.address] for knob in knobs}
+    params = [param for param in choice.params if param.address in names]
+    return sim, runs, params, {param.address: choice.start[param.address] for param in params}
 
 
 def scattered(runs, at):
@@ -54,12 +54,12 @@ def missed(sim, run, at, rows=5000):
 
 
 def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
-    sim, runs, knobs, start = arm
+    sim, runs, params, start = arm
     at = [sim.spec.q.labels.index(name) for name in JOINTS]
     floor = scattered(runs, at)
     options = FitOptions(window=0.5, limit=6, start=start, starts=1, local=True, iterations=6)
-    found = fit(sim, runs[:1], knobs, options)
-    assert len(knobs) == 12
+    found = fit(sim, runs[:1], params, options)
+    assert len(params) == 12
     assert (missed(sim, runs[3], at) / floor > 20).all()
     assert (missed(sim.tuned(found.settings), runs[3], at) / floor < BAR).all()
 
@@ -77,7 +77,7 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     choice = asked(scene, SERVO, {})
     sim = bare(scene).tuned(choice.held)
     options = FitOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
-    found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.knobs, options)
+    found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.params, options)
     before, after = (
         np.mean([missed(sim.tuned(settings), runs[i], [0], 1200)[0] for i in (3, 5)])
         for settings in (choice.start, found.settings)

@@ -40,7 +40,7 @@ TABLE = """
 rate = 250.0
 [robot]
 joints = ["bend", "turn"]
-[knobs]
+[parameters]
 "tendon.*.frictionloss" = [0.001, 1.0]
 "tendon.left.ripple*" = [-0.3, 0.3]
 """
@@ -119,7 +119,7 @@ def test_a_ripple_of_nothing_is_refused(scene):
 
 def test_auto_seeks_cables_and_ripple_where_the_scene_gives_ranges(scene):
     choice = chosen(scene, [recorded(bare(scene))])
-    names = [knob.address for knob in choice.knobs]
+    names = [param.address for param in choice.params]
     assert "tendon.left.frictionloss" in names and "tendon.left.damping" not in names
     assert "tendon.left.ripple_cos" in names and "tendon.right.ripple_sin" not in names
     assert choice.held["tendon.right.grip"] > 0.99
@@ -131,8 +131,8 @@ def test_friction_and_ripple_of_a_differential_are_found_again_and_promoted(scen
     firm = {"tendon.left.grip": 0.9999, "tendon.right.grip": 0.9999}
     sim = bare(scene).tuned(firm)
     episode = recorded(sim.tuned(truth), 4.0)
-    knobs = [k for k in chosen(scene, [episode]).knobs if k.address in truth]
-    found = fit(sim, [episode], knobs, FitOptions(window=1.0, starts=1, iterations=6))
+    params = [k for k in chosen(scene, [episode]).params if k.address in truth]
+    found = fit(sim, [episode], params, FitOptions(window=1.0, starts=1, iterations=6))
     for name, value in truth.items():
         assert found.settings[name] == pytest.approx(value, rel=0.1, abs=2e-3)
     out = promote(scene, {**firm, **found.settings}, tmp_path / "out", {})

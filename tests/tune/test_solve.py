@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld, Script, rollout
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.scene.folder import Scene
 from instep.tune import least_squares
 from instep.tune.fit import FitOptions, fit
@@ -33,7 +33,7 @@ PUSHED = """
 # A box that slides neither lifts nor tilts: what its height does is the rattle of the contact solver.
 FLAT = {"box.vz": 1e3, "box.wx": 1e3, "box.wy": 1e3}
 OPTIONS = FitOptions(window=0.4, starts=1, iterations=20, scale=FLAT)
-KNOBS = (Knob("actuator.push.kp", 75, 1200, True), Knob("actuator.push.kv", 7.5, 120, True))
+PARAMS = (Param("actuator.push.kp", 75, 1200, True), Param("actuator.push.kv", 7.5, 120, True))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def pushed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(pushed):
-    return fit(*pushed, KNOBS, OPTIONS)
+    return fit(*pushed, PARAMS, OPTIONS)
 
 
 def test_a_fit_through_contact_finds_the_truth_and_covers_it(found):

@@ -1,4 +1,4 @@
-"""Randomisation: draws from any belief turn the knobs of worlds, sensors and motors included."""
+"""Randomisation: draws from any belief turn the parameters of worlds, sensors and motors included."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Box, Knob
+from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
 from instep.tune.beliefs import Cloud, Gaussian, save
 from instep.tune.dropo import DropoOptions, dropo
@@ -23,24 +23,24 @@ from instep.tune.randomize import (
     widened,
 )
 
-DAMPING = Knob("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
+DAMPING = Param("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
 NORMAL = Gaussian((DAMPING,), np.array([0.5]), np.array([[0.01]]))
 
 
 def test_a_box_holds_the_central_share_of_a_posterior():
     box = boxed(NORMAL, 0.9)
     drawn = NORMAL.sample(4000, np.random.default_rng(1))[DAMPING.address]
-    inside = (drawn >= box.knobs[0].low) & (drawn <= box.knobs[0].high)
+    inside = (drawn >= box.params[0].low) & (drawn <= box.params[0].high)
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
 
 
 def test_a_mixture_takes_its_share_from_the_prior():
-    far = Box((Knob(DAMPING.address, 5.0, 6.0),))
+    far = Box((Param(DAMPING.address, 5.0, 6.0),))
     drawn = Mixed(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
     assert (drawn > 4).mean() == pytest.approx(0.2, abs=0.03)
 
 
-def test_beliefs_that_speak_about_the_same_knob_are_not_joined():
+def test_beliefs_that_speak_about_the_same_param_are_not_joined():
     with pytest.raises(BadInput, match="Two beliefs speak about"):
         Joined((NORMAL, NORMAL)).sample(3, np.random.default_rng(0))
 
@@ -53,7 +53,7 @@ def test_a_widened_cloud_keeps_its_middle():
 
 
 def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
-    belief = Joined((NORMAL, Box((Knob("sensor.noise", 0.0, 0.02), Knob("action.lag", 0.001, 0.1)))))
+    belief = Joined((NORMAL, Box((Param("sensor.noise", 0.0, 0.02), Param("action.lag", 0.001, 0.1)))))
     names = names_of(belief)
     world = dressed(servo, names).tuned(belief.sample(6, np.random.default_rng(0)))
     start = world.reset(0)
@@ -65,7 +65,7 @@ def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
     assert np.ptp(seen[:, 0] - state.q[:, 0]) > 1e-4
 
 
-def test_layers_that_no_knob_asks_for_are_not_put_on(servo):
+def test_layers_that_no_param_asks_for_are_not_put_on(servo):
     assert dressed(servo, ["joint.hinge.damping"]) is servo
 
 
@@ -78,7 +78,7 @@ def test_files_and_ranges_are_varied_together(servo, tmp_path):
     assert belief_from([], scene) is None
 
 
-def test_a_misspelt_knob_is_answered_with_the_nearest(servo):
+def test_a_misspelt_param_is_answered_with_the_nearest(servo):
     with pytest.raises(UnknownName, match=r"sensor\.noise"):
         belief_from(["sensor.nois=0..1"], servo.scene)
     with pytest.raises(BadInput, match="ranges"):
@@ -114,11 +114,11 @@ def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded
         return found
 
     options = DropoOptions(steps=8, windows=12, draws=8, generations=12, population=6)
-    knobs = servo.scene.knobs("joint.hinge.damping")
-    alike = dropo(servo, machines([0.1] * 4), knobs, options)
-    apart = dropo(servo, machines([0.03, 0.06, 0.15, 0.3]), knobs, options)
+    params = servo.scene.params("joint.hinge.damping")
+    alike = dropo(servo, machines([0.1] * 4), params, options)
+    apart = dropo(servo, machines([0.03, 0.06, 0.15, 0.3]), params, options)
     assert np.sqrt(apart.covariance[0, 0]) > 2 * np.sqrt(alike.covariance[0, 0])
-    assert float(knobs[0].from_unit(alike.mean[0])) == pytest.approx(0.1, rel=0.2)
+    assert float(params[0].from_unit(alike.mean[0])) == pytest.approx(0.1, rel=0.2)
 
 
 def test_a_script_plays_in_a_dressed_world(servo):

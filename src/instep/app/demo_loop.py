@@ -1,6 +1,6 @@
 """One picture of a demo: the gap before and after, and what the camera saw.
 
-The whole loop against a stand-in robot: run, record, measure, fit two knobs, measure again, act through a twin.
+The whole loop against a stand-in robot: run, record, measure, fit two parameters, measure again, act through a twin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.rollout import rollout, rollouts
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Observation, State, Watcher
@@ -75,7 +75,7 @@ def _curves(axes, curves: Mapping[str, Curve]) -> None:
 
 
 SCENE = "pusht"
-KNOBS = ("action.delay", "actuator.*.kp")
+PARAMS = ("action.delay", "actuator.*.kp")
 """What the demo finds again: how late commands are, and how stiff the servos."""
 TRAIN, HELD_OUT, SECONDS = (1, 2, 3, 4), (11, 12, 13), 5.0
 JOINTS = "all m"
@@ -122,16 +122,16 @@ def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
     return rollouts(MujocoWorld(scene), PushTo(goal_of(scene)), seeds=seeds, steps=round(SECONDS / scene.dt))
 
 
-def find_knobs(scene: Scene, episodes: Sequence[Episode]) -> Fit:
-    """Fit the two knobs to recorded runs by least squares over windows of half a second."""
-    knobs = [_pattern_knob(scene, pattern) for pattern in KNOBS]
+def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
+    """Fit the two parameters to recorded runs by least squares over windows of half a second."""
+    params = [_pattern_param(scene, pattern) for pattern in PARAMS]
     options = FitOptions(window=0.5, starts=1, limit=64, iterations=12)
     robot_only = [_joints_only(episode, scene) for episode in episodes]
-    return fit(MujocoWorld(scene), robot_only, knobs, options)
+    return fit(MujocoWorld(scene), robot_only, params, options)
 
 
 def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
-    """The gap of the simulator, as shipped or with knobs turned, to recorded runs."""
+    """The gap of the simulator, as shipped or with parameters turned, to recorded runs."""
     sim = MujocoWorld(scene)
     return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
 
@@ -158,7 +158,7 @@ def draw(loop: Loop, path: Path) -> Path:
         from matplotlib.image import imread
 
         picture = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
-    named = {"as shipped": loop.before.curves[JOINTS], "two knobs fitted": loop.after.curves[JOINTS]}
+    named = {"as shipped": loop.before.curves[JOINTS], "two parameters fitted": loop.after.curves[JOINTS]}
     return poster(path, named, picture)
 
 
@@ -168,9 +168,9 @@ def page(loop: Loop) -> Report:
     drop = {h: 1 - after.at(h).value / before.at(h).value for h in (0.0, 0.5, np.inf)}
     better = drop[np.inf] > 0
     headline = (
-        f"Two fitted knobs took {100 * drop[np.inf]:.0f} % off the open-loop gap of runs they were not fitted to."
+        f"Two fitted parameters took {100 * drop[np.inf]:.0f} % off the open-loop gap of runs they were not fitted to."
         if better
-        else "Two fitted knobs did not make the simulator better on runs they were not fitted to."
+        else "Two fitted parameters did not make the simulator better on runs they were not fitted to."
     )
     named = {"one step ahead": 0.0, "half a second ahead": 0.5, "over the whole run": np.inf}
     numbers = tuple(
@@ -179,7 +179,7 @@ def page(loop: Loop) -> Report:
     )
     return Report(
         "instep demo",
-        f"{loop.scene.about} The stand-in runs in another process and another engine, with hidden knobs.",
+        f"{loop.scene.about} The stand-in runs in another process and another engine, with hidden parameters.",
         Verdict(
             "good" if better else "bad", headline, "Error of the pusher's joints, root mean square over held-out runs."
         ),
@@ -187,7 +187,7 @@ def page(loop: Loop) -> Report:
         (
             *([section(loop.twin)] if loop.twin else []),
             _curves_section(before, after),
-            _knobs_section(loop),
+            _params_section(loop),
             _runs_section(loop),
             _closed_section(loop),
             _seen_section(loop),
@@ -202,7 +202,7 @@ def scores(loop: Loop) -> dict[str, Estimate]:
     for when, gap in (("before", loop.before), ("after", loop.after)):
         for name, horizon in (("one step", 0.0), ("0.5 s", 0.5), ("open loop", np.inf)):
             found[f"{name} {when}"] = gap.curves[JOINTS].at(horizon)
-    found |= {f"knob {name}": estimate for name, estimate in loop.fitted.estimates.items()}
+    found |= {f"parameter {name}": estimate for name, estimate in loop.fitted.estimates.items()}
     found["object distance, closed loop"] = bootstrap(_object_distance(loop), unit="m")
     return {**found, **(twin_scores(loop.twin) if loop.twin else {})}
 
@@ -210,7 +210,7 @@ def scores(loop: Loop) -> dict[str, Estimate]:
 def _curves_section(before: Curve, after: Curve) -> Section:
     curves = {
         "as shipped": replace(before, name="as shipped"),
-        "two knobs fitted": replace(after, name="two knobs fitted"),
+        "two parameters fitted": replace(after, name="two parameters fitted"),
     }
     figure = horizon_figure(curves, {}, list(curves), "How wrong the simulator is, by how far ahead it predicts")
     return Section(
@@ -220,7 +220,7 @@ def _curves_section(before: Curve, after: Curve) -> Section:
     )
 
 
-def _knobs_section(loop: Loop) -> Section:
+def _params_section(loop: Loop) -> Section:
     rows: list[tuple[str, ...]] = []
     for name, estimate in loop.fitted.estimates.items():
         part = name.replace("*", loop.scene.spec.action.labels[0])
@@ -230,15 +230,15 @@ def _knobs_section(loop: Loop) -> Section:
         f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The stand-in's "
         "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
     )
-    head = ("knob", "as shipped", "fitted, with 95 % interval", "hidden in the stand-in")
-    return Section("The knobs", lead, [Table(head, rows)])
+    head = ("param", "as shipped", "fitted, with 95 % interval", "hidden in the stand-in")
+    return Section("The parameters", lead, [Table(head, rows)])
 
 
 def _runs_section(loop: Loop) -> Section:
     pair: Pair = loop.after.pairs[0]
     return Section(
         "One held-out run, replayed open loop",
-        "The stand-in's joints and the simulator's with the fitted knobs, told the same commands from the same start.",
+        "The stand-in's joints and the simulator's with the fitted params, told the same commands from the same start.",
         [runs_figure(pair, list(loop.scene.robot), title="")],
     )
 
@@ -288,11 +288,11 @@ def _joints_only(episode: Episode, scene: Scene) -> Episode:
     return Episode(spec, columns, episode.meta)
 
 
-def _pattern_knob(scene: Scene, pattern: str) -> Knob:
-    """One knob for all that match: the servos of the pusher are of one make."""
-    first = scene.knobs(pattern)[0]
+def _pattern_param(scene: Scene, pattern: str) -> Param:
+    """One parameter for all that match: the servos of the pusher are of one make."""
+    first = scene.params(pattern)[0]
     low, high = (0.0, 0.1) if pattern == address.DELAY else (first.low, first.high)
-    return Knob(pattern, low, high, first.log, first.unit)
+    return Param(pattern, low, high, first.log, first.unit)
 
 
 def _each(tell: Tell) -> Watcher:

@@ -101,7 +101,7 @@ def _seen_modes(sim: Simulator, episodes: Sequence[Episode], gap: Gap) -> list[M
 
 
 def _askable(sim: Simulator, suspects: Sequence[Suspect]) -> tuple[list[Suspect], list[str]]:
-    """The suspects whose knobs this engine has."""
+    """The suspects whose parameters this engine has."""
     kept: list[Suspect] = []
     notes: list[str] = []
     for suspect in suspects:

@@ -1,4 +1,4 @@
-"""A stand-in for a robot: another engine, hidden knobs, imperfect sensors, cameras, all behind the robot's link.
+"""A stand-in for a robot: another engine, hidden parameters, imperfect sensors, cameras, all behind the robot's link.
 
 Start a stand-in robot as a child process, and connect to it.
 """
@@ -40,7 +40,7 @@ HIDDEN: dict[str, float] = {
     "body.*.mass": 1.25,
     "geom.*.friction": 1.4,
 }
-"""Patterns of knobs a stand-in hides, and the largest factor by which each is off."""
+"""Patterns of parameters a stand-in hides, and the largest factor by which each is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Disguise:
 
     engine: Engine = "rapier"
     hidden: int = 0
-    """Seed of the hidden knobs; 0 leaves the scene as it is."""
+    """Seed of the hidden parameters; 0 leaves the scene as it is."""
     noise: float = 2e-4
     """Standard deviation of position sensors [rad or m]."""
     resolution: float = 1e-4
@@ -111,7 +111,7 @@ def engine(name: Engine, scene: Scene) -> Simulator:
 
 
 def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
-    """What is off in a stand-in: each kind of knob by a factor of its own, and a delay of commands."""
+    """What is off in a stand-in: each kind of parameter by a factor of its own, and a delay of commands."""
     if seed == 0:
         return {}
     rng, settings = np.random.default_rng((seed, 1)), {}

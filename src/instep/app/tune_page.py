@@ -1,4 +1,4 @@
-"""The page of an identification: gates, knobs, search, held-out motion, how sure, delta action."""
+"""The page of an identification: gates, parameters, search, held-out motion, how sure, delta action."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Shown:
 def page(tuned: Tuned, shown: Shown) -> Report:
     """The whole page."""
     fitted, held_out = shown.recordings
-    sections = [_gates(tuned), _knobs(tuned), _held_out(tuned, shown)]
+    sections = [_gates(tuned), _params(tuned), _held_out(tuned, shown)]
     if "posterior" in shown.more:
         sections.append(_posterior(shown))
     if "delta" in shown.more:
         sections.append(_delta(shown.more["delta"]))
     sections.append(_search(shown.costs))
-    subtitle = f"{shown.scene}: {len(tuned.fit.knobs)} knobs, {fitted} recordings fitted, {held_out} held out"
+    subtitle = f"{shown.scene}: {len(tuned.fit.params)} parameters, {fitted} recordings fitted, {held_out} held out"
     return Report("instep tune", subtitle, _verdict(tuned), _numbers(tuned), sections, shown.facts)
 
 
@@ -82,14 +82,16 @@ def _verdict(tuned: Tuned) -> Verdict:
 def _numbers(tuned: Tuned) -> list[Number]:
     gain = tuned.comparison.improvement
     percent = Estimate(100 * gain.value, 100 * gain.low, 100 * gain.high, gain.n, "%")
-    # A run that was stopped early left none alone, so the fit itself says which knobs were turned.
-    turned = [knob.address for knob in tuned.fit.knobs]
+    # A run that was stopped early left none alone, so the fit itself says which parameters were turned.
+    turned = [param.address for param in tuned.fit.params]
     every = {*turned, *tuned.weak.silent}
     told = [name for name in turned if name not in tuned.weak.frozen]
     apart = len(every) - len(told)
     found = [
         Number("held-out error gone", say(percent, interval=False), f"{_ends(percent)} %, {gain.n} blocks"),
-        Number("knobs identified", f"{len(told)} of {len(every)}", f"{apart} cannot be told" if apart else "all told"),
+        Number(
+            "parameters identified", f"{len(told)} of {len(every)}", f"{apart} cannot be told" if apart else "all told"
+        ),
     ]
     for gate in tuned.gates:
         if gate.name == "recovery" and "recovered" in gate.scores:
@@ -107,7 +109,7 @@ def _gates(tuned: Tuned) -> Section:
     return Section("Gates", lead, [Table(("gate", "verdict", "in words"), rows)])
 
 
-def _knobs(tuned: Tuned) -> Section:
+def _params(tuned: Tuned) -> Section:
     rows: list[tuple[str, ...]] = []
     bounds = set(tuned.fit.at_bounds)
     for name, now in tuned.fit.estimates.items():
@@ -125,11 +127,11 @@ def _knobs(tuned: Tuned) -> Section:
     }
     if ratios:
         blocks.append(_forest(ratios))
-    blocks.append(Table(("knob", "was", "is", "95 % interval", "unit", ""), rows))
+    blocks.append(Table(("param", "was", "is", "95 % interval", "unit", ""), rows))
     lead = (
-        "Where each knob was and where it is now. Bars are 95 % intervals; a narrow bar far from 1 is what was learnt."
+        "Where each param was and where it is now. Bars are 95 % intervals; a narrow bar far from 1 is what was learnt."
     )
-    return Section("Knobs", lead, blocks)
+    return Section("Params", lead, blocks)
 
 
 def _forest(ratios: Mapping[str, tuple[Estimate, float]]) -> Figure:
@@ -174,7 +176,9 @@ def _held_out(tuned: Tuned, shown: Shown) -> Section:
     table = Table(("channel", "before", "after", "unit", "gone"), rows, caption)
     lead = "Recordings that were not fitted. The simulator starts where the robot was and is given the same commands."
     if shown.band is not None:
-        lead += " The band holds 90 % of what the posterior expects: knobs, start states and sensor noise together."
+        lead += (
+            " The band holds 90 % of what the posterior expects: parameters, start states and sensor noise together."
+        )
     return Section("Held-out recordings, before and after", lead, [Choice(figures), table])
 
 
@@ -248,7 +252,7 @@ def _posterior(shown: Shown) -> Section:
         ("misspecification, p", f"{found['misspecification p']:.2g}", "below 0.05 something is missing in the model")
     )
     blocks: list[Any] = [Table(("check", "result", ""), rows)]
-    for name, caption in (("corner.png", "Every pair of knobs, and each knob's own distribution."),):
+    for name, caption in (("corner.png", "Every pair of parameters, and each parameter's own distribution."),):
         if (shown.folder / name).is_file():
             blocks.append(Picture((shown.folder / name).read_bytes(), caption))
     return Section("How sure: the posterior", str(found["words"]), blocks)
@@ -263,7 +267,7 @@ def _delta(found: Mapping[str, Any]) -> Section:
         rows.append((horizon, say(before), _gain(scores["delta"]), _gain(scores["noise"])))
     kept = "It was kept with the scene." if found.get("kept") else "It was not kept: it did not help beyond doubt."
     lead = (
-        "What the knobs leave over, learnt as a change of the command and judged on held-out recordings. The control "
+        "What the params leave over, learnt as a change of the command and judged on held-out recordings. The control "
         f"is a change of the same size that knows nothing; it should not help. {kept}"
     )
     head = ("after the start of a window", "error without it", "error gone with it", "error gone with the control")

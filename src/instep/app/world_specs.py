@@ -157,7 +157,7 @@ def open_place(words: str, scene: str, cameras: Sequence[str] = (), every: int =
     kind, _, rest = words.partition(":")
     if kind == "standin":
         if rest and not rest.isdigit():
-            raise BadInput(f"standin: takes the seed of its hidden knobs, a whole number, not {rest!r}.")
+            raise BadInput(f"standin: takes the seed of its hidden parameters, a whole number, not {rest!r}.")
         disguise = Disguise(hidden=int(rest or 1), cameras=tuple(cameras), film_every=every)
         return stand_in(Scene.load(scene), disguise).world
     if words not in get_args(Engine):
@@ -167,7 +167,7 @@ def open_place(words: str, scene: str, cameras: Sequence[str] = (), every: int =
 
 
 def belief_of(words: Sequence[str], scene: Scene) -> Belief | None:
-    """The belief that `--vary` asks for: knobs with ranges, or a file that holds one."""
+    """The belief that `--vary` asks for: parameters with ranges, or a file that holds one."""
     if len(words) == 1 and Path(words[0]).exists():
         return _from_file(Path(words[0]))
     return ranges(words, scene)

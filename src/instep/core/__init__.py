@@ -1,1 +1,1 @@
-"""The foundation: states, worlds, episodes, knobs, statistics. NumPy only."""
+"""The foundation: states, worlds, episodes, parameters, statistics. NumPy only."""

@@ -1,4 +1,4 @@
-"""Knobs: what can be turned in a world, by address, and beliefs about where they stand."""
+"""Parameters: what can be turned in a world, by address, and beliefs about where they stand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .world import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class Param:
     """A parameter by address: `joint.elbow.damping`, `action.delay`, `geom.tee.friction`."""
 
     address: str
@@ -55,21 +55,21 @@ class Belief(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Every value between the bounds of each knob, equally likely (in decades where the knob is logarithmic)."""
+    """Every value between the bounds of each param, equally likely (in decades where the param is logarithmic)."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        """n draws of every knob, address -> [n]."""
-        return {knob.address: knob.from_unit(rng.random(n)) for knob in self.knobs}
+        """n draws of every parameter, address -> [n]."""
+        return {param.address: param.from_unit(rng.random(n)) for param in self.params}
 
 
-def around(knobs: Sequence[Knob], values: Sequence[float], factor: float) -> Box:
-    """The box that reaches from value / factor to value * factor, inside the knobs' own bounds."""
+def around(params: Sequence[Param], values: Sequence[float], factor: float) -> Box:
+    """The box that reaches from value / factor to value * factor, inside the parameters' own bounds."""
     if factor <= 1:
         raise BadInput(f"A box around a value needs a factor above 1, not {factor:g}.")
-    ranges: list[Knob] = []
-    for knob, value in zip(knobs, values, strict=True):
+    ranges: list[Param] = []
+    for param, value in zip(params, values, strict=True):
         low, high = sorted((value / factor, value * factor))
-        ranges.append(Knob(knob.address, max(low, knob.low), min(high, knob.high), knob.log, knob.unit))
+        ranges.append(Param(param.address, max(low, param.low), min(high, param.high), param.log, param.unit))
     return Box(tuple(ranges))

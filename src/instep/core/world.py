@@ -15,7 +15,7 @@ Array: TypeAlias = NDArray[Any]
 Observation: TypeAlias = Mapping[str, Array]
 """LeRobot feature name -> value; `<name>.stamp` [s] stands beside a sensor that is older than the state."""
 Settings: TypeAlias = Mapping[str, float | Array]
-"""Knob address -> value; an array holds one value per world of a batch."""
+"""Parameter address -> value; an array holds one value per world of a batch."""
 MapFn: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 """The interface to parallelism is the built-in map."""
 
@@ -118,7 +118,7 @@ class Simulator(World, Protocol):
         ...
 
     def tuned(self, settings: Settings) -> Self:
-        """The same world with some knobs turned."""
+        """The same world with some parameters turned."""
         ...
 
 

@@ -22,8 +22,8 @@ class Layer(Generic[W]):
 
     world: W
 
-    knobs: ClassVar[Mapping[str, str]] = {}
-    """Knob address -> field, for the knobs that are the wrapper's own."""
+    params: ClassVar[Mapping[str, str]] = {}
+    """Parameter address -> field, for the parameters that are the wrapper's own."""
 
     @property
     def spec(self) -> Spec:
@@ -70,8 +70,8 @@ class Layer(Generic[W]):
         return self.world.nudge(state, wrench)
 
     def tuned(self, settings: Settings) -> Self:
-        """The same with knobs turned: its own here, the others in the world inside."""
-        own = {self.knobs[name]: value for name, value in settings.items() if name in self.knobs}
-        rest = {name: value for name, value in settings.items() if name not in self.knobs}
+        """The same with parameters turned: its own here, the others in the world inside."""
+        own = {self.params[name]: value for name, value in settings.items() if name in self.params}
+        rest = {name: value for name, value in settings.items() if name not in self.params}
         inside: Any = self.world  # a Simulator, or `tuned` is not there to be called
         return replace(self, world=inside.tuned(rest) if rest else inside, **own)

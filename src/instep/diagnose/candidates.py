@@ -282,7 +282,7 @@ def _pieces(windows: Array, least: int) -> Array:
 
 
 def _scaled(scene: Scene, name: str, pattern: str, factors: tuple[float, ...], words: str) -> Suspect | None:
-    """All knobs of a pattern times a factor, where any is above zero; links share one, joints have their own."""
+    """All parameters of a pattern times a factor, where any is above zero; links share one, joints have their own."""
     model = cast(Any, scene).model
     values = {k: v for k, v in _read(model, pattern).items() if v > 0}
     shared = pattern.startswith("body.")
@@ -333,10 +333,10 @@ def _dry(scene: Scene) -> Suspect | None:
 
 
 def _read(model: Any, pattern: str) -> dict[str, float]:
-    """The values of all knobs of a pattern; a scene without motors has none of theirs."""
-    knobs = cast(Any, address)
-    known = [a for a in knobs.addresses(model) if fnmatchcase(a, pattern)]
-    return dict(knobs.read(model, known))
+    """The values of all parameters of a pattern; a scene without motors has none of theirs."""
+    params = cast(Any, address)
+    known = [a for a in params.addresses(model) if fnmatchcase(a, pattern)]
+    return dict(params.read(model, known))
 
 
 def _steps(scene: Scene) -> Suspect:

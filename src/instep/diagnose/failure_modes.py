@@ -39,7 +39,7 @@ MODES: dict[str, str] = {
 }
 """Every mode by name, in a few words."""
 PHYSICAL = ("friction", "actuator limits", "latency", "backlash", "gains", "payload", "time step")
-"""Modes that a knob of the simulator can put right."""
+"""Modes that a parameter of the simulator can put right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Ended:
     events: Mapping[str, float] = field(default_factory=dict[str, float])
     """When each event was reached [s]."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The knobs of this episode's world, where they were drawn."""
+    """The parameters of this episode's world, where they were drawn."""
     digest: str = ""
     """A fingerprint of the last state: two runs agree bit by bit where it does."""
     why: str = ""

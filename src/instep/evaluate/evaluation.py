@@ -49,7 +49,7 @@ class EvalOptions:
     latency: int = 0
     """Control steps by which decisions are late."""
     vary: Belief | None = None
-    """Where the knobs of each episode's world are drawn from."""
+    """Where the parameters of each episode's world are drawn from."""
     films: int = 0
     """Of how many episodes of a batch that did not succeed the positions are kept."""
     bounds: Array | None = None

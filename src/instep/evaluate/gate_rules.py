@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Box, Knob
+from instep.core.param import Box, Param
 from instep.scene.folder import Scene
 
 from .engine_parity import ParityLimits
@@ -109,21 +109,21 @@ def rules_from(table: Mapping[str, Any], name: str) -> Rules:
 
 
 def ranges(words: Sequence[str], scene: Scene) -> Box | None:
-    """The belief that knobs with ranges stand for, as 'geom.*.friction=0.2..0.6'."""
+    """The belief that parameters with ranges stand for, as 'geom.*.friction=0.2..0.6'."""
     return Box(tuple(_range(word, scene) for word in words)) if words else None
 
 
-def _range(word: str, scene: Scene) -> Knob:
+def _range(word: str, scene: Scene) -> Param:
     address, _, span = word.partition("=")
     low, _, high = span.partition("..")
     try:
         bounds = float(low), float(high)
     except ValueError:
-        raise BadInput(f"Knobs are varied within ranges, as 'geom.*.friction=0.2..0.6', not {word!r}.") from None
-    known = scene.knobs(address)
+        raise BadInput(f"Parameters are varied within ranges, as 'geom.*.friction=0.2..0.6', not {word!r}.") from None
+    known = scene.params(address)
     if not known:
-        raise BadInput(f"Scene {scene.name!r} has no knob {address!r} to vary; see instep scene knobs.")
-    return Knob(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
+        raise BadInput(f"Scene {scene.name!r} has no parameter {address!r} to vary; see instep scene params.")
+    return Param(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
 
 
 def _rule(entry: Mapping[str, Any], name: str) -> Rule:

@@ -2,7 +2,7 @@
 
 Time between two worlds: how much later one answers, and what the error is with and without that.
 
-The lag is reported and never taken off silently: a delay is a knob of a model, not a shift of a recording.
+The lag is reported and never taken off silently: a delay is a parameter of a model, not a shift of a recording.
 """
 
 from __future__ import annotations

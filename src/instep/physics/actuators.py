@@ -32,7 +32,7 @@ from mujoco import batch as mjbatch
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, UnknownName
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Simulator, Spec, State
 from instep.scene import address
@@ -66,7 +66,7 @@ def opened(scene: Scene) -> Simulator:
 
 
 def bare(scene: Scene) -> Simulator:
-    """The same without its delta action, as it is when knobs are turned: a delta belongs to the knobs it was learnt
+    """The same without its delta action, as it is when params are turned: a delta belongs to the params it was learnt
     with."""
     world = MujocoWorld(scene)
     settings = read_drive(scene.root)
@@ -87,27 +87,27 @@ def told(scene: Scene, episodes: Sequence[Episode]) -> list[Episode]:
     return [_with_inputs(episode, inputs) for episode in episodes]
 
 
-def drive_knobs(scene: Scene, patterns: Sequence[str]) -> tuple[list[Knob], dict[str, float], list[str]]:
-    """The knobs of a scene's drives that match, where they stand, and the patterns that matched none of them."""
-    values, found, left = read_drive(scene.root), list[Knob](), list[str]()
+def drive_params(scene: Scene, patterns: Sequence[str]) -> tuple[list[Param], dict[str, float], list[str]]:
+    """The parameters of a scene's drives that match, where they stand, and the patterns that matched none of them."""
+    values, found, left = read_drive(scene.root), list[Param](), list[str]()
     for pattern in patterns:
         hits = [name for name in values if fnmatchcase(name, pattern)]
         left += [] if hits else [pattern]
         for name in hits:
             term = {**TERMS, **MOTOR, **RIPPLE}[name.rpartition(".")[2]]
             if name not in {k.address for k in found}:
-                found.append(Knob(name, term.low, term.high, term.log, term.unit))
+                found.append(Param(name, term.low, term.high, term.log, term.unit))
     start = {k.address: float(np.clip(values[k.address], k.low, k.high)) for k in found}
     return found, start, left
 
 
-def ripple_knobs(scene: Scene) -> tuple[list[Knob], dict[str, float]]:
+def ripple_params(scene: Scene) -> tuple[list[Param], dict[str, float]]:
     """The waves of every motor of which the scene says how often it turns, and where they stand."""
-    values, found = read_drive(scene.root), list[Knob]()
+    values, found = read_drive(scene.root), list[Param]()
     start: dict[str, float] = {}
     for part in (name.removesuffix(COUNT) for name in values if name.endswith("." + COUNT)):
         for word, term in WAVES.items():
-            found.append(Knob(part + word, term.low, term.high, term.log, term.unit))
+            found.append(Param(part + word, term.low, term.high, term.log, term.unit))
             start[part + word] = values.get(part + word, term.default)
     return found, start
 
@@ -192,7 +192,7 @@ class Driven:
         return self.world.nudge(state, wrench)
 
     def tuned(self, settings: Settings) -> Driven:
-        """The same with knobs turned: those of the law here, the others in MuJoCo."""
+        """The same with parameters turned: those of the law here, the others in MuJoCo."""
         own = {name: value for name, value in settings.items() if known(self.world.model, name)}
         rest = {name: value for name, value in settings.items() if name not in own}
         world = self.world.tuned(rest) if rest else self.world
@@ -204,7 +204,7 @@ class Driven:
         rows = np.asarray(state.hidden[KEY], float)
         flat, n = rows.reshape(-1, rows.shape[-1]), int(np.prod(state.batch, initial=1))
         if self._nsim not in (0, n):
-            raise BadInput(f"This world holds {self._nsim} settings per knob, so it steps {self._nsim}, not {n}.")
+            raise BadInput(f"This world holds {self._nsim} settings per parameter, so it steps {self._nsim}, not {n}.")
         given = action.reshape(n, -1)
         commands = self.world.spec.action.shape[0]
         loads = np.asarray(state.hidden[LOADS], float).reshape(n, 2, -1)
@@ -346,7 +346,7 @@ def _law(model: mujoco.MjModel, settings: Settings) -> _Law:
     for name, value in settings.items():
         if not known(model, name):
             joints = [f"joint.{model.joint(j).name}.{term}" for j in range(model.njnt) for term in TERMS]
-            raise UnknownName("knob of a drive", name, joints)
+            raise UnknownName("parameter of a drive", name, joints)
         kind, _, rest = name.partition(".")
         part, _, word = rest.rpartition(".")
         if ripples(model, name):

@@ -241,7 +241,7 @@ class DartWorld(LoopedWorld):
         return sound(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "dart")
 
     def tuned(self, settings: Settings) -> DartWorld:
-        """The same world with some knobs turned; arrays hold one value per world of a batch."""
+        """The same world with some parameters turned; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
         return DartWorld(self.scene, settings={**self.settings, **resolved})
 

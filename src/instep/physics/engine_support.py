@@ -22,7 +22,7 @@ _SHAPES = (
     "mjGEOM_BOX",
     "mjGEOM_MESH",
 )
-_KNOBS_OF_MUJOCO = (
+_PARAMS_OF_MUJOCO = (
     "geom.*.torsion", "geom.*.rolling", "geom.*.solref_*", "geom.*.solimp_*", "option.impratio", "option.density",
     "option.viscosity", "tendon.*", "sensor.*", "joint.*.drag",
 )  # fmt: skip
@@ -39,10 +39,10 @@ def refuse(model: mujoco.MjModel, engine: str) -> None:
     _geoms(model, engine)
 
 
-def refuse_knobs(settings: Settings, engine: str) -> None:
-    """Raise `Unsupported` if a knob is turned that only MuJoCo has: turning it would change nothing."""
+def refuse_params(settings: Settings, engine: str) -> None:
+    """Raise `Unsupported` if a parameter is turned that only MuJoCo has: turning it would change nothing."""
     for address in settings:
-        for pattern in _KNOBS_OF_MUJOCO:
+        for pattern in _PARAMS_OF_MUJOCO:
             if fnmatchcase(address, pattern):
                 raise _cannot(engine, f"has nothing that {address!r} stands for, so turning it would change nothing")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array
 
 
@@ -67,10 +67,10 @@ MODELS: Mapping[str, tuple[str, ...]] = {
 """Terms that each model adds to Coulomb's."""
 
 
-def knobs(joint: str, model: str = "M6") -> list[Knob]:
-    """The knobs of a joint's friction beyond Coulomb's, for one of the models."""
+def params(joint: str, model: str = "M6") -> list[Param]:
+    """The parameters of a joint's friction beyond Coulomb's, for one of the models."""
     return [
-        Knob(f"joint.{joint}.{name}", TERMS[name].low, TERMS[name].high, TERMS[name].log, TERMS[name].unit)
+        Param(f"joint.{joint}.{name}", TERMS[name].low, TERMS[name].high, TERMS[name].log, TERMS[name].unit)
         for name in MODELS[model]
     ]
 

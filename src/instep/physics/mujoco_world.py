@@ -93,7 +93,7 @@ class MujocoWorld:
         layout, n = self._layout, len(flat)
         if self._nsim not in (0, n):
             raise BadInput(
-                f"This world holds {self._nsim} settings per knob, so it steps {self._nsim} worlds, not {n}."
+                f"This world holds {self._nsim} settings per parameter, so it steps {self._nsim} worlds, not {n}."
             )
         with self._lock:
             batch = self._batch(n)
@@ -125,7 +125,7 @@ class MujocoWorld:
         return state.with_hidden(KEY, rows)
 
     def tuned(self, settings: Settings) -> MujocoWorld:
-        """The same world with some knobs turned; arrays hold one value per world of a batch."""
+        """The same world with some parameters turned; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
         return MujocoWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
 
@@ -228,7 +228,7 @@ def _prepared(scene: Scene, settings: Settings) -> tuple[mujoco.MjModel, int, di
     each = {name: np.asarray(value, float) for name, value in resolved.items() if np.ndim(value) > 0}
     sizes = {name: len(value) for name, value in each.items()}
     if len(set(sizes.values())) > 1:
-        raise BadInput(f"Every knob that differs between worlds needs as many values, but these differ: {sizes}.")
+        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
     if address.TIMESTEP in each:
         raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
     _check_delays(resolved)

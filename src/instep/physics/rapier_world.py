@@ -2,7 +2,7 @@
 
 Rapier as a Simulator: a second opinion on every scene, from an engine that shares no mathematics with MuJoCo.
 
-It is built from the compiled MuJoCo model, so that joints, order, units and knobs are the same by construction.
+It is built from the compiled MuJoCo model, so that joints, order, units and parameters are the same by construction.
 `docs/engines.md` says how each field of the model is taken over, and what is refused.
 """
 
@@ -256,7 +256,7 @@ class RapierWorld(LoopedWorld):
         flat_q, flat_v = q.reshape(-1, q.shape[-1]), v.reshape(-1, v.shape[-1])
         snapshots = np.empty(len(flat_q), object)
         for i in range(len(flat_q)):
-            # A batch placed in a world whose knobs differ per world is still placed where it has another size.
+            # A batch placed in a world whose parameters differ per world is still placed where it has another size.
             which = i if self._variants.each and len(flat_q) == len(self._plans) else 0
             snapshots[i] = self._keep(which, Engine.placed(self._plans[which], flat_q[i], flat_v[i]))
         hidden = {
@@ -292,7 +292,7 @@ class RapierWorld(LoopedWorld):
         return sound(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "rapier")
 
     def tuned(self, settings: Settings) -> RapierWorld:
-        """The same world with some knobs turned; arrays hold one value per world of a batch."""
+        """The same world with some parameters turned; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
         return RapierWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
 
@@ -310,7 +310,7 @@ class RapierWorld(LoopedWorld):
         return q, v, self._keep(which, engine)
 
     def _engine(self, which: int, snapshot: Snapshot, q: Array, v: Array) -> Engine:
-        """An engine in a state: the one that is there already, one put back, or one placed if the knobs differ."""
+        """An engine in a state: the one that is there already, one put back, or one placed if the parameters differ."""
         kept, engine = self._live.pop(id(snapshot), (None, None))
         plan = self._plans[which]
         if kept is snapshot and engine is not None and engine.plan is plan:

@@ -15,7 +15,7 @@ from instep.core.world import Array, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .engine_support import refuse_knobs
+from .engine_support import refuse_params
 
 HUGE = 1e10
 """A speed or position beyond this is a divergence, as in MuJoCo's own check."""
@@ -35,17 +35,17 @@ class Variants:
         """Which model a world of a batch has."""
         if self.each and of != len(self.models):
             n = len(self.models)
-            raise BadInput(f"This world holds {n} settings per knob, so it steps {n} worlds, not {of}.")
+            raise BadInput(f"This world holds {n} settings per parameter, so it steps {n} worlds, not {of}.")
         return world if self.each else 0
 
 
 def variants(scene: Scene, settings: Settings) -> Variants:
-    """The scene's model with knobs turned; arrays of values give a model per world."""
+    """The scene's model with parameters turned; arrays of values give a model per world."""
     resolved = address.ordered(scene.model, settings)
     each = {name: np.asarray(value, float) for name, value in resolved.items() if np.ndim(value) > 0}
     sizes = {name: len(value) for name, value in each.items()}
     if len(set(sizes.values())) > 1:
-        raise BadInput(f"Every knob that differs between worlds needs as many values, but these differ: {sizes}.")
+        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
     if address.TIMESTEP in each:
         raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
     for name, value in resolved.items():
@@ -144,7 +144,7 @@ class LoopedWorld(ABC):
     def __init__(self, scene: Scene | str | Path, settings: Settings | None, engine: str):
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.settings: Settings = dict(settings or {})
-        refuse_knobs(self.settings, engine)
+        refuse_params(self.settings, engine)
         self._engine_name = engine
         self._variants = variants(self.scene, self.settings)
         self._lines = tuple(line_of(model, self._variants.steps) for model in self._variants.models)

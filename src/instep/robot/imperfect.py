@@ -29,7 +29,7 @@ class Noisy(Layer[W]):
 
     sigma: Amount = 0.0
     channels: tuple[str, ...] = STATE
-    knobs: ClassVar[Mapping[str, str]] = {"sensor.noise": "sigma"}
+    params: ClassVar[Mapping[str, str]] = {"sensor.noise": "sigma"}
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start the stream of random numbers."""
@@ -55,7 +55,7 @@ class Drifting(Layer[W]):
     rate: Amount = 0.0
     walk: Amount = 0.0
     channels: tuple[str, ...] = STATE
-    knobs: ClassVar[Mapping[str, str]] = {"sensor.drift": "rate", "sensor.walk": "walk"}
+    params: ClassVar[Mapping[str, str]] = {"sensor.drift": "rate", "sensor.walk": "walk"}
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start without bias."""
@@ -85,7 +85,7 @@ class Quantized(Layer[W]):
     size: Amount = 0.0
     action_size: Amount = 0.0
     channels: tuple[str, ...] = STATE
-    knobs: ClassVar[Mapping[str, str]] = {"sensor.resolution": "size", "action.resolution": "action_size"}
+    params: ClassVar[Mapping[str, str]] = {"sensor.resolution": "size", "action.resolution": "action_size"}
 
     def inward(self, past: Array) -> Array:
         """The commands as they were rounded."""
@@ -148,7 +148,7 @@ class Dropping(Layer[W]):
     """Probability to lose a command."""
     observation: Amount = 0.0
     """Probability to lose an observation."""
-    knobs: ClassVar[Mapping[str, str]] = {"action.loss": "action", "sensor.loss": "observation"}
+    params: ClassVar[Mapping[str, str]] = {"action.loss": "action", "sensor.loss": "observation"}
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start with everything through."""
@@ -193,7 +193,7 @@ class Sluggish(Layer[W]):
     """Motors that follow their command with a first-order lag of time constant `tau` [s]."""
 
     tau: Amount = 0.0
-    knobs: ClassVar[Mapping[str, str]] = {"action.lag": "tau"}
+    params: ClassVar[Mapping[str, str]] = {"action.lag": "tau"}
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start where the past commands have led."""
@@ -222,7 +222,7 @@ class Backlash(Layer[W]):
     """Gears with play: the joint's command moves only when the motor's has crossed the gap of width `gap`."""
 
     gap: Amount = 0.0
-    knobs: ClassVar[Mapping[str, str]] = {"action.backlash": "gap"}
+    params: ClassVar[Mapping[str, str]] = {"action.backlash": "gap"}
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start where the past commands have pushed the gears."""
@@ -259,7 +259,7 @@ class Saturated(Layer[W]):
     speed: Amount = np.inf
     stiffness: Amount = 0.0
     damping: Amount = 0.0
-    knobs: ClassVar[Mapping[str, str]] = {"action.torque": "torque", "action.speed": "speed"}
+    params: ClassVar[Mapping[str, str]] = {"action.torque": "torque", "action.speed": "speed"}
 
     def step(self, state: State, action: Array) -> State:
         """Give no more than the motor can."""

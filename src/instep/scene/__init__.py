@@ -1,1 +1,1 @@
-"""What is there: a folder with a model, its roles, cameras and knobs."""
+"""What is there: a folder with a model, its roles, cameras and parameters."""

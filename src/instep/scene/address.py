@@ -1,4 +1,4 @@
-"""Knob address <-> model field: `joint.elbow.damping`, `geom.tee.friction`, `actuator.*.kp`, `action.delay`."""
+"""Parameter address <-> model field: `joint.elbow.damping`, `geom.tee.friction`, `actuator.*.kp`, `action.delay`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Settings
 
 DELAY = "action.delay"
@@ -34,7 +34,7 @@ _LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm s2/rad2": "N s2/m2", "Nm/rad": "N/m", 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One number of a model that a knob sets to `factor * value`."""
+    """One number of a model that a parameter sets to `factor * value`."""
 
     field: str
     """Array of MjModel, or `opt.<name>` of its options."""
@@ -137,15 +137,15 @@ def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
         if not hits and _of_body(model, pattern)[1]:
             hits = [pattern]
         if not hits:
-            raise UnknownName("knob", pattern, known)
+            raise UnknownName("param", pattern, known)
         found.update(dict.fromkeys(hits))
     return list(found)
 
 
-def knobs(
+def params(
     model: mujoco.MjModel, patterns: Iterable[str] = ("*",), bounds: Mapping[str, Sequence[float]] | None = None
-) -> list[Knob]:
-    """The knobs that match, with units and the range worth searching: a decade either side of a value that is not 0."""
+) -> list[Param]:
+    """The parameters that match, with units and the range worth searching: a decade either side of a nonzero value."""
     kinds = {address: kind for address, (kind, _) in _table(model).items()}
     kinds[DELAY] = _DELAYED["delay"]
     values = read(model, matching(model, patterns))
@@ -161,12 +161,12 @@ def knobs(
             if fnmatchcase(address, pattern):
                 low, high = float(given[0]), float(given[1])
                 log = log and low > 0
-        out.append(Knob(address, low, high, log, kind.unit))
+        out.append(Param(address, low, high, log, kind.unit))
     return out
 
 
 def read(model: mujoco.MjModel, names: Iterable[str]) -> dict[str, float]:
-    """Where the knobs stand in a model."""
+    """Where the parameters stand in a model."""
     values = {}
     for address in matching(model, names):
         if address == DELAY:
@@ -178,7 +178,7 @@ def read(model: mujoco.MjModel, names: Iterable[str]) -> dict[str, float]:
 
 
 def write(model: mujoco.MjModel, settings: Settings) -> mujoco.MjModel:
-    """A copy of the model with knobs turned; the addresses may be patterns."""
+    """A copy of the model with parameters turned; the addresses may be patterns."""
     changed = copy.copy(model)
     for address, value in ordered(model, settings).items():
         number = np.asarray(value, float)
@@ -215,7 +215,7 @@ def _refuse_shortcut(model: mujoco.MjModel, name: str) -> None:
 
 
 def needs_memory(settings: Iterable[str]) -> bool:
-    """Whether some of these knobs delay commands, so that actuators must remember them."""
+    """Whether some of these parameters delay commands, so that actuators must remember them."""
     return any(name == DELAY or fnmatchcase(name, "actuator.*.delay") for name in settings)
 
 
@@ -225,7 +225,7 @@ def targets(model: mujoco.MjModel, address: str) -> tuple[Target, ...]:
         return tuple(Target("actuator_delay", (a,)) for a in range(model.nu))
     kind, rows = _table(model).get(address) or _of_body(model, address)
     if not rows:
-        raise UnknownName("knob", address, addresses(model))
+        raise UnknownName("param", address, addresses(model))
     return _targets(model, kind, rows)
 
 

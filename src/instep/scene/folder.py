@@ -14,7 +14,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array, Settings, Spec
 
 from . import address
@@ -24,7 +24,7 @@ from .model_source import Source, read_source
 
 LIBRARY = Path(__file__).parent / "library"
 _TOP = frozenset(
-    ["about", "model", "rate", "source", "robot", "objects", "start", "cameras", "knobs", "settings", "task"]
+    ["about", "model", "rate", "source", "robot", "objects", "start", "cameras", "params", "settings", "task"]
 )
 
 
@@ -50,9 +50,9 @@ class Scene:
     begin: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Where `reset` may begin: a keyframe, and ranges by coordinate label."""
     bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Bounds of knobs that differ from the usual, by pattern."""
+    """Bounds of parameters that differ from the usual, by pattern."""
     settings: Settings = field(default_factory=dict[str, float])
-    """Knobs that were turned since the model was written, as fitted."""
+    """Parameters that were turned since the model was written, as fitted."""
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -82,9 +82,9 @@ class Scene:
             )
         raise UnknownName("scene", str(where), shipped())
 
-    def knobs(self, *patterns: str) -> list[Knob]:
-        """The knobs whose addresses match, with units and bounds."""
-        return address.knobs(self.model, patterns or ("*",), self.bounds)
+    def params(self, *patterns: str) -> list[Param]:
+        """The parameters whose addresses match, with units and bounds."""
+        return address.params(self.model, patterns or ("*",), self.bounds)
 
     def delayed_model(self) -> mujoco.MjModel:
         """The same model, whose actuators remember their commands, as native delays need."""
@@ -166,7 +166,7 @@ def _from_folder(root: Path) -> Scene:
             raise UnknownName("site", tip, sites)
     return Scene(
         root, root.resolve().name, model, read, source, table.get("about", ""), robot, objects, tips, cameras, begin,
-        table.get("knobs", {}), settings, table.get("task", {}),
+        table.get("params", {}), settings, table.get("task", {}),
     )  # fmt: skip
 
 

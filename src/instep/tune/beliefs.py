@@ -1,4 +1,4 @@
-"""Beliefs about knobs: a Gaussian or a cloud of draws, inside their bounds, saved as plain files."""
+"""Beliefs about parameters: a Gaussian or a cloud of draws, inside their bounds, saved as plain files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.param import Box, Knob
+from instep.core.param import Box, Param
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 
@@ -20,17 +20,17 @@ from instep.core.world import Array
 class Gaussian:
     """A normal distribution over unit coordinates, cut off at the bounds."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     mean: Array
-    """In unit coordinates [knobs]."""
+    """In unit coordinates [parameters]."""
     covariance: Array
-    """[knobs, knobs]."""
+    """[parameters, parameters]."""
 
     def __repr__(self) -> str:
-        return _named("Gaussian", self.knobs, self.mean, self.covariance)
+        return _named("Gaussian", self.params, self.mean, self.covariance)
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """n points in unit coordinates [n, knobs]; what falls outside the bounds is drawn again, then clipped."""
+        """n points in unit coordinates [n, parameters]; what falls outside the bounds is drawn again, then clipped."""
         root = _root(self.covariance)
         points = self.mean + rng.standard_normal((n, len(self.mean))) @ root.T
         for _ in range(20):
@@ -42,24 +42,24 @@ class Gaussian:
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """n settings, address -> [n]."""
-        return values_of(self.knobs, self.draw(n, rng))
+        return values_of(self.params, self.draw(n, rng))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Cloud:
     """Draws from any distribution, in unit coordinates."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     points: Array
-    """[draws, knobs]."""
+    """[draws, parameters]."""
     ranks: Array | None = None
-    """Where planted truths fell within their posteriors [truths, knobs], if the method checked itself on the way."""
+    """Where planted truths fell within their posteriors [truths, params], if the method checked itself on the way."""
 
     def __repr__(self) -> str:
-        return _named("Cloud", self.knobs, self.points)
+        return _named("Cloud", self.params, self.points)
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """n of the points, with a little jitter where more are asked for than there are [n, knobs]."""
+        """n of the points, with a little jitter where more are asked for than there are [n, parameters]."""
         if n <= len(self.points):
             return self.points[rng.permutation(len(self.points))[:n]]
         picked = self.points[rng.integers(0, len(self.points), n)]
@@ -68,26 +68,26 @@ class Cloud:
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
         """n settings, address -> [n]."""
-        return values_of(self.knobs, self.draw(n, rng))
+        return values_of(self.params, self.draw(n, rng))
 
 
 Posterior = Gaussian | Cloud
 
 
-def values_of(knobs: Sequence[Knob], points: Array) -> dict[str, Array]:
-    """Unit coordinates [n, knobs] as values by address."""
-    return {knob.address: knob.from_unit(points[:, i]) for i, knob in enumerate(knobs)}
+def values_of(params: Sequence[Param], points: Array) -> dict[str, Array]:
+    """Unit coordinates [n, parameters] as values by address."""
+    return {param.address: param.from_unit(points[:, i]) for i, param in enumerate(params)}
 
 
 def estimates(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> dict[str, Estimate]:
-    """Median and central interval of each knob."""
+    """Median and central interval of each parameter."""
     rng = np.random.default_rng((seed, 0xE57))
     points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
     out: dict[str, Estimate] = {}
-    for i, knob in enumerate(belief.knobs):
+    for i, param in enumerate(belief.params):
         low, mid, high = np.quantile(points[:, i], [0.5 - level / 2, 0.5, 0.5 + level / 2])
-        ends = sorted(float(knob.from_unit(e)) for e in (low, high))
-        out[knob.address] = Estimate(float(knob.from_unit(mid)), ends[0], ends[1], len(points), knob.unit)
+        ends = sorted(float(param.from_unit(e)) for e in (low, high))
+        out[param.address] = Estimate(float(param.from_unit(mid)), ends[0], ends[1], len(points), param.unit)
     return out
 
 
@@ -97,7 +97,7 @@ def inflated(belief: Gaussian, factor: float) -> Gaussian:
 
 
 def save(belief: Posterior | Box, path: Path) -> Path:
-    """Write a belief as JSON (knobs, quantiles) and NPZ (numbers) side by side; `path` names the JSON."""
+    """Write a belief as JSON (parameters, quantiles) and NPZ (numbers) side by side; `path` names the JSON."""
     kind, summary = "box", {}
     if not isinstance(belief, Box):
         summary = {name: estimate.as_dict() for name, estimate in estimates(belief).items()}
@@ -107,8 +107,10 @@ def save(belief: Posterior | Box, path: Path) -> Path:
         else:
             kind = "cloud"
             np.savez(path.with_suffix(".npz"), points=belief.points)
-    knobs = [{"address": k.address, "low": k.low, "high": k.high, "log": k.log, "unit": k.unit} for k in belief.knobs]
-    path.write_text(json.dumps({"kind": kind, "knobs": knobs, "estimates": summary}, indent=2) + "\n", encoding="utf-8")
+    params = [{"address": k.address, "low": k.low, "high": k.high, "log": k.log, "unit": k.unit} for k in belief.params]
+    path.write_text(
+        json.dumps({"kind": kind, "params": params, "estimates": summary}, indent=2) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -116,24 +118,24 @@ def load(path: Path) -> Posterior | Box:
     """Read a belief that `save` wrote."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        knobs = tuple(Knob(k["address"], k["low"], k["high"], k["log"], k["unit"]) for k in table["knobs"])
+        params = tuple(Param(k["address"], k["low"], k["high"], k["log"], k["unit"]) for k in table["params"])
         if table["kind"] == "box":
-            return Box(knobs)
+            return Box(params)
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
             arrays = {name: np.asarray(numbers[name], float) for name in numbers.files}
         if table["kind"] == "gaussian":
-            return Gaussian(knobs, arrays["mean"], arrays["covariance"])
-        return Cloud(knobs, arrays["points"])
+            return Gaussian(params, arrays["mean"], arrays["covariance"])
+        return Cloud(params, arrays["points"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{str(path)!r} is not a belief that instep saved: {error}.") from None
 
 
-def _named(kind: str, knobs: Sequence[Knob], *numbers: Array) -> str:
+def _named(kind: str, params: Sequence[Param], *numbers: Array) -> str:
     """A name that two beliefs share only where they are the same, however many numbers they hold."""
-    digest = hashlib.sha256(repr(knobs).encode())
+    digest = hashlib.sha256(repr(params).encode())
     for array in numbers:
         digest.update(np.ascontiguousarray(array, float).tobytes())
-    return f"{kind}({len(knobs)} knobs, {digest.hexdigest()[:16]})"
+    return f"{kind}({len(params)} parameters, {digest.hexdigest()[:16]})"
 
 
 def _root(covariance: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array, Simulator
 
 from .least_squares import Watch
@@ -34,7 +34,7 @@ class SearchOptions:
     """First spread of the candidates, as a share of the ranges."""
     generations: int = 40
     population: int = 0
-    """Candidates per generation; chosen by the number of knobs where 0."""
+    """Candidates per generation; chosen by the number of parameters where 0."""
     seed: int = 0
 
 
@@ -42,9 +42,9 @@ class SearchOptions:
 class Found:
     """The best point of a search."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     x: Array
-    """In unit coordinates [knobs]."""
+    """In unit coordinates [parameters]."""
     cost: float
     first_cost: float
     history: Array
@@ -56,32 +56,32 @@ class Found:
     @property
     def settings(self) -> dict[str, float]:
         """The best values by address."""
-        return {knob.address: float(knob.from_unit(self.x[i])) for i, knob in enumerate(self.knobs)}
+        return {param.address: float(param.from_unit(self.x[i])) for i, param in enumerate(self.params)}
 
 
 def search(
     sim: Simulator,
     episodes: Sequence[Episode],
-    knobs: Sequence[Knob],
+    params: Sequence[Param],
     options: SearchOptions | None = None,
     *,
     watch: Watch | None = None,
 ) -> Found:
-    """Find knobs that predict the recordings in the mean of absolute, not squared, errors.
+    """Find parameters that predict the recordings in the mean of absolute, not squared, errors.
 
     Runs that tumble differently after an impact would own a sum of squares; here each window counts alike. It knows no
     uncertainty: hand the result over to `fit` where the cost has a slope. Ctrl-C returns the best so far.
     """
     options = options or SearchOptions()
-    if not knobs:
-        raise BadInput("A search needs at least one knob, and none was given.")
+    if not params:
+        raise BadInput("A search needs at least one parameter, and none was given.")
     began = time.perf_counter()
     rows = max(len(e) for e in episodes) - 1
     span = rows if options.window is None else max(1, round(options.window / sim.spec.dt))
     windows = cut(sim, episodes, span=span, limit=options.limit)
-    shooter = Shooter(sim, windows, tuple(knobs))
+    shooter = Shooter(sim, windows, tuple(params))
     scale = _scale(windows, options)
-    first = np.array([float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in knobs])
+    first = np.array([float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in params])
     first = np.clip(first, 0.01, 0.99)
     best = (first, float(costs(shooter, first[None], scale)[0]))
     begin_cost, history, stopped = best[1], [best[1]], False
@@ -94,7 +94,7 @@ def search(
     except KeyboardInterrupt:
         stopped = True
     seconds = time.perf_counter() - began
-    return Found(tuple(knobs), best[0], best[1], begin_cost, np.array(history), shooter.worlds, seconds, stopped)
+    return Found(tuple(params), best[0], best[1], begin_cost, np.array(history), shooter.worlds, seconds, stopped)
 
 
 def costs(shooter: Shooter, points: Array, scale: Array) -> Array:

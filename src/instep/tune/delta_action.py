@@ -1,6 +1,6 @@
 """A delta action: what to add to a command so that the simulator does what the robot did.
 
-Where knobs leave an error, it is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
+Where parameters leave an error, it is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
 physical. No reinforcement learning is needed: over a short stretch of a recording the change of the action that brings
 the simulator to where the robot went is a small least-squares problem,
 

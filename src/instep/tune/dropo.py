@@ -6,7 +6,7 @@ predicted,
 
     sum over windows of log N(measured | mean, covariance + eps),
 
-so the spread of the knobs grows to what they must explain, and no further.
+so the spread of the parameters grows to what they must explain, and no further.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array, Simulator
 
 from .beliefs import Gaussian
@@ -40,20 +40,20 @@ class DropoOptions:
     epsilon: float = 0.0
     """Variance that is added to predictions [squared units]; that of the measured positions' noise where 0."""
     widest: float = 0.25
-    """Largest deviation of a knob, as a share of its range."""
+    """Largest deviation of a parameter, as a share of its range."""
     seed: int = 0
 
 
 def dropo(
-    sim: Simulator, episodes: Sequence[Episode], knobs: Sequence[Knob], options: DropoOptions | None = None
+    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: DropoOptions | None = None
 ) -> Gaussian:
-    """The independent normal distribution of knobs under which the recordings are most likely."""
+    """The independent normal distribution of parameters under which the recordings are most likely."""
     from cmaes import CMA
 
     options = options or DropoOptions()
     windows = cut(sim, episodes, span=options.steps, stride=options.steps, limit=options.windows)
-    shooter = Shooter(sim, windows, tuple(knobs))
-    size = len(knobs)
+    shooter = Shooter(sim, windows, tuple(params))
+    size = len(params)
     rng = np.random.default_rng((options.seed, 0xD207))
     # The same standard normal draws for every candidate, so that two candidates differ by their numbers alone.
     noise = rng.standard_normal((options.draws, size))
@@ -72,7 +72,7 @@ def dropo(
         search.tell(list(zip(points, costs.tolist(), strict=True)))
         at = int(np.argmin(costs))
         best, top = (points[at], float(costs[at])) if costs[at] < top else (best, top)
-    return Gaussian(tuple(knobs), best[:size], np.diag(_sigma(best[size:], options) ** 2))
+    return Gaussian(tuple(params), best[:size], np.diag(_sigma(best[size:], options) ** 2))
 
 
 def _costs(shooter: Shooter, points: Array, noise: Array, options: DropoOptions) -> Array:

@@ -1,10 +1,10 @@
-"""Design motions that reveal knobs: Fourier series of commands that carry the most information inside limits.
+"""Design motions that reveal parameters: Fourier series of commands that carry the most information inside limits.
 
-With J the derivative of all measured positions by the knobs in unit coordinates and sigma the noise of the sensors,
+With J the derivative of all measured positions by the params in unit coordinates and sigma the noise of the sensors,
 
     F = J^T J / sigma^2
 
-is the information of a motion about the knobs; its smallest eigenvalue is what the worst known direction gets.
+is the information of a motion about the parameters; its smallest eigenvalue is what the worst known direction gets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array, Simulator
 from instep.scene import address
 from instep.scene.address import TIMESTEP
@@ -27,9 +27,9 @@ from .linear_excitation import answers, basis, superposed, tones
 PACE = 3.0
 """How far beyond the limits of a joint its commands may go in speed and acceleration: servos smooth them."""
 STEP = 0.01
-"""Step of the differences, as a share of a knob's range; larger than a fit's, since stick and slip are not smooth."""
+"""Step of the differences, as a share of a param's range; larger than a fit's, since stick and slip are not smooth."""
 FAINT = 0.15
-"""How much of a knob's usual effect on a joint differences up and down may differ by curvature alone."""
+"""How much of a parameter's usual effect on a joint differences up and down may differ by curvature alone."""
 
 Watch = Callable[[int, float], None]
 """Told the generation and the best score so far."""
@@ -59,14 +59,14 @@ class ExciteOptions:
 class Design:
     """A motion, what it reveals, and how much of the limits it uses."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     actions: Array
     """[steps, nu]."""
     q: Array
     """What the simulator does [steps, nq]."""
     v: Array
     information: Array
-    """F times the variance of knobs of which only the bounds are known [knobs, knobs]."""
+    """F times the variance of parameters of which only the bounds are known [parameters, parameters]."""
     reveals: Identifiability
     used: Mapping[str, float]
     """Share of each limit, 1 being all of it."""
@@ -77,35 +77,35 @@ class Design:
         return max(self.used.values()) <= 1.0
 
     def smallest(self, names: Sequence[str] | None = None) -> float:
-        """The smallest eigenvalue over some knobs; over those that are revealed where none are named."""
+        """The smallest eigenvalue over some parameters; over those that are revealed where none are named."""
         chosen = set(self.reveals.kept if names is None else names)
-        kept = [i for i, knob in enumerate(self.knobs) if knob.address in chosen]
+        kept = [i for i, param in enumerate(self.params) if param.address in chosen]
         return float(np.linalg.eigvalsh(self.information[np.ix_(kept, kept)])[0]) if kept else 0.0
 
     def spread(self) -> dict[str, float]:
-        """How well each revealed knob would be known from one such motion, as a share of its range."""
-        kept = [i for i, knob in enumerate(self.knobs) if knob.address in self.reveals.kept]
+        """How well each revealed parameter would be known from one such motion, as a share of its range."""
+        kept = [i for i, param in enumerate(self.params) if param.address in self.reveals.kept]
         inverse = np.linalg.inv(self.information[np.ix_(kept, kept)]) * UNIFORM**2
-        return {self.knobs[i].address: float(np.sqrt(inverse[n, n])) for n, i in enumerate(kept)}
+        return {self.params[i].address: float(np.sqrt(inverse[n, n])) for n, i in enumerate(kept)}
 
 
 def excite(
-    sim: Simulator, scene_limits: Limits, knobs: Sequence[Knob], options: ExciteOptions, *, watch: Watch | None = None
+    sim: Simulator, scene_limits: Limits, params: Sequence[Param], options: ExciteOptions, *, watch: Watch | None = None
 ) -> Design:
     """Search for the motion whose least known direction is known best; Ctrl-C keeps the best so far."""
-    if not knobs:
-        raise BadInput("An excitation is designed for knobs, and none were given.")
+    if not params:
+        raise BadInput("An excitation is designed for parameters, and none were given.")
     coarse = _coarse(sim)
     series = _Series(scene_limits, sim.spec.dt, options)
     rng = np.random.default_rng((options.seed, 0xE2C))
     guesses = np.clip(series.first + series.spread * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
-    names = _revealed(coarse, scene_limits, knobs, series, guesses, options)
-    kept = [knob for knob in knobs if knob.address in names]
+    names = _revealed(coarse, scene_limits, params, series, guesses, options)
+    kept = [param for param in params if param.address in names]
     best, top = guesses[0], -np.inf
     try:
         added = _added(coarse, scene_limits, kept, series, options)
-        # A knob such as a mass is felt in many joints, and then the motion is sought as a whole.
-        alone = all(_own(scene_limits, knob).sum() == 1 for knob in kept)
+        # A parameter such as a mass is felt in many joints, and then the motion is sought as a whole.
+        alone = all(_own(scene_limits, param).sum() == 1 for param in kept)
         search = _joint_by_joint if alone and len(scene_limits.joints) >= 4 else _generations
         for generation, (x, score) in enumerate(search(coarse, scene_limits, kept, series, options)):
             best, top = (x, score) if score > top else (best, top)
@@ -113,52 +113,52 @@ def excite(
                 watch(generation, top)
     except KeyboardInterrupt:
         added = series.actions(best)
-    found = [_inside(sim, scene_limits, knobs, actions, options) for actions in (series.actions(best), added)]
-    names = [knob.address for knob in kept]
+    found = [_inside(sim, scene_limits, params, actions, options) for actions in (series.actions(best), added)]
+    names = [param.address for param in kept]
     return max(found, key=lambda design: (design.within, _score(scene_limits, design, names, options)))
 
 
-def judged(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
+def judged(sim: Simulator, limits: Limits, params: Sequence[Param], actions: Array, options: ExciteOptions) -> Design:
     """What any motion [steps, nu] reveals, and how much of the limits it uses."""
-    found, q, v = information(sim, limits, knobs, actions[None], options.noise)
+    found, q, v = information(sim, limits, params, actions[None], options.noise)
     scaled = found[0] * UNIFORM**2
-    reveals = judge(scaled, [knob.address for knob in knobs])
-    return Design(tuple(knobs), actions, q[0], v[0], scaled, reveals, used(limits, q[0], v[0], actions))
+    reveals = judge(scaled, [param.address for param in params])
+    return Design(tuple(params), actions, q[0], v[0], scaled, reveals, used(limits, q[0], v[0], actions))
 
 
 def information(
-    sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, noise: float, *, local: bool = False
+    sim: Simulator, limits: Limits, params: Sequence[Param], motions: Array, noise: float, *, local: bool = False
 ) -> tuple[Array, Array, Array]:
-    """F of each motion [motions, knobs, knobs], and where it goes: q, v [motions, steps, ...].
+    """F of each motion [motions, parameters, parameters], and where it goes: q, v [motions, steps, ...].
 
-    `local` takes a knob of a joint to move that joint alone, so that those of different joints are perturbed together.
+    `local` takes a param of a joint to move that joint alone, so that those of different joints are perturbed together.
     """
-    groups = _groups(limits, knobs, local)
-    up, down, q, v = _both_ways(sim, limits, knobs, motions, groups)
+    groups = _groups(limits, params, local)
+    up, down, q, v = _both_ways(sim, limits, params, motions, groups)
     # A joint that sticks on one side and slips on the other is no information: then the smaller slope of both counts.
     small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
-    # Beside what a knob usually does the rest is curvature, and to cut that off would tell apart what nothing does.
+    # Beside what a param usually does the rest is curvature, and to cut that off would tell apart what nothing does.
     faint = np.abs(up + down) < FAINT * np.sqrt(((up - down) ** 2).mean(axis=-2, keepdims=True))
     smooth = ((up * down < 0) & (small > 0.5 * large)) | faint
     change = np.where(smooth, (up - down) / 2, np.where(up * down < 0, np.sign(up) * small, 0.0))
-    slopes = np.zeros((len(knobs), *change.shape[1:]))
+    slopes = np.zeros((len(params), *change.shape[1:]))
     for row, group in enumerate(groups):
         for i in group:
-            only = _own(limits, knobs[i]) if local else np.ones(len(limits.joints), bool)
+            only = _own(limits, params[i]) if local else np.ones(len(limits.joints), bool)
             slopes[i] = change[row] * only / (STEP * noise)
     return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q, v
 
 
 def _both_ways(
-    sim: Simulator, limits: Limits, knobs: Sequence[Knob], motions: Array, groups: Sequence[Sequence[int]]
+    sim: Simulator, limits: Limits, params: Sequence[Param], motions: Array, groups: Sequence[Sequence[int]]
 ) -> tuple[Array, Array, Array, Array]:
-    """What a step of each group of knobs up and down changes [groups, motions, steps, joints], and where motions go."""
-    x = np.array([float(knob.to_unit(value)) for knob, value in zip(knobs, _values(limits, knobs), strict=True)])
+    """What a step of each group of params up and down changes [groups, motions, steps, joints], and where motions go."""
+    x = np.array([float(param.to_unit(value)) for param, value in zip(params, _values(limits, params), strict=True)])
     points = np.tile(x, (2 * len(groups) + 1, 1))
     for row, group in enumerate(groups):
         points[1 + row, group] += STEP
         points[1 + len(groups) + row, group] -= STEP
-    q, v = _march(sim, limits, knobs, points, motions)
+    q, v = _march(sim, limits, params, points, motions)
     seen = q[..., limits.at]
     up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))
     return up, down, q[0], v[0]
@@ -260,16 +260,16 @@ class _Series:
         return np.where(self._limits.served, paced, np.inf)
 
 
-def _added(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions) -> Array:
+def _added(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions) -> Array:
     """The best superposition of small sines, as large as the limits let it be [steps, nu].
 
     Dry friction and delays are not seen by a linear answer, nor what the model itself does not hold: then it is rest.
     """
     rest, waves, places, cycles = series.sines(options)
     known = set(address.addresses(limits.scene.model))
-    if any(k.address not in known or k.address.endswith(("frictionloss", "delay")) for k in knobs):
+    if any(k.address not in known or k.address.endswith(("frictionloss", "delay")) for k in params):
         return rest
-    told = answers(limits, knobs, _values(limits, knobs), cycles, len(rest))
+    told = answers(limits, params, _values(limits, params), cycles, len(rest))
     given = basis(rest, waves, told, places, options.noise, float((_fade(series.t) ** 2).mean()))
     rng = np.random.default_rng((options.seed, 0xADD))
     spent = float(np.mean((waves**2).sum(axis=(1, 2)))) * len(limits.joints)
@@ -295,7 +295,7 @@ def _score(limits: Limits, design: Design, names: Sequence[str], options: Excite
     return float(_worth(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
 
 
-def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
+def _generations(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions):
     """The best candidate of each generation and its score, by CMA-ES."""
     from cmaes import CMA
 
@@ -310,7 +310,7 @@ def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: 
         else:
             points = np.array([search.ask() for _ in range(options.population)])
         motions = np.stack([series.actions(p) for p in points])
-        found, q, v = information(sim, limits, knobs, motions, options.noise)
+        found, q, v = information(sim, limits, params, motions, options.noise)
         floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
         spent = np.array([energy(limits, motion) for motion in motions])
         scores = _worth(floor, spent, options) - 10 * _beyond(limits, q, v, motions)
@@ -323,20 +323,20 @@ def _generations(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: 
         yield points[at], float(scores[at])
 
 
-def _joint_by_joint(sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, options: ExciteOptions):
-    """The same for arms: a joint's knobs show in that joint, so each takes its motion from whichever candidate is best.
+def _joint_by_joint(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions):
+    """The same for arms: a joint's params show in that joint, so each takes its motion from whichever candidate is best.
 
     The limits are those of the whole arm; a candidate that breaks them gives nothing.
     """
     rng = np.random.default_rng((options.seed, 0xE2D))
     joints = len(limits.joints)
-    own = np.array([_own(limits, knob) for knob in knobs]).T  # [joints, knobs]
+    own = np.array([_own(limits, param) for param in params]).T  # [joints, parameters]
     centre, step = series.first.reshape(joints, -1), 0.25
     for _ in range(options.generations):
         noise = step * rng.standard_normal((options.population - 1, *centre.shape))
         points = np.concatenate([centre[None], np.clip(centre + noise, 0.0, 1.0)])
         motions = np.stack([series.actions(p.ravel()) for p in points])
-        found, q, v = information(sim, limits, knobs, motions, options.noise, local=True)
+        found, q, v = information(sim, limits, params, motions, options.noise, local=True)
         scores = np.full((len(points), joints), np.inf)
         spent = ((motions - motions.mean(axis=1, keepdims=True))[..., limits.actuators] ** 2).sum(axis=1)
         for j in np.flatnonzero(own.any(axis=1)):
@@ -366,33 +366,35 @@ def _beyond(limits: Limits, q: Array, v: Array, motions: Array) -> Array:
 
 
 def _revealed(
-    sim: Simulator, limits: Limits, knobs: Sequence[Knob], series: _Series, guesses: Array, options: ExciteOptions
+    sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, guesses: Array, options: ExciteOptions
 ) -> tuple[str, ...]:
-    """The knobs some random motions reveal together; no motion is sought for the others."""
+    """The parameters some random motions reveal together; no motion is sought for the others."""
     motions = np.stack([series.actions(x) for x in guesses])
-    found, _, _ = information(sim, limits, knobs, motions, options.noise)
-    names = judge(found.sum(axis=0) * UNIFORM**2, [knob.address for knob in knobs]).kept
+    found, _, _ = information(sim, limits, params, motions, options.noise)
+    names = judge(found.sum(axis=0) * UNIFORM**2, [param.address for param in params]).kept
     if not names:
-        raise BadInput("No motion inside the limits reveals any of these knobs; allow more speed or reach.")
+        raise BadInput("No motion inside the limits reveals any of these parameters; allow more speed or reach.")
     return names
 
 
-def _inside(sim: Simulator, limits: Limits, knobs: Sequence[Knob], actions: Array, options: ExciteOptions) -> Design:
+def _inside(sim: Simulator, limits: Limits, params: Sequence[Param], actions: Array, options: ExciteOptions) -> Design:
     """The motion made smaller until it keeps all limits in the fine simulation."""
     sizes = np.array([1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2])
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
     q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
     beyond = _beyond(limits, q[0], v[0], motions)
-    return judged(sim, limits, knobs, motions[int(np.argmax(beyond <= 0))], options)
+    return judged(sim, limits, params, motions[int(np.argmax(beyond <= 0))], options)
 
 
-def _march(sim: Simulator, limits: Limits, knobs: Sequence[Knob], points: Array, motions: Array) -> tuple[Array, Array]:
+def _march(
+    sim: Simulator, limits: Limits, params: Sequence[Param], points: Array, motions: Array
+) -> tuple[Array, Array]:
     """Positions and velocities before each action [settings, motions, steps, ...], NaN once diverged."""
     from instep.core.errors import Diverged
     from instep.core.world import put, take
 
     settings, n = len(points), len(motions)
-    each = {k.address: np.repeat(k.from_unit(points[:, i]), n) for i, k in enumerate(knobs)}
+    each = {k.address: np.repeat(k.from_unit(points[:, i]), n) for i, k in enumerate(params)}
     begin = sim.reset(0)
     tuned = sim.tuned(each)
     state = tuned.place(np.tile(begin.q, (settings * n, 1)), np.tile(begin.v, (settings * n, 1)))
@@ -411,20 +413,20 @@ def _march(sim: Simulator, limits: Limits, knobs: Sequence[Knob], points: Array,
     return q.reshape(settings, n, *q.shape[1:]), v.reshape(settings, n, *v.shape[1:])
 
 
-def _groups(limits: Limits, knobs: Sequence[Knob], local: bool) -> list[list[int]]:
-    """Knobs that are perturbed together: those of one word of different joints where that is allowed, else one each."""
+def _groups(limits: Limits, params: Sequence[Param], local: bool) -> list[list[int]]:
+    """Parameters that are perturbed together: those of one word of different joints where that is allowed, else one each."""
     if not local:
-        return [[i] for i in range(len(knobs))]
+        return [[i] for i in range(len(params))]
     groups: dict[str, list[int]] = {}
-    for i, knob in enumerate(knobs):
-        word = knob.address.rpartition(".")[2] if _own(limits, knob).sum() == 1 else knob.address
+    for i, param in enumerate(params):
+        word = param.address.rpartition(".")[2] if _own(limits, param).sum() == 1 else param.address
         groups.setdefault(word, []).append(i)
     return list(groups.values())
 
 
-def _own(limits: Limits, knob: Knob) -> Array:
-    """The joints a knob is taken to move [joints]."""
-    kind, _, rest = knob.address.partition(".")
+def _own(limits: Limits, param: Param) -> Array:
+    """The joints a parameter is taken to move [joints]."""
+    kind, _, rest = param.address.partition(".")
     part = rest.rpartition(".")[0]
     if kind == "actuator":
         model = limits.scene.model
@@ -435,10 +437,10 @@ def _own(limits: Limits, knob: Knob) -> Array:
     return own if own.any() else np.ones(len(limits.joints), bool)
 
 
-def _values(limits: Limits, knobs: Sequence[Knob]) -> list[float]:
-    """Where the scene has the knobs, moved inside their bounds."""
-    found = address.read(limits.scene.model, [knob.address for knob in knobs])
-    return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in knobs]
+def _values(limits: Limits, params: Sequence[Param]) -> list[float]:
+    """Where the scene has the parameters, moved inside their bounds."""
+    found = address.read(limits.scene.model, [param.address for param in params])
+    return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in params]
 
 
 def _coarse(sim: Simulator) -> Simulator:

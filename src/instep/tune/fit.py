@@ -1,4 +1,4 @@
-"""Identify knobs from recordings: where they stand, and how well that is known."""
+"""Identify parameters from recordings: where they stand, and how well that is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.stats import qmc
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, UnknownName
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
@@ -28,12 +28,12 @@ class Prior:
 
     value: float
     spread: float
-    """Standard deviation; a ratio (0.3 is about 30 %) for a knob that spans decades, else in the knob's unit."""
+    """Standard deviation; a ratio (0.3 is about 30 %) for a param that spans decades, else in the param's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:
-    """How to search; the defaults suit smooth problems of up to thirty knobs."""
+    """How to search; the defaults suit smooth problems of up to thirty parameters."""
 
     window: float = 1.0
     """Length of a window [s]."""
@@ -61,7 +61,7 @@ class FitOptions:
     scale: Mapping[str, float] = field(default_factory=dict[str, float])
     """Size of a residual that counts as one, by coordinate; found from the data where none is given."""
     local: bool = False
-    """Whether a knob of a joint or its actuator is taken to move that joint alone when derivatives are formed, which
+    """Whether a param of a joint or its actuator is taken to move that joint alone when derivatives are formed, which
     needs far fewer simulations for arms with high gear ratios; the cost itself neglects nothing."""
     robust: float = 3.0
     """Residuals beyond this many scales count linearly; 0 for plain squares."""
@@ -75,17 +75,17 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Where the knobs stand, how well that is known, and how well the recordings are explained."""
+    """Where the parameters stand, how well that is known, and how well the recordings are explained."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     problem: Problem
     """What was weighed against what."""
     point: Point
     """The best point, with its residuals and start states."""
     covariance: Array
-    """Of the knobs in unit coordinates [knobs, knobs], from the windows' own scatter."""
+    """Of the parameters in unit coordinates [parameters, parameters], from the windows' own scatter."""
     information: Array
-    """What the data alone say about them, correlated rows counted once [knobs, knobs]."""
+    """What the data alone say about them, correlated rows counted once [parameters, parameters]."""
     first_cost: float
     """The cost where the first search began, under the same weights."""
     worlds: int
@@ -100,7 +100,7 @@ class Fit:
 
     @property
     def x(self) -> Array:
-        """The best values in unit coordinates [knobs]."""
+        """The best values in unit coordinates [parameters]."""
         return self.point.x
 
     @property
@@ -116,7 +116,7 @@ class Fit:
     @property
     def settings(self) -> dict[str, float]:
         """The best values by address."""
-        return {knob.address: float(knob.from_unit(self.x[i])) for i, knob in enumerate(self.knobs)}
+        return {param.address: float(param.from_unit(self.x[i])) for i, param in enumerate(self.params)}
 
     @property
     def estimates(self) -> dict[str, Estimate]:
@@ -124,19 +124,19 @@ class Fit:
         return {name: self.interval(name, 0.95) for name in self.settings}
 
     def interval(self, address: str, level: float = 0.9) -> Estimate:
-        """A knob's value with an interval of another level; it never leaves the knob's bounds."""
-        index = [knob.address for knob in self.knobs].index(address)
-        n, knob = len(self.windows), self.knobs[index]
-        factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.knobs)))
+        """A parameter's value with an interval of another level; it never leaves the parameter's bounds."""
+        index = [param.address for param in self.params].index(address)
+        n, param = len(self.windows), self.params[index]
+        factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.params)))
         half = factor * np.sqrt(self.covariance[index, index])
         ends = np.clip(self.x[index] + np.array([-half, half]), 0.0, 1.0) if np.isfinite(half) else np.array([0.0, 1.0])
-        low, high = sorted(float(e) for e in knob.from_unit(ends))
-        return Estimate(float(knob.from_unit(self.x[index])), low, high, n, knob.unit)
+        low, high = sorted(float(e) for e in param.from_unit(ends))
+        return Estimate(float(param.from_unit(self.x[index])), low, high, n, param.unit)
 
     @property
     def at_bounds(self) -> list[str]:
-        """Knobs that ended on a bound of their range."""
-        return [k.address for k, x in zip(self.knobs, self.x, strict=True) if min(x, 1 - x) < 1e-6]
+        """Parameters that ended on a bound of their range."""
+        return [k.address for k, x in zip(self.params, self.x, strict=True) if min(x, 1 - x) < 1e-6]
 
     @property
     def rms(self) -> dict[str, float]:
@@ -150,32 +150,32 @@ class Fit:
 def fit(
     sim: Simulator,
     episodes: Sequence[Episode],
-    knobs: Sequence[Knob],
+    params: Sequence[Param],
     options: FitOptions | None = None,
     *,
     watch: Watch | None = None,
 ) -> Fit:
-    """Find the knobs with which the simulator best predicts the recordings, window by window.
+    """Find the parameters with which the simulator best predicts the recordings, window by window.
 
     Every candidate setting runs over every window in one native call per control interval; nothing is recompiled. An
     interrupt (Ctrl-C) ends the search and returns the best point found so far.
     """
     options = options or FitOptions()
-    _check(knobs, options)
+    _check(params, options)
     began = time.perf_counter()
     dt = sim.spec.dt
     span = max(1, round(options.window / dt))
     stride = None if options.stride is None else max(1, round(options.stride / dt))
-    delays = [knob.high for knob in knobs if knob.address.endswith(".delay")]
+    delays = [param.high for param in params if param.address.endswith(".delay")]
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
     windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
     if options.foreseeable:
         windows = foreseeable(sim, windows)
-    shooter = Shooter(sim, windows, tuple(knobs))
+    shooter = Shooter(sim, windows, tuple(params))
     best, first, problem, costs, stopped = _search(shooter, options, watch)
     covariance, information = uncertainty(problem, best)
     return Fit(
-        tuple(knobs), problem, best, covariance, information, first.cost, shooter.worlds,
+        tuple(params), problem, best, covariance, information, first.cost, shooter.worlds,
         time.perf_counter() - began, np.array(costs), options.seed, stopped,
     )  # fmt: skip
 
@@ -184,7 +184,7 @@ def _search(
     shooter: Shooter, options: FitOptions, watch: Watch | None
 ) -> tuple[Point, Point, Problem, list[float], bool]:
     """The best point, where the first search began, the problem, the costs of the searches, whether it was stopped."""
-    given = _start(shooter.knobs, options)
+    given = _start(shooter.params, options)
     problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.seen.sum())))
     points = _candidates(problem, given, options)
     problem = replace(problem, scale=_scale(shooter, options, points[0]))
@@ -235,31 +235,31 @@ def _again(problem: Problem, point: Point) -> Point:
 
 
 def _problem(shooter: Shooter, options: FitOptions, scale: Array) -> Problem:
-    windows, knobs = shooter.windows, shooter.knobs
+    windows, params = shooter.windows, shooter.params
     motion = np.abs(windows.tangent.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
     noise = np.concatenate([windows.noise_q, windows.noise_v])
     # A start that is exact to a millionth of the motion is taken as it is.
     moves = noise > 1e-6 * np.concatenate([motion, motion / shooter.sim.spec.dt])
     moves &= np.tile(windows.tangent.seen, 2) & options.free_starts
-    mean, sigma = np.full(len(knobs), 0.5), np.full(len(knobs), np.inf)
-    for i, knob in enumerate(knobs):
-        if knob.address in options.priors:
-            prior = options.priors[knob.address]
-            mean[i] = knob.to_unit(prior.value)
-            span = np.log(knob.high / knob.low) if knob.log else knob.high - knob.low
+    mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
+    for i, param in enumerate(params):
+        if param.address in options.priors:
+            prior = options.priors[param.address]
+            mean[i] = param.to_unit(prior.value)
+            span = np.log(param.high / param.low) if param.log else param.high - param.low
             sigma[i] = prior.spread / span
-    reach = _reach(knobs, windows) if options.local else None
+    reach = _reach(params, windows) if options.local else None
     contacts = len(windows.tangent.quat_q) > 0
     return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, reach, contacts)
 
 
-def _reach(knobs: Sequence[Knob], windows: Windows) -> tuple[Array, Array]:
-    """A joint's or actuator's knob moves the coordinate of that name; any other knob moves all."""
+def _reach(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
+    """A joint's or actuator's parameter moves the coordinate of that name; any other parameter moves all."""
     form = windows.tangent
     names = np.array(form.labels)[form.seen]
-    reach = np.ones((len(knobs), len(names)), bool)
-    for i, knob in enumerate(knobs):
-        kind, _, rest = knob.address.partition(".")
+    reach = np.ones((len(params), len(names)), bool)
+    for i, param in enumerate(params):
+        kind, _, rest = param.address.partition(".")
         part = rest.rpartition(".")[0]
         if kind in ("joint", "actuator") and part in names:
             reach[i] = names == part
@@ -283,10 +283,10 @@ def _scale(shooter: Shooter, options: FitOptions, point: Point) -> Array:
 
 
 def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
-    """Covariance of the knobs from the scatter of whole windows, and what the data alone say.
+    """Covariance of the parameters from the scatter of whole windows, and what the data alone say.
 
     Rows of one window are not independent, so a window counts as one observation: the sandwich estimator, or, where
-    windows are few, the usual one with the residuals' correlation time taken into account. What knobs and start states
+    windows are few, the usual one with the residuals' correlation time taken into account. What params and start states
     took of the noise is missing from the residuals, so both count as degrees of freedom.
     """
     normal = linearise(problem, point, both_sides=True)
@@ -296,12 +296,12 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
     taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
     variance = float((residual**2).sum()) / max(1, rows - taken, rows / 2)
     information = normal.curvature / max(variance, 1e-300) / correlation_time(residual)
-    n, knobs = normal.scores.shape
+    n, params = normal.scores.shape
     inverse = _inverse(normal.curvature + prior)
     covariance = inverse * variance * correlation_time(residual)
-    if n >= 5 * knobs:
+    if n >= 5 * params:
         safe = np.where(np.isfinite(inverse), inverse, 0.0)
-        scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - knobs)) @ safe)
+        scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
         covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
     return covariance, information
 
@@ -345,25 +345,25 @@ def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
     return out
 
 
-def _start(knobs: Sequence[Knob], options: FitOptions) -> Array:
-    values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in knobs]
-    units = np.array([float(k.to_unit(v)) for k, v in zip(knobs, values, strict=True)])
+def _start(params: Sequence[Param], options: FitOptions) -> Array:
+    values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in params]
+    units = np.array([float(k.to_unit(v)) for k, v in zip(params, values, strict=True)])
     # A start on a bound can stall there, so it is moved inside; a delay further, for below a physics step it is none.
-    low = np.where([k.address.endswith(".delay") for k in knobs], 0.1, 0.01)
+    low = np.where([k.address.endswith(".delay") for k in params], 0.1, 0.01)
     return np.clip(units, low, 0.99)
 
 
-def _check(knobs: Sequence[Knob], options: FitOptions) -> None:
-    names = [knob.address for knob in knobs]
+def _check(params: Sequence[Param], options: FitOptions) -> None:
+    names = [param.address for param in params]
     if not names:
-        raise BadInput("Identification needs at least one knob, and none was given.")
+        raise BadInput("Identification needs at least one parameter, and none was given.")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadInput(f"The knob {twice!r} was given twice; give it once.")
+        raise BadInput(f"The parameter {twice!r} was given twice; give it once.")
     for given in (options.start, options.priors):
         for name in given:
             if name not in names:
-                raise UnknownName("knob among those to fit", name, names)
+                raise UnknownName("parameter among those to fit", name, names)
     if options.window <= 0 or options.starts < 1:
         raise BadInput(
             f"A window must be longer than 0 s and there must be at least one start, not {options.window:g} s and "

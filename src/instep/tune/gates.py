@@ -9,7 +9,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Simulator
 
@@ -26,7 +26,7 @@ from .windows import cut
 SEARCHED = 120
 """Windows with contact that are searched over."""
 GENERATIONS = 70
-"""Of such a search; a dozen knobs that begin a third of their ranges away need as many."""
+"""Of such a search; a dozen parameters that begin a third of their ranges away need as many."""
 DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Endings of the directions of a free body."""
 AROUND = 0.5
@@ -56,9 +56,9 @@ class Tuned:
     weak: Identifiability
     comparison: Comparison
     start: Mapping[str, float]
-    """Where the knobs stood before."""
+    """Where the parameters stood before."""
     left: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Where the knobs that could not be told were left."""
+    """Where the parameters that could not be told were left."""
 
     @property
     def passed(self) -> bool:
@@ -67,7 +67,7 @@ class Tuned:
 
     @property
     def settings(self) -> dict[str, float]:
-        """The identified values, and those of the knobs that could not be told."""
+        """The identified values, and those of the parameters that could not be told."""
         return {**self.left, **self.fit.settings}
 
 
@@ -85,7 +85,7 @@ class GateOptions:
 def tune(
     sim: Simulator,
     episodes: tuple[Sequence[Episode], Sequence[Episode]],
-    knobs: Sequence[Knob],
+    params: Sequence[Param],
     options: FitOptions,
     gates: GateOptions | None = None,
     *,
@@ -96,47 +96,49 @@ def tune(
     fitted, held_out = episodes
     passed = [_telemetry([*fitted, *held_out])]
     given, stopped = options.start, False
-    if _contact_alone(knobs):
-        looked = searched(sim, fitted, knobs, options, watch=watch)
+    if _contact_alone(params):
+        looked = searched(sim, fitted, params, options, watch=watch)
         options, gates, stopped = from_there(options, looked), replace(gates, seeds=1), looked.stopped
     look = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
-    first = fit(sim, fitted, knobs, look, watch=watch)
+    first = fit(sim, fitted, params, look, watch=watch)
     first = replace(first, stopped=first.stopped or stopped)
     weak = identifiability(first, first.problem.prior_sigma)
     passed.append(_identifiability(weak))
     if not weak.kept:
-        raise BadInput(f"None of the {len(knobs)} knobs can be identified from these recordings: {weak.weak[0].words}.")
-    kept = [knob for knob in knobs if knob.address not in weak.silent]
+        raise BadInput(
+            f"None of the {len(params)} parameters can be identified from these recordings: {weak.weak[0].words}."
+        )
+    kept = [param for param in params if param.address not in weak.silent]
     frozen = _left(first, weak.silent, options)
     held = sim.tuned(frozen) if frozen else sim
-    begun = _only(_tied(options, knobs, weak), kept, first)
+    begun = _only(_tied(options, params, weak), kept, first)
     solved = None if first.stopped else _solve(held, fitted, kept, begun, gates, watch)
     if solved is None:
-        # The first look turned all knobs, so none was left.
+        # The first look turned all parameters, so none was left.
         words, frozen = "Stopped by hand; the best settings of the first look are kept.", dict[str, float]()
         solved = replace(first, stopped=True), Gate("solve", False, words)
     found, agreed = solved
     passed.append(agreed)
     passed.append(_recovery(found, gates))
     passed.append(_whiteness(found))
-    # Against the scene as it was given: knobs that cannot be told may have been moved as well.
-    before = {knob.address: given.get(knob.address, float(knob.from_unit(0.5))) for knob in knobs}
+    # Against the scene as it was given: parameters that cannot be told may have been moved as well.
+    before = {param.address: given.get(param.address, float(param.from_unit(0.5))) for param in params}
     after = {**frozen, **found.settings}
     comparison = compare(sim, held_out, before, after, window=options.window, seed=gates.seed)
     passed.append(_held_out(comparison))
     return Tuned(found, tuple(passed), weak, comparison, dict(given), frozen)
 
 
-def _contact_alone(knobs: Sequence[Knob]) -> bool:
+def _contact_alone(params: Sequence[Param]) -> bool:
     """Whether what is sought shows in impacts only, where the cost has steps and no slope to follow."""
-    kinds = {knob.address.split(".")[0] for knob in knobs}
+    kinds = {param.address.split(".")[0] for param in params}
     return "geom" in kinds and kinds <= {"geom", "body", "option"}
 
 
 def searched(
     sim: Simulator,
     episodes: Sequence[Episode],
-    knobs: Sequence[Knob],
+    params: Sequence[Param],
     options: FitOptions,
     *,
     watch: Watch | None = None,
@@ -147,8 +149,8 @@ def searched(
     """
     limit = min(options.limit or SEARCHED, SEARCHED)
     windows = cut(sim, episodes, span=max(1, round(options.window / sim.spec.dt)), limit=limit)
-    first = np.array([[float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in knobs]])
-    left = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(knobs))(np.clip(first, 0.0, 1.0))[0]))
+    first = np.array([[float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in params]])
+    left = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(params))(np.clip(first, 0.0, 1.0))[0]))
     size = left[windows.inside].mean(axis=0)
     kinds = [label[:-1] if label[-2:] in DIRECTIONS else label for label in windows.tangent.labels]
     scale = {
@@ -163,7 +165,7 @@ def searched(
         generations=GENERATIONS,
         seed=options.seed,
     )
-    return search(sim, episodes, knobs, look, watch=watch)
+    return search(sim, episodes, params, look, watch=watch)
 
 
 def from_there(options: FitOptions, found: Found) -> FitOptions:
@@ -171,34 +173,34 @@ def from_there(options: FitOptions, found: Found) -> FitOptions:
     return replace(options, start={**options.start, **found.settings}, iterations=0)
 
 
-def _tied(options: FitOptions, knobs: Sequence[Knob], weak: Identifiability) -> FitOptions:
-    """The options with a prior for knobs that are told only together with others: near where they were.
+def _tied(options: FitOptions, params: Sequence[Param], weak: Identifiability) -> FitOptions:
+    """The options with a prior for parameters that are told only together with others: near where they were.
 
     Held fast they would spoil the rest: what they were may be wrong, and others would make up for it.
     """
     priors = dict(options.priors)
-    for knob in knobs:
-        if knob.address in weak.tied and knob.address not in priors:
-            span = np.log(knob.high / knob.low) if knob.log else knob.high - knob.low
-            value = options.start.get(knob.address, float(knob.from_unit(0.5)))
-            priors[knob.address] = Prior(value, UNIFORM * float(span))
+    for param in params:
+        if param.address in weak.tied and param.address not in priors:
+            span = np.log(param.high / param.low) if param.log else param.high - param.low
+            value = options.start.get(param.address, float(param.from_unit(0.5)))
+            priors[param.address] = Prior(value, UNIFORM * float(span))
     return replace(options, priors=priors)
 
 
 def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, float]:
-    """Where knobs that cannot be told are left: where they were, or, if that explains the data worse, where they went.
+    """Where params that cannot be told are left: where they were, or, if that explains the data worse, where they went.
 
     A damping of a hundredth of what matters has no effect, so it cannot be told; but what it was before may have had.
     """
     left: dict[str, float] = {}
-    for i, knob in enumerate(first.knobs):
-        if knob.address not in names or knob.address not in options.start:
+    for i, param in enumerate(first.params):
+        if param.address not in names or param.address not in options.start:
             continue
         x = first.x.copy()
-        x[i] = float(np.clip(knob.to_unit(options.start[knob.address]), 0.0, 1.0))
+        x[i] = float(np.clip(param.to_unit(options.start[param.address]), 0.0, 1.0))
         back = evaluate(first.problem, x[None], first.point.starts[None])[0]
         worse = back.cost > 1.02 * first.cost
-        left[knob.address] = first.settings[knob.address] if worse else options.start[knob.address]
+        left[param.address] = first.settings[param.address] if worse else options.start[param.address]
     return left
 
 
@@ -215,7 +217,7 @@ def _telemetry(episodes: Sequence[Episode]) -> Gate:
 
 def _identifiability(weak: Identifiability) -> Gate:
     if not weak.weak:
-        return Gate("identifiability", True, f"All {len(weak.kept)} knobs can be told from these recordings.")
+        return Gate("identifiability", True, f"All {len(weak.kept)} parameters can be told from these recordings.")
     said = "; ".join(direction.words for direction in weak.weak[:4])
     more = f" (and {len(weak.weak) - 4} more directions)" if len(weak.weak) > 4 else ""
     left = f" Left where they were: {', '.join(weak.silent)}." if weak.silent else ""
@@ -226,7 +228,7 @@ def _identifiability(weak: Identifiability) -> Gate:
 def _solve(
     sim: Simulator,
     episodes: Sequence[Episode],
-    knobs: Sequence[Knob],
+    params: Sequence[Param],
     options: FitOptions,
     gates: GateOptions,
     watch: Watch | None,
@@ -235,7 +237,7 @@ def _solve(
 
     None where it was stopped before the first search had anything to show.
     """
-    fits, stopped = _searches(sim, episodes, knobs, (_coarse(options), gates), watch)
+    fits, stopped = _searches(sim, episodes, params, (_coarse(options), gates), watch)
     if not fits:
         return None
     # Weights differ a little between the searches, so all are judged under those of the first.
@@ -246,15 +248,15 @@ def _solve(
     # Fits within one per cent of the best cost count as found; their spread is the doubt of the search.
     good = np.stack([fits[i].x for i in ranked if costs[i] <= 1.01 * costs[ranked[0]]])
     spread = float(np.ptp(good, axis=0).max()) if len(good) > 1 else 0.0
-    apart = [k.address for k, s in zip(knobs, np.ptp(good, axis=0), strict=True) if s > 0.05]
+    apart = [k.address for k, s in zip(params, np.ptp(good, axis=0), strict=True) if s > 0.05]
     words = (
-        f"{len(good)} of {len(fits)} searches agree to within 1 % of the cost; knobs differ by at most {spread:.1%} "
+        f"{len(good)} of {len(fits)} searches agree to within 1 % of the cost; params differ by at most {spread:.1%} "
         "of their range"
     )
     words += f" ({', '.join(apart)} by more than 5 %)." if apart else "."
     try:
         if not stopped and len(best.windows) < (options.limit or len(best.windows) + 1):
-            best = fit(sim, episodes, knobs, replace(options, start=best.settings, starts=1), watch=watch)
+            best = fit(sim, episodes, params, replace(options, start=best.settings, starts=1), watch=watch)
     except KeyboardInterrupt:
         stopped = True
     if stopped or best.stopped:
@@ -266,7 +268,7 @@ def _solve(
 def _searches(
     sim: Simulator,
     episodes: Sequence[Episode],
-    knobs: Sequence[Knob],
+    params: Sequence[Param],
     how: tuple[FitOptions, GateOptions],
     watch: Watch | None,
 ) -> tuple[list[Fit], bool]:
@@ -276,7 +278,7 @@ def _searches(
     for seed in range(gates.seeds):
         begun = replace(options, anywhere=True, near=AROUND) if seed else options
         try:
-            fits.append(fit(sim, episodes, knobs, replace(begun, seed=gates.seed + seed), watch=watch))
+            fits.append(fit(sim, episodes, params, replace(begun, seed=gates.seed + seed), watch=watch))
         except KeyboardInterrupt:
             return fits, True
         if fits[-1].stopped:
@@ -300,7 +302,7 @@ def _recovery(found: Fit, gates: GateOptions) -> Gate:
     worst = min(result.share, key=lambda name: result.share[name])
     words = (
         f"Of {len(result.inside)} planted truths on the same excitation, {total.value:.0%} lay inside their 90 % "
-        f"intervals; the worst knob is {worst} with {result.share[worst]:.0%}."
+        f"intervals; the worst parameter is {worst} with {result.share[worst]:.0%}."
     )
     return Gate("recovery", total.value >= 0.85, words, {"recovered": total})
 
@@ -333,9 +335,9 @@ def _held_out(result: Comparison) -> Gate:
     return Gate("held-out", result.better, words, {"improvement": gain, "before": result.before, "after": result.after})
 
 
-def _only(options: FitOptions, knobs: Sequence[Knob], first: Fit) -> FitOptions:
-    """The options for the knobs that are left, starting where the first look ended."""
-    names = {knob.address for knob in knobs}
+def _only(options: FitOptions, params: Sequence[Param], first: Fit) -> FitOptions:
+    """The options for the parameters that are left, starting where the first look ended."""
+    names = {param.address for param in params}
     priors = {name: prior for name, prior in options.priors.items() if name in names}
     return replace(options, start={n: v for n, v in first.settings.items() if n in names}, priors=priors)
 

@@ -1,4 +1,4 @@
-"""Which knobs the recordings can reveal, and which only together: directions of the Fisher information."""
+"""Which parameters the recordings can reveal, and which only together: directions of the Fisher information."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from instep.core.world import Array
 from .fit import Fit
 
 UNIFORM = 1 / np.sqrt(12)
-"""Standard deviation of a knob of which nothing is known but its bounds, in unit coordinates."""
+"""Standard deviation of a parameter of which nothing is known but its bounds, in unit coordinates."""
 BLIND = 1e-7
 """A direction with less than this share of the strongest information is an artefact of finite differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Knobs that the data tell only together, or not at all."""
+    """Parameters that the data tell only together, or not at all."""
 
     information: float
     """Information of the data over that of the prior; below 1 the data said less than was known before."""
     parts: tuple[tuple[str, float], ...]
-    """Knobs and their shares, the largest first."""
+    """Parameters and their shares, the largest first."""
 
     @property
     def words(self) -> str:
@@ -40,31 +40,31 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Identifiability:
-    """What can be told, what cannot, and which knobs to leave alone so that the rest can."""
+    """What can be told, what cannot, and which parameters to leave alone so that the rest can."""
 
     weak: tuple[Direction, ...]
     """Directions in which the data say less than the prior, weakest first."""
     frozen: tuple[str, ...]
-    """Knobs to leave where they are, the fewest that make all others identifiable."""
+    """Parameters to leave where they are, the fewest that make all others identifiable."""
     kept: tuple[str, ...]
-    """Knobs that are identifiable once those are left alone."""
+    """Parameters that are identifiable once those are left alone."""
     silent: tuple[str, ...] = ()
     """Of the frozen ones those about which the data say nothing at all, rather than something together with others."""
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Knobs that the data tell only together with others: a prior is all that can hold them."""
+        """Parameters that the data tell only together with others: a prior is all that can hold them."""
         return tuple(name for name in self.frozen if name not in self.silent)
 
 
 def identifiability(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
-    """Judge the knobs of a fit by F = S J^T Sigma^-1 J S, with S the spread known before."""
-    sigma = np.minimum(UNIFORM, prior_sigma) if prior_sigma is not None else np.full(len(found.knobs), UNIFORM)
-    return judge(found.information * np.outer(sigma, sigma), [knob.address for knob in found.knobs])
+    """Judge the parameters of a fit by F = S J^T Sigma^-1 J S, with S the spread known before."""
+    sigma = np.minimum(UNIFORM, prior_sigma) if prior_sigma is not None else np.full(len(found.params), UNIFORM)
+    return judge(found.information * np.outer(sigma, sigma), [param.address for param in found.params])
 
 
 def judge(information: Array, names: Sequence[str]) -> Identifiability:
-    """Name the weak directions of a scaled information matrix, and freeze knobs until none is left."""
+    """Name the weak directions of a scaled information matrix, and freeze parameters until none is left."""
     strongest = float(np.linalg.eigvalsh(information).max(initial=0.0))
     threshold = max(1.0, BLIND * strongest)
     weak = directions(information, names, threshold)
@@ -93,6 +93,6 @@ def directions(information: Array, names: Sequence[str], threshold: float) -> tu
 
 
 def _scapegoat(vector: Array) -> int:
-    """The knob to freeze: the largest share, the later one where two are about equal."""
+    """The parameter to freeze: the largest share, the later one where two are about equal."""
     size = np.abs(vector)
     return int(np.flatnonzero(size > 0.9 * size.max())[-1])

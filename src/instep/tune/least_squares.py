@@ -1,13 +1,13 @@
 """Least squares with multiple shooting: Levenberg and Marquardt's method, one batch of simulations per question.
 
-The unknowns are the knobs x, in unit coordinates inside [0, 1], and a shift s_w of the start state of each window w.
+The unknowns are the params x, in unit coordinates inside [0, 1], and a shift s_w of the start state of each window w.
 The cost is
 
     sum_w |r_w(x, s_w)|^2_W + |s_w / sigma_0|^2 + |(x - m) / sigma_x|^2,
 
 and since a shift is felt in its own window only, one perturbed simulation per direction differentiates all of them;
 they are then eliminated window by window (a Schur complement), so that the system solved is as small as the number of
-knobs.
+parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from instep.core.world import Array
 from .shooting import Shooter
 
 NUDGE = 1e-3
-"""Step of finite differences, as a share of a knob's range."""
+"""Step of finite differences, as a share of a parameter's range."""
 WIDEST = 0.05
 """Longest step of differences: where contacts make a cost rough, only differences across its ripples are slopes."""
 RIPPLES = 12
@@ -39,13 +39,13 @@ class Problem:
     sigma_start: Array
     """How far start states may move, positions then velocities [2 nv]; 0 where they are taken as measured."""
     prior_mean: Array
-    """Where the knobs are expected, in unit coordinates [knobs]."""
+    """Where the parameters are expected, in unit coordinates [parameters]."""
     prior_sigma: Array
-    """How well that is known; infinite where nothing is [knobs]."""
+    """How well that is known; infinite where nothing is [parameters]."""
     robust: float = 0.0
     """Residuals beyond this many scales count linearly (soft L1); 0 for plain squares."""
     reach: tuple[Array, Array] | None = None
-    """Channels each knob [knobs, channels] and each start direction [2 nv, channels] moves, the rest being neglected in
+    """Channels each param [params, channels] and each start direction [2 nv, channels] moves, the rest being neglected in
     derivatives; unknowns that share no channel are then perturbed together. All where None."""
     contacts: bool = False
     """Whether bodies move freely, and so by touching others: only there is a cost taken to have ripples."""
@@ -56,7 +56,7 @@ class Point:
     """A setting, the start states that go with it, and what it costs."""
 
     x: Array
-    """Knobs in unit coordinates [knobs]."""
+    """Parameters in unit coordinates [parameters]."""
     starts: Array
     """Shift of each window's start [windows, 2 nv]."""
     residual: Array
@@ -68,24 +68,24 @@ class Point:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normal:
-    """The cost near a point, as a quadratic in the knobs alone."""
+    """The cost near a point, as a quadratic in the parameters alone."""
 
     curvature: Array
-    """Half the second derivative of the cost of the data [knobs, knobs]."""
+    """Half the second derivative of the cost of the data [parameters, parameters]."""
     gradient: Array
-    """Half its gradient, priors included [knobs]."""
+    """Half its gradient, priors included [parameters]."""
     scores: Array
-    """Each window's share of the gradient of the data [windows, knobs]."""
+    """Each window's share of the gradient of the data [windows, parameters]."""
     slopes: tuple[Array, Array]
-    """Derivative of the residuals by knob [knobs, windows, span, channels] and by start [free, ...]."""
+    """Derivative of the residuals by parameter [parameters, windows, span, channels] and by start [free, ...]."""
     eliminated: tuple[Array, Array]
-    """What a step of the knobs does to the starts: offset [windows, free] and slope [windows, free, knobs]."""
+    """What a step of the params does to the starts: offset [windows, free] and slope [windows, free, params]."""
     free: Array
     """Directions of the start state that move."""
 
 
 Watch = Callable[[int, float, Array], None]
-"""Told the iteration, the cost and the knobs in unit coordinates."""
+"""Told the iteration, the cost and the parameters in unit coordinates."""
 
 
 def descend(problem: Problem, point: Point, iterations: int, tolerance: float, watch: Watch | None = None) -> Point:
@@ -179,12 +179,12 @@ def rough(point: Point) -> bool:
 
 
 def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Array]) -> tuple[Array, Array]:
-    """Derivatives of the residuals by knob and by start state, all perturbed worlds in one batch.
+    """Derivatives of the residuals by parameter and by start state, all perturbed worlds in one batch.
 
-    Each side holds the sign of every knob's step; the derivatives are the mean over the sides.
+    Each side holds the sign of every parameter's step; the derivatives are the mean over the sides.
     """
-    shooter, knobs, channels = problem.shooter, len(point.x), point.residual.shape[-1]
-    reach, reach_start = problem.reach or (np.ones((knobs, channels), bool), np.ones((len(free), channels), bool))
+    shooter, params, channels = problem.shooter, len(point.x), point.residual.shape[-1]
+    reach, reach_start = problem.reach or (np.ones((params, channels), bool), np.ones((len(free), channels), bool))
     if problem.reach is not None:
         reach_start = reach_start[free]
     groups, start_groups = _together(reach), _together(reach_start)
@@ -199,7 +199,7 @@ def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Ar
             starts[row][:, free[group]] += (1 - 2 * side) * sizes[group]
     changes = _seen(shooter, shooter(xs, starts if len(free) else None)) - point.residual
     changes = np.nan_to_num(changes, nan=0.0, posinf=0.0, neginf=0.0)
-    jacobian, by_start = np.zeros((knobs, *changes.shape[1:])), np.zeros((len(free), *changes.shape[1:]))
+    jacobian, by_start = np.zeros((params, *changes.shape[1:])), np.zeros((len(free), *changes.shape[1:]))
     for side, signs in enumerate(sides):
         for row, group in enumerate(groups, side * each):
             for i in group:
@@ -211,10 +211,10 @@ def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Ar
 
 
 def _ripples(problem: Problem, point: Point, normal: Normal) -> Array:
-    """Covariance of the gradient of the data that is due to what slopes leave of the cost nearby [knobs, knobs]."""
-    knobs, (jacobian, by_start) = len(point.x), normal.slopes
+    """Covariance of the gradient of the data that is due to what slopes leave of the cost nearby [params, params]."""
+    params, (jacobian, by_start) = len(point.x), normal.slopes
     rng = np.random.default_rng(RIPPLES)
-    away = point.nudge / 2 * rng.uniform(-1, 1, (RIPPLES, knobs))
+    away = point.nudge / 2 * rng.uniform(-1, 1, (RIPPLES, params))
     xs = np.clip(point.x + away, 0.0, 1.0)
     away = xs - point.x
     moved = np.einsum("nfk,pk->pnf", normal.eliminated[1], away)
@@ -256,20 +256,20 @@ def _together(reach: Array) -> list[list[int]]:
 def _normal(problem: Problem, point: Point, slopes: tuple[Array, Array]) -> Normal:
     jacobian, by_start = slopes
     free = np.flatnonzero(problem.sigma_start > 0)
-    x, n, knobs = point.x, len(problem.shooter.windows), len(point.x)
+    x, n, params = point.x, len(problem.shooter.windows), len(point.x)
     weight = _weights(problem, point.residual)
     rows = point.residual[0].size
-    flat = np.moveaxis(jacobian, 0, 1).reshape(n, knobs, rows)
+    flat = np.moveaxis(jacobian, 0, 1).reshape(n, params, rows)
     flat_s = np.moveaxis(by_start, 0, 1).reshape(n, len(free), rows)
     weighed = flat * weight.reshape(n, 1, -1)
     residual = np.nan_to_num(point.residual).reshape(n, -1)
     scores = np.einsum("npr,nr->np", weighed, residual)
     curvature = np.einsum("npr,nqr->pq", weighed, flat, optimize=True)
-    offset, slope = np.zeros((n, 0)), np.zeros((n, 0, knobs))
+    offset, slope = np.zeros((n, 0)), np.zeros((n, 0, params))
     if len(free):
         weighed_s = flat_s * weight.reshape(n, 1, -1)
         own = weighed_s @ np.swapaxes(flat_s, 1, 2) + np.diag(problem.sigma_start[free] ** -2.0)
-        cross = weighed_s @ np.swapaxes(flat, 1, 2)  # [windows, free, knobs]
+        cross = weighed_s @ np.swapaxes(flat, 1, 2)  # [windows, free, parameters]
         pull = np.einsum("nfr,nr->nf", weighed_s, residual) + point.starts[:, free] / problem.sigma_start[free] ** 2
         solved = np.linalg.solve(own, np.concatenate([pull[..., None], cross], axis=2))
         offset, slope = -solved[..., 0], -solved[..., 1:]
@@ -297,16 +297,16 @@ def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tup
     after = np.clip(x + _free_step(problem, point, normal, damping), 0.0, 1.0)
     starts = point.starts.copy()
     offset, slope = normal.eliminated
-    # Starts are damped like knobs: a whole step of theirs can be too long however short that of the knobs is.
+    # Starts are damped like parameters: a whole step of theirs can be too long however short that of the parameters is.
     starts[:, normal.free] += offset / (1 + damping) + slope @ (after - x)
     return after, starts
 
 
 def _free_step(problem: Problem, point: Point, normal: Normal, damping: float) -> Array:
-    """The step of the knobs as if there were no bounds but those they stand at."""
+    """The step of the parameters as if there were no bounds but those they stand at."""
     full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
     x, gradient = point.x, normal.gradient
-    # A knob at its bound that wants to go beyond it stays; the others move as if it were fixed.
+    # A parameter at its bound that wants to go beyond it stays; the others move as if it were fixed.
     moving = ~(((x <= 0) & (gradient > 0)) | ((x >= 1) & (gradient < 0)))
     moving &= np.diag(full) > 1e-12 * max(np.diag(full).max(initial=0.0), 1e-300)
     step = np.zeros_like(x)
@@ -318,7 +318,7 @@ def _free_step(problem: Problem, point: Point, normal: Normal, damping: float) -
 
 
 def _most(problem: Problem, point: Point, normal: Normal) -> float:
-    """The most that any step of the knobs could lower the cost if it were what its slopes say."""
+    """The most that any step of the parameters could lower the cost if it were what its slopes say."""
     return float(-normal.gradient @ _free_step(problem, point, normal, 0.0))
 
 

@@ -1,6 +1,6 @@
 """Design a motion by superposition: around a pose an arm answers small commands linearly, tone by tone.
 
-With s_0 what knobs change of the pose itself and s_b what they change of the answer to a small sine b,
+With s_0 what parameters change of the pose itself and s_b what they change of the answer to a small sine b,
 
     s(c) = s_0 + sum_b c_b s_b,    F(c) = s(c)^T s(c),
 
@@ -18,7 +18,7 @@ import mujoco
 import numpy as np
 from scipy.optimize import minimize
 
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array
 from instep.scene import address
 
@@ -39,26 +39,26 @@ class Basis:
     waves: Array
     """What each motion adds to them [motions, steps, nu]."""
     still: Array
-    """Slopes at rest [knobs, rows]."""
+    """Slopes at rest [parameters, rows]."""
     slopes: Array
-    """What each motion adds to those [knobs, motions, rows]."""
+    """What each motion adds to those [parameters, motions, rows]."""
 
     def actions(self, c: Array) -> Array:
         """The commands of a superposition [steps, nu]."""
         return self.rest + np.einsum("b,btu->tu", c, self.waves)
 
 
-def answers(limits: Limits, knobs: Sequence[Knob], values: Sequence[float], cycles: Sequence[int], steps: int) -> Any:
-    """What a step of each knob changes: of the pose [knobs, joints], and of the answer to each tone and joint.
+def answers(limits: Limits, params: Sequence[Param], values: Sequence[float], cycles: Sequence[int], steps: int) -> Any:
+    """What a step of each param changes: of the pose [params, joints], and of the answer to each tone and joint.
 
-    The second is complex [knobs, tones, joints, joints]: by how much joint a swings more, and how much later, for a
+    The second is complex [params, tones, joints, joints]: by how much joint a swings more, and how much later, for a
     swing of the command of joint b.
     """
     step, still, swings = 0.01, [], []
     hertz = np.array(cycles) / (steps * limits.scene.dt)
-    for knob, value in zip(knobs, values, strict=True):
-        x = float(knob.to_unit(value))
-        ends = [_linear(limits, {knob.address: float(knob.from_unit(x + side * step))}, hertz) for side in (1, -1)]
+    for param, value in zip(params, values, strict=True):
+        x = float(param.to_unit(value))
+        ends = [_linear(limits, {param.address: float(param.from_unit(x + side * step))}, hertz) for side in (1, -1)]
         still.append((ends[0][0] - ends[1][0]) / (2 * step))
         swings.append((ends[0][1] - ends[1][1]) / (2 * step))
     return np.array(still), np.array(swings)
@@ -88,23 +88,23 @@ def basis(rest: Array, waves: Array, told: Any, places: Array, noise: float, sha
     `share` is how much of a sine's square is left by fading in and out.
     """
     still, swings = told
-    knobs, tones, joints, _ = swings.shape
-    slopes = np.zeros((knobs, len(waves), tones, 2, joints))
+    params, tones, joints, _ = swings.shape
+    slopes = np.zeros((params, len(waves), tones, 2, joints))
     for number, (tone, joint, phase) in enumerate(places):
         size = np.abs(waves[number]).max()
         seen = size * swings[:, tone, :, joint] * (1.0 if phase else -1j)
         slopes[:, number, tone, 0], slopes[:, number, tone, 1] = seen.real, seen.imag
-    slopes = slopes.reshape(knobs, len(waves), -1) * np.sqrt(share * len(rest) / 2) / noise
-    pose = np.zeros((knobs, slopes.shape[-1] + joints))
+    slopes = slopes.reshape(params, len(waves), -1) * np.sqrt(share * len(rest) / 2) / noise
+    pose = np.zeros((params, slopes.shape[-1] + joints))
     pose[:, -joints:] = still * np.sqrt(len(rest)) / noise
-    return Basis(rest, waves, pose, np.concatenate([slopes, np.zeros((knobs, len(waves), joints))], axis=-1))
+    return Basis(rest, waves, pose, np.concatenate([slopes, np.zeros((params, len(waves), joints))], axis=-1))
 
 
 def superposed(given: Basis, energy: float, rng: np.random.Generator, *, tries: int = 4) -> Array:
     """The coefficients of the motion of an energy whose least known direction is known best [motions]."""
-    knobs, size, _ = given.slopes.shape
-    flat = given.slopes.reshape(knobs * size, -1)
-    inner = (flat @ flat.T).reshape(knobs, size, knobs, size)
+    params, size, _ = given.slopes.shape
+    flat = given.slopes.reshape(params * size, -1)
+    inner = (flat @ flat.T).reshape(params, size, params, size)
     cross = np.einsum("ir,kbr->ikb", given.still, given.slopes)
     still = given.still @ given.still.T
     away = (given.waves - given.waves.mean(axis=1, keepdims=True)).reshape(size, -1)

@@ -25,13 +25,13 @@ WIDE = 6.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summary:
-    """Rows of residuals boiled down to how a fit would move: one number per knob, in deviations of the posterior."""
+    """Rows of residuals boiled down to how a fit would move: one number per param, in deviations of the posterior."""
 
     directions: Array
-    """[knobs, rows]."""
+    """[parameters, rows]."""
 
     def __call__(self, rows: Array) -> Array:
-        """[points, rows] -> [points, knobs]; finite also where a simulation was not."""
+        """[points, rows] -> [points, parameters]; finite also where a simulation was not."""
         finite = np.nan_to_num(rows, nan=1e3, posinf=1e3, neginf=-1e3).clip(-1e4, 1e4)
         return finite @ self.directions.T
 
@@ -72,11 +72,11 @@ def npe(found: Fit, *, seed: int = 0, sims: int = 1000, draws: int = 2000, truth
         checks = network.sample((100,), condition=_tensor(torch, seen[sims:]))
     ranks = (checks.detach().numpy() < z[None, sims:]).mean(axis=0)
     drawn = found.x + real.detach().numpy().astype(float) @ root.T
-    return Cloud(found.knobs, np.clip(drawn, 0.0, 1.0), ranks)
+    return Cloud(found.params, np.clip(drawn, 0.0, 1.0), ranks)
 
 
 def _inside(rng: np.random.Generator, centre: Array, root: Array, n: int) -> Array:
-    """n points within some deviations of the Laplace posterior, uniformly where the bounds allow it [n, knobs]."""
+    """n points within some deviations of the Laplace posterior, uniformly where the bounds allow it [n, parameters]."""
     z = WIDE * rng.uniform(-1, 1, (n, len(root)))
     for _ in range(50):
         x = centre + z @ root.T

@@ -1,6 +1,6 @@
-"""Identified knobs for other tools: JSON with units and intervals, tuned MJCF, URDF dynamics, YAML; USD next door.
+"""Identified parameters for other tools: JSON with units and intervals, tuned MJCF, URDF dynamics, YAML; USD next door.
 
-Identified knobs as a USD layer: Newton's joint attributes and drives, to lie over the robot's own stage.
+Identified parameters as a USD layer: Newton's joint attributes and drives, to lie over the robot's own stage.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def export_all(
     """Everything another tool may want, in one folder; URDF where one is given, USD where usd-core is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [
-        write_knobs(folder / "knobs.json", found),
+        write_params(folder / "params.json", found),
         write_mjcf(folder / "tuned.xml", scene, settings),
-        write_yaml(folder / "knobs.yaml", settings),
+        write_yaml(folder / "params.yaml", settings),
         write_joint_limits(folder / "joint_limits.yaml", scene, settings),
     ]
     if urdf is not None:
@@ -71,14 +71,18 @@ def _effort(model: mujoco.MjModel, joint: int) -> float | None:
     return None
 
 
-def write_knobs(path: Path, found: Fit) -> Path:
+def write_params(path: Path, found: Fit) -> Path:
     """Values, units, intervals and bounds of a fit as JSON."""
     intervals = found.estimates
     table = {
-        knob.address: {**intervals[knob.address].as_dict(), "bounds": [knob.low, knob.high], "scale": _scale(knob.log)}
-        for knob in found.knobs
+        param.address: {
+            **intervals[param.address].as_dict(),
+            "bounds": [param.low, param.high],
+            "scale": _scale(param.log),
+        }
+        for param in found.params
     }
-    content = {"instep": __version__, "mujoco": mujoco.__version__, "seed": found.seed, "knobs": table}
+    content = {"instep": __version__, "mujoco": mujoco.__version__, "seed": found.seed, "params": table}
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
 
@@ -170,9 +174,9 @@ def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str
     for name in scene.robot:
         prim = stage.OverridePrim(f"{base}/{pxr.Tf.MakeValidIdentifier(name)}")
         _joint(pxr, prim, model, name)
-        for knob, value in settings.items():
-            if knob.startswith((f"joint.{name}.", f"actuator.{name}.")):
-                prim.SetCustomDataByKey(f"instep:{knob.rpartition('.')[2]}", float(value))
+        for param, value in settings.items():
+            if param.startswith((f"joint.{name}.", f"actuator.{name}.")):
+                prim.SetCustomDataByKey(f"instep:{param.rpartition('.')[2]}", float(value))
     stage.GetRootLayer().Save()
     return path
 

@@ -1,4 +1,4 @@
-"""Choose what to turn when the user does not say: a sensible set of knobs for a scene and its recordings."""
+"""Choose what to turn when the user does not say: a sensible set of parameters for a scene and its recordings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.param import Knob
-from instep.physics.actuators import drive_knobs, ripple_knobs
+from instep.core.param import Param
+from instep.physics.actuators import drive_params, ripple_params
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -29,7 +29,7 @@ SMALL = 1e-3
 class Choice:
     """What to turn, where it begins, and what is set once and for all."""
 
-    knobs: tuple[Knob, ...]
+    params: tuple[Param, ...]
     start: dict[str, float]
     held: dict[str, float]
     """Settings that make the others mean what they say; they are promoted with them."""
@@ -46,30 +46,30 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
         raise BadInput(
             "Nothing that the scene knows moves in the recordings; check their labels with: instep data info"
         )
-    knobs: list[Knob] = []
+    params: list[Param] = []
     start: dict[str, float] = {}
     held: dict[str, float] = {}
     for joint in moved:
-        _joint(scene, joint, knobs, start, held)
+        _joint(scene, joint, params, start, held)
     for name in _carried(scene):
-        knobs.append(Knob(name, -2.0, 4.0))
+        params.append(Param(name, -2.0, 4.0))
         start[name] = float(address.read(scene.model, [name])[name])
-    _motors(scene, knobs, start, held)
+    _motors(scene, params, start, held)
     # Where a table stands is not the robot's, so it is sought only where the scene says that it is not known.
     for name in address.addresses(scene.model):
         if name.startswith("geom.") and name in scene.bounds:
-            _add(scene, name, knobs, start)
+            _add(scene, name, params, start)
     for body in scene.objects:
         for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
-            _add(scene, name, knobs, start)
+            _add(scene, name, params, start)
     if scene.model.nu:
-        _add(scene, address.DELAY, knobs, start)
-        knobs[-1] = Knob(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
+        _add(scene, address.DELAY, params, start)
+        params[-1] = Param(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
         # At nought the slope vanishes: a delay below one physics step is none. A control period has one.
         start[address.DELAY] = max(start[address.DELAY], scene.dt)
-    knobs = [_bounded(knob, scene.bounds) for knob in knobs]
-    start = {k.address: _begin(k, start[k.address]) for k in knobs}
-    return Choice(tuple(knobs), start, held | clipped(scene, episodes))
+    params = [_bounded(param, scene.bounds) for param in params]
+    start = {k.address: _begin(k, start[k.address]) for k in params}
+    return Choice(tuple(params), start, held | clipped(scene, episodes))
 
 
 def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
@@ -98,33 +98,33 @@ def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> Choice:
-    """The knobs a user named, each where the scene has it."""
-    driven, start, rest = drive_knobs(scene, patterns)
-    driven = [_bounded(knob, {**scene.bounds, **bounds}) for knob in driven]
-    found = address.knobs(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
-    values = address.read(scene.model, [knob.address for knob in found])
+    """The parameters a user named, each where the scene has it."""
+    driven, start, rest = drive_params(scene, patterns)
+    driven = [_bounded(param, {**scene.bounds, **bounds}) for param in driven]
+    found = address.params(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
+    values = address.read(scene.model, [param.address for param in found])
     held = {}
-    if any(knob.address.endswith(".frictionloss") for knob in found) and scene.model.nv:
+    if any(param.address.endswith(".frictionloss") for param in found) and scene.model.nv:
         joints = {k.address.split(".")[1] for k in found if k.address.endswith(".frictionloss") and k.address[0] == "j"}
         held = {f"joint.{j}.grip": FIRM for j in sorted(joints)}
     start |= values
-    knobs = (*found, *driven)
-    return Choice(knobs, {k.address: _begin(k, start[k.address]) for k in knobs}, held)
+    params = (*found, *driven)
+    return Choice(params, {k.address: _begin(k, start[k.address]) for k in params}, held)
 
 
-def _begin(knob: Knob, value: float) -> float:
-    """Where a search begins: at the scene's value, or in the middle where that is nought and the knob spans decades."""
-    if knob.log and value <= 0:
-        return float(knob.from_unit(0.5))
-    return float(np.clip(value, knob.low, knob.high))
+def _begin(param: Param, value: float) -> float:
+    """Where a search begins: at the scene's value, or in the middle where that is nought and the param spans decades."""
+    if param.log and value <= 0:
+        return float(param.from_unit(0.5))
+    return float(np.clip(value, param.low, param.high))
 
 
-def _bounded(knob: Knob, bounds: Mapping[str, Sequence[float]]) -> Knob:
-    """The knob with the bounds that were given for it, where any were."""
+def _bounded(param: Param, bounds: Mapping[str, Sequence[float]]) -> Param:
+    """The parameter with the bounds that were given for it, where any were."""
     for pattern, (low, high) in bounds.items():
-        if fnmatchcase(knob.address, pattern):
-            knob = Knob(knob.address, float(low), float(high), knob.log and low > 0, knob.unit)
-    return knob
+        if fnmatchcase(param.address, pattern):
+            param = Param(param.address, float(low), float(high), param.log and low > 0, param.unit)
+    return param
 
 
 def _carried(scene: Scene) -> list[str]:
@@ -141,7 +141,7 @@ def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
     return [joint for joint in scene.robot if joint in labels and spread[labels.index(joint)] > 1e-6]
 
 
-def _joint(scene: Scene, joint: str, knobs: list[Knob], start: dict[str, float], held: dict[str, float]) -> None:
+def _joint(scene: Scene, joint: str, params: list[Param], start: dict[str, float], held: dict[str, float]) -> None:
     model, known = scene.model, set(address.addresses(scene.model))
     values = address.read(model, [f"joint.{joint}.*"])
     damping = values[f"joint.{joint}.damping"]
@@ -155,42 +155,42 @@ def _joint(scene: Scene, joint: str, knobs: list[Knob], start: dict[str, float],
             damping += max(0.0, kp[f"actuator.{name}.kv"])
             held[f"actuator.{name}.kv"] = SMALL * max(damping, 1e-6)
             stiffness = kp[f"actuator.{name}.kp"]
-            _range(f"actuator.{name}.kp", stiffness, (0.003, 10.0), "Nm/rad", knobs, start)
-            knobs.append(Knob(f"actuator.{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"))
+            _range(f"actuator.{name}.kp", stiffness, (0.003, 10.0), "Nm/rad", params, start)
+            params.append(Param(f"actuator.{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"))
             start[f"actuator.{name}.bias"] = 0.0
         elif f"actuator.{name}.gear" in known:
             gear = address.read(model, [f"actuator.{name}.gear"])[f"actuator.{name}.gear"]
             low, high = sorted((0.2 * gear, 5.0 * gear))
-            knobs.append(Knob(f"actuator.{name}.gear", low, high, low > 0))
+            params.append(Param(f"actuator.{name}.gear", low, high, low > 0))
             start[f"actuator.{name}.gear"] = gear
     inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
-    _range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad", knobs, start)
+    _range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad", params, start)
     friction = values[f"joint.{joint}.frictionloss"] or 0.3 * (damping or inertia)
-    _range(f"joint.{joint}.frictionloss", friction, (0.01, 30.0), "Nm", knobs, start)
+    _range(f"joint.{joint}.frictionloss", friction, (0.01, 30.0), "Nm", params, start)
     _range(
         f"joint.{joint}.armature",
         values[f"joint.{joint}.armature"] or 0.1 * inertia,
         (0.01, 10.0),
         "kg m2",
-        knobs,
+        params,
         start,
     )
     held[f"joint.{joint}.grip"] = FIRM
 
 
-def _motors(scene: Scene, knobs: list[Knob], start: dict[str, float], held: dict[str, float]) -> None:
+def _motors(scene: Scene, params: list[Param], start: dict[str, float], held: dict[str, float]) -> None:
     """Friction of tendons and ripple of motors, where the scene says how large they may be."""
     listed = [a for a in address.addresses(scene.model) if a.startswith("tendon.") and _listed(scene, a)]
     for name in listed:
         if name.endswith((".frictionloss", ".damping")):
-            _add(scene, name, knobs, start)
+            _add(scene, name, params, start)
         if name.endswith(".frictionloss"):
             held[name.removesuffix("frictionloss") + "grip"] = FIRM
-    found, values = ripple_knobs(scene)
-    for knob in found:
-        if _listed(scene, knob.address):
-            knobs.append(knob)
-            start[knob.address] = values[knob.address]
+    found, values = ripple_params(scene)
+    for param in found:
+        if _listed(scene, param.address):
+            params.append(param)
+            start[param.address] = values[param.address]
 
 
 def _listed(scene: Scene, name: str) -> bool:
@@ -198,13 +198,13 @@ def _listed(scene: Scene, name: str) -> bool:
 
 
 def _range(
-    name: str, value: float, factors: tuple[float, float], unit: str, knobs: list[Knob], start: dict[str, float]
+    name: str, value: float, factors: tuple[float, float], unit: str, params: list[Param], start: dict[str, float]
 ) -> None:
-    knobs.append(Knob(name, factors[0] * value, factors[1] * value, True, unit))
+    params.append(Param(name, factors[0] * value, factors[1] * value, True, unit))
     start[name] = value
 
 
-def _add(scene: Scene, name: str, knobs: list[Knob], start: dict[str, float]) -> None:
-    found = address.knobs(scene.model, [name], scene.bounds)
-    knobs += found
+def _add(scene: Scene, name: str, params: list[Param], start: dict[str, float]) -> None:
+    found = address.params(scene.model, [name], scene.bounds)
+    params += found
     start |= {k.address: v for k, v in zip(found, address.read(scene.model, [name]).values(), strict=True)}

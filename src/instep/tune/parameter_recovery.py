@@ -18,18 +18,18 @@ from .windows import Windows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovery:
-    """How often each knob's truth lay inside its own interval."""
+    """How often each parameter's truth lay inside its own interval."""
 
     names: tuple[str, ...]
     inside: Array
-    """Whether the truth lay inside [draws, knobs]."""
+    """Whether the truth lay inside [draws, parameters]."""
     errors: Array
-    """Found minus planted, in unit coordinates [draws, knobs]."""
+    """Found minus planted, in unit coordinates [draws, parameters]."""
     level: float
 
     @property
     def share(self) -> dict[str, float]:
-        """Share of draws inside, by knob."""
+        """Share of draws inside, by parameter."""
         return dict(zip(self.names, self.inside.mean(axis=0).tolist(), strict=True))
 
 
@@ -38,7 +38,7 @@ ENOUGH, MOST = 0.85, 5
 
 
 def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, iterations: int = 6) -> Recovery:
-    """Simulate the recorded windows with known knobs and the residuals' own noise, and fit again.
+    """Simulate the recorded windows with known parameters and the residuals' own noise, and fit again.
 
     Of ten truths with honest 90 % intervals, two or more are missed one time in four. So where the share falls short,
     more are planted, until it does not or it is beyond doubt that it does.
@@ -49,11 +49,11 @@ def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, i
         error, half = _again(found, rng, level, iterations)
         inside.append(np.abs(error) <= half)
         errors.append(error)
-    return Recovery(tuple(k.address for k in found.knobs), np.array(inside), np.array(errors), level)
+    return Recovery(tuple(k.address for k in found.params), np.array(inside), np.array(errors), level)
 
 
 def _again(found: Fit, rng: np.random.Generator, level: float, iterations: int) -> tuple[Array, Array]:
-    """Plant one truth and find it again: found minus planted, and half the width of the intervals [knobs]."""
+    """Plant one truth and find it again: found minus planted, and half the width of the intervals [parameters]."""
     truth = _truth(found, rng)
     problem = planted(found, truth, rng)
     # Begin where the real fit ended, as a user would who does not know the truth.
@@ -72,7 +72,7 @@ def _in_doubt(inside: list[Array]) -> bool:
 
 
 def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
-    """The same problem with recordings made by the simulator: known knobs, noisy starts, coloured noise."""
+    """The same problem with recordings made by the simulator: known parameters, noisy starts, coloured noise."""
     problem, windows = found.problem, found.windows
     shifts = rng.standard_normal((1, len(windows), len(problem.sigma_start))) * problem.sigma_start
     made: Point = evaluate(problem, truth[None], shifts)[0]
@@ -107,7 +107,7 @@ def _truth(found: Fit, rng: np.random.Generator) -> Array:
 def coloured(found: Fit, rng: np.random.Generator) -> Array:
     """Noise that keeps its sign as long as the residuals do, in sizes as different from window to window.
 
-    Residuals of a fit have lost what start states and knobs took up, the very directions in which noise moves a fit
+    Residuals of a fit have lost what start states and params took up, the very directions in which noise moves a fit
     again, so they cannot be planted as they are: what is planted has their size, made larger by the degrees of freedom
     that went, and their correlation up to where it ends.
     """

@@ -6,7 +6,7 @@ dimension, as long as there are more particles than directions, yet it only stre
 take the shape with the one, then the spread with both. What is still wrong is weighed away: the draws come from a
 mixture around the particles.
 
-Infer a posterior over knobs from recordings: Laplace, ensemble Kalman, Stein variational, neural.
+Infer a posterior over parameters from recordings: Laplace, ensemble Kalman, Stein variational, neural.
 
 All methods share one likelihood. With r the residuals of all windows at unit coordinates x, in scales of the fit,
 
@@ -112,17 +112,17 @@ def infer(found: Fit, method: Method = "laplace", *, seed: int = 0, **more: int)
 
 def laplace(found: Fit, *, seed: int = 0) -> Gaussian:
     """The normal distribution with the curvature of the likelihood at its top."""
-    return Gaussian(found.knobs, found.x, found.covariance)
+    return Gaussian(found.params, found.x, found.covariance)
 
 
 def freedom(found: Fit) -> float:
-    """Rows over degrees of freedom that are left when knobs and start states have taken theirs; at most 2."""
+    """Rows over degrees of freedom that are left when parameters and start states have taken theirs; at most 2."""
     rows, free = _rows(found), int((found.problem.sigma_start > 0).sum())
-    return rows / max(rows - len(found.knobs) - len(found.windows) * free, rows / 2)
+    return rows / max(rows - len(found.params) - len(found.windows) * free, rows / 2)
 
 
 def _rows(found: Fit) -> int:
-    return max(int(found.windows.inside.sum()) * found.point.residual.shape[-1], 1 + len(found.knobs))
+    return max(int(found.windows.inside.sum()) * found.point.residual.shape[-1], 1 + len(found.params))
 
 
 def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud:
@@ -130,18 +130,18 @@ def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud
 
     Each step moves the members by x += C_xg (C_gg + a Gamma)^-1 (y + sqrt(a) eta - g(x)), a = steps, solved in the
     space of the members, so that the number of rows does not matter. Few members end too close together, since the gain
-    is made of the very members that it moves: 20 per knob at 0.93 of the deviation, 40 at 0.99.
+    is made of the very members that it moves: 20 per parameter at 0.93 of the deviation, 40 at 0.99.
     """
     rng = np.random.default_rng((seed, 0xE41))
     target = likelihood(found)
-    points = replace_covariance(found, 25.0).draw(members or max(120, 30 * len(found.knobs)), rng)
+    points = replace_covariance(found, 25.0).draw(members or max(120, 30 * len(found.params)), rng)
     for _ in range(steps):
         points = assimilate(points, target.rows(points), float(steps), rng)
-    return Cloud(found.knobs, points)
+    return Cloud(found.params, points)
 
 
 def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generator) -> Array:
-    """One Kalman step of an ensemble [members, knobs] whose residuals [members, rows] have unit noise.
+    """One Kalman step of an ensemble [members, parameters] whose residuals [members, rows] have unit noise.
 
     `share` says into how many steps the same data are split; on line, where each batch of rows is new, it is 1.
     """
@@ -172,9 +172,9 @@ def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draw
         inside = ((x >= 0) & (x <= 1)).all(axis=1)
         return np.where(inside, target.log(np.clip(x, 0.0, 1.0)), -np.inf)
 
-    points = replace_covariance(found, 1.5).draw(particles or max(30, 2 * len(found.knobs)), rng)
+    points = replace_covariance(found, 1.5).draw(particles or max(30, 2 * len(found.params)), rng)
     z = flow(slope, np.linalg.solve(root, (points - centre).T).T, steps)
-    return Cloud(found.knobs, np.clip(centre + drawn(log, z, draws, rng) @ root.T, 0.0, 1.0))
+    return Cloud(found.params, np.clip(centre + drawn(log, z, draws, rng) @ root.T, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,16 +214,16 @@ class Likelihood:
         return np.where(np.isfinite(rows).all(axis=1), -0.5 * (rows**2).sum(axis=1), -np.inf)
 
     def jacobian(self, points: Array) -> tuple[Array, Array]:
-        """Rows [points, rows] and their derivatives [points, knobs, rows], all in one batch."""
-        n, knobs = points.shape
+        """Rows [points, rows] and their derivatives [points, parameters, rows], all in one batch."""
+        n, params = points.shape
         signs = np.where(points > 0.5, -1.0, 1.0)
-        moved = points[:, None] + NUDGE * signs[:, :, None] * np.eye(knobs)
-        rows = self.rows(np.concatenate([points, moved.reshape(-1, knobs)]))
-        changed = rows[n:].reshape(n, knobs, -1) - rows[:n, None]
+        moved = points[:, None] + NUDGE * signs[:, :, None] * np.eye(params)
+        rows = self.rows(np.concatenate([points, moved.reshape(-1, params)]))
+        changed = rows[n:].reshape(n, params, -1) - rows[:n, None]
         return rows[:n], changed / (NUDGE * signs[:, :, None])
 
     def gradients(self, points: Array) -> Array:
-        """Slope of the log posterior at each point [points, knobs]; none where it diverged."""
+        """Slope of the log posterior at each point [points, parameters]; none where it diverged."""
         rows, slopes = self.jacobian(points)
         out = -np.einsum("pkr,pr->pk", np.nan_to_num(slopes), np.nan_to_num(rows))
         sound = np.asarray(np.isfinite(slopes).reshape(len(points), -1).all(axis=1))
@@ -260,7 +260,7 @@ def replace_covariance(found: Fit, factor: float) -> Gaussian:
     blind = ~np.isfinite(np.diag(found.covariance))
     covariance[blind, blind] = 1 / 12 / factor
     limit = np.sqrt(np.minimum(1.0, 1 / 12 / np.maximum(np.diag(covariance) * factor, 1e-300)))
-    return Gaussian(found.knobs, found.x, factor * covariance * np.outer(limit, limit))
+    return Gaussian(found.params, found.x, factor * covariance * np.outer(limit, limit))
 
 
 def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> Cloud:
@@ -270,7 +270,7 @@ def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> Cloud:
 
 
 def whitener(found: Fit) -> Array:
-    """A matrix that takes round deviations to those of the Laplace posterior [knobs, knobs]."""
+    """A matrix that takes round deviations to those of the Laplace posterior [parameters, parameters]."""
     covariance = replace_covariance(found, 1.0).covariance
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 1e-12))

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from instep.core.episode import Episode
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 
@@ -34,16 +34,16 @@ class Calibration:
 
     names: tuple[str, ...]
     ranks: Array
-    """Share of posterior draws below the truth [truths, knobs]; uniform where the posterior is right."""
+    """Share of posterior draws below the truth [truths, parameters]; uniform where the posterior is right."""
 
     def coverage(self, level: float) -> Estimate:
-        """Share of truths inside the central interval of a level, over all knobs."""
+        """Share of truths inside the central interval of a level, over all parameters."""
         inside = np.abs(self.ranks - 0.5) <= level / 2
         return wilson(int(inside.sum()), inside.size)
 
     @property
     def uniformity(self) -> dict[str, float]:
-        """p-value that the ranks are uniform, by knob (Kolmogorov and Smirnov's test)."""
+        """p-value that the ranks are uniform, by parameter (Kolmogorov and Smirnov's test)."""
         return {name: float(stats.kstest(self.ranks[:, i], "uniform").pvalue) for i, name in enumerate(self.names)}
 
     @property
@@ -66,7 +66,7 @@ def calibration(
         belief = method(again, number)
         points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
         ranks.append((points < truth).mean(axis=0))
-    return Calibration(tuple(k.address for k in found.knobs), np.array(ranks))
+    return Calibration(tuple(k.address for k in found.params), np.array(ranks))
 
 
 def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10) -> Fit:
@@ -124,7 +124,7 @@ def judge_posterior(
     corner(belief, folder / "corner.png", seed=seed)
     count = TRUTHS[method]
     ranks = belief.ranks if isinstance(belief, Cloud) else None
-    names = tuple(knob.address for knob in belief.knobs)
+    names = tuple(param.address for param in belief.params)
     checked = Calibration(names, ranks) if ranks is not None else None
     if checked is None and count:
         # A check on fewer windows is one of the same method, and takes a fraction of the time.
@@ -154,7 +154,7 @@ def _words(doubt: float, inside: Estimate) -> str:
     said = "The model explains the recordings up to noise."
     if doubt < 0.05:
         said = (
-            "Residuals are not noise: something is missing from the model, so the posterior is about the model's knobs "
+            "Residuals are not noise: something is missing from the model, so the posterior is about the model's params "
             "rather than the machine's."
         )
     if inside.high < 0.9:
@@ -179,10 +179,10 @@ class Band:
 def predicted(
     sim: Simulator, belief: Posterior, episodes: Sequence[Episode], found: Fit, *, draws: int = 40, seed: int = 0
 ) -> Band:
-    """The 90 % band of the posterior's predictions of held-out recordings: knobs, start states, noise of rows."""
+    """The 90 % band of the posterior's predictions of held-out recordings: parameters, start states, noise of rows."""
     rng = np.random.default_rng((seed, 0xBA2D))
-    windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=first_row(belief.knobs, sim), limit=64)
-    shooter = Shooter(sim, windows, belief.knobs)
+    windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=first_row(belief.params, sim), limit=64)
+    shooter = Shooter(sim, windows, belief.params)
     # Starts are as uncertain as was thought, or as far off as those of the fit turned out to be.
     moved = np.sqrt((found.point.starts**2).mean(axis=0))
     sigma = np.where(found.problem.sigma_start > 0, np.maximum(found.problem.sigma_start, moved), 0.0)
@@ -197,9 +197,9 @@ def predicted(
     return Band(low, high, windows, replace(wilson(round(share * n), n), value=share))
 
 
-def first_row(knobs: Sequence[Knob], sim: Simulator) -> int:
+def first_row(params: Sequence[Param], sim: Simulator) -> int:
     """The first row to predict from: commands before a recording are unknown, and a late one could still move it."""
-    return round(max((knob.high for knob in knobs if knob.address.endswith(".delay")), default=0.0) / sim.spec.dt)
+    return round(max((param.high for param in params if param.address.endswith(".delay")), default=0.0) / sim.spec.dt)
 
 
 def draw_band(band: Band, path: Path) -> Path:
@@ -231,7 +231,7 @@ def draw_band(band: Band, path: Path) -> Path:
 
 
 def corner(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -> Path:
-    """Draw every pair of knobs against each other, and each knob's own distribution on the diagonal."""
+    """Draw every pair of parameters against each other, and each parameter's own distribution on the diagonal."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,6 +1,6 @@
 """Leave out what nobody could foresee: rows that the noise of a window's start alone carries too far.
 
-Near an upright pendulum an error of a thousandth grows to a radian within a second. Such rows say nothing about knobs,
+Near an upright pendulum an error of a thousandth grows to a radian within a second. Such rows say nothing about params,
 and as residuals they drown those that do.
 """
 
@@ -25,7 +25,7 @@ BLOCK = 4096
 def foreseeable(sim: Simulator, windows: Windows, share: float = SHARE) -> Windows:
     """The windows, each only as far as the noise of its start stays below a share of the travel.
 
-    Growth is taken along the measured motion, step by step, so it does not need the knobs to be right.
+    Growth is taken along the measured motion, step by step, so it does not need the parameters to be right.
     """
     form, (n, span) = windows.tangent, windows.inside.shape
     measured = np.concatenate([windows.q[:, None], windows.target], axis=1)

@@ -1,4 +1,4 @@
-"""Promote identified knobs into a new scene folder; the old one is never touched."""
+"""Promote identified parameters into a new scene folder; the old one is never touched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from instep.physics.delta_model import FILE as DELTA
 from instep.scene.folder import Scene
 
 LEFT = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA)
-"""What does not go along: a delta action belongs to the knobs it was learnt with."""
+"""What does not go along: a delta action belongs to the parameters it was learnt with."""
 
 
 def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: Mapping[str, Any]) -> Path:

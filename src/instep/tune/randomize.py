@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Belief, Box, Knob
+from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator, World
 from instep.physics.mujoco_cameras import Filmed, Look, filmed
 from instep.robot.imperfect import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
@@ -36,12 +36,12 @@ UNITS = {
     "action.backlash": "rad",
     "action.loss": "1",
 }
-"""Knobs that a layer gives to a world, and their units."""
+"""Parameters that a layer gives to a world, and their units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Several beliefs about different knobs, independent of each other."""
+    """Several beliefs about different parameters, independent of each other."""
 
     parts: tuple[Belief, ...]
 
@@ -52,14 +52,14 @@ class Joined:
             drawn = part.sample(n, rng)
             twice = next((name for name in drawn if name in out), None)
             if twice is not None:
-                raise BadInput(f"Two beliefs speak about {twice!r}; give each knob to one of them.")
+                raise BadInput(f"Two beliefs speak about {twice!r}; give each parameter to one of them.")
             out |= drawn
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Mostly one belief, now and then another about the same knobs: a share of the prior for what nobody thought of."""
+    """Mostly one belief, now and then another about the same params: a share of the prior for what nobody thought of."""
 
     usual: Belief
     other: Belief
@@ -71,20 +71,22 @@ class Mixed:
         first, second = self.usual.sample(n, rng), self.other.sample(n, rng)
         if set(first) != set(second):
             name = next(iter(set(first) ^ set(second)))
-            raise BadInput(f"Beliefs that are mixed must be about the same knobs; only one of them knows {name!r}.")
+            raise BadInput(
+                f"Beliefs that are mixed must be about the same parameters; only one of them knows {name!r}."
+            )
         other = rng.random(n) < self.share
         return {name: np.where(other, second[name], first[name]) for name in first}
 
 
 def boxed(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> Box:
-    """The box that holds the central interval of each knob, for trainers that take ranges only."""
+    """The box that holds the central interval of each parameter, for trainers that take ranges only."""
     points = belief.draw(draws, np.random.default_rng((seed, 0xB0)))
     low, high = np.quantile(points, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    knobs: list[Knob] = []
-    for i, knob in enumerate(belief.knobs):
-        ends = [float(knob.from_unit(share)) for share in (low[i], max(high[i], low[i] + 1e-9))]
-        knobs.append(replace(knob, low=ends[0], high=ends[1]))
-    return Box(tuple(knobs))
+    params: list[Param] = []
+    for i, param in enumerate(belief.params):
+        ends = [float(param.from_unit(share)) for share in (low[i], max(high[i], low[i] + 1e-9))]
+        params.append(replace(param, low=ends[0], high=ends[1]))
+    return Box(tuple(params))
 
 
 def widened(belief: Posterior, factor: float) -> Posterior:
@@ -94,13 +96,13 @@ def widened(belief: Posterior, factor: float) -> Posterior:
     if isinstance(belief, Gaussian):
         return replace(belief, covariance=belief.covariance * factor**2)
     middle = np.median(belief.points, axis=0)
-    return Cloud(belief.knobs, np.clip(middle + factor * (belief.points - middle), 0.0, 1.0))
+    return Cloud(belief.params, np.clip(middle + factor * (belief.points - middle), 0.0, 1.0))
 
 
 def dressed(sim: Simulator, names: Sequence[str]) -> Simulator:
-    """The simulator with the imperfect motors and sensors that some knobs belong to, as yet without effect."""
+    """The simulator with the imperfect motors and sensors that some parameters belong to, as yet without effect."""
     for layer in LAYERS:
-        if any(name in layer.knobs for name in names):
+        if any(name in layer.params for name in names):
             sim = layer(sim)
     return sim
 
@@ -113,7 +115,7 @@ def names_of(belief: Belief) -> tuple[str, ...]:
 def belief_from(words: Sequence[str], scene: Scene) -> Belief | None:
     """What `--vary` asks for: files that hold beliefs, and ranges as 'geom.*.friction=0.2..0.6', all together."""
     parts: list[Belief] = []
-    ranged: list[Knob] = []
+    ranged: list[Param] = []
     for word in words:
         if Path(word).exists():
             parts.append(load_belief(Path(word)))
@@ -135,7 +137,7 @@ def load_belief(path: Path) -> Belief:
     return load(path)
 
 
-def _ranged(word: str, scene: Scene) -> list[Knob]:
+def _ranged(word: str, scene: Scene) -> list[Param]:
     name, _, span = word.partition("=")
     low, _, high = span.partition("..")
     try:
@@ -145,21 +147,21 @@ def _ranged(word: str, scene: Scene) -> list[Knob]:
             f"--vary takes files that hold beliefs and ranges, as 'geom.*.friction=0.2..0.6', not {word!r}."
         ) from None
     if name in UNITS:
-        return [Knob(name, *bounds, unit=UNITS[name])]
+        return [Param(name, *bounds, unit=UNITS[name])]
     try:
-        known = scene.knobs(name)
+        known = scene.params(name)
     except UnknownName:
-        raise UnknownName("knob", name, [*UNITS, *(knob.address for knob in scene.knobs())]) from None
-    # A pattern is one knob with one value for all its parts, as `tuned` takes it.
-    return [Knob(name, *bounds, known[0].log and bounds[0] > 0, known[0].unit)]
+        raise UnknownName("param", name, [*UNITS, *(param.address for param in scene.params())]) from None
+    # A pattern is one parameter with one value for all its parts, as `tuned` takes it.
+    return [Param(name, *bounds, known[0].log and bounds[0] > 0, known[0].unit)]
 
 
 LOOKS = (
-    Knob("look.gain", 0.6, 1.4, True, "1"),
-    Knob("look.red", 0.85, 1.18, True, "1"),
-    Knob("look.green", 0.85, 1.18, True, "1"),
-    Knob("look.blue", 0.85, 1.18, True, "1"),
-    Knob("look.noise", 0.0, 8.0, False, "1/255"),
+    Param("look.gain", 0.6, 1.4, True, "1"),
+    Param("look.red", 0.85, 1.18, True, "1"),
+    Param("look.green", 0.85, 1.18, True, "1"),
+    Param("look.blue", 0.85, 1.18, True, "1"),
+    Param("look.noise", 0.0, 8.0, False, "1/255"),
 )
 """What can be turned in a camera's picture, with ranges that pictures of one room differ by over a day."""
 
@@ -170,11 +172,11 @@ def appearance() -> Box:
 
 
 def look_of(settings: Mapping[str, float | Array], number: int = 0) -> Look:
-    """The look of one draw; knobs that are not of a look are passed over, a misspelt one is not."""
-    known = {knob.address for knob in LOOKS}
+    """The look of one draw; parameters that are not of a look are passed over, a misspelt one is not."""
+    known = {param.address for param in LOOKS}
     for name in settings:
         if name.startswith("look.") and name not in known:
-            raise UnknownName("knob of a look", name, known)
+            raise UnknownName("parameter of a look", name, known)
 
     def value(name: str, usual: float) -> float:
         given = settings.get(name, usual)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from instep.core.errors import Diverged
-from instep.core.param import Knob
+from instep.core.param import Param
 from instep.core.world import Array, Simulator, put, take
 
 from .windows import Windows
@@ -23,7 +23,7 @@ class Shooter:
 
     sim: Simulator
     windows: Windows
-    knobs: Sequence[Knob]
+    params: Sequence[Param]
     worlds: int = field(default=0)
     """Windows simulated so far."""
 
@@ -31,7 +31,7 @@ class Shooter:
         """What is predicted minus what was measured [candidates, windows, span, nv]; NaN after a divergence.
 
         Rows after a window's last that counts are nought.
-        `points` are knobs in unit coordinates [candidates, knobs]; `starts` shift each window's start state, positions
+        `points` are params in unit coordinates [candidates, params]; `starts` shift each window's start state, positions
         then velocities [candidates, windows, 2 nv].
         """
         candidates, n = len(points), len(self.windows)
@@ -44,8 +44,8 @@ class Shooter:
         return np.concatenate(out)
 
     def settings(self, points: Array) -> dict[str, Array]:
-        """Unit coordinates [..., knobs] as values by address."""
-        return {knob.address: knob.from_unit(points[..., i]) for i, knob in enumerate(self.knobs)}
+        """Unit coordinates [..., parameters] as values by address."""
+        return {param.address: param.from_unit(points[..., i]) for i, param in enumerate(self.params)}
 
     def _some(self, points: Array, starts: Array | None) -> Array:
         w, candidates = self.windows, len(points)

@@ -196,4 +196,4 @@ def _check(windows: Windows) -> None:
     form = windows.tangent
     moved = np.abs(form.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
     if not (moved[form.seen] > 1e-9).any():
-        raise BadInput("Nothing moves in the recordings, so no knob can be identified; record a motion first.")
+        raise BadInput("Nothing moves in the recordings, so no parameter can be identified; record a motion first.")

@@ -73,8 +73,8 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         loop.save(output.folder, {"real": real, "sim": virtual, "twin": [twin.run] if twin else []})
         progress.update(task, description="measure the gap")
         before = loop.measured(scene, held_out)
-        progress.update(task, description="fit two knobs")
-        fitted = loop.find_knobs(scene, train)
+        progress.update(task, description="fit two parameters")
+        fitted = loop.find_params(scene, train)
         progress.update(task, description="measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
         pictures = loop.side_by_side(scene, twin) if twin else []

@@ -61,9 +61,9 @@ def evaluate(
             groot:tcp://HOST:PORT, hold, random, constant:..., replay:DATA), then the scene.
         seeds: how many starts.
         first: seed of the first start.
-        worlds: engines to run in (mujoco rapier dart), or standin:SEED, a stand-in robot with hidden knobs.
+        worlds: engines to run in (mujoco rapier dart), or standin:SEED, a stand-in robot with hidden parameters.
         task: which task of the scene; its first where not given.
-        vary: knobs to draw anew for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01, and
+        vary: params to draw anew for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01, and
             beliefs that instep tune saved (its folder, or belief.json).
         latency: control steps by which decisions are late.
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
@@ -106,7 +106,7 @@ def evaluate(
 
 
 def _opened(words: str, scene: str, turned: tuple[str, ...], sight: tuple[Path | None, tuple[str, ...], int]) -> World:
-    """A world with cameras, and with the imperfect sensors and motors whose knobs are drawn."""
+    """A world with cameras, and with the imperfect sensors and motors whose parameters are drawn."""
     world = open_seen(words, scene, *sight)
     return dressed(cast(Simulator, world), turned) if turned else world
 
@@ -163,5 +163,5 @@ def _tracks(done: Evaluation, jobs: list[Job], shards: Shards, films: int) -> di
 
 
 def _asked(options: EvalOptions) -> str:
-    varied = "nothing varied" if options.vary is None else "knobs varied"
+    varied = "nothing varied" if options.vary is None else "parameters varied"
     return f"batches of {options.batch}, decisions late by {options.latency} steps, {varied}"

@@ -1,4 +1,4 @@
-"""The verb excite: design motions that reveal knobs."""
+"""The verb excite: design motions that reveal parameters."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import tyro
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.core.param import Knob
+    from instep.core.param import Param
     from instep.scene.folder import Scene
     from instep.tune.excitation import Design, ExciteOptions, Watch
     from instep.tune.excitation_limits import Limits
 
 Positional = tyro.conf.Positional
 USUAL = ("damping", "frictionloss", "armature")
-"""What is sought of every driven joint where no knobs are named."""
+"""What is sought of every driven joint where no parameters are named."""
 
 
 def excite(
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
     *,
-    knobs: tuple[str, ...] = (),
+    params: tuple[str, ...] = (),
     seconds: float = 5.0,
     highest: float = 4.0,
     noise: float = 1e-3,
@@ -38,14 +38,14 @@ def excite(
     seed: int = 0,
     out: Path | None = None,
 ) -> int:
-    """Design a motion inside limits that reveals knobs, say which it will reveal, and write it to be played.
+    """Design a motion inside limits that reveals parameters, say which it will reveal, and write it to be played.
 
     OUT/data is a dataset whose actions `instep run replay:OUT/data robot:ADDRESS` plays; OUT/actions.csv holds the same
     numbers. Exits 1 where no motion inside the limits was found. Ctrl-C keeps the best motion so far.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        knobs: what to reveal ('joint.*.damping' action.delay); damping, dry friction and armature where not given.
+        params: what to reveal ('joint.*.damping' action.delay); damping, dry friction and armature where not given.
         seconds: length of the motion [s].
         highest: highest frequency of the commands [Hz].
         noise: noise of measured positions [rad or m].
@@ -74,7 +74,7 @@ def excite(
     loaded = Scene.load(scene)
     allowed = Allowed(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
     limits = limits_of(loaded, allowed)
-    sought = loaded.knobs(*(knobs or _usual(loaded, limits)))
+    sought = loaded.params(*(params or _usual(loaded, limits)))
     options = ExciteOptions(
         seconds=seconds, highest=highest, noise=noise, generations=generations, allowed=allowed, seed=seed
     )
@@ -145,11 +145,11 @@ def _show(design: Design, spread: dict[str, float]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("knob", "will be known to", box=None, padding=(0, 2))
+    table = Table("param", "will be known to", box=None, padding=(0, 2))
     table.columns[1].justify = "right"
-    for knob in design.knobs:
+    for param in design.params:
         table.add_row(
-            knob.address, _known(knob, spread.get(knob.address), np.log(knob.high / knob.low) if knob.log else 0)
+            param.address, _known(param, spread.get(param.address), np.log(param.high / param.low) if param.log else 0)
         )
     console.print(table)
     for direction in design.reveals.weak[:4]:
@@ -161,10 +161,10 @@ def _show(design: Design, spread: dict[str, float]) -> None:
     console.print(f"{kept}: {shares}.", highlight=False, markup=False)
 
 
-def _known(knob: Knob, spread: float | None, decades: float) -> str:
+def _known(param: Param, spread: float | None, decades: float) -> str:
     if spread is None:
         return "not revealed"
-    return f"± {spread * decades:.1%}" if knob.log else f"± {spread * (knob.high - knob.low):.3g} {knob.unit}"
+    return f"± {spread * decades:.1%}" if param.log else f"± {spread * (param.high - param.low):.3g} {param.unit}"
 
 
 def _plot(path: Path, limits: Limits, design: Design, dt: float) -> Path:

@@ -35,14 +35,14 @@ def robot(
     ready: Path | None = None,
     reveal: Path | None = None,
 ) -> int:
-    """Run a stand-in robot: another process and engine, hidden knobs, noise, delay, limits, cameras, its own clock.
+    """Run a stand-in robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 
     Connect with: INSTEP_TOKEN=... instep run POLICY robot:ws://127.0.0.1:PORT
 
     Args:
         scene: name of a shipped scene or a scene folder.
         engine: physics of the stand-in; another than the simulator's, so that the gap is real.
-        hidden: seed of the hidden knobs; 0 hides nothing.
+        hidden: seed of the hidden parameters; 0 hides nothing.
         port: port on this machine; a free one where 0.
         pace: real time, or one control step per command (as fast as it goes, repeatable).
         cameras: cameras to film with; 'all' for all of the scene's.
@@ -50,7 +50,7 @@ def robot(
         noise: standard deviation of position sensors [rad or m].
         late: control steps by which sensors are late.
         ready: file to write the address and token to once it listens (readable by you alone).
-        reveal: file to write the hidden knobs to, for judging an identification afterwards.
+        reveal: file to write the hidden parameters to, for judging an identification afterwards.
 
     """
     loaded = Scene.load(scene)

@@ -1,4 +1,4 @@
-"""Verbs about scenes: list them, list their knobs, make one, picture one."""
+"""Verbs about scenes: list them, list their parameters, make one, picture one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_scenes() -> None:
     console.print(f"[dim]{LIBRARY}[/]", soft_wrap=True)
 
 
-def knobs(
+def params(
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     patterns: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PATTERN")], ...]] = (),
     /,
@@ -41,14 +41,14 @@ def knobs(
 
     """
     loaded = Scene.load(scene)
-    table = Table("knob", "value", "low", "high", "unit", "scale", box=None, padding=(0, 2))
+    table = Table("param", "value", "low", "high", "unit", "scale", box=None, padding=(0, 2))
     for column in (1, 2, 3):
         table.columns[column].justify = "right"
-    listed = loaded.knobs(*patterns)
-    values = address.read(loaded.model, [knob.address for knob in listed])
-    for knob in listed:
-        row = (knob.address, f"{values[knob.address]:.5g}", f"{knob.low:.4g}", f"{knob.high:.4g}", knob.unit)
-        table.add_row(*row, "log" if knob.log else "")
+    listed = loaded.params(*patterns)
+    values = address.read(loaded.model, [param.address for param in listed])
+    for param in listed:
+        row = (param.address, f"{values[param.address]:.5g}", f"{param.low:.4g}", f"{param.high:.4g}", param.unit)
+        table.add_row(*row, "log" if param.log else "")
     Console().print(table)
 
 
@@ -104,10 +104,10 @@ def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *
 def turn(
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]],
-    settings: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="KNOB=VALUE")], ...]],
+    settings: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PARAM=VALUE")], ...]],
     /,
 ) -> None:
-    """Save a scene with knobs turned as a new folder; the old one stays as it is.
+    """Save a scene with parameters turned as a new folder; the old one stays as it is.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
@@ -123,9 +123,9 @@ def turn(
         try:
             wanted[name] = float(value)
         except ValueError:
-            raise BadInput(f"{word!r} is not a setting; KNOB=VALUE was expected, as in action.delay=0.02.") from None
+            raise BadInput(f"{word!r} is not a setting; PARAM=VALUE was expected, as in action.delay=0.02.") from None
     if not wanted:
-        raise BadInput("No knob was named; KNOB=VALUE was expected, as in action.delay=0.02.")
+        raise BadInput("No parameter was named; PARAM=VALUE was expected, as in action.delay=0.02.")
     resolved = {name: float(value) for name, value in address.ordered(loaded.model, wanted).items()}
     promote(loaded, resolved, folder, {"by": "instep scene set"})
     print(folder)

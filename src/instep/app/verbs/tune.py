@@ -1,4 +1,4 @@
-"""The verb tune: identify knobs from recordings, pass the gates, promote a new scene."""
+"""The verb tune: identify parameters from recordings, pass the gates, promote a new scene."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tune(
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
     *,
-    knobs: tuple[str, ...] = ("auto",),
+    params: tuple[str, ...] = ("auto",),
     bounds: tuple[str, ...] = (),
     as_: Annotated[str, tyro.conf.arg(name="as")] = "",
     ignore: tuple[str, ...] = (),
@@ -53,7 +53,7 @@ def tune(
     seed: int = 0,
     out: Path | None = None,
 ) -> int:
-    """Identify knobs of a scene from recordings, check the result by gates, and write a new scene with them.
+    """Identify parameters of a scene from recordings, check the result by gates, and write a new scene with them.
 
     The gates in order: telemetry, identifiability, solve, recovery of planted truths, residual whiteness, held-out
     replay. Where all are passed OUT/scene holds a copy of the scene with the identified settings; the scene that was
@@ -63,7 +63,7 @@ def tune(
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        knobs: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
+        params: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
         bounds: ranges to search, as 'joint.*.damping=0.01:2'.
         as_: name of the mapping to read DATA with, where the folder's name does not say it.
         ignore: measured directions that do not count, such as 'tee.vz' 'tee.w[xy]' of a block that only slides.
@@ -76,7 +76,7 @@ def tune(
         unstable: leave out rows that noise of a window's start alone carries too far, as near an upright pendulum.
         free_starts: whether start states of windows may move within their noise; not for long windows from rest.
         posterior: also infer how likely other values are, by this method.
-        delta: also learn a delta action for what the knobs leave over.
+        delta: also learn a delta action for what the parameters leave over.
         seed: seed of all random numbers.
         out: folder to write; a new one under runs/ where not given.
 
@@ -91,7 +91,7 @@ def tune(
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
         )
     asked = Asked(
-        data, scene, knobs, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed,
+        data, scene, params, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed,
         unstable, free_starts,
     )  # fmt: skip
     loaded = _load(asked)
@@ -119,7 +119,7 @@ class Asked:
 
     data: str
     scene: str
-    knobs: tuple[str, ...]
+    params: tuple[str, ...]
     bounds: dict[str, tuple[float, float]]
     as_: str
     ignore: tuple[str, ...]
@@ -157,7 +157,7 @@ def _load(asked: Asked) -> Loaded:
     scene = Scene.load(asked.scene)
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
     episodes = told(scene, episodes)
-    choice = chosen(scene, episodes) if asked.knobs == ("auto",) else named(scene, asked.knobs, asked.bounds)
+    choice = chosen(scene, episodes) if asked.params == ("auto",) else named(scene, asked.params, asked.bounds)
     choice = _narrowed(choice, asked.bounds)
     sim = bare(scene)
     sim = sim.tuned(choice.held) if choice.held else sim
@@ -167,27 +167,27 @@ def _load(asked: Asked) -> Loaded:
 
 
 def _narrowed(choice: Choice, bounds: Mapping[str, tuple[float, float]]) -> Choice:
-    """The same choice within the bounds that were given, each of which must be of a knob that is sought."""
+    """The same choice within the bounds that were given, each of which must be of a parameter that is sought."""
     from fnmatch import fnmatchcase
 
     from instep.core.errors import UnknownName
 
-    names = [knob.address for knob in choice.knobs]
-    knobs, start = list(choice.knobs), dict(choice.start)
+    names = [param.address for param in choice.params]
+    params, start = list(choice.params), dict(choice.start)
     for pattern, (low, high) in bounds.items():
         found = [i for i, name in enumerate(names) if fnmatchcase(name, pattern)]
         if not found:
-            raise UnknownName("knob among those to fit", pattern, names)
+            raise UnknownName("parameter among those to fit", pattern, names)
         for i in found:
-            knobs[i] = replace(knobs[i], low=low, high=high, log=knobs[i].log and low > 0)
+            params[i] = replace(params[i], low=low, high=high, log=params[i].log and low > 0)
             start[names[i]] = min(max(start[names[i]], low), high)
-    return replace(choice, knobs=tuple(knobs), start=start)
+    return replace(choice, params=tuple(params), start=start)
 
 
 def _options(asked: Asked, loaded: Loaded) -> FitOptions:
     from instep.tune.fit import FitOptions
 
-    joints = {k.address.split(".")[1] for k in loaded.choice.knobs if k.address.startswith(("joint.", "actuator."))}
+    joints = {k.address.split(".")[1] for k in loaded.choice.params if k.address.startswith(("joint.", "actuator."))}
     return FitOptions(
         window=asked.window,
         limit=asked.windows,
@@ -218,11 +218,11 @@ def _tuned(asked: Asked, loaded: Loaded, costs: Costs) -> Tuned:
     from instep.tune.gates import tune as run
 
     gates = GateOptions(seeds=asked.seeds, draws=asked.draws, seed=asked.seed)
-    with _live(len(loaded.choice.knobs), costs) as watch:
+    with _live(len(loaded.choice.params), costs) as watch:
         return run(
             loaded.sim,
             (loaded.fitted, loaded.held_out),
-            loaded.choice.knobs,
+            loaded.choice.params,
             _options(asked, loaded),
             gates,
             watch=watch,
@@ -230,21 +230,21 @@ def _tuned(asked: Asked, loaded: Loaded, costs: Costs) -> Tuned:
 
 
 @contextmanager
-def _live(knobs: int, costs: Costs) -> Iterator[Watch]:
+def _live(params: int, costs: Costs) -> Iterator[Watch]:
     """A line that moves while the search runs: iterations, cost, seconds."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("[bold]{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"turning {knobs} knobs")
+        task = progress.add_task(f"turning {params} parameters")
         count = 0
 
         def watch(iteration: int, cost: float, x: Array) -> None:
             nonlocal count
             count += 1
             costs(iteration, cost, x)
-            progress.update(task, description=f"turning {knobs} knobs: step {count}, cost {cost:.5g}")
+            progress.update(task, description=f"turning {params} parameters: step {count}, cost {cost:.5g}")
 
         yield watch
 
@@ -257,7 +257,7 @@ def _kept_on_stop() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped: the knobs are kept, without what was under way.")
+        Console(stderr=True).print("Stopped: the parameters are kept, without what was under way.")
 
 
 def _posterior(
@@ -352,7 +352,7 @@ def _page(
         loaded.held_out,
         {"before": before, "after": found.settings},
         found.windows.action.shape[1],
-        skip=first_row(found.knobs, sim),
+        skip=first_row(found.params, sim),
     )
     facts = {
         **{f"sha256 of {path}": digest for path, digest in output.inputs.items()},
@@ -382,7 +382,7 @@ def _show(tuned: Tuned, posterior: object) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("knob", "was", "is", "95 % interval", "unit", box=None, padding=(0, 2))
+    table = Table("param", "was", "is", "95 % interval", "unit", box=None, padding=(0, 2))
     for column in (1, 2, 3):
         table.columns[column].justify = "right"
     for name, estimate in tuned.fit.estimates.items():

@@ -40,7 +40,6 @@ from .simd import (
     store,
 )
 
-# fmt: skip
 
 COLUMNS = constant(0, 1, 2, 3, 0, 1, 2, 3)
 UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)
@@ -235,9 +234,6 @@ def blend_tiles(
                 nearest = read_limits(limit, left, top, limits)
                 blend_cell(entries, order, words, stop - start, cell, limits, nearest, out)
                 write_cell(out, left, top, backdrop, colour, alpha, depth)
-
-
-# fmt: skip
 
 
 @njit(**INLINE)

@@ -66,10 +66,6 @@ from .simd import (
 )
 from .threads import on_threads
 
-# fmt: skip
-
-
-# fmt: skip
 
 JACOBIAN = 18 * PIXELS
 """Numbers of J for one body and cell: [colour, motion, pixel]."""
