@@ -40,7 +40,6 @@ from .simd import (
     store,
 )
 
-
 COLUMNS = constant(0, 1, 2, 3, 0, 1, 2, 3)
 UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)
 LOWER = constant(2, 2, 2, 2, 3, 3, 3, 3)

@@ -66,7 +66,6 @@ from .simd import (
 )
 from .threads import on_threads
 
-
 JACOBIAN = 18 * PIXELS
 """Numbers of J for one body and cell: [colour, motion, pixel]."""
 SUMS = 29
