@@ -1,4 +1,4 @@
-"""Parameters that identification needs beyond the usual: offsets of servos, ranges of commands, how hard friction holds."""
+"""Parameters that identification needs beyond the usual: offsets of servos, ranges of commands, friction stiffness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Automatic domain randomisation: a box of params that grows where a policy succeeds at its edge, and shrinks where not.
+"""Automatic domain randomisation: a box of params that grows where a policy succeeds at its edges, else shrinks.
 
 Each round puts one param at one end of its range, draws the others from the box, and measures success there: at an end
 that is still easy the range widens by a step, at one that is too hard it narrows.

@@ -152,7 +152,7 @@ def information(
 def _both_ways(
     sim: Simulator, limits: Limits, params: Sequence[Param], motions: Array, groups: Sequence[Sequence[int]]
 ) -> tuple[Array, Array, Array, Array]:
-    """What a step of each group of params up and down changes [groups, motions, steps, joints], and where motions go."""
+    """Change by a step of each group up and down [groups, motions, steps, joints], and where motions go."""
     x = np.array([float(param.to_unit(value)) for param, value in zip(params, _values(limits, params), strict=True)])
     points = np.tile(x, (2 * len(groups) + 1, 1))
     for row, group in enumerate(groups):
@@ -324,7 +324,7 @@ def _generations(sim: Simulator, limits: Limits, params: Sequence[Param], series
 
 
 def _joint_by_joint(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions):
-    """The same for arms: a joint's params show in that joint, so each takes its motion from whichever candidate is best.
+    """The same for arms: a joint's params show in that joint, so each takes the best candidate's motion.
 
     The limits are those of the whole arm; a candidate that breaks them gives nothing.
     """
@@ -414,7 +414,7 @@ def _march(
 
 
 def _groups(limits: Limits, params: Sequence[Param], local: bool) -> list[list[int]]:
-    """Parameters that are perturbed together: those of one word of different joints where that is allowed, else one each."""
+    """Parameters that are perturbed together: one word of different joints where allowed, else one each."""
     if not local:
         return [[i] for i in range(len(params))]
     groups: dict[str, list[int]] = {}

@@ -45,7 +45,7 @@ class Problem:
     robust: float = 0.0
     """Residuals beyond this many scales count linearly (soft L1); 0 for plain squares."""
     reach: tuple[Array, Array] | None = None
-    """Channels each param [params, channels] and each start direction [2 nv, channels] moves, the rest being neglected in
+    """Channels each param [params, channels] and each start direction [2 nv, channels] moves, the rest neglected in
     derivatives; unknowns that share no channel are then perturbed together. All where None."""
     contacts: bool = False
     """Whether bodies move freely, and so by touching others: only there is a cost taken to have ripples."""

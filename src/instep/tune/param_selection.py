@@ -113,7 +113,7 @@ def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, 
 
 
 def _begin(param: Param, value: float) -> float:
-    """Where a search begins: at the scene's value, or in the middle where that is nought and the param spans decades."""
+    """Where a search begins: at the scene's value, or in the middle where that is nought and it spans decades."""
     if param.log and value <= 0:
         return float(param.from_unit(0.5))
     return float(np.clip(value, param.low, param.high))

@@ -154,7 +154,7 @@ def _words(doubt: float, inside: Estimate) -> str:
     said = "The model explains the recordings up to noise."
     if doubt < 0.05:
         said = (
-            "Residuals are not noise: something is missing from the model, so the posterior is about the model's params "
+            "Residuals are not noise: the model lacks something, so the posterior is about the model's params "
             "rather than the machine's."
         )
     if inside.high < 0.9:

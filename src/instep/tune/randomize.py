@@ -59,7 +59,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Mostly one belief, now and then another about the same params: a share of the prior for what nobody thought of."""
+    """A mixture of two beliefs about the same params, such as a posterior with a share of the prior."""
 
     usual: Belief
     other: Belief

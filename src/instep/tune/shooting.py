@@ -31,7 +31,7 @@ class Shooter:
         """What is predicted minus what was measured [candidates, windows, span, nv]; NaN after a divergence.
 
         Rows after a window's last that counts are nought.
-        `points` are params in unit coordinates [candidates, params]; `starts` shift each window's start state, positions
+        `points` are params in unit coordinates [candidates, params]; `starts` shift each window's start, positions
         then velocities [candidates, windows, 2 nv].
         """
         candidates, n = len(points), len(self.windows)
