@@ -46,7 +46,7 @@ class Gradients:
     quats: Array
     scales: Array
     opacities: Array
-    spherical_harmonics: Array
+    sh: Array
     poses: Array
     """By each body's pose [bodies, 6]: a shift and a turn about its origin, along the world's axes, cameras held."""
     camera: Array
@@ -138,7 +138,7 @@ def _world_pushes(by_pose: Array, world_from_body: Array, world_from_eye: Array)
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shading:
     means: Array | float
-    spherical_harmonics: Array
+    sh: Array
     poses: Array | float
     camera: Array | float
 
