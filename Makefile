@@ -1,16 +1,21 @@
-# Two commands do everything: make demo, make test. Each makes the virtual environment it needs.
+# make demo, make test, make test-extras. Each makes the virtual environment it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
+EXTRAS := $(VENV)-extras
+TORCH  ?= torch==2.13.0
 
-.PHONY: demo test check clean
+.PHONY: demo test test-extras check clean
 
-demo: $(VENV)/.base  ## the whole loop against a stand-in robot
+demo: $(VENV)/.base  ## the whole loop against a simulated robot
 	$(BIN)/instep demo
 
-test: check  ## style, types, house rules, tests, examples
+test: check  ## style, types, import contract, tests, examples
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-extras: $(EXTRAS)/.done  ## the tests that need optional libraries (torch, sbi, ray, ...), in their own environment
+	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile --extras -rs
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -34,5 +39,13 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.base
 
+# torch first: the version that is asked for, before a library asks for another one.
+$(EXTRAS)/.done: pyproject.toml
+	@test -x $(EXTRAS)/bin/python || $(MAKE) VENV=$(EXTRAS) $(EXTRAS)/bin/python
+	@echo "Installing instep with all extras that need no GPU (once; some minutes) ..."
+	$(EXTRAS)/bin/python -m pip install --disable-pip-version-check '$(TORCH)'
+	$(EXTRAS)/bin/python -m pip install --disable-pip-version-check '$(TORCH)' -e '.[dev,all]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(EXTRAS) runs .pytest_cache .ruff_cache

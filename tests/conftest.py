@@ -1,12 +1,27 @@
-"""Options and fixtures shared by all tests."""
+"""Options, fixtures and the rule of skips shared by all tests.
+
+A test that needs what not every machine has asks for it by a fixture: `torch`, `sbi`, `ray`, `zmq`, `gsply`
+(optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is skipped
+with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there only
+CUDA and recordings may be absent. A skip for any other reason fails the run.
+"""
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+LIBRARIES = {"torch": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz"}
+"""Optional library -> the extra that installs it."""
+NEEDS = re.compile(r"needs (CUDA|recordings|OpenGL|Chromium|Linux|privileges|torch|sbi|ray|zmq|gsply): ")
+NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings): ")
+SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,6 +30,106 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=str(ROOT.parent / "shared" / "data"),
         help="folder with recordings of real robots; tests that need it are skipped where it is absent",
     )
+    parser.addoption("--extras", action="store_true", help="run only the tests that need optional libraries")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SKIPPED] = {}
+    config.pluginmanager.register(_SkipReasons(config), "skip-reasons")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--extras"):
+        chosen = [item for item in items if LIBRARIES.keys() & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+class _SkipReasons:
+    """A check at the end of a run: every skip names what the machine lacks."""
+
+    def __init__(self, config: pytest.Config):
+        self.skipped = config.stash[SKIPPED]
+        self.allowed = NEEDS_WITH_EXTRAS if config.getoption("--extras") else NEEDS
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._keep(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._keep(report)
+
+    def _keep(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            self.skipped[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
+
+    def _wrong(self) -> dict[str, str]:
+        return {node: reason for node, reason in self.skipped.items() if not self.allowed.match(reason)}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._wrong() and not hasattr(session.config, "workerinput"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for node, reason in self._wrong().items():
+            terminalreporter.write_line(f"SKIPPED for a reason that is not allowed here: {node}: {reason}", red=True)
+
+
+def _library(name: str) -> ModuleType:
+    if find_spec(name) is None:
+        pytest.skip(f"needs {name}: pip install 'instep[{LIBRARIES[name]}]'")
+    return import_module(name)
+
+
+@pytest.fixture(scope="session")
+def torch() -> ModuleType:
+    """PyTorch."""
+    return _library("torch")
+
+
+@pytest.fixture(scope="session")
+def sbi(torch: ModuleType) -> ModuleType:
+    """Simulation-based inference."""
+    return _library("sbi")
+
+
+@pytest.fixture(scope="session")
+def ray() -> ModuleType:
+    """The cluster library."""
+    return _library("ray")
+
+
+@pytest.fixture(scope="session")
+def zmq() -> ModuleType:
+    """The sockets of GR00T's server."""
+    return _library("zmq")
+
+
+@pytest.fixture(scope="session")
+def gsply() -> ModuleType:
+    """The reader and writer of SPZ files."""
+    return _library("gsply")
+
+
+@pytest.fixture(scope="session")
+def cuda(torch: ModuleType) -> None:
+    """A CUDA device, with gsplat."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA: there is no device on this machine")
+    if find_spec("gsplat") is None:
+        pytest.skip("needs CUDA: gsplat is not installed; pip install 'instep[gpu]'")
+
+
+@pytest.fixture(scope="session")
+def opengl() -> str:
+    """The OpenGL library that renders camera images without a display."""
+    from instep.core.errors import Unsupported
+    from instep.physics.mujoco_cameras import graphics
+
+    try:
+        return graphics()
+    except Unsupported as error:
+        pytest.skip(f"needs OpenGL: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +137,7 @@ def recordings(request: pytest.FixtureRequest) -> Path:
     """The folder of real recordings."""
     folder = Path(request.config.getoption("--recordings"))
     if not folder.is_dir():
-        pytest.skip(f"no recordings of real robots at {folder}; give their folder with --recordings DIR")
+        pytest.skip(f"needs recordings: there are none of real robots at {folder}; give their folder: --recordings DIR")
     return folder
 
 
@@ -31,5 +146,5 @@ def models(recordings: Path) -> Path:
     """The folder of robot descriptions that lies beside the recordings."""
     folder = recordings.parent / "models"
     if not folder.is_dir():
-        pytest.skip(f"no robot descriptions at {folder}")
+        pytest.skip(f"needs recordings: there are no robot descriptions at {folder}")
     return folder

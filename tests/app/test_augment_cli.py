@@ -29,8 +29,7 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def policy(data, tmp_path_factory) -> Path:
-    pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
+def policy(data, tmp_path_factory, torch) -> Path:
     folder = tmp_path_factory.mktemp("policy") / "reach"
     assert main(["train", str(data), str(folder), "--steps", "30", "--batch", "32", "--width", "32"]) == 0
     return folder

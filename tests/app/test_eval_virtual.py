@@ -131,8 +131,7 @@ def test_a_scan_takes_the_place_of_paint(cameras, tmp_path):
     assert set(read_sight(cameras, scene).layers.gaussians.names) == {"world", "tee"}
 
 
-def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_cameras(tmp_path, capsys):
-    pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
+def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_cameras(tmp_path, capsys, torch):
     sight = tmp_path / "so101.toml"
     sight.write_text(
         "[static]\nat = [0.6, 0.3, 0.5]\ntowards = [0.15, 0.0, 0.1]\nsize = [32, 32]\n"

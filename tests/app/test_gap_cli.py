@@ -152,7 +152,7 @@ def test_names_from_files_cannot_become_markup(scene, tmp_path):
 def test_a_browser_draws_the_report_toggles_traces_and_sends_no_request(scene, data, tmp_path):
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
-        pytest.skip("no Chromium on this machine; install Debian's chromium to run the browser test")
+        pytest.skip("needs Chromium: install Debian's chromium to run the browser test")
     out = tmp_path / "out"
     assert main(["gap", str(data), str(scene), "--out", str(out)]) == 0
     page = (out / "report.html").read_text()

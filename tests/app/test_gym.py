@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import warnings
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
 
-gymnasium = pytest.importorskip("gymnasium", reason="Gymnasium is not installed; pip install gymnasium")
-
-from gymnasium.utils.env_checker import check_env  # noqa: E402
-from gymnasium.vector import AutoresetMode  # noqa: E402
-
-import instep.app.gym_envs  # noqa: E402
-from instep import BadInput, UnknownName  # noqa: E402
-from instep.core.errors import Unsupported  # noqa: E402
-from instep.scene.tasks.catalog import TASKS  # noqa: E402
+import instep.app.gym_envs
+from instep import BadInput, UnknownName
+from instep.scene.tasks.catalog import TASKS
 
 IDS = [f"instep/{entry.title}-v0" for entry in TASKS.values()]
-
-
-def graphics() -> None:
-    from instep.physics.mujoco_cameras import graphics as library
-
-    try:
-        library()
-    except Unsupported as error:
-        pytest.skip(f"no graphics on this machine: {error}")
 
 
 @pytest.mark.parametrize("identity", IDS)
@@ -41,8 +29,7 @@ def test_the_checker_of_gymnasium_passes(identity):
     env.close()
 
 
-def test_the_checker_passes_with_pictures():
-    graphics()
+def test_the_checker_passes_with_pictures(opengl):
     env = gymnasium.make("instep/PushT-v0", render_mode="rgb_array", cameras=("cam_234222303707",))
     check_env(env.unwrapped)
     assert env.reset(seed=1)[0]["pixels"]["cam_234222303707"].shape == (270, 480, 3)

@@ -49,7 +49,7 @@ def test_a_run_in_a_simulator_is_kept(tmp_path, capsys) -> None:
 def test_a_camera_that_is_not_there_cannot_be_held(tmp_path, recordings, capsys) -> None:
     folder = recordings / "pusht"
     if not folder.is_dir():
-        pytest.skip(f"no recording of PushT under {recordings}")
+        pytest.skip(f"needs recordings: there is none of PushT under {recordings}")
     words = ["run", "replay", "twin:pusht", "--real", f"recording:{folder}", "--out", str(tmp_path / "x")]
     assert main([*words, "--hold-camera", "cam_9"]) == 2
     assert "no camera named 'cam_9'" in capsys.readouterr().err

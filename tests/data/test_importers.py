@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import h5py
+import mcap.writer as mcap_writer
 import numpy as np
 import pytest
+import zarr
 
 from instep.core.errors import BadInput
 from instep.data.datasets import export, import_recordings, load
 from instep.data.frames import encode_png
 
 from .conftest import CAMERA, assert_same, numbered_images, small_episode
-
-h5py = pytest.importorskip("h5py")
-zarr = pytest.importorskip("zarr")
-mcap_writer = pytest.importorskip("mcap.writer")
-rosbag2 = pytest.importorskip("rosbags.rosbag2")
 
 
 def write_aloha(path: Path, rows: int = 12) -> dict[str, np.ndarray]:

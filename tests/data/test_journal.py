@@ -86,7 +86,7 @@ def test_two_journals_run_together_are_told_apart(tmp_path: Path):
     assert [bytes(found.payload(record)) for record in found.records] == [b"a"] * 3 and found.damages
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: there is no /dev/full on this system")
 def test_a_full_disk_raises_and_the_count_of_records_stays():
     handle = os.open("/dev/full", os.O_WRONLY)
     log = Journal(handle)

@@ -11,7 +11,9 @@ from instep.data.lerobot import writer_v3
 
 from .conftest import CAMERA, small_episode
 
-lerobot_dataset = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="lerobot is not installed")
+lerobot_dataset = pytest.importorskip(
+    "lerobot.datasets.lerobot_dataset", reason="needs CUDA: lerobot, which is not installed, brings a torch for it"
+)
 
 
 def test_lerobot_reads_frames_video_statistics_and_tasks(tmp_path: Path):

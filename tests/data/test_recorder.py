@@ -162,7 +162,7 @@ def test_the_writer_starts_without_numpy(tmp_path: Path):
     maps = Path(f"/proc/{recorder.writer_pid}/maps")
     if not maps.exists():
         recorder.stop()
-        pytest.skip("no /proc on this system")
+        pytest.skip("needs Linux: there is no /proc on this system")
     state = State(0.0, np.zeros(1), np.zeros(1))
     recorder(state, Slider().observe(state), np.zeros(1))
     while recorder.status().written < 1 and time.monotonic() < deadline:
@@ -173,7 +173,8 @@ def test_the_writer_starts_without_numpy(tmp_path: Path):
 
 
 def test_all_samples_of_a_fast_sensor_reach_an_mcap_log(tmp_path: Path):
-    reading = pytest.importorskip("mcap.reader")
+    import mcap.reader as reading
+
     world = Slider()
     with Recorder(tmp_path / "set", world.spec, options=SMALL) as recorder:
         for k in range(5):

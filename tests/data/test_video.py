@@ -101,7 +101,7 @@ def test_the_cache_forgets_the_oldest_frames(film: Path):
     assert cache._used <= 10 * IMAGES[0].nbytes
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux tells a thread's place in line")
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="needs Linux: the scheduler of a thread is read")
 def test_writing_a_video_keeps_the_place_in_line_of_its_caller(tmp_path):
     before = os.sched_getscheduler(0)
     with VideoWriter(tmp_path / "clip.mp4", 30) as video:

@@ -763,7 +763,7 @@ def work_of(process: subprocess.Popen) -> float:
 
 
 @pytest.mark.fault(42)
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux: memory of a process is read from /proc")
 def test_ten_thousand_malformed_frames_leave_a_robot_that_serves_a_good_client():
     rng, per = np.random.default_rng(1), 16
     with robot_process(pace="step") as (process, address, token):

@@ -259,7 +259,7 @@ def test_a_full_tmpfs_leaves_a_readable_recording(tmp_path: Path):
     disk.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True)
     if made.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
+        pytest.skip("needs privileges: only root mounts a small tmpfs")
     try:
         recorder = Recorder(disk / "set", spec_of(), options=SMALL)
         for row in range(300):

@@ -21,15 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, some_poses
 
 
-@pytest.fixture
-def cuda() -> None:
-    """Skip, with a reason, where there is no CUDA device or no gsplat."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
-    pytest.importorskip("gsplat", reason="gsplat is not installed")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("degree", [0, 1, 3])
 def test_the_gpu_draws_what_the_cpu_draws(cuda: None, degree: int) -> None:
@@ -77,12 +68,11 @@ def test_what_gsplat_cannot_draw_is_refused(cuda: None) -> None:
         gpu.GpuRaster(scene).render(camera, backdrop=near)
 
 
-def test_a_machine_without_cuda_is_told_what_to_do() -> None:
+def test_a_machine_without_cuda_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("torch") is not None:
         import torch
 
-        if torch.cuda.is_available():
-            pytest.skip("this machine has a CUDA device")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         expected: type[InstepError] = Unsupported
     else:
         expected = MissingExtra

@@ -15,9 +15,6 @@ from instep.scene.folder import Scene
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 
 G = 9.81
-installed = pytest.mark.skipif(
-    __import__("importlib.util").util.find_spec("dartpy") is None, reason="dartpy is not installed (extra 'engines')"
-)
 OPTION = '<option timestep="0.002" integrator="implicitfast" cone="elliptic" impratio="10"/>'
 PENDULUM = """<body pos="0 0 2"><joint name="swing" axis="0 1 0" armature="{armature}"/>
 <geom type="sphere" size="0.05" pos="0 0 -1" mass="1"/></body>"""
@@ -52,14 +49,12 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch):
         DartWorld("pusht")
 
 
-@installed
 @pytest.mark.parametrize("law", WORLD_LAWS + SIMULATOR_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", ["pusht", "diff_drive"])
 def test_laws(law, name):
     law(DartWorld(name))
 
 
-@installed
 @pytest.mark.parametrize("armature", [0.0, 0.5])
 def test_a_pendulum_has_the_period_of_the_formula(armature, tmp_path):
     sim = DartWorld(scene(tmp_path, PENDULUM.format(armature=armature)))
@@ -71,7 +66,6 @@ def test_a_pendulum_has_the_period_of_the_formula(armature, tmp_path):
     assert np.diff(crossings).mean() == pytest.approx(wanted, rel=1e-3)
 
 
-@installed
 @pytest.mark.parametrize("mu", [0.1, 0.3, 0.6])
 def test_a_block_slides_as_far_as_friction_lets_it(mu, tmp_path):
     sim = DartWorld(scene(tmp_path, BLOCK.format(mu=mu)))
@@ -79,7 +73,6 @@ def test_a_block_slides_as_far_as_friction_lets_it(mu, tmp_path):
     assert q[-1, 0] == pytest.approx(1 / (2 * mu * G), rel=0.02)
 
 
-@installed
 @pytest.mark.parametrize("name", ["furuta", "cartpole", "servo_pendulum", "pusht", "wam7"])
 def test_shipped_scenes_move_as_in_mujoco(name):
     ways = []
@@ -91,7 +84,6 @@ def test_shipped_scenes_move_as_in_mujoco(name):
     assert abs(ways[1] - ways[0]).max() < 0.1 * moved + 0.01
 
 
-@installed
 def test_dry_friction_and_gravity_compensation_hold_an_arm(tmp_path):
     body = """<body name="arm" pos="0 0 1"><joint name="a" axis="0 1 0" {joint}/><geom type="box" pos="0.2 0 0"
     size="0.2 0.02 0.02" mass="0.5" contype="0" conaffinity="0"/></body>"""
@@ -102,7 +94,6 @@ def test_dry_friction_and_gravity_compensation_hold_an_arm(tmp_path):
     assert ends[0] > 0.5 and ends[1] < 0.1 * ends[0] and abs(ends[2]) < 1e-9
 
 
-@installed
 def test_worlds_of_a_batch_have_params_of_their_own():
     sim = DartWorld("pusht").tuned({"geom.*.friction": np.array([0.1, 0.9])})
     start = sim.reset(0)
@@ -114,7 +105,6 @@ def test_worlds_of_a_batch_have_params_of_their_own():
     assert state.q[0, 2] > state.q[1, 2]
 
 
-@installed
 def test_quaternions_keep_their_side():
     sim = DartWorld("cube")
     q = sim.reset(0).q.copy()
@@ -123,7 +113,6 @@ def test_quaternions_keep_their_side():
     assert state.q[3:7] @ q[3:7] > 0.99
 
 
-@installed
 def test_what_dart_cannot_do_is_said(tmp_path):
     with pytest.raises(Unsupported, match="shoulder_lift"):
         DartWorld("so101")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
-from instep.core.errors import UnknownName, Unsupported
-from instep.physics.mujoco_cameras import Look, Studio, filmed, graphics
+from instep.core.errors import UnknownName
+from instep.physics.mujoco_cameras import Look, Studio, filmed
 from instep.scene.camera import Camera
 from instep.testing import WORLD_LAWS
 
@@ -21,11 +21,7 @@ ROOM = """<mujoco><visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory):
-    try:
-        graphics()
-    except Unsupported as error:
-        pytest.skip(str(error))
+def scene(tmp_path_factory, opengl):
     folder = tmp_path_factory.mktemp("room")
     (folder / "scene.xml").write_text(ROOM)
     (folder / "scene.toml").write_text('[robot]\njoints = ["slide"]\n[cameras.eye]\n')

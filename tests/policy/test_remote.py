@@ -426,8 +426,7 @@ def groot(release: str, layout: str, mark: str, tmp_path: Path):
         ("n1.7", "msgpack-numpy", ""),
     ],
 )
-def test_every_release_of_groot_is_spoken(release, layout, mark, tmp_path):
-    pytest.importorskip("zmq", reason="pyzmq is not installed; pip install 'instep[robot]'")
+def test_every_release_of_groot_is_spoken(release, layout, mark, tmp_path, zmq):
     with groot(release, layout, mark, tmp_path) as (server, address, path):
         policy = groot_policy(address, SPEC, path)
         policy.reset()
@@ -443,8 +442,7 @@ def test_every_release_of_groot_is_spoken(release, layout, mark, tmp_path):
             }
 
 
-def test_a_groot_server_that_is_silent_is_given_up_and_can_be_asked_again(tmp_path):
-    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed; pip install 'instep[robot]'")
+def test_a_groot_server_that_is_silent_is_given_up_and_can_be_asked_again(tmp_path, zmq):
     socket = zmq.Context.instance().socket(zmq.REP)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     client = GrootClient(f"tcp://127.0.0.1:{port}", deadline=0.2)
@@ -483,8 +481,7 @@ def test_functions_classes_and_policies_are_policies():
         as_policy(3)
 
 
-def test_a_policy_with_lerobot_s_contract_is_a_policy():
-    torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
+def test_a_policy_with_lerobot_s_contract_is_a_policy(torch):
     from instep.policy.adapters import LerobotPolicy
 
     class Contract(torch.nn.Module):

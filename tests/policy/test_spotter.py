@@ -13,8 +13,6 @@ from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
 from instep.policy.observation_encoding import POSES, Inputs, heading
 
-torch = pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
-
 POSE = [f"block.{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz")]
 SPEC = Spec(
     0.02,
@@ -59,7 +57,7 @@ def pushed(seed: int, rows: int = 12) -> Episode:
 
 
 @pytest.fixture(scope="module")
-def options():
+def options(torch):
     from instep.policy.training import TrainOptions
 
     return TrainOptions(

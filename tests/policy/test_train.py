@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
@@ -53,8 +54,7 @@ def towards(seed: int, rows: int = 40) -> Episode:
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory) -> Path:
-    pytest.importorskip("torch", reason="torch is not installed; pip install 'instep[learn]'")
+def learned(tmp_path_factory, torch) -> Path:
     from instep.policy.training import TrainOptions, train
 
     folder = tmp_path_factory.mktemp("policy")
@@ -93,8 +93,7 @@ def test_a_policy_without_cameras_runs_without_torch(learned):
     assert np.allclose(json.loads(done.stdout), here, atol=1e-6)
 
 
-def test_the_net_in_numpy_is_the_net_that_was_trained(learned):
-    torch = pytest.importorskip("torch")
+def test_the_net_in_numpy_is_the_net_that_was_trained(learned, torch):
     from instep.policy.training import TorchFlowNet
 
     _, tensors = read_policy(learned)
@@ -132,8 +131,7 @@ def test_the_same_seed_gives_the_same_chunk_and_another_gives_another(learned):
     assert not np.array_equal(policy.infer(seen), first)
 
 
-def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path):
-    pytest.importorskip("torch")
+def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path, torch):
     from instep.policy.training import TrainOptions, train
 
     episodes = [towards(seed, 20) for seed in range(6)]
@@ -159,10 +157,7 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device on this machine")
+def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path, cuda):
     from instep.policy.training import TrainOptions, train
 
     options = TrainOptions(steps=40, every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, rate=1e-3)
@@ -173,8 +168,7 @@ def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path):
     assert all(np.allclose(here[name], there[name], atol=2e-3) for name in here)
 
 
-def test_a_checkpoint_is_judged(tmp_path):
-    pytest.importorskip("torch")
+def test_a_checkpoint_is_judged(tmp_path, torch):
     from instep.policy.training import TrainOptions, train
 
     options = TrainOptions(steps=20, every=10, batch=8, width=8, blocks=1, horizon=4, execute=2, threads=1)
@@ -183,8 +177,7 @@ def test_a_checkpoint_is_judged(tmp_path):
     assert [(s.step, s.success) for s in stands] == [(10, 0.25), (20, 0.25)]
 
 
-def test_pictures_tell_where_things_are(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_pictures_tell_where_things_are(tmp_path, torch):
     torch.set_num_threads(1)
     from instep.policy.flow_policy import load_policy
     from instep.policy.training import TrainOptions, train
@@ -336,14 +329,12 @@ def test_weights_that_are_not_finite_are_refused(learned, tmp_path):
 
 
 def test_weights_are_read_by_safetensors_and_read_what_it_writes(tmp_path):
-    numpy_api = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     tensors = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.array([1, 2], "i8"), "c": np.float32(3)}
     write_weights(tmp_path / "ours", {k: np.asarray(v) for k, v in tensors.items()})
-    back = numpy_api.load_file(
-        tmp_path / "ours.safetensors" if (tmp_path / "ours.safetensors").exists() else tmp_path / "ours"
-    )
+    back = load_file(tmp_path / "ours.safetensors" if (tmp_path / "ours.safetensors").exists() else tmp_path / "ours")
     assert all(np.array_equal(back[k], v) for k, v in tensors.items())
-    numpy_api.save_file({k: np.asarray(v) for k, v in tensors.items()}, tmp_path / "theirs", metadata={"format": "np"})
+    arrays = {k: np.asarray(v) for k, v in tensors.items()}
+    save_file(arrays, tmp_path / "theirs", metadata={"format": "np"})
     assert all(np.array_equal(read_weights(tmp_path / "theirs")[k], v) for k, v in tensors.items())
 
 
@@ -382,8 +373,7 @@ def test_a_description_that_cannot_be_read_is_refused(tmp_path, text):
         read_policy(tmp_path)
 
 
-def test_what_cannot_be_trained_on_is_said(tmp_path):
-    pytest.importorskip("torch")
+def test_what_cannot_be_trained_on_is_said(tmp_path, torch):
     from instep.policy.training import TrainOptions, train
 
     with pytest.raises(BadInput, match="there are none"):

@@ -33,6 +33,7 @@ SETS = {
     "pose_streams": (6, 17_952, 29.97),
     "g1_lerobot": (70, 25_852, 30.0),
 }
+WITHOUT_SCENE = ("simple_pendulum", "kuka_lwr4", "tx40", "charuco_handeye", "pose_streams", "g1_lerobot", "pusht")
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -47,13 +48,10 @@ def test_a_set_opens_by_its_folder_s_name(recordings: Path, name: str):
         assert episode.q.shape[1] == len(episode.spec.q.labels)
 
 
-@pytest.mark.parametrize("name", [n for n in SETS if n not in ("pusht",)])
+@pytest.mark.parametrize("name", [n for n in SETS if n not in WITHOUT_SCENE])
 def test_labels_are_those_of_the_scene(recordings: Path, name: str):
     episode = load(recordings / name)[0]
-    scene = episode.meta.get("scene")
-    if scene is None:
-        pytest.skip(f"no scene is shipped for {name}")
-    model = mujoco.MjModel.from_xml_path(str(LIBRARY / scene / "scene.xml"))
+    model = mujoco.MjModel.from_xml_path(str(LIBRARY / episode.meta["scene"] / "scene.xml"))
     joints = {model.joint(j).name for j in range(model.njnt)}
     motors = {model.actuator(k).name for k in range(model.nu)}
     assert {label.split(".")[0] for label in episode.spec.q.labels} <= joints

@@ -19,7 +19,7 @@ CAMERAS = ("cam_220422302296", "cam_234222302164", "cam_234222303707")
 @pytest.fixture(scope="module")
 def folder(recordings: Path) -> Path:
     if not (recordings / "pusht").is_dir():
-        pytest.skip(f"no recording of PushT under {recordings}")
+        pytest.skip(f"needs recordings: there is none of PushT under {recordings}")
     return recordings / "pusht"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from instep.robot.realtime import calm, first_in_line
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="schedulers are Linux's")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its schedulers are set")
 
 
 def allowed() -> bool:
@@ -34,7 +34,7 @@ def test_everything_is_put_back_even_after_an_error() -> None:
 @linux
 def test_threads_of_the_loop_stand_with_it_only_where_asked_and_its_processes_need_not() -> None:
     if not allowed():
-        pytest.skip("this user may not run before others")
+        pytest.skip("needs privileges: this user may not set real-time priorities")
     found: list[int] = []
 
     def tell() -> None:

@@ -81,10 +81,11 @@ def test_joint_limits_are_those_of_the_scene(tmp_path):
 
 
 def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
-    usd = pytest.importorskip("pxr.Usd", reason="usd-core is in the extra 'build'")
+    import pxr.Usd
+
     from instep.tune.param_export import write_usd
 
-    stage = usd.Stage.Open(str(write_usd(tmp_path / "tuned.usda", servo.scene, SETTINGS, "robot")))
+    stage = pxr.Usd.Stage.Open(str(write_usd(tmp_path / "tuned.usda", servo.scene, SETTINGS, "robot")))
     prim = stage.GetPrimAtPath("/robot/hinge")
     assert "NewtonJointAPI" in prim.GetPrimStack()[0].GetInfo("apiSchemas").prependedItems
     assert prim.GetAttribute("newton:damping").Get() == pytest.approx(0.123 * math.pi / 180, rel=1e-5)

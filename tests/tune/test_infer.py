@@ -55,8 +55,7 @@ def test_particles_agree_with_the_laplace_posterior_where_it_is_right(found, met
     assert (points.std(axis=0) < 1.5 * spread).all()
 
 
-def test_a_network_agrees_with_the_laplace_posterior_and_checks_itself(found):
-    pytest.importorskip("sbi", reason="sbi is in the extra 'learn'")
+def test_a_network_agrees_with_the_laplace_posterior_and_checks_itself(found, sbi):
     expected, cloud = laplace(found), infer(found, "npe", sims=200)
     spread = np.sqrt(np.diag(expected.covariance))
     assert (np.abs(cloud.points.mean(axis=0) - expected.mean) < 1.5 * spread).all()

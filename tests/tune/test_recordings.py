@@ -24,7 +24,7 @@ def arm(recordings):
     """The WAM's scene with what holds for all fits, three runs of its real arm, and the parameters of two joints."""
     folder = recordings / "quanser_wam"
     if not folder.is_dir():
-        pytest.skip(f"no recordings of the WAM at {folder}")
+        pytest.skip(f"needs recordings: there are none of the WAM at {folder}")
     scene = Scene.load("wam7")
     runs = at_rate(list(read(str(folder), "quanser_wam/wam7")), scene.dt)[0]
     choice = chosen(scene, runs[:1])
@@ -71,7 +71,7 @@ SERVO = ("actuator.servo.kt", "actuator.servo.resistance", "actuator.servo.sag",
 def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     folder = recordings / "xl330"
     if not folder.is_dir():
-        pytest.skip(f"no recordings of the XL330 at {folder}")
+        pytest.skip(f"needs recordings: there are none of the XL330 at {folder}")
     scene = Scene.load("servo_pendulum")
     runs = told(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
     choice = asked(scene, SERVO, {})

@@ -7,20 +7,14 @@ import pytest
 
 from instep.app.cli import main
 from instep.app.simulated_robot import robot_process
-from instep.core.errors import Unsupported
 from instep.core.poses import angle_between
 from instep.data.datasets import load
-from instep.physics.mujoco_cameras import graphics
 
 STEPS = 150
 
 
 @pytest.fixture(scope="module")
-def episode(tmp_path_factory: pytest.TempPathFactory):
-    try:
-        graphics()
-    except Unsupported as error:
-        pytest.skip(str(error))
+def episode(tmp_path_factory: pytest.TempPathFactory, opengl):
     folder = tmp_path_factory.mktemp("live")
     with robot_process("pusht", ["--hidden", "7", "--pace", "step", "--cameras", "all"]) as robot:
         (folder / "token").write_text(robot.token)
@@ -48,11 +42,7 @@ def test_what_was_sent_is_recorded(episode) -> None:
     assert np.abs(episode["twin.sent"] - episode.q[:, :2]).max() < 0.08  # ahead by the lag at most
 
 
-def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path) -> None:
-    try:
-        graphics()
-    except Unsupported as error:
-        pytest.skip(str(error))
+def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> None:
     # Half of the usual rate, for machines that test other things at the same time.
     with robot_process("pusht", ["--hidden", "7", "--cameras", "all", "--camera-rate", "5"]) as robot:
         (tmp_path / "token").write_text(robot.token)

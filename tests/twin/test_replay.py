@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from instep.core.episode import Episode
-from instep.core.errors import Unsupported
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array, Observation, State
-from instep.physics.mujoco_cameras import Look, filmed, graphics
+from instep.physics.mujoco_cameras import Look, filmed
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
@@ -23,12 +22,8 @@ STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[Scene, Episode, Episode]:
+def recorded(opengl) -> tuple[Scene, Episode, Episode]:
     """A run of a twin against a stand-in that is filmed while it moves, and what the stand-in showed."""
-    try:
-        graphics()
-    except Unsupported as error:
-        pytest.skip(str(error))
     scene = Scene.load("pusht")
     slow = MujocoWorld(scene).tuned({"action.delay": 0.04, "geom.*.friction": 0.7})
     real = filmed(slow, scene, None, Look(0.9, (1.05, 0.95, 0.97), 3.0), every=3)

@@ -112,7 +112,7 @@ class GrootClient:
             try:
                 import zmq
             except ImportError:
-                raise MissingExtra("pyzmq", "robot") from None
+                raise MissingExtra("pyzmq", "groot") from None
             self._socket = zmq.Context.instance().socket(zmq.REQ)
             self._socket.setsockopt(zmq.LINGER, 0)
             for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):

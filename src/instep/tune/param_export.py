@@ -215,5 +215,5 @@ def _pxr() -> Any:
         import pxr.Usd
         import pxr.UsdGeom
     except ImportError:
-        raise MissingExtra("usd-core", "build") from None
+        raise MissingExtra("usd-core", "usd") from None
     return pxr

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +20,7 @@ from rich.table import Table
 
 from instep.core.errors import Unsupported
 
-EXTRAS = {
-    "engines": "dartpy",
-    "learn": "torch",
-    "gpu": "gsplat",
-    "build": "trimesh",
-    "view": "viser",
-    "cluster": "ray",
-    "data": "h5py",
-}
+DEVELOPER_EXTRAS = ("dev", "docs")
 GOOD, FAIR, BAD = "[green]good[/]", "[yellow]fair[/]", "[red]bad[/]"
 
 
@@ -37,12 +29,28 @@ def doctor() -> int:
     table = Table("what", "verdict", "detail", box=None, padding=(0, 2))
     for row in (_python(), _engine("mujoco"), _engine("rapier3d"), _graphics(), _threads(), _timer(), _disk(), _gpu()):
         table.add_row(*row)
-    for extra, package in EXTRAS.items():
-        there = find_spec(package) is not None
-        detail = f"{package} {_version(package)}" if there else escape(f"pip install 'instep[{extra}]'")
-        table.add_row(f"extra {extra}", GOOD if there else "[dim]not installed[/]", detail)
+    for extra, packages in extras().items():
+        table.add_row(*_extra(extra, packages))
     Console().print(table)
     return 0
+
+
+def extras() -> dict[str, tuple[str, ...]]:
+    """The extras of the installed package -> the packages each brings, without the developers' own."""
+    found: dict[str, tuple[str, ...]] = {}
+    for line in requires("instep") or ():
+        name, marker = re.match(r"[\w.-]+", line), re.search(r"""extra == ["']([\w-]+)""", line)
+        if name and marker and name[0] != "instep" and marker[1] not in DEVELOPER_EXTRAS:
+            found[marker[1]] = (*found.get(marker[1], ()), name[0])
+    return found
+
+
+def _extra(extra: str, packages: tuple[str, ...]) -> tuple[str, str, str]:
+    absent = [package for package in packages if not _version(package)]
+    if absent:
+        verdict = "[dim]not installed[/]" if absent == list(packages) else FAIR
+        return f"extra {extra}", verdict, escape(f"{', '.join(absent)}: pip install 'instep[{extra}]'")
+    return f"extra {extra}", GOOD, ", ".join(f"{package} {_version(package)}" for package in packages)
 
 
 def _python() -> tuple[str, str, str]:

@@ -105,7 +105,7 @@ def _gsply() -> Any:
     try:
         import gsply
     except ImportError:
-        raise MissingExtra("gsply", "build") from None
+        raise MissingExtra("gsply", "spz") from None
     return gsply
 
 

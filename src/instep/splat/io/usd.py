@@ -66,7 +66,7 @@ def _pxr() -> Any:
         import pxr
         from pxr import Gf, Sdf, Tf, Usd, UsdGeom, UsdUtils, UsdVol, Vt  # noqa: F401 - loads the submodules
     except ImportError:
-        raise MissingExtra("usd-core", "build") from None
+        raise MissingExtra("usd-core", "usd") from None
     return pxr
 
 
