@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from instep import Scene
 from instep.app import gap_page
 from instep.app.gap_run import write_curves, write_runs
-from instep.app.report import Report, write_report
 from instep.core.episode import Episode
 from instep.core.statistics import bootstrap
 from instep.core.world import Spec, vector
@@ -29,6 +28,7 @@ from instep.gap.arm_kinematics import Arm, Chain, chain_to
 from instep.gap.dtw import dtw
 from instep.gap.joint_error import profile, profile_scores
 from instep.gap.paired_runs import compare
+from instep.report.page import HtmlReport, write_report
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def _full_report(folder: Path, out: Path) -> None:
     gap = gap.with_scores(profile_scores(profiles))
     sections = [gap_page.horizon_section(gap), gap_page.runs_section(gap), gap_page.arms_section(profiles, gap.scores)]
     sections.append(gap_page.details_section(gap, looked))
-    page = Report("Gap", "", gap_page.verdict(gap, "The two worlds are"), gap_page.numbers(gap), sections)
+    page = HtmlReport("Gap", "", gap_page.verdict(gap, "The two worlds are"), gap_page.numbers(gap), sections)
     write_curves(out, gap)
     write_report(out, page)
 

@@ -27,7 +27,7 @@ def test_the_wheel_is_for_every_machine_and_holds_scenes_templates_and_types(whe
     assert wheel.name.endswith("-py3-none-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"instep/py.typed", "instep/scene/library/pusht/scene.xml", "instep/scene/library/pusht/scene.toml"} <= names
-    assert any(name.startswith("instep/app/templates/") for name in names)
+    assert any(name.startswith("instep/report/templates/") for name in names)
     assert any(name.startswith("instep/app/benchmarks/") for name in names)
     assert not any(name.startswith("tests/") for name in names)
 

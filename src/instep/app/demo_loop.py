@@ -18,11 +18,14 @@ from instep.core.param import Param
 from instep.core.rollout import rollout, rollouts
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Observation, State, Watcher
+from instep.gap.gap_figures import horizon_figure, runs_figure
 from instep.gap.gap_result import Curve, Gap, Pair
 from instep.gap.horizon import measure
 from instep.physics.mujoco_cameras import Studio
 from instep.physics.mujoco_world import MujocoWorld
 from instep.policy.experts.push_expert import PushTo
+from instep.report.figures import lines_figure
+from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table, formatted
 from instep.robot.link import LinkWorld
 from instep.scene import address
 from instep.scene.folder import Scene
@@ -30,8 +33,6 @@ from instep.tune.fit import Fit, FitOptions, fit
 
 from .demo_twin import Through, png, section
 from .demo_twin import scores as twin_scores
-from .figures import horizon_figure, lines_figure, runs_figure
-from .report import Number, Picture, Report, Section, Table, Verdict, say
 
 
 def poster(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Path:
@@ -98,7 +99,7 @@ class Loop:
     after: Gap
     truth: dict[str, float]
     """What was hidden in the stand-in, by address."""
-    pictures: Sequence[Picture]
+    pictures: Sequence[ReportImage]
     twin: Through | None = None
     """The policy through the twin; None where nothing can be rendered."""
     note: str = ""
@@ -136,12 +137,12 @@ def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, floa
     return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
 
 
-def side_by_side(scene: Scene, through: Through) -> list[Picture]:
+def side_by_side(scene: Scene, through: Through) -> list[ReportImage]:
     """What the stand-in's camera saw and what the twin would have seen, at a few moments."""
     studio, camera = Studio(scene), next(iter(scene.cameras.values()))
     try:
         return [
-            Picture(
+            ReportImage(
                 png(np.concatenate([m.picture, studio.picture(m.q, camera)], axis=0)),
                 f"{m.t:.1f} s: the stand-in above, the twin below",
             )
@@ -162,7 +163,7 @@ def draw(loop: Loop, path: Path) -> Path:
     return poster(path, named, picture)
 
 
-def page(loop: Loop) -> Report:
+def page(loop: Loop) -> HtmlReport:
     """The report of the demo."""
     before, after = loop.before.curves[JOINTS], loop.after.curves[JOINTS]
     drop = {h: 1 - after.at(h).value / before.at(h).value for h in (0.0, 0.5, np.inf)}
@@ -174,13 +175,17 @@ def page(loop: Loop) -> Report:
     )
     named = {"one step ahead": 0.0, "half a second ahead": 0.5, "over the whole run": np.inf}
     numbers = tuple(
-        Number(name, f"{1e3 * before.at(h).value:.3g} → {1e3 * after.at(h).value:.2g} mm", f"now {say(after.at(h))}")
+        Number(
+            name,
+            f"{1e3 * before.at(h).value:.3g} → {1e3 * after.at(h).value:.2g} mm",
+            f"now {formatted(after.at(h))}",
+        )
         for name, h in named.items()
     )
-    return Report(
+    return HtmlReport(
         "instep demo",
         f"{loop.scene.about} The stand-in runs in another process and another engine, with hidden parameters.",
-        Verdict(
+        Headline(
             "good" if better else "bad", headline, "Error of the pusher's joints, root mean square over held-out runs."
         ),
         numbers,
@@ -225,7 +230,14 @@ def _params_section(loop: Loop) -> Section:
     for name, estimate in loop.fitted.estimates.items():
         part = name.replace("*", loop.scene.spec.action.labels[0])
         shipped = address.read(loop.scene.model, [part])[part]
-        rows.append((name, f"{shipped:.4g} {estimate.unit}", say(estimate), f"{loop.truth[part]:.4g} {estimate.unit}"))
+        rows.append(
+            (
+                name,
+                f"{shipped:.4g} {estimate.unit}",
+                formatted(estimate),
+                f"{loop.truth[part]:.4g} {estimate.unit}",
+            )
+        )
     lead = (
         f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The stand-in's "
         "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
@@ -251,7 +263,7 @@ def _closed_section(loop: Loop) -> Section:
     figure = lines_figure(lines, title="Distance of the block to its goal", x="time [s]", y="m")
     lead = (
         "The same policy from the same starts in both worlds. Contact makes small differences grow: "
-        f"at the end the blocks are {say(bootstrap(_object_distance(loop), unit='m'))} apart."
+        f"at the end the blocks are {formatted(bootstrap(_object_distance(loop), unit='m'))} apart."
     )
     return Section("The same policy in both worlds", lead, [figure])
 

@@ -15,12 +15,12 @@ from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, State
 from instep.policy.experts.task_experts import expert_of
+from instep.report.figures import lines_figure
+from instep.report.page import ReportImage, Section, formatted
 from instep.robot.link import LinkWorld
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 
-from .figures import lines_figure
-from .report import Picture, Section, say
 from .twin_run import How, open_twin
 
 SECONDS = 14.0
@@ -140,10 +140,13 @@ def section(through: Through) -> Section:
     lead = (
         "The policy sees and moves the simulated robot only. The stand-in follows the simulated joints, and three "
         "cameras lead the simulated T back to where the stand-in's is. At the end the stand-in's T is "
-        f"{end:.1f} mm from its goal; on the way the two Ts were {say(found['twin: distance of the two Ts'])} apart, "
-        f"the two pushers {say(found['twin: distance of the two pushers'])}."
+        f"{end:.1f} mm from its goal; on the way the two Ts were "
+        f"{formatted(found['twin: distance of the two Ts'])} apart, "
+        f"the two pushers {formatted(found['twin: distance of the two pushers'])}."
     )
-    shown = [Picture(png(m.drawn), f"{m.t:.1f} s: what the stand-in sees, and the twin's T") for m in through.moments]
+    shown = [
+        ReportImage(png(m.drawn), f"{m.t:.1f} s: what the stand-in sees, and the twin's T") for m in through.moments
+    ]
     return Section(
         "The policy through the twin",
         lead,

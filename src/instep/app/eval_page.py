@@ -20,10 +20,9 @@ from instep.core.world import Array
 from instep.evaluate.agreement import Ranking, Rates, real_rate
 from instep.evaluate.comparison import Comparison, compare
 from instep.evaluate.evaluation import Evaluation
+from instep.report.figures import bars_figure, plain_text, series_color
+from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table, formatted
 from instep.scene.folder import Scene
-
-from .figures import bars_figure, colour, safe
-from .report import Figure, Number, Report, Section, Table, Verdict, say
 
 FRAMES = 10
 """Pictures per second."""
@@ -98,11 +97,14 @@ def terminal(evaluation: Evaluation) -> TerminalTable:
     return table
 
 
-def page(evaluation: Evaluation, facts: Mapping[str, str], films: Mapping[str, str]) -> Report:
+def page(evaluation: Evaluation, facts: Mapping[str, str], films: Mapping[str, str]) -> HtmlReport:
     """The report: success per policy and world, comparisons, ways of failing."""
     bars = {f"{policy}, {world}": _percent(evaluation.success(policy, world)) for policy, world in evaluation.results}
     best = max(bars, key=lambda name: bars[name].value)
-    numbers = [Number(name, say(estimate, interval=False), say(estimate)) for name, estimate in list(bars.items())[:3]]
+    numbers = [
+        Number(name, formatted(estimate, interval=False), formatted(estimate))
+        for name, estimate in list(bars.items())[:3]
+    ]
     sections = [
         Section(
             "Success",
@@ -126,10 +128,10 @@ def page(evaluation: Evaluation, facts: Mapping[str, str], films: Mapping[str, s
         sections.append(
             Section("Films of failures", "In the folder of this report.", [Table(("episode", "file"), rows)])
         )
-    return Report(
+    return HtmlReport(
         "instep eval",
         evaluation.task.text,
-        Verdict("plain", f"{best}: {say(bars[best])} success.", f"{bars[best].n} starts each."),
+        Headline("plain", f"{best}: {formatted(bars[best])} success.", f"{bars[best].n} starts each."),
         numbers,
         sections,
         facts,
@@ -142,8 +144,8 @@ def _rates(evaluation: Evaluation) -> Table:
         rate, seconds = evaluation.success(policy, world), evaluation.seconds(policy, world)
         score, broken = evaluation.score(policy, world), evaluation.broken(policy, world)
         rows.append(
-            (policy, world, say(_percent(rate)), str(rate.n), say(seconds) if seconds else "–",
-             say(score) if score else "–", str(broken))
+            (policy, world, formatted(_percent(rate)), str(rate.n), formatted(seconds) if seconds else "–",
+             formatted(score) if score else "–", str(broken))
         )  # fmt: skip
     return Table(("policy", "world", "success", "n", "median time", "score at the end", "broken"), rows)
 
@@ -161,7 +163,7 @@ def _percent(rate: Estimate) -> Estimate:
     return Estimate(100 * rate.value, 100 * rate.low, 100 * rate.high, rate.n, "%")
 
 
-def agreement_report(rates: Sequence[Rates], found: Sequence[Ranking], source: str) -> Report:
+def agreement_report(rates: Sequence[Rates], found: Sequence[Ranking], source: str) -> HtmlReport:
     """The page."""
     able = [r for r in found if r.informative]
     mean_r = sum(r.correlation.value for r in found) / len(found)
@@ -186,7 +188,7 @@ def agreement_report(rates: Sequence[Rates], found: Sequence[Ranking], source: s
         _table(found),
         _agreement_rates(rates),
     ]
-    return Report("Agreement of evaluations", source, Verdict("plain", words, because), numbers, sections)
+    return HtmlReport("Agreement of evaluations", source, Headline("plain", words, because), numbers, sections)
 
 
 def agreement_scores(found: Sequence[Ranking]) -> dict[str, Estimate]:
@@ -204,14 +206,16 @@ def _scatter(rates: Sequence[Rates]) -> Figure:
     for i, task in enumerate(dict.fromkeys(r.task for r in rates)):
         some = [r for r in rates if r.task == task]
         bounds = [real_rate(r) for r in some]
-        trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": safe(task)}
-        trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [safe(r.policy) for r in some]}
+        trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(task)}
+        trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [plain_text(r.policy) for r in some]}
         trace["error_y"] = {
-            "type": "data", "symmetric": False, "thickness": 1, "color": colour(i, 0.5),
+            "type": "data", "symmetric": False, "thickness": 1, "color": series_color(i, 0.5),
             "array": [b.high - b.value for b in bounds], "arrayminus": [b.value - b.low for b in bounds],
         }  # fmt: skip
-        trace["marker"] = {"color": colour(i), "size": 9, "symbol": i % 8}
-        data.append({**trace, "hovertemplate": "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + safe(task) + "</extra>"})
+        trace["marker"] = {"color": series_color(i), "size": 9, "symbol": i % 8}
+        data.append(
+            {**trace, "hovertemplate": "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"}
+        )
     line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
     layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
     return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}

@@ -18,21 +18,24 @@ from instep.diagnose.failure_modes import MODES, Mode, named
 from instep.gap.command_following import Following
 from instep.gap.error_growth import Growth
 from instep.gap.events import Agreement
+from instep.gap.gap_figures import horizon_figure, runs_figure, timeline_figure
 from instep.gap.gap_result import Curve, Gap, Match, Pair
 from instep.gap.image_scores import Look
 from instep.gap.joint_error import Profile
 from instep.gap.stream_alignment import Aligned
-
-from .figures import (
-    bars_figure,
-    bundle_figure,
-    histogram_figure,
-    horizon_figure,
-    lines_figure,
-    runs_figure,
-    timeline_figure,
+from instep.report.figures import bars_figure, ensemble_figure, histogram_figure, lines_figure
+from instep.report.page import (
+    Figure,
+    FigureRow,
+    FigureTabs,
+    Headline,
+    Number,
+    ReportImage,
+    Section,
+    Table,
+    formatted,
+    score_table,
 )
-from .report import Beside, Choice, Figure, Number, Picture, Section, Table, Verdict, say, score_table
 
 MOST_CHANNELS = 7
 """More panels than these are shown by the worst channels only."""
@@ -48,26 +51,26 @@ def headline(curves: Mapping[str, Curve]) -> Curve:
     return curves["overall"]
 
 
-def verdict(gap: Gap, what: str) -> Verdict:
+def verdict(gap: Gap, what: str) -> Headline:
     """What to remember of a gap."""
     curve = headline(gap.curves)
     point = curve.at(0.5) if 0.5 in curve.horizons else curve.estimates[0]
     when = "after half a second" if 0.5 in curve.horizons else "one step ahead"
     words = f"{what} {_short(curve, point)} off {when}, {_short(curve, curve.at(inf))} over whole runs."
     if curve.name not in gap.floor:
-        return Verdict(
+        return Headline(
             "plain", words, "No command was repeated, so how much of this is the robot's scatter is unknown."
         )
     floor = gap.floor[curve.name].at(inf)
     ratio = curve.at(inf).value / floor.value if floor.value > 0 else math.inf
     scatter = _short(curve, floor)
-    return Verdict("plain", words, f"Repeats of one command scatter by {scatter}: the gap is {ratio:.2g} times that.")
+    return Headline("plain", words, f"Repeats of one command scatter by {scatter}: the gap is {ratio:.2g} times that.")
 
 
-def judged(plain: Verdict, broken: Sequence[str], limits: int) -> Verdict:
+def judged(plain: Headline, broken: Sequence[str], limits: int) -> Headline:
     """The verdict with its limits: bad where one is broken, good where all hold, plain where none was given."""
     if broken:
-        return Verdict("bad", "A limit is broken: " + "; ".join(broken), plain.headline)
+        return Headline("bad", "A limit is broken: " + "; ".join(broken), plain.headline)
     return replace(plain, status="good") if limits else plain
 
 
@@ -104,7 +107,7 @@ def horizon_section(gap: Gap, following: Following | None = None) -> Section:
         "more its errors add up. Bands are 95 % intervals over runs; the dashed line is how far the robot is from "
         "itself when a command is repeated."
     )
-    return Section("How far off, how far ahead", lead, [Choice(figures), curve_table(gap, following)])
+    return Section("How far off, how far ahead", lead, [FigureTabs(figures), curve_table(gap, following)])
 
 
 def curve_table(gap: Gap, following: Following | None = None) -> Table:
@@ -117,11 +120,11 @@ def curve_table(gap: Gap, following: Following | None = None) -> Table:
         head.append("floor, full")
     rows: list[list[str]] = []
     for name, curve in gap.curves.items():
-        row = [name, *(say(e, interval=False) for e in curve.estimates)]
+        row = [name, *(formatted(e, interval=False) for e in curve.estimates)]
         if following is not None:
-            row.append(say(following.rmse[name], interval=False) if name in following.rmse else "")
+            row.append(formatted(following.rmse[name], interval=False) if name in following.rmse else "")
         if gap.floor:
-            row.append(say(gap.floor[name].at(inf), interval=False) if name in gap.floor else "")
+            row.append(formatted(gap.floor[name].at(inf), interval=False) if name in gap.floor else "")
         rows.append(row)
     caption = "Root mean square errors. "
     caption += "'told = done' is what is left when the robot is taken to be where it was told." if following else ""
@@ -141,7 +144,7 @@ def runs_section(gap: Gap) -> Section:
         if len(ranked) > 1 or word == "middle":
             figures[name] = runs_figure(pair, labels, title=f"{pair.name or 'run'}: overall error {error:.3g}")
     lead = "What was measured, and what the simulator does when it is given the same commands from the same start."
-    return Section("Runs beside their replays", lead, [Choice(figures)])
+    return Section("Runs beside their replays", lead, [FigureTabs(figures)])
 
 
 def ranked_pairs(gap: Gap) -> list[tuple[float, Pair]]:
@@ -175,7 +178,7 @@ def arms_section(profiles: Sequence[Profile], scores: Mapping[str, Estimate]) ->
     )
     own = {n: e for n, e in scores.items() if n.startswith(("RMSE_norm", "tip "))}
     table = Table(("joint", "share of the squared error of its arm"), rows)
-    return Section("Arms and tips", lead, [Beside(figures), score_table(own), table])
+    return Section("Arms and tips", lead, [FigureRow(figures), score_table(own), table])
 
 
 def _over_time(series: Mapping[str, Array], t: Array, title: str, y: str) -> Figure:
@@ -202,11 +205,11 @@ def growth_section(grown: Growth, errors: Sequence[tuple[Array, Array]], floor: 
     words = shape.get(grown.shape, "and levels off")
     doubling = ""
     if math.isfinite(grown.doubling.value):
-        doubling = f" At first it doubles every {say(grown.doubling)}."
+        doubling = f" At first it doubles every {formatted(grown.doubling)}."
     lead = f"Left to itself, the error grows {words}.{doubling} Each line is a run; the bold one is their median."
     thick = _median_line(errors)
     lines = [errors[i] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
-    figure = bundle_figure(lines, thick, title="Overall error over a run, open loop", x="time [s]", floor=floor)
+    figure = ensemble_figure(lines, thick, title="Overall error over a run, open loop", x="time [s]", floor=floor)
     rows = [[shape, f"{100 * weight:.0f} %"] for shape, weight in grown.weights.items()]
     return Section("How errors grow", lead, [figure, Table(("shape", "support"), rows)])
 
@@ -241,22 +244,22 @@ def events_section(runs: Sequence[Sequence[Match]], found: Agreement, pairs: Seq
         f"{found.extra.value:.0%} of its own are extra."
     )
     head = ("event", "in both", "missing", "extra", "later by")
-    blocks: list[Choice | Table | list[Picture]] = [Choice(figures), Table(head, rows)]
+    blocks: list[FigureTabs | Table | list[ReportImage]] = [FigureTabs(figures), Table(head, rows)]
     frames = key_frames(runs[picks["middle"]], pairs[picks["middle"]])
     return Section("Events", lead, [*blocks, *([frames] if frames else [])])
 
 
-def key_frames(run: Sequence[Match], pair: Pair, most: int = 8) -> list[Picture]:
+def key_frames(run: Sequence[Match], pair: Pair, most: int = 8) -> list[ReportImage]:
     """What the first camera saw when events began, where images were recorded."""
     camera = next((c for c in pair.real.columns if c.startswith("observation.images.")), None)
     if camera is None:
         return []
     from instep.data.frames import encode_png
 
-    frames: list[Picture] = []
+    frames: list[ReportImage] = []
     for number, event in enumerate([m.real for m in run if m.real is not None][:most], 1):
         image = np.asarray(pair.real[camera][event.row])
-        frames.append(Picture(encode_png(image), f"({number}) {event.name}, {event.t:.1f} s"))
+        frames.append(ReportImage(encode_png(image), f"({number}) {event.name}, {event.t:.1f} s"))
     return frames
 
 
@@ -264,11 +267,11 @@ def looks_section(found: Sequence[Look]) -> Section:
     """How alike the images of both worlds are, camera by camera."""
     from instep.data.frames import encode_png
 
-    blocks: list[Table | list[Picture]] = []
+    blocks: list[Table | list[ReportImage]] = []
     for look in found:
         pair = [np.asarray(image) for image in look.example]
         words = (f"{look.camera}, real", f"{look.camera}, simulated")
-        blocks.append([Picture(encode_png(image), word) for image, word in zip(pair, words, strict=True)])
+        blocks.append([ReportImage(encode_png(image), word) for image, word in zip(pair, words, strict=True)])
         blocks.append(score_table(look.scores))
     lead = (
         "Paired frames: PSNR and SSIM as usual, a distance of gradient features (GMSD over three scales), the distance "
@@ -305,7 +308,11 @@ def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:
     channels = list(next(iter(groups.values())))
     shown = [n for n in channels if n != "overall"]
     rows = [
-        [name, str(next(iter(curves.values())).at(inf).n), *(say(curves[n].at(inf), interval=False) for n in shown)]
+        [
+            name,
+            str(next(iter(curves.values())).at(inf).n),
+            *(formatted(curves[n].at(inf), interval=False) for n in shown),
+        ]
         for name, curves in groups.items()
     ]
     lead = (
@@ -327,7 +334,12 @@ def following_section(following: Following) -> Section:
         y=f"error [{unit}]", marks=marks,
     )  # fmt: skip
     rows = [
-        [n, say(following.rmse[n]), say(following.shifted[n], interval=False), _lag(following.lag[n])]
+        [
+            n,
+            formatted(following.rmse[n]),
+            formatted(following.shifted[n], interval=False),
+            _lag(following.lag[n]),
+        ]
         for n in following.rmse
     ]
     lead = (
@@ -338,24 +350,24 @@ def following_section(following: Following) -> Section:
     return Section("Commands and answers", lead, [figure, table])
 
 
-def following_page(following: Following) -> tuple[Verdict, list[Number]]:
+def following_page(following: Following) -> tuple[Headline, list[Number]]:
     """The verdict and the numbers where commands are all there is to compare with."""
     name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
     rmse, lag, left = following.rmse[name], following.lag[name], following.shifted[name]
     late = f" and come {1e3 * lag.value:.0f} ms after them" if math.isfinite(lag.value) else ""
-    words = f"Positions are {say(rmse, interval=False)} from their commands{late}."
+    words = f"Positions are {formatted(rmse, interval=False)} from their commands{late}."
     because = (
-        f"At that lag {say(left, interval=False)} are left. A lag is not a delay; give a scene to separate the two."
+        f"At that lag {formatted(left, interval=False)} are left. A lag is not a delay; a scene separates the two."
     )
     numbers = [
-        Number("distance from the command", say(rmse, interval=False), _interval(rmse)),
+        Number("distance from the command", formatted(rmse, interval=False), _interval(rmse)),
         Number("best lag", f"{1e3 * lag.value:.0f} ms", _lag(lag).partition(" ms ")[2] + f" · {lag.n} runs"),
-        Number("left at that lag", say(left, interval=False), _interval(left)),
+        Number("left at that lag", formatted(left, interval=False), _interval(left)),
     ]
-    return Verdict("plain", words, because), numbers
+    return Headline("plain", words, because), numbers
 
 
-def clocks_page(found: Mapping[str, Aligned]) -> tuple[Verdict, list[Number], Section]:
+def clocks_page(found: Mapping[str, Aligned]) -> tuple[Headline, list[Number], Section]:
     """The verdict, the numbers and the section where the clocks of streams are compared."""
     numbers: list[Number] = []
     rows: list[list[str]] = []
@@ -377,8 +389,8 @@ def clocks_page(found: Mapping[str, Aligned]) -> tuple[Verdict, list[Number], Se
     lead = "The peak of the correlation of the two speeds, found in several windows; the median and its spread."
     words = "; ".join(f"{n}: {1e3 * p.offset.seconds.value:+.1f} ms" for n, p in found.items())
     because = "Add the offset to the stamps of the slower stream. Numbers are given with and without it."
-    verdict = Verdict("plain", f"The clocks are apart by {words}.", because)
-    return verdict, numbers, Section("Clocks", lead, [Choice(figures), Table(head, rows)])
+    verdict = Headline("plain", f"The clocks are apart by {words}.", because)
+    return verdict, numbers, Section("Clocks", lead, [FigureTabs(figures), Table(head, rows)])
 
 
 def details_section(gap: Gap, preflight: Preflight | None) -> Section:
@@ -411,7 +423,7 @@ def _short(curve: Curve, estimate: Estimate) -> str:
 
 
 def _share(curve: Curve, estimate: Estimate) -> str:
-    return say(_percent(curve, estimate), interval=False)
+    return formatted(_percent(curve, estimate), interval=False)
 
 
 def _percent(curve: Curve, estimate: Estimate) -> Estimate:
@@ -421,7 +433,7 @@ def _percent(curve: Curve, estimate: Estimate) -> Estimate:
 
 
 def _interval(estimate: Estimate) -> str:
-    text = say(estimate)
+    text = formatted(estimate)
     return text[text.index("[") :] + f" · {estimate.n} runs" if "[" in text else "one run, no interval"
 
 

@@ -41,13 +41,13 @@ from instep.gap.paired_runs import compare
 from instep.gap.preparation import prepare
 from instep.gap.stream_alignment import Timing, align_all, streams, timing
 from instep.physics.actuators import told
+from instep.report.page import Headline, HtmlReport, Number, Section, write_report
 from instep.scene.folder import Scene, shipped
 
 from . import gap_page
 from .eval_page import agreement_report, agreement_scores
 from .gap_causes import attributed, search, with_causes
 from .output import Output, new_output
-from .report import Number, Report, Section, Verdict, write_report
 from .simulated_robot import Engine, engine
 
 
@@ -117,7 +117,7 @@ class Found:
     gap: Gap
     title: str
     subtitle: str
-    verdict: Verdict
+    verdict: Headline
     numbers: Sequence[Number]
     sections: Sequence[Section]
 
@@ -145,7 +145,7 @@ def finish(found: Found, asked: Asked, output: Output) -> int:
     """Judge a gap by its limits and write everything."""
     gap = found.gap
     broken, limits = judge(gap, asked)
-    report = Report(
+    report = HtmlReport(
         found.title,
         found.subtitle,
         gap_page.judged(found.verdict, broken, limits),

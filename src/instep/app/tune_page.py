@@ -12,9 +12,19 @@ import numpy as np
 
 from instep.core.statistics import Estimate
 from instep.core.world import Array
-
-from .figures import LOG, colour, safe, thinned
-from .report import Choice, Figure, Number, Picture, Report, Section, Table, Verdict, reading_unit, say
+from instep.report.figures import LOG_AXIS, downsampled, plain_text, series_color
+from instep.report.page import (
+    Figure,
+    FigureTabs,
+    Headline,
+    HtmlReport,
+    Number,
+    ReportImage,
+    Section,
+    Table,
+    display_unit,
+    formatted,
+)
 
 if TYPE_CHECKING:
     from instep.tune.gates import Tuned
@@ -54,7 +64,7 @@ class Shown:
     facts: Mapping[str, str]
 
 
-def page(tuned: Tuned, shown: Shown) -> Report:
+def page(tuned: Tuned, shown: Shown) -> HtmlReport:
     """The whole page."""
     fitted, held_out = shown.recordings
     sections = [_gates(tuned), _params(tuned), _held_out(tuned, shown)]
@@ -64,10 +74,10 @@ def page(tuned: Tuned, shown: Shown) -> Report:
         sections.append(_delta(shown.more["delta"]))
     sections.append(_search(shown.costs))
     subtitle = f"{shown.scene}: {len(tuned.fit.params)} parameters, {fitted} recordings fitted, {held_out} held out"
-    return Report("instep tune", subtitle, _verdict(tuned), _numbers(tuned), sections, shown.facts)
+    return HtmlReport("instep tune", subtitle, _verdict(tuned), _numbers(tuned), sections, shown.facts)
 
 
-def _verdict(tuned: Tuned) -> Verdict:
+def _verdict(tuned: Tuned) -> Headline:
     gain = tuned.comparison.improvement
     failed = [gate for gate in tuned.gates if not gate.passed and gate.name != "whiteness"]
     moved = "fell" if gain.value >= 0 else "rose"
@@ -75,8 +85,8 @@ def _verdict(tuned: Tuned) -> Verdict:
     if failed:
         names = " and ".join(gate.name for gate in failed)
         gates = "gate" if len(failed) == 1 else "gates"
-        return Verdict("bad", f"Not promoted: the {gates} {names} was not passed.", said)
-    return Verdict("good", said, "All gates were passed; the new scene is in the folder of this report.")
+        return Headline("bad", f"Not promoted: the {gates} {names} was not passed.", said)
+    return Headline("good", said, "All gates were passed; the new scene is in the folder of this report.")
 
 
 def _numbers(tuned: Tuned) -> list[Number]:
@@ -88,7 +98,7 @@ def _numbers(tuned: Tuned) -> list[Number]:
     told = [name for name in turned if name not in tuned.weak.frozen]
     apart = len(every) - len(told)
     found = [
-        Number("held-out error gone", say(percent, interval=False), f"{_ends(percent)} %, {gain.n} blocks"),
+        Number("held-out error gone", formatted(percent, interval=False), f"{_ends(percent)} %, {gain.n} blocks"),
         Number(
             "parameters identified", f"{len(told)} of {len(every)}", f"{apart} cannot be told" if apart else "all told"
         ),
@@ -141,9 +151,9 @@ def _forest(ratios: Mapping[str, tuple[Estimate, float]]) -> Figure:
     )
     error = {"type": "data", "symmetric": False, "array": high - values, "arrayminus": values - low}
     trace = {
-        "type": "scatter", "mode": "markers", "x": values, "y": [safe(n) for n in names],
-        "error_x": error | {"color": colour(0, 0.6), "thickness": 2}, "marker": {"color": colour(0), "size": 9},
-        "name": "is over was",
+        "type": "scatter", "mode": "markers", "x": values, "y": [plain_text(n) for n in names],
+        "error_x": error | {"color": series_color(0, 0.6), "thickness": 2},
+        "marker": {"color": series_color(0), "size": 9}, "name": "is over was",
     }  # fmt: skip
     one = {
         "type": "line",
@@ -156,7 +166,7 @@ def _forest(ratios: Mapping[str, tuple[Estimate, float]]) -> Figure:
     }
     layout = {
         "height": 130 + 30 * len(names), "showlegend": False, "shapes": [one],
-        "xaxis": {"title": "value over what it was before", **LOG}, "yaxis": {"automargin": True},
+        "xaxis": {"title": "value over what it was before", **LOG_AXIS}, "yaxis": {"automargin": True},
     }  # fmt: skip
     return {"data": [trace], "layout": layout}
 
@@ -169,7 +179,7 @@ def _held_out(tuned: Tuned, shown: Shown) -> Section:
     rows: list[tuple[str, ...]] = []
     units = dict(zip(traces.names, traces.units, strict=True))
     for name, (before, after) in tuned.comparison.channels.items():
-        factor, unit = reading_unit(units.get(name, "1"), max(abs(before), abs(after)))
+        factor, unit = display_unit(units.get(name, "1"), max(abs(before), abs(after)))
         gone = f"{1 - after / before:.0%}" if before > 0 else "–"
         rows.append((name, f"{factor * before:.3g}", f"{factor * after:.3g}", unit, gone))
     caption = "Root mean square errors over windows of held-out recordings, started where the robot was."
@@ -179,7 +189,7 @@ def _held_out(tuned: Tuned, shown: Shown) -> Section:
         lead += (
             " The band holds 90 % of what the posterior expects: parameters, start states and sensor noise together."
         )
-    return Section("Held-out recordings, before and after", lead, [Choice(figures), table])
+    return Section("Held-out recordings, before and after", lead, [FigureTabs(figures), table])
 
 
 def _window(traces: Traces, which: int, band: Band | None) -> Figure:
@@ -194,7 +204,7 @@ def _window(traces: Traces, which: int, band: Band | None) -> Figure:
     }
     for panel, i in enumerate(some):
         measured = traces.measured[which][rows, i]
-        factor, unit = reading_unit(traces.units[i], float(np.abs(measured).max(initial=0.0)))
+        factor, unit = display_unit(traces.units[i], float(np.abs(measured).max(initial=0.0)))
         axis = "" if panel == 0 else str(panel + 1)
         common = {"xaxis": "x", "yaxis": f"y{axis}", "showlegend": panel == 0}
         if band is not None and band.low.shape[:2] == traces.measured.shape[:2]:
@@ -205,18 +215,18 @@ def _window(traces: Traces, which: int, band: Band | None) -> Figure:
                 common,
             )
         lines = {
-            "before": (traces.predicted["before"], colour(1), "dot"),
-            "after": (traces.predicted["after"], colour(0), "solid"),
+            "before": (traces.predicted["before"], series_color(1), "dot"),
+            "after": (traces.predicted["after"], series_color(0), "solid"),
             "measured": (traces.measured, "@ink", "solid"),
         }
         for name, (paths, paint, dash) in lines.items():
-            x, y = thinned(t, factor * paths[which][rows, i])
+            x, y = downsampled(t, factor * paths[which][rows, i])
             line = {"color": paint, "dash": dash, "width": 1.4 if name == "measured" else 2}
             data.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line} | common)
         top, bottom = 1 - panel / len(some), 1 - (panel + 0.86) / len(some)
         layout[f"yaxis{axis}"] = {
             "domain": [bottom, top],
-            "title": {"text": f"{safe(traces.names[i])}<br>[{unit or '1'}]", "font": {"size": 11}},
+            "title": {"text": f"{plain_text(traces.names[i])}<br>[{unit or '1'}]", "font": {"size": 11}},
         }
     layout["xaxis"] = {
         "title": "time since the start of the window [s]",
@@ -227,11 +237,12 @@ def _window(traces: Traces, which: int, band: Band | None) -> Figure:
 
 def _band(t: Array, low: Array, high: Array, common: Mapping[str, Any]) -> list[dict[str, Any]]:
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", **common}
-    x, y = thinned(t, low)
-    upper = thinned(t, high)
+    x, y = downsampled(t, low)
+    upper = downsampled(t, high)
     return [
         edge | {"x": x, "y": y, "showlegend": False, "name": "band, low end"},
-        edge | {"x": upper[0], "y": upper[1], "fill": "tonexty", "fillcolor": colour(0, 0.18), "name": "90 % band"},
+        edge | {"x": upper[0], "y": upper[1], "name": "90 % band"}
+        | {"fill": "tonexty", "fillcolor": series_color(0, 0.18)},
     ]  # fmt: skip
 
 
@@ -254,7 +265,7 @@ def _posterior(shown: Shown) -> Section:
     blocks: list[Any] = [Table(("check", "result", ""), rows)]
     for name, caption in (("corner.png", "Every pair of parameters, and each parameter's own distribution."),):
         if (shown.folder / name).is_file():
-            blocks.append(Picture((shown.folder / name).read_bytes(), caption))
+            blocks.append(ReportImage((shown.folder / name).read_bytes(), caption))
     return Section("How sure: the posterior", str(found["words"]), blocks)
 
 
@@ -264,7 +275,7 @@ def _delta(found: Mapping[str, Any]) -> Section:
         if not isinstance(scores, Mapping) or "delta" not in scores:
             continue
         before = Estimate(**{k: scores["before"][k] for k in ("value", "low", "high", "n", "unit")})
-        rows.append((horizon, say(before), _gain(scores["delta"]), _gain(scores["noise"])))
+        rows.append((horizon, formatted(before), _gain(scores["delta"]), _gain(scores["noise"])))
     kept = "It was kept with the scene." if found.get("kept") else "It was not kept: it did not help beyond doubt."
     lead = (
         "What the params leave over, learnt as a change of the command and judged on held-out recordings. The control "
@@ -278,10 +289,10 @@ def _search(costs: Costs) -> Section:
     data: list[dict[str, Any]] = []
     for number, search in enumerate(costs.searches):
         steps = list(range(1, len(search) + 1))
-        line = {"color": colour(number), "width": 1.8}
+        line = {"color": series_color(number), "width": 1.8}
         trace = {"type": "scatter", "mode": "lines+markers", "name": f"search {number + 1}", "x": steps, "y": search}
-        data.append(trace | {"line": line, "marker": {"size": 5, "color": colour(number)}})
-    layout = {"height": 340, "xaxis": {"title": "step"}, "yaxis": {"title": "cost", **LOG}}
+        data.append(trace | {"line": line, "marker": {"size": 5, "color": series_color(number)}})
+    layout = {"height": 340, "xaxis": {"title": "step"}, "yaxis": {"title": "cost", **LOG_AXIS}}
     lead = (
         "Cost after each step of each search: the first look, then the searches whose answers are compared, then the "
         "last over all windows. Searches weigh residuals by their own size, so compare their shapes, not their heights."

@@ -11,9 +11,8 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 from instep.core.world import Array
-
-from .figures import lines_figure
-from .report import Number, Report, Section, Verdict, write_report
+from instep.report.figures import lines_figure
+from instep.report.page import Headline, HtmlReport, Number, Section, write_report
 
 
 def write_page(
@@ -25,7 +24,7 @@ def write_page(
     if "twin.correction" not in episode:
         return None
     log, t = log_of(episode), episode.t - episode.t[0]
-    report = Report(
+    report = HtmlReport(
         title,
         f"{len(episode)} rows, {t[-1]:.1f} s",
         _verdict(log),
@@ -36,14 +35,14 @@ def write_page(
     return write_report(folder, report)
 
 
-def _verdict(log: Mapping[str, Array]) -> Verdict:
+def _verdict(log: Mapping[str, Array]) -> Headline:
     lost = max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".lost")), default=0)
     frozen = [n.removesuffix(".frozen") for n, v in log.items() if n.endswith(".frozen") and v[-1] > 0]
     if lost or frozen:
         because = f"{lost} rows without sight of the body." if lost else ""
         because += f" Frozen, since it disagreed with the others: {', '.join(frozen)}." if frozen else ""
-        return Verdict("bad", "The twin was not always sure of itself.", because.strip())
-    return Verdict("good", "The twin kept in step.", "It saw its body in every row, and no camera was frozen.")
+        return Headline("bad", "The twin was not always sure of itself.", because.strip())
+    return Headline("good", "The twin kept in step.", "It saw its body in every row, and no camera was frozen.")
 
 
 def _numbers(log: Mapping[str, Array], episode: Episode, scores: Mapping[str, Estimate]) -> list[Number]:

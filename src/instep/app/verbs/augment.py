@@ -18,7 +18,6 @@ from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policy_specs import content_mark
 from instep.app.rendered_cameras import open_seen, read_sight, sight_mark
-from instep.app.report import write_report
 from instep.app.world_specs import open_place, open_words
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -31,6 +30,7 @@ from instep.policy.experts.task_experts import expert_of
 from instep.policy.flow_policy import load_policy
 from instep.policy.training import TrainOptions
 from instep.policy.training import train as learn
+from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.task import Tasked

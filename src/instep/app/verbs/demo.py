@@ -15,11 +15,11 @@ from instep.app import demo_loop as loop
 from instep.app.demo_twin import SECONDS, Through, through
 from instep.app.demo_twin import scores as twin_scores
 from instep.app.output import new_output
-from instep.app.report import say, write_report
 from instep.app.simulated_robot import robot_process
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.mujoco_cameras import graphics
+from instep.report.page import formatted, write_report
 from instep.robot.link import LinkWorld
 from instep.scene.folder import Scene
 
@@ -107,7 +107,7 @@ def _summary(found: loop.Loop) -> list[str]:
                      f"[bold]{1e3 * after.at(horizon).value:.2f} mm[/]")  # fmt: skip
     if found.twin is not None:
         for name, estimate in twin_scores(found.twin).items():
-            lines.append(f"  {name:51s} {say(estimate, interval=False)}")
+            lines.append(f"  {name:51s} {formatted(estimate, interval=False)}")
     for name, estimate in found.fitted.estimates.items():
         lines.append(f"  {name:23s} {str(estimate).replace('[', chr(92) + '[')}")
     return lines

@@ -19,13 +19,13 @@ from instep.app.eval_page import comparisons, film, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policy_specs import content_mark
 from instep.app.rendered_cameras import open_seen, sight_mark
-from instep.app.report import write_report
 from instep.app.world_specs import open_words
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
 from instep.evaluate.evaluation import Candidate, EvalOptions, Evaluation, Job, Place
 from instep.evaluate.evaluation import evaluate as run_all
 from instep.evaluate.result_store import Shards, write_episodes
+from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 from instep.tune.randomize import belief_from, dressed, names_of

@@ -16,14 +16,14 @@ from instep.app.cluster import spread
 from instep.app.output import content_hash, new_output
 from instep.app.policy_specs import content_mark
 from instep.app.rendered_cameras import open_seen, sight_mark
-from instep.app.report import Number, Report, Section, Table, write_report
-from instep.app.report import Verdict as Headline
 from instep.app.world_specs import open_words
 from instep.evaluate.evaluation import Candidate, Job, Place
 from instep.evaluate.gate_rules import Rules, read_rules
 from instep.evaluate.policy_gate import Verdict, write_junit
 from instep.evaluate.policy_gate import gate as judge
 from instep.evaluate.result_store import Shards
+from instep.report.page import Headline as Headline
+from instep.report.page import HtmlReport, Number, Section, Table, write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 
@@ -103,10 +103,10 @@ def _table(verdict: Verdict) -> TerminalTable:
     return table
 
 
-def _page(verdict: Verdict, rules: Rules) -> Report:
+def _page(verdict: Verdict, rules: Rules) -> HtmlReport:
     rows = [(one.group, one.name, "kept" if one.passed else "broken", one.words) for one in verdict.judged]
     table, broken = Table(("", "check", "", "found"), rows), sum(not one.passed for one in verdict.judged)
-    return Report(
+    return HtmlReport(
         "instep gate",
         f"{verdict.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
         Headline("good" if verdict.passed else "bad", "Passes." if verdict.passed else "Does not pass.", verdict.words),

@@ -339,8 +339,8 @@ def _page(
     """Write report.html beside the rest."""
     import mujoco
 
-    from instep.app.report import write_report
     from instep.app.tune_page import Shown, page
+    from instep.report.page import write_report
     from instep.tune.held_out import traced
     from instep.tune.posterior_checks import first_row
 

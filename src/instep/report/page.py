@@ -23,8 +23,8 @@ Figure = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a reader should remember."""
+class Headline:
+    """The conclusion on top of the page."""
 
     status: Literal["good", "bad", "plain"]
     headline: str
@@ -42,7 +42,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of words and numbers."""
+    """A table."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -56,21 +56,21 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FigureTabs:
     """Several figures of one kind, one shown at a time: runs, cameras, arms."""
 
     figures: Mapping[str, Figure]
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class FigureRow:
     """Small figures side by side, two in a row where the page is wide enough."""
 
     figures: Sequence[Figure]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ReportImage:
     """An image with its caption; PNG bytes."""
 
     png: bytes
@@ -83,25 +83,25 @@ class Section:
 
     title: str
     lead: str = ""
-    blocks: Sequence[Figure | Table | Choice | Beside | Picture | Sequence[Picture] | str] = ()
+    blocks: Sequence[Figure | Table | FigureTabs | FigureRow | ReportImage | Sequence[ReportImage] | str] = ()
     folded: bool = False
     """Whether it is closed until a reader opens it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HtmlReport:
     """A page."""
 
     title: str
     subtitle: str
-    verdict: Verdict
+    verdict: Headline
     numbers: Sequence[Number] = ()
     sections: Sequence[Section] = ()
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the numbers rest on: files, hashes, seeds, versions."""
 
 
-def write_report(folder: Path, report: Report, name: str = "report.html") -> Path:
+def write_report(folder: Path, report: HtmlReport, name: str = "report.html") -> Path:
     """Write a page into a folder, whole or not at all, and return its path."""
     path = folder / name
     temporary = path.with_suffix(".part")
@@ -110,22 +110,22 @@ def write_report(folder: Path, report: Report, name: str = "report.html") -> Pat
     return path
 
 
-def render(report: Report) -> str:
+def render(report: HtmlReport) -> str:
     """The page as one text."""
     figures: list[Figure] = []
     sections = [_section(section, figures) for section in report.sections]
     return _template().render(
         report=report,
         sections=sections,
-        figures=embedded([dict(figure) for figure in figures]),
+        figures=script_json([dict(figure) for figure in figures]),
         plotly=_plotly(),
         version=__version__,
     )
 
 
-def say(estimate: Estimate, *, interval: bool = True) -> str:
+def formatted(estimate: Estimate, *, interval: bool = True) -> str:
     """An estimate in words a reader can take in: 23.6 mrad [21.0, 26.8]."""
-    factor, unit = reading_unit(estimate.unit, abs(estimate.value))
+    factor, unit = display_unit(estimate.unit, abs(estimate.value))
     if not math.isfinite(estimate.value):
         return "unknown"
     text = f"{_digits(estimate.value * factor)}{' ' + unit if unit else ''}"
@@ -136,7 +136,7 @@ def say(estimate: Estimate, *, interval: bool = True) -> str:
     return f"{text} [{_digits(estimate.low * factor)}, {_digits(estimate.high * factor)}]"
 
 
-def reading_unit(unit: str, size: float) -> tuple[float, str]:
+def display_unit(unit: str, size: float) -> tuple[float, str]:
     """The factor and the unit in which a quantity of some size is best read."""
     if unit in ("rad", "m", "s", "Nm", "N") and 0 < size < 1:
         return 1e3, f"m{unit}"
@@ -147,7 +147,7 @@ def score_table(scores: Mapping[str, Estimate], caption: str = "") -> Table:
     """All scores with their intervals."""
     rows: list[tuple[str, ...]] = []
     for name, estimate in scores.items():
-        factor, unit = reading_unit(estimate.unit, abs(estimate.value))
+        factor, unit = display_unit(estimate.unit, abs(estimate.value))
         interval = (
             f"{_digits(estimate.low * factor)} to {_digits(estimate.high * factor)}"
             if math.isfinite(estimate.low) and math.isfinite(estimate.high)
@@ -157,7 +157,7 @@ def score_table(scores: Mapping[str, Estimate], caption: str = "") -> Table:
     return Table(("score", "value", "95 % interval", "unit", "n"), rows, caption)
 
 
-def embedded(value: Any) -> str:
+def script_json(value: Any) -> str:
     """JSON that is safe inside a script element: no '<' that could end it, no number that is not one."""
     return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
@@ -169,12 +169,12 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
             blocks.append({"kind": "text", "text": block})
         elif isinstance(block, Table):
             blocks.append({"kind": "table", "table": block})
-        elif isinstance(block, Choice):
+        elif isinstance(block, FigureTabs):
             places = {name: _place(figure, figures) for name, figure in block.figures.items()}
             blocks.append({"kind": "choice", "places": places})
-        elif isinstance(block, Beside):
+        elif isinstance(block, FigureRow):
             blocks.append({"kind": "beside", "places": [_place(figure, figures) for figure in block.figures]})
-        elif isinstance(block, Picture):
+        elif isinstance(block, ReportImage):
             blocks.append({"kind": "pictures", "pictures": [_picture(block)]})
         elif isinstance(block, Mapping):
             blocks.append({"kind": "figure", "place": _place(block, figures)})
@@ -188,7 +188,7 @@ def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
     return {"index": len(figures) - 1, "height": int(figure.get("layout", {}).get("height", 380))}
 
 
-def _picture(picture: Picture) -> dict[str, str]:
+def _picture(picture: ReportImage) -> dict[str, str]:
     return {"source": "data:image/png;base64," + base64.b64encode(picture.png).decode(), "caption": picture.caption}
 
 
@@ -220,7 +220,7 @@ def _digits(value: float) -> str:
 def _template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("instep.app", "templates")
+    loader = PackageLoader("instep.report", "templates")
     # Names in a report come from files of strangers: everything is escaped.
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template(
         "report.html"

@@ -1,0 +1,122 @@
+"""Figures of a gap: error over the horizon, runs beside their replays, events of both worlds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from instep.report.figures import LOG_AXIS, downsampled, plain_text, series_color, titled
+from instep.report.page import Figure, display_unit
+
+from .gap_result import Curve, Match, Pair
+
+
+def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
+    """E(k) of some channels of one unit with their intervals, the floor of repeats beside it."""
+    some = [curves[name] for name in shown]
+    size = max((e.value for c in some for e in c.estimates if math.isfinite(e.value)), default=1.0)
+    factor, unit = display_unit(some[0].unit, size)
+    data: list[dict[str, Any]] = []
+    for i, curve in enumerate(some):
+        main = i == 0
+        lines = _banded(curve, factor, plain_text(curve.name), series_color(i), 3 if main else 1.6)
+        # One band can be read, seven cannot; the other intervals are in the hover and in the table.
+        data += lines if main else lines[1:]
+        if curve.name in floor:
+            data.append(_floor_line(floor[curve.name], curve, factor, main))
+    layout = {
+        "title": titled(title),
+        "height": 420,
+        "xaxis": {"title": "how far ahead", "type": "category"},
+        "yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS},
+    }
+    return {"data": data, "layout": layout}
+
+
+def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
+    """A measured run and its replay, one panel per channel; or what was commanded in both, with column "action"."""
+    channel = pair.real.spec.q if column == "q" else pair.real.spec.action
+    t = np.asarray(pair.real.t, float)
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"title": titled(title), "showlegend": True}
+    rows = len(labels)
+    layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
+    layout["height"] = 90 + 120 * rows
+    units = dict(zip(channel.labels, channel.units, strict=True))
+    for i, label in enumerate(labels):
+        place = channel.labels.index(label)
+        axis = "" if i == 0 else str(i + 1)
+        for name, episode, paint, dash in (("real", pair.real, "@1", "solid"), ("simulated", pair.sim, "@2", "dot")):
+            x, y = downsampled(t, np.asarray(episode[column], float)[:, place])
+            trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
+            trace |= {"x": x, "y": y, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": i == 0}
+            trace["line"] = {"color": paint, "width": 1.6, "dash": dash}
+            data.append(trace)
+        layout[f"yaxis{axis}"] = {"title": {"text": f"{plain_text(label)} [{units[label]}]", "font": {"size": 11}}}
+        layout[f"xaxis{axis}"] = (
+            {"matches": "x", "showticklabels": i == rows - 1} if i else {"showticklabels": rows == 1}
+        )
+        if i == rows - 1:
+            layout[f"xaxis{axis}"]["title"] = "time [s]"
+    layout["legend"] = {"orientation": "h", "x": 0.45, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
+    return {"data": data, "layout": layout}
+
+
+def timeline_figure(run: Sequence[Match], *, title: str) -> Figure:
+    """The events of both worlds on one axis: a bar from begin to end, the measured one above, the other below."""
+    names = list(dict.fromkeys(m.name for m in run))
+    last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)
+    data: list[dict[str, Any]] = []
+    for side, paint, lift in (("real", "@1", 0.16), ("simulated", "@2", -0.16)):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for m in run:
+            event = m.real if side == "real" else m.sim
+            if event is not None:
+                end = min(event.end, 1.02 * last)
+                x += [event.t, max(end, event.t + 0.004 * last), None]
+                y += [len(names) - 1 - names.index(m.name) + lift] * 2 + [None]
+        line = {"type": "scatter", "mode": "lines", "name": side, "x": x, "y": y, "line": {"color": paint, "width": 9}}
+        data.append(line)
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [plain_text(n) for n in reversed(names)]}
+    layout: dict[str, Any] = {
+        "title": titled(title),
+        "height": 150 + 46 * len(names),
+    }
+    layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
+    layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
+    first = next((m for m in run if m.real is None or m.sim is None), None)
+    if first is not None:
+        at = min(e.t for e in (first.real, first.sim) if e is not None)
+        mark = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [{**mark, "line": {"color": "@bad", "dash": "dot"}}]
+        note = {"x": at, "yref": "paper", "y": 1, "text": "first divergence", "showarrow": False, "yanchor": "bottom"}
+        layout["annotations"] = [{**note, "font": {"color": "@bad", "size": 11}}]
+    return {"data": data, "layout": layout}
+
+
+def _banded(curve: Curve, factor: float, name: str, paint: str, width: float) -> list[dict[str, Any]]:
+    x = list(curve.names())
+    value = [e.value * factor for e in curve.estimates]
+    low = [e.low * factor if math.isfinite(e.low) else v for e, v in zip(curve.estimates, value, strict=True)]
+    high = [e.high * factor if math.isfinite(e.high) else v for e, v in zip(curve.estimates, value, strict=True)]
+    band: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x + x[::-1], "y": high + low[::-1]}
+    band |= {"fill": "toself", "fillcolor": f"{paint}:0.13", "line": {"width": 0}, "hoverinfo": "skip"}
+    band |= {"legendgroup": name, "showlegend": False}
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines+markers", "x": x, "y": value, "name": name}
+    line |= {"line": {"color": paint, "width": width}, "marker": {"size": 6 if width > 2 else 4}, "legendgroup": name}
+    line["customdata"] = [[a, b] for a, b in zip(low, high, strict=True)]
+    line["hovertemplate"] = "%{x}: %{y:.3g} [%{customdata[0]:.3g}, %{customdata[1]:.3g}]<extra>" + name + "</extra>"
+    return [band, line]
+
+
+def _floor_line(floor: Curve, curve: Curve, factor: float, main: bool) -> dict[str, Any]:
+    name = f"floor: {plain_text(curve.name)}"
+    line: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "x": list(floor.names())}
+    line |= {"y": [e.value * factor for e in floor.estimates]}
+    line["line"] = {"color": "@floor", "dash": "dash", "width": 2 if main else 1}
+    line["visible"] = True if main else "legendonly"
+    return line
