@@ -125,7 +125,7 @@ class Recorder:
         assets: Sequence[Path] = (),
         options: RecordOptions | None = None,
     ):
-        self.folder, self.spec, self._options = Path(folder), features, options or RecordOptions()
+        self.folder, self.spec, self._options = Path(folder), spec, options or RecordOptions()
         hashes = {f"asset.{path.name}": sha256(path) for path in assets}
         _check_assets(self.folder, hashes)
         self._meta = {**(meta or {}), **hashes}
