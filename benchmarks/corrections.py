@@ -99,7 +99,7 @@ def _pushed(name: str, scene: Scene, eyes: Eyes, filmed: Episode, how: Correctio
     return [
         _row(f"{name}: median overlap, pushed", median_of_blocks(np.nanmean(overlap, axis=1))),
         _row(f"{name}: median pose error, pushed", median_of_blocks(error, "mm")),
-        _row(f"{name}: median turn error, pushed", median_of_blocks(turn, "deg")),
+        _row(f"{name}: median orientation error, pushed", median_of_blocks(turn, "deg")),
         _row(f"{name}: median processor time per frame", median_of_blocks(work, "ms")),
     ]
 

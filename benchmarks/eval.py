@@ -107,11 +107,11 @@ def convergence(worlds: int) -> list[dict[str, Any]]:
     poses = {part: task.pose(own)[:, :2] for part, own in ends.items()}
     moved = np.linalg.norm(poses[4] - begin[:, :2], axis=1)
     pushed = moved > 0.005
-    name = f"pusht: way of the block in 1 s, {int(pushed.sum())} worlds in which it was pushed"
+    name = f"pusht: displacement of the block in 1 s, {int(pushed.sum())} worlds in which it was pushed"
     rows = [row(name, moved[pushed] * 1e3, "mm")]
     for part in (1, 2):
         off = np.linalg.norm(poses[part] - poses[4], axis=1)[pushed] * 1e3
-        rows.append(row(f"pusht: that way with a step of {1e3 * steps[part]:.2f} ms, off by", off, "mm"))
+        rows.append(row(f"pusht: that displacement with a step of {1e3 * steps[part]:.2f} ms, off by", off, "mm"))
     rows[0]["name"] += f", step of {1e3 * steps[4]:.2f} ms"
     return rows
 

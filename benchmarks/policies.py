@@ -1,8 +1,9 @@
-"""Policies: what demonstrations from failure states are worth, and whether virtual success tells success on the robot.
+"""Two studies of policies on a simulated robot: what demonstrations from failure states are worth, and agreement.
 
-The robot is a stand-in: another engine, hidden params, noisy and late sensors. (a) PushT from 30 demonstrations on the
-stand-in, from 30 and 30 virtual ones that begin where the policy fails, and from 60 on the stand-in. (b) Checkpoints
-from poor to good: their virtual success against that on the stand-in, with the simulator as it is and tuned.
+The robot is simulated by another engine with hidden parameters and noisy, late sensors. (a) PushT from 30
+demonstrations on the robot, from 30 and 30 virtual ones that begin where the policy fails, and from 60 on the robot.
+(b) Checkpoints from poor to good: their virtual success against that on the robot, with the simulator as it is and
+tuned.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     n, kinds = plan.demos, range(plan.seeds)
     with ProcessPoolExecutor(os.cpu_count() or 2, mp_context=get_context("spawn")) as pool:
         shown = list(chain.from_iterable(pool.map(collect, _few(range(SHOWN, SHOWN + 2 * n + 6), 3))))[: 2 * n]
-        book("demonstrations on the stand-in", demonstrations=len(shown))
+        book("demonstrations on the simulated robot", demonstrations=len(shown))
         settings = pool.submit(tune, shown[:n], quick)
         asked = [Training(f"{m}", k, plan.steps) for m in (n, 2 * n) for k in kinds]
         asked += [Training(f"{m} early", m, steps) for m, steps in plan.early]
@@ -148,7 +149,7 @@ def expert() -> Any:
 
 
 def collect(seeds: Sequence[int]) -> list[Any]:
-    """Demonstrations on the stand-in; positions and velocities are what its sensors said, not what it knows."""
+    """Demonstrations on the simulated robot; positions and velocities are what its sensors said, not what it knows."""
     from instep.evaluate.failure_mining import demonstrate
 
     return [sensed(episode) for episode in demonstrate(worlds("stand-in", {}), expert(), seeds)]
@@ -218,7 +219,7 @@ def judge(job: tuple[str, str, dict[str, float], Sequence[int]]) -> list[bool]:
 
 
 def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Plan, book: Book) -> None:
-    """Successes start by start: world -> policy -> list; the stand-in first, since it matters most."""
+    """Successes start by start: world -> policy -> list; the simulated robot first, since it matters most."""
     sides = (("stand-in", {}, plan.starts), ("tuned", tuned, plan.virtual), ("as it is", {}, plan.virtual))
     waiting = []
     for name, settings, starts in sides:
@@ -234,7 +235,7 @@ def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Pla
 
 
 def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
-    """Success of the three kinds of training on the stand-in, and their differences start by start."""
+    """Success of the three kinds of training on the simulated robot, and their differences start by start."""
     from instep.core.statistics import wilson
     from instep.core.trials import paired_difference
 
@@ -251,7 +252,7 @@ def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
         flat[name] = list(chain.from_iterable(own))
         rows.append(
             row(
-                f"success on the stand-in, {words}, {plan.seeds} training seeds",
+                f"success on the simulated robot, {words}, {plan.seeds} training seeds",
                 wilson(sum(flat[name]), len(flat[name])),
             )
         )
@@ -266,14 +267,14 @@ def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
 
 
 def agreement_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
-    """How well virtual success tells success on the stand-in, with the simulator as it is and tuned."""
+    """How well virtual success tells success on the simulated robot, with the simulator as it is and tuned."""
     from instep.core.statistics import mmrv_interval, pearson, spearman
 
     names = list(judged["stand-in"])
     trials, virtual = np.full(len(names), plan.starts), np.full(len(names), plan.virtual)
     real = np.array([np.mean(judged["stand-in"][name]) for name in names])
-    rows = [plain("policies compared", len(names), ""), plain("lowest success on the stand-in", real.min(), ""),
-            plain("highest success on the stand-in", real.max(), "")]  # fmt: skip
+    rows = [plain("policies compared", len(names), ""), plain("lowest success on the simulated robot", real.min(), ""),
+            plain("highest success on the simulated robot", real.max(), "")]  # fmt: skip
     for side, goals in (("as it is", (None, None)), ("tuned", (0.95, 0.05))):
         sim = np.array([np.mean(judged[side][name]) for name in names])
         r, rho = pearson(sim, real), spearman(sim, real)

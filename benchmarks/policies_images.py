@@ -1,9 +1,9 @@
-"""Policies that see: what demonstrations from failure states are worth where only pictures tell where the T is.
+"""Policies from images: what demonstrations from failure states are worth where no pose of the T is observed.
 
-The study of `policies` with a virtual camera in place of object poses: one that stands still, and one that rides on the
-stick. Pictures are rendered by the splats from what the stand-in's sensors report, late and noisy. The policy is told
-the joints of the stick and shown one picture of 96 x 96; the poses of the T in the demonstrations teach its eyes, and
-are not there when it acts. What is done is kept, so that a study that was stopped goes on.
+The study of `policies` with a virtual camera in place of object poses: a static one, and one mounted on the stick.
+Images of 96 x 96 are rendered from Gaussians at what the simulated robot's sensors report, late and noisy. The policy
+observes the joints of the stick and one image; its image encoder is trained on the poses of the T in the
+demonstrations, which are absent when it acts. Finished parts are kept, so that a stopped study continues.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
         record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
         judged, starts = _known({name: own for name, own in record["parts"].items() if not _whole(name)})
         known = learning_rows(judged, policies.Plan(demos=plan.demos, seeds=plan.seeds))
-        rows += [plain(f"{camera} camera: starts on the stand-in, for each training seed", starts, "")]
+        rows += [plain(f"{camera} camera: starts on the simulated robot, for each training seed", starts, "")]
         rows += [{**row, "name": _said(row["name"], camera)} for row in known]
         for name, own in record["parts"].items():
             if _whole(name):
@@ -85,8 +85,8 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
                 )
                 rows.append(policies.row(words, wilson(sum(done), len(done))))
         rows += [
-            plain(f"{camera} camera, error of the eyes on starts not seen, {what}", record["eyes"][what], unit)
-            for what, unit in (("median place", "mm"), ("90 % place", "mm"), ("median heading", "deg"))
+            plain(f"{camera} camera, image encoder error on unseen starts, {what}", record["eyes"][what], unit)
+            for what, unit in (("median position", "mm"), ("90 % position", "mm"), ("median heading", "deg"))
         ]
         rows += _paced(record, camera, plan)
         rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
@@ -149,12 +149,12 @@ def study(pool: Any, camera: str, out: Path, scratch: Path, plan: Plan) -> None:
 
 
 def _shown(pool: Any, camera: str, scratch: Path, plan: Plan, book: Book) -> tuple[list[Path], Any]:
-    """Demonstrations on the stand-in with their pictures, and, when it is done, the simulator tuned to half of them."""
+    """Demonstrations on the simulated robot with their images, and a future of the simulator tuned to half of them."""
     n = plan.demos
     shown = list(chain.from_iterable(pool.map(policies.collect, _few(range(SHOWN, SHOWN + 2 * n + 6), 3))))[: 2 * n]
     tuning = pool.submit(policies.tune, shown[:n], plan == QUICK)
     taken = list(pool.map(develop, [(camera, e, scratch / f"{camera}-{i}") for i, e in enumerate(shown)]))
-    book("demonstrations and their pictures", demonstrations=len(shown), pictures=sum(map(len, shown)))
+    book("demonstrations and their images", demonstrations=len(shown), pictures=sum(map(len, shown)))
     return taken, tuning
 
 
@@ -239,7 +239,7 @@ def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path
 
 
 def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
-    """From which starts a policy does the task on the stand-in."""
+    """From which starts a policy does the task on the simulated robot."""
     from instep.evaluate.episode_batch import play
 
     folder, camera, seeds = job
@@ -282,8 +282,8 @@ def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
         turned.append(np.degrees(np.abs((angle + np.pi) % (2 * np.pi) - np.pi)))
     place, angle = np.concatenate(off), np.concatenate(turned)
     return {
-        "median place": float(np.median(place)),
-        "90 % place": float(np.quantile(place, 0.9)),
+        "median position": float(np.median(place)),
+        "90 % position": float(np.quantile(place, 0.9)),
         "median heading": float(np.median(angle)),
     }
 
@@ -334,18 +334,13 @@ def _few(seeds: range, count: int) -> list[list[int]]:
     return [list(seeds[i : i + count]) for i in range(0, len(seeds), count)]
 
 
-def keep(out: Path, machine: str) -> None:
-    """Write the section of the results page from studies that were done elsewhere, and say where."""
-    import platform
+def keep(out: Path, note: str) -> None:
+    """Keep the results of studies that were done elsewhere, with a note that says where."""
+    from instep.app.verbs.bench import keep_results
 
-    from instep.app.verbs.bench import results_page, write_section
-
-    page, name = results_page(), Path(__file__).stem
-    if page is not None:
-        write_section(page, name, rows_of(out, Plan()))
-        here = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}."
-        text, made = page.read_text(encoding="utf-8"), f"Made by `instep bench {name}` on "
-        page.write_text(text.replace(made + here, made + machine), encoding="utf-8")
+    name = Path(__file__).stem
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    keep_results(path, rows_of(out, Plan()), benchmark=name, command=f"instep bench {name}", note=note)
 
 
 if __name__ == "__main__":

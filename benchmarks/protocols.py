@@ -35,7 +35,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], Any, str]] = {
         "82a5737461746584c40b5f5f6e6461727261795f5fc3c40464617461c4080000803f00000040c4056474797065a33c6634c40573686170"
         "659102a670726f6d7074a26869",
     ),
-    "openpi picture": (
+    "openpi image": (
         {"i": np.array([[[0, 1], [2, 3]]], "u1")},
         "openpi",
         "81a16984c40b5f5f6e6461727261795f5fc3c40464617461c40400010203c4056474797065a37c7531c405736861706593010202",
@@ -153,7 +153,7 @@ def installed(folder: Path) -> Path | None:
 
 
 def own_client(count: int) -> list[dict[str, Any]]:
-    """An expert behind the wire does what it does in this process, and how long a round trip takes."""
+    """An expert behind the link does what it does in this process, and how long a round trip takes."""
     from instep import MujocoWorld
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
@@ -171,8 +171,8 @@ def own_client(count: int) -> list[dict[str, Any]]:
     # Actions travel as float32, and a world that pushes makes the most of a last bit.
     off = float(np.abs(here - there)[: count // 4].max())
     return [
-        row("expert behind the wire: largest difference of actions", 1e3 * off, "mm", 0.1, 1e3 * off <= 0.1),
-        row("expert behind the wire: physics and round trip per step", took, "ms", None, None),
+        row("expert behind the link: largest difference of actions", 1e3 * off, "mm", 0.1, 1e3 * off <= 0.1),
+        row("expert behind the link: physics and round trip per step", took, "ms", None, None),
     ]
 
 

@@ -151,7 +151,7 @@ def _against_newton(what: str, gaussians: Gaussians, eye: Camera, forward: Row) 
     row = _timed(f"{what}: newton's camera on the CPU, forward, its default settings", draw, 1.0, least=3)
     return [
         row,
-        _row(f"{what}: PSNR of newton's picture against ours", alike, "dB", None),
+        _row(f"{what}: PSNR of newton's image against ours", alike, "dB", None),
         _row(f"{what}: newton / instep, forward", row["value"] / forward["value"], "x", -3.0),
     ]
 
@@ -245,7 +245,7 @@ print(time.process_time())
 
 
 def _first_start() -> list[Row]:
-    """How long a new process takes to its first picture and gradient: compiled anew, and from the cache."""
+    """How long a new process takes to its first image and gradient: compiled anew, and from the cache."""
     with tempfile.TemporaryDirectory() as cache:
         taken, clock = [], []
         for _ in range(2):
@@ -257,7 +257,7 @@ def _first_start() -> list[Row]:
             clock.append(time.perf_counter() - began)
             taken.append(float(done.stdout.split()[-1]))
     return [
-        _row("first start: imports, compile, first picture and gradient", clock[0], "s", 20.0),
+        _row("first start: imports, compile, first image and gradient", clock[0], "s", 20.0),
         _row("first start: its processor time", taken[0], "s", None),
         _row("second start: the same from the cache", clock[1], "s", None),
     ]

@@ -1,13 +1,7 @@
-"""Gaussians on a CUDA device through gsplat: agreement with the CPU, and times beside it.
-
-Runs alone too, on a machine with numpy, numba, torch and gsplat only:
-
-    PYTHONPATH=src:GSPLAT_FOLDER python benchmarks/raster_gpu.py gpu.json
-"""
+"""Gaussians on a CUDA device through gsplat: agreement with the CPU, and times beside it."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -185,26 +179,3 @@ def _relative(a: Array, b: Array) -> float:
 
 def _norm(a: Array, b: Array) -> float:
     return float(np.linalg.norm(np.asarray(a, float) - b) / max(float(np.linalg.norm(a)), 1e-12))
-
-
-def main(words: list[str]) -> int:
-    """Print the rows as JSON, with the names of the machines, and write them to a file where one is named."""
-    import os
-    import platform
-
-    import torch
-
-    rows = run(Path("."), quick="--quick" in words)
-    machine = {
-        "gpu": torch.cuda.get_device_name(0), "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__, "python": platform.python_version(),
-    }  # fmt: skip
-    text = json.dumps({"machine": machine, "rows": rows}, indent=2)
-    print(text)
-    for name in [word for word in words if not word.startswith("-")][:1]:
-        Path(name).write_text(text + "\n", encoding="utf-8")
-    return 0 if all(row["ok"] is not False for row in rows) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

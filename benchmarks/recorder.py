@@ -30,9 +30,9 @@ CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)
 JOINTS = tuple(f"joint_{k}" for k in range(7))
 RATE = 60.0
-LASTING = "instep, images nobody writes to"
+LASTING = "instep, read-only images"
 """As a robot link and filmed worlds give them."""
-REUSED = "instep, images the caller may fill again"
+REUSED = "instep, writable images"
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def cost(out: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
     ours_ms = np.array([part.mean() for part in spent[REUSED]])
     for name in ("mcap, no compression", "mcap, zstd"):
         ratio = np.array([part.mean() for part in spent[name]]) / ours_ms
-        rows.append(measured(f"mean cost of {name} over ours, images the caller may fill again", ratio, "x", 3.0))
+        rows.append(measured(f"mean cost of {name} over ours, writable images", ratio, "x", 3.0))
     return rows
 
 
@@ -244,9 +244,12 @@ def damage(step: int) -> list[dict[str, Any]]:
         named = {d.sequence + k for d in found.damages for k in range(max(1, d.count))}
         bad_flips += len(missing) != 1 or not missing <= named
     return [
-        limit(f"truncations unsaid or more lost than cut, of {len(cuts)} (at most)", float(bad_cuts), "cuts", 0.0),
+        limit(f"truncations unreported or more lost than cut, of {len(cuts)} (at most)", float(bad_cuts), "cuts", 0.0),
         limit(
-            f"bit flips unsaid or more than one record lost, of {len(flips)} (at most)", float(bad_flips), "flips", 0.0
+            f"bit flips unreported or more than one record lost, of {len(flips)} (at most)",
+            float(bad_flips),
+            "flips",
+            0.0,
         ),
     ]
 

@@ -1,8 +1,7 @@
-"""Identified scenes against recordings of real machines they were not fitted to, row by row.
+"""Identified scenes against recordings of real machines they were not fitted to, machine by machine.
 
-Each row is independent: `instep bench recordings` runs all of them, `python benchmarks/recordings.py so101 xl330` some,
-keeps them in runs/recordings as soon as they are done and writes all that are kept there to the results page.
-Splits are by whole recordings, never by rows.
+Each machine is independent: `instep bench recordings` runs all of them, `python benchmarks/recordings.py so101 xl330`
+some, and keeps their rows beside those of earlier runs. Splits are by whole recordings, never by rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from instep.app.verbs.bench import results_page, write_section
+from instep.app.verbs.bench import keep_results
 from recordings_arms import so101, so101_delta, wam
 from recordings_chaos import chaotic
 from recordings_common import pooled
@@ -57,16 +56,10 @@ def _rows(names: Sequence[str], out: Path, quick: bool) -> dict[str, list[dict[s
     return made
 
 
-def kept(folder: Path) -> list[dict[str, Any]]:
-    """The rows that earlier runs left in a folder, in the order of the table."""
-    found = [folder / f"{name}.json" for name in ROWS]
-    return [row for path in found if path.is_file() for row in json.loads(path.read_text())["rows"]]
-
-
 if __name__ == "__main__":
     folder = Path("runs") / "recordings"
     folder.mkdir(parents=True, exist_ok=True)
-    for row in run(folder, only=sys.argv[1:]) if sys.argv[1:] else ():
-        print(json.dumps(row))
-    if (page := results_page()) is not None:
-        write_section(page, "recordings", kept(folder))
+    names = sys.argv[1:]
+    keep_results(
+        "recordings", run(folder, only=names), f"python benchmarks/recordings.py {' '.join(names)}", whole=False
+    )

@@ -35,7 +35,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
             told[i] = 1e3 * rms((episodes[i].action - episodes[i].q)[:, columns])
         np.savez(out / "so101_folds.npz", tuned=tuned, told=told, names=[e.meta["motion"] for e in episodes])
     return [
-        row("so101, told = done", told.mean(axis=1), "mrad"),
+        row("so101, commands as prediction", told.mean(axis=1), "mrad"),
         row("so101, held-out motions, joints 0 to 4", tuned.mean(axis=1), "mrad", 10.0),
         *(
             row(f"so101, held-out motions, {n}", tuned[:, j], "mrad", 5.4 if j == 0 else None)
@@ -54,7 +54,7 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
             gain = found[horizon][name]
             ok = None if goal is None else gain["value"] >= goal and gain["low"] > 0
             label = "delta action" if name == "delta" else "noise of its size"
-            rows.append({"name": f"so101, error gone after {horizon} by {label}", "value": 100 * gain["value"],
+            rows.append({"name": f"so101, error removed after {horizon} by {label}", "value": 100 * gain["value"],
                          "low": 100 * gain["low"], "high": 100 * gain["high"], "unit": "%",
                          "goal": None if goal is None else 100 * goal, "ok": ok})  # fmt: skip
     return [*rows, *_left_over(parts)]
@@ -71,7 +71,7 @@ def _left_over(parts: list[Squares]) -> list[dict[str, Any]]:
         rows.append(row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squares[:, j].mean()))], "mrad"))
         worst = sorted(sums, key=lambda name: -sums[name][j])[:2]
         share = 100 * sum(float(sums[name][j]) for name in worst) / float(squares[:, j].sum())
-        rows.append(row(f"so101, {joint}, of its squares in {' and '.join(worst)}", [share], "%"))
+        rows.append(row(f"so101, {joint}, share of squared error in {' and '.join(worst)}", [share], "%"))
     return rows
 
 
@@ -131,7 +131,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
     # What the arm was told is an angle and a velocity; the mapping makes one command of both.
     told = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
-    rows = [row("wam7, told = done, mean of joints", told.mean(axis=1), "mrad")]
+    rows = [row("wam7, commands as prediction, mean of joints", told.mean(axis=1), "mrad")]
     for j, name in enumerate(scene.robot):
         rows.append(row(f"wam7, held-out runs, {name}, times the repeat floor", errors[:, j], "1", 3.0))
     return rows

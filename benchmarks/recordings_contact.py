@@ -49,8 +49,8 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     rows = []
     for name, world, goals in (("published values", sim, (None, None)), ("fitted", sim.tuned(best), (10.0, 15.0))):
         place, turn = _errors(world, episodes[::3], 1)
-        rows.append(row(f"cube, {name}, held-out tosses, place", 100 * place[0] / WIDTH, "% of width", goals[0]))
-        rows.append(row(f"cube, {name}, held-out tosses, turn", np.degrees(turn[0]), "deg", goals[1]))
+        rows.append(row(f"cube, {name}, held-out tosses, position", 100 * place[0] / WIDTH, "% of width", goals[0]))
+        rows.append(row(f"cube, {name}, held-out tosses, orientation", np.degrees(turn[0]), "deg", goals[1]))
     centre, fall = _flights(inside)
     found = 1e3 * best["body.cube.com_z"]
     return [

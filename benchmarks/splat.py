@@ -40,7 +40,7 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     ]
     if done.aligned is not None:
         rows.append(
-            _number("pusht: largest correction of a camera's place", 1e3 * abs(done.aligned.shifts).max(), "mm")
+            _number("pusht: largest correction of a camera's position", 1e3 * abs(done.aligned.shifts).max(), "mm")
         )
     return rows
 

@@ -256,5 +256,5 @@ INTERVALS: dict[str, Callable[[np.random.Generator, int], Iterator[Trial]]] = {
 TESTS: dict[str, Callable[[np.random.Generator], bool]] = {
     "McNemar, exact": no_difference,
     "paired equivalence": no_equivalence,
-    "A against B, looked at any time": no_better,
+    "A against B, checked at any time": no_better,
 }

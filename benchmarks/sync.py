@@ -5,13 +5,12 @@ are taken before the clock starts; the loop then runs in real time with absolute
 
     instep bench sync
     python benchmarks/sync.py films FOLDER           # keep the films, where there are graphics
-    python benchmarks/sync.py from FOLDER OUT        # measure from kept films, where there are none
+    python benchmarks/sync.py from FOLDER sync_quiet # measure from kept videos and keep the rows under that name
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from instep.app.verbs.bench import keep_results
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
@@ -45,7 +45,7 @@ from instep.twin.warmup import developed, film
 from sync_film import pack, unpack
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
-"""What is other in the stand-in: the scene has 0.4 and 500."""
+"""What is other in the simulated robot: the scene has 0.4 and 500."""
 COLOURS = FilterOptions(residual="both")
 """The filter that compares colours as well as silhouettes."""
 BEGIN = 10
@@ -65,7 +65,7 @@ class Ran:
 
     @property
     def error(self) -> Array:
-        """Distance of the twin's T from the stand-in's [rows] [m]."""
+        """Distance of the twin's T from the simulated robot's [rows] [m]."""
         return np.linalg.norm(self.episode.q[BEGIN:, 2:5] - self._true[:, 2:5], axis=1)
 
     @property
@@ -119,7 +119,7 @@ def measured(out: Path, cuts: Sequence[Cut], filmed: Callable[[Cut], Episode]) -
         *_fast("silhouettes and colours", coloured),
         _row("the machine: median of plain arithmetic of that size", np.median(plain) * 1e3, "ms"),
         _row("the machine: p99 of plain arithmetic of that size", np.quantile(plain, 0.99) * 1e3, "ms"),
-        _row("the machine: time of its processors that others took", 100 * others / max(whole, 1.0), "%"),
+        _row("the machine: processor time taken by other guests", 100 * others / max(whole, 1.0), "%"),
     ]
 
 
@@ -169,7 +169,7 @@ def steal() -> Array:
 
 
 def motion(scene: Scene, steps: int, seed: int) -> Episode:
-    """What the stand-in does: an expert pushes its T onto the outline, then away from it and back again."""
+    """What the simulated robot does: an expert pushes its T onto the outline, then away from it and back again."""
     world = MujocoWorld(scene).tuned(SETTINGS)
     task = task_of(scene)
     return rollout(world, Restless(expert_of(task, scene), scene, seed), steps=steps, seed=seed)
@@ -272,9 +272,9 @@ def _rows(rans: list[Ran], dense: tuple[float, int]) -> list[dict[str, Any]]:
         _row("p99 of processor time per frame, policy and recorder as well", np.quantile(busy, 0.99) * 1e3, "ms"),
         _row("missed deadlines", missed, "%", 0.1),
         _row("median pose error", np.median(error) * 1e3, "mm", 2.0),
-        _row("median turn error", np.median(turn), "deg", 1.0),
+        _row("median orientation error", np.median(turn), "deg", 1.0),
         _row("p95 of pose error", np.quantile(error, 0.95) * 1e3, "mm"),
-        _row("p95 of turn error", np.quantile(turn, 0.95), "deg"),
+        _row("p95 of orientation error", np.quantile(turn, 0.95), "deg"),
         _row("pose error over a dense reference", ratio, "x", 1.1),
         _row("p99 of lateness to the deadline", np.quantile(late, 0.99) * 1e3, "ms"),
     ]
@@ -301,7 +301,7 @@ def _fast(what: str, rans: list[Ran]) -> list[dict[str, Any]]:
         _row(f"{what}: median of the loop's own work", np.median(work) * 1e3, "ms"),
         _row(f"{what}: missed deadlines", missed, "%", 0.1),
         _row(f"{what}: median pose error", np.median(error) * 1e3, "mm", 2.0),
-        _row(f"{what}: median turn error", np.median(turn), "deg", 1.0),
+        _row(f"{what}: median orientation error", np.median(turn), "deg", 1.0),
         _row(f"{what}: rows dropped by the recorder", sum(r.dropped for r in rans), ""),
     ]
 
@@ -321,7 +321,7 @@ class Paced:
 
     @property
     def spec(self) -> Spec:
-        """As the stand-in's."""
+        """As the simulated robot's."""
         return self._inner.spec
 
     def reset(self, seed: int = 0) -> State:
@@ -386,17 +386,16 @@ def _row(name: str, value: Any, unit: str, goal: float | None = None) -> dict[st
 
 
 def main(words: list[str]) -> None:
-    """Keep films, or measure from films that were kept."""
+    """Keep rendered videos, or measure from videos that were kept."""
     if words[:1] == ["films"] and len(words) == 2:
         keep(Path(words[1]))
     elif words[:1] == ["from"] and len(words) == 3:
-        out = Path(words[2])
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory() as room:
-            rows = measured(Path(room), CUTS, kept(Path(words[1])))
-        (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        with TemporaryDirectory() as folder:
+            rows = measured(Path(folder), CUTS, kept(Path(words[1])))
+        path = Path(__file__).parent / "results" / f"{words[2]}.json"
+        keep_results(path, rows, benchmark="sync", command=f"python benchmarks/sync.py {' '.join(words)}")
     else:
-        raise SystemExit("usage: sync.py films FOLDER | from FOLDER OUT")
+        raise SystemExit("usage: sync.py films FOLDER | from FOLDER NAME")
 
 
 if __name__ == "__main__":

@@ -163,9 +163,9 @@ FAULTS: dict[str, Change] = {
     "cameras covered": _covered,
     "a camera bumped": _bumped,
     "T moved by hand": _moved_by_hand,
-    "a camera hangs": _hanging,
+    "a camera freezes": _hanging,
     "a camera unplugged": _unplugged,
-    "pictures older than they say": _stale,
+    "images older than their stamps": _stale,
     "light goes out": _dark,
     "a joint reads 4 cm off": _encoder,
 }

@@ -63,8 +63,10 @@ def _recovery_rows(results: list[list[bool]]) -> Rows:
             params = bed(name, Path(folder)).params
             worst = int(np.argmin(inside.sum(axis=0)))
             share = wilson(int(inside[:, worst].sum()), draws)
-            words = f"{name}: truths inside 90 % intervals, worst of {len(params)} parameters ({params[worst].address})"
-            rows.append(_row(words, share, goal=0.85, ok=share.value >= 0.85))
+            least = f"worst of {len(params)} parameters ({params[worst].address})"
+            rows.append(
+                _row(f"{name}: true values inside 90 % intervals, {least}", share, goal=0.85, ok=share.value >= 0.85)
+            )
     return rows
 
 
@@ -87,7 +89,7 @@ def _rank_rows(results: list[np.ndarray]) -> Rows:
             inside = checked.coverage(level).value
             share = replace(wilson(round(inside * len(ranks)), len(ranks)), value=inside)
             good = None if level < 0.9 else 0.85 <= inside <= 0.95
-            name = f"{method}: truths inside the {level:.0%} interval ({len(ranks)} truths)"
+            name = f"{method}: true values inside the {level:.0%} interval ({len(ranks)} cases)"
             rows.append(_row(name, share, goal=0.9 if level == 0.9 else None, ok=good))
         p = min(checked.uniformity.values())
         rows.append(_row(f"{method}: ranks uniform, smallest p of 3 parameters", _plain(p)))
@@ -113,7 +115,7 @@ def _quality_rows(results: list[tuple[int, float]]) -> Rows:
 
 def _named_rows(results: list[tuple[int, int]]) -> Rows:
     good, cases = results[0]
-    name = "planted unidentifiable sets named, as many parameters frozen as are needed"
+    name = "planted unidentifiable sets reported, with the fewest parameters held"
     return [_row(name, wilson(good, cases), goal=1.0, ok=good == cases)]
 
 

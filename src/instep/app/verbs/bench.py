@@ -7,7 +7,12 @@ import json
 import math
 import os
 import platform
+import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -19,11 +24,10 @@ from rich.table import Table
 from instep.app.output import new_output, write_json
 from instep.core.errors import BadInput, UnknownName
 
-_MARKS: dict[bool | None, tuple[str, str]] = {
-    True: ("yes", "[green]met[/]"),
-    False: ("**no**", "[red]missed[/]"),
-    None: ("", ""),
-}
+Row = dict[str, Any]
+LIBRARIES = ("numpy", "scipy", "numba", "mujoco", "rapier3d", "torch")
+"""Libraries whose versions a kept result names, where they are installed."""
+_MARKS: dict[bool | None, str] = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 
 
 def bench(
@@ -36,9 +40,11 @@ def bench(
 ) -> int:
     """Measure against goals and peers in one run; exit 1 if a row misses its goal.
 
+    In a checkout a full run is also kept as benchmarks/results/NAME.json, from which the results page is rendered.
+
     Args:
         name: which benchmark; --list names them all.
-        quick: fewer repeats, to see that it runs; the numbers are not for reports.
+        quick: the same goals with fewer cases, at most 10 minutes on two cores; not kept.
         list: name the benchmarks and stop.
         out: folder to write; a new one under runs/ where not given.
 
@@ -51,23 +57,24 @@ def bench(
     if name not in found:
         raise UnknownName("benchmark", name, found)
     output = new_output("bench", out)
-    rows = [_plain(row) for row in _load(found[name]).run(output.folder, quick=quick)]
+    rows = [plain_row(row) for row in _load(found[name]).run(output.folder, quick=quick)]
     Console().print(_table(name, rows))
     write_json(
         output.folder / "result.json",
         {**json.loads(output.write({}).read_text()), "benchmark": name, "quick": quick, "rows": rows},
     )
-    if not quick and (page := results_page()) is not None:
-        write_section(page, name, rows)
-    missed = [row for row in rows if row.get("ok") is False]
-    Console().print(f"{len(missed)} of {sum(r.get('goal') is not None for r in rows)} goals missed.")
+    if not quick and (folder := results_folder()) is not None:
+        keep_results(folder / f"{name}.json", rows, benchmark=name, command=f"instep bench {name}")
+    missed = [row for row in rows if row["ok"] is False]
+    Console().print(f"{len(missed)} of {sum(row['goal'] is not None for row in rows)} goals missed.")
     print(output.folder)
     return 1 if missed else 0
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with a verdict of Python's own: NumPy's False is not False."""
-    return row if row.get("ok") is None else {**row, "ok": bool(row["ok"])}
+def plain_row(row: Row) -> Row:
+    """The row in Python's own types; numbers that are not finite are None."""
+    numbers = {key: _finite(row.get(key)) for key in ("value", "low", "high", "goal")}
+    return {**row, **numbers, "ok": None if row.get("ok") is None else bool(row["ok"])}
 
 
 def benchmarks() -> dict[str, Path]:
@@ -75,35 +82,71 @@ def benchmarks() -> dict[str, Path]:
     here = Path(__file__).resolve()
     for folder in (here.parents[4] / "benchmarks", here.parents[1] / "benchmarks"):
         if folder.is_dir():
-            return {p.stem: p for p in sorted(folder.glob("*.py")) if "def run(" in p.read_text(encoding="utf-8")}
+            return {p.stem: p for p in sorted(folder.glob("*.py")) if "\ndef run(" in p.read_text(encoding="utf-8")}
     return {}
 
 
-def results_page() -> Path | None:
-    """docs/results.md of a checkout, where full runs leave their numbers; None in an installed package."""
-    page = Path(__file__).resolve().parents[4] / "docs" / "results.md"
-    return page if page.parent.is_dir() else None
+def results_folder() -> Path | None:
+    """benchmarks/results of a checkout, where full runs are kept; None in an installed package."""
+    folder = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
+    return folder if folder.is_dir() else None
 
 
-def write_section(page: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    """Replace one benchmark's section of the results page and leave the others as they are."""
-    begin, end = f"<!-- bench {name} -->", f"<!-- end {name} -->"
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    lines = [begin, f"## {name}", "", f"Made by `instep bench {name}` on {machine}.", ""]
-    lines += ["| what | value | 95 % interval | goal | met |", "|---|---|---|---|---|"]
-    for row in rows:
-        met = _MARKS[row.get("ok")][0]
-        goal = "" if row.get("goal") is None else f"{row['goal']:g}"
-        interval = "" if not _finite(row.get("low")) else f"{_number(row['low'])} to {_number(row['high'])}"
-        lines.append(f"| {row['name']} | {_valued(row)} | {interval} | {goal} | {met} |")
-    section = "\n".join([*lines, end])
-    text = page.read_text(encoding="utf-8") if page.is_file() else "# Results\n"
-    if begin in text and end in text:
-        before, _, rest = text.partition(begin)
-        text = before + section + rest.partition(end)[2]
-    else:
-        text = text.rstrip() + "\n\n" + section + "\n"
-    page.write_text(text, encoding="utf-8")
+def keep_results(
+    path: Path, rows: Sequence[Row], *, benchmark: str, command: str, whole: bool = True, note: str = ""
+) -> None:
+    """Write rows to a result file, with date, commit, machine, versions and command of the run.
+
+    Where the run was not `whole`, rows of other names stay, with the runs they were measured in.
+    """
+    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    fresh = [{**plain_row(row), "run": "new"} for row in rows]
+    given = {row["name"]: row for row in fresh}
+    stay = [] if whole else [given.pop(row["name"], row) for row in before.get("rows", ())]
+    merged = [*stay, *(row for row in fresh if row["name"] in given)] if stay else fresh
+    made = {"id": "new", **_provenance(path.parent), "command": command, "note": note}
+    runs = {run["id"]: run for run in [*before.get("runs", ()), made]}
+    numbers = {old: str(k + 1) for k, old in enumerate(run for run in runs if run in {row["run"] for row in merged})}
+    content = {
+        "benchmark": benchmark,
+        **({"about": before["about"]} if "about" in before else {}),
+        "runs": [{**runs[old], "id": number} for old, number in numbers.items()],
+    }
+    lines = ",\n".join("  " + json.dumps({**row, "run": numbers[row["run"]]}, ensure_ascii=False) for row in merged)
+    text = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
+    path.write_text(f'{text},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    """When, with which code, where and with which libraries something is measured."""
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    machine = f"{platform.machine()}, {os.cpu_count()} cores{_processor()}"
+    return {
+        "date": datetime.now(UTC).date().isoformat(), "commit": _commit(folder), "machine": machine,
+        "versions": versions,
+    }  # fmt: skip
+
+
+def _commit(folder: Path) -> str:
+    """The commit of the checkout, with a mark where sources differ from it."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ":/src", ":/benchmarks/*.py"])
+    words = [subprocess.run([git, *ask], cwd=folder, capture_output=True, text=True).stdout for ask in asked]  # noqa: S603
+    return (words[0].strip() or "unknown") + (" with changes" if words[1].strip() else "")
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f" ({named})" if named else ""
 
 
 def _load(path: Path) -> ModuleType:
@@ -122,23 +165,20 @@ def _first_line(path: Path) -> str:
     return text.split('"""')[1].strip().splitlines()[0] if '"""' in text else ""
 
 
-def _table(name: str, rows: list[dict[str, Any]]) -> Table:
+def _table(name: str, rows: Sequence[Row]) -> Table:
     table = Table("what", "value", "95 % interval", "unit", "goal", "", title=f"bench {name}")
     for row in rows:
-        mark = _MARKS[row.get("ok")][1]
-        goal = "" if row.get("goal") is None else f"{row['goal']:g}"
-        interval = f"{_number(row['low'])} to {_number(row['high'])}" if _finite(row.get("low")) else ""
-        table.add_row(row["name"], _number(row["value"]), interval, row["unit"], goal, mark)
+        goal = "" if row["goal"] is None else f"{row['goal']:g}"
+        interval = "" if row["low"] is None else f"{_number(row['low'])} to {_number(row['high'])}"
+        table.add_row(row["name"], _number(row["value"]), interval, row["unit"], goal, _MARKS[row["ok"]])
     return table
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, float | int) and math.isfinite(value)
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _valued(row: dict[str, Any]) -> str:
-    return _number(row["value"]) if row["unit"] in ("", "1") else f"{_number(row['value'])} {row['unit']}"
-
-
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "not finite"
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

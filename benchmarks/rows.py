@@ -1,0 +1,44 @@
+"""Rows of a benchmark's table: name, value, interval, unit, goal, and whether the goal is met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from instep.core.statistics import Estimate, bootstrap
+
+Row = dict[str, Any]
+"""`{name, value, low, high, unit, goal, ok}`; `low`, `high`, `goal` and `ok` are None where there is none."""
+
+
+def row(
+    name: str,
+    found: Estimate | float,
+    unit: str = "",
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    ok: bool | None = None,
+) -> Row:
+    """A row from a number or an estimate; the goal bounds the value on one side. `ok` replaces the plain comparison."""
+    given = found if isinstance(found, Estimate) else Estimate(float(found), math.nan, math.nan, 1, unit)
+    goal = at_most if at_most is not None else at_least
+    met = None if goal is None else bool(given.value <= goal if at_most is not None else given.value >= goal)
+    interval = (given.low, given.high) if math.isfinite(given.low) else (None, None)
+    return {
+        "name": name, "value": float(given.value), "low": interval[0], "high": interval[1], "unit": unit or given.unit,
+        "goal": goal, "ok": met if ok is None else bool(ok),
+    }  # fmt: skip
+
+
+def median(values: Sequence[float] | np.ndarray, unit: str = "") -> Estimate:
+    """The median of repeated measurements with its bootstrap interval."""
+    return bootstrap(np.asarray(values, float), lambda draws: np.median(draws, axis=-1), unit=unit)
+
+
+def mean(values: Sequence[float] | np.ndarray, unit: str = "") -> Estimate:
+    """The mean of measurements, one per recording, with its bootstrap interval."""
+    return bootstrap(np.asarray(values, float), unit=unit)

@@ -1,0 +1,80 @@
+"""Published numbers are those of the result files, and result files say how each row was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from instep.app.verbs.bench import keep_results
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+@pytest.fixture
+def render(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import render_results
+
+    yield render_results
+    sys.modules.pop("render_results")
+
+
+def row(name, value, **more):
+    return {"name": name, "value": value, "low": None, "high": None, "unit": "ms", "goal": None, "ok": None, **more}
+
+
+def test_readme_and_results_page_show_what_the_result_files_say(render):
+    assert render.stale(ROOT) == [], "run: python benchmarks/render_results.py"
+
+
+def test_a_number_that_was_edited_by_hand_is_found(render, tmp_path):
+    for folder in ("docs/images", "benchmarks/results"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("README.md", "docs/results.md", "docs/images/recordings.svg", "benchmarks/results/readme.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    for path in FILES:
+        (tmp_path / "benchmarks" / "results" / path.name).write_text(path.read_text())
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        (tmp_path / "benchmarks" / path.name).write_text(path.read_text())
+    page = tmp_path / "docs" / "results.md"
+    page.write_text(page.read_text().replace("30.28 mrad", "20.28 mrad"))
+    readme = tmp_path / "README.md"
+    readme.write_text(readme.read_text().replace("16.6 ms", "6.6 ms"))
+    assert len(render.stale(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_result_file_says_of_each_row_when_where_and_how_it_was_measured(path):
+    kept = json.loads(path.read_text())
+    runs = {run["id"]: run for run in kept["runs"]}
+    assert {row["run"] for row in kept["rows"]} == set(runs)
+    for run in runs.values():
+        assert {"date", "commit", "machine", "versions", "command"} <= set(run)
+        assert all(run[name] for name in ("date", "commit", "machine", "versions", "command"))
+    for row in kept["rows"]:
+        assert set(row) == {"name", "value", "low", "high", "unit", "goal", "ok", "run"}
+        assert (row["goal"] is None) == (row["ok"] is None)
+
+
+def test_rows_of_a_partial_run_join_those_of_earlier_runs(tmp_path):
+    path = tmp_path / "some.json"
+    keep_results(path, [row("a", 1.0), row("b", 2.0)], benchmark="some", command="first")
+    keep_results(path, [row("b", float("nan")), row("c", 3.0)], benchmark="some", command="second", whole=False)
+    kept = json.loads(path.read_text())
+    command = {run["id"]: run["command"] for run in kept["runs"]}
+    assert [(r["name"], r["value"], command[r["run"]]) for r in kept["rows"]] == [
+        ("a", 1.0, "first"), ("b", None, "second"), ("c", 3.0, "second")
+    ]  # fmt: skip
+
+
+def test_a_whole_run_replaces_all_rows_and_runs(tmp_path):
+    path = tmp_path / "some.json"
+    keep_results(path, [row("a", 1.0), row("b", 2.0)], benchmark="some", command="first")
+    keep_results(path, [row("a", 5.0)], benchmark="some", command="second")
+    kept = json.loads(path.read_text())
+    assert [r["value"] for r in kept["rows"]] == [5.0] and [r["command"] for r in kept["runs"]] == ["second"]
+    assert kept["runs"][0]["versions"]["numpy"] and kept["runs"][0]["machine"]
