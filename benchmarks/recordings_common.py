@@ -17,6 +17,7 @@ from instep.core.errors import BadInput
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Simulator
+from instep.data.datasets import load
 from instep.physics.actuators import bare, told
 from instep.scene.folder import Scene
 from instep.tune.fit import FitOptions, fit
@@ -26,11 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 
 
-def recorded(folder: str, as_: str, scene: Scene | None = None) -> list[Episode]:
+def recorded(folder: str, as_: str, scene: Scene | None = None, *, map_file: Path | None = None) -> list[Episode]:
     """The recordings of one set, at the rate of a scene where one is given."""
     for place in RECORDINGS:
         if (place / folder).is_dir():
-            episodes = list(read(str(place / folder), as_))
+            source = place / folder
+            episodes = list(load(source, map_file=map_file) if map_file is not None else read(str(source), as_))
             return told(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
     raise BadInput(f"There are no recordings {folder!r}; put the recordings folder beside the benchmarks.")
 
