@@ -102,10 +102,11 @@ def test_a_dictionary_bomb_is_refused_before_it_is_decoded(tmp_path: Path):
     pq.write_table(pa.table({"task": column, "task_index": np.arange(rows)}), path)
     assert path.stat().st_size < 2_000_000, "small on disk, six gigabytes decoded"
     code = (
-        "import resource, sys; from pathlib import Path; from instep.data import guard, lerobot3\n"
+        "import resource, sys; from pathlib import Path; from instep.data import file_limits\n"
+        "from instep.data.lerobot.reader_v3 import all_groups\n"
         "from instep.core.errors import BadInput\n"
-        "path = Path(sys.argv[1]); file = guard.open_parquet(path)\n"
-        "try: guard.plain_text(guard.read_groups(file, lerobot3.all_groups(file), path))\n"
+        "path = Path(sys.argv[1]); file = file_limits.open_parquet(path)\n"
+        "try: file_limits.plain_text(file_limits.read_groups(file, all_groups(file), path))\n"
         "except BadInput as error: print(error); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)

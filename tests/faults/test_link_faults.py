@@ -38,11 +38,11 @@ from instep.robot.robot_server import RobotServer, ServerOptions
 from instep.robot.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
 
 sys.path.append(str(Path(__file__).resolve().parent))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "real_room"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "robot"))
 from link_proxy import Proxy
-from standin_robot import NAMES, PointMass
+from point_mass_robot import NAMES, PointMass
 
-ROBOT = Path(__file__).resolve().parents[1] / "real_room" / "standin_robot.py"
+ROBOT = Path(__file__).resolve().parents[1] / "robot" / "point_mass_robot.py"
 PERIOD = 10_000_000
 PATIENT = ServerOptions(safety=Safety(hold_after=2.0, stop_after=5.0))
 """A busy test machine may sleep for longer than a robot should wait."""

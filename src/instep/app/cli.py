@@ -19,7 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo:demo", "the whole loop against a stand-in robot, on this machine"),
     "scene new": ("scene:new", "make a scene folder from an MJCF or URDF robot"),
     "scene list": ("scene:list_scenes", "the scenes that come with instep"),
-    "scene params": ("scene:parameters", "list what can be turned in a scene, with units and ranges"),
+    "scene params": ("scene:params", "list what can be turned in a scene, with units and ranges"),
     "scene set": ("scene:turn", "save a scene with parameters turned"),
     "scene show": ("scene:show", "picture a scene through its cameras"),
     "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),

@@ -27,7 +27,7 @@ from instep.robot.robot_server import RobotServer, ServerOptions
 from instep.testing import a_wrong_action_is_refused, numbers_fit_the_spec, the_same_seed_gives_the_same_episode
 
 sys.path.append(str(Path(__file__).parent))
-from standin_robot import NAMES, PointMass
+from point_mass_robot import NAMES, PointMass
 
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (40, 2))
 PATIENT = ServerOptions(safety=Safety(hold_after=2.0, stop_after=5.0))
@@ -202,7 +202,7 @@ def test_a_link_that_is_forgotten_lets_go_of_the_robot():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_served_robot_prints_nothing_and_ends_cleanly_when_asked(number):
-    command = [sys.executable, str(Path(__file__).parent / "standin_robot.py"), "{}"]
+    command = [sys.executable, str(Path(__file__).parent / "point_mass_robot.py"), "{}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     address, token = json.loads(process.stdout.readline())
     with LinkWorld(address, token, timeout=5.0) as link:

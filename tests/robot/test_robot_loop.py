@@ -17,7 +17,7 @@ from instep.robot.limits import Limits
 from instep.robot.wire import Command, Reset
 
 sys.path.append(str(Path(__file__).parent))
-from standin_robot import NAMES, PointMass
+from point_mass_robot import NAMES, PointMass
 
 PERIOD = 10_000_000
 

@@ -15,7 +15,7 @@ from instep.robot.limits import Aim, Guarded, Limits
 from instep.testing import WORLD_LAWS
 
 sys.path.append(str(Path(__file__).parent))
-from standin_robot import NAMES, PointMass
+from point_mass_robot import NAMES, PointMass
 
 JOINTS = tuple("abcdefg")
 ROBOTS = {
