@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
 from instep.diagnose.attribution import AttributionOptions, attribute
 from instep.diagnose.candidates import SuspectOptions, identify, suspects_of
@@ -67,7 +67,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 def owners(scene: Scene, seed: int, cause: str | None) -> dict[str, Estimate]:
     """What each of the eight owns of the gap on held-out runs."""
     rng = np.random.default_rng((seed, 1))
-    sim, suspects = suspects_of(scene, MujocoWorld(scene))
+    sim, suspects = suspects_of(scene, open_world(scene))
     real = sim.tuned(_planted(cause, rng)) if cause else sim
     runs = [_record(real, rng, k) for k in range(10)]
     causes, _ = identify(sim, runs[:5], suspects, options=SuspectOptions(every=0.3, most=120))

@@ -18,7 +18,7 @@ from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import Array, Observation, State
-from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.open_world import open_world
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
 from instep.twin.camera_rig import Eyes
@@ -66,7 +66,7 @@ def _corrections(scene: Scene) -> dict[str, Any]:
 
 
 def _still(scene: Scene, rows: int) -> Episode:
-    world = MujocoWorld(scene)
+    world = open_world(scene)
     q, v = scene.start(0)
     q[2:9] = scene.model.key("home").qpos[2:9]
     q[:2] = 0.25, 0.1
@@ -87,7 +87,7 @@ def _still(scene: Scene, rows: int) -> Episode:
 def _pushed(name: str, scene: Scene, eyes: Eyes, filmed: Episode, how: Correction) -> list[dict[str, Any]]:
     """How near the twin stays to a T that is pushed about by a stand-in of other friction."""
     # Processor time: other programs on the machine are no part of a correction.
-    twin = Twin(MujocoWorld(scene), Recording(filmed), how, clock=time.thread_time)
+    twin = Twin(open_world(scene), Recording(filmed), how, clock=time.thread_time)
     episode = rollout(twin, Script(filmed.action), steps=len(filmed))
     error = np.linalg.norm(episode.q[BEGIN:, 2:5] - filmed.q[BEGIN:, 2:5], axis=1) * 1e3
     turn = np.degrees(angle_between(episode.q[BEGIN:, 5:9], filmed.q[BEGIN:, 5:9]))
@@ -108,11 +108,11 @@ def _kicked(name: str, scene: Scene, filmed: Episode, how: Correction, kicks: in
     """Trembling of a T at rest, and how soon the twin's comes home after a kick."""
     place = place_of(scene.spec, "tee")
     at, times = 30, []
-    rest = rollout(Twin(MujocoWorld(scene), Recording(filmed), how), Script(filmed.action), steps=len(filmed))
+    rest = rollout(Twin(open_world(scene), Recording(filmed), how), Script(filmed.action), steps=len(filmed))
     for k in range(kicks):
         away = 2 * np.pi * k / kicks
         xi = np.array([KICK * np.cos(away), KICK * np.sin(away), 0.0, 0.0, 0.0, ANGLE * (-1) ** k])
-        twin = Twin(MujocoWorld(scene), Recording(filmed), Kicked(how, place, filmed.t[at], xi))
+        twin = Twin(open_world(scene), Recording(filmed), Kicked(how, place, filmed.t[at], xi))
         episode = rollout(twin, Script(filmed.action), steps=len(filmed))
         off = np.linalg.norm(episode.q[:, 2:4] - filmed.q[:, 2:4], axis=1)
         home = (off < NEAR) & (angle_between(episode.q[:, 5:9], filmed.q[:, 5:9]) < STRAIGHT)
@@ -174,7 +174,7 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, Prepared]) -> li
     parked = parked_joints(scene)
     action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
     how = correction(scene, prepared, How(kinds[name]))  # type: ignore[arg-type]
-    twin = Twin(MujocoWorld(scene), Recording(episode), how, park=parked)
+    twin = Twin(open_world(scene), Recording(episode), how, park=parked)
     ran = rollout(twin, Constant(action), steps=len(episode))
     found = overlaps(prepared.eyes, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
     rows = [_row(f"{name}: real recording, median overlap {c}", found.score(c, prepared.keys)) for c in found.cameras]

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from instep import MujocoWorld
+from instep import open_world
 from instep.core.world import Array, Observation, stack
 from instep.core.wrapper import Layer
 from instep.evaluate.episode_batch import play
 from instep.policy.experts.task_experts import expert_of
-from instep.scene.folder import Scene
+from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.model import body_poses
 from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.task import Tasked
@@ -40,10 +40,10 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def tasked(seconds: float) -> tuple[Tasked[MujocoWorld], Case]:
+def tasked(seconds: float) -> tuple[Tasked[SceneSimulator], Case]:
     """PushT with its task, which lasts some seconds, and the workload of the physics benchmark."""
     scene = Scene.load("pusht")
-    world = MujocoWorld(scene, threads=THREADS)
+    world = open_world(scene, threads=THREADS)
     return Tasked(world, replace(task_of(scene), seconds=seconds)), Case(world, max(8, round(seconds / world.spec.dt)))
 
 
@@ -94,7 +94,7 @@ def convergence(worlds: int) -> list[dict[str, Any]]:
     scene = Scene.load("pusht")
     task, shipped = task_of(scene), float(scene.model.opt.timestep)
     steps = {4: shipped / 4, 2: shipped / 2, 1: shipped}
-    sims = {part: MujocoWorld(scene, threads=THREADS).tuned({"option.timestep": dt}) for part, dt in steps.items()}
+    sims = {part: open_world(scene, threads=THREADS).tuned({"option.timestep": dt}) for part, dt in steps.items()}
     # One second of pushing, begun where the expert is at work; further ahead friction makes any two time steps part.
     finest, expert = sims[4], expert_of(task, scene)
     state = stack([finest.reset(seed) for seed in range(worlds)])
@@ -144,7 +144,7 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def virtual_camera(world: MujocoWorld) -> tuple[Any, Any]:
+def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
     """Gaussians on the table, the T and the stick, and a camera of 96 x 96 above them."""
     from instep.splat.gaussians import coloured, together
     from instep.splat.raster.layers import Layers
@@ -172,7 +172,7 @@ def virtual_camera(world: MujocoWorld) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenAtTimes(Layer[MujocoWorld]):
+class SeenAtTimes(Layer[SceneSimulator]):
     """A world whose one camera takes a picture every few control steps, as a camera of 10 Hz does."""
 
     layers: Any

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import wilson
 from instep.diagnose.candidates import physical_modes, question, suspects_of
 from instep.diagnose.contact_modes import contact_faults, rest_test
@@ -25,6 +25,7 @@ from instep.gap.noise_floor import repeats, with_floor
 from instep.gap.paired_runs import compare
 from instep.gap.preparation import prepare
 from instep.robot.imperfect import Backlash, Dropping, Saturated
+from instep.scene.folder import SceneSimulator
 
 ARM = """
 <mujoco>
@@ -113,9 +114,9 @@ class Stage:
     def clean(self, family: str, seed: int) -> Any:
         """The same without anything injected."""
         if family == "arm":
-            return self.moved(MujocoWorld(self.arm), seed)
+            return self.moved(open_world(self.arm), seed)
         if family == "repeats":
-            return self.again(MujocoWorld(self.arm), seed, noise=2e-4)
+            return self.again(open_world(self.arm), seed, noise=2e-4)
         if family == "objects":
             return self.dropped(self.cube, self.cube, seed)
         if family == "policy":
@@ -128,7 +129,7 @@ class Stage:
 
     def look_arm(self, runs: list[Episode]) -> list[Mode]:
         """Question the suspects, and listen for noise."""
-        sim = MujocoWorld(self.arm)
+        sim = open_world(self.arm)
         ready = prepare(runs).episodes
         noise = sensor_noise(measure(sim, ready).pairs)
         wrapped, suspects = suspects_of(self.arm, sim)
@@ -145,37 +146,37 @@ class Stage:
                 "joint.shoulder.frictionloss": rng.uniform(0.6, 2.0),
                 "joint.elbow.frictionloss": rng.uniform(0.3, 1.0),
             }
-        return self.moved(MujocoWorld(self.arm).tuned(settings), seed)
+        return self.moved(open_world(self.arm).tuned(settings), seed)
 
     def latency(self, seed: int) -> list[Episode]:
-        return self.moved(MujocoWorld(self.arm).tuned({"action.delay": _between(seed, 0.02, 0.1)}), seed)
+        return self.moved(open_world(self.arm).tuned({"action.delay": _between(seed, 0.02, 0.1)}), seed)
 
     def limits(self, seed: int) -> list[Episode]:
         share = _between(seed, 0.12, 0.4)
         torque = (share * 30 * 0.3, share * 15 * 0.3)
-        world = Saturated(MujocoWorld(self.arm), torque=torque, stiffness=(30.0, 15.0), damping=(1.0, 0.4))
+        world = Saturated(open_world(self.arm), torque=torque, stiffness=(30.0, 15.0), damping=(1.0, 0.4))
         return self.moved(world, seed)
 
     def backlash(self, seed: int) -> list[Episode]:
-        return self.moved(Backlash(MujocoWorld(self.arm), gap=_between(seed, 0.04, 0.12)), seed)
+        return self.moved(Backlash(open_world(self.arm), gap=_between(seed, 0.04, 0.12)), seed)
 
     def gains(self, seed: int) -> list[Episode]:
         factor = _between(seed, 0.4, 0.7)
         return self.moved(
-            MujocoWorld(self.arm).tuned({"actuator.shoulder.kp": 30 * factor, "actuator.elbow.kp": 15 * factor}), seed
+            open_world(self.arm).tuned({"actuator.shoulder.kp": 30 * factor, "actuator.elbow.kp": 15 * factor}), seed
         )
 
     def payload(self, seed: int) -> list[Episode]:
         factor = _between(seed, 1.4, 2.4)
         return self.moved(
-            MujocoWorld(self.arm).tuned({"body.upper.mass": 0.5 * factor, "body.fore.mass": 0.3 * factor}), seed
+            open_world(self.arm).tuned({"body.upper.mass": 0.5 * factor, "body.fore.mass": 0.3 * factor}), seed
         )
 
     def coarse(self, seed: int) -> list[Episode]:
-        return self.moved(MujocoWorld(self.arm).tuned({"option.timestep": 0.01 / int(_between(seed, 4, 11))}), seed)
+        return self.moved(open_world(self.arm).tuned({"option.timestep": 0.01 / int(_between(seed, 4, 11))}), seed)
 
     def noise(self, seed: int) -> list[Episode]:
-        return self.moved(MujocoWorld(self.arm), seed, noise=_between(seed, 0.003, 0.02))
+        return self.moved(open_world(self.arm), seed, noise=_between(seed, 0.003, 0.02))
 
     def moved(self, world: Any, seed: int, runs: int = 4, noise: float = 1e-4) -> list[Episode]:
         """Runs under smooth random commands, seen through slightly noisy encoders."""
@@ -187,20 +188,20 @@ class Stage:
     def look_repeats(self, runs: list[Episode]) -> list[Mode]:
         """Lay the error beside the scatter of repeats."""
         ready = prepare(runs).episodes
-        gap = with_floor(measure(MujocoWorld(self.arm), ready), ready)
+        gap = with_floor(measure(open_world(self.arm), ready), ready)
         chance = stochasticity(repeats(ready))
         # Scatter that sensors do not explain raises the floor itself; it is the finding.
         return [chance] if chance.found else [chance, dynamics_gap(gap)]
 
     def dynamics(self, seed: int) -> list[Episode]:
         factor = _between(seed, 2, 6)
-        world = MujocoWorld(self.arm).tuned(
+        world = open_world(self.arm).tuned(
             {"joint.shoulder.damping": 0.25 * factor, "joint.elbow.damping": 0.12 * factor}
         )
         return self.again(world, seed, noise=2e-4)
 
     def chance(self, seed: int) -> list[Episode]:
-        return self.again(Dropping(MujocoWorld(self.arm), action=_between(seed, 0.2, 0.5)), seed, noise=2e-4)
+        return self.again(Dropping(open_world(self.arm), action=_between(seed, 0.2, 0.5)), seed, noise=2e-4)
 
     def again(self, world: Any, seed: int, noise: float) -> list[Episode]:
         rng = np.random.default_rng((seed, 3))
@@ -212,7 +213,7 @@ class Stage:
     def look_objects(self, case: tuple[list[Episode], Scene]) -> list[Mode]:
         """Replay, and look at where bodies rest."""
         runs, scene = case
-        sim = MujocoWorld(scene)
+        sim = open_world(scene)
         gap = measure(sim, runs)
         faults = contact_faults(gap.pairs)
         rest = rest_test(sim, runs)
@@ -242,7 +243,7 @@ class Stage:
     def dropped(
         self, real: Scene, sim: Scene, seed: int, push: float = 0.0, speed: float = 0.0
     ) -> tuple[list[Episode], Scene]:
-        world = MujocoWorld(real)
+        world = open_world(real)
         rng = np.random.default_rng((seed, 4))
         runs: list[Episode] = []
         for _ in range(3):
@@ -283,7 +284,7 @@ class Stage:
 
     def commanded(self, seed: int, scale: float, shake: float) -> Any:
         rng = np.random.default_rng((seed, 5))
-        world = MujocoWorld(self.arm)
+        world = open_world(self.arm)
 
         def made(factor: float, noise: float) -> Episode:
             told = np.clip(_told(rng) * factor + rng.normal(0, noise, (ROWS, 2)), -1.2, 1.2)
@@ -302,7 +303,7 @@ class Stage:
     def looped(self, seed: int, bias: float) -> Any:
         """A policy that leans away from where it sees itself, in a world whose camera is off by a little."""
         rng = np.random.default_rng((seed, 6))
-        real, sim = MujocoWorld(self.arm), MujocoWorld(self.arm).tuned({"joint.elbow.damping": 0.14})
+        real, sim = open_world(self.arm), open_world(self.arm).tuned({"joint.elbow.damping": 0.14})
         closed, opened = [], []
         for _ in range(8):
             start = rng.uniform(-0.05, 0.05, 2)
@@ -347,7 +348,7 @@ def images(seed: int, smoothed: bool) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return act(frames), act(rendered), act(control)
 
 
-def _leaning(world: MujocoWorld, start: np.ndarray, bias: float, rng: np.random.Generator) -> Episode:
+def _leaning(world: SceneSimulator, start: np.ndarray, bias: float, rng: np.random.Generator) -> Episode:
     state = world.place(start, np.zeros(2))
     rows: list[tuple[Any, ...]] = []
     for _ in range(120):
@@ -362,7 +363,7 @@ def _leaning(world: MujocoWorld, start: np.ndarray, bias: float, rng: np.random.
 class _at:  # noqa: N801 - reads as a word
     """A world that starts where it is told."""
 
-    def __init__(self, world: MujocoWorld, start: np.ndarray):
+    def __init__(self, world: SceneSimulator, start: np.ndarray):
         self._world, self._start = world, start
 
     def __getattr__(self, name: str) -> Any:

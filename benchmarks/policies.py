@@ -125,7 +125,7 @@ class Training:
 
 def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
     """The stand-in, or MuJoCo with some settings, with the task; few threads, since processes share the cores."""
-    from instep import MujocoWorld
+    from instep import open_world
     from instep.app.simulated_robot import Disguise, stand_in
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
@@ -134,7 +134,7 @@ def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
     scene = Scene.load(SCENE)
     if name == "stand-in":
         return Tasked(stand_in(scene, Disguise(hidden=STANDIN)).world, task_of(scene))
-    sim = MujocoWorld(scene, threads=threads)
+    sim = open_world(scene, threads=threads)
     return Tasked(sim.tuned(settings) if settings else sim, task_of(scene))
 
 
@@ -168,7 +168,7 @@ def sensed(episode: Any) -> Any:
 
 def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
     """The params with which MuJoCo best predicts the demonstrations; contacts leave the cost without a useful slope."""
-    from instep import MujocoWorld, Param
+    from instep import Param, open_world
     from instep.scene.folder import Scene
     from instep.tune.cma_search import SearchOptions, search
 
@@ -176,7 +176,7 @@ def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
     params.append(Param("action.delay", 0.0, 0.12))
     options = SearchOptions(window=0.5, limit=8 if quick else 48, generations=2 if quick else 24)
     plain = [replace(e, columns={k: e.columns[k] for k in ("timestamp", "q", "v", "action")}) for e in episodes]
-    return search(MujocoWorld(Scene.load(SCENE), threads=2), plain, params, options).settings
+    return search(open_world(Scene.load(SCENE), threads=2), plain, params, options).settings
 
 
 def train(job: tuple[Training, list[Any], Path, Plan]) -> str:

@@ -154,14 +154,14 @@ def installed(folder: Path) -> Path | None:
 
 def own_client(count: int) -> list[dict[str, Any]]:
     """An expert behind the link does what it does in this process, and how long a round trip takes."""
-    from instep import MujocoWorld
+    from instep import open_world
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
     from instep.scene.tasks.task import Tasked
 
     scene = Scene.load("pusht")
     task = task_of(scene)
-    world, expert = Tasked(MujocoWorld(scene), task), expert_of(task, scene)
+    world, expert = Tasked(open_world(scene), task), expert_of(task, scene)
     here = rollouts(world, expert, seeds=[1], steps=count)[0].action
     with PolicyServer(expert, world.spec, token=TOKEN) as server:
         policy = openpi_policy(server.address, world.spec, token=TOKEN)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.physics.actuators import bare
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.delta_action import DeltaOptions, learn
 from instep.tune.delta_eval import Squares, gains, squares
@@ -104,7 +104,7 @@ def _so101_fold(scene: Scene, episodes: list[Any], fold: int, out: Path) -> Any:
     """The scene fitted to all motions but every third one; found once and kept for the row of the delta."""
     inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
     choice = chosen(scene, inside)
-    sim = bare(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.held)
     kept = out / f"so101_fold_{fold}.json"
     if not kept.is_file():
         options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
@@ -125,7 +125,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
     choice = chosen(scene, episodes)
-    sim = bare(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.held)
     options = FitOptions(window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20)
     tuned = sim.tuned(fit(sim, episodes[:2], choice.params, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)

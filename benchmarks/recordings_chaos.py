@@ -11,7 +11,7 @@ from instep.core.episode import Episode
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
-from instep.physics.actuators import bare
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.beliefs import Posterior
 from instep.tune.fit import FitOptions, fit
@@ -55,7 +55,7 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
     scene = Scene.load("chaotic_pendulum")
     episodes = recorded("ibm_double_pendulum", "ibm_double_pendulum", scene)
     choice = asked(scene, BARS, {})
-    sim = bare(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.held)
     start = choice.start
     for window, limit in WINDOWS[:1] if quick else WINDOWS:
         options = FitOptions(window=window, limit=12 if quick else limit, start=start, starts=1, iterations=20)

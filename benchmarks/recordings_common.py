@@ -18,7 +18,8 @@ from instep.core.replay import aligned
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Simulator
 from instep.data.datasets import load
-from instep.physics.actuators import bare, told
+from instep.physics.actuators import with_inputs
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import FitOptions, fit
 from instep.tune.param_selection import asked
@@ -33,7 +34,7 @@ def recorded(folder: str, as_: str, scene: Scene | None = None, *, map_file: Pat
         if (place / folder).is_dir():
             source = place / folder
             episodes = list(load(source, map_file=map_file) if map_file is not None else read(str(source), as_))
-            return told(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
+            return with_inputs(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
     raise BadInput(f"There are no recordings {folder!r}; put the recordings folder beside the benchmarks.")
 
 
@@ -65,7 +66,7 @@ def identified(
 ) -> tuple[Simulator, dict[str, float]]:
     """A scene with parameters identified from recordings, and their values."""
     choice = asked(scene, params, {})
-    sim = bare(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else bare(scene)
+    sim = without_delta(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else without_delta(scene)
     start = {**choice.start, **options.start}
     found = fit(sim, episodes, choice.params, _with(options, start))
     return sim.tuned(found.settings), {**choice.held, **held, **found.settings}

@@ -14,7 +14,7 @@ from instep.core.poses import matrix_from_quat
 from instep.core.replay import Aligned, aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
-from instep.physics.actuators import bare
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import FitOptions
 from instep.tune.gates import searched
@@ -42,7 +42,7 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Mean error over a whole toss of the tosses that were not used in the search, every third one."""
     scene = Scene.load("cube")
     episodes = recorded("cube_toss", "cube_toss", scene)
-    choice, sim = asked(scene, PARAMS, {}), bare(scene)
+    choice, sim = asked(scene, PARAMS, {}), without_delta(scene)
     inside = [e for i, e in enumerate(episodes) if i % 3]
     best = searched(
         sim, inside, choice.params, FitOptions(start=choice.start, window=1.0, limit=12 if quick else None)

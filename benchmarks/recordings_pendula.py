@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.physics.actuators import bare
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import FitOptions
 from instep.tune.held_out import window_errors
@@ -16,7 +16,7 @@ from recordings_common import identified, paths, pooled, recorded, rms, row
 SERVO = (
     "actuator.servo.kt",
     "actuator.servo.resistance",
-    "actuator.servo.sag",
+    "actuator.servo.supply_resistance",
     "joint.servo.load",
     "joint.servo.frictionloss",
     "joint.servo.damping",
@@ -35,7 +35,7 @@ CABLE = (
     "body.pendulum.inertia_x",
     "body.pendulum.com_z",
     "tendon.cable.stiffness",
-    "tendon.cable.slack",
+    "tendon.cable.dead_band",
 )
 GOALS = {"theta": 150.0, "alpha": 30.0}
 """The bars [mrad], which are for a chirp of the other sign; these recordings hold none, so they are put to the rest."""
@@ -63,7 +63,7 @@ def xl330(out: Path, quick: bool) -> list[dict[str, Any]]:
     asked = [(gain, seed) for gain, count in seeds.items() for seed in range(count)]
     found = dict(zip(asked, pooled(_servo, asked), strict=True))
     scene = Scene.load("servo_pendulum")
-    episodes, before = recorded("xl330", "xl330", scene), bare(scene)
+    episodes, before = recorded("xl330", "xl330", scene), without_delta(scene)
     rows = []
     for gain, count in seeds.items():
         each = np.array([found[gain, seed] for seed in range(count)])
@@ -107,8 +107,8 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
     }
     days = {"fitted to three days": "", "fitted to the day of the chirp": SAME_DAY}
     settings = pooled(_pulled, [(day,) for day in days.values()])
-    worlds = {"published values": bare(scene)}
-    worlds |= {words: bare(scene).tuned(found) for words, found in zip(days, settings, strict=True)}
+    worlds = {"published values": without_delta(scene)}
+    worlds |= {words: without_delta(scene).tuned(found) for words, found in zip(days, settings, strict=True)}
     rows = []
     for name, runs in judged.items():
         for words, world in worlds.items():
@@ -149,7 +149,7 @@ def _build(build: str, name: str, part: str) -> list[dict[str, Any]]:
     inside, outside = episodes[::2], episodes[1::2]
     options = FitOptions(window=0.5, limit=60, starts=1, iterations=15)
     sim, _ = identified(scene, inside, LINKS, options, {})
-    before, after = (np.sqrt(window_errors(world, outside, {}, 0.5)[0]) for world in (bare(scene), sim))
+    before, after = (np.sqrt(window_errors(world, outside, {}, 0.5)[0]) for world in (without_delta(scene), sim))
     rows: list[dict[str, Any]] = []
     for j, joint in enumerate(scene.robot):
         goal = float(before[:, j].mean())

@@ -28,7 +28,7 @@ from instep.core.poses import angle_between
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State
 from instep.data.recorder.recorder import Recorder
-from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.realtime import calm, first_in_line
 from instep.robot.recorded_world import Recording
@@ -170,7 +170,7 @@ def steal() -> Array:
 
 def motion(scene: Scene, steps: int, seed: int) -> Episode:
     """What the simulated robot does: an expert pushes its T onto the outline, then away from it and back again."""
-    world = MujocoWorld(scene).tuned(SETTINGS)
+    world = open_world(scene).tuned(SETTINGS)
     task = task_of(scene)
     return rollout(world, Restless(expert_of(task, scene), scene, seed), steps=steps, seed=seed)
 
@@ -205,7 +205,7 @@ def _eyes(scene: Scene) -> Eyes:
 def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path | None = None) -> Ran:
     """A run in real time; with a folder everything is recorded, pictures as well."""
     real = Paced(filmed, scene.dt)
-    twin = Twin(MujocoWorld(scene), real, PoseFilter(scene, _eyes(scene), options))
+    twin = Twin(open_world(scene), real, PoseFilter(scene, _eyes(scene), options))
     if folder is None:
         return Ran(rollout(twin, Pusher(filmed), steps=len(filmed)), filmed, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
@@ -225,7 +225,7 @@ def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path
 def _dense(scene: Scene, filmed: Episode) -> tuple[float, int]:
     """Median error [m] of the same filter with a hundred iterations, not in real time; and over how many rows."""
     options = FilterOptions(iterations=100)
-    twin = Twin(MujocoWorld(scene), Recording(filmed), PoseFilter(scene, _eyes(scene), options))
+    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, _eyes(scene), options))
     episode = rollout(twin, Pusher(filmed), steps=len(filmed))
     ran = Ran(episode, filmed, twin, Paced(filmed, scene.dt))
     return float(np.median(ran.error)), len(ran.error)

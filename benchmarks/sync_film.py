@@ -16,7 +16,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.world import Array
 from instep.physics.mujoco_cameras import Studio
-from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.open_world import open_world
 from instep.scene.folder import Scene
 from instep.twin.warmup import Taken
 
@@ -47,7 +47,7 @@ def unpack(path: Path, scene: Scene) -> tuple[Episode, Taken]:
     with np.load(path, allow_pickle=False) as file:
         parts = {name: file[name] for name in file.files}
     columns = {name.removeprefix("column."): part for name, part in parts.items() if name.startswith("column.")}
-    episode = Episode(replace(MujocoWorld(scene).spec, dt=scene.dt), columns)
+    episode = Episode(replace(open_world(scene).spec, dt=scene.dt), columns)
     films: dict[str, Array] = {}
 
     def taken(name: str, row: int) -> Array:

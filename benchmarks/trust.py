@@ -18,7 +18,7 @@ from instep.core.rollout import Script, rollout
 from instep.core.statistics import wilson
 from instep.core.world import Array
 from instep.physics.mujoco_cameras import Look
-from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
@@ -75,7 +75,7 @@ def stand_in(scene: Scene, seed: int) -> Episode:
     """A filmed episode of a stand-in with hidden differences of its own."""
     rng = np.random.default_rng((seed, 23))
     friction, kp = 0.4 * 2 ** rng.uniform(-1, 1), 500 * 1.35 ** rng.uniform(-1, 1)
-    world = MujocoWorld(scene).tuned({"geom.*.friction": friction, "actuator.*.kp": kp})
+    world = open_world(scene).tuned({"geom.*.friction": friction, "actuator.*.kp": kp})
     policy = Restless(expert_of(task_of(scene), scene), scene, seed)
     episode = rollout(world, policy, steps=STILL + ROWS, seed=seed).rows(STILL, None)
     episode = episode.with_columns({"timestamp": episode.t - episode.t[0]})
@@ -87,7 +87,7 @@ def stand_in(scene: Scene, seed: int) -> Episode:
 def follow(scene: Scene, filmed: Episode) -> dict[str, Array]:
     """The log of a twin that follows a filmed episode."""
     eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, scene.objects[0])))
-    twin = Twin(MujocoWorld(scene), Recording(filmed), PoseFilter(scene, eyes))
+    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, eyes))
     episode = rollout(twin, Script(filmed.action), steps=len(filmed))
     return log_of(episode)
 

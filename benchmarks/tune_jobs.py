@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from instep import MujocoWorld, Scene
+from instep import Scene, open_world
 from instep.core.world import Array
 from instep.tune.beliefs import Gaussian
 from instep.tune.excitation import Design, ExciteOptions, chirp, energy, excite, judged
@@ -99,7 +99,7 @@ def named() -> tuple[int, int]:
 def designed(generations: int) -> tuple[Design, dict[float, Design]]:
     """A motion of arm7 for six masses, and chirps of the same energy up to several frequencies."""
     scene = Scene.load("arm7")
-    sim = MujocoWorld(scene, threads=max(1, (os.cpu_count() or 2) // 4))
+    sim = open_world(scene, threads=max(1, (os.cpu_count() or 2) // 4))
     options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, thrift=1.0, allowed=Allowed())
     limits = limits_of(scene, options.allowed)
     params = scene.params(*[f"body.link_{i}.mass" for i in range(2, 8)])

@@ -12,9 +12,10 @@ import mujoco
 import numpy as np
 from mujoco import rollout as native
 
-from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
 from instep.core.world import Array
+from instep.scene.folder import SceneSimulator
 from instep.tune.fit import Fit, FitOptions, fit
 from instep.tune.posterior import infer, likelihood, replace_covariance
 from tune_worlds import Bed
@@ -27,7 +28,7 @@ RUNS = 8
 """Rollouts over which the bare speed is taken, about as many as fill the time of a fit."""
 
 
-def raw_rate(sim: MujocoWorld, worlds: int, span: int) -> float:
+def raw_rate(sim: SceneSimulator, worlds: int, span: int) -> float:
     """Physics steps a second of MuJoCo's own threaded rollout of that many worlds."""
     model = sim.model
     datas = [mujoco.MjData(model) for _ in range(CORES)]
@@ -46,7 +47,7 @@ def raw_rate(sim: MujocoWorld, worlds: int, span: int) -> float:
     return RUNS * worlds * steps / (time.perf_counter() - began)
 
 
-def meshed_arm(folder: Path, meshes: bool) -> MujocoWorld:
+def meshed_arm(folder: Path, meshes: bool) -> SceneSimulator:
     """An arm of five links, of capsules or of meshes with three hundred corners each, driven by position servos."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -74,10 +75,10 @@ def meshed_arm(folder: Path, meshes: bool) -> MujocoWorld:
     (folder / "scene.xml").write_text(text)
     names = ", ".join(f'"j{i}"' for i in range(1, JOINTS + 1))
     (folder / "scene.toml").write_text(f'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = [{names}]\n')
-    return MujocoWorld(Scene.load(folder))
+    return open_world(Scene.load(folder))
 
 
-def against_sysid(label: str, sim: MujocoWorld, repeats: int) -> list[dict[str, Any]]:
+def against_sysid(label: str, sim: SceneSimulator, repeats: int) -> list[dict[str, Any]]:
     """Ten parameters from four runs of one second, exact starts and little noise, each by its own rule of stopping."""
     truth = {
         f"joint.j{i}.{word}": value
@@ -109,7 +110,7 @@ def against_sysid(label: str, sim: MujocoWorld, repeats: int) -> list[dict[str, 
     ]  # fmt: skip
 
 
-def _run(sim: MujocoWorld, seed: int) -> Episode:
+def _run(sim: SceneSimulator, seed: int) -> Episode:
     rng = np.random.default_rng(seed)
     t = np.arange(51)[:, None] * sim.spec.dt
     size, tone, phase = (
@@ -122,7 +123,7 @@ def _run(sim: MujocoWorld, seed: int) -> Episode:
     return run.with_columns({"q": np.concatenate([run.q[:1], q[1:]])})
 
 
-def _ours(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
+def _ours(sim: SceneSimulator, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
     params = [Param(n, 0.01 if "armature" in n else 0.1, 1.0 if "armature" in n else 10.0, True) for n in truth]
     start = {n: 0.1 if "armature" in n else 1.0 for n in truth}
     options = FitOptions(
@@ -140,7 +141,7 @@ def _theirs(params: Any, sequences: Any) -> dict[str, float]:
     return {name: float(best[name].value[0]) for name in params.parameters}
 
 
-def _prepared(sim: MujocoWorld, runs: list[Episode], truth: dict[str, float]) -> tuple[Any, Any]:
+def _prepared(sim: SceneSimulator, runs: list[Episode], truth: dict[str, float]) -> tuple[Any, Any]:
     """The same runs in the words of mujoco.sysid, which wants sensors at every physics step."""
     from mujoco import sysid
 

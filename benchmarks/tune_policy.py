@@ -6,7 +6,7 @@ import numpy as np
 
 from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator
-from instep.physics.rapier_world import RapierWorld
+from instep.physics.open_world import open_world
 from instep.tune.fit import fit
 from instep.tune.posterior import laplace
 from instep.tune.randomize import Mixed, widened
@@ -23,7 +23,7 @@ def compared(bed: Bed, machine: int, episodes: int) -> tuple[float, float]:
     """
     hand = Box(tuple(Param(k.address, v / 3, v * 3, True) for k, v in zip(bed.params, bed.start.values(), strict=True)))
     truth = bed.truth(1000 + machine)
-    real = RapierWorld(bed.sim.scene)
+    real = open_world(bed.sim.scene, "rapier")
     found = fit(bed.sim, bed.record(truth, [2 * machine, 2 * machine + 1], real), bed.params, bed.options)
     # Twice as wide as the posterior, with a small share of the prior for what nobody thought of.
     belief = Mixed(widened(laplace(found), 2.0), hand, 0.05)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from instep import Episode, MujocoWorld, Scene, Script, rollout
+from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
 from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
+from instep.scene.folder import SceneSimulator
 from instep.tune.fit import FitOptions
 from instep.tune.windows import tangent
 
@@ -38,7 +39,7 @@ class Bed:
     """A simulator, what is sought in it, what moves it, and how it is measured."""
 
     name: str
-    sim: MujocoWorld
+    sim: SceneSimulator
     params: tuple[Param, ...]
     start: Mapping[str, float]
     commands: Callable[[int], Array]
@@ -79,16 +80,16 @@ class Bed:
 def bed(name: str, folder: Path) -> Bed:
     """A bed by its name, stepped on one thread, since the benchmark runs one process per core."""
     made = {"pendulum": lambda: pendulum(folder), "arm7": arm7, "pusht": pusht}[name]()
-    return replace(made, sim=MujocoWorld(made.sim.scene, threads=1))
+    return replace(made, sim=open_world(made.sim.scene, threads=1))
 
 
-def servo(folder: Path, *, weightless: bool = False) -> MujocoWorld:
+def servo(folder: Path, *, weightless: bool = False) -> SceneSimulator:
     """A position servo that lifts a rod, and a second rod that nothing drives."""
     folder.mkdir(parents=True, exist_ok=True)
     text = SERVO.format(gravcomp=1.0 if weightless else 0.0, mass=1e-3 if weightless else 0.4)
     (folder / "scene.xml").write_text(text)
     (folder / "scene.toml").write_text('model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n')
-    return MujocoWorld(Scene.load(folder))
+    return open_world(Scene.load(folder))
 
 
 def pendulum(folder: Path) -> Bed:
@@ -100,14 +101,14 @@ def pendulum(folder: Path) -> Bed:
 def arm7() -> Bed:
     """Stiffness of the seven servos of an arm."""
     names = [f"actuator.joint_{i}.kp" for i in range(1, 8)]
-    bed = _bed("arm7", MujocoWorld("arm7"), names, 1e-4, 0.12, 60)
+    bed = _bed("arm7", open_world("arm7"), names, 1e-4, 0.12, 60)
     joints = tuple(f"joint_{i}" for i in range(1, 8))
     return replace(bed, joints=joints, options=replace(bed.options, local=True, window=0.4))
 
 
 def pusht() -> Bed:
     """Friction of a pushed block, and the stiffness of what pushes it."""
-    sim = MujocoWorld("pusht")
+    sim = open_world("pusht")
     bed = _bed("pusht", sim, ("geom.tee_bar.friction", "actuator.pusher_x.kp", "actuator.pusher_x.kv"), 1e-4, 0.0, 90)
     # One value for all parts: the friction of a pair is that of its rougher side.
     names = {"geom.tee_bar.friction": "geom.*.friction"} | {
@@ -129,7 +130,7 @@ def pusht() -> Bed:
     return replace(bed, params=params, start=start, commands=push, options=options)
 
 
-def _bed(name: str, sim: MujocoWorld, names: Sequence[str], noise: float, reach: float, steps: int) -> Bed:
+def _bed(name: str, sim: SceneSimulator, names: Sequence[str], noise: float, reach: float, steps: int) -> Bed:
     scene = sim.scene
     values = address.read(scene.model, list(names))
     units = {k.address: k.unit for k in scene.params(*names)}

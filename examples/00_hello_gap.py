@@ -5,11 +5,11 @@ Reality here is another engine with other parameters, so that this runs anywhere
 
 import numpy as np
 
-from instep import MujocoWorld, RapierWorld, Script, replay, rollout
+from instep import Script, open_world, replay, rollout
 
-sim = MujocoWorld("pusht")  # a scene in MuJoCo
+sim = open_world("pusht")  # a scene in MuJoCo
 truth = {"action.delay": 0.03, "actuator.*.kp": 350.0}
-robot = RapierWorld("pusht").tuned(truth)  # "reality": another engine, other parameters
+robot = open_world("pusht", "rapier").tuned(truth)  # "reality": another engine, other parameters
 
 t = np.arange(240) * sim.spec.dt
 wave = sim.scene.rest_action() + 0.05 * np.sin(2 * np.pi * t)[:, None]

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from instep import MujocoWorld, Scene, Script, rollouts
+from instep import Scene, Script, open_world, rollouts
 
 ROBOT = """
 <mujoco>
@@ -31,7 +31,7 @@ for param in scene.params("joint.*.damping", "actuator.*.kp", "action.delay"):
     print(f"{param.address:26s} {param.low:8.3g} to {param.high:8.3g} {param.unit}")
 
 dampings = np.linspace(0.05, 2.0, 8)
-many = MujocoWorld(scene).tuned({"joint.elbow.damping": dampings})  # eight worlds, one native call per step
+many = open_world(scene).tuned({"joint.elbow.damping": dampings})  # eight worlds, one native call per step
 step = Script(np.array([[0.5, 0.8]]))
 for damping, episode in zip(dampings, rollouts(many, step, seeds=range(8), steps=60), strict=True):
     print(f"damping {damping:4.2f}: elbow at {episode.q[20, 1]:.3f} rad after {episode.t[20]:.2f} s")

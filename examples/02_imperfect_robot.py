@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from instep import MujocoWorld, Script, replay, rollout
+from instep import Script, open_world, replay, rollout
 from instep.robot.imperfect import Backlash, Late, Noisy, Quantized, Sluggish
 
-sim = MujocoWorld("so101")
+sim = open_world("so101")
 robot = Noisy(Quantized(Late(Backlash(Sluggish(sim, 0.04), 0.01), action=2, observation=1), 0.0015), 0.001)
 
 t = np.arange(200) * sim.spec.dt

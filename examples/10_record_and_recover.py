@@ -7,12 +7,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from instep import Constant, MujocoWorld, rollout
+from instep import Constant, open_world, rollout
 from instep.data.datasets import load
 from instep.data.recorder.finishing import finish
 from instep.data.recorder.recorder import Recorder, RecordOptions
 
-world = MujocoWorld("cartpole")
+world = open_world("cartpole")
 policy = Constant(np.array([0.5]))
 
 with TemporaryDirectory() as folder:

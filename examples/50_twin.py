@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from instep import Constant, MujocoWorld, rollout
+from instep import Constant, open_world, rollout
 from instep.core.errors import Unsupported
 from instep.physics.mujoco_cameras import filmed
 from instep.scene.folder import Scene
@@ -13,9 +13,9 @@ from instep.twin.segmentation import colour_mask
 from instep.twin.twin import Twin, correction_log
 
 scene = Scene.load("pusht")
-stand_in = filmed(MujocoWorld(scene).tuned({"geom.*.friction": 0.8}), scene)
+stand_in = filmed(open_world(scene).tuned({"geom.*.friction": 0.8}), scene)
 eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
-twin = Twin(MujocoWorld(scene), stand_in, PoseFilter(scene, eyes))
+twin = Twin(open_world(scene), stand_in, PoseFilter(scene, eyes))
 
 try:
     episode = rollout(twin, Constant(scene.rest_action()), steps=8, seed=3)

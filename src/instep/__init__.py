@@ -33,6 +33,7 @@ from .core.world import take as take
 
 if TYPE_CHECKING:
     from .physics.mujoco_world import MujocoWorld as MujocoWorld
+    from .physics.open_world import open_world as open_world
     from .physics.rapier_world import RapierWorld as RapierWorld
     from .scene.folder import Scene as Scene
 
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 _LATER = {
     "MujocoWorld": "instep.physics.mujoco_world",
     "RapierWorld": "instep.physics.rapier_world",
+    "open_world": "instep.physics.open_world",
     "Scene": "instep.scene.folder",
 }
 

@@ -46,7 +46,7 @@ def test_a_firm_grip_holds_a_loaded_joint_that_creeps_by_default(tmp_path):
     # The arm weighs 0.2 kg * 9.81 m/s2 * 0.15 m = 0.29 Nm, less than the friction of 1 Nm that should hold it.
     sim = world(tmp_path, kp=1e-6)
     assert after(sim, 5.0, 0.0) > 0.005
-    assert after(sim.tuned({"joint.hinge.grip": 0.9999}), 5.0, 0.0) < 1e-4
+    assert after(sim.tuned({"joint.hinge.friction_stiffness": 0.9999}), 5.0, 0.0) < 1e-4
 
 
 def test_drag_slows_a_joint_by_the_square_of_its_speed(tmp_path):

@@ -44,7 +44,7 @@ def after(model: mujoco.MjModel, torque: tuple[float, float]) -> np.ndarray:
 
 
 def test_friction_of_a_motor_holds_the_sum_of_two_joints_and_leaves_their_difference_free(model):
-    dry = address.write(model, {"tendon.sum.frictionloss": 0.5, "tendon.sum.grip": 0.9999})
+    dry = address.write(model, {"tendon.sum.frictionloss": 0.5, "tendon.sum.friction_stiffness": 0.9999})
     assert np.abs(after(dry, (0.2, 0.2))).max() < 1e-3
     np.testing.assert_allclose(after(dry, (0.2, -0.2)), after(model, (0.2, -0.2)), rtol=1e-3)
 
@@ -59,4 +59,4 @@ def test_inertia_of_a_motor_is_felt_by_the_sum_of_two_joints(model):
 def test_a_tendon_over_hinges_is_measured_in_angles_and_one_over_slides_in_lengths(model):
     units = {param.address: param.unit for param in address.params(model, ["tendon.*"])}
     assert units["tendon.sum.frictionloss"] == "Nm" and units["tendon.rope.frictionloss"] == "N"
-    assert units["tendon.sum.slack"] == "rad" and units["tendon.rope.damping"] == "N s/m"
+    assert units["tendon.sum.dead_band"] == "rad" and units["tendon.rope.damping"] == "N s/m"

@@ -8,8 +8,8 @@ import pytest
 from instep import MujocoWorld
 from instep.core.errors import BadInput
 from instep.core.wrapper import Layer
-from instep.physics.actuators import bare, opened
-from instep.physics.delta_model import FILE, MEMORY, Corrected, Delta
+from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
+from instep.physics.open_world import open_world, without_delta
 from instep.scene.folder import Scene
 from instep.tune.delta_action import DeltaOptions, learn, shuffled
 from instep.tune.delta_eval import judge, learn_and_judge
@@ -48,7 +48,7 @@ def test_outside_what_it_was_trained_on_the_delta_is_nought_and_it_is_never_larg
 
 
 def test_a_corrected_world_is_a_world_whose_step_depends_on_nothing_else(servo, taught):
-    world = Corrected(servo, taught[2])
+    world = DeltaCorrected(servo, taught[2])
     state = world.place(np.zeros(1 + 1), np.zeros(1 + 1))
     first = world.step(state, np.array([0.3]))
     again = world.step(state, np.array([0.3]))
@@ -59,25 +59,25 @@ def test_a_corrected_world_is_a_world_whose_step_depends_on_nothing_else(servo, 
 
 def test_a_delta_lies_beside_the_scene_is_opened_with_it_and_left_behind_by_a_promotion(tmp_path, scene_folder, taught):
     folder = scene_folder(tmp_path / "scene")
-    taught[2].save(folder / FILE)
-    world = opened(Scene.load(folder))
-    assert isinstance(world, Corrected)
+    taught[2].save(folder / DELTA_FILE)
+    world = open_world(Scene.load(folder))
+    assert isinstance(world, DeltaCorrected)
     np.testing.assert_array_equal(world.delta.weight, taught[2].weight)
-    assert isinstance(bare(Scene.load(folder)), MujocoWorld)
-    assert not (promote(Scene.load(folder), {"joint.hinge.damping": 0.1}, tmp_path / "new", {}) / FILE).exists()
+    assert isinstance(without_delta(Scene.load(folder)), MujocoWorld)
+    assert not (promote(Scene.load(folder), {"joint.hinge.damping": 0.1}, tmp_path / "new", {}) / DELTA_FILE).exists()
 
 
 def test_a_delta_is_not_kept_where_the_simulator_was_right_already(servo, recorded, tmp_path):
     episodes = recorded(servo, {}, range(6), noise=0.0005)
-    found = learn_and_judge(servo, episodes[:4], episodes[4:], tmp_path / FILE)
+    found = learn_and_judge(servo, episodes[:4], episodes[4:], tmp_path / DELTA_FILE)
     assert not found["kept"]
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / DELTA_FILE).exists()
 
 
 def test_a_broken_file_is_named(tmp_path):
-    (tmp_path / FILE).write_bytes(b"nonsense")
+    (tmp_path / DELTA_FILE).write_bytes(b"nonsense")
     with pytest.raises(BadInput, match=r"delta\.npz"):
-        Delta.load(tmp_path / FILE)
+        DeltaModel.load(tmp_path / DELTA_FILE)
 
 
 def test_the_control_has_other_weights_and_deltas_of_the_same_size(taught):

@@ -32,7 +32,7 @@ def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
 @pytest.mark.parametrize(
     ("scene", "settings"),
     [
-        ("furuta", {"tendon.cable.stiffness": 0.0025, "tendon.cable.slack": -0.7, "joint.arm.drag": -1e-6}),
+        ("furuta", {"tendon.cable.stiffness": 0.0025, "tendon.cable.dead_band": -0.7, "joint.arm.drag": -1e-6}),
         ("wam7", {"tendon.motor_2.frictionloss": 0.7, "tendon.motor_2.damping": 0.2}),
         ("cube", {"option.impratio": 3.0, "option.gravity": 9.6, "body.cube.com_z": 0.004}),
     ],

@@ -1,4 +1,4 @@
-"""Friction laws M1 to M6, and worlds that follow them."""
+"""Friction models M1 to M6, and worlds with actuator models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 
 from instep import Constant, MujocoWorld, Script, rollout
 from instep.core.errors import BadInput, UnknownName
-from instep.physics.actuators import Driven, opened, read_drive, told
-from instep.physics.friction import MODELS, budget, params
+from instep.physics.actuators import ActuatedWorld, read_actuators, with_inputs
+from instep.physics.friction import friction_limit
+from instep.physics.open_world import open_world
 from instep.scene.folder import Scene
 from instep.tune.param_selection import asked, clipped
 from instep.tune.promotion import promote
@@ -43,20 +44,17 @@ def values(**terms: float):
 def test_each_model_reduces_to_its_formula():
     speed, outer, motor = np.array([0.2]), np.array([0.3]), np.array([-0.5])
     s = np.exp(-0.2 / 0.1)
-    law = values(static=0.1, static_speed=0.1, load=0.2, load_static=0.4)
-    assert budget(np.array([1.0]), {}, speed, outer, motor) == pytest.approx(1.0)
-    assert budget(np.array([1.0]), law, speed, outer, motor) == pytest.approx(1 + 0.2 * 0.8 + s * (0.1 + 0.4 * 0.8))
+    four = values(static=0.1, static_speed=0.1, load=0.2, load_static=0.4)
+    assert friction_limit(np.array([1.0]), {}, speed, outer, motor) == pytest.approx(1.0)
+    assert friction_limit(np.array([1.0]), four, speed, outer, motor) == pytest.approx(
+        1 + 0.2 * 0.8 + s * (0.1 + 0.4 * 0.8)
+    )
     five = values(load_out=0.1, load_in=0.3, load_out_static=0.2, load_in_static=0.4, static_speed=0.1)
     expected = abs(0.1 * 0.3 + 0.3 * 0.5) + s * abs(0.2 * 0.3 + 0.4 * 0.5)
-    assert budget(np.zeros(1), five, speed, outer, motor) == pytest.approx(expected)
+    assert friction_limit(np.zeros(1), five, speed, outer, motor) == pytest.approx(expected)
     six = values(square_out=2.0, square_in=3.0, static_speed=0.1)
-    assert budget(np.zeros(1), six, speed, outer, motor) == pytest.approx(s * 2.0 * 0.3**2)
-    assert budget(np.zeros(1), six, speed, outer, -motor) == pytest.approx(0.0)
-
-
-def test_every_model_has_params_with_bounds():
-    assert [k.address for k in params("elbow", "M3")] == ["joint.elbow.load"]
-    assert len(params("elbow", "M6")) == len(MODELS["M6"]) == 9
+    assert friction_limit(np.zeros(1), six, speed, outer, motor) == pytest.approx(s * 2.0 * 0.3**2)
+    assert friction_limit(np.zeros(1), six, speed, outer, -motor) == pytest.approx(0.0)
 
 
 def pushed(sim, torque: float, seconds: float = 0.5) -> float:
@@ -68,7 +66,7 @@ def pushed(sim, torque: float, seconds: float = 0.5) -> float:
 
 def test_static_friction_holds_what_coulomb_friction_would_not(tmp_path):
     sim = world(tmp_path, RAIL)
-    sticky = Driven(sim, {"joint.hinge.static": 0.3, "joint.hinge.static_speed": 0.05})
+    sticky = ActuatedWorld(sim, {"joint.hinge.static": 0.3, "joint.hinge.static_speed": 0.05})
     assert pushed(sim, 0.7) > 0.5
     assert abs(pushed(sticky, 0.7)) < 1e-3
     # Once it slides, only Coulomb's 0.5 Nm is left: 0.4 Nm on 0.1 kg m2 for half a second.
@@ -76,13 +74,13 @@ def test_static_friction_holds_what_coulomb_friction_would_not(tmp_path):
 
 
 def test_friction_under_load_grows_with_the_motor_torque(tmp_path):
-    sim = Driven(world(tmp_path, RAIL), {"joint.hinge.load": 0.25})
+    sim = ActuatedWorld(world(tmp_path, RAIL), {"joint.hinge.load": 0.25})
     # Friction is 0.5 + 0.25 * 2 = 1.0 Nm of the motor's 2 Nm; the first step does not know the load yet.
     assert pushed(sim, 2.0) == pytest.approx(5.0, rel=0.02)
 
 
-def test_many_driven_worlds_equal_one_at_a_time(tmp_path):
-    sim = Driven(world(tmp_path, RAIL), {"joint.hinge.static": 0.0})
+def test_many_actuated_worlds_equal_one_at_a_time(tmp_path):
+    sim = ActuatedWorld(world(tmp_path, RAIL), {"joint.hinge.static": 0.0})
     many = sim.tuned({"joint.hinge.static": np.array([0.05, 0.3]), "joint.hinge.frictionloss": np.array([0.4, 0.6])})
     state = many.place(np.zeros((2, 1)), np.ones((2, 1)))
     for _ in range(20):
@@ -95,9 +93,9 @@ def test_many_driven_worlds_equal_one_at_a_time(tmp_path):
         np.testing.assert_allclose(state.q[i], single.q, atol=1e-12)
 
 
-def test_a_supply_sets_stiffness_and_limit_and_sags_under_current(tmp_path):
-    motor = {"kt": 0.5, "resistance": 2.0, "duty": 0.01, "volts": 10.0, "sag": 0.0}
-    sim = Driven(world(tmp_path, SERVO), {f"actuator.hinge.{name}": value for name, value in motor.items()})
+def test_a_supply_sets_stiffness_and_limit_and_its_voltage_drops_under_current(tmp_path):
+    motor = {"kt": 0.5, "resistance": 2.0, "duty": 0.01, "volts": 10.0, "supply_resistance": 0.0}
+    sim = ActuatedWorld(world(tmp_path, SERVO), {f"actuator.hinge.{name}": value for name, value in motor.items()})
     assert sim.spec.action.labels == ("hinge", "hinge.gain")
 
     def speed_after_one_step(sim) -> float:
@@ -106,45 +104,53 @@ def test_a_supply_sets_stiffness_and_limit_and_sags_under_current(tmp_path):
     # 100 * 0.01 * 1 rad is full duty: 10 V * 0.25 Nm/V = 2.5 Nm, of which 0.5 Nm is friction.
     assert speed_after_one_step(sim) == pytest.approx((2.5 - 0.5) / 0.1 * 0.01, rel=0.05)
     # At rest 5 A flow, so a supply of 0.4 ohm has 8 V left.
-    assert speed_after_one_step(sim.tuned({"actuator.hinge.sag": 0.4})) == pytest.approx(1.5 / 0.1 * 0.01, rel=0.05)
+    assert speed_after_one_step(sim.tuned({"actuator.hinge.supply_resistance": 0.4})) == pytest.approx(
+        1.5 / 0.1 * 0.01, rel=0.05
+    )
 
 
-def test_a_drive_beside_the_scene_is_opened_with_it(tmp_path):
+def test_actuator_models_beside_the_scene_are_opened_with_it(tmp_path):
     world(tmp_path, RAIL)
-    assert isinstance(opened(Scene.load(tmp_path)), MujocoWorld)
-    (tmp_path / "drive.toml").write_text('[settings]\n"joint.hinge.static" = 0.3\n')
-    sim = opened(Scene.load(tmp_path))
-    assert isinstance(sim, Driven)
+    assert isinstance(open_world(Scene.load(tmp_path)), MujocoWorld)
+    (tmp_path / "actuators.toml").write_text('[settings]\n"joint.hinge.static" = 0.3\n')
+    sim = open_world(Scene.load(tmp_path))
+    assert isinstance(sim, ActuatedWorld)
     assert sim.settings == {"joint.hinge.static": 0.3}
 
 
 def test_an_unknown_term_offers_the_nearest(tmp_path):
     with pytest.raises(UnknownName, match="static"):
-        Driven(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})
+        ActuatedWorld(world(tmp_path, RAIL), {"joint.hinge.statc": 0.3})
 
 
-def test_params_of_a_drive_are_found_by_pattern_and_promoted_into_their_own_file(tmp_path):
+def test_actuator_params_are_found_by_pattern_and_promoted_into_their_own_file(tmp_path):
     world(tmp_path, SERVO)
-    (tmp_path / "drive.toml").write_text('[settings]\n"joint.hinge.load" = 0.1\n"actuator.hinge.sag" = 0.5\n')
+    (tmp_path / "actuators.toml").write_text(
+        '[settings]\n"joint.hinge.load" = 0.1\n"actuator.hinge.supply_resistance" = 0.5\n'
+    )
     scene = Scene.load(tmp_path)
-    choice = asked(scene, ["joint.hinge.*oad", "actuator.hinge.sag", "joint.hinge.armature"], {})
-    assert {k.address for k in choice.params} == {"joint.hinge.load", "actuator.hinge.sag", "joint.hinge.armature"}
-    assert choice.start["actuator.hinge.sag"] == 0.5
+    choice = asked(scene, ["joint.hinge.*oad", "actuator.hinge.supply_resistance", "joint.hinge.armature"], {})
+    assert {k.address for k in choice.params} == {
+        "joint.hinge.load",
+        "actuator.hinge.supply_resistance",
+        "joint.hinge.armature",
+    }
+    assert choice.start["actuator.hinge.supply_resistance"] == 0.5
     new = promote(scene, {"joint.hinge.load": 0.2, "joint.hinge.armature": 0.3}, tmp_path / "new", {})
-    assert read_drive(new) == {"joint.hinge.load": 0.2, "actuator.hinge.sag": 0.5}
+    assert read_actuators(new) == {"joint.hinge.load": 0.2, "actuator.hinge.supply_resistance": 0.5}
     assert dict(Scene.load(new).settings) == {"joint.hinge.armature": 0.3}
 
 
-def test_inputs_of_a_drive_come_from_the_notes_of_a_recording(tmp_path):
+def test_inputs_of_an_actuator_come_from_the_metadata_of_a_recording(tmp_path):
     sim = world(tmp_path, SERVO)
-    (tmp_path / "drive.toml").write_text('[settings]\n"actuator.hinge.kt" = 0.5\n[inputs]\n"hinge.gain" = "kp"\n')
+    (tmp_path / "actuators.toml").write_text('[settings]\n"actuator.hinge.kt" = 0.5\n[inputs]\n"hinge.gain" = "kp"\n')
     scene = Scene.load(tmp_path)
     run = rollout(sim, Constant(np.array([0.1])), steps=5)
-    given = told(scene, [run.with_columns({}, kp="200")])[0]
-    assert given.spec.action.labels == opened(scene).spec.action.labels == ("hinge", "hinge.gain")
+    given = with_inputs(scene, [run.with_columns({}, kp="200")])[0]
+    assert given.spec.action.labels == open_world(scene).spec.action.labels == ("hinge", "hinge.gain")
     assert given.action[3].tolist() == [0.1, 200.0]
     with pytest.raises(BadInput, match="'kp'"):
-        told(scene, [run])
+        with_inputs(scene, [run])
 
 
 def test_a_command_range_is_read_from_where_a_joint_stood_short_of_its_command(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from instep import MujocoWorld
 from instep.app.gap_run import at_rate, read
 from instep.core.replay import aligned
-from instep.physics.actuators import bare, told
+from instep.physics.actuators import with_inputs
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import FitOptions, fit
 from instep.tune.param_selection import asked, chosen
@@ -64,7 +65,7 @@ def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
     assert (missed(sim.tuned(found.settings), runs[3], at) / floor < BAR).all()
 
 
-SERVO = ("actuator.servo.kt", "actuator.servo.resistance", "actuator.servo.sag", "joint.servo.load",
+SERVO = ("actuator.servo.kt", "actuator.servo.resistance", "actuator.servo.supply_resistance", "joint.servo.load",
          "joint.servo.frictionloss", "joint.servo.damping", "joint.servo.armature")  # fmt: skip
 
 
@@ -73,9 +74,9 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there are none of the XL330 at {folder}")
     scene = Scene.load("servo_pendulum")
-    runs = told(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
+    runs = with_inputs(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
     choice = asked(scene, SERVO, {})
-    sim = bare(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.held)
     options = FitOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
     found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.params, options)
     before, after = (

@@ -22,7 +22,7 @@ from instep.gap.gap_figures import horizon_figure, runs_figure
 from instep.gap.gap_result import Curve, Gap, Pair
 from instep.gap.horizon import measure
 from instep.physics.mujoco_cameras import Studio
-from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.open_world import open_world, without_delta
 from instep.policy.experts.push_expert import PushTo
 from instep.report.figures import lines_figure
 from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table, formatted
@@ -120,7 +120,7 @@ def on_robot(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -
 
 def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
     """The same policy in the simulator, all seeds in one batch."""
-    return rollouts(MujocoWorld(scene), PushTo(goal_of(scene)), seeds=seeds, steps=round(SECONDS / scene.dt))
+    return rollouts(open_world(scene), PushTo(goal_of(scene)), seeds=seeds, steps=round(SECONDS / scene.dt))
 
 
 def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
@@ -128,12 +128,12 @@ def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
     params = [_pattern_param(scene, pattern) for pattern in PARAMS]
     options = FitOptions(window=0.5, starts=1, limit=64, iterations=12)
     robot_only = [_joints_only(episode, scene) for episode in episodes]
-    return fit(MujocoWorld(scene), robot_only, params, options)
+    return fit(without_delta(scene), robot_only, params, options)
 
 
 def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
     """The gap of the simulator, as shipped or with parameters turned, to recorded runs."""
-    sim = MujocoWorld(scene)
+    sim = open_world(scene)
     return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
 
 

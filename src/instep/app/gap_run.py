@@ -40,7 +40,8 @@ from instep.gap.noise_floor import floors, repeats, with_floor
 from instep.gap.paired_runs import compare
 from instep.gap.preparation import prepare
 from instep.gap.stream_alignment import Timing, align_all, streams, timing
-from instep.physics.actuators import told
+from instep.physics.actuators import with_inputs
+from instep.physics.open_world import Engine, open_world
 from instep.report.page import Headline, HtmlReport, Number, Section, write_report
 from instep.scene.folder import Scene, shipped
 
@@ -48,7 +49,6 @@ from . import gap_page
 from .eval_page import agreement_report, agreement_scores
 from .gap_causes import attributed, search, with_causes
 from .output import Output, new_output
-from .simulated_robot import Engine, engine
 
 
 def write_curves(folder: Path, gap: Gap) -> Path:
@@ -232,7 +232,7 @@ def open_scene(words: str) -> tuple[Scene, Simulator]:
     if which not in engines:
         raise UnknownName("engine", which, [e for e in engines if e])
     scene = Scene.load(name)
-    return scene, engine(engines[which], scene)
+    return scene, open_world(scene, engines[which])
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     scene, sim = open_scene(asked.against)
     output.read(scene.root)
     fitting, notes = at_rate(episodes, sim.spec.dt)
-    fitting = told(scene, fitting)
+    fitting = with_inputs(scene, fitting)
     looked = preflight(fitting, limits=ranges(scene), allow=asked.allow)
     looked.require()
     ready = prepare(fitting, [n for n in going_round(scene) if n in fitting[0].spec.q.labels])

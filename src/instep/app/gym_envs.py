@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
-from instep.core.world import Array, Observation, State, World, put, stack
+from instep.core.world import Array, Observation, Spec, State, World, put, stack
+from instep.physics.open_world import Engine, open_world
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import TASKS, task_of
 from instep.scene.tasks.task import Tasked
-
-from .simulated_robot import Engine, engine
 
 try:
     import gymnasium
@@ -49,10 +48,10 @@ class _Shown:
         if task not in TASKS:
             raise UnknownName("task", task, TASKS)
         self.scene = Scene.load(scene or TASKS[task].scene)
-        self.world: Tasked[World] = Tasked(engine(engine_name, self.scene), task_of(self.scene, task))
+        self.world: Tasked[World] = Tasked(open_world(self.scene, engine_name), task_of(self.scene, task))
         self._cameras = [self._camera(name) for name in cameras]
         self._studio: Any = None
-        self.action_space = _actions(self.scene)
+        self.action_space = _actions(self.scene, self.world.spec)
         self.observation_space = self._observations()
 
     def observe(self, state: State) -> dict[str, Any]:
@@ -273,13 +272,13 @@ def register() -> None:
             )
 
 
-def _actions(scene: Scene) -> spaces.Box:
+def _actions(scene: Scene, spec: Spec) -> spaces.Box:
     model = scene.model
-    low, high = model.actuator_ctrlrange.T.astype(np.float32)
-    limited = model.actuator_ctrllimited == 1
-    return spaces.Box(
-        np.where(limited, low, -WIDE).astype(np.float32), np.where(limited, high, WIDE).astype(np.float32)
-    )
+    limited = (model.actuator_ctrllimited == 1)[:, None]
+    low, high = np.where(limited, model.actuator_ctrlrange, (-WIDE, WIDE)).astype(np.float32).T
+    # Motors on a supply also take the gain of their firmware.
+    gains = spec.action.shape[0] - model.nu
+    return spaces.Box(np.append(low, np.zeros(gains, np.float32)), np.append(high, np.full(gains, WIDE, np.float32)))
 
 
 def _row(tree: Any, i: int) -> Any:

@@ -15,21 +15,19 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 
 from instep.core.errors import LinkLost
 from instep.core.world import Array, Simulator, Spec, World
 from instep.physics.mujoco_cameras import Look, filmed
+from instep.physics.open_world import Engine, open_world
 from instep.robot.driver import Driver, Reading
 from instep.robot.imperfect import Late, Noisy, Quantized
 from instep.scene import address
 from instep.scene.folder import Scene
 
 from .simulated_cameras import bent
-
-Engine = Literal["mujoco", "rapier", "dart"]
 
 HIDDEN: dict[str, float] = {
     "joint.*.damping": 1.6,
@@ -74,7 +72,7 @@ class StandIn:
 def stand_in(scene: Scene, disguise: Disguise) -> StandIn:
     """Make a stand-in robot of a scene."""
     truth = hidden_settings(scene, disguise.hidden)
-    sim: Simulator = engine(disguise.engine, scene)
+    sim: Simulator = open_world(scene, disguise.engine)
     world: World = sim.tuned(truth) if truth else sim
     if scene.robot:
         world = Noisy(Quantized(world, disguise.resolution), disguise.noise)
@@ -93,21 +91,6 @@ def light_of(hidden: int) -> tuple[Look, float]:
     tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
     look = Look(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
     return look, float(rng.uniform(-0.06, -0.02))
-
-
-def engine(name: Engine, scene: Scene) -> Simulator:
-    """A scene in one of the engines; in MuJoCo with the drives and the delta action that it was tuned with."""
-    if name == "rapier":
-        from instep.physics.rapier_world import RapierWorld
-
-        return RapierWorld(scene)
-    if name == "dart":
-        from instep.physics.dart_world import DartWorld
-
-        return DartWorld(scene)
-    from instep.physics.actuators import opened
-
-    return opened(scene)
 
 
 def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:

@@ -144,7 +144,7 @@ class Tracked:
 
 def track(scene_name: str, recording: Episode, how: How, watch: Callable[[Spec], Sequence[Watcher]]) -> Tracked:
     """Run the twin through a recording whose robot is not known: it is parked out of the way and masked in pictures."""
-    from instep.physics.mujoco_world import MujocoWorld
+    from instep.physics.open_world import open_world, rest_action
     from instep.robot.recorded_world import Recording
     from instep.twin.initialization import on_one_clock, prepare
     from instep.twin.twin import Twin
@@ -152,9 +152,10 @@ def track(scene_name: str, recording: Episode, how: How, watch: Callable[[Spec],
     scene, episode = Scene.load(scene_name), on_one_clock(recording)
     prepared = prepare(scene, episode, hold=how.hold)
     parked = parked_joints(scene)
-    twin = Twin(MujocoWorld(scene), Recording(episode), correction(scene, prepared, how), park=parked)
-    action = scene.rest_action()
-    for i, label in enumerate(scene.spec.action.labels):
+    sim = open_world(scene)
+    twin = Twin(sim, Recording(episode), correction(scene, prepared, how), park=parked)
+    action = rest_action(sim)
+    for i, label in enumerate(sim.spec.action.labels):
         action[i] = parked.get(label, action[i])
     run = rollout(twin, Constant(action), steps=len(episode), watch=watch(twin.spec))
     return Tracked(scene, episode, run, prepared, how)
@@ -292,7 +293,7 @@ def write_parquet(path: Path, columns: dict[str, Array]) -> None:
 @contextmanager
 def open_twin(scene_name: str, real: AbstractContextManager[Any], how: How, *, images: bool = False) -> Any:
     """A twin of a live robot or stand-in, whose cameras are those of the scene; `images` keeps the real pictures."""
-    from instep.physics.mujoco_world import MujocoWorld
+    from instep.physics.open_world import open_world
     from instep.twin.camera_rig import IMAGES, Eyes
     from instep.twin.initialization import colour_of
     from instep.twin.pose_filter import FilterOptions, PoseFilter
@@ -318,7 +319,7 @@ def open_twin(scene_name: str, real: AbstractContextManager[Any], how: How, *, i
                 from instep.twin.visual_forces import VisualForces
 
                 correct = VisualForces(correct)
-        sim = MujocoWorld(scene)
+        sim = open_world(scene)
         if how.correct != "none":
             warm(scene, sim, correct)
         yield Twin(sim, world, correct, images=images)

@@ -19,9 +19,10 @@ from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
 from instep.evaluate.gate_rules import ranges
 from instep.physics.mujoco_cameras import filmed
+from instep.physics.open_world import Engine, open_world, rest_action
 from instep.scene.folder import Scene
 
-from .simulated_robot import Disguise, Engine, engine, stand_in
+from .simulated_robot import Disguise, stand_in
 
 KINDS = {
     "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
@@ -31,7 +32,7 @@ KINDS = {
 }
 
 
-def open_world(words: str, *, token: str = "") -> AbstractContextManager[Any]:
+def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[Any]:
     """The world that `sim:SCENE`, `robot:ADDRESS` or `recording:DATA` stands for, to be used with `with`."""
     kind, _, rest = words.partition(":")
     if kind not in KINDS or not rest:
@@ -48,7 +49,7 @@ def open_world(words: str, *, token: str = "") -> AbstractContextManager[Any]:
     engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
     if which not in engines:
         raise UnknownName("engine", which, [e for e in engines if e])
-    return nullcontext(engine(engines[which], Scene.load(name)))
+    return nullcontext(open_world(name, engines[which]))
 
 
 def recorded(words: str) -> Episode | None:
@@ -109,22 +110,6 @@ class Wander:
         return np.broadcast_to(self._centre + self._reach * swing, (*batch, self._centre.size)).copy()
 
 
-def rest_action(world: World) -> Array:
-    """The action that keeps a world where it starts: its scene's, or where its joints stand."""
-    inner: Any = world
-    while inner is not None and not hasattr(inner, "scene"):
-        inner = getattr(inner, "world", None)
-    if inner is not None:
-        return inner.scene.rest_action()
-    spec, state = world.spec, world.reset(0)
-    place = {label: i for i, label in enumerate(spec.q.labels)}
-    held = [
-        state.q[place[label]] if label in place and unit in ("rad", "m") else 0.0
-        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
-    ]
-    return np.array(held)
-
-
 def _recording(words: str) -> World:
     from instep.robot.recorded_world import Recording
 
@@ -163,7 +148,7 @@ def open_place(words: str, scene: str, cameras: Sequence[str] = (), every: int =
     if words not in get_args(Engine):
         raise UnknownName("world", words, [*get_args(Engine), "standin:SEED"])
     chosen: Any = words
-    return with_cameras(engine(chosen, Scene.load(scene)), cameras, every)
+    return with_cameras(open_world(scene, chosen), cameras, every)
 
 
 def belief_of(words: Sequence[str], scene: Scene) -> Belief | None:

@@ -1,15 +1,40 @@
-"""Parameters: what can be turned in a world, by address, and beliefs about where they stand."""
+"""Parameters of a world, by address, and beliefs about their values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from .errors import BadInput
 from .world import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The parts of a parameter address `kind.name.field`; `action.delay` and `option.timestep` have no name.
+
+    The name of a model element may itself hold dots: the kind ends at the first dot, the field begins after the last.
+    """
+
+    kind: str
+    """joint, actuator, body, geom, tendon, sensor, action, option, ..."""
+    name: str
+    """Name of the model element; empty where the kind has only one."""
+    field: str
+    """damping, friction, kp, delay, ..."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The parts of an address or of a pattern such as `joint.*.damping`."""
+        kind, _, rest = text.partition(".")
+        name, _, field = rest.rpartition(".")
+        return cls(kind, name, field)
+
+    def __str__(self) -> str:
+        return ".".join(part for part in (self.kind, self.name, self.field) if part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Torque that comes and goes with the turns of a motor: cogging, a rotor off its centre, a drum that is not round.
+"""Cogging: torque that is periodic in the angle of a motor (magnets, an eccentric rotor, an uneven drum).
 
 A motor behind a gear of n turns per turn of its joint adds, at an angle x of the joint,
 
@@ -16,72 +16,72 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from instep.core.param import Address
 from instep.core.world import Array, Settings
 
 from .friction import Term
 
-COUNT = "ripple_count"
+COUNT = "cogging_count"
 """Turns of the motor per turn of its joint, or per turn of the angle that its tendon measures."""
-WAVES: Mapping[str, Term] = {
-    "ripple_sin": Term(0.0, -1.0, 1.0, "Nm", False),
-    "ripple_cos": Term(0.0, -1.0, 1.0, "Nm", False),
-    "ripple2_sin": Term(0.0, -1.0, 1.0, "Nm", False),
-    "ripple2_cos": Term(0.0, -1.0, 1.0, "Nm", False),
+HARMONICS: Mapping[str, Term] = {
+    "cogging_sin": Term(0.0, -1.0, 1.0, "Nm", False),
+    "cogging_cos": Term(0.0, -1.0, 1.0, "Nm", False),
+    "cogging2_sin": Term(0.0, -1.0, 1.0, "Nm", False),
+    "cogging2_cos": Term(0.0, -1.0, 1.0, "Nm", False),
 }
-"""Of once and of twice per turn of the motor."""
-RIPPLE: Mapping[str, Term] = {COUNT: Term(1.0, 1.0, 1000.0, "1", False), **WAVES}
+"""Amplitudes of the first and second harmonic of the motor angle."""
+COGGING: Mapping[str, Term] = {COUNT: Term(1.0, 1.0, 1000.0, "1", False), **HARMONICS}
 _FIXED = int(mujoco.mjtWrap.mjWRAP_JOINT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ripple:
-    """The motors of a model that have a ripple."""
+class Cogging:
+    """The cogging torque of the motors of a model."""
 
-    reach: Array
-    """How far each degree of freedom moves each motor [motors, nv]."""
-    places: Array
-    """Where the degrees of freedom stand in the positions [nv]; only those that are reached count."""
+    jacobian: Array
+    """Joint angle (or tendon length) per degree of freedom [motors, nv]."""
+    q_index: Array
+    """Index in q of each degree of freedom [nv]; only those with a nonzero Jacobian matter."""
     terms: Mapping[str, Array]
     """By name [1 or worlds, motors]."""
 
     def torque(self, q: Array) -> Array:
-        """What the motors add at each degree of freedom [worlds, nv]."""
-        turned = self.terms[COUNT] * (q[:, self.places] @ self.reach.T)
-        sin, cos = np.sin(turned), np.cos(turned)
+        """Torque at each degree of freedom [worlds, nv]."""
+        angle = self.terms[COUNT] * (q[:, self.q_index] @ self.jacobian.T)
+        sin, cos = np.sin(angle), np.cos(angle)
         t = self.terms
-        once = t["ripple_sin"] * sin + t["ripple_cos"] * cos
-        twice = 2 * t["ripple2_sin"] * sin * cos + t["ripple2_cos"] * (cos**2 - sin**2)
-        return (once + twice) @ self.reach
+        first = t["cogging_sin"] * sin + t["cogging_cos"] * cos
+        second = 2 * t["cogging2_sin"] * sin * cos + t["cogging2_cos"] * (cos**2 - sin**2)
+        return (first + second) @ self.jacobian
 
 
-def ripple_of(model: mujoco.MjModel, settings: Settings) -> Ripple | None:
-    """The ripple that settings name, by addresses as `joint.elbow.ripple_sin`; None where they name none."""
-    given = [name for name in settings if ripples(model, name)]
-    parts = list(dict.fromkeys(name.rpartition(".")[0] for name in given))
-    if not parts:
+def cogging_of(model: mujoco.MjModel, settings: Settings) -> Cogging | None:
+    """The cogging that settings name, by addresses as `joint.elbow.cogging_sin`; None where they name none."""
+    given = [Address.parse(name) for name in settings if is_cogging_param(model, name)]
+    motors = list(dict.fromkeys((at.kind, at.name) for at in given))
+    if not motors:
         return None
     columns = {
-        word: [np.asarray(settings.get(f"{part}.{word}", term.default), float).reshape(-1) for part in parts]
-        for word, term in RIPPLE.items()
-    }
-    terms = {word: np.stack(np.broadcast_arrays(*values), axis=-1) for word, values in columns.items()}
-    return Ripple(np.stack([_reach(model, part) for part in parts]), _places(model), terms)
+        field: [np.asarray(settings.get(f"{kind}.{name}.{field}", term.default), float).reshape(-1)
+                for kind, name in motors]
+        for field, term in COGGING.items()
+    }  # fmt: skip
+    terms = {field: np.stack(np.broadcast_arrays(*values), axis=-1) for field, values in columns.items()}
+    return Cogging(np.stack([_jacobian(model, kind, name) for kind, name in motors]), _q_index(model), terms)
 
 
-def ripples(model: mujoco.MjModel, name: str) -> bool:
-    """Whether an address is one of a motor's ripple."""
-    kind, _, rest = name.partition(".")
-    part, _, word = rest.rpartition(".")
-    if word not in RIPPLE or kind not in ("joint", "tendon"):
+def is_cogging_param(model: mujoco.MjModel, name: str) -> bool:
+    """Whether an address is a cogging parameter of this model."""
+    at = Address.parse(name)
+    if at.field not in COGGING or at.kind not in ("joint", "tendon"):
         return False
-    if kind == "joint":
-        return mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, part) >= 0
-    tendon = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_TENDON, part)
+    if at.kind == "joint":
+        return mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, at.name) >= 0
+    tendon = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_TENDON, at.name)
     return tendon >= 0 and bool((model.wrap_type[_wraps(model, tendon)] == _FIXED).all())
 
 
-def _reach(model: mujoco.MjModel, part: str) -> Array:
-    kind, _, name = part.partition(".")
+def _jacobian(model: mujoco.MjModel, kind: str, name: str) -> Array:
     out = np.zeros(model.nv)
     if kind == "joint":
         out[model.joint(name).dofadr[0]] = 1.0
@@ -96,6 +96,6 @@ def _wraps(model: mujoco.MjModel, tendon: int) -> slice:
     return slice(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
 
 
-def _places(model: mujoco.MjModel) -> Array:
-    """A place in the positions for each degree of freedom; of free and ball joints it is their first."""
+def _q_index(model: mujoco.MjModel) -> Array:
+    """Index in q of each degree of freedom; of free and ball joints the first of the joint."""
     return model.jnt_qposadr[model.dof_jntid].astype(int)

@@ -25,7 +25,8 @@ from .actuation import drives_of, firmness, gears_of, scalar_positions
 from .dart_build import Built, Seat, build, dartpy, isometry
 from .engine_support import refuse
 from .link_tree import Pose, rotate
-from .sequential import LoopedWorld, checked_place, recent, sound
+from .sequential import LoopedWorld, recent
+from .state_checks import check_finite, checked_place
 
 FAR = 1e5
 """Positions [m, rad] and velocities beyond this are a divergence."""
@@ -238,7 +239,7 @@ class DartWorld(LoopedWorld):
         sides = [self._engines[0].turned_like(part[0], one) for part, one in zip(done, before, strict=True)]
         q = np.stack(sides).reshape(state.q.shape)
         v = np.stack([part[1] for part in done]).reshape(state.v.shape)
-        return sound(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "dart")
+        return check_finite(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "dart")
 
     def tuned(self, settings: Settings) -> DartWorld:
         """The same world with some parameters turned; arrays hold one value per world of a batch."""

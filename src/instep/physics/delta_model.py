@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Spec, State
 from instep.core.wrapper import Layer, S
+from instep.scene.folder import Scene, SceneSimulator
 
-FILE = "delta.npz"
+DELTA_FILE = "delta.npz"
 
 MEMORY = 10
 """Commands before the present one that the features see."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delta:
+class DeltaModel:
     """What to add to a command, as a function of state, command and the commands before."""
 
     labels: tuple[str, ...]
@@ -59,7 +62,7 @@ class Delta:
         np.savez_compressed(path, labels=np.array(self.labels), **parts)
 
     @classmethod
-    def load(cls, path: Path) -> Delta:
+    def load(cls, path: Path) -> DeltaModel:
         """Read it back."""
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -70,10 +73,25 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Corrected(Layer[S]):
-    """A simulator whose commands are corrected by a delta; its own action is still what the robot was told."""
+class DeltaCorrected(Layer[S]):
+    """A simulator whose commands are corrected by a delta-action model; its own action is the robot's command."""
 
-    delta: Delta | None = None
+    delta: DeltaModel | None = None
+
+    @property
+    def scene(self) -> Scene:
+        """The scene that is simulated."""
+        return cast(SceneSimulator, self.world).scene
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """The compiled MuJoCo model of the scene; read it, do not change it."""
+        return cast(SceneSimulator, self.world).model
+
+    @property
+    def substeps(self) -> int:
+        """Physics steps per control step."""
+        return cast(SceneSimulator, self.world).substeps
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Remember the last commands; before the first one the memory is full of it."""

@@ -1,4 +1,4 @@
-"""Dry friction that depends on speed and load: the models M1 to M6 of servo identification, as one formula.
+"""Dry friction that depends on speed and load: the servo friction models M1 to M6 (Rhoban/bam) as one formula.
 
 With w the speed of a joint, t_e the torque from outside (weight, inertia of others), t_m the torque of the motor,
 L = |t_e - t_m| and s = exp(-|w / w_s|^a), the friction a joint can give is
@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.core.param import Param
 from instep.core.world import Array
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One number of the law: what it is where nothing is said, and where to search for it."""
+    """One parameter of an actuator model: its default, search range and unit."""
 
     default: float
     low: float
@@ -46,44 +45,17 @@ TERMS: Mapping[str, Term] = {
     "square_in": Term(0.0, 1e-5, 0.01, "1/Nm"),
 }
 """Kcs, w_s, a, Kl, Kls, Ke, Km, Kes, Kms, Keq, Kmq."""
-MODELS: Mapping[str, tuple[str, ...]] = {
-    "M1": (),
-    "M2": ("static", "static_speed", "static_shape"),
-    "M3": ("load",),
-    "M4": ("static", "static_speed", "static_shape", "load", "load_static"),
-    "M5": ("static", "static_speed", "static_shape", "load_out", "load_in", "load_out_static", "load_in_static"),
-    "M6": (
-        "static",
-        "static_speed",
-        "static_shape",
-        "load_out",
-        "load_in",
-        "load_out_static",
-        "load_in_static",
-        "square_out",
-        "square_in",
-    ),
-}
-"""Terms that each model adds to Coulomb's."""
 
 
-def params(joint: str, model: str = "M6") -> list[Param]:
-    """The parameters of a joint's friction beyond Coulomb's, for one of the models."""
-    return [
-        Param(f"joint.{joint}.{name}", TERMS[name].low, TERMS[name].high, TERMS[name].log, TERMS[name].unit)
-        for name in MODELS[model]
-    ]
-
-
-def budget(coulomb: Array, terms: Mapping[str, Array], speed: Array, outer: Array, motor: Array) -> Array:
-    """The friction each joint can give [..., joints]; terms that are not there are nought."""
+def friction_limit(coulomb: Array, terms: Mapping[str, Array], speed: Array, external: Array, motor: Array) -> Array:
+    """The largest friction torque of each joint [..., joints]; missing terms are zero."""
     total = np.asarray(coulomb, float)
-    gap = np.abs(outer - motor)
+    gap = np.abs(external - motor)
     if "load" in terms:
         total = total + terms["load"] * gap
     if "load_out" in terms or "load_in" in terms:
-        total = total + np.abs(terms.get("load_out", 0.0) * outer - terms.get("load_in", 0.0) * motor)
-    rest = _at_rest(terms, outer, motor, gap)
+        total = total + np.abs(terms.get("load_out", 0.0) * external - terms.get("load_in", 0.0) * motor)
+    rest = _at_rest(terms, external, motor, gap)
     if rest is None:
         return total
     width = terms.get("static_speed", np.asarray(TERMS["static_speed"].default))
@@ -91,17 +63,17 @@ def budget(coulomb: Array, terms: Mapping[str, Array], speed: Array, outer: Arra
     return total + rest * np.exp(-((np.abs(speed) / width) ** shape))
 
 
-def _at_rest(terms: Mapping[str, Array], outer: Array, motor: Array, gap: Array) -> Array | None:
-    """What friction has more at rest than at speed, None where it has nothing more."""
+def _at_rest(terms: Mapping[str, Array], external: Array, motor: Array, gap: Array) -> Array | None:
+    """What friction is larger at rest than at speed; None where there is no such term."""
     parts: list[Array] = []
     if "static" in terms:
         parts.append(np.broadcast_to(terms["static"], gap.shape))
     if "load_static" in terms:
         parts.append(terms["load_static"] * gap)
     if "load_out_static" in terms or "load_in_static" in terms:
-        parts.append(np.abs(terms.get("load_out_static", 0.0) * outer - terms.get("load_in_static", 0.0) * motor))
+        parts.append(np.abs(terms.get("load_out_static", 0.0) * external - terms.get("load_in_static", 0.0) * motor))
     if "square_out" in terms or "square_in" in terms:
-        back = np.abs(outer) < np.abs(motor)
-        square = np.where(back, terms.get("square_out", 0.0) * outer**2, terms.get("square_in", 0.0) * motor**2)
-        parts.append(np.where(outer * motor < 0, square, 0.0))
+        back = np.abs(external) < np.abs(motor)
+        square = np.where(back, terms.get("square_out", 0.0) * external**2, terms.get("square_in", 0.0) * motor**2)
+        parts.append(np.where(external * motor < 0, square, 0.0))
     return np.sum(parts, axis=0) if parts else None

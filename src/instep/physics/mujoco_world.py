@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from pathlib import Path
@@ -11,20 +10,19 @@ import mujoco
 import numpy as np
 from mujoco import batch as mjbatch
 
-from instep.core.errors import BadInput, Diverged
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
 from instep.scene import address
 from instep.scene.folder import Scene
 
+from .state_checks import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
+
 KEY = "mujoco"
 """The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
-SENSED = "mujoco.sensors"
-"""What the model's own sensors read at the last physics step."""
-WORTH = 32
-"""Physics steps of one control step, over all its worlds, for which waking another thread is worth its while."""
-HUGE = 1e10
-"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
+SENSORS = "mujoco.sensors"
+"""Readings of the model's own sensors at the last physics step are kept under this key."""
+STEPS_PER_THREAD = 32
+"""Physics steps of one control step, over all its worlds, that pay for waking one more thread."""
 
 
 class MujocoWorld:
@@ -58,6 +56,11 @@ class MujocoWorld:
         return self._model
 
     @property
+    def per_world(self) -> dict[str, Array]:
+        """The settings that differ between the worlds of a batch."""
+        return self._each
+
+    @property
     def substeps(self) -> int:
         """Physics steps per control step."""
         return self._steps
@@ -69,12 +72,7 @@ class MujocoWorld:
 
     def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities, servos holding the last of `past` (or the rest action)."""
-        q, v = np.asarray(q, float), np.asarray(v, float)
-        if q.shape[-1] != self._model.nq or v.shape[-1] != self._model.nv:
-            raise BadInput(
-                f"A state of this scene has {self._model.nq} positions and {self._model.nv} velocities, "
-                f"not {q.shape[-1]} and {v.shape[-1]}."
-            )
+        q, v = checked_place(self._model, q, v)
         layout, rest = self._layout, self._rest
         rows = np.broadcast_to(layout.zero, (*q.shape[:-1], layout.zero.size)).copy()
         rows[..., layout.time] = t
@@ -91,10 +89,7 @@ class MujocoWorld:
         rows = np.asarray(state.hidden[KEY], float)
         flat = rows.reshape(-1, rows.shape[-1])
         layout, n = self._layout, len(flat)
-        if self._nsim not in (0, n):
-            raise BadInput(
-                f"This world holds {self._nsim} settings per parameter, so it steps {self._nsim} worlds, not {n}."
-            )
+        check_batch_size(n, self._nsim)
         with self._lock:
             batch = self._batch(n)
             batch.state[:] = flat
@@ -109,19 +104,21 @@ class MujocoWorld:
         after[:, layout.xfrc] = 0.0  # a nudge is felt for one step
         sensed = sensed.reshape(*state.batch, -1) if sensed is not None else None
         new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensed)
-        return self._sound(new, error)
+        return check_finite(new, self.scene.name, "MuJoCo", error)
 
     def observe(self, state: State) -> Observation:
         """The robot's joints, the objects' poses, and the model's own sensors where it has any."""
         seen = dict(self.scene.reader.observe(state.q, state.v))
-        if SENSED in state.hidden:
-            seen["observation.sensors"] = state.hidden[SENSED]
+        if SENSORS in state.hidden:
+            seen["observation.sensors"] = state.hidden[SENSORS]
         return seen
 
     def nudge(self, state: State, wrench: Array) -> State:
         """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
         rows = state.hidden[KEY].copy()
-        rows[..., self._layout.xfrc] = _wrenches(self._model, state, wrench)
+        full = np.zeros((*state.batch, self._model.nbody, 6))
+        full[..., 1:, :] = checked_wrench(self._model, state, wrench)
+        rows[..., self._layout.xfrc] = full.reshape(*state.batch, -1)
         return state.with_hidden(KEY, rows)
 
     def tuned(self, settings: Settings) -> MujocoWorld:
@@ -144,7 +141,7 @@ class MujocoWorld:
             # Sizes come and go (replay windows, evaluations); a few pools are kept, the oldest goes first.
             if len(self._batches) >= 4:
                 del self._batches[next(iter(self._batches))]
-            self._batches[n] = _tuned_batch(self._model, n, self.workers(n), self._each)
+            self._batches[n] = tuned_batch(self._model, n, self.workers(n), self._each)
         return self._batches[n]
 
     def workers(self, n: int) -> int:
@@ -152,11 +149,11 @@ class MujocoWorld:
         if self.threads:
             return self.threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(cores, n * self._steps // WORTH))
+        return max(1, min(cores, n * self._steps // STEPS_PER_THREAD))
 
     def _state(self, t: float, rows: Array, sensed: Array | None) -> State:
         layout = self._layout
-        hidden = {KEY: rows} if sensed is None else {KEY: rows, SENSED: sensed}
+        hidden = {KEY: rows} if sensed is None else {KEY: rows, SENSORS: sensed}
         return State(t, rows[..., layout.qpos].copy(), rows[..., layout.qvel].copy(), hidden)
 
     def _sense(self, rows: Array) -> Array | None:
@@ -185,22 +182,6 @@ class MujocoWorld:
             history[..., begin + 2 : begin + 2 + samples] = t - ages * model.opt.timestep
             history[..., begin + 2 + samples : begin + 2 + 2 * samples] = commands[..., index, a]
 
-    def _sound(self, state: State, error: str) -> State:
-        values = np.concatenate([state.q, state.v], axis=-1)
-        sound = (np.isfinite(values) & (np.abs(values) < HUGE)).all(axis=-1)
-        if not error and bool(sound.all()):
-            return state
-        lost = np.flatnonzero(~sound.reshape(-1)) if not sound.all() else np.arange(sound.size)
-        q, v = state.q.copy(), state.v.copy()
-        q[~sound], v[~sound] = np.nan, np.nan
-        which = f"world {', '.join(str(i) for i in lost[:5])} of {sound.size}" if state.batch else "the simulation"
-        raise Diverged(
-            f"In scene {self.scene.name!r} {which} diverged at t = {state.t:.4g} s{f' ({error})' if error else ''}; "
-            f"a smaller timestep, softer gains or valid masses may help.",
-            tuple(int(i) for i in lost),
-            State(state.t, q, v, state.hidden),
-        )
-
 
 class _Layout:
     """Where the parts of the integration state stand in its row."""
@@ -225,13 +206,7 @@ def _prepared(scene: Scene, settings: Settings) -> tuple[mujoco.MjModel, int, di
     resolved = address.ordered(scene.model, settings)
     model = scene.delayed_model() if address.needs_memory(resolved) else scene.model
     single = {name: value for name, value in resolved.items() if np.ndim(value) == 0}
-    each = {name: np.asarray(value, float) for name, value in resolved.items() if np.ndim(value) > 0}
-    sizes = {name: len(value) for name, value in each.items()}
-    if len(set(sizes.values())) > 1:
-        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
-    if address.TIMESTEP in each:
-        raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
-    _check_delays(resolved)
+    each = settings_per_world(resolved)
     timestep = float(single.pop(address.TIMESTEP, model.opt.timestep))
     steps = max(1, round(scene.dt / timestep))
     if abs(scene.dt / steps - model.opt.timestep) > 1e-12:
@@ -239,13 +214,8 @@ def _prepared(scene: Scene, settings: Settings) -> tuple[mujoco.MjModel, int, di
     return (address.write(model, single) if single else model), steps, each
 
 
-def _check_delays(settings: Settings) -> None:
-    for name, value in settings.items():
-        if name.endswith(".delay") and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
-            raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
-
-
-def _tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Array]) -> mjbatch.Batch:
+def tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Array]) -> mjbatch.Batch:
+    """A native batch of n worlds, with the settings that differ between them written in."""
     batch = mjbatch.Batch(model, n, threads or 0)
     for name, values in each.items():
         for target in address.targets(model, name):
@@ -265,15 +235,3 @@ def _spec(scene: Scene, model: mujoco.MjModel) -> Spec:
         labels += [name] if size == 1 else [f"{name}.{i}" for i in range(size)]
     sensors: dict[str, Channel] = {"observation.sensors": vector(labels)}
     return Spec(spec.dt, spec.q, spec.v, spec.action, {**spec.observation, **sensors})
-
-
-def _wrenches(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
-    wrench = np.asarray(wrench, float)
-    expected = (*state.batch, model.nbody - 1, 6)
-    if wrench.shape != expected or not np.isfinite(wrench).all():
-        raise BadInput(
-            f"A nudge takes finite wrenches of shape {expected} (force, torque per body), not {wrench.shape}."
-        )
-    full = np.zeros((*state.batch, model.nbody, 6))
-    full[..., 1:, :] = wrench
-    return full.reshape(*state.batch, math.prod(full.shape[-2:]))

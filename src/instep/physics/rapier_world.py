@@ -29,7 +29,8 @@ from .engine_support import refuse
 from .link_tree import Pose, rotate
 from .rapier_build import Built, Seat, build, isometry, triple
 from .rapier_joints import Law, Motor, add_friction, fasten, fit_motors, motors_of
-from .sequential import LoopedWorld, checked_place, recent, sound
+from .sequential import LoopedWorld, recent
+from .state_checks import check_finite, checked_place
 
 Triple: TypeAlias = tuple[float, float, float]
 
@@ -289,7 +290,7 @@ class RapierWorld(LoopedWorld):
         }
         q = np.stack([part[0] for part in done]).reshape(state.q.shape)
         v = np.stack([part[1] for part in done]).reshape(state.v.shape)
-        return sound(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "rapier")
+        return check_finite(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "rapier")
 
     def tuned(self, settings: Settings) -> RapierWorld:
         """The same world with some parameters turned; arrays hold one value per world of a batch."""

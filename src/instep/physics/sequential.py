@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 import numpy as np
 
-from instep.core.errors import BadInput, Diverged
 from instep.core.world import Array, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
 from .engine_support import refuse_params
-
-HUGE = 1e10
-"""A speed or position beyond this is a divergence, as in MuJoCo's own check."""
+from .state_checks import check_batch_size, checked_wrench, settings_per_world
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,28 +29,18 @@ class Variants:
 
     def index(self, world: int, of: int) -> int:
         """Which model a world of a batch has."""
-        if self.each and of != len(self.models):
-            n = len(self.models)
-            raise BadInput(f"This world holds {n} settings per parameter, so it steps {n} worlds, not {of}.")
+        check_batch_size(of, len(self.models) if self.each else 0)
         return world if self.each else 0
 
 
 def variants(scene: Scene, settings: Settings) -> Variants:
     """The scene's model with parameters turned; arrays of values give a model per world."""
     resolved = address.ordered(scene.model, settings)
-    each = {name: np.asarray(value, float) for name, value in resolved.items() if np.ndim(value) > 0}
-    sizes = {name: len(value) for name, value in each.items()}
-    if len(set(sizes.values())) > 1:
-        raise BadInput(f"Every parameter that differs between worlds needs as many values, but these differ: {sizes}.")
-    if address.TIMESTEP in each:
-        raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
-    for name, value in resolved.items():
-        if name.endswith(".delay") and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
-            raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
+    each = settings_per_world(resolved)
     steps = max(1, round(scene.dt / float(resolved.get(address.TIMESTEP) or scene.model.opt.timestep)))
     whole = {name: float(value) for name, value in resolved.items() if name not in each}
     whole[address.TIMESTEP] = scene.dt / steps
-    count = next(iter(sizes.values()), 1)
+    count = len(next(iter(each.values()), [0]))
     rows = [{**whole, **{name: float(values[i]) for name, values in each.items()}} for i in range(count)]
     return Variants(tuple(address.write(scene.model, row) for row in rows), steps, bool(each))
 
@@ -94,45 +80,6 @@ def recent(past: Array, memory: int, rest: Array) -> Array:
         return past[..., have - memory :, :].copy()
     filler = past[..., :1, :] if have else np.broadcast_to(rest, (*past.shape[:-2], 1, len(rest)))
     return np.concatenate([np.repeat(filler, memory - have, axis=-2), past], axis=-2)
-
-
-def checked_place(model: mujoco.MjModel, q: Array, v: Array) -> tuple[Array, Array]:
-    """Positions and velocities of the right size, as new arrays that share their leading axes."""
-    q, v = np.array(q, float), np.array(v, float)
-    if q.shape[-1:] != (model.nq,) or v.shape[-1:] != (model.nv,) or q.shape[:-1] != v.shape[:-1]:
-        raise BadInput(
-            f"A state of this scene has {model.nq} positions and {model.nv} velocities, not {q.shape} and {v.shape}."
-        )
-    return q, v
-
-
-def checked_wrench(model: mujoco.MjModel, state: State, wrench: Array) -> Array:
-    """A wrench per body, finite and of the right size."""
-    wrench = np.array(wrench, float)
-    expected = (*state.batch, model.nbody - 1, 6)
-    if wrench.shape != expected or not np.isfinite(wrench).all():
-        raise BadInput(
-            f"A nudge takes finite wrenches of shape {expected} (force, torque per body), not {wrench.shape}."
-        )
-    return wrench
-
-
-def sound(state: State, scene: str, engine: str) -> State:
-    """The state, or `Diverged` with the worlds that are lost."""
-    values = np.concatenate([state.q, state.v], axis=-1)
-    fine = (np.isfinite(values) & (np.abs(values) < HUGE)).all(axis=-1)
-    if bool(fine.all()):
-        return state
-    lost: Sequence[int] = [int(i) for i in np.flatnonzero(~fine.reshape(-1))]
-    q, v = state.q.copy(), state.v.copy()
-    q[~fine], v[~fine] = np.nan, np.nan
-    which = f"world {', '.join(str(i) for i in lost[:5])} of {fine.size}" if state.batch else "the simulation"
-    raise Diverged(
-        f"In scene {scene!r} {which} diverged in {engine} at t = {state.t:.4g} s; "
-        f"a smaller timestep, softer gains or valid masses may help.",
-        tuple(lost),
-        State(state.t, q, v, state.hidden),
-    )
 
 
 class LoopedWorld(ABC):

@@ -61,7 +61,7 @@ _OF_JOINT = {
     "frictionloss": _Kind((("dof_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
     "armature": _Kind((("dof_armature", (), 1),), "kg m2", 1e-6, 1e1),
     # How hard dry friction holds; MuJoCo's default of 0.9 lets a loaded joint creep by centimetres a second.
-    "grip": _Kind((("dof_solimp", (0,), 1), ("dof_solimp", (1,), 1)), "1", 0.5, 0.99999, False),
+    "friction_stiffness": _Kind((("dof_solimp", (0,), 1), ("dof_solimp", (1,), 1)), "1", 0.5, 0.99999, False),
     "stiffness": _Kind((("jnt_stiffness", (), 1),), "Nm/rad", 1e-4, 1e3),
     "springref": _Kind((("qpos_spring", (), 1),), "rad", -math.pi, math.pi, False),
 }
@@ -107,10 +107,12 @@ _OF_TENDON = {
     "damping": _Kind((("tendon_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
     "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
     "armature": _Kind((("tendon_armature", (), 1),), "kg m2", 1e-6, 1e1),
-    "grip": _Kind((("tendon_solimp_fri", (0,), 1), ("tendon_solimp_fri", (1,), 1)), "1", 0.5, 0.99999, False),
+    "friction_stiffness": _Kind(
+        (("tendon_solimp_fri", (0,), 1), ("tendon_solimp_fri", (1,), 1)), "1", 0.5, 0.99999, False
+    ),
     "stiffness": _Kind((("tendon_stiffness", (), 1),), "Nm/rad", 1e-4, 1e4),
-    # The length below which it pushes; between this and the other end of its springlength it is slack.
-    "slack": _Kind((("tendon_lengthspring", (0,), 1),), "rad", -10.0, 10.0, False),
+    # The length below which it pushes; between this and the other end of its springlength nothing pulls.
+    "dead_band": _Kind((("tendon_lengthspring", (0,), 1),), "rad", -10.0, 10.0, False),
 }
 _OF_SENSOR = {"delay": _Kind((("sensor_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
 _OPTIONS = {

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
-from instep.core.world import Array, Settings, Spec
+from instep.core.world import Array, Settings, Simulator, Spec
 
 from . import address
 from .camera import Camera
@@ -125,6 +125,25 @@ class Scene:
             return self.model.qpos0.copy(), np.zeros(self.model.nv), None
         frame = self.model.key(key)
         return frame.qpos.copy(), frame.qvel.copy(), frame.ctrl.copy()
+
+
+class SceneSimulator(Simulator, Protocol):
+    """A Simulator that was made of a scene."""
+
+    @property
+    def scene(self) -> Scene:
+        """The scene that is simulated."""
+        ...
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """The compiled MuJoCo model of the scene, with its settings written in; read it, do not change it."""
+        ...
+
+    @property
+    def substeps(self) -> int:
+        """Physics steps per control step."""
+        ...
 
 
 def shipped() -> list[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator
-from instep.physics.delta_model import MEMORY, Corrected, Delta, driven, features, places, random_features
+from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, driven, features, places, random_features
 
 from .shooting import march
 from .windows import Windows, cut
@@ -56,7 +56,7 @@ class DeltaOptions:
 
 def learn(
     sim: Simulator, episodes: Sequence[Episode], options: DeltaOptions | None = None, joints: Sequence[str] = ()
-) -> Delta:
+) -> DeltaModel:
     """Learn a delta for the position servos of a simulator from recordings.
 
     How much of it each joint gets is decided by replay: a delta learnt from three quarters of the recordings is tried
@@ -77,7 +77,7 @@ def learn(
     return replace(delta, weight=delta.weight * share[:, None])
 
 
-def _learnt(sim: Simulator, episodes: Sequence[Episode], labels: tuple[str, ...], options: DeltaOptions) -> Delta:
+def _learnt(sim: Simulator, episodes: Sequence[Episode], labels: tuple[str, ...], options: DeltaOptions) -> DeltaModel:
     span = max(2, round(options.stretch / sim.spec.dt))
     windows = cut(sim, episodes, span=span, skip=MEMORY, limit=options.limit)
     targets, inputs = _labels(sim, windows, labels, None)
@@ -88,14 +88,14 @@ def _learnt(sim: Simulator, episodes: Sequence[Episode], labels: tuple[str, ...]
     return delta
 
 
-def _share(sim: Simulator, delta: Delta, episodes: Sequence[Episode]) -> Array:
+def _share(sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode]) -> Array:
     """How much of a delta lowers each joint's error on recordings it was not learnt from most [joints]."""
     windows = cut(sim, episodes, span=max(2, round(TRIED / sim.spec.dt)), skip=MEMORY, limit=400)
     q, _, _ = places(sim.spec, delta.labels)
     actions = np.moveaxis(windows.action, 1, 0)
     errors: list[Array] = []
     for share in SHARES:
-        world = Corrected(sim, replace(delta, weight=share * delta.weight))
+        world = DeltaCorrected(sim, replace(delta, weight=share * delta.weight))
         left = np.nan_to_num(march(world, windows.q, windows.v, windows.past, actions) - windows.target)[..., q]
         left = np.where(windows.inside[..., None], left, 0.0)[:, left.shape[1] // 2 :]
         errors.append(np.sqrt((left**2).mean(axis=(0, 1))))
@@ -104,10 +104,10 @@ def _share(sim: Simulator, delta: Delta, episodes: Sequence[Episode]) -> Array:
     return np.where(gone, np.array(SHARES)[best], 0.0)
 
 
-def _labels(sim: Simulator, windows: Windows, labels: Sequence[str], delta: Delta | None) -> tuple[Array, Array]:
+def _labels(sim: Simulator, windows: Windows, labels: Sequence[str], delta: DeltaModel | None) -> tuple[Array, Array]:
     """The delta that brings each stretch to where the robot went, and the features along it."""
     q, v, a = places(sim.spec, labels)
-    world: Simulator = sim if delta is None else Corrected(sim, delta)
+    world: Simulator = sim if delta is None else DeltaCorrected(sim, delta)
     actions = np.moveaxis(windows.action, 1, 0)
     shift = np.zeros((len(windows), len(labels)))
     rho = 0.01 * actions.shape[0]
@@ -136,7 +136,7 @@ def _after(world: Simulator, windows: Windows, actions: Array, places: Sequence[
     return np.nan_to_num(march(world, windows.q, windows.v, windows.past, told))
 
 
-def _regress(inputs: Array, targets: Array, run: Array, labels: tuple[str, ...], options: DeltaOptions) -> Delta:
+def _regress(inputs: Array, targets: Array, run: Array, labels: tuple[str, ...], options: DeltaOptions) -> DeltaModel:
     """Ridge regression per joint; the penalty is chosen on recordings left out."""
     n, rows, joints, raw = inputs.shape
     flat, y = inputs.reshape(n * rows, joints, raw), np.repeat(targets, rows, axis=0)
@@ -150,7 +150,7 @@ def _regress(inputs: Array, targets: Array, run: Array, labels: tuple[str, ...],
     weight = np.stack([_ridge(wide[:, j], y[:, j], group, options.ridge) for j in range(joints)])
     reach = np.quantile(np.sqrt((scaled**2).mean(axis=-1)), 0.999, axis=0)
     most = np.quantile(np.abs(y), 0.995, axis=0)
-    return Delta(labels, centre, size, waves, phase, weight, reach, most)
+    return DeltaModel(labels, centre, size, waves, phase, weight, reach, most)
 
 
 def _ridge(x: Array, y: Array, group: Array, penalties: Sequence[float]) -> Array:
@@ -170,7 +170,7 @@ def _ridge(x: Array, y: Array, group: Array, penalties: Sequence[float]) -> Arra
     return np.linalg.solve(x.T @ x + best * np.eye(x.shape[1]), x.T @ y)
 
 
-def shuffled(delta: Delta, inputs: tuple[Array, Array, Array], seed: int = 0) -> Delta:
+def shuffled(delta: DeltaModel, inputs: tuple[Array, Array, Array], seed: int = 0) -> DeltaModel:
     """A control that knows nothing: the same features with weights in another order, and deltas of the same size.
 
     `inputs` are positions, velocities and commands of states where the sizes are compared.

@@ -11,7 +11,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
-from instep.physics.delta_model import MEMORY, Corrected, Delta, places
+from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, places
 
 from .delta_action import DeltaOptions, learn, shuffled
 from .shooting import march
@@ -40,20 +40,22 @@ Squares = dict[str, tuple[Array, dict[str, Array]]]
 
 
 def judge(
-    sim: Simulator, delta: Delta, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
+    sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Share of the error that is gone at each horizon, with the delta and with noise of its size in its place."""
     return gains(squares(sim, delta, episodes, limit=limit, seed=seed), seed=seed)
 
 
-def squares(sim: Simulator, delta: Delta, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0) -> Squares:
+def squares(
+    sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
+) -> Squares:
     """Squared errors at each horizon as tuned, with the delta and with noise of its size."""
     longest = max(1, round(max(HORIZONS) / sim.spec.dt))
     windows = cut(sim, episodes, span=longest, skip=MEMORY, limit=limit)
     q, v, a = places(sim.spec, delta.labels)
     history = np.concatenate([windows.past[:, -MEMORY:], windows.action[:, :1]], axis=1)[..., a]
     control = shuffled(delta, (windows.q[:, q], windows.v[:, v], history), seed)
-    worlds = {"tuned": sim, "delta": Corrected(sim, delta), "noise": Corrected(sim, control)}
+    worlds = {"tuned": sim, "delta": DeltaCorrected(sim, delta), "noise": DeltaCorrected(sim, control)}
     actions = np.moveaxis(windows.action, 1, 0)
     errors = {
         name: (march(world, windows.q, windows.v, windows.past, actions) - windows.target)[..., q] ** 2

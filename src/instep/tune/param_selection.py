@@ -11,12 +11,12 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.physics.actuators import drive_params, ripple_params
+from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
 from instep.scene.folder import Scene
 
 FIRM = 0.9999
-"""Grip of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
+"""Constraint impedance of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
 STILL = 0.0175
 """How far a joint that stands at an end of its range may move [rad]."""
 SELDOM = 0.05
@@ -39,7 +39,7 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
     """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay.
 
     Where the robot carries its own weight, how well it does so: no controller knows the mass of each link. Where the
-    scene gives ranges for them, friction of the cables that share motors between joints, and the ripple of the motors.
+    scene gives ranges for them, friction of the cables that share motors between joints, and the cogging of the motors.
     """
     moved = _moved(scene, episodes)
     if not moved and not scene.objects:
@@ -99,14 +99,14 @@ def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
 
 def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> Choice:
     """The parameters a user named, each where the scene has it."""
-    driven, start, rest = drive_params(scene, patterns)
+    driven, start, rest = actuator_params(scene, patterns)
     driven = [_bounded(param, {**scene.bounds, **bounds}) for param in driven]
     found = address.params(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
     values = address.read(scene.model, [param.address for param in found])
     held = {}
     if any(param.address.endswith(".frictionloss") for param in found) and scene.model.nv:
         joints = {k.address.split(".")[1] for k in found if k.address.endswith(".frictionloss") and k.address[0] == "j"}
-        held = {f"joint.{j}.grip": FIRM for j in sorted(joints)}
+        held = {f"joint.{j}.friction_stiffness": FIRM for j in sorted(joints)}
     start |= values
     params = (*found, *driven)
     return Choice(params, {k.address: _begin(k, start[k.address]) for k in params}, held)
@@ -175,18 +175,18 @@ def _joint(scene: Scene, joint: str, params: list[Param], start: dict[str, float
         params,
         start,
     )
-    held[f"joint.{joint}.grip"] = FIRM
+    held[f"joint.{joint}.friction_stiffness"] = FIRM
 
 
 def _motors(scene: Scene, params: list[Param], start: dict[str, float], held: dict[str, float]) -> None:
-    """Friction of tendons and ripple of motors, where the scene says how large they may be."""
+    """Friction of tendons and cogging of motors, where the scene says how large they may be."""
     listed = [a for a in address.addresses(scene.model) if a.startswith("tendon.") and _listed(scene, a)]
     for name in listed:
         if name.endswith((".frictionloss", ".damping")):
             _add(scene, name, params, start)
         if name.endswith(".frictionloss"):
-            held[name.removesuffix("frictionloss") + "grip"] = FIRM
-    found, values = ripple_params(scene)
+            held[name.removesuffix("frictionloss") + "friction_stiffness"] = FIRM
+    found, values = cogging_params(scene)
     for param in found:
         if _listed(scene, param.address):
             params.append(param)

@@ -14,11 +14,11 @@ import mujoco
 
 from instep import __version__
 from instep.core.errors import BadInput
-from instep.physics.actuators import FILE, known, read_drive
-from instep.physics.delta_model import FILE as DELTA
+from instep.physics.actuators import ACTUATORS_FILE, is_actuator_param, read_actuators
+from instep.physics.delta_model import DELTA_FILE
 from instep.scene.folder import Scene
 
-LEFT = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA)
+LEFT = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE)
 """What does not go along: a delta action belongs to the parameters it was learnt with."""
 
 
@@ -34,11 +34,11 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     else:
         _from_file(scene, out)
     table = out / "scene.toml"
-    own = {name: value for name, value in settings.items() if known(scene.model, name)}
+    own = {name: value for name, value in settings.items() if is_actuator_param(scene.model, name)}
     rest = {name: value for name, value in settings.items() if name not in own}
     merged = {**{k: float(v) for k, v in scene.settings.items()}, **rest}  # type: ignore[arg-type]
     if own:
-        _drive(out / FILE, {**read_drive(scene.root), **own})
+        _drive(out / ACTUATORS_FILE, {**read_actuators(scene.root), **own})
     table.write_text(_without_settings(table.read_text(encoding="utf-8")) + _settings(merged), encoding="utf-8")
     record = {
         "instep": __version__,

@@ -24,6 +24,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
+from instep.physics.open_world import rest_action
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,8 +312,7 @@ class Twin:
 
     def _rest(self, q: Array) -> Array:
         """Actions that hold joints where they are: position targets for those that are named like joints."""
-        scene = self.scene
-        rest = np.zeros(self.sim.spec.action.shape) if scene is None else np.array(scene.rest_action(), float)
+        rest = rest_action(self.sim)
         for i, name in enumerate(self.sim.spec.action.labels):
             if name in self.sim.spec.q.labels and self.sim.spec.action.units[i] in ("rad", "m"):
                 rest[i] = q[self.sim.spec.q.labels.index(name)]

@@ -13,6 +13,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.world import Array, Channel, Simulator, State
 from instep.physics.mujoco_cameras import Look, Studio
+from instep.physics.open_world import rest_action
 from instep.scene.folder import Scene
 
 from .camera_rig import IMAGES
@@ -76,7 +77,7 @@ def warm(scene: Scene, sim: Simulator, correct: Correction) -> None:
 
     A robot stops when it hears nothing for half a second; a kernel that is loaded for the first time takes longer.
     """
-    state = sim.step(sim.reset(0), scene.rest_action())
+    state = sim.step(sim.reset(0), rest_action(sim))
     found = correct.begin(state, painted(scene, state, state.t))
     for k in (1, 2):
         t = state.t + k * scene.dt

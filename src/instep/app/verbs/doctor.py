@@ -59,9 +59,11 @@ def _python() -> tuple[str, str, str]:
 
 
 def _engine(package: str) -> tuple[str, str, str]:
-    from instep import Constant, MujocoWorld, RapierWorld, rollout
+    from instep import Constant, rollout
+    from instep.physics.open_world import Engine, open_world
 
-    world = {"mujoco": MujocoWorld, "rapier3d": RapierWorld}[package]("pusht")
+    engines: dict[str, Engine] = {"mujoco": "mujoco", "rapier3d": "rapier"}
+    world = open_world("pusht", engines[package])
     begin = time.perf_counter()
     rollout(world, Constant(world.scene.rest_action()), steps=60)
     return package, GOOD, f"{_version(package)}; one second of pusht in {time.perf_counter() - begin:.2f} s"
@@ -87,13 +89,13 @@ def _graphics() -> tuple[str, str, str]:
 
 
 def _threads() -> tuple[str, str, str]:
-    from instep import MujocoWorld
     from instep.core.world import stack
+    from instep.physics.open_world import open_world
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     speeds = []
     for threads in (1, cores):
-        world = MujocoWorld("arm7", threads=threads)
+        world = open_world("arm7", threads=threads)
         state = stack([world.reset(seed) for seed in range(4 * cores)])
         action = np.broadcast_to(world.scene.rest_action(), (4 * cores, world.model.nu)).copy()
         begin, steps = time.perf_counter(), 0

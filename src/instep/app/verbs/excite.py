@@ -60,7 +60,7 @@ def excite(
     """
     from instep.app.output import new_output
     from instep.core.errors import BadInput
-    from instep.physics.actuators import opened
+    from instep.physics.open_world import open_world
     from instep.scene.folder import Scene
     from instep.tune.excitation import ExciteOptions
     from instep.tune.excitation import excite as search
@@ -81,7 +81,7 @@ def excite(
     output = new_output("excite", out, seed=seed)
     output.read(loaded.root)
     with _live(generations) as watch:
-        design = search(opened(loaded), limits, sought, options, watch=watch)
+        design = search(open_world(loaded), limits, sought, options, watch=watch)
     return _write(output, loaded, limits, design, options)
 
 

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from instep.app.world_specs import open_policy, open_world, with_cameras
+from instep.app.world_specs import open_policy, with_cameras, world_from_spec
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
 from instep.data.recorder.finishing import finish
@@ -50,7 +50,7 @@ def record(
     """
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     console = Console(stderr=True)
-    with open_world(world, token=secret) as plain:
+    with world_from_spec(world, token=secret) as plain:
         opened = with_cameras(plain, cameras, film_every)
         decider = open_policy(policy, opened)
         meta = {"task": task or f"{policy} in {world}", "world": world}

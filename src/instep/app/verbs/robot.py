@@ -13,8 +13,9 @@ import tyro
 from rich.console import Console
 
 from instep.app.simulated_cameras import Crew, FilmedDriver
-from instep.app.simulated_robot import Disguise, Engine, SensedDriver, light_of, stand_in
+from instep.app.simulated_robot import Disguise, SensedDriver, light_of, stand_in
 from instep.core.errors import BadInput, UnknownName
+from instep.physics.open_world import Engine
 from instep.robot.driver import Driver, WorldDriver
 from instep.robot.robot_server import serve
 from instep.scene.folder import Scene

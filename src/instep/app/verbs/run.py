@@ -14,7 +14,7 @@ from rich.table import Table
 from instep.app.output import new_output
 from instep.app.twin_page import write_page
 from instep.app.twin_run import How, Watch, bar, calibrated_on, open_twin, report, track, trusted
-from instep.app.world_specs import open_policy, open_world, recorded
+from instep.app.world_specs import open_policy, recorded, world_from_spec
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
@@ -105,10 +105,10 @@ def _ran(opened: Any, decider: Policy, how_long: tuple[int, int, str], trust: An
 
 def _opened(world: str, real: str, token: str, how: How, images: bool) -> Any:
     if not world.startswith("twin:"):
-        return open_world(world, token=token)
+        return world_from_spec(world, token=token)
     if not real:
         raise BadInput(f"{world!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
-    return open_twin(world.removeprefix("twin:"), open_world(real, token=token), how, images=images)
+    return open_twin(world.removeprefix("twin:"), world_from_spec(real, token=token), how, images=images)
 
 
 def _replay(scene: str, words: str, recording: Episode, how: How, out: Path | None) -> int:

@@ -148,7 +148,8 @@ class Loaded:
 
 def _load(asked: Asked) -> Loaded:
     from instep.app.gap_run import at_rate, read
-    from instep.physics.actuators import bare, told
+    from instep.physics.actuators import with_inputs
+    from instep.physics.open_world import without_delta
     from instep.scene.folder import Scene
     from instep.tune.gates import split
     from instep.tune.param_selection import asked as named
@@ -156,10 +157,10 @@ def _load(asked: Asked) -> Loaded:
 
     scene = Scene.load(asked.scene)
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
-    episodes = told(scene, episodes)
+    episodes = with_inputs(scene, episodes)
     choice = chosen(scene, episodes) if asked.params == ("auto",) else named(scene, asked.params, asked.bounds)
     choice = _narrowed(choice, asked.bounds)
-    sim = bare(scene)
+    sim = without_delta(scene)
     sim = sim.tuned(choice.held) if choice.held else sim
     fitted, held_out = split(episodes, asked.held_out)
     where = Path(asked.data)
@@ -281,16 +282,16 @@ def _posterior(
 
 
 def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
-    from instep.physics.delta_model import FILE
+    from instep.physics.delta_model import DELTA_FILE
     from instep.tune.delta_eval import learn_and_judge
 
     sim = loaded.sim.tuned(tuned.settings)
-    return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / FILE, seed=seed)
+    return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / DELTA_FILE, seed=seed)
 
 
 def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
     from instep.physics.actuators import known
-    from instep.physics.delta_model import FILE as DELTA
+    from instep.physics.delta_model import DELTA_FILE
     from instep.tune.param_export import export_all
     from instep.tune.promotion import promote
 
@@ -305,8 +306,8 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
     }
     where = output.folder / ("scene" if tuned.passed else "scene_not_passed")
     promote(loaded.scene, settings, _fresh(where), facts)
-    if (output.folder / DELTA).is_file() and "delta" in more:
-        (output.folder / DELTA).rename(where / DELTA)
+    if (output.folder / DELTA_FILE).is_file() and "delta" in more:
+        (output.folder / DELTA_FILE).rename(where / DELTA_FILE)
     # Other tools know the model's own numbers; those of drives stay in the scene's folder.
     plain = {name: value for name, value in settings.items() if not known(loaded.scene.model, name)}
     export_all(output.folder / "export", loaded.scene, tuned.fit, plain)

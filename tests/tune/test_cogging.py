@@ -7,7 +7,8 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.errors import UnknownName
-from instep.physics.actuators import Driven, bare, read_drive
+from instep.physics.actuators import ActuatedWorld, read_actuators
+from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import FitOptions, fit
 from instep.tune.param_selection import chosen, clipped
@@ -40,18 +41,18 @@ TABLE = """
 rate = 250.0
 [robot]
 joints = ["bend", "turn"]
-[parameters]
+[params]
 "tendon.*.frictionloss" = [0.001, 1.0]
-"tendon.left.ripple*" = [-0.3, 0.3]
+"tendon.left.cogging*" = [-0.3, 0.3]
 """
-DRIVE = '[settings]\n"tendon.left.ripple_count" = 9.0\n'
+ACTUATORS = '[settings]\n"tendon.left.cogging_count" = 9.0\n'
 
 
 @pytest.fixture
 def scene(tmp_path):
     root = tmp_path / "wrist"
     root.mkdir()
-    for name, text in (("scene.xml", WRIST), ("scene.toml", TABLE), ("drive.toml", DRIVE)):
+    for name, text in (("scene.xml", WRIST), ("scene.toml", TABLE), ("actuators.toml", ACTUATORS)):
         (root / name).write_text(text)
     return Scene.load(root)
 
@@ -79,72 +80,72 @@ def recorded(sim, seconds: float = 6.0):
     return Episode(sim.spec, columns, {})
 
 
-def test_a_ripple_holds_a_joint_where_its_wave_and_the_servo_balance(scene):
-    sim = Driven(MujocoWorld(scene), {"joint.turn.ripple_count": 3.0, "joint.turn.ripple_cos": 0.4})
+def test_a_cogging_holds_a_joint_where_its_wave_and_the_servo_balance(scene):
+    sim = ActuatedWorld(MujocoWorld(scene), {"joint.turn.cogging_count": 3.0, "joint.turn.cogging_cos": 0.4})
     q = moved(sim, 4.0, lambda t: np.zeros(2)).q
     assert q[0] == pytest.approx(0.0, abs=1e-9)
     assert 2 * q[1] == pytest.approx(0.4 * np.cos(3 * q[1]), abs=1e-6)
 
 
 def test_a_second_wave_turns_twice_as_often(scene):
-    sim = Driven(MujocoWorld(scene), {"joint.turn.ripple_count": 3.0, "joint.turn.ripple2_sin": 0.3})
+    sim = ActuatedWorld(MujocoWorld(scene), {"joint.turn.cogging_count": 3.0, "joint.turn.cogging2_sin": 0.3})
     q = moved(sim, 4.0, lambda t: np.array([0.0, 0.4])).q[1]
     assert 2 * (0.4 - q) + 0.3 * np.sin(6 * q) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_motor_behind_a_differential_pulls_on_both_joints(scene):
-    sim = Driven(MujocoWorld(scene), {"tendon.left.ripple_count": 2.0, "tendon.left.ripple_cos": 0.2})
+    sim = ActuatedWorld(MujocoWorld(scene), {"tendon.left.cogging_count": 2.0, "tendon.left.cogging_cos": 0.2})
     q = moved(sim, 4.0, lambda t: np.zeros(2)).q
     assert q[1] == pytest.approx(q[0] / 2, abs=1e-6)
     assert 2 * q[0] == pytest.approx(0.2 * np.cos(2 * (q[0] + q[1] / 2)), abs=1e-6)
 
 
-def test_a_batch_has_one_ripple_per_world_and_states_hold_none_of_it(scene):
-    sim = Driven(MujocoWorld(scene), {"joint.turn.ripple_count": 3.0})
-    both = sim.tuned({"joint.turn.ripple_cos": np.array([0.0, 0.4])})
+def test_a_batch_has_one_cogging_per_world_and_states_hold_none_of_it(scene):
+    sim = ActuatedWorld(MujocoWorld(scene), {"joint.turn.cogging_count": 3.0})
+    both = sim.tuned({"joint.turn.cogging_cos": np.array([0.0, 0.4])})
     state = both.place(np.zeros((2, 2)), np.zeros((2, 2)))
     for _ in range(50):
         state = both.step(state, np.zeros((2, 2)))
-    alone = moved(sim.tuned({"joint.turn.ripple_cos": 0.4}), 0.2, lambda t: np.zeros(2))
+    alone = moved(sim.tuned({"joint.turn.cogging_cos": 0.4}), 0.2, lambda t: np.zeros(2))
     np.testing.assert_allclose(state.q, [[0.0, 0.0], alone.q], atol=1e-12)
     again = sim.world.step(sim.world.place(alone.q, alone.v), np.zeros(2))
     kept = sim.world.step(alone, np.zeros(2))
     np.testing.assert_allclose(kept.q, again.q, atol=1e-12)
 
 
-def test_a_ripple_of_nothing_is_refused(scene):
-    with pytest.raises(UnknownName, match="ripple_sin"):
-        Driven(MujocoWorld(scene), {"tendon.middle.ripple_sin": 0.1})
+def test_a_cogging_of_nothing_is_refused(scene):
+    with pytest.raises(UnknownName, match="cogging_sin"):
+        ActuatedWorld(MujocoWorld(scene), {"tendon.middle.cogging_sin": 0.1})
 
 
-def test_auto_seeks_cables_and_ripple_where_the_scene_gives_ranges(scene):
-    choice = chosen(scene, [recorded(bare(scene))])
+def test_auto_seeks_cables_and_cogging_where_the_scene_gives_ranges(scene):
+    choice = chosen(scene, [recorded(without_delta(scene))])
     names = [param.address for param in choice.params]
     assert "tendon.left.frictionloss" in names and "tendon.left.damping" not in names
-    assert "tendon.left.ripple_cos" in names and "tendon.right.ripple_sin" not in names
-    assert choice.held["tendon.right.grip"] > 0.99
+    assert "tendon.left.cogging_cos" in names and "tendon.right.cogging_sin" not in names
+    assert choice.held["tendon.right.friction_stiffness"] > 0.99
 
 
-def test_friction_and_ripple_of_a_differential_are_found_again_and_promoted(scene, tmp_path):
-    truth = {"tendon.left.frictionloss": 0.08, "tendon.right.frictionloss": 0.03, "tendon.left.ripple_sin": 0.05,
-             "tendon.left.ripple_cos": -0.02}  # fmt: skip
-    firm = {"tendon.left.grip": 0.9999, "tendon.right.grip": 0.9999}
-    sim = bare(scene).tuned(firm)
+def test_friction_and_cogging_of_a_differential_are_found_again_and_promoted(scene, tmp_path):
+    truth = {"tendon.left.frictionloss": 0.08, "tendon.right.frictionloss": 0.03, "tendon.left.cogging_sin": 0.05,
+             "tendon.left.cogging_cos": -0.02}  # fmt: skip
+    firm = {"tendon.left.friction_stiffness": 0.9999, "tendon.right.friction_stiffness": 0.9999}
+    sim = without_delta(scene).tuned(firm)
     episode = recorded(sim.tuned(truth), 4.0)
     params = [k for k in chosen(scene, [episode]).params if k.address in truth]
     found = fit(sim, [episode], params, FitOptions(window=1.0, starts=1, iterations=6))
     for name, value in truth.items():
         assert found.settings[name] == pytest.approx(value, rel=0.1, abs=2e-3)
     out = promote(scene, {**firm, **found.settings}, tmp_path / "out", {})
-    assert read_drive(out)["tendon.left.ripple_count"] == 9.0
-    same = moved(bare(Scene.load(out)), 0.5, lambda t: np.array([0.3, -0.2])).q
+    assert read_actuators(out)["tendon.left.cogging_count"] == 9.0
+    same = moved(without_delta(Scene.load(out)), 0.5, lambda t: np.array([0.3, -0.2])).q
     np.testing.assert_allclose(
         same, moved(sim.tuned(found.settings), 0.5, lambda t: np.array([0.3, -0.2])).q, atol=1e-9
     )
 
 
 def test_a_joint_that_friction_holds_is_not_taken_for_one_that_is_clipped(scene):
-    sticky = bare(scene).tuned({"joint.turn.frictionloss": 0.8, "joint.turn.grip": 0.9999})
+    sticky = without_delta(scene).tuned({"joint.turn.frictionloss": 0.8, "joint.turn.friction_stiffness": 0.9999})
     episode = recorded(sticky, 12.0)
     beyond = np.abs(episode.action[:, 1]) - np.abs(episode.q[:, 1]).max()
     assert (beyond > 0.1 * np.ptp(episode.q[:, 1])).sum() > 1 / scene.dt

@@ -1,0 +1,85 @@
+"""Open a scene as a Simulator: an engine, the scene's actuator models and its delta-action model.
+
+This is the only place where a Simulator is made of a scene, so that measuring, tuning, running, evaluating and the twin
+all see what was tuned into it: parameters and delay (in `scene.toml`), actuator models (in `actuators.toml`) and the
+delta-action model (in `delta.npz`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+
+from instep.core.errors import UnknownName, Unsupported
+from instep.core.world import Array, World
+from instep.scene.folder import Scene, SceneSimulator
+
+from .actuators import ACTUATORS_FILE, ActuatedWorld, read_actuators
+from .cogging import COUNT
+from .delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
+from .mujoco_world import MujocoWorld
+
+Engine = Literal["mujoco", "rapier", "dart"]
+
+
+def open_world(scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None) -> SceneSimulator:
+    """A scene in an engine, with its actuator models and its delta-action model where it has them.
+
+    `threads` step a batch (0: as many as there are cores and work for); None leaves the engine's default. An engine
+    that lacks something the scene needs raises `Unsupported`.
+    """
+    scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+    world, path = without_delta(scene, engine, threads=threads), scene.root / DELTA_FILE
+    return DeltaCorrected(world, DeltaModel.load(path)) if path.is_file() else world
+
+
+def without_delta(
+    scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None
+) -> SceneSimulator:
+    """The same without the delta-action model, as tuning needs it: a delta belongs to the parameters it was learnt
+    with."""
+    scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+    actuators = read_actuators(scene.root)
+    if engine == "mujoco":
+        world = MujocoWorld(scene, threads=threads or 0)
+        return ActuatedWorld(world, actuators) if actuators else world
+    if engine not in get_args(Engine):
+        raise UnknownName("engine", engine, get_args(Engine))
+    if any(value != 0 and not name.endswith("." + COUNT) for name, value in actuators.items()):
+        raise Unsupported(
+            f"The engine {engine!r} has no actuator models, and scene {scene.name!r} has some in {ACTUATORS_FILE}; "
+            "run this scene in MuJoCo."
+        )
+    if engine == "rapier":
+        from .rapier_world import RapierWorld
+
+        return RapierWorld(scene, threads=1 if threads is None else threads)
+    from .dart_world import DartWorld
+
+    return DartWorld(scene)
+
+
+def rest_action(world: World) -> Array:
+    """The action that keeps a world where it starts: that of its scene, or the positions of its joints."""
+    inside = list(_inside(world))
+    for source in (*inside, *(getattr(inner, "scene", None) for inner in inside)):
+        if hasattr(source, "rest_action"):
+            return np.asarray(cast(Any, source).rest_action(), float)
+    spec, state = world.spec, world.reset(0)
+    index = {label: i for i, label in enumerate(spec.q.labels)}
+    held = [
+        state.q[index[label]] if label in index and unit in ("rad", "m") else 0.0
+        for label, unit in zip(spec.action.labels, spec.action.units, strict=True)
+    ]
+    return np.array(held)
+
+
+def _inside(world: World) -> Iterator[object]:
+    """A world and the worlds it wraps, from the outside in."""
+    inner: Any = world
+    while inner is not None:
+        yield inner
+        inner = getattr(inner, "world", None) or getattr(inner, "sim", None)
