@@ -147,8 +147,8 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
 def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
     """Gaussians on the table, the T and the stick, and a camera of 96 x 96 above them."""
     from instep.splat.gaussians import coloured, together
-    from instep.splat.raster.layers import Layers
-    from instep.splat.visualization import looking
+    from instep.splat.raster.rasterizer import Layers
+    from instep.splat.rendering import looking
 
     rng = np.random.default_rng(0)
     boxes = np.array(task_of(world.scene).shape)

@@ -9,8 +9,8 @@ from typing import Any
 from instep.core.statistics import Estimate
 from instep.splat.capture import load_capture
 from instep.splat.fitting import FitOptions
+from instep.splat.rendering import save_png
 from instep.splat.scene_fit import SceneFitOptions, splat_capture
-from instep.splat.visualization import save_png
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")

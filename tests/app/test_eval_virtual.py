@@ -10,12 +10,12 @@ import pytest
 
 from instep import MujocoWorld, stack
 from instep.app.cli import main
-from instep.app.gaussians_from_geoms import painted
 from instep.app.rendered_cameras import Virtual, read_sight
 from instep.core.errors import InstepError
 from instep.data.datasets import read_dataset
 from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
+from instep.splat.gaussians_from_geoms import painted
 
 SHAPES = """<mujoco>
   <asset><mesh name="wedge" vertex="0 0 0  .1 0 0  0 .1 0  0 0 .1"/></asset>
@@ -123,7 +123,7 @@ def test_a_file_of_cameras_that_makes_no_sense_is_refused_in_one_sentence(text, 
 
 
 def test_a_scan_takes_the_place_of_paint(cameras, tmp_path):
-    from instep.splat.io.gaussian_files import save
+    from instep.splat.io import save
 
     scene = Scene.load("pusht")
     save(tmp_path / "tee.json", painted(scene).on("tee"))

@@ -14,8 +14,8 @@ import pytest
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.io import load, load_folder, save
 from instep.splat.io.embodied import load_body
-from instep.splat.io.gaussian_files import load, load_folder, save
 
 QUARTER = 0.5**0.5
 LOSSLESS = [".ply", ".glb", ".usda", ".usdc", ".usdz"]

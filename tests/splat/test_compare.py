@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.splat.camera_effects import align_colours, unchanged
 from instep.splat.image_metrics import psnr, ssim
+from instep.splat.scan_tracking import align_colours, unchanged
 
 
 def picture(seed: int = 0) -> np.ndarray:

@@ -12,10 +12,9 @@ from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.scene.camera import Camera
 from instep.splat.background import filled, likeliest_picture, moving, of_colour, still_picture
-from instep.splat.fitting import Adam, FitOptions, Leash, Target, fit
+from instep.splat.fitting import Adam, FitOptions, Leash, Target, first_guess, fit, on_plane, rays_of
 from instep.splat.gaussians import Gaussians, coloured
 from instep.splat.image_metrics import psnr
-from instep.splat.init import first_guess, on_plane, rays_of
 from instep.splat.plane_alignment import Picture, Plane, align_on_plane
 from instep.splat.raster.rasterizer import Raster
 

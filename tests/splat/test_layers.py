@@ -10,9 +10,8 @@ from instep.core.errors import BadInput, UnknownName
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, coloured, together
 from instep.splat.image import Backdrop
-from instep.splat.raster.layers import Layers, nearer, silhouette, surface
 from instep.splat.raster.mesh_depth import Mesh, draw_meshes
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.rasterizer import Layers, Raster, nearer, silhouette, surface
 
 STILL = np.array([0.0, 0, 0, 1, 0, 0, 0])
 

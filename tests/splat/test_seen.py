@@ -9,10 +9,9 @@ from scenes import a_camera, looking_at
 from instep.core.errors import BadInput
 from instep.core.rollout import Constant, rollout, rollouts
 from instep.core.world import Array, Observation, Spec, State, stack, vector
-from instep.splat.camera_effects import Sensor, Shutter, carried_on, expose, sense
 from instep.splat.gaussians import Gaussians, coloured, together
-from instep.splat.raster.layers import Layers, silhouette
-from instep.splat.rendered_world import Seen
+from instep.splat.raster.rasterizer import Layers, silhouette
+from instep.splat.rendered_world import Seen, Sensor, Shutter, carried_on, expose, sense
 
 NAMES = ("world", "puck")
 SPEC = Spec(0.1, vector(["x"], "m"), vector(["x"], "m/s"), vector(["x"], "m/s"), {"observation.state": vector(["x"])})

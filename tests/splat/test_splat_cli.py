@@ -13,13 +13,12 @@ from instep.app.cli import main
 from instep.app.splat_tools import named_as, scan_frames
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
-from instep.splat.capture import load_capture
+from instep.splat.capture import load_cameras, load_capture, save_cameras
 from instep.splat.gaussians import coloured
-from instep.splat.io.camera_file import load_cameras, save_cameras
-from instep.splat.io.gaussian_files import load, load_folder, save
+from instep.splat.io import load, load_folder, save
 from instep.splat.raster.rasterizer import Raster
+from instep.splat.rendering import save_movie, save_png, side_by_side
 from instep.splat.scene_fit import SceneFit
-from instep.splat.visualization import save_movie, save_png, side_by_side
 
 
 @pytest.fixture

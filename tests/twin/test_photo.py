@@ -139,7 +139,7 @@ def test_a_filter_that_compares_colours_follows_a_stand_in(filmed, follow, resid
 
 def test_a_scan_takes_the_place_of_the_skin(filmed, tmp_path) -> None:
     from instep.app.twin_run import How
-    from instep.splat.io.gaussian_files import save
+    from instep.splat.io import save
     from instep.twin.camera_rig import Eyes
     from instep.twin.pose_filter import PoseFilter
     from instep.twin.segmentation import colour_mask

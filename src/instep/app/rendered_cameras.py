@@ -21,7 +21,7 @@ from instep.core.wrapper import Layer, W
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
-from instep.splat.raster.layers import Layers
+from instep.splat.raster.rasterizer import Layers
 
 from .output import content_hash
 from .world_specs import open_place
@@ -165,10 +165,10 @@ def _fixed(scene: Scene, name: str) -> bool:
 
 def _gaussians(given: Any, path: Path, scene: Scene) -> Any:
     if given is None:
-        from .gaussians_from_geoms import painted
+        from instep.splat.gaussians_from_geoms import painted
 
         return painted(scene)
-    from instep.splat.io.gaussian_files import load
+    from instep.splat.io import load
 
     found = load(path.parent / str(given))
     known = [scene.model.body(b).name for b in range(scene.model.nbody)]

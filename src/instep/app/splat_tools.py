@@ -17,8 +17,8 @@ from instep.scene.model import body_poses, site_poses
 from instep.splat.fitting import Progress
 from instep.splat.gaussians import Gaussians, together
 from instep.splat.raster.rasterizer import Raster
+from instep.splat.rendering import looking, orbit, save_movie, save_png
 from instep.splat.scene_fit import STILL, SceneFit
-from instep.splat.visualization import looking, orbit, save_movie, save_png
 
 
 def scan_frames(names: Sequence[str], scene: Scene) -> dict[str, tuple[str, Array]]:

@@ -117,7 +117,7 @@ class How:
         """Gaussians by body."""
         if self.scan is None:
             return {}
-        from instep.splat.io.gaussian_files import load_folder
+        from instep.splat.io import load_folder
 
         found = load_folder(self.scan)
         return {name: found.on(name) for name in found.names}

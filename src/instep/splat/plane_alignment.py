@@ -16,7 +16,7 @@ from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix, quat_log
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.raster.camera_frames import lens_slope
+from instep.splat.raster.gaussian_projection import lens_slope
 
 _FEW = 200
 """Points of the plane that a camera must show for it to be aligned."""

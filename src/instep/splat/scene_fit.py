@@ -11,20 +11,17 @@ from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.raster.layers import Layers
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.rasterizer import Layers, Raster
 
 from .background import filled, likeliest_picture, moving, of_colour, still_picture
-from .camera_effects import align_colours
 from .capture import Capture, Shot
-from .fitting import FitOptions, Leash, Progress, Target, fit
+from .fitting import FitOptions, Leash, Progress, Target, first_guess, fit, on_plane, rays_of
 from .gaussians import Gaussians, coloured, together
 from .image import Backdrop
 from .image_metrics import psnr, ssim
-from .init import first_guess, on_plane, rays_of
 from .plane_alignment import Aligned, Picture, align_on_plane
-from .scan_tracking import Follower
-from .visualization import side_by_side
+from .rendering import side_by_side
+from .scan_tracking import Follower, align_colours
 
 _DOUBTFUL = 0.1
 """How much a pixel counts that shows several things, as under the shadow of an arm."""

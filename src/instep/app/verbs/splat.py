@@ -58,7 +58,7 @@ def splat(
     from instep.scene.folder import Scene
     from instep.splat.capture import load_capture
     from instep.splat.fitting import FitOptions
-    from instep.splat.io.gaussian_files import FORMATS, load
+    from instep.splat.io import FORMATS, load
     from instep.splat.scene_fit import SceneFitOptions, splat_capture
 
     if steps < 1 or most < 1 or learn < 2 or held_out < 1 or orbit < 0:
@@ -93,9 +93,9 @@ def splat(
 
 def _write(done: SceneFit, output: Output, orbit: int, tell: Tell) -> None:
     from instep.app.splat_tools import circle
-    from instep.splat.io.camera_file import save_cameras
-    from instep.splat.io.gaussian_files import save
-    from instep.splat.visualization import save_png
+    from instep.splat.capture import save_cameras
+    from instep.splat.io import save
+    from instep.splat.rendering import save_png
 
     splats = output.folder / "splats"
     splats.mkdir(exist_ok=True)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .depth_order import cell_lists, order_tile
 from .simd import (
     CELL,
     CELLS,
@@ -39,6 +38,7 @@ from .simd import (
     spread,
     store,
 )
+from .tiles import cell_lists, order_tile
 
 COLUMNS = constant(0, 1, 2, 3, 0, 1, 2, 3)
 UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)

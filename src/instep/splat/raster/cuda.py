@@ -19,7 +19,7 @@ from instep.splat import spherical_harmonics as sh
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Image, Region, checked_region
 
-from .camera_frames import world_from_bodies, world_from_camera
+from .gaussian_projection import world_from_bodies, world_from_camera
 from .gradients import Gradients, Loss
 from .reference import BLUR, NEAR
 

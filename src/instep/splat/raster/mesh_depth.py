@@ -14,7 +14,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.image import Backdrop
 
-from .camera_frames import lens_reach
+from .gaussian_projection import lens_reach
 from .reference import NEAR
 from .simd import FAST
 

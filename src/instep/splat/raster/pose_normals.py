@@ -38,8 +38,7 @@ from .blending import (
     pass_through,
     read_limits,
 )
-from .camera_frames import world_from_bodies, world_from_camera
-from .depth_order import cell_lists, order_tile
+from .gaussian_projection import world_from_bodies, world_from_camera
 from .gradient_projection import MOTION, motions
 from .rasterizer import Prepared, Raster
 from .simd import (
@@ -64,7 +63,8 @@ from .simd import (
     store,
     total,
 )
-from .threads import on_threads
+from .tiles import cell_lists, order_tile
+from .workspace import on_threads
 
 JACOBIAN = 18 * PIXELS
 """Numbers of J for one body and cell: [colour, motion, pixel]."""

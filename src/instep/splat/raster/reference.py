@@ -18,7 +18,7 @@ from instep.splat import spherical_harmonics as sh
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Image, Region, checked_region, plain
 
-from .camera_frames import camera_from_bodies, lens_limits, lens_reach, lens_slope
+from .gaussian_projection import camera_from_bodies, lens_limits, lens_reach, lens_slope
 
 BLUR = 0.3
 """Variance added to every drawn Gaussian [px^2], so that none falls between the pixels."""

@@ -12,7 +12,8 @@ from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_from_matrix
 from instep.core.world import Array
 from instep.scene.folder import Scene
-from instep.splat.gaussians import Gaussians, coloured, together
+
+from .gaussians import Gaussians, coloured, together
 
 GRAIN = 0.008
 """Distance of Gaussians from each other [m]; on large surfaces more."""
