@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from instep.app.cli import main
-from instep.app.verbs.doctor import DEVELOPER_EXTRAS, extras
+from instep.app.verbs.doctor import UNLISTED_EXTRAS, extras
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "instep"
@@ -33,7 +33,7 @@ def base() -> set[str]:
 
 def of_extras() -> dict[str, set[str]]:
     """Extra -> the modules it brings; extras made of others have none of their own."""
-    groups = {k: v for k, v in PROJECT["optional-dependencies"].items() if k not in DEVELOPER_EXTRAS}
+    groups = {k: v for k, v in PROJECT["optional-dependencies"].items() if k not in UNLISTED_EXTRAS}
     own = {extra: {module(one) for one in wanted if not one.startswith("instep[")} for extra, wanted in groups.items()}
     return {extra: modules for extra, modules in own.items() if modules}
 

@@ -84,10 +84,14 @@ def test_two_nodes_give_what_this_process_gives_bit_by_bit_though_a_worker_is_ki
     assert all(row.digest for row in there.results["Deadly", "mujoco"])
 
 
-def test_both_nodes_work_and_results_come_in_order(cluster):
+def test_both_nodes_work_and_results_come_in_order(cluster, tmp_path):
     def node_of(item: int) -> tuple[int, str]:
-        time.sleep(0.3)  # long enough that one node alone would be slower than two
-        return item, str(cluster.get_runtime_context().get_node_id())
+        node = str(cluster.get_runtime_context().get_node_id())
+        (tmp_path / node).touch()
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)  # however slow the other node is to start, it gets some of the work
+        return item, node
 
     done = list(ray_map(node_of, range(8)))
     assert [item for item, _ in done] == list(range(8))

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from instep.core.errors import Unsupported
 
-DEVELOPER_EXTRAS = ("dev", "docs")
+UNLISTED_EXTRAS = ("all", "dev", "docs")
+"""Extras that are made of others, or for developers."""
 GOOD, FAIR, BAD = "[green]good[/]", "[yellow]fair[/]", "[red]bad[/]"
 
 
@@ -36,11 +37,11 @@ def doctor() -> int:
 
 
 def extras() -> dict[str, tuple[str, ...]]:
-    """The extras of the installed package -> the packages each brings, without the developers' own."""
+    """The extras of the installed package -> the packages each brings, without `UNLISTED_EXTRAS`."""
     found: dict[str, tuple[str, ...]] = {}
     for line in requires("instep") or ():
         name, marker = re.match(r"[\w.-]+", line), re.search(r"""extra == ["']([\w-]+)""", line)
-        if name and marker and name[0] != "instep" and marker[1] not in DEVELOPER_EXTRAS:
+        if name and marker and name[0] != "instep" and marker[1] not in UNLISTED_EXTRAS:
             found[marker[1]] = (*found.get(marker[1], ()), name[0])
     return found
 
