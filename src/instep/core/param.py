@@ -57,6 +57,11 @@ class Param:
         if self.log and self.low <= 0:
             raise BadInput(f"{self.address!r} spans decades, so its low bound must be above 0, not {self.low:g}.")
 
+    @property
+    def parts(self) -> Address:
+        """Kind, name and field of the address."""
+        return Address.parse(self.address)
+
     def to_unit(self, value: Array | float) -> Array:
         """Where a value stands between the bounds, 0 at low and 1 at high."""
         if self.log:

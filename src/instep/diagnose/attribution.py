@@ -18,6 +18,7 @@ import numpy as np
 from instep.core.distributions import student_quantile
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.param import Address
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
@@ -189,8 +190,8 @@ def _root(taken: tuple[Array, Array], left_out: int | None) -> float:
 
 
 def _component(address: str) -> str:
-    kind, _, rest = address.partition(".")
-    last = rest.rpartition(".")[2]
+    at = Address.parse(address)
+    kind, last = at.kind, at.field
     if last in ("delay", "loss"):
         return "sensing" if kind == "sensor" else "delay"
     if kind == "action":

@@ -18,6 +18,7 @@ import numpy as np
 from instep.core.distributions import student_quantile
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.param import Address
 from instep.core.replay import Aligned, aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
@@ -287,14 +288,15 @@ def _scaled(scene: Scene, name: str, pattern: str, factors: tuple[float, ...], w
     values = {k: v for k, v in _read(model, pattern).items() if v > 0}
     shared = pattern.startswith("body.")
     if shared:
-        values = {k: v for k, v in values.items() if k.split(".")[1] not in scene.objects}
+        values = {k: v for k, v in values.items() if Address.parse(k).name not in scene.objects}
     if not values:
         return None
 
     def settings(told: Values) -> Settings:
         if shared:
             return {k: next(iter(told.values())) * v for k, v in values.items()}
-        return {k: told[k.split(".")[1]] * v for k, v in values.items() if k.split(".")[1] in told}
+        named = {k: Address.parse(k).name for k in values}
+        return {k: told[named[k]] * v for k, v in values.items() if named[k] in told}
 
     return Suspect(name, factors, settings, words, shared=shared)
 
@@ -316,7 +318,7 @@ def _dry(scene: Scene) -> Suspect | None:
     """Dry friction in every joint of the robot, beyond what the model has, as a share of what its servos give."""
     model = cast(Any, scene).model
     given = _read(model, "joint.*.frictionloss")
-    joints = {k.split(".")[1]: v for k, v in given.items() if k.split(".")[1] in scene.robot}
+    joints = {n: v for k, v in given.items() if (n := Address.parse(k).name) in scene.robot}
     if not joints:
         return None
     strength = dict.fromkeys(joints, 0.0)

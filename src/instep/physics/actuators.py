@@ -19,7 +19,6 @@ the file is an ordinary MuJoCo world.
 from __future__ import annotations
 
 import threading
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -36,6 +35,7 @@ from instep.core.param import Address, Param
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
 from instep.scene.folder import Scene
+from instep.scene.settings_file import read_table
 
 from .cogging import COGGING, COUNT, HARMONICS, Cogging, cogging_of, is_cogging_param
 from .friction import TERMS, Term, friction_limit
@@ -111,12 +111,7 @@ def is_actuator_param(model: mujoco.MjModel, name: str) -> bool:
 
 def _table(root: Path) -> dict[str, Any]:
     path = root / ACTUATORS_FILE
-    if not path.is_file():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{ACTUATORS_FILE} in {root.name!r} cannot be read: {error}.") from None
+    return read_table(path) if path.is_file() else {}
 
 
 def _with_inputs(episode: Episode, inputs: Mapping[str, str]) -> Episode:

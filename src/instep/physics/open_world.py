@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from instep.core.errors import UnknownName, Unsupported
+from instep.core.param import Address
 from instep.core.world import Array, World
 from instep.scene.folder import Scene, SceneSimulator
 
@@ -48,7 +49,7 @@ def without_delta(
         return ActuatedWorld(world, actuators) if actuators else world
     if engine not in get_args(Engine):
         raise UnknownName("engine", engine, get_args(Engine))
-    if any(value != 0 and not name.endswith("." + COUNT) for name, value in actuators.items()):
+    if any(value != 0 and Address.parse(name).field != COUNT for name, value in actuators.items()):
         raise Unsupported(
             f"The engine {engine!r} has no actuator models, and scene {scene.name!r} has some in {ACTUATORS_FILE}; "
             "run this scene in MuJoCo."

@@ -6,6 +6,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, Diverged
+from instep.core.param import Address
 from instep.core.world import Array, Settings, State
 from instep.scene import address
 
@@ -47,7 +48,7 @@ def settings_per_world(settings: Settings) -> dict[str, Array]:
     if address.TIMESTEP in each:
         raise BadInput("The timestep is the same in every world of a batch; tune it with a single number.")
     for name, value in settings.items():
-        if name.endswith(".delay") and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
+        if Address.parse(name).field == "delay" and not (np.min(value) >= 0 and np.max(value) <= address.LONGEST_DELAY):
             raise BadInput(f"{name!r} must lie between 0 and {address.LONGEST_DELAY} s, not {value}.")
     return each
 

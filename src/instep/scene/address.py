@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Param
+from instep.core.param import Address, Param
 from instep.core.world import Settings
 
 DELAY = "action.delay"
@@ -202,17 +202,16 @@ def ordered(model: mujoco.MjModel, settings: Settings) -> dict[str, float | np.n
         resolved.update(dict.fromkeys(matching(model, [pattern]), value))
     for name in resolved:
         _refuse_shortcut(model, name)
-    return dict(sorted(resolved.items(), key=lambda item: not item[0].endswith(".mass")))
+    return dict(sorted(resolved.items(), key=lambda item: Address.parse(item[0]).field != "mass"))
 
 
 def _refuse_shortcut(model: mujoco.MjModel, name: str) -> None:
     """MuJoCo treats a body whose centre of mass is its origin as a simple one, and refuses to move that later."""
-    kind, _, rest = name.partition(".")
-    part, _, word = rest.rpartition(".")
-    if kind == "body" and word.startswith("com_") and model.body(part).simple[0]:
+    at = Address.parse(name)
+    if at.kind == "body" and at.field.startswith("com_") and model.body(at.name).simple[0]:
         raise BadInput(
-            f"The centre of mass of {part!r} cannot be moved, since MuJoCo takes a shortcut where it is the body's "
-            f'origin; write <body name="{part}" simple="false"> in the model to allow it.'
+            f"The centre of mass of {at.name!r} cannot be moved, since MuJoCo takes a shortcut where it is the body's "
+            f'origin; write <body name="{at.name}" simple="false"> in the model to allow it.'
         )
 
 
@@ -332,12 +331,11 @@ def _linear(kind: _Kind) -> _Kind:
 
 def _of_body(model: mujoco.MjModel, address: str) -> tuple[_Kind, list[int]]:
     """`geom.BODY.friction` stands for all geoms of a body where no geom has that name."""
-    kind, _, rest = address.partition(".")
-    name, _, word = rest.rpartition(".")
-    body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, name) if name else -1
-    if kind != "geom" or word not in _OF_GEOM or body < 0:
+    at = Address.parse(address)
+    body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, at.name) if at.name else -1
+    if at.kind != "geom" or at.field not in _OF_GEOM or body < 0:
         return _OF_GEOM["friction"], []
-    return _OF_GEOM[word], [int(g) for g in np.flatnonzero(model.geom_bodyid == body)]
+    return _OF_GEOM[at.field], [int(g) for g in np.flatnonzero(model.geom_bodyid == body)]
 
 
 def _array(model: mujoco.MjModel, field: str) -> np.ndarray:

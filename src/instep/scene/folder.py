@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,9 @@ from . import address
 from .camera import Camera
 from .model import Reader, compile_model, free_bodies, reader, scalar_joints
 from .model_source import Source, read_source
+from .settings_file import read_table
 
+SCENE_FILE = "scene.toml"
 LIBRARY = Path(__file__).parent / "library"
 _TOP = frozenset(
     ["about", "model", "rate", "source", "robot", "objects", "start", "cameras", "params", "settings", "task"]
@@ -70,10 +71,10 @@ class Scene:
         """A shipped scene by name, a scene folder, or an MJCF or URDF file taken as a scene."""
         path = Path(where)
         if path.suffix in (".xml", ".urdf", ".mjcf"):
-            return _from_file(path)
-        if (path / "scene.toml").is_file():
+            return scene_of_file(path)
+        if (path / SCENE_FILE).is_file():
             return _from_folder(path)
-        if (LIBRARY / path.name / "scene.toml").is_file() and len(path.parts) == 1:
+        if (LIBRARY / path.name / SCENE_FILE).is_file() and len(path.parts) == 1:
             return _from_folder(LIBRARY / path.name)
         if path.exists() or len(path.parts) > 1:
             raise BadInput(
@@ -148,10 +149,11 @@ class SceneSimulator(Simulator, Protocol):
 
 def shipped() -> list[str]:
     """The names of the scenes that come with the package."""
-    return sorted(path.parent.name for path in LIBRARY.glob("*/scene.toml"))
+    return sorted(path.parent.name for path in LIBRARY.glob(f"*/{SCENE_FILE}"))
 
 
-def _from_file(path: Path) -> Scene:
+def scene_of_file(path: Path) -> Scene:
+    """The scene of a robot file alone: an MJCF or URDF file, all its joints, free bodies and cameras."""
     source = read_source(path)
     model = compile_model(source)
     steps = max(1, round((1 / 60) / model.opt.timestep))
@@ -164,7 +166,7 @@ def _from_file(path: Path) -> Scene:
 
 
 def _from_folder(root: Path) -> Scene:
-    table = _table(root / "scene.toml")
+    table = _table(root / SCENE_FILE)
     source = read_source(root / str(table.get("model", "scene.xml")), root)
     settings: Settings = table.get("settings", {})
     model = compile_model(source, history=address.LONGEST_DELAY if address.needs_memory(settings) else 0.0)
@@ -190,10 +192,7 @@ def _from_folder(root: Path) -> Scene:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} in {path.parent.name!r} is not valid TOML: {error}.") from None
+    table = read_table(path)
     for key in table:
         if key not in _TOP:
             raise UnknownName(f"entry of {path.name}", key, _TOP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ import mujoco
 
 from instep.core.errors import BadInput
 
-from .folder import Scene, camera_names
-from .model import compile_model, free_bodies, scalar_joints
-from .model_source import Source, read_source
+from .folder import SCENE_FILE, Scene, scene_of_file
+from .model import scalar_joints
+from .model_source import Source
+from .settings_file import write_scene_table
 
 STIFFNESS = 10.0
 """A servo that is made up gets this share of its joint's torque limit per radian [1/rad]."""
@@ -32,16 +32,16 @@ def make_scene(robot: Path, folder: Path) -> Made:
     """Write a scene folder around an MJCF or URDF file, with the meshes and textures it uses; nothing is edited."""
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"The folder {str(folder)!r} is not empty; give a new one.")
-    source = read_source(robot)
-    model = compile_model(source)
-    xml, servos = _canonical(source, model)
+    scene = scene_of_file(robot)
+    source = scene.source
+    xml, servos = _canonical(source, scene.model)
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     for name, content in source.files.items():
         (folder / "assets" / name).write_bytes(content)
     if not source.files:
         (folder / "assets").rmdir()
     (folder / "scene.xml").write_text(xml, encoding="utf-8")
-    (folder / "scene.toml").write_text(_toml(robot, model), encoding="utf-8")
+    write_scene_table(folder / SCENE_FILE, scene, f"{robot.stem}, made from {robot.name}.")
     return Made(Scene.load(folder), servos)
 
 
@@ -78,31 +78,3 @@ def _add_servo(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str) -> None:
         servo.ctrlrange, servo.ctrllimited = [low, high], True
     if most:
         servo.forcerange, servo.forcelimited = [-most, most], True
-
-
-def _toml(robot: Path, model: mujoco.MjModel) -> str:
-    steps = max(1, round((1 / 60) / model.opt.timestep))
-    lines = [
-        f'about = "{_plain(robot.stem)}, made from {_plain(robot.name)}."',
-        'model = "scene.xml"',
-        f"rate = {1 / (steps * model.opt.timestep)!r}  # control rate [Hz]: {steps} physics steps",
-        "",
-        "[robot]",
-        f"joints = {_list(scalar_joints(model))}",
-        "",
-        "[objects]",
-        f"bodies = {_list(list(free_bodies(model)))}",
-    ]
-    if model.nkey and model.key(0).name:
-        lines += ["", "[start]", f'keyframe = "{_plain(model.key(0).name)}"']
-    for name in camera_names(model):
-        lines += ["", f'[cameras."{_plain(name)}"]']
-    return "\n".join(lines) + "\n"
-
-
-def _list(names: list[str]) -> str:
-    return "[" + ", ".join(f'"{_plain(name)}"' for name in names) + "]"
-
-
-def _plain(text: str) -> str:
-    return re.sub(r'["\\\n\r\t]', "_", text)

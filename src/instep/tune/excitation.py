@@ -267,7 +267,7 @@ def _added(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Ser
     """
     rest, waves, places, cycles = series.sines(options)
     known = set(address.addresses(limits.scene.model))
-    if any(k.address not in known or k.address.endswith(("frictionloss", "delay")) for k in params):
+    if any(k.address not in known or k.parts.field in ("frictionloss", "delay") for k in params):
         return rest
     told = answers(limits, params, _values(limits, params), cycles, len(rest))
     given = basis(rest, waves, told, places, options.noise, float((_fade(series.t) ** 2).mean()))
@@ -419,21 +419,20 @@ def _groups(limits: Limits, params: Sequence[Param], local: bool) -> list[list[i
         return [[i] for i in range(len(params))]
     groups: dict[str, list[int]] = {}
     for i, param in enumerate(params):
-        word = param.address.rpartition(".")[2] if _own(limits, param).sum() == 1 else param.address
+        word = param.parts.field if _own(limits, param).sum() == 1 else param.address
         groups.setdefault(word, []).append(i)
     return list(groups.values())
 
 
 def _own(limits: Limits, param: Param) -> Array:
     """The joints a parameter is taken to move [joints]."""
-    kind, _, rest = param.address.partition(".")
-    part = rest.rpartition(".")[0]
-    if kind == "actuator":
+    at = param.parts
+    if at.kind == "actuator":
         model = limits.scene.model
         names = [str(model.actuator(int(a)).name) for a in limits.actuators]
-        own = np.array([name == part for name in names])
+        own = np.array([name == at.name for name in names])
     else:
-        own = np.array([kind == "joint" and name == part for name in limits.joints])
+        own = np.array([at.kind == "joint" and name == at.name for name in limits.joints])
     return own if own.any() else np.ones(len(limits.joints), bool)
 
 

@@ -166,7 +166,7 @@ def fit(
     dt = sim.spec.dt
     span = max(1, round(options.window / dt))
     stride = None if options.stride is None else max(1, round(options.stride / dt))
-    delays = [param.high for param in params if param.address.endswith(".delay")]
+    delays = [param.high for param in params if param.parts.field == "delay"]
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
     windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
     if options.foreseeable:
@@ -259,10 +259,9 @@ def _reach(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
     names = np.array(form.labels)[form.seen]
     reach = np.ones((len(params), len(names)), bool)
     for i, param in enumerate(params):
-        kind, _, rest = param.address.partition(".")
-        part = rest.rpartition(".")[0]
-        if kind in ("joint", "actuator") and part in names:
-            reach[i] = names == part
+        at = param.parts
+        if at.kind in ("joint", "actuator") and at.name in names:
+            reach[i] = names == at.name
     return reach, np.tile(np.array(form.labels)[:, None] == names[None], (2, 1))
 
 
@@ -349,7 +348,7 @@ def _start(params: Sequence[Param], options: FitOptions) -> Array:
     values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in params]
     units = np.array([float(k.to_unit(v)) for k, v in zip(params, values, strict=True)])
     # A start on a bound can stall there, so it is moved inside; a delay further, for below a physics step it is none.
-    low = np.where([k.address.endswith(".delay") for k in params], 0.1, 0.01)
+    low = np.where([k.parts.field == "delay" for k in params], 0.1, 0.01)
     return np.clip(units, low, 0.99)
 
 

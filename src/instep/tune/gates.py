@@ -131,7 +131,7 @@ def tune(
 
 def _contact_alone(params: Sequence[Param]) -> bool:
     """Whether what is sought shows in impacts only, where the cost has steps and no slope to follow."""
-    kinds = {param.address.split(".")[0] for param in params}
+    kinds = {param.parts.kind for param in params}
     return "geom" in kinds and kinds <= {"geom", "body", "option"}
 
 

@@ -17,6 +17,7 @@ import mujoco
 
 from instep import __version__
 from instep.core.errors import BadInput, MissingExtra
+from instep.core.param import Address
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -91,7 +92,7 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
     """The scene as one MJCF file with the settings written in as numbers."""
     spec = mujoco.MjSpec.from_string(scene.source.xml, assets=dict(scene.source.files))
     plain = spec.compile()
-    kept = {k: v for k, v in settings.items() if not k.endswith(".delay")}
+    kept = {k: v for k, v in settings.items() if Address.parse(k).field != "delay"}
     model = address.write(plain, kept)
     # What MuJoCo does not write back from a model must be in the description.
     for body in spec.bodies[1:]:
@@ -133,12 +134,11 @@ def write_urdf(path: Path, urdf: Path, settings: Mapping[str, float]) -> Path:
 
 
 def write_yaml(path: Path, settings: Mapping[str, float]) -> Path:
-    """Settings as nested YAML: kind, part, word."""
+    """Settings as nested YAML: kind, name, field."""
     parts: dict[str, dict[str, dict[str, float]]] = {}
     for name, value in settings.items():
-        kind, _, rest = name.partition(".")
-        part, _, word = rest.rpartition(".")
-        parts.setdefault(kind, {}).setdefault(part or "all", {})[word] = float(value)
+        at = Address.parse(name)
+        parts.setdefault(at.kind, {}).setdefault(at.name or "all", {})[at.field] = float(value)
     lines: list[str] = []
     for kind, names in parts.items():
         lines.append(f"{kind}:")
@@ -164,7 +164,9 @@ def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str
     """
     pxr = _pxr()
     known = set(address.addresses(scene.model))
-    model = address.write(scene.model, {k: v for k, v in settings.items() if k in known and not k.endswith("delay")})
+    model = address.write(
+        scene.model, {k: v for k, v in settings.items() if k in known and Address.parse(k).field != "delay"}
+    )
     stage = pxr.Usd.Stage.CreateNew(str(path))
     pxr.UsdGeom.SetStageUpAxis(stage, pxr.UsdGeom.Tokens.z)
     pxr.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
@@ -175,8 +177,9 @@ def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str
         prim = stage.OverridePrim(f"{base}/{pxr.Tf.MakeValidIdentifier(name)}")
         _joint(pxr, prim, model, name)
         for param, value in settings.items():
-            if param.startswith((f"joint.{name}.", f"actuator.{name}.")):
-                prim.SetCustomDataByKey(f"instep:{param.rpartition('.')[2]}", float(value))
+            at = Address.parse(param)
+            if at.kind in ("joint", "actuator") and at.name == name:
+                prim.SetCustomDataByKey(f"instep:{at.field}", float(value))
     stage.GetRootLayer().Save()
     return path
 

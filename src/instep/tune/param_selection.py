@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.param import Param
+from instep.core.param import Address, Param
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
 from instep.scene.folder import Scene
@@ -103,10 +103,8 @@ def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, 
     driven = [_bounded(param, {**scene.bounds, **bounds}) for param in driven]
     found = address.params(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
     values = address.read(scene.model, [param.address for param in found])
-    held = {}
-    if any(param.address.endswith(".frictionloss") for param in found) and scene.model.nv:
-        joints = {k.address.split(".")[1] for k in found if k.address.endswith(".frictionloss") and k.address[0] == "j"}
-        held = {f"joint.{j}.friction_stiffness": FIRM for j in sorted(joints)}
+    joints = {k.parts.name for k in found if (k.parts.kind, k.parts.field) == ("joint", "frictionloss")}
+    held = {f"joint.{j}.friction_stiffness": FIRM for j in sorted(joints)}
     start |= values
     params = (*found, *driven)
     return Choice(params, {k.address: _begin(k, start[k.address]) for k in params}, held)
@@ -182,10 +180,11 @@ def _motors(scene: Scene, params: list[Param], start: dict[str, float], held: di
     """Friction of tendons and cogging of motors, where the scene says how large they may be."""
     listed = [a for a in address.addresses(scene.model) if a.startswith("tendon.") and _listed(scene, a)]
     for name in listed:
-        if name.endswith((".frictionloss", ".damping")):
+        at = Address.parse(name)
+        if at.field in ("frictionloss", "damping"):
             _add(scene, name, params, start)
-        if name.endswith(".frictionloss"):
-            held[name.removesuffix("frictionloss") + "friction_stiffness"] = FIRM
+        if at.field == "frictionloss":
+            held[str(replace(at, field="friction_stiffness"))] = FIRM
     found, values = cogging_params(scene)
     for param in found:
         if _listed(scene, param.address):

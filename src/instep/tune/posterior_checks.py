@@ -199,7 +199,7 @@ def predicted(
 
 def first_row(params: Sequence[Param], sim: Simulator) -> int:
     """The first row to predict from: commands before a recording are unknown, and a late one could still move it."""
-    return round(max((param.high for param in params if param.address.endswith(".delay")), default=0.0) / sim.spec.dt)
+    return round(max((param.high for param in params if param.parts.field == "delay"), default=0.0) / sim.spec.dt)
 
 
 def draw_band(band: Band, path: Path) -> Path:

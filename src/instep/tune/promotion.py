@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,8 @@ from instep import __version__
 from instep.core.errors import BadInput
 from instep.physics.actuators import ACTUATORS_FILE, is_actuator_param, read_actuators
 from instep.physics.delta_model import DELTA_FILE
-from instep.scene.folder import Scene
+from instep.scene.folder import SCENE_FILE, Scene
+from instep.scene.settings_file import write_scene_table, write_settings
 
 LEFT = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE)
 """What does not go along: a delta action belongs to the parameters it was learnt with."""
@@ -29,17 +29,16 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     """
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"The folder {str(out)!r} is not empty; a promoted scene needs a new one.")
-    if (scene.root / "scene.toml").is_file() and scene.name == scene.root.resolve().name:
+    if (scene.root / SCENE_FILE).is_file() and scene.name == scene.root.resolve().name:
         shutil.copytree(scene.root, out, dirs_exist_ok=True, ignore=LEFT)
     else:
         _from_file(scene, out)
-    table = out / "scene.toml"
     own = {name: value for name, value in settings.items() if is_actuator_param(scene.model, name)}
     rest = {name: value for name, value in settings.items() if name not in own}
     merged = {**{k: float(v) for k, v in scene.settings.items()}, **rest}  # type: ignore[arg-type]
     if own:
-        _drive(out / ACTUATORS_FILE, {**read_actuators(scene.root), **own})
-    table.write_text(_without_settings(table.read_text(encoding="utf-8")) + _settings(merged), encoding="utf-8")
+        write_settings(out / ACTUATORS_FILE, {**read_actuators(scene.root), **own})
+    write_settings(out / SCENE_FILE, merged)
     record = {
         "instep": __version__,
         "mujoco": mujoco.__version__,
@@ -74,32 +73,4 @@ def _from_file(scene: Scene, out: Path) -> None:
             raise BadInput(f"The scene names a file outside its folder, {name!r}; it cannot be copied.")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    joints = ", ".join(json.dumps(name) for name in scene.robot)
-    bodies = ", ".join(json.dumps(name) for name in scene.objects)
-    lines = ['model = "scene.xml"', f"rate = {1 / scene.dt:.12g}", "", "[robot]", f"joints = [{joints}]"]
-    if scene.objects:
-        lines += ["", "[objects]", f"bodies = [{bodies}]"]
-    if "keyframe" in scene.begin:
-        lines += ["", "[start]", f"keyframe = {json.dumps(scene.begin['keyframe'])}"]
-    (out / "scene.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _drive(path: Path, settings: Mapping[str, float]) -> None:
-    """The settings of the drives, which MuJoCo does not know, in their own file."""
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    path.write_text((_without_settings(before) + _settings(settings)).lstrip(), encoding="utf-8")
-
-
-def _without_settings(text: str) -> str:
-    """The table without its `[settings]`, which are written anew."""
-    return re.sub(r"(?ms)^\[settings\]\s*$.*?(?=^\[|\Z)", "", text).rstrip() + "\n"
-
-
-def _settings(settings: Mapping[str, float]) -> str:
-    lines = [f"{json.dumps(name)} = {_number(value)}" for name, value in settings.items()]
-    return "\n[settings]\n" + "\n".join(lines) + "\n"
-
-
-def _number(value: float) -> str:
-    text = repr(float(value))
-    return text if any(c in text for c in ".en") else f"{text}.0"
+    write_scene_table(out / SCENE_FILE, scene)

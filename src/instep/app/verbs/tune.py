@@ -188,7 +188,7 @@ def _narrowed(choice: Choice, bounds: Mapping[str, tuple[float, float]]) -> Choi
 def _options(asked: Asked, loaded: Loaded) -> FitOptions:
     from instep.tune.fit import FitOptions
 
-    joints = {k.address.split(".")[1] for k in loaded.choice.params if k.address.startswith(("joint.", "actuator."))}
+    joints = {k.parts.name for k in loaded.choice.params if k.parts.kind in ("joint", "actuator")}
     return FitOptions(
         window=asked.window,
         limit=asked.windows,

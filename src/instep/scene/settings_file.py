@@ -1,0 +1,77 @@
+"""TOML files of a scene folder: read them, write a new `scene.toml`, replace `[settings]` while comments stay."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instep.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from .folder import Scene
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; `BadInput` where it is not valid."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path.name} in {path.parent.name!r} is not valid TOML: {error}.") from None
+
+
+def write_scene_table(path: Path, scene: Scene, about: str = "") -> None:
+    """Write the `scene.toml` of a scene that was read from a robot file, for a model in `scene.xml` beside it."""
+    import tomlkit
+
+    table = tomlkit.document()
+    if about:
+        table.add("about", about)
+    table.add("model", "scene.xml")
+    rate = tomlkit.item(1 / scene.dt)
+    rate.comment(f"control rate [Hz]: {round(scene.dt / scene.model.opt.timestep)} physics steps")
+    table.add("rate", rate)
+    parts: dict[str, dict[str, object]] = {"robot": {"joints": list(scene.robot)}}
+    if scene.objects:
+        parts["objects"] = {"bodies": list(scene.objects)}
+    if "keyframe" in scene.begin:
+        parts["start"] = {"keyframe": scene.begin["keyframe"]}
+    for name, entries in parts.items():
+        table.add(name, tomlkit.item(entries))
+    if scene.cameras:
+        table.add("cameras", tomlkit.item({name: {} for name in scene.cameras}))
+    path.write_text(tomlkit.dumps(table), encoding="utf-8")
+
+
+def write_settings(path: Path, settings: Mapping[str, float]) -> None:
+    """Replace the `[settings]` of a TOML file, which is made where it is missing; all else stays as it is.
+
+    Comments stay too, also those beside a setting that keeps its name.
+    """
+    import tomlkit
+
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    table, new = tomlkit.parse(text), tomlkit.table()
+    before = table.get("settings")
+    body = list(before.value.body) if before is not None else []
+    # What follows the last setting belongs to the next table.
+    end = max((i + 1 for i, (key, _) in enumerate(body) if key is not None), default=0)
+    for key, item in body[:end]:
+        if key is None:
+            new.add(item)
+        elif key.key in settings:
+            value = tomlkit.item(float(settings[key.key]))
+            if item.trivia.comment:
+                value.comment(item.trivia.comment.lstrip("# "))
+            new.add(key.key, value)
+    for name, value in settings.items():
+        if name not in new:
+            new.add(name, float(value))
+    for _, item in body[end:]:
+        new.add(item)
+    if before is not None:
+        table["settings"] = new
+    else:
+        table.add("settings", new)
+    path.write_text(tomlkit.dumps(table), encoding="utf-8")
