@@ -113,7 +113,7 @@ def test_an_action_of_the_wrong_size_is_refused(tmp_path):
 
 def test_an_unknown_verb_offers_the_nearest(tmp_path):
     code, errors, _, _ = instep("params", "pusht", cwd=tmp_path)
-    assert code == 2 and "There is no verb 'parameters'" in errors
+    assert code == 2 and "There is no verb 'params'" in errors
 
 
 def test_an_output_folder_that_is_not_ours_is_left_alone(tmp_path):
