@@ -1,7 +1,7 @@
 """The corrections of a twin on the same episodes: pose filter, visual forces, physics alone.
 
-Three episodes: a stand-in that pushes its T about, one whose T lies still while the twin's is kicked by 5 cm and 30
-degrees, and, where its recording is at hand, a real demonstration with three cameras.
+Three episodes: a simulated robot that pushes its T about, one whose T lies still while the twin's is kicked by 5 cm
+and 30 degrees, and, where its recording is at hand, a real demonstration with three cameras.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _still(scene: Scene, rows: int) -> Episode:
 
 
 def _pushed(name: str, scene: Scene, eyes: Eyes, filmed: Episode, how: Correction) -> list[dict[str, Any]]:
-    """How near the twin stays to a T that is pushed about by a stand-in of other friction."""
+    """How near the twin stays to a T that is pushed about by a simulated robot of other friction."""
     # Processor time: other programs on the machine are no part of a correction.
     twin = Twin(open_world(scene), Recording(filmed), how, clock=time.thread_time)
     episode = rollout(twin, Script(filmed.action), steps=len(filmed))

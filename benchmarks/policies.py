@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-SCENE, STANDIN = "pusht", 1
+SCENE, SIMULATED_ROBOT = "pusht", 1
 FRAME = ("pusher_x", "pusher_y", "tee")
 SHOWN, MINED, JUDGED = 10_000, 400_000, 500_000
 """First seeds of demonstrations, of starts from which failures are mined, of starts on which policies are judged."""
@@ -124,16 +124,17 @@ class Training:
 
 
 def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
-    """The stand-in, or MuJoCo with some settings, with the task; few threads, since processes share the cores."""
+    """The simulated robot, or MuJoCo with some settings, with the task; few threads, since processes share the
+    cores."""
     from instep import open_world
-    from instep.app.simulated_robot import Disguise, stand_in
+    from instep.app.simulated_robot import Perturbation, simulate_robot
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
     from instep.scene.tasks.task import Tasked
 
     scene = Scene.load(SCENE)
-    if name == "stand-in":
-        return Tasked(stand_in(scene, Disguise(hidden=STANDIN)).world, task_of(scene))
+    if name == "simulated robot":
+        return Tasked(simulate_robot(scene, Perturbation(hidden=SIMULATED_ROBOT)).world, task_of(scene))
     sim = open_world(scene, threads=threads)
     return Tasked(sim.tuned(settings) if settings else sim, task_of(scene))
 
@@ -152,7 +153,7 @@ def collect(seeds: Sequence[int]) -> list[Any]:
     """Demonstrations on the simulated robot; positions and velocities are what its sensors said, not what it knows."""
     from instep.evaluate.failure_mining import demonstrate
 
-    return [sensed(episode) for episode in demonstrate(worlds("stand-in", {}), expert(), seeds)]
+    return [sensed(episode) for episode in demonstrate(worlds("simulated robot", {}), expert(), seeds)]
 
 
 def sensed(episode: Any) -> Any:
@@ -220,7 +221,7 @@ def judge(job: tuple[str, str, dict[str, float], Sequence[int]]) -> list[bool]:
 
 def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Plan, book: Book) -> None:
     """Successes start by start: world -> policy -> list; the simulated robot first, since it matters most."""
-    sides = (("stand-in", {}, plan.starts), ("tuned", tuned, plan.virtual), ("as it is", {}, plan.virtual))
+    sides = (("simulated robot", {}, plan.starts), ("tuned", tuned, plan.virtual), ("as it is", {}, plan.virtual))
     waiting = []
     for name, settings, starts in sides:
         chunks = _few(range(JUDGED, JUDGED + starts), 10)
@@ -239,7 +240,7 @@ def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     from instep.core.statistics import wilson
     from instep.core.trials import paired_difference
 
-    n, found = plan.demos, judged["stand-in"]
+    n, found = plan.demos, judged["simulated robot"]
     arms = {
         f"{n} demonstrations": f"{n}",
         f"{n} and {n} virtual ones from failure states": f"{n}+{n}",
@@ -270,9 +271,9 @@ def agreement_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     """How well virtual success tells success on the simulated robot, with the simulator as it is and tuned."""
     from instep.core.statistics import mmrv_interval, pearson, spearman
 
-    names = list(judged["stand-in"])
+    names = list(judged["simulated robot"])
     trials, virtual = np.full(len(names), plan.starts), np.full(len(names), plan.virtual)
-    real = np.array([np.mean(judged["stand-in"][name]) for name in names])
+    real = np.array([np.mean(judged["simulated robot"][name]) for name in names])
     rows = [plain("policies compared", len(names), ""), plain("lowest success on the simulated robot", real.min(), ""),
             plain("highest success on the simulated robot", real.max(), "")]  # fmt: skip
     for side, goals in (("as it is", (None, None)), ("tuned", (0.95, 0.05))):

@@ -109,7 +109,7 @@ def _known(parts: dict[str, dict[str, list[bool]]]) -> tuple[dict[str, Any], int
     """Successes on the starts on which every policy was judged, and how many starts those are."""
     common = sorted(set[str].intersection(*(set(own) for own in parts.values())), key=int)
     lists = {name: list(chain.from_iterable(own[first] for first in common)) for name, own in parts.items()}
-    return {"stand-in": lists}, min(map(len, lists.values()))
+    return {"simulated robot": lists}, min(map(len, lists.values()))
 
 
 def _said(name: str, camera: str) -> str:
@@ -201,7 +201,7 @@ def _loaded(folder: Path, camera: str) -> Any:
     """An episode from its folder."""
     from instep.core.episode import Episode
 
-    _, world = seen("stand-in", {}, camera)
+    _, world = seen("simulated robot", {}, camera)
     return Episode(world.spec, {path.stem: np.load(path) for path in sorted(folder.glob("*.npy"))})
 
 
@@ -243,7 +243,7 @@ def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
     from instep.evaluate.episode_batch import play
 
     folder, camera, seeds = job
-    _, world = seen("stand-in", {}, camera)
+    _, world = seen("simulated robot", {}, camera)
     return [row.success for row in play(world, _policy(folder, world), seeds).ended]
 
 
@@ -272,7 +272,7 @@ def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     from instep.policy.observation_encoding import heading
 
     episodes = policies.collect(range(MINED - 1000, MINED - 1000 + (2 if plan == QUICK else 8)))
-    _, world = seen("stand-in", {}, camera)
+    _, world = seen("simulated robot", {}, camera)
     spotter = _policy(folder, world).policy.spotter
     off, turned = [], []
     for episode in map(sight(camera).develop, episodes):

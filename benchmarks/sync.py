@@ -1,7 +1,8 @@
-"""The twin's loop at 60 Hz: deadlines, stage times, and how near it stays to a filmed stand-in.
+"""The twin's loop at 60 Hz: deadlines, stage times, and how near it stays to a filmed simulated robot.
 
-The stand-in has another friction, other servos, other light, and noisy pictures that come one frame late. Its pictures
-are taken before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
+The simulated robot has another friction, other servos, other light, and noisy pictures that come one frame late. Its
+pictures are taken before the clock starts; the loop then runs in real time with absolute deadlines, recorder and
+policy on.
 
     instep bench sync
     python benchmarks/sync.py films FOLDER           # keep the films, where there are graphics
@@ -92,7 +93,7 @@ SHORT: tuple[Cut, ...] = ((60, 5, 0), (120, 3, 2))
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
-    """Film a stand-in, follow it in real time, and return one row per number."""
+    """Film a simulated robot, follow it in real time, and return one row per number."""
     return measured(out, SHORT if quick else CUTS, rendered)
 
 

@@ -1,4 +1,4 @@
-"""Films of a stand-in in a file, without loss, for machines that cannot render.
+"""Films of a simulated robot in a file, without loss, for machines that cannot render.
 
 From one picture to the next a few hundred pixels change; their places and new colours are kept.
 """

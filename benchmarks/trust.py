@@ -1,7 +1,7 @@
-"""How well a twin knows that it cannot be trusted: nominal and faulty episodes of filmed stand-ins.
+"""How well a twin knows that it cannot be trusted: nominal and faulty episodes of filmed simulated robots.
 
-Every stand-in has friction, servos, light and a start of its own. Trust is calibrated on nominal episodes, then asked
-about others, each once as it is and once with a fault from the middle on.
+Every simulated robot has friction, servos, light and a start of its own. Trust is calibrated on nominal episodes,
+then asked about others, each once as it is and once with a fault from the middle on.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Calibrate, judge, and return one row per number."""
     scene = Scene.load("pusht")
     calibrating, asked = (8, 8) if quick else (42, 40)
-    trust = calibrated([follow(scene, stand_in(scene, 1000 + seed)) for seed in range(calibrating)])
+    trust = calibrated([follow(scene, simulate_robot(scene, 1000 + seed)) for seed in range(calibrating)])
     alpha = max(0.05, 1.01 / (1 + len(trust.scores)))  # few runs cannot promise less
     false_alarms, rows, delays = 0, [], []
     caught: dict[str, list[bool]] = {name: [] for name in FAULTS}
-    other = stand_in(scene, 5000)
+    other = simulate_robot(scene, 5000)
     for seed in range(asked):
-        filmed = stand_in(scene, seed)
+        filmed = simulate_robot(scene, seed)
         false_alarms += trust.alarm(follow(scene, filmed), alpha) is not None
         name = list(FAULTS)[seed % len(FAULTS)]
         row = trust.alarm(follow(scene, FAULTS[name](filmed, other, scene)), alpha)
@@ -71,8 +71,8 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def stand_in(scene: Scene, seed: int) -> Episode:
-    """A filmed episode of a stand-in with hidden differences of its own."""
+def simulate_robot(scene: Scene, seed: int) -> Episode:
+    """A filmed episode of a simulated robot with hidden differences of its own."""
     rng = np.random.default_rng((seed, 23))
     friction, kp = 0.4 * 2 ** rng.uniform(-1, 1), 500 * 1.35 ** rng.uniform(-1, 1)
     world = open_world(scene).tuned({"geom.*.friction": friction, "actuator.*.kp": kp})

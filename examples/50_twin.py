@@ -1,4 +1,5 @@
-"""A twin of a stand-in: the policy moves the simulated stick, the other world follows, a camera corrects the T."""
+"""A twin of a simulated robot: the policy moves the simulated stick, the other world follows, a camera corrects the
+T."""
 
 import numpy as np
 
@@ -13,16 +14,16 @@ from instep.twin.segmentation import colour_mask
 from instep.twin.twin import Twin, correction_log
 
 scene = Scene.load("pusht")
-stand_in = filmed(open_world(scene).tuned({"geom.*.friction": 0.8}), scene)
+simulate_robot = filmed(open_world(scene).tuned({"geom.*.friction": 0.8}), scene)
 eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
-twin = Twin(open_world(scene), stand_in, PoseFilter(scene, eyes))
+twin = Twin(open_world(scene), simulate_robot, PoseFilter(scene, eyes))
 
 try:
     episode = rollout(twin, Constant(scene.rest_action()), steps=8, seed=3)
 except Unsupported as error:  # no graphics library: nothing can be filmed
     print(error)
 else:
-    true = stand_in.reset(3).q[2:4]
+    true = simulate_robot.reset(3).q[2:4]
     log = correction_log(twin, episode.columns)
     print(f"the T is at {episode.q[-1, 2:4].round(4)}, {1e3 * np.linalg.norm(episode.q[-1, 2:4] - true):.1f} mm off")
     print(f"believed to within {1e3 * log['tee.sigma'][-1]:.2f} mm, seen by {len(eyes.cameras)} cameras")

@@ -86,7 +86,7 @@ def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path,
 
 def test_a_policy_that_looks_gets_pictures(user_file, tmp_path, capsys):
     words = ["eval", f"python:{user_file}:looking", "so101", "--task", "reach", "--seeds", "1", "--films", "0"]
-    assert main([*words, "--cameras", "front", "--film-every", "5", "--out", str(tmp_path / "out")]) == 0
+    assert main([*words, "--cameras", "front", "--image-every", "5", "--out", str(tmp_path / "out")]) == 0
     assert "Traceback" not in capsys.readouterr().err
     assert main([*words, "--cameras", "back", "--out", str(tmp_path / "other")]) == 2
     assert "no camera named 'back'" in capsys.readouterr().err
@@ -128,7 +128,7 @@ def test_a_policy_that_cannot_be_run_is_said_in_one_sentence(policy, said, user_
         (["eval", "expert", "nowhere"], "nowhere"),
         (["eval", "expert", SCENE, "--seeds", "0"], "at least one seed"),
         (["eval", "expert", SCENE, "--worlds", "unreal"], "no world named 'unreal'"),
-        (["eval", "expert", SCENE, "--worlds", "standin:x"], "a whole number"),
+        (["eval", "expert", SCENE, "--worlds", "perturbed:x"], "a whole number"),
         (["eval", "expert", SCENE, "--on", "cloud"], "--on takes ray"),
         (["eval", "expert", SCENE, "--latency", "-1"], "at least 0"),
         (["gate", "expert", "absent.toml"], "absent.toml"),

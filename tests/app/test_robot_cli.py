@@ -1,4 +1,4 @@
-"""The stand-in robot in its own process, as `instep robot` starts it."""
+"""The simulated robot in its own process, as `instep robot` starts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
 from instep.app.cli import main
-from instep.app.simulated_robot import Disguise, SensedDriver, hidden_settings, robot_process, stand_in
+from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_settings, robot_process, simulate_robot
 from instep.core.errors import LinkLost
 from instep.robot.driver import WorldDriver
 from instep.robot.link import LinkWorld
@@ -72,13 +72,13 @@ def test_what_is_hidden_is_revealed_only_to_a_file(tmp_path):
 
 def test_sensors_tell_less_than_the_simulation_knows():
     scene = Scene.load("pusht")
-    driver = SensedDriver(WorldDriver(stand_in(scene, Disguise(engine="mujoco", hidden=2, noise=0.01)).world))
+    driver = SensorDriver(WorldDriver(simulate_robot(scene, Perturbation(engine="mujoco", hidden=2, noise=0.01)).world))
     driver.reset(0)
     for _ in range(5):
         driver.write(scene.rest_action() + 0.05)
     reading = driver.read()
     assert np.array_equal(reading.q[:2], reading.seen["observation.state"])
-    clean = SensedDriver(WorldDriver(stand_in(scene, Disguise(engine="mujoco", hidden=2, noise=0.0)).world))
+    clean = SensorDriver(WorldDriver(simulate_robot(scene, Perturbation(engine="mujoco", hidden=2, noise=0.0)).world))
     clean.reset(0)
     for _ in range(5):
         clean.write(scene.rest_action() + 0.05)

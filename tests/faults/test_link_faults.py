@@ -105,7 +105,7 @@ class Bench:
 
 @contextlib.contextmanager
 def robot_process(**wish) -> Iterator[tuple[subprocess.Popen, str, str]]:
-    """A stand-in robot in a process of its own, with its address and token."""
+    """A simulated robot in a process of its own, with its address and token."""
     process = subprocess.Popen([sys.executable, str(ROBOT), json.dumps(wish)], stdout=subprocess.PIPE, text=True)
     try:
         address, token = json.loads(process.stdout.readline())

@@ -1,4 +1,5 @@
-"""Faults of cameras and bodies, injected into pictures of a filmed stand-in; each bound is the twin's promise."""
+"""Faults of cameras and bodies, injected into pictures of a filmed simulated robot; each bound is the twin's
+promise."""
 
 from __future__ import annotations
 

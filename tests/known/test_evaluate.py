@@ -11,7 +11,7 @@ import pytest
 
 from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
 from instep.app.cluster import spread
-from instep.app.world_specs import open_place, open_words
+from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
 from instep.evaluate.comparison import compare
@@ -228,13 +228,13 @@ def ahead(observation):
 def course() -> tuple[Place, Course]:
     """Work that another process can import: a shipped scene, and a policy in a file."""
     task = replace(Course.of(Scene.load("diff_drive"), "course"), seconds=0.5)
-    return Place("mujoco", partial(open_place, "mujoco", "diff_drive"), "diff_drive"), task
+    return Place("mujoco", partial(world_from_eval_spec, "mujoco", "diff_drive"), "diff_drive"), task
 
 
 def in_file(folder: Path, name: str, *, always: bool = False) -> Candidate:
     file = folder / "policy.py"
     file.write_text(DEADLY.format(flag=str(folder / "flag"), always=always))
-    return Candidate(name, partial(open_words, f"python:{file}:{name}"))
+    return Candidate(name, partial(policy_from_spec, f"python:{file}:{name}"))
 
 
 def test_processes_give_what_this_process_gives_bit_by_bit(tmp_path):
@@ -265,7 +265,7 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
     where, task = course()
     file = tmp_path / "slow.py"
     file.write_text("import time\n\n\ndef slow(observation):\n    time.sleep(60)\n")
-    policy = Candidate("slow", partial(open_words, f"python:{file}:slow"))
+    policy = Candidate("slow", partial(policy_from_spec, f"python:{file}:slow"))
     with spread("processes:1", deadline=3.0) as mapped:
         done = evaluate([policy], [where], task, [0, 1], map=mapped)
     assert done.broken("slow", "mujoco") == 2

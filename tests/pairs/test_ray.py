@@ -22,7 +22,7 @@ import pytest
 
 from instep import BadInput
 from instep.app.cluster import ray_map, spread
-from instep.app.world_specs import open_place, open_words
+from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.evaluate.evaluation import Candidate, EvalOptions, Lost, Place, evaluate
 from instep.scene.folder import Scene
 from instep.scene.tasks.course_task import Course
@@ -69,8 +69,13 @@ def asked(folder: Path) -> tuple[Any, ...]:
     task = replace(Course.of(Scene.load("diff_drive"), "course"), seconds=0.5)
     file = folder / "policy.py"
     file.write_text(POLICY.format(flag=str(folder / "flag")))
-    policy = Candidate("Deadly", partial(open_words, f"python:{file}:Deadly"))
-    return [policy], [Place("mujoco", partial(open_place, "mujoco", "diff_drive"), "diff_drive")], task, range(12)
+    policy = Candidate("Deadly", partial(policy_from_spec, f"python:{file}:Deadly"))
+    return (
+        [policy],
+        [Place("mujoco", partial(world_from_eval_spec, "mujoco", "diff_drive"), "diff_drive")],
+        task,
+        range(12),
+    )
 
 
 @pytest.mark.fault(44)

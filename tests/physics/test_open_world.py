@@ -9,9 +9,9 @@ import pytest
 
 from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_world, rollout
 from instep.app.gap_run import open_scene
-from instep.app.simulated_robot import Disguise, stand_in
+from instep.app.simulated_robot import Perturbation, simulate_robot
 from instep.app.twin_run import How, open_twin
-from instep.app.world_specs import open_place, world_from_spec
+from instep.app.world_specs import world_from_eval_spec, world_from_spec
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from instep.physics.mujoco_world import MujocoWorld
@@ -73,9 +73,9 @@ def test_every_way_in_opens_the_same_simulator(tuned: Path):
     with world_from_spec(f"sim:{tuned}") as world:
         np.testing.assert_array_equal(run(world), expected)
     np.testing.assert_array_equal(run(open_scene(str(tuned))[1]), expected)
-    np.testing.assert_array_equal(run(open_place("mujoco", str(tuned))), expected)
-    exact = Disguise(engine="mujoco", noise=0.0, resolution=1e-12, late=0)
-    np.testing.assert_allclose(run(stand_in(Scene.load(tuned), exact).world), expected, atol=1e-9)
+    np.testing.assert_array_equal(run(world_from_eval_spec("mujoco", str(tuned))), expected)
+    exact = Perturbation(engine="mujoco", noise=0.0, resolution=1e-12, late=0)
+    np.testing.assert_allclose(run(simulate_robot(Scene.load(tuned), exact).world), expected, atol=1e-9)
 
 
 def test_the_twin_of_a_tuned_scene_has_its_actuator_models_and_delta(tuned: Path):

@@ -1,4 +1,4 @@
-"""A stand-in that was filmed once: another friction, other light, noise, pictures that come a frame late."""
+"""A simulated robot that was filmed once: another friction, other light, noise, pictures that come a frame late."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 60
 
 @dataclass(frozen=True)
 class Filmed:
-    """What a stand-in did, and what its cameras saw."""
+    """What a simulated robot did, and what its cameras saw."""
 
     scene: Scene
     episode: Episode
@@ -54,7 +54,7 @@ class Run:
     twin: Twin
     episode: Episode
     error: Array
-    """Distance of the twin's T from the stand-in's, row by row [m]."""
+    """Distance of the twin's T from the simulated robot's, row by row [m]."""
     turn: Array
     """Angle between them [rad]."""
     log: dict[str, Array]

@@ -1,4 +1,4 @@
-"""The twin against a stand-in in its own process, over the link, as a user runs it."""
+"""The twin against a simulated robot in its own process, over the link, as a user runs it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_a_policy_runs_in_the_twin_and_the_stand_in_follows(episode) -> None:
 def test_the_twin_knows_where_the_stand_in_has_its_t(episode) -> None:
     true = episode["twin.measured"]
     apart = np.linalg.norm(episode.q[10:, 2:4] - true[10:, 2:4], axis=1)
-    # The lens of the stand-in bends a little, which the scene does not know; its cameras take ten pictures a second.
+    # The lens of the simulated robot bends a little, which the scene does not know; its cameras take ten pictures a
+    # second.
     assert np.median(apart) < 3e-3
     assert np.degrees(np.median(angle_between(episode.q[10:, 5:9], true[10:, 5:9]))) < 1
 

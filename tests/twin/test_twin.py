@@ -1,4 +1,4 @@
-"""The twin as a world, and how near it stays to a stand-in that is filmed."""
+"""The twin as a world, and how near it stays to a simulated robot that is filmed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from instep import __version__
 from instep.core.errors import InstepError
 
 VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("demo:demo", "the whole loop against a stand-in robot, on this machine"),
+    "demo": ("demo:demo", "the whole loop against a simulated robot, on this machine"),
     "scene new": ("scene:new", "make a scene folder from an MJCF or URDF robot"),
     "scene list": ("scene:list_scenes", "the scenes that come with instep"),
     "scene params": ("scene:params", "list what can be turned in a scene, with units and ranges"),
@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data info": ("data:info", "look inside a dataset"),
     "data export": ("data:export", "other formats out"),
     "build": ("build:build", "images to a scene"),
-    "robot": ("robot:robot", "run a stand-in robot: another process, engine, clock, and hidden parameters"),
+    "robot": ("robot:robot", "run a simulated robot: another process, engine, clock, and hidden parameters"),
     "record": ("record:record", "record a run, safe against crashes"),
     "gap": ("gap:gap", "measure how far a simulator is from recordings, or two sets of recordings from each other"),
     "tune": ("tune:tune", "identify parameters from recordings, with gates and posteriors"),

@@ -1,7 +1,4 @@
-"""One picture of a demo: the gap before and after, and what the camera saw.
-
-The whole loop against a stand-in robot: run, record, measure, fit two parameters, measure again, act through a twin.
-"""
+"""The demo: run, record, measure, fit two parameters, measure again and act through a twin, all on a simulated robot."""
 
 from __future__ import annotations
 
@@ -31,11 +28,11 @@ from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.fit import Fit, FitOptions, fit
 
-from .demo_twin import Through, png, section
+from .demo_twin import TwinRun, png, section
 from .demo_twin import scores as twin_scores
 
 
-def poster(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Path:
+def demo_figure(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Path:
     """Draw curves over the horizon with their intervals, and beside them a picture where there is one."""
     import matplotlib
 
@@ -50,7 +47,7 @@ def poster(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Pa
     if picture is not None:
         axes[0, 1].imshow(picture)
         axes[0, 1].set_axis_off()
-        axes[0, 1].set_title("stand-in above, simulator below", fontsize=10, loc="left")
+        axes[0, 1].set_title("robot above, simulator below", fontsize=10, loc="left")
     stream = io.BytesIO()
     figure.savefig(stream, dpi=130, format="png")
     pyplot.close(figure)
@@ -68,8 +65,8 @@ def _curves(axes, curves: Mapping[str, Curve]) -> None:
         axes.fill_between(x, np.where(np.isfinite(low), low, value), np.where(np.isfinite(high), high, value),
                           color=colour, alpha=0.15, linewidth=0)  # fmt: skip
         axes.set_xticks(x, curve.names())
-    axes.set(xlabel="how far ahead", ylabel="error of the joints [mm]", yscale="log")
-    axes.set_title("how wrong the simulator is", fontsize=10, loc="left")
+    axes.set(xlabel="prediction horizon", ylabel="joint error [mm]", yscale="log")
+    axes.set_title("error of the simulator", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     axes.legend(frameon=False)
@@ -86,21 +83,21 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop:
+class DemoResult:
     """What the demo found."""
 
     scene: Scene
     real: Sequence[Episode]
-    """Held-out runs on the stand-in."""
+    """Held-out runs on the simulated robot."""
     virtual: Sequence[Episode]
     """The same policy from the same starts in the simulator."""
     fitted: Fit
     before: Gap
     after: Gap
     truth: dict[str, float]
-    """What was hidden in the stand-in, by address."""
+    """What was hidden in the simulated robot, by address."""
     pictures: Sequence[ReportImage]
-    twin: Through | None = None
+    twin: TwinRun | None = None
     """The policy through the twin; None where nothing can be rendered."""
     note: str = ""
     """Why there are no pictures, or nothing."""
@@ -113,7 +110,7 @@ def goal_of(scene: Scene) -> tuple[float, float]:
 
 
 def on_robot(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
-    """The policy on the stand-in, one episode after the other, as on a robot."""
+    """The policy on the simulated robot, one episode after the other, as on a robot."""
     policy, steps = PushTo(goal_of(scene)), round(SECONDS / scene.dt)
     return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(tell)]) for seed in seeds]
 
@@ -137,14 +134,14 @@ def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, floa
     return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
 
 
-def side_by_side(scene: Scene, through: Through) -> list[ReportImage]:
-    """What the stand-in's camera saw and what the twin would have seen, at a few moments."""
+def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
+    """What the simulated robot's camera saw and what the twin would have seen, at a few moments."""
     studio, camera = Studio(scene), next(iter(scene.cameras.values()))
     try:
         return [
             ReportImage(
                 png(np.concatenate([m.picture, studio.picture(m.q, camera)], axis=0)),
-                f"{m.t:.1f} s: the stand-in above, the twin below",
+                f"{m.t:.1f} s: the robot above, the twin below",
             )
             for m in through.moments
         ]
@@ -152,7 +149,7 @@ def side_by_side(scene: Scene, through: Through) -> list[ReportImage]:
         studio.close()
 
 
-def draw(loop: Loop, path: Path) -> Path:
+def draw(loop: DemoResult, path: Path) -> Path:
     """The picture of the demo, as the README shows it."""
     picture = None
     if loop.pictures:
@@ -160,10 +157,10 @@ def draw(loop: Loop, path: Path) -> Path:
 
         picture = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
     named = {"as shipped": loop.before.curves[JOINTS], "two parameters fitted": loop.after.curves[JOINTS]}
-    return poster(path, named, picture)
+    return demo_figure(path, named, picture)
 
 
-def page(loop: Loop) -> HtmlReport:
+def page(loop: DemoResult) -> HtmlReport:
     """The report of the demo."""
     before, after = loop.before.curves[JOINTS], loop.after.curves[JOINTS]
     drop = {h: 1 - after.at(h).value / before.at(h).value for h in (0.0, 0.5, np.inf)}
@@ -184,7 +181,7 @@ def page(loop: Loop) -> HtmlReport:
     )
     return HtmlReport(
         "instep demo",
-        f"{loop.scene.about} The stand-in runs in another process and another engine, with hidden parameters.",
+        f"{loop.scene.about} The simulated robot runs in another process and another engine, with hidden parameters.",
         Headline(
             "good" if better else "bad", headline, "Error of the pusher's joints, root mean square over held-out runs."
         ),
@@ -201,7 +198,7 @@ def page(loop: Loop) -> HtmlReport:
     )
 
 
-def scores(loop: Loop) -> dict[str, Estimate]:
+def scores(loop: DemoResult) -> dict[str, Estimate]:
     """The numbers of the demo for result.json."""
     found: dict[str, Estimate] = {}
     for when, gap in (("before", loop.before), ("after", loop.after)):
@@ -220,12 +217,12 @@ def _curves_section(before: Curve, after: Curve) -> Section:
     figure = horizon_figure(curves, {}, list(curves), "How wrong the simulator is, by how far ahead it predicts")
     return Section(
         "The gap, before and after",
-        "The simulator is placed where the stand-in was, told the same commands, and compared that much later.",
+        "The simulator is placed in the robot's state, given the same commands, and compared that much later.",
         [figure],
     )
 
 
-def _params_section(loop: Loop) -> Section:
+def _params_section(loop: DemoResult) -> Section:
     rows: list[tuple[str, ...]] = []
     for name, estimate in loop.fitted.estimates.items():
         part = name.replace("*", loop.scene.spec.action.labels[0])
@@ -239,25 +236,25 @@ def _params_section(loop: Loop) -> Section:
             )
         )
     lead = (
-        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The stand-in's "
-        "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
+        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The robot's sensors "
+        "are one control step late on top of its commands; the fit sees the sum of both as one delay."
     )
-    head = ("param", "as shipped", "fitted, with 95 % interval", "hidden in the stand-in")
+    head = ("param", "as shipped", "fitted, with 95 % interval", "hidden in the simulated robot")
     return Section("The parameters", lead, [Table(head, rows)])
 
 
-def _runs_section(loop: Loop) -> Section:
+def _runs_section(loop: DemoResult) -> Section:
     pair: Pair = loop.after.pairs[0]
     return Section(
         "One held-out run, replayed open loop",
-        "The stand-in's joints and the simulator's with the fitted params, told the same commands from the same start.",
+        "The robot's joints and those of the simulator with fitted parameters: same commands, same start.",
         [runs_figure(pair, list(loop.scene.robot), title="")],
     )
 
 
-def _closed_section(loop: Loop) -> Section:
+def _closed_section(loop: DemoResult) -> Section:
     lines = {}
-    for name, episodes in (("stand-in", loop.real), ("simulator", loop.virtual)):
+    for name, episodes in (("simulated robot", loop.real), ("simulator", loop.virtual)):
         distance = np.mean([_to_goal(loop.scene, episode) for episode in episodes], axis=0)
         lines[name] = (episodes[0].t, distance)
     figure = lines_figure(lines, title="Distance of the block to its goal", x="time [s]", y="m")
@@ -268,13 +265,13 @@ def _closed_section(loop: Loop) -> Section:
     return Section("The same policy in both worlds", lead, [figure])
 
 
-def _seen_section(loop: Loop) -> Section:
+def _seen_section(loop: DemoResult) -> Section:
     if not loop.pictures:
         return Section("What the camera saw", loop.note)
-    return Section("What the camera saw", "Light, lens and noise are the stand-in's own.", [list(loop.pictures)])
+    return Section("What the camera saw", "Light, lens and noise are the simulated robot's own.", [list(loop.pictures)])
 
 
-def _object_distance(loop: Loop) -> Array:
+def _object_distance(loop: DemoResult) -> Array:
     pairs = zip(loop.real, loop.virtual, strict=True)
     return np.array([np.linalg.norm(_block(loop.scene, a)[-1] - _block(loop.scene, b)[-1]) for a, b in pairs])
 

@@ -1,4 +1,4 @@
-"""The demo's twin: a policy acts on the simulated robot, the stand-in follows, and its T ends where it should."""
+"""The demo's twin: a policy acts on the twin, the robot (simulated, in another process) follows its joints."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ AFTER = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moment:
-    """What the stand-in's cameras saw, and where the twin was."""
+class TwinMoment:
+    """What the simulated robot's cameras saw, and where the twin was."""
 
     t: float
     q: Array
@@ -42,25 +42,25 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Through:
+class TwinRun:
     """A run of a policy through the twin."""
 
     scene: Scene
     run: Episode
-    """The twin's: `twin.measured` is what the stand-in says of itself, its T as well."""
-    moments: tuple[Moment, ...]
+    """The twin's: `twin.measured` is what the simulated robot says of itself, its T as well."""
+    moments: tuple[TwinMoment, ...]
     """A few of them, with what the cameras saw."""
 
     @property
     def joints(self) -> Array:
-        """Distance of the stand-in's pusher from the twin's [rows] [m]."""
+        """Distance of the simulated robot's pusher from the twin's [rows] [m]."""
         keep = [self.run.spec.q.labels.index(name) for name in self.scene.robot]
         measured = [self.run.spec.observation["twin.measured"].labels.index(name) for name in self.scene.robot]
         return np.linalg.norm(self.run.q[:, keep] - self.run["twin.measured"][:, measured], axis=1)
 
     @property
     def apart(self) -> Array:
-        """Distance of the twin's T from the stand-in's [rows] [m]."""
+        """Distance of the twin's T from the simulated robot's [rows] [m]."""
         return np.linalg.norm(self.twins[:, :2] - self.true[:, :2], axis=1)
 
     @property
@@ -75,7 +75,7 @@ class Through:
 
     @property
     def true(self) -> Array:
-        """Pose of the stand-in's T [rows, 7]; the twin does not see it."""
+        """Pose of the simulated robot's T [rows, 7]; the twin does not see it."""
         return self._block(self.run["twin.measured"], self.run.spec.observation["twin.measured"].labels)
 
     def to_goal(self, poses: Array) -> Array:
@@ -87,10 +87,10 @@ class Through:
         return q[:, at : at + 7]
 
 
-def through(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> Through:
-    """Run the expert through a twin of the stand-in until the twin's T covers its outline, or time is up."""
+def run_through_twin(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> TwinRun:
+    """Run the expert through a twin of the simulated robot until the twin's T covers its outline, or time is up."""
     task = task_of(scene)
-    pictures = _Album(scene, robot)
+    pictures = _CameraLog(scene, robot)
     with open_twin(scene.name, nullcontext(robot), How()) as twin:
         done = np.zeros(0)
 
@@ -106,59 +106,60 @@ def through(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], Non
             watch=[look],
             until=lambda state: bool(task.score(state, done, done) > 0.97),
         )
-    return Through(scene, run, pictures.picked())
+    return TwinRun(scene, run, pictures.picked())
 
 
-def scores(through: Through) -> dict[str, Estimate]:
+def scores(twin: TwinRun) -> dict[str, Estimate]:
     """The twin's numbers for result.json."""
     from instep.twin.tracking_scores import median_of_blocks
 
-    end = through.to_goal(through.true)[-1:]
-    turn = angle_between(through.true[-1:, 3:], np.array(through.scene.model.body("goal").quat)[None])
+    end = twin.to_goal(twin.true)[-1:]
+    turn = angle_between(twin.true[-1:, 3:], np.array(twin.scene.model.body("goal").quat)[None])
     return {
-        "twin: the stand-in's T from its goal, at the end": _one(float(end[0]), "m"),
-        "twin: the stand-in's T from its heading, at the end": _one(float(turn[0]), "rad"),
-        "twin: distance of the two Ts": median_of_blocks(through.apart[AFTER:], "m"),
-        "twin: angle between the two Ts": median_of_blocks(through.turned[AFTER:], "rad"),
-        "twin: distance of the two pushers": median_of_blocks(through.joints[AFTER:], "m"),
-        "twin: time until the T was there": _one(float(through.run.t[-1] - through.run.t[0]), "s"),
+        "twin: the robot's T from its goal, at the end": _one(float(end[0]), "m"),
+        "twin: the robot's T from its heading, at the end": _one(float(turn[0]), "rad"),
+        "twin: distance of the two Ts": median_of_blocks(twin.apart[AFTER:], "m"),
+        "twin: angle between the two Ts": median_of_blocks(twin.turned[AFTER:], "rad"),
+        "twin: distance of the two pushers": median_of_blocks(twin.joints[AFTER:], "m"),
+        "twin: time until the T was there": _one(float(twin.run.t[-1] - twin.run.t[0]), "s"),
     }
 
 
-def section(through: Through) -> Section:
+def section(twin: TwinRun) -> Section:
     """The twin's part of the report."""
-    run, found = through.run, scores(through)
+    run, found = twin.run, scores(twin)
     goal = {
-        "the stand-in's T": (run.t, 1e3 * through.to_goal(through.true)),
-        "the twin's T": (run.t, 1e3 * through.to_goal(through.twins)),
+        "the robot's T": (run.t, 1e3 * twin.to_goal(twin.true)),
+        "the twin's T": (run.t, 1e3 * twin.to_goal(twin.twins)),
     }
     errors = {
-        "T, twin from stand-in": (run.t[AFTER:], 1e3 * through.apart[AFTER:]),
-        "pusher, stand-in from twin": (run.t[AFTER:], 1e3 * through.joints[AFTER:]),
+        "T: twin against robot": (run.t[AFTER:], 1e3 * twin.apart[AFTER:]),
+        "pusher: robot against twin": (run.t[AFTER:], 1e3 * twin.joints[AFTER:]),
     }
-    end = 1e3 * float(through.to_goal(through.true)[-1])
+    end = 1e3 * float(twin.to_goal(twin.true)[-1])
     lead = (
-        "The policy sees and moves the simulated robot only. The stand-in follows the simulated joints, and three "
-        "cameras lead the simulated T back to where the stand-in's is. At the end the stand-in's T is "
+        "The policy observes and commands the twin only. The robot follows the twin's joints, and three cameras of the "
+        "robot correct the pose of the twin's T. At the end the robot's T is "
         f"{end:.1f} mm from its goal; on the way the two Ts were "
         f"{formatted(found['twin: distance of the two Ts'])} apart, "
         f"the two pushers {formatted(found['twin: distance of the two pushers'])}."
     )
     shown = [
-        ReportImage(png(m.drawn), f"{m.t:.1f} s: what the stand-in sees, and the twin's T") for m in through.moments
+        ReportImage(png(m.drawn), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
+        for m in twin.moments
     ]
     return Section(
         "The policy through the twin",
         lead,
         [
             lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="mm"),
-            lines_figure(errors, title="How far apart twin and stand-in are", x="time [s]", y="mm"),
+            lines_figure(errors, title="Distance between twin and robot", x="time [s]", y="mm"),
             *([picture] for picture in shown),
         ],
     )
 
 
-class _Album:
+class _CameraLog:
     """Keeps what the cameras saw, a second apart."""
 
     def __init__(self, scene: Scene, robot: LinkWorld, every: int = 60):
@@ -168,18 +169,18 @@ class _Album:
         self._shape = outline(scene.model, scene.objects[0])
         self._at = scene.spec.q.labels.index(f"{scene.objects[0]}.x")
         self._states: list[State] = []
-        self._kept: list[Moment] = []
+        self._kept: list[TwinMoment] = []
 
     def __call__(self, state: State) -> None:
         self._states.append(State(state.t, state.q, state.v))
         if len(self._states) % self._every == 1:
             self._kept.append(self._moment(state))
 
-    def picked(self) -> tuple[Moment, ...]:
+    def picked(self) -> tuple[TwinMoment, ...]:
         """The first, the middle and the last."""
         return tuple(self._kept[i] for i in sorted({0, len(self._kept) // 2, len(self._kept) - 1}))
 
-    def _moment(self, state: State) -> Moment:
+    def _moment(self, state: State) -> TwinMoment:
         from instep.twin.camera_rig import IMAGES
         from instep.twin.overlay import drawn
         from instep.twin.projection import interpolated
@@ -192,7 +193,7 @@ class _Album:
             then = interpolated(times, poses, float(seen.get(f"{IMAGES}{name}.stamp", state.t)))
             images.append(drawn(seen[IMAGES + name], camera, self._shape, then))
         first = seen[IMAGES + next(iter(self._scene.cameras))]
-        return Moment(state.t, state.q, first, np.concatenate(images, axis=1))
+        return TwinMoment(state.t, state.q, first, np.concatenate(images, axis=1))
 
 
 def png(image: Array) -> bytes:

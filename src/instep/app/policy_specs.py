@@ -24,10 +24,10 @@ KINDS = {
     "groot": "groot:tcp://HOST:PORT#MAP.toml, a policy server that speaks GR00T",
     "lerobot": "lerobot:FOLDER#MAP.toml, a policy trained with LeRobot",
 }
-"""What `open_more` knows, and what it is; a folder with policy.json is a policy that was trained here."""
+"""What `open_external_policy` knows, and what it is; a folder with policy.json is a policy that was trained here."""
 
 
-def open_more(words: str, world: World) -> Policy:
+def open_external_policy(words: str, world: World) -> Policy:
     """The policy that stands behind words which are neither hold, random, constant nor replay."""
     kind, _, rest = words.partition(":")
     if kind == "expert" and not rest:
@@ -53,7 +53,7 @@ def scene_of(world: World) -> Scene:
     return inner.scene
 
 
-def content_mark(words: str) -> str:
+def policy_fingerprint(words: str) -> str:
     """A fingerprint of what a policy is made of, where it lies in files; the words themselves elsewhere."""
     from .output import content_hash
 

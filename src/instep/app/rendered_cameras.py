@@ -24,7 +24,7 @@ from instep.scene.model import body_poses
 from instep.splat.raster.rasterizer import Layers
 
 from .output import content_hash
-from .world_specs import open_place
+from .world_specs import world_from_eval_spec
 
 PLACES = ("observation.state", "observation.environment_state")
 """Channels that tell where things are."""
@@ -119,8 +119,8 @@ class _Pictured(Mapping[str, Array]):
 def open_seen(words: str, scene: str, virtual: Path | None, cameras: Sequence[str] = (), every: int = 1) -> World:
     """The world that words stand for, seen by virtual cameras of a file, or by cameras of the scene where none is."""
     if virtual is None:
-        return open_place(words, scene, cameras, every)
-    world = open_place(words, scene)
+        return world_from_eval_spec(words, scene, cameras, every)
+    world = world_from_eval_spec(words, scene)
     return Virtual(world, read_sight(virtual, Scene.load(words.partition("@")[2] or scene), cameras))
 
 

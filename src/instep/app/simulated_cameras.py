@@ -1,6 +1,6 @@
-"""A stand-in's lens, light and noise in one compiled pass over a picture, so that cameras keep their rate.
+"""A simulated robot's lens, light and noise in one compiled pass over a picture, so that cameras keep their rate.
 
-Cameras of a stand-in at a rate of their own: pictures are rendered by another process, outside the control loop.
+Cameras of a simulated robot at a rate of their own: pictures are rendered by another process, outside the control loop.
 
 Rendering without a graphics card takes longer than a control period. The loop says where things are and goes on; when a
 picture is ready it is shown with the stamp of the state it was taken of, as late as a camera's pictures are.
@@ -85,7 +85,7 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class RenderJob:
     """Who films what, through which lens, in which light."""
 
     scene: str
@@ -106,10 +106,10 @@ class Pictures:
     shown: Mapping[str, Array]
 
 
-class Filming:
+class RenderProcess:
     """A process that renders; `ask` never waits, `wait` does."""
 
-    def __init__(self, crew: Crew, cameras: Mapping[str, Camera]):
+    def __init__(self, crew: RenderJob, cameras: Mapping[str, Camera]):
         self._crew, self._cameras = crew, cameras
         self._latest: Pictures | None = None
         self._busy, self._round = False, 0
@@ -138,10 +138,12 @@ class Filming:
             self._round += 1
             self._latest = None
             if not self._ready.wait_for(lambda: not self._busy or self._gone(), PATIENCE) or self._gone():
-                raise LinkLost("The process that renders the stand-in's cameras has ended.")
+                raise LinkLost("The process that renders the simulated robot's cameras has ended.")
             self._send(t, q)
             if not self._ready.wait_for(lambda: self._latest is not None or self._gone(), PATIENCE) or self._gone():
-                raise LinkLost("The process that renders the stand-in's cameras gave no picture; try `instep doctor`.")
+                raise LinkLost(
+                    "The process that renders the simulated robot's cameras gave no picture; try `instep doctor`."
+                )
 
     def close(self) -> None:
         """End the process."""
@@ -158,7 +160,7 @@ class Filming:
         try:
             self._child.stdin.write(struct.pack("<qd", self._round, t) + np.asarray(q, "<f8").tobytes())
         except BrokenPipeError:
-            raise LinkLost("The process that renders the stand-in's cameras has ended.") from None
+            raise LinkLost("The process that renders the simulated robot's cameras has ended.") from None
 
     def _read(self) -> None:
         stream: Any = self._child.stdout
@@ -180,16 +182,16 @@ class Filming:
             self._ready.notify_all()
 
 
-class FilmedDriver:
+class CameraDriver:
     """A driver with cameras at their own rate, rendered elsewhere; the one inside tells where things truly are."""
 
-    def __init__(self, inner: Driver, crew: Crew, cameras: Mapping[str, Camera]):
+    def __init__(self, inner: Driver, crew: RenderJob, cameras: Mapping[str, Camera]):
         self._inner, self._crew, self._cameras = inner, crew, {name: cameras[name] for name in crew.cameras}
-        self._filming = Filming(crew, self._cameras)
+        self._filming = RenderProcess(crew, self._cameras)
         self._asked = -np.inf
         self._begun = False
 
-    def __enter__(self) -> FilmedDriver:
+    def __enter__(self) -> CameraDriver:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
-"""A stand-in for a robot: another engine, hidden parameters, imperfect sensors, cameras, all behind the robot's link.
+"""A simulated robot: another engine, hidden parameters, imperfect sensors, cameras, all behind the robot's link.
 
-Start a stand-in robot as a child process, and connect to it.
+Start a simulated robot as a child process, and connect to it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HIDDEN: dict[str, float] = {
     "body.*.mass": 1.25,
     "geom.*.friction": 1.4,
 }
-"""Patterns of parameters a stand-in hides, and the largest factor by which each is off."""
+"""Patterns of parameters a simulated robot hides, and the largest factor by which each is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disguise:
-    """How a stand-in differs from the scene it is made from."""
+class Perturbation:
+    """How a simulated robot differs from the scene it is made from."""
 
     engine: Engine = "rapier"
     hidden: int = 0
@@ -56,37 +56,37 @@ class Disguise:
     """Control steps by which sensors are late."""
     cameras: tuple[str, ...] = ()
     """Cameras of the scene that are filmed."""
-    film_every: int = 6
+    image_every: int = 6
     """Control steps from one picture to the next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StandIn:
-    """The disguised world, and the truth about it."""
+class SimulatedRobot:
+    """The perturbed world, and the truth about it."""
 
     world: World
     truth: dict[str, float] = field(default_factory=dict[str, float])
     """The hidden settings, by address."""
 
 
-def stand_in(scene: Scene, disguise: Disguise) -> StandIn:
-    """Make a stand-in robot of a scene."""
-    truth = hidden_settings(scene, disguise.hidden)
-    sim: Simulator = open_world(scene, disguise.engine)
+def simulate_robot(scene: Scene, perturbation: Perturbation) -> SimulatedRobot:
+    """Make a simulated robot of a scene."""
+    truth = hidden_settings(scene, perturbation.hidden)
+    sim: Simulator = open_world(scene, perturbation.engine)
     world: World = sim.tuned(truth) if truth else sim
     if scene.robot:
-        world = Noisy(Quantized(world, disguise.resolution), disguise.noise)
-    if disguise.late:
-        world = Late(world, observation=disguise.late)
-    if disguise.cameras:
-        look, bend = light_of(disguise.hidden)
-        film = filmed(world, scene, disguise.cameras, look, disguise.film_every)
+        world = Noisy(Quantized(world, perturbation.resolution), perturbation.noise)
+    if perturbation.late:
+        world = Late(world, observation=perturbation.late)
+    if perturbation.cameras:
+        look, bend = hidden_appearance(perturbation.hidden)
+        film = filmed(world, scene, perturbation.cameras, look, perturbation.image_every)
         world = replace(film, cameras=tuple(bent(camera, bend) for camera in film.cameras))
-    return StandIn(world, truth)
+    return SimulatedRobot(world, truth)
 
 
-def light_of(hidden: int) -> tuple[Look, float]:
-    """The light in which a stand-in is seen, and how its lenses bend, which the scene does not know of."""
+def hidden_appearance(hidden: int) -> tuple[Look, float]:
+    """The light in which a simulated robot is seen, and how its lenses bend, which the scene does not know of."""
     rng = np.random.default_rng((hidden, 3))
     tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
     look = Look(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
@@ -94,7 +94,7 @@ def light_of(hidden: int) -> tuple[Look, float]:
 
 
 def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
-    """What is off in a stand-in: each kind of parameter by a factor of its own, and a delay of commands."""
+    """What is off in a simulated robot: each kind of parameter by a factor of its own, and a delay of commands."""
     if seed == 0:
         return {}
     rng, settings = np.random.default_rng((seed, 1)), {}
@@ -109,7 +109,7 @@ def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
     return settings
 
 
-class SensedDriver:
+class SensorDriver:
     """A driver that tells what the sensors say, not what the simulation knows: noise and delay are in q and v."""
 
     def __init__(self, inner: Driver):
@@ -165,7 +165,7 @@ def _sources(spec: Spec, labels: tuple[str, ...], channels: tuple[str, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A stand-in robot in its own process."""
+    """A simulated robot in its own process."""
 
     address: str
     token: str
@@ -174,7 +174,7 @@ class Child:
 
 @contextmanager
 def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 60.0) -> Iterator[Child]:
-    """A running stand-in robot, stopped on leaving; `options` are those of `instep robot`."""
+    """A running simulated robot, stopped on leaving; `options` are those of `instep robot`."""
     with TemporaryDirectory(prefix="instep-") as folder:
         ready, complaints = Path(folder) / "ready.json", Path(folder) / "stderr"
         command = [sys.executable, "-m", "instep.app.cli", "robot", scene, "--ready", str(ready), *options]
@@ -185,7 +185,7 @@ def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 
             while not ready.is_file():
                 if child.poll() is not None or time.monotonic() > deadline:
                     said = complaints.read_text(errors="replace").strip().splitlines()
-                    raise LinkLost(f"The stand-in robot did not start: {said[-1] if said else 'it said nothing'}")
+                    raise LinkLost(f"The simulated robot did not start: {said[-1] if said else 'it said nothing'}")
                 time.sleep(0.02)
             known = json.loads(ready.read_text())
             yield Child(known["address"], known["token"], child.pid)

@@ -292,7 +292,8 @@ def write_parquet(path: Path, columns: dict[str, Array]) -> None:
 
 @contextmanager
 def open_twin(scene_name: str, real: AbstractContextManager[Any], how: How, *, images: bool = False) -> Any:
-    """A twin of a live robot or stand-in, whose cameras are those of the scene; `images` keeps the real pictures."""
+    """A twin of a live robot or simulated robot, whose cameras are those of the scene; `images` keeps the real
+    pictures."""
     from instep.physics.open_world import open_world
     from instep.twin.camera_rig import IMAGES, Eyes
     from instep.twin.initialization import colour_of

@@ -22,11 +22,11 @@ from instep.physics.mujoco_cameras import filmed
 from instep.physics.open_world import Engine, open_world, rest_action
 from instep.scene.folder import Scene
 
-from .simulated_robot import Disguise, stand_in
+from .simulated_robot import Perturbation, simulate_robot
 
 KINDS = {
     "sim": "sim:SCENE, a scene in MuJoCo (sim:SCENE@rapier in another engine)",
-    "robot": "robot:ADDRESS, a robot or a stand-in behind a link (ws://127.0.0.1:PORT)",
+    "robot": "robot:ADDRESS, a robot or a simulated robot behind a link (ws://127.0.0.1:PORT)",
     "recording": "recording:DATA, the first episode of a dataset (recording:DATA#3 its fourth)",
     "twin": "twin:SCENE, a scene kept in step with a real robot (--real robot:ADDRESS or recording:DATA)",
 }
@@ -69,13 +69,13 @@ def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
     return filmed(world, scene, chosen, every=every)
 
 
-def open_policy(words: str, world: World) -> Policy:
+def policy_from_spec(words: str, world: World) -> Policy:
     """The policy that words stand for: hold, random, constant:0.1,0.2, replay:DATA, or one of `app.policies`."""
     kind, _, rest = words.partition(":")
     if kind == "hold":
         return Constant(rest_action(world))
     if kind == "random":
-        return Wander(rest_action(world))
+        return SmoothRandom(rest_action(world))
     if kind == "constant":
         try:
             return Constant(np.array([float(number) for number in rest.split(",")]))
@@ -83,12 +83,12 @@ def open_policy(words: str, world: World) -> Policy:
             raise BadInput(f"constant: takes numbers separated by commas, not {rest!r}.") from None
     if kind == "replay" and rest:
         return Script(_episode(rest).action)
-    from .policy_specs import open_more
+    from .policy_specs import open_external_policy
 
-    return open_more(words, world)
+    return open_external_policy(words, world)
 
 
-class Wander:
+class SmoothRandom:
     """A policy that wanders smoothly around an action, differently for each seed."""
 
     def __init__(self, centre: Array, reach: float = 0.1):
@@ -127,31 +127,27 @@ def _episode(words: str) -> Any:
     return episodes[index]
 
 
-def open_words(words: str, world: World) -> Policy:
-    """The policy that words stand for, in a world."""
-    return open_policy(words, world)
-
-
-def open_place(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:
-    """A scene in an engine (mujoco, rapier, dart), or disguised as a robot (standin:SEED), seen by some cameras.
+def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), every: int = 1) -> World:
+    """A scene in an engine (mujoco, rapier, dart), or perturbed as a simulated robot (perturbed:SEED), seen by some
+    cameras.
 
     ENGINE@SCENE is another scene than the one that is asked about, such as another model of the same robot.
     """
     words, _, other = words.partition("@")
     scene = other or scene
     kind, _, rest = words.partition(":")
-    if kind == "standin":
+    if kind == "simulated_robot":
         if rest and not rest.isdigit():
-            raise BadInput(f"standin: takes the seed of its hidden parameters, a whole number, not {rest!r}.")
-        disguise = Disguise(hidden=int(rest or 1), cameras=tuple(cameras), film_every=every)
-        return stand_in(Scene.load(scene), disguise).world
+            raise BadInput(f"perturbed: takes the seed of its hidden parameters, a whole number, not {rest!r}.")
+        perturbation = Perturbation(hidden=int(rest or 1), cameras=tuple(cameras), image_every=every)
+        return simulate_robot(Scene.load(scene), perturbation).world
     if words not in get_args(Engine):
-        raise UnknownName("world", words, [*get_args(Engine), "standin:SEED"])
+        raise UnknownName("world", words, [*get_args(Engine), "perturbed:SEED"])
     chosen: Any = words
     return with_cameras(open_world(scene, chosen), cameras, every)
 
 
-def belief_of(words: Sequence[str], scene: Scene) -> Belief | None:
+def belief_from_spec(words: Sequence[str], scene: Scene) -> Belief | None:
     """The belief that `--vary` asks for: parameters with ranges, or a file that holds one."""
     if len(words) == 1 and Path(words[0]).exists():
         return _from_file(Path(words[0]))

@@ -66,7 +66,7 @@ class Driver(Protocol):
 
 
 class WorldDriver:
-    """Any world as a driver: that is how the stand-in robot works.
+    """Any world as a driver: that is how the simulated robot works.
 
     Until the first action after a reset its time stands still, so that a run depends on the actions alone.
     """

@@ -21,7 +21,7 @@ KEY = "link"
 
 
 class LinkWorld:
-    """A robot, or a stand-in for one, behind an address. `step` blocks until the robot says where it went.
+    """A robot, or a simulated robot for one, behind an address. `step` blocks until the robot says where it went.
 
     `State.t` and the stamps of observations are the robot's time since the reset; `hidden["link"]` holds the tick,
     the robot's two clocks [ns], and `captured`, the moment of the state on this computer's monotonic clock [s].

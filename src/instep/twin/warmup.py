@@ -1,6 +1,6 @@
-"""A stand-in that was filmed: its pictures are taken beforehand, so that a twin can be rehearsed on them.
+"""A simulated robot that was filmed: its pictures are taken beforehand, so that a twin can be rehearsed on them.
 
-The pictures have the stand-in's own light and noise, and come late, as those of cameras do.
+The pictures have the simulated robot's own light and noise, and come late, as those of cameras do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BANK = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shooting:
-    """How a stand-in is filmed."""
+    """How a simulated robot is filmed."""
 
     look: Look = field(default_factory=lambda: Look(0.9, (1.05, 0.95, 0.97), 3.0))
     late: int = 1
@@ -54,7 +54,7 @@ def film(scene: Scene, episode: Episode, shooting: Shooting | None = None, camer
 def developed(
     scene: Scene, episode: Episode, taken: Taken, shooting: Shooting | None = None, cameras: Sequence[str] = ()
 ) -> Episode:
-    """The episode with pictures that were taken already, in the stand-in's own light and as late as it says."""
+    """The episode with pictures that were taken already, in the simulated robot's own light and as late as it says."""
     shooting = shooting or Shooting()
     then = np.maximum(np.arange(len(episode)) - shooting.late, 0)
     columns: dict[str, Array] = {}

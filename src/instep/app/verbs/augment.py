@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from instep.app.cluster import spread
 from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
-from instep.app.policy_specs import content_mark
+from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, read_sight, sight_mark
-from instep.app.world_specs import open_place, open_words
+from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Policy
@@ -58,7 +58,7 @@ def augment(
     seeds: int = 200,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
-    film_every: int = 1,
+    image_every: int = 1,
     steps: int | None = None,
     device: str = "cpu",
     on: str = "",
@@ -78,12 +78,12 @@ def augment(
         tries: from how many starts failures are looked for at most.
         task: which task of the scene; its first where not given.
         world: engine to look for failures in.
-        judge: worlds to compare the policies in (mujoco rapier standin:SEED); that of --world where not given.
+        judge: worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given.
         seeds: from how many starts they are compared.
         cameras: cameras of the scene that are filmed in demonstrations of the expert from ordinary starts.
         virtual: a file of virtual cameras (TOML), rendered from Gaussians, that the policy looks at and demonstrations
             show; --cameras then chooses among them.
-        film_every: control steps from one picture to the next.
+        image_every: control steps from one picture to the next.
         steps: steps of training, where they should differ from those of the policy.
         device: where the net is trained: cpu or cuda.
         on: where the comparison runs: ray, ray://HOST:PORT or processes:N.
@@ -92,8 +92,8 @@ def augment(
     """
     loaded, console = Scene.load(scene), Console(stderr=True)
     goal = task_of(loaded, task)
-    sight = (virtual, cameras, film_every)
-    plain = Tasked(open_place(world, scene) if virtual else open_seen(world, scene, *sight), goal)
+    sight = (virtual, cameras, image_every)
+    plain = Tasked(world_from_eval_spec(world, scene) if virtual else open_seen(world, scene, *sight), goal)
     develop = read_sight(virtual, loaded, cameras).develop if virtual else _as_it_is
     if policy == "expert":
         return _shown(new_output("augment", out), plain, expert_of(goal, loaded), (demos, develop), console)
@@ -212,7 +212,7 @@ def _compared(
     scene, worlds, seeds, on = asked
     mark = content_hash(Scene.load(scene).root) + sight_mark(*sight)
     candidates = [
-        Candidate(name, partial(open_words, words), content_mark(words))
+        Candidate(name, partial(policy_from_spec, words), policy_fingerprint(words))
         for name, words in zip(("before", "after"), policies, strict=True)
     ]
     places = [Place(name, partial(open_seen, name, scene, *sight), f"{mark}/{name}") for name in worlds]

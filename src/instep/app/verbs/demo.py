@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from instep.app import demo_loop as loop
-from instep.app.demo_twin import SECONDS, Through, through
+from instep.app.demo_twin import SECONDS, TwinRun, run_through_twin
 from instep.app.demo_twin import scores as twin_scores
 from instep.app.output import new_output
 from instep.app.simulated_robot import robot_process
@@ -24,14 +24,14 @@ from instep.robot.link import LinkWorld
 from instep.scene.folder import Scene
 
 PATIENCE = 20.0
-"""How long the stand-in may take to answer [s]: the first pictures of a cold machine take a while."""
+"""How long the simulated robot may take to answer [s]: the first pictures of a cold machine take a while."""
 
 
 def demo(*, hidden: int = 7, out: Path | None = None) -> int:
-    """Run the whole loop against a stand-in robot: act through a twin, record, measure the gap, fit, measure again.
+    """Run the whole loop against a simulated robot: act through a twin, record, measure the gap, fit, measure again.
 
     Args:
-        hidden: seed of what is off in the stand-in.
+        hidden: seed of what is off in the simulated robot.
         out: folder to write; a new one under runs/ where not given.
 
     """
@@ -44,7 +44,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         seconds = len(loop.TRAIN + loop.HELD_OUT) * loop.SECONDS + (SECONDS if cameras else 0.0)
-        task = progress.add_task("start a stand-in robot in another process", total=round(seconds / scene.dt))
+        task = progress.add_task("start a simulated robot in another process", total=round(seconds / scene.dt))
 
         def tick(_: str) -> None:
             progress.advance(task)
@@ -61,10 +61,10 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         def pushed(robot: LinkWorld) -> list[Episode]:
             return loop.on_robot(robot, scene, loop.TRAIN + loop.HELD_OUT, tick)
 
-        def twinned(robot: LinkWorld) -> Through:
-            return through(robot, scene, loop.HELD_OUT[0], tick)
+        def twinned(robot: LinkWorld) -> TwinRun:
+            return run_through_twin(robot, scene, loop.HELD_OUT[0], tick)
 
-        words, reveal = "push the T on the stand-in and in the simulator", str(output.folder / "hidden.json")
+        words, reveal = "push the T on the simulated robot and in the simulator", str(output.folder / "hidden.json")
         real: list[Episode] = on_robot(words, pushed, "--reveal", reveal)
         train, held_out = real[: len(loop.TRAIN)], real[len(loop.TRAIN) :]
         virtual = loop.in_simulator(scene, loop.HELD_OUT)
@@ -79,7 +79,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         after = loop.measured(scene, held_out, fitted.settings)
         pictures = loop.side_by_side(scene, twin) if twin else []
         truth = json.loads((output.folder / "hidden.json").read_text(encoding="utf-8"))
-        found = loop.Loop(scene, held_out, virtual, fitted, before, after, truth, pictures, twin, note)
+        found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, pictures, twin, note)
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
@@ -99,7 +99,7 @@ def _cameras(scene: Scene) -> tuple[list[str], str]:
     return list(scene.cameras), ""
 
 
-def _summary(found: loop.Loop) -> list[str]:
+def _summary(found: loop.DemoResult) -> list[str]:
     before, after = found.before.curves[loop.JOINTS], found.after.curves[loop.JOINTS]
     lines = []
     for name, horizon in (("one step", 0.0), ("half a second", 0.5), ("whole run", float("inf"))):

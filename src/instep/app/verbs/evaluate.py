@@ -17,9 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from instep.app.cluster import spread
 from instep.app.eval_page import comparisons, film, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
-from instep.app.policy_specs import content_mark
+from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, sight_mark
-from instep.app.world_specs import open_words
+from instep.app.world_specs import policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
 from instep.evaluate.evaluation import Candidate, EvalOptions, Evaluation, Job, Place
@@ -45,7 +45,7 @@ def evaluate(
     latency: int = 0,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
-    film_every: int = 1,
+    image_every: int = 1,
     batch: int = 64,
     on: str = "",
     films: int = 2,
@@ -61,7 +61,7 @@ def evaluate(
             groot:tcp://HOST:PORT, hold, random, constant:..., replay:DATA), then the scene.
         seeds: how many starts.
         first: seed of the first start.
-        worlds: engines to run in (mujoco rapier dart), or standin:SEED, a stand-in robot with hidden parameters.
+        worlds: engines to run in (mujoco rapier dart), or perturbed:SEED, a simulated robot with hidden parameters.
         task: which task of the scene; its first where not given.
         vary: params to draw anew for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01, and
             beliefs that instep tune saved (its folder, or belief.json).
@@ -69,7 +69,7 @@ def evaluate(
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
         virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
             chooses among them.
-        film_every: control steps from one picture to the next.
+        image_every: control steps from one picture to the next.
         batch: episodes that run side by side.
         on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
         films: how many failures of each policy in each world are filmed.
@@ -88,9 +88,9 @@ def evaluate(
     belief = belief_from(vary, scene)
     turned = () if belief is None else names_of(belief)
     options = EvalOptions(batch=batch, latency=latency, vary=belief, films=films, bounds=limits_of(scene))
-    candidates = [Candidate(name, partial(open_words, name), content_mark(name)) for name in policies]
+    candidates = [Candidate(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
     mark = content_hash(scene.root)
-    sight = (virtual, cameras, film_every)
+    sight = (virtual, cameras, image_every)
     mark += sight_mark(*sight)
     places = [Place(name, partial(_opened, name, str(where), turned, sight), f"{mark}/{name}") for name in worlds]
     jobs: list[Job] = []

@@ -14,9 +14,9 @@ from rich.table import Table as TerminalTable
 
 from instep.app.cluster import spread
 from instep.app.output import content_hash, new_output
-from instep.app.policy_specs import content_mark
+from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, sight_mark
-from instep.app.world_specs import open_words
+from instep.app.world_specs import policy_from_spec
 from instep.evaluate.evaluation import Candidate, Job, Place
 from instep.evaluate.gate_rules import Rules, read_rules
 from instep.evaluate.policy_gate import Verdict, write_junit
@@ -67,7 +67,7 @@ def gate(
     output = new_output("gate", out, seed=asked.first)
     output.read(rules)
     sides = [_side(word, asked.scene, (virtual, cameras, 1)) for word in asked.worlds]
-    candidate = Candidate(policy, partial(open_words, policy), content_mark(policy))
+    candidate = Candidate(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress, spread(on) as mapped:
         total = asked.seeds * len(sides) * len(asked.variations)

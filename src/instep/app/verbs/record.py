@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from instep.app.world_specs import open_policy, with_cameras, world_from_spec
+from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
 from instep.data.recorder.finishing import finish
@@ -29,7 +29,7 @@ def record(
     steps: int = 300,
     seed: int = 0,
     cameras: tuple[str, ...] = (),
-    film_every: int = 1,
+    image_every: int = 1,
     task: str = "",
     token: Path | None = None,
 ) -> int:
@@ -43,7 +43,7 @@ def record(
         steps: control steps of each.
         seed: seed of the first start; the next one counts up.
         cameras: cameras of the scene to film with, 'all' for all of them; a robot brings its own.
-        film_every: control steps from one picture to the next.
+        image_every: control steps from one picture to the next.
         task: what the episodes show, in words.
         token: file with the token of the robot's link; INSTEP_TOKEN where not given.
 
@@ -51,8 +51,8 @@ def record(
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     console = Console(stderr=True)
     with world_from_spec(world, token=secret) as plain:
-        opened = with_cameras(plain, cameras, film_every)
-        decider = open_policy(policy, opened)
+        opened = with_cameras(plain, cameras, image_every)
+        decider = policy_from_spec(policy, opened)
         meta = {"task": task or f"{policy} in {world}", "world": world}
         columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Recorder(data, opened.spec, meta=meta) as recorder, Progress(*columns, console=console) as progress:

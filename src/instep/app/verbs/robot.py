@@ -1,4 +1,4 @@
-"""The verb robot: a stand-in robot in its own process, behind the link a real robot uses."""
+"""The verb robot: a simulated robot in its own process, behind the link a real robot uses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from instep.app.simulated_cameras import Crew, FilmedDriver
-from instep.app.simulated_robot import Disguise, SensedDriver, light_of, stand_in
+from instep.app.simulated_cameras import CameraDriver, RenderJob
+from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
 from instep.core.errors import BadInput, UnknownName
 from instep.physics.open_world import Engine
 from instep.robot.driver import Driver, WorldDriver
@@ -36,13 +36,13 @@ def robot(
     ready: Path | None = None,
     reveal: Path | None = None,
 ) -> int:
-    """Run a stand-in robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
+    """Run a simulated robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 
     Connect with: INSTEP_TOKEN=... instep run POLICY robot:ws://127.0.0.1:PORT
 
     Args:
         scene: name of a shipped scene or a scene folder.
-        engine: physics of the stand-in; another than the simulator's, so that the gap is real.
+        engine: physics of the simulated robot; another than the simulator's, so that the gap is real.
         hidden: seed of the hidden parameters; 0 hides nothing.
         port: port on this machine; a free one where 0.
         pace: real time, or one control step per command (as fast as it goes, repeatable).
@@ -60,23 +60,23 @@ def robot(
         raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot stand in for a robot.")
     inside = () if pace == "real" else chosen  # in real time rendering must not hold up the control loop
     every = max(1, round(1 / (camera_rate * loaded.dt)))
-    disguise = Disguise(engine=engine, hidden=hidden, noise=noise, late=late, cameras=inside, film_every=every)
-    standing = stand_in(loaded, disguise)
+    perturbation = Perturbation(engine=engine, hidden=hidden, noise=noise, late=late, cameras=inside, image_every=every)
+    standing = simulate_robot(loaded, perturbation)
     if reveal is not None:
         reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
 
     def announce(address: str, token: str) -> None:
         if ready is not None:
             _write_secret(ready, json.dumps({"address": address, "token": token}))
-        _say(f"A stand-in for {loaded.name!r} in {engine} listens at [bold]{address}[/] ({pace} pace).", token)
+        _say(f"A simulated robot for {loaded.name!r} in {engine} listens at [bold]{address}[/] ({pace} pace).", token)
 
     with ExitStack() as stack:
         driver: Driver = WorldDriver(standing.world)
         if pace == "real" and chosen:
-            look, bend = light_of(hidden)
-            crew = Crew(scene=scene, cameras=chosen, look=look, bend=bend, rate=camera_rate)
-            driver = stack.enter_context(FilmedDriver(driver, crew, loaded.cameras))
-        serve(SensedDriver(driver), port=port, token=secrets.token_hex(32), pace=pace, ready=announce)
+            look, bend = hidden_appearance(hidden)
+            crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=camera_rate)
+            driver = stack.enter_context(CameraDriver(driver, crew, loaded.cameras))
+        serve(SensorDriver(driver), port=port, token=secrets.token_hex(32), pace=pace, ready=announce)
     return 0
 
 

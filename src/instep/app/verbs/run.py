@@ -14,7 +14,7 @@ from rich.table import Table
 from instep.app.output import new_output
 from instep.app.twin_page import write_page
 from instep.app.twin_run import How, Watch, bar, calibrated_on, open_twin, report, track, trusted
-from instep.app.world_specs import open_policy, recorded, world_from_spec
+from instep.app.world_specs import policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
 from instep.core.rollout import rollout
@@ -68,7 +68,7 @@ def run(
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     trust = None if nominal is None else calibrated_on(nominal)
     with _opened(world, real, secret, how, images) as opened:
-        decider = open_policy(policy, opened)
+        decider = policy_from_spec(policy, opened)
         if policy == "expert" and world.startswith("twin:"):
             # Experts make their tables when they are first asked; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(seed)))

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from instep.app.rendered_cameras import open_seen
-from instep.app.world_specs import open_policy
+from instep.app.world_specs import policy_from_spec
 from instep.core.errors import BadInput
 from instep.policy.policy_map import read_map
 from instep.policy.policy_server import LOOPBACK, PolicyServer
@@ -57,7 +57,7 @@ def serve(
         raise BadInput(f"{host} would serve every network this machine is in; say --public if that is what you want.")
     loaded, console = Scene.load(scene), Console(stderr=True)
     world = Tasked(open_seen("mujoco", scene, virtual, cameras), task_of(loaded, task))
-    decider = open_policy(policy, world)
+    decider = policy_from_spec(policy, world)
     secret = token.read_text(encoding="utf-8").strip() if token else secrets.token_urlsafe(32)
     if not secret:
         raise BadInput(f"The file {str(token)!r} holds no token.")

@@ -56,7 +56,7 @@ def train(
         data: one or more datasets (LeRobot folders), then the folder of the policy.
         scene: scene to judge checkpoints in, with --judge.
         task: which task of the scene; its first where not given.
-        world: engine to judge in, or standin:SEED.
+        world: engine to judge in, or perturbed:SEED.
         judge: judge each checkpoint on so many virtual starts that are not in the data.
         cameras: cameras to look at, by name.
         virtual: a file of virtual cameras (TOML), with --scene: their pictures are rendered anew from what the data
