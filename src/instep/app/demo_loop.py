@@ -1,4 +1,4 @@
-"""The demo: run, record, measure, fit two parameters, measure again and act through a twin, all on a simulated robot."""
+"""The demo on a simulated robot: run, record, measure, fit two parameters, measure again, act through a twin."""
 
 from __future__ import annotations
 
@@ -236,8 +236,8 @@ def _params_section(loop: DemoResult) -> Section:
             )
         )
     lead = (
-        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The robot's sensors "
-        "are one control step late on top of its commands; the fit sees the sum of both as one delay."
+        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The robot's "
+        "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
     )
     head = ("param", "as shipped", "fitted, with 95 % interval", "hidden in the simulated robot")
     return Section("The parameters", lead, [Table(head, rows)])
