@@ -1,20 +1,30 @@
-"""Replay what a world was told, from what it was: the one-step, k-step and open-loop gap in one function."""
+"""Replay recorded actions in a simulator: one-step, k-step and open-loop predictions, and windows of many runs at once.
+
+`replay` predicts the rows of one episode, `replay_all` runs many episodes open loop, and `rollout_windows` steps
+windows of many runs as one batch, in which those that diverge are set aside.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .episode import Episode, by_label
 from .errors import BadInput, Diverged, UnknownName
-from .world import Array, Simulator, Spec
+from .world import Array, Simulator, Spec, State, put, take
 
 MEMORY = 64
 """How many actions before an anchor a simulator is told, for worlds with latency."""
 CHUNK = 4096
 """How many windows are simulated in one batch."""
+Visit: TypeAlias = Callable[[int, Array, State], None]
+"""Called after each step with the steps done, the windows still running, and their state."""
+Watch: TypeAlias = Callable[[int], None]
+"""Called with the number of control steps that were simulated since the last call."""
 
 
 def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episode:
@@ -101,6 +111,109 @@ def predict(sim: Simulator, given: Aligned, starts: Array, span: int) -> tuple[A
             raise
         q[:, step], v[:, step] = state.q, state.v
     return q, v
+
+
+def replay_all(sim: Simulator, runs: Sequence[Aligned], watch: Watch | None = None) -> list[tuple[Array, Array]]:
+    """The open-loop replay of every run, positions and velocities [rows, ...]; NaN from where it diverged."""
+    out = [(np.full_like(run.q, np.nan), np.full_like(run.v, np.nan)) for run in runs]
+    for run, (q, v) in zip(runs, out, strict=True):
+        q[0], v[0] = run.q[0], run.v[0]
+    windows = np.array([(i, 0) for i in range(len(runs))], int)
+    spans = np.array([len(run.q) - 1 for run in runs])
+
+    def visit(step: int, live: Array, state: State) -> None:
+        for slot, i in enumerate(live):
+            out[i][0][step], out[i][1][step] = state.q[slot], state.v[slot]
+
+    survived = rollout_windows(sim, runs, windows, spans, visit, watch)
+    for steps, (q, v) in zip(survived, out, strict=True):
+        q[steps + 1 :], v[steps + 1 :] = np.nan, np.nan
+    return out
+
+
+def rollout_windows(
+    sim: Simulator, runs: Sequence[Aligned], windows: Array, spans: Array, visit: Visit, watch: Watch | None = None
+) -> Array:
+    """Step windows (run, first row) [windows, 2] for their spans [steps], and return the steps each survived.
+
+    Longer windows go first, so that a batch shrinks as windows end. A window that diverges waits at its last finite
+    state; what is visited of it from then on does not count.
+    """
+    lengths = np.array([len(run.action) for run in runs])
+    ends = np.cumsum(lengths)
+    actions = np.concatenate([run.action for run in runs])
+    first_row, last_row = (ends - lengths)[windows[:, 0]] + windows[:, 1], ends[windows[:, 0]] - 1
+    survived, order = np.array(spans, int), np.argsort(-np.asarray(spans, int), kind="stable")
+    for begin in range(0, len(order), CHUNK):
+        some = order[begin : begin + CHUNK]
+        places = [(runs[int(i)], int(row)) for i, row in windows[some]]
+        state = sim.place(
+            np.stack([run.q[row] for run, row in places]),
+            np.stack([run.v[row] for run, row in places]),
+            0.0,
+            np.stack([run.past[row] for run, row in places]),
+        )
+
+        def given(live: Array, step: int, some: Array = some) -> Array:
+            # A window that reaches past the end of its run repeats the last action.
+            return actions[np.minimum(first_row[some[live]] + step, last_row[some[live]])]
+
+        def seen(step: int, live: Array, state: State, some: Array = some) -> None:
+            visit(step, some[live], state)
+            if watch is not None:
+                watch(len(live))
+
+        survived[some] = rollout_batch(sim, state, given, survived[some], seen)
+    return survived
+
+
+def rollout_batch(
+    sim: Simulator, state: State, actions: Callable[[Array, int], Array], spans: Array, visit: Visit
+) -> Array:
+    """Step a batch of worlds for their spans [worlds], longest first, and return the steps each survived.
+
+    `actions` takes the worlds still running and the number of steps done. Worlds whose span is over leave the batch
+    once they are half of it; a world that diverges waits at its last finite state.
+    """
+    live, remaining, survived = np.arange(len(spans)), np.array(spans, int), np.array(spans, int)
+    lost = np.zeros(len(live), bool)
+    step = 0
+    while len(live) and step < remaining[0]:
+        before = state
+        try:
+            state = sim.step(state, actions(live, step))
+        except Diverged as error:
+            gone = np.asarray(error.worlds)
+            new = gone[~lost[gone]]
+            survived[live[new]] = np.minimum(survived[live[new]], step)
+            lost[gone] = True
+            state = put(error.state, gone, take(before, gone))
+        step += 1
+        running = int(np.searchsorted(-remaining, -step, side="right"))
+        visit(step, live[:running], state)
+        # Making a smaller batch costs a copy, so it waits until half of the worlds are over.
+        running = int(np.searchsorted(-remaining, -step, side="left"))
+        if 0 < running <= len(live) // 2:
+            keep = slice(0, running)
+            state, live, remaining, lost = take(state, keep), live[keep], remaining[keep], lost[keep]
+    return survived
+
+
+def rollout_positions(sim: Simulator, state: State, actions: Array) -> Array:
+    """Positions of a batch after each action [worlds, span, nq], NaN after a divergence; `actions` [span, n, nu] repeat
+    over the batch where it is a multiple of n."""
+    worlds, span = len(state.q), len(actions)
+    out = np.empty((worlds, span, state.q.shape[-1]))
+
+    def given(live: Array, step: int) -> Array:
+        return np.tile(actions[step], (worlds // actions.shape[1], 1))
+
+    def visit(step: int, live: Array, state: State) -> None:
+        out[:, step - 1] = state.q
+
+    survived = rollout_batch(sim, state, given, np.full(worlds, span), visit)
+    out[np.arange(span) >= survived[:, None]] = np.nan
+    return out
 
 
 def _same_period(episode: Episode, spec: Spec) -> None:

@@ -8,12 +8,11 @@ from math import nan
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.replay import Aligned, aligned
+from instep.core.replay import Aligned, aligned, rollout_windows
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator, State
 from instep.gap.channels import rms
 from instep.gap.gap_result import Pair
-from instep.gap.window_rollout import march
 
 from .failure_modes import Mode, absent
 from .motion_modes import bodies
@@ -112,7 +111,7 @@ def _jump(sim: Simulator, run: Aligned, starts: Array, place: Sequence[int], ste
     def visit(step: int, live: Array, state: State) -> None:
         ends[live] = state.q[: len(live)][:, place]
 
-    survived = march(sim, [run], windows, spans, visit)
+    survived = rollout_windows(sim, [run], windows, spans, visit)
     ends[survived < spans] = np.inf
     return float(np.median(np.linalg.norm(ends - run.q[starts][:, place], axis=-1)))
 

@@ -14,13 +14,12 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.replay import Aligned, aligned
+from instep.core.replay import Aligned, Watch, aligned, replay_all, rollout_windows
 from instep.core.statistics import Estimate, pooled, wilson
 from instep.core.world import Array, Channel, Simulator, State, vector
 
 from .channels import Channels, channels
 from .gap_result import Curve, Gap, Pair, horizon_name
-from .window_rollout import Watch, march, replay_all
 
 HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
 """How far ahead [s]: one step, then tenths to seconds, then the whole run."""
@@ -228,7 +227,7 @@ def ahead_of(
         if step in out:
             out[step][live] = state.q[: len(live)]
 
-    survived = march(sim, runs, windows, spans, visit, watch)
+    survived = rollout_windows(sim, runs, windows, spans, visit, watch)
     for k, q in out.items():
         q[survived < k] = np.nan
     return out, int((survived < spans).sum())

@@ -19,10 +19,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.replay import rollout_positions
 from instep.core.world import Array, Simulator
 from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, driven, features, places, random_features
 
-from .shooting import march
 from .windows import Windows, cut
 
 NUDGE = 0.03
@@ -96,7 +96,8 @@ def _share(sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode]) -> Ar
     errors: list[Array] = []
     for share in SHARES:
         world = DeltaCorrected(sim, replace(delta, weight=share * delta.weight))
-        left = np.nan_to_num(march(world, windows.q, windows.v, windows.past, actions) - windows.target)[..., q]
+        state = world.place(windows.q, windows.v, 0.0, windows.past)
+        left = np.nan_to_num(rollout_positions(world, state, actions) - windows.target)[..., q]
         left = np.where(windows.inside[..., None], left, 0.0)[:, left.shape[1] // 2 :]
         errors.append(np.sqrt((left**2).mean(axis=(0, 1))))
     best = np.argmin(errors, axis=0)
@@ -133,7 +134,7 @@ def _labels(sim: Simulator, windows: Windows, labels: Sequence[str], delta: Delt
 def _after(world: Simulator, windows: Windows, actions: Array, places: Sequence[int], shift: Array) -> Array:
     told = actions.copy()
     told[..., places] += shift[None]
-    return np.nan_to_num(march(world, windows.q, windows.v, windows.past, told))
+    return np.nan_to_num(rollout_positions(world, world.place(windows.q, windows.v, 0.0, windows.past), told))
 
 
 def _regress(inputs: Array, targets: Array, run: Array, labels: tuple[str, ...], options: DeltaOptions) -> DeltaModel:

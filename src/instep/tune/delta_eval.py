@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.replay import rollout_positions
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, places
 
 from .delta_action import DeltaOptions, learn, shuffled
-from .shooting import march
 from .windows import cut
 
 HORIZONS = (0.25, 0.5, 1.0)
@@ -57,10 +57,10 @@ def squares(
     control = shuffled(delta, (windows.q[:, q], windows.v[:, v], history), seed)
     worlds = {"tuned": sim, "delta": DeltaCorrected(sim, delta), "noise": DeltaCorrected(sim, control)}
     actions = np.moveaxis(windows.action, 1, 0)
-    errors = {
-        name: (march(world, windows.q, windows.v, windows.past, actions) - windows.target)[..., q] ** 2
-        for name, world in worlds.items()
-    }
+    errors: dict[str, Array] = {}
+    for name, world in worlds.items():
+        state = world.place(windows.q, windows.v, 0.0, windows.past)
+        errors[name] = (rollout_positions(world, state, actions) - windows.target)[..., q] ** 2
     out: Squares = {}
     for horizon in HORIZONS:
         row = max(1, round(horizon / sim.spec.dt)) - 1

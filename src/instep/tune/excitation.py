@@ -16,7 +16,8 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.core.world import Array, Simulator
+from instep.core.replay import rollout_batch
+from instep.core.world import Array, Simulator, State
 from instep.scene import address
 from instep.scene.address import TIMESTEP
 
@@ -158,7 +159,7 @@ def _both_ways(
     for row, group in enumerate(groups):
         points[1 + row, group] += STEP
         points[1 + len(groups) + row, group] -= STEP
-    q, v = _march(sim, limits, params, points, motions)
+    q, v = _rollout(sim, limits, params, points, motions)
     seen = q[..., limits.at]
     up, down = np.nan_to_num(np.split(seen[1:] - seen[0], 2))
     return up, down, q[0], v[0]
@@ -285,7 +286,7 @@ def _grown(sim: Simulator, limits: Limits, actions: Array) -> Array:
     """The motion scaled to where it keeps all limits and the next larger one does not."""
     sizes = np.geomspace(0.1, 20.0, 24)
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
-    q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
+    q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
     sound = _beyond(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
     last = int(np.argmin(sound)) - 1 if not sound.all() else len(sizes) - 1
     return motions[max(last, 0)]
@@ -381,35 +382,29 @@ def _inside(sim: Simulator, limits: Limits, params: Sequence[Param], actions: Ar
     """The motion made smaller until it keeps all limits in the fine simulation."""
     sizes = np.array([1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2])
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
-    q, v = _march(sim, limits, (), np.zeros((1, 0)), motions)
+    q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
     beyond = _beyond(limits, q[0], v[0], motions)
     return judged(sim, limits, params, motions[int(np.argmax(beyond <= 0))], options)
 
 
-def _march(
+def _rollout(
     sim: Simulator, limits: Limits, params: Sequence[Param], points: Array, motions: Array
 ) -> tuple[Array, Array]:
     """Positions and velocities before each action [settings, motions, steps, ...], NaN once diverged."""
-    from instep.core.errors import Diverged
-    from instep.core.world import put, take
-
     settings, n = len(points), len(motions)
     each = {k.address: np.repeat(k.from_unit(points[:, i]), n) for i, k in enumerate(params)}
     begin = sim.reset(0)
     tuned = sim.tuned(each)
     state = tuned.place(np.tile(begin.q, (settings * n, 1)), np.tile(begin.v, (settings * n, 1)))
     q, v = (np.empty((settings * n, motions.shape[1], part.shape[-1])) for part in (begin.q, begin.v))
-    lost = np.zeros(settings * n, bool)
-    for step in range(motions.shape[1]):
+    q[:, 0], v[:, 0] = state.q, state.v
+
+    def visit(step: int, live: Array, state: State) -> None:
         q[:, step], v[:, step] = state.q, state.v
-        q[lost, step] = np.nan
-        try:
-            after = tuned.step(state, np.tile(motions[:, step], (settings, 1)))
-        except Diverged as error:
-            which = np.asarray(error.worlds)
-            lost[which] = True
-            after = put(error.state, which, take(state, which))
-        state = after
+
+    spans = np.full(settings * n, motions.shape[1] - 1)
+    survived = rollout_batch(tuned, state, lambda _, step: np.tile(motions[:, step], (settings, 1)), spans, visit)
+    q[np.arange(motions.shape[1]) > survived[:, None]] = np.nan
     return q.reshape(settings, n, *q.shape[1:]), v.reshape(settings, n, *v.shape[1:])
 
 

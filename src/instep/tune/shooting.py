@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from instep.core.errors import Diverged
 from instep.core.param import Param
-from instep.core.world import Array, Simulator, put, take
+from instep.core.replay import rollout_positions
+from instep.core.world import Array, Simulator
 
 from .windows import Windows
 
@@ -72,32 +72,11 @@ class Shooter:
             shift = starts.reshape(-1, 2 * size)
             q, v = w.tangent.plus(q, shift[:, :size]), v + shift[:, size:]
         past = np.tile(w.past[picked], (candidates, *[1] * (w.past.ndim - 1)))
-        paths = march(tuned(self.sim, each), q, v, past, np.moveaxis(w.action[picked, :rows], 1, 0))
+        sim = tuned(self.sim, each)
+        paths = rollout_positions(sim, sim.place(q, v, 0.0, past), np.moveaxis(w.action[picked, :rows], 1, 0))
         return w.tangent.minus(paths.reshape(candidates, n, *paths.shape[1:]), w.target[picked, :rows])
 
 
 def tuned(sim: Simulator, each: Mapping[str, Array]) -> Simulator:
     """The simulator with one value per world, or as it is where nothing is turned."""
     return sim.tuned(each) if each else sim
-
-
-def march(sim: Simulator, q: Array, v: Array, past: Array, actions: Array) -> Array:
-    """Positions after each action [worlds, span, nq]; `actions` [span, n, nu] repeat over the candidates.
-
-    A world that diverges waits where it was last sound, and its later rows are NaN.
-    """
-    state = sim.place(q, v, 0.0, past)
-    repeat = len(q) // actions.shape[1]
-    out = np.empty((len(q), len(actions), q.shape[-1]))
-    lost = np.zeros(len(q), bool)
-    for step, action in enumerate(actions):
-        try:
-            after = sim.step(state, np.tile(action, (repeat, 1)))
-        except Diverged as error:
-            which = np.asarray(error.worlds)
-            lost[which] = True
-            after = put(error.state, which, take(state, which))
-        state = after
-        out[:, step] = state.q
-        out[lost, step] = np.nan
-    return out

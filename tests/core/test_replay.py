@@ -1,0 +1,75 @@
+"""Windows of many runs in one batch: each as if it were alone, and NaN after a divergence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld, Script, rollout
+from instep.core.errors import Diverged
+from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
+from instep.core.world import State
+from instep.core.wrapper import Layer
+
+
+class Exploding(Layer):
+    """A world whose rows diverge as soon as their first joint passes 0.3 rad."""
+
+    def step(self, state: State, action: np.ndarray) -> State:
+        after = self.world.step(state, action)
+        gone = np.flatnonzero(after.q[..., 0] > 0.3)
+        if len(gone):
+            raise Diverged("It exploded.", tuple(int(i) for i in gone), after)
+        return after
+
+
+@pytest.fixture
+def sim() -> MujocoWorld:
+    return MujocoWorld("arm7")
+
+
+def run(sim: MujocoWorld, seed: int, rows: int, reach: float):
+    swing = reach * np.sin(np.linspace(0, 3, rows))[:, None] * np.eye(1, sim.spec.action.shape[0])
+    return rollout(sim, Script(sim.scene.rest_action() + swing), steps=rows, seed=seed)
+
+
+def test_windows_of_many_runs_equal_each_alone(sim):
+    runs = [aligned(run(sim, i, rows, 0.5), sim) for i, rows in enumerate((30, 12, 21))]
+    windows = np.array([(0, 0), (1, 3), (2, 5), (0, 10), (1, 0)])
+    spans = np.array([20, 5, 12, 3, 8])
+    seen = {i: {} for i in range(len(windows))}
+
+    def visit(step, live, state):
+        for slot, i in enumerate(live):
+            seen[int(i)][step] = state.q[slot].copy()
+
+    survived = rollout_windows(sim, runs, windows, spans, visit)
+    np.testing.assert_array_equal(survived, spans)
+    for i, (which, row) in enumerate(windows):
+        state = sim.place(runs[which].q[row], runs[which].v[row], 0.0, runs[which].past[row])
+        assert sorted(seen[i]) == list(range(1, spans[i] + 1))
+        for step in range(spans[i]):
+            state = sim.step(state, runs[which].action[row + step])
+            np.testing.assert_allclose(seen[i][step + 1], state.q, atol=1e-9)
+
+
+def test_what_diverges_is_nan_from_there_and_the_others_go_on(sim):
+    runs = [aligned(run(sim, i, 40, reach), sim) for i, reach in enumerate((0.1, 1.0))]
+    calm, wild = (q for q, _ in replay_all(Exploding(sim), runs))
+    plain = [q for q, _ in replay_all(sim, runs)]
+    last = int(np.argmax(plain[1][:, 0] > 0.3))
+    assert 1 < last < 39
+    np.testing.assert_allclose(calm, plain[0], atol=1e-9)
+    np.testing.assert_allclose(wild[:last], plain[1][:last], atol=1e-9)
+    assert np.isnan(wild[last:]).all()
+
+
+def test_positions_of_a_batch_repeat_actions_over_candidates(sim):
+    given = aligned(run(sim, 0, 20, 1.0), sim)
+    actions = np.stack([given.action[:15], given.action[4:19]], axis=1)
+    q, v, past = (np.tile(part[[0, 4]], (3, *[1] * (part.ndim - 1))) for part in (given.q, given.v, given.past))
+    paths = rollout_positions(sim, sim.place(q, v, 0.0, past), actions)
+    assert paths.shape == (6, 15, given.q.shape[-1])
+    np.testing.assert_allclose(paths[2:4], paths[:2], atol=1e-12)
+    limited = rollout_positions(Exploding(sim), Exploding(sim).place(q, v, 0.0, past), actions)
+    np.testing.assert_array_equal(np.isnan(limited[..., 0]), np.maximum.accumulate(paths[..., 0] > 0.3, axis=1))
