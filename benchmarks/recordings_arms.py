@@ -10,10 +10,10 @@ import numpy as np
 
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
-from instep.tune.delta_action import DeltaOptions, learn
-from instep.tune.delta_eval import Squares, gains, squares
-from instep.tune.fit import FitOptions, fit
-from instep.tune.param_selection import chosen
+from instep.tune.delta_action import DeltaOptions, learn_delta
+from instep.tune.delta_eval import Squares, error_reductions, squared_errors
+from instep.tune.fit import ShootingOptions, fit
+from instep.tune.param_selection import auto_params
 from recordings_common import paths, pooled, recorded, rms, row
 
 FOLDS = 3
@@ -47,7 +47,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
 def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Error 0.5 s and 1 s after the start of a window, every motion type held out once from both params and delta."""
     parts = pooled(_so101_squares, [(fold, out, quick) for fold in range(1 if quick else FOLDS)])
-    found = gains(_joined(parts))
+    found = error_reductions(_joined(parts))
     rows = []
     for horizon in ("0.5 s", "1 s"):
         for name, goal in (("delta", 0.15), ("noise", None)):
@@ -64,13 +64,17 @@ def _left_over(parts: list[Squares]) -> list[dict[str, Any]]:
     """Where the error sits that the parameters leave: by joint, and how much of its squares two motions own."""
     names = [e.meta["motion"] for e in recorded("so101", "so101", Scene.load("so101"))]
     motion = np.array([names[fold::FOLDS][r] for fold, part in enumerate(parts) for r in part["0.5 s"][0]])
-    squares = 1e6 * np.concatenate([part["0.5 s"][1]["tuned"] for part in parts])
-    sums = {name: squares[motion == name].sum(axis=0) for name in np.unique(motion)}
-    rows = [row("so101, error after 0.5 s as tuned, median of windows", np.sqrt(np.median(squares, axis=0)), "mrad")]
+    squared_errors = 1e6 * np.concatenate([part["0.5 s"][1]["tuned"] for part in parts])
+    sums = {name: squared_errors[motion == name].sum(axis=0) for name in np.unique(motion)}
+    rows = [
+        row("so101, error after 0.5 s as tuned, median of windows", np.sqrt(np.median(squared_errors, axis=0)), "mrad")
+    ]
     for j, joint in enumerate(ARM):
-        rows.append(row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squares[:, j].mean()))], "mrad"))
+        rows.append(
+            row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squared_errors[:, j].mean()))], "mrad")
+        )
         worst = sorted(sums, key=lambda name: -sums[name][j])[:2]
-        share = 100 * sum(float(sums[name][j]) for name in worst) / float(squares[:, j].sum())
+        share = 100 * sum(float(sums[name][j]) for name in worst) / float(squared_errors[:, j].sum())
         rows.append(row(f"so101, {joint}, share of squared error in {' and '.join(worst)}", [share], "%"))
     return rows
 
@@ -80,9 +84,9 @@ def _so101_squares(fold: int, out: Path, quick: bool) -> Squares:
     episodes = recorded("so101", "so101", scene)
     inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
     sim = _so101_fold(scene, episodes, fold, out)
-    delta = learn(sim, inside, DeltaOptions(limit=600 if quick else 2000), joints=ARM)
+    delta = learn_delta(sim, inside, DeltaOptions(limit=600 if quick else 2000), joints=ARM)
     delta.save(out / f"so101_delta_{fold}.npz")
-    return squares(sim, delta, episodes[fold::FOLDS], seed=fold)
+    return squared_errors(sim, delta, episodes[fold::FOLDS], seed=fold)
 
 
 def _joined(parts: list[Squares]) -> Squares:
@@ -103,11 +107,11 @@ def _so101_fit(fold: int, out: Path) -> None:
 def _so101_fold(scene: Scene, episodes: list[Any], fold: int, out: Path) -> Any:
     """The scene fitted to all motions but every third one; found once and kept for the row of the delta."""
     inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
-    choice = chosen(scene, inside)
+    choice = auto_params(scene, inside)
     sim = without_delta(scene).tuned(choice.held)
     kept = out / f"so101_fold_{fold}.json"
     if not kept.is_file():
-        options = FitOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
+        options = ShootingOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
         kept.write_text(json.dumps(fit(sim, inside, choice.params, options).settings, indent=2))
     return sim.tuned(json.loads(kept.read_text()))
 
@@ -124,9 +128,11 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     """
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
-    choice = chosen(scene, episodes)
+    choice = auto_params(scene, episodes)
     sim = without_delta(scene).tuned(choice.held)
-    options = FitOptions(window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20)
+    options = ShootingOptions(
+        window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20
+    )
     tuned = sim.tuned(fit(sim, episodes[:2], choice.params, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
     # What the arm was told is an angle and a velocity; the mapping makes one command of both.

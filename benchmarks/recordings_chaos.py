@@ -14,8 +14,8 @@ from instep.core.world import Array, Settings, Simulator
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.beliefs import Posterior
-from instep.tune.fit import FitOptions, fit
-from instep.tune.param_selection import asked
+from instep.tune.fit import ShootingOptions, fit
+from instep.tune.param_selection import named_params
 from instep.tune.posterior import infer
 from recordings_common import recorded, row
 
@@ -54,11 +54,11 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
     """
     scene = Scene.load("chaotic_pendulum")
     episodes = recorded("ibm_double_pendulum", "ibm_double_pendulum", scene)
-    choice = asked(scene, BARS, {})
+    choice = named_params(scene, BARS, {})
     sim = without_delta(scene).tuned(choice.held)
     start = choice.start
     for window, limit in WINDOWS[:1] if quick else WINDOWS:
-        options = FitOptions(window=window, limit=12 if quick else limit, start=start, starts=1, iterations=20)
+        options = ShootingOptions(window=window, limit=12 if quick else limit, start=start, starts=1, iterations=20)
         found = fit(sim, episodes[:1], choice.params, options)
         start = found.settings
     np.savez(out / "chaotic_fit.npz", x=found.x, covariance=found.covariance, names=list(found.settings))

@@ -21,8 +21,8 @@ from instep.data.datasets import load
 from instep.physics.actuators import with_inputs
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions, fit
-from instep.tune.param_selection import asked
+from instep.tune.fit import ShootingOptions, fit
+from instep.tune.param_selection import named_params
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
@@ -62,10 +62,14 @@ def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:
 
 
 def identified(
-    scene: Scene, episodes: Sequence[Episode], params: Sequence[str], options: FitOptions, held: Mapping[str, float]
+    scene: Scene,
+    episodes: Sequence[Episode],
+    params: Sequence[str],
+    options: ShootingOptions,
+    held: Mapping[str, float],
 ) -> tuple[Simulator, dict[str, float]]:
     """A scene with parameters identified from recordings, and their values."""
-    choice = asked(scene, params, {})
+    choice = named_params(scene, params, {})
     sim = without_delta(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else without_delta(scene)
     start = {**choice.start, **options.start}
     found = fit(sim, episodes, choice.params, _with(options, start))
@@ -89,7 +93,7 @@ def _past(given: Sequence[Any]) -> np.ndarray:
     return np.stack([g.past[0] for g in given])
 
 
-def _with(options: FitOptions, start: Mapping[str, float]) -> FitOptions:
+def _with(options: ShootingOptions, start: Mapping[str, float]) -> ShootingOptions:
     from dataclasses import replace
 
     return replace(options, start=dict(start))

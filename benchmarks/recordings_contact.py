@@ -16,9 +16,9 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions
-from instep.tune.gates import searched
-from instep.tune.param_selection import asked
+from instep.tune.fit import ShootingOptions
+from instep.tune.gates import contact_search
+from instep.tune.param_selection import named_params
 from recordings_common import recorded, row
 
 WIDTH = 0.1048
@@ -42,10 +42,10 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Mean error over a whole toss of the tosses that were not used in the search, every third one."""
     scene = Scene.load("cube")
     episodes = recorded("cube_toss", "cube_toss", scene)
-    choice, sim = asked(scene, PARAMS, {}), without_delta(scene)
+    choice, sim = named_params(scene, PARAMS, {}), without_delta(scene)
     inside = [e for i, e in enumerate(episodes) if i % 3]
-    best = searched(
-        sim, inside, choice.params, FitOptions(start=choice.start, window=1.0, limit=12 if quick else None)
+    best = contact_search(
+        sim, inside, choice.params, ShootingOptions(start=choice.start, window=1.0, limit=12 if quick else None)
     ).settings
     (out / "cube_settings.json").write_text(json.dumps(dict(best), indent=2))
     rows = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions
+from instep.tune.fit import ShootingOptions
 from instep.tune.held_out import window_errors
 from recordings_common import identified, paths, pooled, recorded, rms, row
 
@@ -84,7 +84,7 @@ def _servo(gain: str, seed: int) -> list[float]:
     episodes = recorded("xl330", "xl330", scene)
     inside = [e for e in episodes if e.meta["kp"] != gain]
     outside = [e for e in episodes if e.meta["kp"] == gain]
-    options = FitOptions(window=6.0, free_starts=False, starts=2, anywhere=seed > 0, seed=seed, iterations=25)
+    options = ShootingOptions(window=6.0, fixed_start=True, starts=2, random_starts=seed > 0, seed=seed, iterations=25)
     sim, _ = identified(scene, inside, SERVO, options, {})
     return [1e3 * float(np.abs(e).mean()) for e in paths(sim, outside)]
 
@@ -126,7 +126,7 @@ def _pulled(day: str) -> dict[str, float]:
     chirps = [e for e in episodes if "chrip" in e.meta["group"]]
     swings = [e for e in episodes if "chrip" not in e.meta["group"]][::2]
     inside = [*chirps[:2], *(e for e in swings if day in e.meta["group"])]
-    options = FitOptions(window=10.0, free_starts=False, starts=1, iterations=30, foreseeable=True)
+    options = ShootingOptions(window=10.0, fixed_start=True, starts=1, iterations=30, drop_unpredictable=True)
     return identified(scene, inside, CABLE, options, {})[1]
 
 
@@ -147,7 +147,7 @@ def _build(build: str, name: str, part: str) -> list[dict[str, Any]]:
     scene = Scene.load(name)
     episodes = recorded("double_pendulum", part, scene)
     inside, outside = episodes[::2], episodes[1::2]
-    options = FitOptions(window=0.5, limit=60, starts=1, iterations=15)
+    options = ShootingOptions(window=0.5, limit=60, starts=1, iterations=15)
     sim, _ = identified(scene, inside, LINKS, options, {})
     before, after = (np.sqrt(window_errors(world, outside, {}, 0.5)[0]) for world in (without_delta(scene), sim))
     rows: list[dict[str, Any]] = []

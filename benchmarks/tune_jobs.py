@@ -16,10 +16,10 @@ import numpy as np
 
 from instep import Scene, open_world
 from instep.core.world import Array
-from instep.tune.beliefs import Gaussian
-from instep.tune.excitation import Design, ExciteOptions, chirp, energy, excite, judged
-from instep.tune.excitation_limits import Allowed, limits_of
-from instep.tune.fit import Fit, FitOptions, fit
+from instep.tune.beliefs import GaussianBelief
+from instep.tune.excitation import ExcitationDesign, ExciteOptions, chirp, energy, evaluate_motion, excite
+from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
+from instep.tune.fit import Fit, ShootingOptions, fit
 from instep.tune.identifiability import identifiability
 from instep.tune.posterior import Method, infer
 from tune_peers import c2st_score
@@ -56,7 +56,7 @@ def ranked(method: Method, seed: int, draws: int = 400) -> Array:
     if method == "npe":
         return np.asarray(getattr(belief, "ranks", None))
     rng = np.random.default_rng((seed, 0x4A2))
-    points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
+    points = belief.draw(draws, rng) if isinstance(belief, GaussianBelief) else belief.points
     truth = place.truth(seed)
     x = np.array([float(param.to_unit(truth[param.address])) for param in place.params])
     return (points < x).mean(axis=0)[None]
@@ -89,25 +89,26 @@ def named() -> tuple[int, int]:
         good = 0
         for sim, names, frozen in cases:
             place = replace(heavy, sim=sim, joints=("hinge",))
-            found = fit(sim, place.record({}, [0, 1]), sim.scene.params(*names), FitOptions(window=0.5, starts=1))
+            found = fit(sim, place.record({}, [0, 1]), sim.scene.params(*names), ShootingOptions(window=0.5, starts=1))
             weak = identifiability(found)
-            wrong = "joint.other.damping" in names and "joint.hinge.damping" in weak.frozen
-            good += len(weak.frozen) == frozen and len(weak.weak) == frozen and not wrong
+            wrong = "joint.other.damping" in names and "joint.hinge.damping" in weak.unidentifiable
+            good += len(weak.unidentifiable) == frozen and len(weak.weak) == frozen and not wrong
     return good, len(cases)
 
 
-def designed(generations: int) -> tuple[Design, dict[float, Design]]:
+def designed(generations: int) -> tuple[ExcitationDesign, dict[float, ExcitationDesign]]:
     """A motion of arm7 for six masses, and chirps of the same energy up to several frequencies."""
     scene = Scene.load("arm7")
     sim = open_world(scene, threads=max(1, (os.cpu_count() or 2) // 4))
-    options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, thrift=1.0, allowed=Allowed())
-    limits = limits_of(scene, options.allowed)
+    options = ExciteOptions(seconds=4.0, noise=1e-4, generations=generations, energy_weight=1.0, allowed=MotionLimits())
+    limits = driven_joint_limits(scene, options.allowed)
     params = scene.params(*[f"body.link_{i}.mass" for i in range(2, 8)])
     design = excite(sim, limits, params, options)
     spent, steps = energy(limits, design.actions), len(design.actions)
     tops = (4.0, 3.0, 2.0, 1.5, 1.0, 0.7, 0.5)
     return design, {
-        top: judged(sim, limits, params, chirp(limits, steps, energy=spent, highest=top), options) for top in tops
+        top: evaluate_motion(sim, limits, params, chirp(limits, steps, energy=spent, highest=top), options)
+        for top in tops
     }
 
 

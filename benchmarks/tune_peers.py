@@ -16,8 +16,8 @@ from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
 from instep.core.world import Array
 from instep.scene.folder import SceneSimulator
-from instep.tune.fit import Fit, FitOptions, fit
-from instep.tune.posterior import infer, likelihood, replace_covariance
+from instep.tune.fit import Fit, ShootingOptions, fit
+from instep.tune.posterior import infer, likelihood, widened_laplace
 from tune_worlds import Bed
 
 JOINTS, NOISE = 5, 1e-5
@@ -126,8 +126,8 @@ def _run(sim: SceneSimulator, seed: int) -> Episode:
 def _ours(sim: SceneSimulator, runs: list[Episode], truth: dict[str, float]) -> dict[str, float]:
     params = [Param(n, 0.01 if "armature" in n else 0.1, 1.0 if "armature" in n else 10.0, True) for n in truth]
     start = {n: 0.1 if "armature" in n else 1.0 for n in truth}
-    options = FitOptions(
-        window=1.0, starts=1, free_starts=False, robust=0.0, start=start, iterations=40, tolerance=1e-3
+    options = ShootingOptions(
+        window=1.0, starts=1, fixed_start=True, robust=0.0, start=start, iterations=40, tolerance=1e-3
     )
     return fit(sim, runs, params, options).settings
 
@@ -202,7 +202,7 @@ def c2st_score(bed: Bed, found: Fit, name: str, sims: int) -> float:
 def _exact(found: Fit) -> Array:
     """Draws from the posterior by importance resampling of a wide Laplace posterior."""
     rng = np.random.default_rng(3)
-    target, wide = likelihood(found), replace_covariance(found, 2.5)
+    target, wide = likelihood(found), widened_laplace(found, 2.5)
     points = np.concatenate([wide.draw(500, rng) for _ in range(6)])
     inverse = np.linalg.inv(wide.covariance)
     away = points - wide.mean

@@ -9,7 +9,7 @@ from instep.core.world import Array, Simulator
 from instep.physics.open_world import open_world
 from instep.tune.fit import fit
 from instep.tune.posterior import laplace
-from instep.tune.randomize import Mixed, widened
+from instep.tune.randomize import MixtureBelief, widened
 from tune_worlds import Bed
 
 STEPS, CLOSE = 60, 0.12
@@ -26,7 +26,7 @@ def compared(bed: Bed, machine: int, episodes: int) -> tuple[float, float]:
     real = open_world(bed.sim.scene, "rapier")
     found = fit(bed.sim, bed.record(truth, [2 * machine, 2 * machine + 1], real), bed.params, bed.options)
     # Twice as wide as the posterior, with a small share of the prior for what nobody thought of.
-    belief = Mixed(widened(laplace(found), 2.0), hand, 0.05)
+    belief = MixtureBelief(widened(laplace(found), 2.0), hand, 0.05)
     succeeded = rate(real.tuned(truth), bed, episodes)
     near, far = (abs(rate(bed.sim.tuned(_drawn(b, episodes)), bed, episodes) - succeeded) for b in (belief, hand))
     return near, far

@@ -13,7 +13,7 @@ from instep.core.param import Param
 from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
 from instep.scene.folder import SceneSimulator
-from instep.tune.fit import FitOptions
+from instep.tune.fit import ShootingOptions
 from instep.tune.windows import tangent
 
 SERVO = """
@@ -48,7 +48,7 @@ class Bed:
     """Of measured positions [rad or m]."""
     joints: tuple[str, ...]
     """Coordinates that are measured; all where empty."""
-    options: FitOptions
+    options: ShootingOptions
 
     def record(self, truth: Mapping[str, float], seeds: Sequence[int], real: Simulator | None = None) -> list[Episode]:
         """Recordings with planted parameters and noisy sensors, of the bed's own simulator or of another one."""
@@ -144,7 +144,7 @@ def _bed(name: str, sim: SceneSimulator, names: Sequence[str], noise: float, rea
         waves = [reach * a * (np.sin(2 * np.pi * f * t + p) - np.sin(p)) for a, f, p in tones.transpose(0, 2, 1)]
         return rest + np.sum(waves, axis=0)
 
-    options = FitOptions(window=0.5, starts=1, iterations=15, start={n: values[n] for n in names})
+    options = ShootingOptions(window=0.5, starts=1, iterations=15, start={n: values[n] for n in names})
     return Bed(name, sim, params, {n: values[n] for n in names}, swing, noise, (), options)
 
 

@@ -142,7 +142,9 @@ def test_bounds_of_a_param_that_is_not_sought_are_refused(scene, data, tmp_path,
 
 
 def test_a_direction_to_ignore_that_is_not_measured_offers_the_nearest(scene, data, tmp_path, capsys):
-    assert main(["tune", str(data), str(scene), "--ignore", "hing", *FEW, "--out", str(tmp_path / "out")]) == 2
+    assert (
+        main(["tune", str(data), str(scene), "--ignore-coordinates", "hing", *FEW, "--out", str(tmp_path / "out")]) == 2
+    )
     assert "Did you mean 'hinge'?" in complaint(capsys)
 
 

@@ -324,13 +324,15 @@ def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
 
 def test_varied_params_are_drawn_per_seed_and_kept_with_the_episode(cart):
     belief = Box((Param("joint.x.damping", 0.1, 200.0, True),))
-    done = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(vary=belief, batch=16))
+    done = evaluate(
+        [Candidate("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(randomize=belief, batch=16)
+    )
     rows = done.results["go", "mujoco"]
     damping = np.array([row.settings["joint.x.damping"] for row in rows])
     assert 0.1 < damping.min() < 1 and 20 < damping.max() < 200
     success = np.array([row.success for row in rows])
     assert success[damping < 3].all() and not success[damping > 120].any()
-    again = evaluate([Candidate("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(vary=belief))
+    again = evaluate([Candidate("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(randomize=belief))
     assert again.results["go", "mujoco"][0].digest == rows[7].digest
 
 

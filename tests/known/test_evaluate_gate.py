@@ -237,7 +237,7 @@ def test_rules_are_read_from_toml(tmp_path):
     path = tmp_path / "rules.toml"
     path.write_text(
         'scene = "pusht"\nworlds = ["mujoco"]\nseeds = 40\n[parity]\none_step = 0.3\n'
-        '[variations.nominal]\n[variations.late]\nlatency = 2\nvary = ["geom.*.friction=0.2..0.5"]\n'
+        '[variations.nominal]\n[variations.late]\nlatency = 2\nrandomize = ["geom.*.friction=0.2..0.5"]\n'
         '[[rule]]\nmeasure = "success"\nat_least = 0.8\nvariation = "late"\n'
     )
     rules = read_rules(path)

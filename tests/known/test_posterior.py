@@ -7,7 +7,7 @@ import pytest
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
 from instep.tune.beliefs import estimates
-from instep.tune.fit import FitOptions, fit
+from instep.tune.fit import ShootingOptions, fit
 from instep.tune.posterior import eki, laplace, likelihood
 
 ARM = """
@@ -38,7 +38,7 @@ def found(tmp_path):
         run = rollout(sim.tuned(TRUTH), Script(wave), steps=100)
         q = run.q + 2e-3 * rng.standard_normal(run.q.shape)
         episodes.append(Episode(run.spec, {"timestamp": run.t, "q": q, "action": run.action}, run.meta))
-    options = FitOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
     return fit(sim, episodes, sim.scene.params(*TRUTH), options)
 
 

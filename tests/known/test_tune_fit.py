@@ -9,9 +9,9 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions, fit
+from instep.tune.fit import ShootingOptions, fit
 
-QUICK = FitOptions(window=0.5, stride=1.0, starts=2)
+QUICK = ShootingOptions(window=0.5, stride=1.0, starts=2)
 PENDULUM = """
 <mujoco>
   <option timestep="0.002" integrator="implicitfast"/>
@@ -75,6 +75,6 @@ def test_planted_gain_armature_and_friction_are_found_through_noise(sim):
 def test_the_same_seed_gives_the_same_fit(sim):
     episodes = recorded(sim, {"joint.hinge.damping": 0.1}, range(2), noise=0.001)
     params = sim.scene.params("joint.hinge.damping")
-    once, twice = (fit(sim, episodes, params, FitOptions(window=0.5, starts=1, seed=3)) for _ in range(2))
+    once, twice = (fit(sim, episodes, params, ShootingOptions(window=0.5, starts=1, seed=3)) for _ in range(2))
     assert once.settings == twice.settings
     assert once.cost == twice.cost

@@ -7,19 +7,19 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.tune.beliefs import Cloud, Gaussian, estimates, inflated, load, save
+from instep.tune.beliefs import GaussianBelief, SampleBelief, estimates, inflated, load, save
 
 PARAMS = (Param("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Param("action.delay", 0.0, 0.2, False, "s"))
 
 
 @pytest.fixture
-def normal() -> Gaussian:
-    return Gaussian(PARAMS, np.array([0.5, 0.3]), np.array([[0.01, 0.004], [0.004, 0.0025]]))
+def normal() -> GaussianBelief:
+    return GaussianBelief(PARAMS, np.array([0.5, 0.3]), np.array([[0.01, 0.004], [0.004, 0.0025]]))
 
 
 @pytest.fixture
-def cloud() -> Cloud:
-    return Cloud(PARAMS, np.random.default_rng(0).uniform(0.2, 0.6, (300, 2)))
+def cloud() -> SampleBelief:
+    return SampleBelief(PARAMS, np.random.default_rng(0).uniform(0.2, 0.6, (300, 2)))
 
 
 @pytest.mark.parametrize("kind", ["normal", "cloud"])
@@ -46,7 +46,7 @@ def test_draws_have_the_spread_and_the_correlation_that_were_asked_for(normal):
 
 
 def test_a_direction_of_which_nothing_is_known_fills_its_box():
-    blind = Gaussian(PARAMS, np.array([0.5, 0.5]), np.diag([1e-6, np.inf]))
+    blind = GaussianBelief(PARAMS, np.array([0.5, 0.5]), np.diag([1e-6, np.inf]))
     points = blind.draw(4000, np.random.default_rng(0))
     assert points[:, 0].std() < 2e-3
     assert points[:, 1].std() > 0.2

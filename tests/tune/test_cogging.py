@@ -10,8 +10,8 @@ from instep.core.errors import UnknownName
 from instep.physics.actuators import ActuatedWorld, read_actuators
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions, fit
-from instep.tune.param_selection import chosen, clipped
+from instep.tune.fit import ShootingOptions, fit
+from instep.tune.param_selection import auto_params, command_limits
 from instep.tune.promotion import promote
 
 WRIST = """
@@ -119,7 +119,7 @@ def test_a_cogging_of_nothing_is_refused(scene):
 
 
 def test_auto_seeks_cables_and_cogging_where_the_scene_gives_ranges(scene):
-    choice = chosen(scene, [recorded(without_delta(scene))])
+    choice = auto_params(scene, [recorded(without_delta(scene))])
     names = [param.address for param in choice.params]
     assert "tendon.left.frictionloss" in names and "tendon.left.damping" not in names
     assert "tendon.left.cogging_cos" in names and "tendon.right.cogging_sin" not in names
@@ -132,8 +132,8 @@ def test_friction_and_cogging_of_a_differential_are_found_again_and_promoted(sce
     firm = {"tendon.left.friction_stiffness": 0.9999, "tendon.right.friction_stiffness": 0.9999}
     sim = without_delta(scene).tuned(firm)
     episode = recorded(sim.tuned(truth), 4.0)
-    params = [k for k in chosen(scene, [episode]).params if k.address in truth]
-    found = fit(sim, [episode], params, FitOptions(window=1.0, starts=1, iterations=6))
+    params = [k for k in auto_params(scene, [episode]).params if k.address in truth]
+    found = fit(sim, [episode], params, ShootingOptions(window=1.0, starts=1, iterations=6))
     for name, value in truth.items():
         assert found.settings[name] == pytest.approx(value, rel=0.1, abs=2e-3)
     out = promote(scene, {**firm, **found.settings}, tmp_path / "out", {})
@@ -149,4 +149,4 @@ def test_a_joint_that_friction_holds_is_not_taken_for_one_that_is_clipped(scene)
     episode = recorded(sticky, 12.0)
     beyond = np.abs(episode.action[:, 1]) - np.abs(episode.q[:, 1]).max()
     assert (beyond > 0.1 * np.ptp(episode.q[:, 1])).sum() > 1 / scene.dt
-    assert clipped(scene, [episode]) == {}
+    assert command_limits(scene, [episode]) == {}

@@ -8,7 +8,7 @@ import pytest
 from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions
+from instep.tune.fit import ShootingOptions
 from instep.tune.gates import GateOptions, tune
 
 PUCK = """
@@ -54,7 +54,7 @@ def test_friction_planted_in_a_sliding_puck_is_found_again(puck):
     real = puck.tuned({"geom.puck.friction": 0.22})
     episodes = [slid(real, seed) for seed in range(6)]
     params = puck.scene.params("geom.puck.friction", "option.gravity")[:1]
-    options = FitOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
+    options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
     found = tune(puck, (episodes[:4], episodes[4:]), params, options, GateOptions(draws=0))
     assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.02)
     assert found.start["geom.puck.friction"] == 0.5
@@ -69,7 +69,7 @@ def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
         if iteration == 6:
             raise KeyboardInterrupt
 
-    options = FitOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
+    options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
     params = puck.scene.params("geom.puck.friction")
     found = tune(puck, (episodes[:3], episodes[3:]), params, options, GateOptions(draws=0), watch=watch)
     assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1

@@ -11,8 +11,8 @@ from instep.core.wrapper import Layer
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
 from instep.physics.open_world import open_world, without_delta
 from instep.scene.folder import Scene
-from instep.tune.delta_action import DeltaOptions, learn, shuffled
-from instep.tune.delta_eval import judge, learn_and_judge
+from instep.tune.delta_action import DeltaOptions, learn_delta, permuted_control
+from instep.tune.delta_eval import evaluate_delta, learn_and_evaluate
 from instep.tune.promotion import promote
 
 FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)
@@ -28,12 +28,12 @@ class Bent(Layer):
 @pytest.fixture
 def taught(servo, recorded):
     episodes = recorded(Bent(servo), {}, range(8), noise=0.0005)
-    return episodes[:6], episodes[6:], learn(servo, episodes[:6], FEW)
+    return episodes[:6], episodes[6:], learn_delta(servo, episodes[:6], FEW)
 
 
 def test_a_delta_lowers_the_error_on_other_recordings_and_noise_of_its_size_does_not(servo, taught):
     _, held_out, delta = taught
-    found = judge(servo, delta, held_out)
+    found = evaluate_delta(servo, delta, held_out)
     assert found["0.5 s"]["delta"]["value"] > 0.4
     assert found["0.5 s"]["noise"]["value"] < 0.1
 
@@ -69,7 +69,7 @@ def test_a_delta_lies_beside_the_scene_is_opened_with_it_and_left_behind_by_a_pr
 
 def test_a_delta_is_not_kept_where_the_simulator_was_right_already(servo, recorded, tmp_path):
     episodes = recorded(servo, {}, range(6), noise=0.0005)
-    found = learn_and_judge(servo, episodes[:4], episodes[4:], tmp_path / DELTA_FILE)
+    found = learn_and_evaluate(servo, episodes[:4], episodes[4:], tmp_path / DELTA_FILE)
     assert not found["kept"]
     assert not (tmp_path / DELTA_FILE).exists()
 
@@ -83,7 +83,7 @@ def test_a_broken_file_is_named(tmp_path):
 def test_the_control_has_other_weights_and_deltas_of_the_same_size(taught):
     delta, rng = taught[2], np.random.default_rng(0)
     inputs = (rng.normal(0, 0.3, (500, 1)), rng.normal(0, 1, (500, 1)), rng.normal(0, 0.3, (500, MEMORY + 1, 1)))
-    control = shuffled(delta, inputs, 1)
+    control = permuted_control(delta, inputs, 1)
     sizes = [np.sqrt((one(*inputs) ** 2).mean()) for one in (delta, control)]
     assert sizes[0] == pytest.approx(sizes[1], rel=0.3)
     assert not np.allclose(control.weight, delta.weight)

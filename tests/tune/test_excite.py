@@ -10,28 +10,28 @@ from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.data.datasets import load
 from instep.scene.folder import Scene
-from instep.tune.excitation import ExciteOptions, chirp, energy, excite, information, judged
-from instep.tune.excitation_limits import Allowed, limits_of, used
+from instep.tune.excitation import ExciteOptions, chirp, energy, evaluate_motion, excite, information
+from instep.tune.excitation_limits import MotionLimits, driven_joint_limits, limit_usage
 
 QUICK = ExciteOptions(
-    seconds=2.0, generations=5, population=6, noise=1e-3, allowed=Allowed(speed=3.0, acceleration=40.0)
+    seconds=2.0, generations=5, population=6, noise=1e-3, allowed=MotionLimits(speed=3.0, acceleration=40.0)
 )
 PARAMS = ("joint.hinge.damping", "joint.hinge.armature", "actuator.hinge.kp")
 
 
 @pytest.fixture
 def limits(servo):
-    return limits_of(servo.scene, QUICK.allowed)
+    return driven_joint_limits(servo.scene, QUICK.allowed)
 
 
 def test_a_designed_motion_keeps_its_limits_and_reveals_more_than_a_chirp_of_equal_energy(servo, limits):
     params = servo.scene.params(*PARAMS)
     design = excite(servo, limits, params, QUICK)
-    assert design.within, design.used
+    assert design.feasible, design.limit_usage
     sweep = chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=QUICK.highest)
     assert energy(limits, sweep) == pytest.approx(energy(limits, design.actions), rel=0.1)
-    usual = judged(servo, limits, params, sweep, QUICK)
-    assert design.smallest() > usual.smallest(design.reveals.kept)
+    usual = evaluate_motion(servo, limits, params, sweep, QUICK)
+    assert design.smallest() > usual.smallest(design.identifiability.identifiable)
 
 
 def test_the_information_of_a_motion_is_that_of_many_noisy_fits(servo, limits):
@@ -56,16 +56,16 @@ def test_the_information_of_a_motion_is_that_of_many_noisy_fits(servo, limits):
 def test_params_that_no_motion_tells_apart_are_named(servo, limits):
     params = servo.scene.params("joint.hinge.damping", "actuator.hinge.kv", "joint.other.damping")
     motion = chirp(limits, 80, energy=10.0, highest=2.0)
-    design = judged(servo, limits, params, motion, QUICK)
-    assert "joint.other.damping" in design.reveals.frozen
-    assert len({"joint.hinge.damping", "actuator.hinge.kv"} & set(design.reveals.frozen)) == 1
+    design = evaluate_motion(servo, limits, params, motion, QUICK)
+    assert "joint.other.damping" in design.identifiability.unidentifiable
+    assert len({"joint.hinge.damping", "actuator.hinge.kv"} & set(design.identifiability.unidentifiable)) == 1
 
 
 def test_limits_are_measured_on_the_motion_itself(servo, limits):
     steps = 50
     q, v = np.zeros((steps, 2)), np.zeros((steps, 2))
     v[:, 0] = 1.5
-    shares = used(limits, q, v, np.zeros((steps, 1)))
+    shares = limit_usage(limits, q, v, np.zeros((steps, 1)))
     assert shares["speed"] == pytest.approx(0.5)
     assert shares["acceleration"] == 0.0
     assert shares["touching"] == 0.0
@@ -73,18 +73,18 @@ def test_limits_are_measured_on_the_motion_itself(servo, limits):
 
 def test_a_robot_that_touches_the_table_is_seen():
     scene = Scene.load("arm7")
-    limits = limits_of(scene)
+    limits = driven_joint_limits(scene)
     begin, v = scene.start(0)
     q = np.tile(begin, (3, 1))
     q[1:, scene.spec.q.labels.index("joint_2")] = 1.75
     q[1:, scene.spec.q.labels.index("joint_4")] = 0.3
-    assert used(limits, q, np.tile(v, (3, 1)), np.tile(scene.rest_action(), (3, 1)))["touching"] > 1
+    assert limit_usage(limits, q, np.tile(v, (3, 1)), np.tile(scene.rest_action(), (3, 1)))["touching"] > 1
     assert MujocoWorld(scene).spec.action.labels[limits.actuators[0]] == "joint_1"
 
 
 def test_a_scene_that_nothing_drives_is_refused():
     with pytest.raises(BadInput, match="no actuator"):
-        limits_of(Scene.load("cube"))
+        driven_joint_limits(Scene.load("cube"))
 
 
 def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, capsys):
@@ -104,14 +104,14 @@ def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, cap
 
 def test_a_superposition_tells_what_the_simulator_confirms_and_more_than_a_chirp_of_equal_energy(servo, limits):
     params = servo.scene.params("joint.hinge.damping", "joint.hinge.armature")
-    options = ExciteOptions(seconds=2.0, noise=1e-3, generations=1, population=4, thrift=1.0)
+    options = ExciteOptions(seconds=2.0, noise=1e-3, generations=1, population=4, energy_weight=1.0)
     design = excite(servo, limits, params, options)
-    sweep = judged(
+    sweep = evaluate_motion(
         servo, limits, params, chirp(limits, len(design.actions), energy=energy(limits, design.actions), highest=4.0),
         options,
     )  # fmt: skip
     names = [param.address for param in params]
-    assert design.within
+    assert design.feasible
     # One joint has no neighbours whose motion could help, so there is little to gain; on arms there is.
     assert design.smallest(names) > 1.2 * sweep.smallest(names)
 
@@ -128,5 +128,5 @@ def test_what_no_motion_tells_apart_is_not_said_to_be_revealed(servo, limits):
     # Rotor and rod turn together, so their inertias have one effect.
     params = servo.scene.params("joint.hinge.armature", "body.link.inertia_y")
     swing = chirp(limits, 100, energy=8.0, highest=3.0)
-    found = judged(servo, limits, params, swing, ExciteOptions(noise=1e-3))
-    assert len(found.reveals.frozen) == 1
+    found = evaluate_motion(servo, limits, params, swing, ExciteOptions(noise=1e-3))
+    assert len(found.identifiability.unidentifiable) == 1

@@ -12,7 +12,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions, fit
+from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_export import export_all, write_joint_limits, write_mjcf, write_urdf, write_yaml
 
 SETTINGS = {"joint.hinge.damping": 0.123, "joint.hinge.frictionloss": 0.045, "actuator.hinge.kp": 5.5}
@@ -95,7 +95,7 @@ def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
 
 def test_everything_is_written_into_one_folder(servo, recorded, tmp_path):
     episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(2), steps=60)
-    options = FitOptions(window=0.4, starts=1, iterations=4, start={"joint.hinge.damping": 0.05})
+    options = ShootingOptions(window=0.4, starts=1, iterations=4, start={"joint.hinge.damping": 0.05})
     found = fit(servo, episodes, servo.scene.params("joint.hinge.damping"), options)
     files = export_all(tmp_path / "export", servo.scene, found, found.settings)
     assert {"params.json", "tuned.xml", "params.yaml", "joint_limits.yaml"} <= {path.name for path in files}

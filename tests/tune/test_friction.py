@@ -11,7 +11,7 @@ from instep.physics.actuators import ActuatedWorld, read_actuators, with_inputs
 from instep.physics.friction import friction_limit
 from instep.physics.open_world import open_world
 from instep.scene.folder import Scene
-from instep.tune.param_selection import asked, clipped
+from instep.tune.param_selection import command_limits, named_params
 from instep.tune.promotion import promote
 
 RAIL = """
@@ -129,7 +129,7 @@ def test_actuator_params_are_found_by_pattern_and_promoted_into_their_own_file(t
         '[settings]\n"joint.hinge.load" = 0.1\n"actuator.hinge.supply_resistance" = 0.5\n'
     )
     scene = Scene.load(tmp_path)
-    choice = asked(scene, ["joint.hinge.*oad", "actuator.hinge.supply_resistance", "joint.hinge.armature"], {})
+    choice = named_params(scene, ["joint.hinge.*oad", "actuator.hinge.supply_resistance", "joint.hinge.armature"], {})
     assert {k.address for k in choice.params} == {
         "joint.hinge.load",
         "actuator.hinge.supply_resistance",
@@ -159,8 +159,8 @@ def test_a_command_range_is_read_from_where_a_joint_stood_short_of_its_command(t
     scene = Scene.load(tmp_path)
     told_more = 1.5 * np.sin(np.arange(1200) / 100)[:, None]
     free = rollout(MujocoWorld(scene), Script(told_more), steps=1200)
-    assert clipped(scene, [free]) == {}
+    assert command_limits(scene, [free]) == {}
     stopped = rollout(MujocoWorld(scene), Script(np.maximum(told_more, -0.8)), steps=1200)
-    found = clipped(scene, [stopped.with_columns({"action": told_more})])
+    found = command_limits(scene, [stopped.with_columns({"action": told_more})])
     assert list(found) == ["actuator.hinge.low"]
     assert found["actuator.hinge.low"] == pytest.approx(-0.8, abs=0.03)

@@ -7,12 +7,12 @@ import pytest
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.tune.fit import FitOptions, fit
+from instep.tune.fit import ShootingOptions, fit
 from instep.tune.gates import GateOptions, split, tune
 from instep.tune.held_out import window_errors
 from instep.tune.identifiability import identifiability
 
-QUICK = FitOptions(window=0.5, starts=1)
+QUICK = ShootingOptions(window=0.5, starts=1)
 GATES = GateOptions(seeds=2, draws=4)
 
 
@@ -26,7 +26,7 @@ def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_froz
     assert {name for name, _ in weak.weak[0].parts} == set(names)
     assert len({np.sign(share) for _, share in weak.weak[0].parts}) == 1
     assert "rise together" in weak.weak[0].words
-    assert len(weak.frozen) == 1
+    assert len(weak.unidentifiable) == 1
 
 
 def test_a_param_without_effect_is_named_and_left_alone(servo, recorded):
@@ -37,14 +37,14 @@ def test_a_param_without_effect_is_named_and_left_alone(servo, recorded):
         for e in recorded(servo, {"joint.hinge.damping": 0.2}, range(3))
     ]
     weak = identifiability(fit(servo, episodes, params, QUICK))
-    assert weak.frozen == ("joint.other.damping",)
+    assert weak.unidentifiable == ("joint.other.damping",)
     assert weak.weak[0].words == "the recordings say nothing about 'joint.other.damping'"
 
 
 def test_a_sound_run_passes_every_gate(servo, recorded):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
     params = servo.scene.params(*truth)
-    options = FitOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
     result = tune(servo, split(recorded(servo, truth, range(6))), params, options, GATES)
     assert [g.name for g in result.gates] == [
         "telemetry",
@@ -63,21 +63,21 @@ def test_params_told_only_together_are_turned_and_stay_near_where_they_were(weig
     truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
     sim = weightless.tuned({"joint.hinge.damping": 1e-6})
     start = {names[0]: 0.03, names[1]: 3.0, names[2]: 0.15}
-    options = FitOptions(window=0.5, starts=1, start=start)
+    options = ShootingOptions(window=0.5, starts=1, start=start)
     episodes = split(recorded(weightless, truth, range(6)))
     result = tune(sim, episodes, weightless.scene.params(*names), options, GateOptions(seeds=1, draws=0))
     found = result.settings
-    assert len(result.weak.tied) == 1 and not result.weak.silent
-    assert f"a prior holds them near where they were: {result.weak.tied[0]}" in result.gates[1].words
+    assert len(result.weak.confounded) == 1 and not result.weak.unobservable
+    assert f"a prior holds them near where they were: {result.weak.confounded[0]}" in result.gates[1].words
     assert found[names[1]] / found[names[0]] == pytest.approx(200, rel=0.02)
     assert found[names[2]] / found[names[0]] == pytest.approx(5, rel=0.02)
-    assert 0.5 < found[result.weak.tied[0]] / start[result.weak.tied[0]] < 2.0
+    assert 0.5 < found[result.weak.confounded[0]] / start[result.weak.confounded[0]] < 2.0
 
 
 def test_a_param_that_was_right_already_is_not_promoted(servo, recorded):
     names = ["joint.hinge.damping"]
     params = servo.scene.params(*names)
-    options = FitOptions(window=0.5, starts=1, start={names[0]: 0.05})
+    options = ShootingOptions(window=0.5, starts=1, start={names[0]: 0.05})
     result = tune(servo, split(recorded(servo, {}, range(6))), params, options, GateOptions(seeds=1, draws=0))
     held_out = result.gates[-1]
     assert not held_out.passed
@@ -97,7 +97,7 @@ def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recor
         if calls == after:
             raise KeyboardInterrupt
 
-    options = FitOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
+    options = ShootingOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
     result = tune(servo, split(recorded(servo, truth, range(6))), servo.scene.params(*truth), options, watch=watch)
     assert calls == after
     assert not result.passed
@@ -149,8 +149,8 @@ def test_a_run_is_judged_against_the_scene_as_it_was_given(servo, recorded):
     # The two dampings cannot be told apart, so one is left alone; it is not left where it was, which was far off.
     start = {"joint.hinge.damping": 0.05, "actuator.hinge.kv": 3.0}
     fitted, held_out = split(recorded(servo, {"joint.hinge.damping": 0.2}, range(6)))
-    options = FitOptions(window=0.5, starts=1, start=start)
+    options = ShootingOptions(window=0.5, starts=1, start=start)
     result = tune(servo, (fitted, held_out), servo.scene.params(*start), options, GateOptions(seeds=1, draws=0))
-    assert len(result.weak.frozen) == 1
+    assert len(result.weak.unidentifiable) == 1
     squares, _ = window_errors(servo, held_out, start, 0.5)
     assert result.comparison.channels["hinge"][0] == pytest.approx(float(np.sqrt(squares[:, 0].mean())))

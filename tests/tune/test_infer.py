@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from instep.core.errors import UnknownName
-from instep.tune.beliefs import Gaussian
-from instep.tune.fit import FitOptions, fit
+from instep.tune.beliefs import GaussianBelief
+from instep.tune.fit import ShootingOptions, fit
 from instep.tune.posterior import infer, laplace, likelihood
-from instep.tune.posterior_checks import TRUTHS, Calibration, calibration, judge_posterior, misspecified, predicted
+from instep.tune.posterior_checks import TRUTHS, Calibration, calibration, check_posterior, misspecification, predicted
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
-QUICK = FitOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+QUICK = ShootingOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def found(servo, recorded):
 
 
 def points_of(belief):
-    return belief.draw(1000, np.random.default_rng(0)) if isinstance(belief, Gaussian) else belief.points
+    return belief.draw(1000, np.random.default_rng(0)) if isinstance(belief, GaussianBelief) else belief.points
 
 
 def test_the_likelihood_falls_as_the_laplace_posterior_says(found):
@@ -80,7 +80,7 @@ def test_a_model_without_the_delay_of_the_machine_is_called_wrong_and_the_right_
     p = {}
     for name, sim in (("right", servo.tuned({"action.delay": 0.06})), ("wrong", servo)):
         found = fit(sim, episodes, servo.scene.params(*TRUTH), options)
-        p[name] = misspecified(found, laplace(found)).value
+        p[name] = misspecification(found, laplace(found)).value
     assert p["right"] > 0.05
     assert p["wrong"] <= 0.05
 
@@ -93,7 +93,7 @@ def test_held_out_rows_lie_inside_the_band_of_predictions(found, servo, recorded
 
 def test_a_judged_posterior_leaves_files_and_words(found, servo, recorded, tmp_path):
     other = recorded(servo, TRUTH, [9], noise=0.002, steps=126)
-    said = judge_posterior(laplace(found), found, other, tmp_path)
+    said = check_posterior(laplace(found), found, other, tmp_path)
     for name in said["files"]:
         assert (tmp_path / name).stat().st_size > 0
     assert said["truths"] == TRUTHS["laplace"]

@@ -11,8 +11,8 @@ from instep.core.replay import aligned
 from instep.physics.actuators import with_inputs
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import FitOptions, fit
-from instep.tune.param_selection import asked, chosen
+from instep.tune.fit import ShootingOptions, fit
+from instep.tune.param_selection import auto_params, named_params
 
 JOINTS = ("joint_2", "joint_4")
 WORDS = ("kp", "bias", "damping", "frictionloss", "armature")
@@ -28,7 +28,7 @@ def arm(recordings):
         pytest.skip(f"needs recordings: there are none of the WAM at {folder}")
     scene = Scene.load("wam7")
     runs = at_rate(list(read(str(folder), "quanser_wam/wam7")), scene.dt)[0]
-    choice = chosen(scene, runs[:1])
+    choice = auto_params(scene, runs[:1])
     names = {f"{kind}.{j}.{word}" for kind in ("actuator", "joint") for j in JOINTS for word in WORDS}
     names |= {"body.link_2.gravcomp", "body.link_4.gravcomp"}
     held = {name: value for name, value in choice.held.items() if not name.startswith("tendon.")}
@@ -58,7 +58,7 @@ def test_two_joints_of_a_real_arm_follow_a_run_that_was_not_fitted(arm):
     sim, runs, params, start = arm
     at = [sim.spec.q.labels.index(name) for name in JOINTS]
     floor = scattered(runs, at)
-    options = FitOptions(window=0.5, limit=6, start=start, starts=1, local=True, iterations=6)
+    options = ShootingOptions(window=0.5, limit=6, start=start, starts=1, local=True, iterations=6)
     found = fit(sim, runs[:1], params, options)
     assert len(params) == 12
     assert (missed(sim, runs[3], at) / floor > 20).all()
@@ -75,9 +75,9 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
         pytest.skip(f"needs recordings: there are none of the XL330 at {folder}")
     scene = Scene.load("servo_pendulum")
     runs = with_inputs(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
-    choice = asked(scene, SERVO, {})
+    choice = named_params(scene, SERVO, {})
     sim = without_delta(scene).tuned(choice.held)
-    options = FitOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
+    options = ShootingOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
     found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.params, options)
     before, after = (
         np.mean([missed(sim.tuned(settings), runs[i], [0], 1200)[0] for i in (3, 5)])

@@ -11,7 +11,7 @@ from instep import MujocoWorld, Script, rollout
 from instep.core.param import Param
 from instep.scene.folder import Scene
 from instep.tune import least_squares
-from instep.tune.fit import FitOptions, fit
+from instep.tune.fit import ShootingOptions, fit
 
 PUSHED = """
 <mujoco>
@@ -32,7 +32,7 @@ PUSHED = """
 """
 # A box that slides neither lifts nor tilts: what its height does is the rattle of the contact solver.
 FLAT = {"box.vz": 1e3, "box.wx": 1e3, "box.wy": 1e3}
-OPTIONS = FitOptions(window=0.4, starts=1, iterations=20, scale=FLAT)
+OPTIONS = ShootingOptions(window=0.4, starts=1, iterations=20, scale=FLAT)
 PARAMS = (Param("actuator.push.kp", 75, 1200, True), Param("actuator.push.kv", 7.5, 120, True))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import Diverged
-from instep.tune.posterior import drawn, flow
+from instep.tune.posterior import drawn, svgd_flow
 
 
 @pytest.mark.parametrize("size", [3, 10, 30])
@@ -14,7 +14,7 @@ def test_particles_keep_the_spread_of_a_normal_target_in_any_dimension(size):
     rng = np.random.default_rng(size)
     # Where a wide and wrong guess of the posterior puts them.
     begin = 0.3 + 1.22 * rng.standard_normal((max(30, 2 * size), size))
-    z = flow(lambda z: -z, begin, 12)
+    z = svgd_flow(lambda z: -z, begin, 12)
     assert np.abs(z.mean(axis=0)).max() < 0.05
     np.testing.assert_allclose(z.std(axis=0), 1.0, atol=0.1)
 
@@ -30,7 +30,7 @@ def test_draws_have_the_curve_of_a_bent_target():
     bent, spread = [], []
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        cloud = drawn(log, flow(slope, 1.22 * rng.standard_normal((30, 2)), 12), 400, rng)
+        cloud = drawn(log, svgd_flow(slope, 1.22 * rng.standard_normal((30, 2)), 12), 400, rng)
         bent.append(np.corrcoef(cloud[:, 0] ** 2, cloud[:, 1])[0, 1])
         spread.append(cloud.std(axis=0))
     # 0.71 is that of the target, 0 that of any normal distribution.

@@ -26,7 +26,7 @@ from instep.report.page import Headline, HtmlReport, Number, ReportImage, Sectio
 from instep.robot.link import LinkWorld
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.fit import Fit, FitOptions, fit
+from instep.tune.fit import Fit, ShootingOptions, fit
 
 from .demo_twin import TwinRun, png, section
 from .demo_twin import scores as twin_scores
@@ -123,7 +123,7 @@ def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
 def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
     """Fit the two parameters to recorded runs by least squares over windows of half a second."""
     params = [_pattern_param(scene, pattern) for pattern in PARAMS]
-    options = FitOptions(window=0.5, starts=1, limit=64, iterations=12)
+    options = ShootingOptions(window=0.5, starts=1, limit=64, iterations=12)
     robot_only = [_joints_only(episode, scene) for episode in episodes]
     return fit(without_delta(scene), robot_only, params, options)
 

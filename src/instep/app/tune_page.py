@@ -29,14 +29,14 @@ from instep.report.page import (
 if TYPE_CHECKING:
     from instep.tune.gates import Tuned
     from instep.tune.held_out import Traces
-    from instep.tune.posterior_checks import Band
+    from instep.tune.posterior_checks import PredictiveBand
 
 MOST_PANELS = 6
 """More channels than these are not drawn; the table has them all."""
 
 
 @dataclass(slots=True)
-class Costs:
+class CostHistory:
     """The cost of every step of every search, as it is told while they run."""
 
     searches: list[list[float]] = field(default_factory=list[list[float]])
@@ -49,22 +49,22 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PageContent:
     """What a page is made of, beside the run itself."""
 
     scene: str
     recordings: tuple[int, int]
     """How many were fitted and how many held out."""
-    costs: Costs
+    costs: CostHistory
     traces: Traces
-    band: Band | None
+    band: PredictiveBand | None
     more: Mapping[str, Any]
     """What result.json holds of the posterior and of the delta action."""
     folder: Path
     facts: Mapping[str, str]
 
 
-def page(tuned: Tuned, shown: Shown) -> HtmlReport:
+def page(tuned: Tuned, shown: PageContent) -> HtmlReport:
     """The whole page."""
     fitted, held_out = shown.recordings
     sections = [_gates(tuned), _params(tuned), _held_out(tuned, shown)]
@@ -94,8 +94,8 @@ def _numbers(tuned: Tuned) -> list[Number]:
     percent = Estimate(100 * gain.value, 100 * gain.low, 100 * gain.high, gain.n, "%")
     # A run that was stopped early left none alone, so the fit itself says which parameters were turned.
     turned = [param.address for param in tuned.fit.params]
-    every = {*turned, *tuned.weak.silent}
-    told = [name for name in turned if name not in tuned.weak.frozen]
+    every = {*turned, *tuned.weak.unobservable}
+    told = [name for name in turned if name not in tuned.weak.unidentifiable]
     apart = len(every) - len(told)
     found = [
         Number("held-out error gone", formatted(percent, interval=False), f"{_ends(percent)} %, {gain.n} blocks"),
@@ -124,7 +124,7 @@ def _params(tuned: Tuned) -> Section:
     bounds = set(tuned.fit.at_bounds)
     for name, now in tuned.fit.estimates.items():
         note = "at a bound of its range" if name in bounds else ""
-        note = "hardly told: a prior holds it" if name in tuned.weak.tied else note
+        note = "hardly told: a prior holds it" if name in tuned.weak.confounded else note
         rows.append((name, _value(tuned.start.get(name)), _value(now.value), _ends(now), now.unit, note))
     for name in tuned.left:
         stays = _value(tuned.left.get(name))
@@ -171,7 +171,7 @@ def _forest(ratios: Mapping[str, tuple[Estimate, float]]) -> Figure:
     return {"data": [trace], "layout": layout}
 
 
-def _held_out(tuned: Tuned, shown: Shown) -> Section:
+def _held_out(tuned: Tuned, shown: PageContent) -> Section:
     traces = shown.traces
     order = np.argsort(np.nan_to_num(traces.errors("after"), nan=np.inf))
     picks = {"middle window": order[len(order) // 2], "worst window": order[-1], "best window": order[0]}
@@ -192,7 +192,7 @@ def _held_out(tuned: Tuned, shown: Shown) -> Section:
     return Section("Held-out recordings, before and after", lead, [FigureTabs(figures), table])
 
 
-def _window(traces: Traces, which: int, band: Band | None) -> Figure:
+def _window(traces: Traces, which: int, band: PredictiveBand | None) -> Figure:
     rows = np.flatnonzero(traces.inside[which])
     t = (rows + 1) * traces.dt
     size = np.ptp(traces.measured[which][rows], axis=0)
@@ -246,7 +246,7 @@ def _band(t: Array, low: Array, high: Array, common: Mapping[str, Any]) -> list[
     ]  # fmt: skip
 
 
-def _posterior(shown: Shown) -> Section:
+def _posterior(shown: PageContent) -> Section:
     found: Mapping[str, Any] = shown.more["posterior"]
     rows: list[tuple[str, ...]] = [("method", str(found["method"]), "")]
     for level, share in found["coverage of planted truths"].items():
@@ -285,7 +285,7 @@ def _delta(found: Mapping[str, Any]) -> Section:
     return Section("Delta action", lead, [Table(head, rows)])
 
 
-def _search(costs: Costs) -> Section:
+def _search(costs: CostHistory) -> Section:
     data: list[dict[str, Any]] = []
     for number, search in enumerate(costs.searches):
         steps = list(range(1, len(search) + 1))

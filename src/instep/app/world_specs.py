@@ -14,10 +14,8 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.param import Belief
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
-from instep.evaluate.gate_rules import ranges
 from instep.physics.mujoco_cameras import filmed
 from instep.physics.open_world import Engine, open_world, rest_action
 from instep.scene.folder import Scene
@@ -145,18 +143,3 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
         raise UnknownName("world", words, [*get_args(Engine), "perturbed:SEED"])
     chosen: Any = words
     return with_cameras(open_world(scene, chosen), cameras, every)
-
-
-def belief_from_spec(words: Sequence[str], scene: Scene) -> Belief | None:
-    """The belief that `--vary` asks for: parameters with ranges, or a file that holds one."""
-    if len(words) == 1 and Path(words[0]).exists():
-        return _from_file(Path(words[0]))
-    return ranges(words, scene)
-
-
-def _from_file(path: Path) -> Belief:
-    try:
-        from instep.tune.randomize import load_belief
-    except ImportError:
-        raise BadInput(f"{str(path)!r} cannot be read as a belief: this build has no instep.tune.randomize.") from None
-    return load_belief(path)

@@ -48,7 +48,7 @@ class EvalOptions:
     """Episodes that run side by side. Results may depend on it in the last bits, so it is part of what was asked."""
     latency: int = 0
     """Control steps by which decisions are late."""
-    vary: Belief | None = None
+    randomize: Belief | None = None
     """Where the parameters of each episode's world are drawn from."""
     films: int = 0
     """Of how many episodes of a batch that did not succeed the positions are kept."""
@@ -72,7 +72,7 @@ class Job:
         options = self.options
         asked = (
             [self.candidate.name, self.candidate.mark, self.place.name, self.place.mark, self.task.name],
-            [self.task.seconds, options.batch, options.latency, repr(options.vary), list(self.seeds)],
+            [self.task.seconds, options.batch, options.latency, repr(options.randomize), list(self.seeds)],
         )
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
 
@@ -201,10 +201,10 @@ def _world(job: Job) -> tuple[World, dict[str, Array]]:
     if key not in _KEPT.worlds or not job.place.mark:
         _KEPT.worlds[key] = job.place.make()
     world = _KEPT.worlds[key]
-    if job.options.vary is None:
+    if job.options.randomize is None:
         return world, {}
     # One draw per seed, so that an episode's world does not depend on the batch it is in.
-    draws = [job.options.vary.sample(1, np.random.default_rng((seed, 0xD12A))) for seed in job.seeds]
+    draws = [job.options.randomize.sample(1, np.random.default_rng((seed, 0xD12A))) for seed in job.seeds]
     settings = {name: np.array([float(draw[name][0]) for draw in draws]) for name in draws[0]}
     return cast(Simulator, world).tuned(settings), settings
 

@@ -54,7 +54,7 @@ class Variation:
 
     name: str = "nominal"
     latency: int = 0
-    vary: tuple[str, ...] = ()
+    randomize: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _range(word: str, scene: Scene) -> Param:
         raise BadInput(f"Parameters are varied within ranges, as 'geom.*.friction=0.2..0.6', not {word!r}.") from None
     known = scene.params(address)
     if not known:
-        raise BadInput(f"Scene {scene.name!r} has no parameter {address!r} to vary; see instep scene params.")
+        raise BadInput(f"Scene {scene.name!r} has no parameter {address!r} to randomize; see instep scene params.")
     return Param(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
 
 
@@ -140,8 +140,8 @@ def _rule(entry: Mapping[str, Any], name: str) -> Rule:
 
 
 def _variation(key: str, entry: Mapping[str, Any], name: str) -> Variation:
-    _known(entry, {"latency", "vary"}, f"entry under [variations.{key}] of {name}")
-    return Variation(key, int(entry.get("latency", 0)), tuple(entry.get("vary", ())))
+    _known(entry, {"latency", "randomize"}, f"entry under [variations.{key}] of {name}")
+    return Variation(key, int(entry.get("latency", 0)), tuple(entry.get("randomize", ())))
 
 
 def _known(table: Mapping[str, Any], known: set[str], what: str) -> None:

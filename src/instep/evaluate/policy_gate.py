@@ -85,7 +85,7 @@ def gate(
     seeds = range(rules.first, rules.first + rules.seeds)
     for variation in rules.variations:
         options = EvalOptions(
-            batch=rules.batch, latency=variation.latency, vary=ranges(variation.vary, scene), bounds=bounds
+            batch=rules.batch, latency=variation.latency, randomize=ranges(variation.randomize, scene), bounds=bounds
         )
         evaluation = evaluate([policy], places, task, seeds, options=options, map=map, store=store, tell=tell)
         done[variation.name] = evaluation

@@ -37,7 +37,7 @@ class AdrOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Round:
+class AdrRound:
     """Where the ranges stood, and how often episodes at their ends succeeded."""
 
     low: Array
@@ -48,11 +48,11 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grown:
+class AdrResult:
     """The box that came out, and how it came about."""
 
     params: tuple[Param, ...]
-    rounds: tuple[Round, ...]
+    rounds: tuple[AdrRound, ...]
     low: Array
     high: Array
     stopped: bool = False
@@ -68,31 +68,31 @@ class Grown:
         return float(np.log(np.maximum(self.high - self.low, 1e-9)).mean())
 
 
-def grow(
+def expand_ranges(
     success: Success,
     params: Sequence[Param],
     start: Mapping[str, float],
     options: AdrOptions | None = None,
     *,
-    watch: Callable[[int, Round], None] | None = None,
-) -> Grown:
+    watch: Callable[[int, AdrRound], None] | None = None,
+) -> AdrResult:
     """Widen and narrow ranges around a start by measured success at their ends; Ctrl-C keeps what was reached."""
     options = options or AdrOptions()
     _check(params, start, options)
     centre = np.array([float(param.to_unit(start[param.address])) for param in params])
     low, high = centre.copy(), centre.copy()
-    rounds: list[Round] = []
+    rounds: list[AdrRound] = []
     stopped = False
     try:
         for number in range(options.rounds):
             rates = _measured(success, params, (low, high), options, number)
-            rounds.append(Round(low.copy(), high.copy(), rates))
+            rounds.append(AdrRound(low.copy(), high.copy(), rates))
             if watch is not None:
                 watch(number, rounds[-1])
             low, high = _moved(params, rates, (low, high), centre, options)
     except KeyboardInterrupt:
         stopped = True
-    return Grown(tuple(params), tuple(rounds), low, high, stopped)
+    return AdrResult(tuple(params), tuple(rounds), low, high, stopped)
 
 
 def _measured(

@@ -17,7 +17,7 @@ from instep.core.world import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Gaussian:
+class GaussianBelief:
     """A normal distribution over unit coordinates, cut off at the bounds."""
 
     params: tuple[Param, ...]
@@ -46,7 +46,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Cloud:
+class SampleBelief:
     """Draws from any distribution, in unit coordinates."""
 
     params: tuple[Param, ...]
@@ -71,7 +71,7 @@ class Cloud:
         return values_of(self.params, self.draw(n, rng))
 
 
-Posterior = Gaussian | Cloud
+Posterior = GaussianBelief | SampleBelief
 
 
 def values_of(params: Sequence[Param], points: Array) -> dict[str, Array]:
@@ -82,7 +82,7 @@ def values_of(params: Sequence[Param], points: Array) -> dict[str, Array]:
 def estimates(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> dict[str, Estimate]:
     """Median and central interval of each parameter."""
     rng = np.random.default_rng((seed, 0xE57))
-    points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
+    points = belief.draw(draws, rng) if isinstance(belief, GaussianBelief) else belief.points
     out: dict[str, Estimate] = {}
     for i, param in enumerate(belief.params):
         low, mid, high = np.quantile(points[:, i], [0.5 - level / 2, 0.5, 0.5 + level / 2])
@@ -91,7 +91,7 @@ def estimates(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed
     return out
 
 
-def inflated(belief: Gaussian, factor: float) -> Gaussian:
+def inflated(belief: GaussianBelief, factor: float) -> GaussianBelief:
     """The same belief, less sure: all deviations times a factor."""
     return replace(belief, covariance=belief.covariance * factor**2)
 
@@ -101,7 +101,7 @@ def save(belief: Posterior | Box, path: Path) -> Path:
     kind, summary = "box", {}
     if not isinstance(belief, Box):
         summary = {name: estimate.as_dict() for name, estimate in estimates(belief).items()}
-        if isinstance(belief, Gaussian):
+        if isinstance(belief, GaussianBelief):
             kind = "gaussian"
             np.savez(path.with_suffix(".npz"), mean=belief.mean, covariance=belief.covariance)
         else:
@@ -124,8 +124,8 @@ def load(path: Path) -> Posterior | Box:
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
             arrays = {name: np.asarray(numbers[name], float) for name in numbers.files}
         if table["kind"] == "gaussian":
-            return Gaussian(params, arrays["mean"], arrays["covariance"])
-        return Cloud(params, arrays["points"])
+            return GaussianBelief(params, arrays["mean"], arrays["covariance"])
+        return SampleBelief(params, arrays["points"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{str(path)!r} is not a belief that instep saved: {error}.") from None
 

@@ -19,7 +19,7 @@ from .windows import Windows, cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
+class CmaOptions:
     """How long and how wide to search."""
 
     window: float | None = None
@@ -39,7 +39,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class CmaResult:
     """The best point of a search."""
 
     params: tuple[Param, ...]
@@ -63,16 +63,16 @@ def search(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
-    options: SearchOptions | None = None,
+    options: CmaOptions | None = None,
     *,
     watch: Watch | None = None,
-) -> Found:
+) -> CmaResult:
     """Find parameters that predict the recordings in the mean of absolute, not squared, errors.
 
     Runs that tumble differently after an impact would own a sum of squares; here each window counts alike. It knows no
     uncertainty: hand the result over to `fit` where the cost has a slope. Ctrl-C returns the best so far.
     """
-    options = options or SearchOptions()
+    options = options or CmaOptions()
     if not params:
         raise BadInput("A search needs at least one parameter, and none was given.")
     began = time.perf_counter()
@@ -94,7 +94,7 @@ def search(
     except KeyboardInterrupt:
         stopped = True
     seconds = time.perf_counter() - began
-    return Found(tuple(params), best[0], best[1], begin_cost, np.array(history), shooter.worlds, seconds, stopped)
+    return CmaResult(tuple(params), best[0], best[1], begin_cost, np.array(history), shooter.worlds, seconds, stopped)
 
 
 def costs(shooter: Shooter, points: Array, scale: Array) -> Array:
@@ -107,7 +107,7 @@ def costs(shooter: Shooter, points: Array, scale: Array) -> Array:
     return each.mean(axis=-1)
 
 
-def _generations(shooter: Shooter, scale: Array, first: Array, options: SearchOptions):
+def _generations(shooter: Shooter, scale: Array, first: Array, options: CmaOptions):
     from cmaes import CMA
 
     bounds = np.tile([0.0, 1.0], (len(first), 1))
@@ -124,7 +124,7 @@ def _generations(shooter: Shooter, scale: Array, first: Array, options: SearchOp
             return
 
 
-def _scale(windows: Windows, options: SearchOptions) -> Array:
+def _scale(windows: Windows, options: CmaOptions) -> Array:
     form = windows.tangent
     motion = np.abs(form.minus(windows.target, windows.q[:, None]))
     spread = np.where(windows.inside[..., None], motion, 0.0).sum(axis=(0, 1)) / max(1, int(windows.inside.sum()))

@@ -54,7 +54,7 @@ class DeltaOptions:
     seed: int = 0
 
 
-def learn(
+def learn_delta(
     sim: Simulator, episodes: Sequence[Episode], options: DeltaOptions | None = None, joints: Sequence[str] = ()
 ) -> DeltaModel:
     """Learn a delta for the position servos of a simulator from recordings.
@@ -171,7 +171,7 @@ def _ridge(x: Array, y: Array, group: Array, penalties: Sequence[float]) -> Arra
     return np.linalg.solve(x.T @ x + best * np.eye(x.shape[1]), x.T @ y)
 
 
-def shuffled(delta: DeltaModel, inputs: tuple[Array, Array, Array], seed: int = 0) -> DeltaModel:
+def permuted_control(delta: DeltaModel, inputs: tuple[Array, Array, Array], seed: int = 0) -> DeltaModel:
     """A control that knows nothing: the same features with weights in another order, and deltas of the same size.
 
     `inputs` are positions, velocities and commands of states where the sizes are compared.

@@ -20,7 +20,7 @@ from instep.core.episode import Episode
 from instep.core.param import Param
 from instep.core.world import Array, Simulator
 
-from .beliefs import Gaussian
+from .beliefs import GaussianBelief
 from .shooting import Shooter
 from .windows import cut
 
@@ -46,7 +46,7 @@ class DropoOptions:
 
 def dropo(
     sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: DropoOptions | None = None
-) -> Gaussian:
+) -> GaussianBelief:
     """The independent normal distribution of parameters under which the recordings are most likely."""
     from cmaes import CMA
 
@@ -72,7 +72,7 @@ def dropo(
         search.tell(list(zip(points, costs.tolist(), strict=True)))
         at = int(np.argmin(costs))
         best, top = (points[at], float(costs[at])) if costs[at] < top else (best, top)
-    return Gaussian(tuple(params), best[:size], np.diag(_sigma(best[size:], options) ** 2))
+    return GaussianBelief(tuple(params), best[:size], np.diag(_sigma(best[size:], options) ** 2))
 
 
 def _costs(shooter: Shooter, points: Array, noise: Array, options: DropoOptions) -> Array:

@@ -21,8 +21,8 @@ from instep.core.world import Array, Simulator, State
 from instep.scene import address
 from instep.scene.address import TIMESTEP
 
-from .excitation_limits import Allowed, Limits, used
-from .identifiability import UNIFORM, Identifiability, judge
+from .excitation_limits import ExcitationLimits, MotionLimits, limit_usage
+from .identifiability import UNIFORM, Identifiability, assess
 from .linear_excitation import answers, basis, superposed, tones
 
 PACE = 3.0
@@ -48,16 +48,16 @@ class ExciteOptions:
     """Sines per joint, spread evenly over octaves."""
     noise: float = 1e-3
     """Noise of measured positions [rad or m]."""
-    thrift: float = 0.5
+    energy_weight: float = 0.5
     """How much a decade of energy weighs against one of information: 0 goes to the limits, 1 sees the ratio alone."""
     generations: int = 30
     population: int = 16
-    allowed: Allowed = field(default_factory=Allowed)
+    allowed: MotionLimits = field(default_factory=MotionLimits)
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Design:
+class ExcitationDesign:
     """A motion, what it reveals, and how much of the limits it uses."""
 
     params: tuple[Param, ...]
@@ -68,31 +68,36 @@ class Design:
     v: Array
     information: Array
     """F times the variance of parameters of which only the bounds are known [parameters, parameters]."""
-    reveals: Identifiability
-    used: Mapping[str, float]
+    identifiability: Identifiability
+    limit_usage: Mapping[str, float]
     """Share of each limit, 1 being all of it."""
 
     @property
-    def within(self) -> bool:
+    def feasible(self) -> bool:
         """Whether every limit is kept."""
-        return max(self.used.values()) <= 1.0
+        return max(self.limit_usage.values()) <= 1.0
 
     def smallest(self, names: Sequence[str] | None = None) -> float:
         """The smallest eigenvalue over some parameters; over those that are revealed where none are named."""
-        chosen = set(self.reveals.kept if names is None else names)
-        kept = [i for i, param in enumerate(self.params) if param.address in chosen]
+        auto_params = set(self.identifiability.identifiable if names is None else names)
+        kept = [i for i, param in enumerate(self.params) if param.address in auto_params]
         return float(np.linalg.eigvalsh(self.information[np.ix_(kept, kept)])[0]) if kept else 0.0
 
     def spread(self) -> dict[str, float]:
         """How well each revealed parameter would be known from one such motion, as a share of its range."""
-        kept = [i for i, param in enumerate(self.params) if param.address in self.reveals.kept]
+        kept = [i for i, param in enumerate(self.params) if param.address in self.identifiability.identifiable]
         inverse = np.linalg.inv(self.information[np.ix_(kept, kept)]) * UNIFORM**2
         return {self.params[i].address: float(np.sqrt(inverse[n, n])) for n, i in enumerate(kept)}
 
 
 def excite(
-    sim: Simulator, scene_limits: Limits, params: Sequence[Param], options: ExciteOptions, *, watch: Watch | None = None
-) -> Design:
+    sim: Simulator,
+    scene_limits: ExcitationLimits,
+    params: Sequence[Param],
+    options: ExciteOptions,
+    *,
+    watch: Watch | None = None,
+) -> ExcitationDesign:
     """Search for the motion whose least known direction is known best; Ctrl-C keeps the best so far."""
     if not params:
         raise BadInput("An excitation is designed for parameters, and none were given.")
@@ -116,19 +121,29 @@ def excite(
         added = series.actions(best)
     found = [_inside(sim, scene_limits, params, actions, options) for actions in (series.actions(best), added)]
     names = [param.address for param in kept]
-    return max(found, key=lambda design: (design.within, _score(scene_limits, design, names, options)))
+    return max(found, key=lambda design: (design.feasible, _score(scene_limits, design, names, options)))
 
 
-def judged(sim: Simulator, limits: Limits, params: Sequence[Param], actions: Array, options: ExciteOptions) -> Design:
+def evaluate_motion(
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], actions: Array, options: ExciteOptions
+) -> ExcitationDesign:
     """What any motion [steps, nu] reveals, and how much of the limits it uses."""
     found, q, v = information(sim, limits, params, actions[None], options.noise)
     scaled = found[0] * UNIFORM**2
-    reveals = judge(scaled, [param.address for param in params])
-    return Design(tuple(params), actions, q[0], v[0], scaled, reveals, used(limits, q[0], v[0], actions))
+    identifiability = assess(scaled, [param.address for param in params])
+    return ExcitationDesign(
+        tuple(params), actions, q[0], v[0], scaled, identifiability, limit_usage(limits, q[0], v[0], actions)
+    )
 
 
 def information(
-    sim: Simulator, limits: Limits, params: Sequence[Param], motions: Array, noise: float, *, local: bool = False
+    sim: Simulator,
+    limits: ExcitationLimits,
+    params: Sequence[Param],
+    motions: Array,
+    noise: float,
+    *,
+    local: bool = False,
 ) -> tuple[Array, Array, Array]:
     """F of each motion [motions, parameters, parameters], and where it goes: q, v [motions, steps, ...].
 
@@ -151,7 +166,7 @@ def information(
 
 
 def _both_ways(
-    sim: Simulator, limits: Limits, params: Sequence[Param], motions: Array, groups: Sequence[Sequence[int]]
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], motions: Array, groups: Sequence[Sequence[int]]
 ) -> tuple[Array, Array, Array, Array]:
     """Change by a step of each group up and down [groups, motions, steps, joints], and where motions go."""
     x = np.array([float(param.to_unit(value)) for param, value in zip(params, _values(limits, params), strict=True)])
@@ -165,14 +180,14 @@ def _both_ways(
     return up, down, q[0], v[0]
 
 
-def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
+def chirp(limits: ExcitationLimits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
     """The usual excitation: one sweep of frequency on all joints at once, with a given energy [steps, nu]."""
     t = np.arange(steps) * limits.scene.dt
     rate = (highest - lowest) / t[-1]
     wave = np.sin(2 * np.pi * (lowest * t + rate * t**2 / 2)) * _fade(t)
     actions = np.tile(limits.scene.rest_action(), (steps, 1))
     begin = actions[0, limits.actuators]
-    room = np.where(limits.served, np.minimum(limits.high - begin, begin - limits.low), np.inf)
+    room = np.where(limits.position_controlled, np.minimum(limits.high - begin, begin - limits.low), np.inf)
     # A joint that begins at its stop, such as an open gripper, cannot be swept both ways.
     free = ~np.isfinite(room)
     moves = free | (room > 0.05 * np.median(np.where(free, np.pi, room)))
@@ -181,7 +196,7 @@ def chirp(limits: Limits, steps: int, *, energy: float, highest: float, lowest: 
     return actions
 
 
-def energy(limits: Limits, actions: Array) -> float:
+def energy(limits: ExcitationLimits, actions: Array) -> float:
     """Sum over time and joints of the squared deviation of commands from their mean."""
     moved = actions[:, limits.actuators]
     return float(((moved - moved.mean(axis=0)) ** 2).sum())
@@ -190,7 +205,7 @@ def energy(limits: Limits, actions: Array) -> float:
 class _Series:
     """Commands by coordinates in [0, 1]: per joint a centre, a size, then an amplitude and a phase for each tone."""
 
-    def __init__(self, limits: Limits, dt: float, options: ExciteOptions):
+    def __init__(self, limits: ExcitationLimits, dt: float, options: ExciteOptions):
         self._limits, self._reach = limits, options.allowed.reach
         steps = max(8, round(options.seconds / dt))
         self.t = np.arange(steps) * dt
@@ -246,8 +261,8 @@ class _Series:
         bounded = model.actuator_ctrllimited[limits.actuators].astype(bool)
         low = np.where(bounded, ranges[:, 0], -np.inf)
         high = np.where(bounded, ranges[:, 1], np.inf)
-        low = np.where(limits.served, np.maximum(low, limits.low), low)
-        high = np.where(limits.served, np.minimum(high, limits.high), high)
+        low = np.where(limits.position_controlled, np.maximum(low, limits.low), low)
+        high = np.where(limits.position_controlled, np.minimum(high, limits.high), high)
         return np.maximum(self._begin - low, 0.0), np.maximum(high - self._begin, 0.0)
 
     def _paced(self, wave: Array) -> Array:
@@ -258,10 +273,12 @@ class _Series:
         paced = np.minimum(
             PACE * allowed.speed / np.maximum(speed, 1e-9), PACE * allowed.acceleration / np.maximum(jerked, 1e-9)
         )
-        return np.where(self._limits.served, paced, np.inf)
+        return np.where(self._limits.position_controlled, paced, np.inf)
 
 
-def _added(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions) -> Array:
+def _added(
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
+) -> Array:
     """The best superposition of small sines, as large as the limits let it be [steps, nu].
 
     Dry friction and delays are not seen by a linear answer, nor what the model itself does not hold: then it is rest.
@@ -282,7 +299,7 @@ def _added(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Ser
     return actions
 
 
-def _grown(sim: Simulator, limits: Limits, actions: Array) -> Array:
+def _grown(sim: Simulator, limits: ExcitationLimits, actions: Array) -> Array:
     """The motion scaled to where it keeps all limits and the next larger one does not."""
     sizes = np.geomspace(0.1, 20.0, 24)
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
@@ -292,11 +309,13 @@ def _grown(sim: Simulator, limits: Limits, actions: Array) -> Array:
     return motions[max(last, 0)]
 
 
-def _score(limits: Limits, design: Design, names: Sequence[str], options: ExciteOptions) -> float:
+def _score(limits: ExcitationLimits, design: ExcitationDesign, names: Sequence[str], options: ExciteOptions) -> float:
     return float(_worth(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
 
 
-def _generations(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions):
+def _generations(
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
+):
     """The best candidate of each generation and its score, by CMA-ES."""
     from cmaes import CMA
 
@@ -324,7 +343,9 @@ def _generations(sim: Simulator, limits: Limits, params: Sequence[Param], series
         yield points[at], float(scores[at])
 
 
-def _joint_by_joint(sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, options: ExciteOptions):
+def _joint_by_joint(
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
+):
     """The same for arms: a joint's params show in that joint, so each takes the best candidate's motion.
 
     The limits are those of the whole arm; a candidate that breaks them gives nothing.
@@ -357,38 +378,45 @@ def _joint_by_joint(sim: Simulator, limits: Limits, params: Sequence[Param], ser
 
 def _worth(floor: Array, spent: Array, options: ExciteOptions) -> Array:
     """Decades of the smallest eigenvalue, less what the motion costs in decades of its energy."""
-    return np.log10(np.maximum(floor, 1e-12)) - options.thrift * np.log10(np.maximum(spent, 1e-12))
+    return np.log10(np.maximum(floor, 1e-12)) - options.energy_weight * np.log10(np.maximum(spent, 1e-12))
 
 
-def _beyond(limits: Limits, q: Array, v: Array, motions: Array) -> Array:
+def _beyond(limits: ExcitationLimits, q: Array, v: Array, motions: Array) -> Array:
     """By how much each motion goes beyond its limits, all of them together [motions]; 0 inside."""
-    each = (used(limits, q[i], v[i], motion) for i, motion in enumerate(motions))
+    each = (limit_usage(limits, q[i], v[i], motion) for i, motion in enumerate(motions))
     return np.array([sum(max(0.0, share - 1.0) for share in shares.values()) for shares in each])
 
 
 def _revealed(
-    sim: Simulator, limits: Limits, params: Sequence[Param], series: _Series, guesses: Array, options: ExciteOptions
+    sim: Simulator,
+    limits: ExcitationLimits,
+    params: Sequence[Param],
+    series: _Series,
+    guesses: Array,
+    options: ExciteOptions,
 ) -> tuple[str, ...]:
     """The parameters some random motions reveal together; no motion is sought for the others."""
     motions = np.stack([series.actions(x) for x in guesses])
     found, _, _ = information(sim, limits, params, motions, options.noise)
-    names = judge(found.sum(axis=0) * UNIFORM**2, [param.address for param in params]).kept
+    names = assess(found.sum(axis=0) * UNIFORM**2, [param.address for param in params]).identifiable
     if not names:
         raise BadInput("No motion inside the limits reveals any of these parameters; allow more speed or reach.")
     return names
 
 
-def _inside(sim: Simulator, limits: Limits, params: Sequence[Param], actions: Array, options: ExciteOptions) -> Design:
+def _inside(
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], actions: Array, options: ExciteOptions
+) -> ExcitationDesign:
     """The motion made smaller until it keeps all limits in the fine simulation."""
     sizes = np.array([1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2])
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
     q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
     beyond = _beyond(limits, q[0], v[0], motions)
-    return judged(sim, limits, params, motions[int(np.argmax(beyond <= 0))], options)
+    return evaluate_motion(sim, limits, params, motions[int(np.argmax(beyond <= 0))], options)
 
 
 def _rollout(
-    sim: Simulator, limits: Limits, params: Sequence[Param], points: Array, motions: Array
+    sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], points: Array, motions: Array
 ) -> tuple[Array, Array]:
     """Positions and velocities before each action [settings, motions, steps, ...], NaN once diverged."""
     settings, n = len(points), len(motions)
@@ -408,7 +436,7 @@ def _rollout(
     return q.reshape(settings, n, *q.shape[1:]), v.reshape(settings, n, *v.shape[1:])
 
 
-def _groups(limits: Limits, params: Sequence[Param], local: bool) -> list[list[int]]:
+def _groups(limits: ExcitationLimits, params: Sequence[Param], local: bool) -> list[list[int]]:
     """Parameters that are perturbed together: one word of different joints where allowed, else one each."""
     if not local:
         return [[i] for i in range(len(params))]
@@ -419,7 +447,7 @@ def _groups(limits: Limits, params: Sequence[Param], local: bool) -> list[list[i
     return list(groups.values())
 
 
-def _own(limits: Limits, param: Param) -> Array:
+def _own(limits: ExcitationLimits, param: Param) -> Array:
     """The joints a parameter is taken to move [joints]."""
     at = param.parts
     if at.kind == "actuator":
@@ -431,7 +459,7 @@ def _own(limits: Limits, param: Param) -> Array:
     return own if own.any() else np.ones(len(limits.joints), bool)
 
 
-def _values(limits: Limits, params: Sequence[Param]) -> list[float]:
+def _values(limits: ExcitationLimits, params: Sequence[Param]) -> list[float]:
     """Where the scene has the parameters, moved inside their bounds."""
     found = address.read(limits.scene.model, [param.address for param in params])
     return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in params]

@@ -16,7 +16,7 @@ MARGIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allowed:
+class MotionLimits:
     """What a user allows; the scene's own ranges hold as well."""
 
     speed: float = 2.0
@@ -30,7 +30,7 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Limits:
+class ExcitationLimits:
     """The limits of a scene's driven joints, one entry per actuator that moves a joint."""
 
     scene: Scene
@@ -44,14 +44,14 @@ class Limits:
     low: Array
     """Lowest positions."""
     high: Array
-    served: Array
+    position_controlled: Array
     """Whether a command is a position, rather than a force or a speed."""
-    allowed: Allowed
+    allowed: MotionLimits
 
 
-def limits_of(scene: Scene, allowed: Allowed | None = None) -> Limits:
+def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> ExcitationLimits:
     """The limits of a scene; actuators that drive no single joint are left at rest."""
-    model, allowed = scene.model, allowed or Allowed()
+    model, allowed = scene.model, allowed or MotionLimits()
     given = (allowed.speed, allowed.acceleration, allowed.torque, allowed.reach)
     if not all(value > 0 for value in given):  # which not-a-number is not either
         raise BadInput(f"Limits of speed, acceleration, torque and reach must be above 0, not {given}.")
@@ -73,14 +73,22 @@ def limits_of(scene: Scene, allowed: Allowed | None = None) -> Limits:
     begin = scene.start(0)[0][model.jnt_qposadr[joints]]
     give = np.where(ranged, MARGIN * width, 0.0)
     low, high = np.where(begin <= low, begin - give, low), np.where(begin >= high, begin + give, high)
-    served = model.actuator_biasprm[actuators, 1] != 0
+    position_controlled = model.actuator_biasprm[actuators, 1] != 0
     names = tuple(str(model.joint(int(j)).name) for j in joints)
-    return Limits(
-        scene, names, actuators, model.jnt_qposadr[joints], model.jnt_dofadr[joints], low, high, served, allowed
+    return ExcitationLimits(
+        scene,
+        names,
+        actuators,
+        model.jnt_qposadr[joints],
+        model.jnt_dofadr[joints],
+        low,
+        high,
+        position_controlled,
+        allowed,
     )
 
 
-def used(limits: Limits, q: Array, v: Array, actions: Array) -> dict[str, float]:
+def limit_usage(limits: ExcitationLimits, q: Array, v: Array, actions: Array) -> dict[str, float]:
     """How much of each limit a motion uses, 1 being all of it; q, v, actions are [steps, ...] of one simulated run."""
     allowed, scene = limits.allowed, limits.scene
     rows, speeds = q[:, limits.at], v[:, limits.dofs]

@@ -17,7 +17,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
 from .least_squares import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
-from .predictability import foreseeable
+from .predictability import predictable_windows
 from .shooting import Shooter
 from .windows import Windows, cut
 
@@ -32,7 +32,7 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitOptions:
+class ShootingOptions:
     """How to search; the defaults suit smooth problems of up to thirty parameters."""
 
     window: float = 1.0
@@ -48,13 +48,13 @@ class FitOptions:
     """Where the first search begins, by address; the middle of the range where none is given."""
     starts: int = 3
     """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
-    anywhere: bool = False
+    random_starts: bool = False
     """Whether `start` is left out, so that every search begins at the best of points spread evenly."""
-    near: float = 1.0
+    start_range: float = 1.0
     """Share of each range, around `start`, over which those points are spread; all of it where 1."""
-    free_starts: bool = True
-    """Whether start states of windows move within their noise, rather than being taken as measured."""
-    foreseeable: bool = False
+    fixed_start: bool = False
+    """Whether start states of windows are taken as measured, rather than estimated within their noise."""
+    drop_unpredictable: bool = False
     """Whether rows are left out that noise of the start alone carries too far, as near an upright pendulum."""
     priors: Mapping[str, Prior] = field(default_factory=dict[str, Prior])
     """What was known before, by address."""
@@ -151,7 +151,7 @@ def fit(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
-    options: FitOptions | None = None,
+    options: ShootingOptions | None = None,
     *,
     watch: Watch | None = None,
 ) -> Fit:
@@ -160,7 +160,7 @@ def fit(
     Every candidate setting runs over every window in one native call per control interval; nothing is recompiled. An
     interrupt (Ctrl-C) ends the search and returns the best point found so far.
     """
-    options = options or FitOptions()
+    options = options or ShootingOptions()
     _check(params, options)
     began = time.perf_counter()
     dt = sim.spec.dt
@@ -169,8 +169,8 @@ def fit(
     delays = [param.high for param in params if param.parts.field == "delay"]
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
     windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
-    if options.foreseeable:
-        windows = foreseeable(sim, windows)
+    if options.drop_unpredictable:
+        windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
     best, first, problem, costs, stopped = _search(shooter, options, watch)
     covariance, information = uncertainty(problem, best)
@@ -181,7 +181,7 @@ def fit(
 
 
 def _search(
-    shooter: Shooter, options: FitOptions, watch: Watch | None
+    shooter: Shooter, options: ShootingOptions, watch: Watch | None
 ) -> tuple[Point, Point, Problem, list[float], bool]:
     """The best point, where the first search began, the problem, the costs of the searches, whether it was stopped."""
     given = _start(shooter.params, options)
@@ -210,12 +210,12 @@ def _search(
     return best, first, problem, [p.cost for p in ended], stopped
 
 
-def _candidates(problem: Problem, given: Array, options: FitOptions) -> list[Point]:
+def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
     """The given start, then the best of many points spread evenly over the bounds."""
-    many = 8 * (options.starts - 1 + options.anywhere)
+    many = 8 * (options.starts - 1 + options.random_starts)
     spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
-    middle = np.clip(given, options.near / 2, 1 - options.near / 2)
-    spread = middle + options.near * (spread - 0.5)
+    middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
+    spread = middle + options.start_range * (spread - 0.5)
     points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
     if not np.isfinite([p.cost for p in points]).any():
         raise Diverged(
@@ -223,7 +223,7 @@ def _candidates(problem: Problem, given: Array, options: FitOptions) -> list[Poi
             "bounds or a start that is sound."
         )
     others = sorted((p for p in points[1:] if np.isfinite(p.cost)), key=lambda p: p.cost)
-    if options.anywhere and others:
+    if options.random_starts and others:
         return others
     first = points[0] if np.isfinite(points[0].cost) else others[0]
     return [first, *others]
@@ -234,13 +234,13 @@ def _again(problem: Problem, point: Point) -> Point:
     return replace(point, cost=cost_of(problem, point.x, point.starts, point.residual))
 
 
-def _problem(shooter: Shooter, options: FitOptions, scale: Array) -> Problem:
+def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Problem:
     windows, params = shooter.windows, shooter.params
     motion = np.abs(windows.tangent.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
     noise = np.concatenate([windows.noise_q, windows.noise_v])
     # A start that is exact to a millionth of the motion is taken as it is.
     moves = noise > 1e-6 * np.concatenate([motion, motion / shooter.sim.spec.dt])
-    moves &= np.tile(windows.tangent.seen, 2) & options.free_starts
+    moves &= np.tile(windows.tangent.seen, 2) & (not options.fixed_start)
     mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
     for i, param in enumerate(params):
         if param.address in options.priors:
@@ -265,7 +265,7 @@ def _reach(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
     return reach, np.tile(np.array(form.labels)[:, None] == names[None], (2, 1))
 
 
-def _scale(shooter: Shooter, options: FitOptions, point: Point) -> Array:
+def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
     """Size of the residuals per channel: their root mean square, rare large ones cut off, never below the noise."""
     form = shooter.windows.tangent
     names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
@@ -344,7 +344,7 @@ def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
     return out
 
 
-def _start(params: Sequence[Param], options: FitOptions) -> Array:
+def _start(params: Sequence[Param], options: ShootingOptions) -> Array:
     values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in params]
     units = np.array([float(k.to_unit(v)) for k, v in zip(params, values, strict=True)])
     # A start on a bound can stall there, so it is moved inside; a delay further, for below a physics step it is none.
@@ -352,7 +352,7 @@ def _start(params: Sequence[Param], options: FitOptions) -> Array:
     return np.clip(units, low, 0.99)
 
 
-def _check(params: Sequence[Param], options: FitOptions) -> None:
+def _check(params: Sequence[Param], options: ShootingOptions) -> None:
     names = [param.address for param in params]
     if not names:
         raise BadInput("Identification needs at least one parameter, and none was given.")

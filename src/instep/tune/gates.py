@@ -13,13 +13,13 @@ from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Simulator
 
-from .cma_search import Found, SearchOptions, search
-from .fit import Fit, FitOptions, Prior, correlation_time, fit
-from .held_out import Comparison, compare
+from .cma_search import CmaOptions, CmaResult, search
+from .fit import Fit, Prior, ShootingOptions, correlation_time, fit
+from .held_out import HeldOutComparison, compare
 from .identifiability import UNIFORM, Identifiability, identifiability
 from .least_squares import Watch, cost_of, evaluate
-from .parameter_recovery import recover, some
-from .recording_checks import doubts, faults
+from .parameter_recovery import recover_parameters, some
+from .recording_checks import recording_problems, recording_warnings
 from .shooting import Shooter
 from .windows import cut
 
@@ -38,7 +38,7 @@ COARSE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateResult:
     """One check of a run."""
 
     name: str
@@ -52,9 +52,9 @@ class Tuned:
     """What a run found, and whether it may be trusted."""
 
     fit: Fit
-    gates: tuple[Gate, ...]
+    gates: tuple[GateResult, ...]
     weak: Identifiability
-    comparison: Comparison
+    comparison: HeldOutComparison
     start: Mapping[str, float]
     """Where the parameters stood before."""
     left: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -86,7 +86,7 @@ def tune(
     sim: Simulator,
     episodes: tuple[Sequence[Episode], Sequence[Episode]],
     params: Sequence[Param],
-    options: FitOptions,
+    options: ShootingOptions,
     gates: GateOptions | None = None,
     *,
     watch: Watch | None = None,
@@ -97,26 +97,26 @@ def tune(
     passed = [_telemetry([*fitted, *held_out])]
     given, stopped = options.start, False
     if _contact_alone(params):
-        looked = searched(sim, fitted, params, options, watch=watch)
+        looked = contact_search(sim, fitted, params, options, watch=watch)
         options, gates, stopped = from_there(options, looked), replace(gates, seeds=1), looked.stopped
     look = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
     first = fit(sim, fitted, params, look, watch=watch)
     first = replace(first, stopped=first.stopped or stopped)
     weak = identifiability(first, first.problem.prior_sigma)
     passed.append(_identifiability(weak))
-    if not weak.kept:
+    if not weak.identifiable:
         raise BadInput(
             f"None of the {len(params)} parameters can be identified from these recordings: {weak.weak[0].words}."
         )
-    kept = [param for param in params if param.address not in weak.silent]
-    frozen = _left(first, weak.silent, options)
+    kept = [param for param in params if param.address not in weak.unobservable]
+    frozen = _left(first, weak.unobservable, options)
     held = sim.tuned(frozen) if frozen else sim
     begun = _only(_tied(options, params, weak), kept, first)
     solved = None if first.stopped else _solve(held, fitted, kept, begun, gates, watch)
     if solved is None:
         # The first look turned all parameters, so none was left.
         words, frozen = "Stopped by hand; the best settings of the first look are kept.", dict[str, float]()
-        solved = replace(first, stopped=True), Gate("solve", False, words)
+        solved = replace(first, stopped=True), GateResult("solve", False, words)
     found, agreed = solved
     passed.append(agreed)
     passed.append(_recovery(found, gates))
@@ -135,14 +135,14 @@ def _contact_alone(params: Sequence[Param]) -> bool:
     return "geom" in kinds and kinds <= {"geom", "body", "option"}
 
 
-def searched(
+def contact_search(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
-    options: FitOptions,
+    options: ShootingOptions,
     *,
     watch: Watch | None = None,
-) -> Found:
+) -> CmaResult:
     """Where CMA-ES gets to from the start of the options.
 
     An error counts by how large errors of its kind are at the start, so that places and turns weigh alike.
@@ -157,7 +157,7 @@ def searched(
         label: max(float(np.mean([s for s, other in zip(size, kinds, strict=True) if other == kind])), 1e-9)
         for label, kind in zip(windows.tangent.labels, kinds, strict=True)
     }
-    look = SearchOptions(
+    look = CmaOptions(
         window=options.window,
         limit=limit,
         start=dict(options.start),
@@ -168,26 +168,26 @@ def searched(
     return search(sim, episodes, params, look, watch=watch)
 
 
-def from_there(options: FitOptions, found: Found) -> FitOptions:
+def from_there(options: ShootingOptions, found: CmaResult) -> ShootingOptions:
     """The options with the start that a search found, and no steps to follow from there."""
     return replace(options, start={**options.start, **found.settings}, iterations=0)
 
 
-def _tied(options: FitOptions, params: Sequence[Param], weak: Identifiability) -> FitOptions:
+def _tied(options: ShootingOptions, params: Sequence[Param], weak: Identifiability) -> ShootingOptions:
     """The options with a prior for parameters that are told only together with others: near where they were.
 
     Held fast they would spoil the rest: what they were may be wrong, and others would make up for it.
     """
     priors = dict(options.priors)
     for param in params:
-        if param.address in weak.tied and param.address not in priors:
+        if param.address in weak.confounded and param.address not in priors:
             span = np.log(param.high / param.low) if param.log else param.high - param.low
             value = options.start.get(param.address, float(param.from_unit(0.5)))
             priors[param.address] = Prior(value, UNIFORM * float(span))
     return replace(options, priors=priors)
 
 
-def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, float]:
+def _left(first: Fit, names: Sequence[str], options: ShootingOptions) -> dict[str, float]:
     """Where params that cannot be told are left: where they were, or, if that explains the data worse, where they went.
 
     A damping of a hundredth of what matters has no effect, so it cannot be told; but what it was before may have had.
@@ -204,35 +204,39 @@ def _left(first: Fit, names: Sequence[str], options: FitOptions) -> dict[str, fl
     return left
 
 
-def _telemetry(episodes: Sequence[Episode]) -> Gate:
-    wrong = faults(episodes)
+def _telemetry(episodes: Sequence[Episode]) -> GateResult:
+    wrong = recording_problems(episodes)
     if wrong:
         raise BadInput(wrong[0] if len(wrong) == 1 else f"{wrong[0]} There are {len(wrong) - 1} more such faults.")
     rows = sum(len(e) for e in episodes)
-    noted = doubts(episodes)
-    return Gate(
+    noted = recording_warnings(episodes)
+    return GateResult(
         "telemetry", True, " ".join([f"{len(episodes)} recordings, {rows} rows, clocks and order fine.", *noted])
     )
 
 
-def _identifiability(weak: Identifiability) -> Gate:
+def _identifiability(weak: Identifiability) -> GateResult:
     if not weak.weak:
-        return Gate("identifiability", True, f"All {len(weak.kept)} parameters can be told from these recordings.")
+        return GateResult(
+            "identifiability", True, f"All {len(weak.identifiable)} parameters are identifiable from these recordings."
+        )
     said = "; ".join(direction.words for direction in weak.weak[:4])
     more = f" (and {len(weak.weak) - 4} more directions)" if len(weak.weak) > 4 else ""
-    left = f" Left where they were: {', '.join(weak.silent)}." if weak.silent else ""
-    tied = f" Hardly told, so a prior holds them near where they were: {', '.join(weak.tied)}." if weak.tied else ""
-    return Gate("identifiability", bool(weak.kept), f"{said}{more}.{left}{tied}")
+    left = f" Left where they were: {', '.join(weak.unobservable)}." if weak.unobservable else ""
+    tied = ""
+    if weak.confounded:
+        tied = f" Hardly identifiable, so a prior holds them near where they were: {', '.join(weak.confounded)}."
+    return GateResult("identifiability", bool(weak.identifiable), f"{said}{more}.{left}{tied}")
 
 
 def _solve(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
-    options: FitOptions,
+    options: ShootingOptions,
     gates: GateOptions,
     watch: Watch | None,
-) -> tuple[Fit, Gate] | None:
+) -> tuple[Fit, GateResult] | None:
     """Search from several places over some of the windows, then finish the best search over all of them.
 
     None where it was stopped before the first search had anything to show.
@@ -262,21 +266,21 @@ def _solve(
     if stopped or best.stopped:
         best = replace(best, stopped=True)
         words = f"Stopped by hand; the best of {len(fits)} searches is kept. {words}"
-    return best, Gate("solve", len(good) * 2 >= len(fits) and not best.stopped, words)
+    return best, GateResult("solve", len(good) * 2 >= len(fits) and not best.stopped, words)
 
 
 def _searches(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
-    how: tuple[FitOptions, GateOptions],
+    how: tuple[ShootingOptions, GateOptions],
     watch: Watch | None,
 ) -> tuple[list[Fit], bool]:
     """The first search begins where the look ended, the others around it; also whether they were stopped by hand."""
     options, gates = how
     fits: list[Fit] = []
     for seed in range(gates.seeds):
-        begun = replace(options, anywhere=True, near=AROUND) if seed else options
+        begun = replace(options, random_starts=True, start_range=AROUND) if seed else options
         try:
             fits.append(fit(sim, episodes, params, replace(begun, seed=gates.seed + seed), watch=watch))
         except KeyboardInterrupt:
@@ -286,28 +290,28 @@ def _searches(
     return fits, False
 
 
-def _coarse(options: FitOptions) -> FitOptions:
+def _coarse(options: ShootingOptions) -> ShootingOptions:
     """The same search over fewer windows, for all but the last one."""
     return replace(options, limit=COARSE if options.limit is None else min(options.limit, COARSE))
 
 
-def _recovery(found: Fit, gates: GateOptions) -> Gate:
+def _recovery(found: Fit, gates: GateOptions) -> GateResult:
     if gates.draws == 0 or found.stopped:
-        return Gate("recovery", True, "Recovery of planted truths was not checked.")
+        return GateResult("recovery", True, "Recovery of planted truths was not checked.")
     try:
-        result = recover(some(found, COARSE), gates.draws, seed=gates.seed)
+        result = recover_parameters(some(found, COARSE), gates.draws, seed=gates.seed)
     except KeyboardInterrupt:
-        return Gate("recovery", False, "Stopped by hand before planted truths were recovered.")
+        return GateResult("recovery", False, "Stopped by hand before planted truths were recovered.")
     total = wilson(int(result.inside.sum()), result.inside.size)
     worst = min(result.share, key=lambda name: result.share[name])
     words = (
         f"Of {len(result.inside)} planted truths on the same excitation, {total.value:.0%} lay inside their 90 % "
         f"intervals; the worst parameter is {worst} with {result.share[worst]:.0%}."
     )
-    return Gate("recovery", total.value >= 0.85, words, {"recovered": total})
+    return GateResult("recovery", total.value >= 0.85, words, {"recovered": total})
 
 
-def _whiteness(found: Fit) -> Gate:
+def _whiteness(found: Fit) -> GateResult:
     residual = found.point.residual / found.problem.scale
     rows = correlation_time(residual)
     dt = found.problem.shooter.sim.spec.dt
@@ -319,10 +323,12 @@ def _whiteness(found: Fit) -> Gate:
     )  # fmt: skip
     if bounds:
         words += f" On a bound of their range: {', '.join(bounds)}."
-    return Gate("whiteness", white, words, {"correlation time": Estimate(rows * dt, rows * dt, rows * dt, 1, "s")})
+    return GateResult(
+        "whiteness", white, words, {"correlation time": Estimate(rows * dt, rows * dt, rows * dt, 1, "s")}
+    )
 
 
-def _held_out(result: Comparison) -> Gate:
+def _held_out(result: HeldOutComparison) -> GateResult:
     gain = result.improvement
     words = (
         f"On held-out recordings the error fell by {gain.value:.1%} (95 % interval {gain.low:.1%} to {gain.high:.1%}, "
@@ -332,10 +338,12 @@ def _held_out(result: Comparison) -> Gate:
         words += f" {result.lost} windows diverged and were left out."
     if not result.better:
         words += " At least 5 %, with an interval above 0, was expected."
-    return Gate("held-out", result.better, words, {"improvement": gain, "before": result.before, "after": result.after})
+    return GateResult(
+        "held-out", result.better, words, {"improvement": gain, "before": result.before, "after": result.after}
+    )
 
 
-def _only(options: FitOptions, params: Sequence[Param], first: Fit) -> FitOptions:
+def _only(options: ShootingOptions, params: Sequence[Param], first: Fit) -> ShootingOptions:
     """The options for the parameters that are left, starting where the first look ended."""
     names = {param.address for param in params}
     priors = {name: prior for name, prior in options.priors.items() if name in names}

@@ -19,7 +19,7 @@ from .windows import Windows, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
+class HeldOutComparison:
     """Errors of two settings over the same windows, in pairs."""
 
     before: Estimate
@@ -58,7 +58,7 @@ def compare(
     *,
     window: float = 1.0,
     seed: int = 0,
-) -> Comparison:
+) -> HeldOutComparison:
     """Replay held-out recordings with two settings, window by window, and resample whole blocks of windows."""
     first, windows = window_errors(sim, episodes, before, window)
     second, _ = window_errors(sim, episodes, after, window)
@@ -80,7 +80,7 @@ def compare(
     channels = {
         name: (float(np.sqrt(first[:, i].mean())), float(np.sqrt(second[:, i].mean()))) for i, name in enumerate(names)
     }
-    return Comparison(
+    return HeldOutComparison(
         bootstrap(pairs[:, 0] / sizes, lambda d: np.sqrt(d.mean(axis=-1)), unit="1", seed=seed),
         bootstrap(pairs[:, 1] / sizes, lambda d: np.sqrt(d.mean(axis=-1)), unit="1", seed=seed),
         Estimate(float(1 - point[1] / point[0]), float(low), float(high), len(blocks), "1"),
@@ -119,7 +119,7 @@ class Traces:
         return np.sqrt(rows.sum(axis=1) / np.maximum(self.inside.sum(axis=1), 1))
 
 
-def traced(
+def held_out_traces(
     sim: Simulator,
     episodes: Sequence[Episode],
     settings: Mapping[str, Mapping[str, float]],

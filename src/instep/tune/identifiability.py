@@ -18,7 +18,7 @@ BLIND = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class Direction:
+class WeakDirection:
     """Parameters that the data tell only together, or not at all."""
 
     information: float
@@ -42,28 +42,28 @@ class Direction:
 class Identifiability:
     """What can be told, what cannot, and which parameters to leave alone so that the rest can."""
 
-    weak: tuple[Direction, ...]
+    weak: tuple[WeakDirection, ...]
     """Directions in which the data say less than the prior, weakest first."""
-    frozen: tuple[str, ...]
+    unidentifiable: tuple[str, ...]
     """Parameters to leave where they are, the fewest that make all others identifiable."""
-    kept: tuple[str, ...]
+    identifiable: tuple[str, ...]
     """Parameters that are identifiable once those are left alone."""
-    silent: tuple[str, ...] = ()
+    unobservable: tuple[str, ...] = ()
     """Of the frozen ones those about which the data say nothing at all, rather than something together with others."""
 
     @property
-    def tied(self) -> tuple[str, ...]:
+    def confounded(self) -> tuple[str, ...]:
         """Parameters that the data tell only together with others: a prior is all that can hold them."""
-        return tuple(name for name in self.frozen if name not in self.silent)
+        return tuple(name for name in self.unidentifiable if name not in self.unobservable)
 
 
 def identifiability(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
     """Judge the parameters of a fit by F = S J^T Sigma^-1 J S, with S the spread known before."""
     sigma = np.minimum(UNIFORM, prior_sigma) if prior_sigma is not None else np.full(len(found.params), UNIFORM)
-    return judge(found.information * np.outer(sigma, sigma), [param.address for param in found.params])
+    return assess(found.information * np.outer(sigma, sigma), [param.address for param in found.params])
 
 
-def judge(information: Array, names: Sequence[str]) -> Identifiability:
+def assess(information: Array, names: Sequence[str]) -> Identifiability:
     """Name the weak directions of a scaled information matrix, and freeze parameters until none is left."""
     strongest = float(np.linalg.eigvalsh(information).max(initial=0.0))
     threshold = max(1.0, BLIND * strongest)
@@ -75,20 +75,20 @@ def judge(information: Array, names: Sequence[str]) -> Identifiability:
         if values[0] >= threshold:
             break
         frozen.append(kept.pop(_scapegoat(vectors[:, 0])))
-    silent = tuple(names[i] for i in sorted(frozen) if information[i, i] < threshold)
-    return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept), silent)
+    unobservable = tuple(names[i] for i in sorted(frozen) if information[i, i] < threshold)
+    return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept), unobservable)
 
 
-def directions(information: Array, names: Sequence[str], threshold: float) -> tuple[Direction, ...]:
+def directions(information: Array, names: Sequence[str], threshold: float) -> tuple[WeakDirection, ...]:
     """The directions with less information than the threshold, weakest first."""
     values, vectors = np.linalg.eigh(information)
-    out: list[Direction] = []
+    out: list[WeakDirection] = []
     for value, vector in zip(values, vectors.T, strict=True):
         if value >= threshold:
             break
         turned = vector * np.sign(vector[np.argmax(np.abs(vector))])
         order = [int(i) for i in np.argsort(-np.abs(turned)) if abs(turned[i]) > 0.2]
-        out.append(Direction(float(value), tuple((names[i], float(turned[i])) for i in order)))
+        out.append(WeakDirection(float(value), tuple((names[i], float(turned[i])) for i in order)))
     return tuple(out)
 
 

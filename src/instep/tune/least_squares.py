@@ -67,7 +67,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Normal:
+class NormalEquations:
     """The cost near a point, as a quadratic in the parameters alone."""
 
     curvature: Array
@@ -159,7 +159,7 @@ def evaluate(problem: Problem, xs: Array, starts: Array | None = None) -> list[P
     return [Point(x, s, r, cost_of(problem, x, s, r)) for x, s, r in zip(np.array(xs), moved, residuals, strict=True)]
 
 
-def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> Normal:
+def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> NormalEquations:
     """The cost near a point; `both_sides` makes the differences central, exact to second order, for twice the work.
 
     Where the cost is rough, `both_sides` also counts its ripples as noise, or intervals would be far too narrow.
@@ -210,7 +210,7 @@ def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Ar
     return jacobian, by_start
 
 
-def _ripples(problem: Problem, point: Point, normal: Normal) -> Array:
+def _ripples(problem: Problem, point: Point, normal: NormalEquations) -> Array:
     """Covariance of the gradient of the data that is due to what slopes leave of the cost nearby [params, params]."""
     params, (jacobian, by_start) = len(point.x), normal.slopes
     rng = np.random.default_rng(RIPPLES)
@@ -230,7 +230,7 @@ def _ripples(problem: Problem, point: Point, normal: Normal) -> Array:
     return 2 * np.einsum("pnk,pnj->kj", pull, pull) / (RIPPLES - 1)
 
 
-def _less_sure(normal: Normal, ripples: Array) -> Normal:
+def _less_sure(normal: NormalEquations, ripples: Array) -> NormalEquations:
     """The same with ripples counted as noise of unit size, so that the inverse of the curvature is the sandwich's."""
     share = normal.curvature @ np.linalg.pinv(normal.curvature + ripples)
     curvature = share @ normal.curvature
@@ -253,7 +253,7 @@ def _together(reach: Array) -> list[list[int]]:
     return groups
 
 
-def _normal(problem: Problem, point: Point, slopes: tuple[Array, Array]) -> Normal:
+def _normal(problem: Problem, point: Point, slopes: tuple[Array, Array]) -> NormalEquations:
     jacobian, by_start = slopes
     free = np.flatnonzero(problem.sigma_start > 0)
     x, n, params = point.x, len(problem.shooter.windows), len(point.x)
@@ -276,7 +276,7 @@ def _normal(problem: Problem, point: Point, slopes: tuple[Array, Array]) -> Norm
         scores = scores + np.einsum("nfk,nf->nk", cross, offset)
         curvature = curvature + np.einsum("nfk,nfj->kj", cross, slope)
     prior = np.where(np.isfinite(problem.prior_sigma), (x - problem.prior_mean) / problem.prior_sigma**2, 0.0)
-    return Normal(curvature, scores.sum(axis=0) + prior, scores, slopes, (offset, slope), free)
+    return NormalEquations(curvature, scores.sum(axis=0) + prior, scores, slopes, (offset, slope), free)
 
 
 def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float:
@@ -292,7 +292,7 @@ def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float
     return float(squares.sum() + moved + (away**2).sum())
 
 
-def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tuple[Array, Array]:
+def _step(problem: Problem, point: Point, normal: NormalEquations, damping: float) -> tuple[Array, Array]:
     x = point.x
     after = np.clip(x + _free_step(problem, point, normal, damping), 0.0, 1.0)
     starts = point.starts.copy()
@@ -302,7 +302,7 @@ def _step(problem: Problem, point: Point, normal: Normal, damping: float) -> tup
     return after, starts
 
 
-def _free_step(problem: Problem, point: Point, normal: Normal, damping: float) -> Array:
+def _free_step(problem: Problem, point: Point, normal: NormalEquations, damping: float) -> Array:
     """The step of the parameters as if there were no bounds but those they stand at."""
     full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
     x, gradient = point.x, normal.gradient
@@ -317,12 +317,12 @@ def _free_step(problem: Problem, point: Point, normal: Normal, damping: float) -
     return step
 
 
-def _most(problem: Problem, point: Point, normal: Normal) -> float:
+def _most(problem: Problem, point: Point, normal: NormalEquations) -> float:
     """The most that any step of the parameters could lower the cost if it were what its slopes say."""
     return float(-normal.gradient @ _free_step(problem, point, normal, 0.0))
 
 
-def _promise(problem: Problem, point: Point, normal: Normal, damping: float) -> float:
+def _promise(problem: Problem, point: Point, normal: NormalEquations, damping: float) -> float:
     """By how much the cost would fall with the next step if it were what its slopes say."""
     after, _ = _step(problem, point, normal, damping)
     step = after - point.x
@@ -330,7 +330,7 @@ def _promise(problem: Problem, point: Point, normal: Normal, damping: float) -> 
     return float(-2 * normal.gradient @ step - step @ full @ step)
 
 
-def _wider(problem: Problem, point: Point, normal: Normal) -> Point:
+def _wider(problem: Problem, point: Point, normal: NormalEquations) -> Point:
     """The point with a longer step of differences, if slopes over that step are others: then there are ripples."""
     wider = replace(point, nudge=min(5 * point.nudge, WIDEST))
     if wider.nudge == point.nudge:

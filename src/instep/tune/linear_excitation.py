@@ -22,7 +22,7 @@ from instep.core.param import Param
 from instep.core.world import Array
 from instep.scene import address
 
-from .excitation_limits import Limits
+from .excitation_limits import ExcitationLimits
 
 SETTLED = 3.0
 """How long the arm is left alone until it rests where its servos hold it [s]."""
@@ -48,7 +48,9 @@ class Basis:
         return self.rest + np.einsum("b,btu->tu", c, self.waves)
 
 
-def answers(limits: Limits, params: Sequence[Param], values: Sequence[float], cycles: Sequence[int], steps: int) -> Any:
+def answers(
+    limits: ExcitationLimits, params: Sequence[Param], values: Sequence[float], cycles: Sequence[int], steps: int
+) -> Any:
     """What a step of each param changes: of the pose [params, joints], and of the answer to each tone and joint.
 
     The second is complex [params, tones, joints, joints]: by how much joint a swings more, and how much later, for a
@@ -64,7 +66,7 @@ def answers(limits: Limits, params: Sequence[Param], values: Sequence[float], cy
     return np.array(still), np.array(swings)
 
 
-def _linear(limits: Limits, settings: dict[str, float], hertz: Array) -> tuple[Array, Array]:
+def _linear(limits: ExcitationLimits, settings: dict[str, float], hertz: Array) -> tuple[Array, Array]:
     """Where the arm rests [joints], and its answer to tones around there [tones, joints, joints]."""
     model = address.write(limits.scene.model, settings)
     model.dof_frictionloss[:] = 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from instep.core.errors import MissingExtra
 from instep.core.world import Array
 
-from .beliefs import Cloud
+from .beliefs import SampleBelief
 from .fit import Fit
 from .posterior import Likelihood, likelihood, whitener
 
@@ -44,7 +44,7 @@ def summary(found: Fit, target: Likelihood) -> Summary:
     return Summary(white @ flat)
 
 
-def npe(found: Fit, *, seed: int = 0, sims: int = 1000, draws: int = 2000, truths: int = 200) -> Cloud:
+def npe(found: Fit, *, seed: int = 0, sims: int = 1000, draws: int = 2000, truths: int = 200) -> SampleBelief:
     """A mixture of normals, given by a network: BayesSim's form, trained in one round around the Laplace posterior.
 
     The network speaks in coordinates in which that posterior is round, or thin diagonal ones would be blurred. One
@@ -72,7 +72,7 @@ def npe(found: Fit, *, seed: int = 0, sims: int = 1000, draws: int = 2000, truth
         checks = network.sample((100,), condition=_tensor(torch, seen[sims:]))
     ranks = (checks.detach().numpy() < z[None, sims:]).mean(axis=0)
     drawn = found.x + real.detach().numpy().astype(float) @ root.T
-    return Cloud(found.params, np.clip(drawn, 0.0, 1.0), ranks)
+    return SampleBelief(found.params, np.clip(drawn, 0.0, 1.0), ranks)
 
 
 def _inside(rng: np.random.Generator, centre: Array, root: Array, n: int) -> Array:

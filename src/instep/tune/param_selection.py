@@ -26,7 +26,7 @@ SMALL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ParamSelection:
     """What to turn, where it begins, and what is set once and for all."""
 
     params: tuple[Param, ...]
@@ -35,7 +35,7 @@ class Choice:
     """Settings that make the others mean what they say; they are promoted with them."""
 
 
-def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
+def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay.
 
     Where the robot carries its own weight, how well it does so: no controller knows the mass of each link. Where the
@@ -69,10 +69,10 @@ def chosen(scene: Scene, episodes: Sequence[Episode]) -> Choice:
         start[address.DELAY] = max(start[address.DELAY], scene.dt)
     params = [_bounded(param, scene.bounds) for param in params]
     start = {k.address: _begin(k, start[k.address]) for k in params}
-    return Choice(tuple(params), start, held | clipped(scene, episodes))
+    return ParamSelection(tuple(params), start, held | command_limits(scene, episodes))
 
 
-def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
+def command_limits(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
     """Ends of command ranges that the recordings show: where a joint stands still well short of its command.
 
     A robot that clips its commands does not say so. An end is believed where a joint stood still for a second in all
@@ -97,7 +97,7 @@ def clipped(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
     return found
 
 
-def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> Choice:
+def named_params(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> ParamSelection:
     """The parameters a user named, each where the scene has it."""
     driven, start, rest = actuator_params(scene, patterns)
     driven = [_bounded(param, {**scene.bounds, **bounds}) for param in driven]
@@ -107,7 +107,7 @@ def asked(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, 
     held = {f"joint.{j}.friction_stiffness": FIRM for j in sorted(joints)}
     start |= values
     params = (*found, *driven)
-    return Choice(params, {k.address: _begin(k, start[k.address]) for k in params}, held)
+    return ParamSelection(params, {k.address: _begin(k, start[k.address]) for k in params}, held)
 
 
 def _begin(param: Param, value: float) -> float:

@@ -12,7 +12,7 @@ from instep.core.world import Array
 
 from .fit import Fit, uncertainty
 from .least_squares import Point, Problem, descend, evaluate, rough
-from .posterior import freedom
+from .posterior import freedom_factor
 from .windows import Windows
 
 
@@ -37,7 +37,9 @@ ENOUGH, MOST = 0.85, 5
 """Share of truths that must be found again; and how many times as many are planted where few leave it in doubt."""
 
 
-def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, iterations: int = 6) -> Recovery:
+def recover_parameters(
+    found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, iterations: int = 6
+) -> Recovery:
     """Simulate the recorded windows with known parameters and the residuals' own noise, and fit again.
 
     Of ten truths with honest 90 % intervals, two or more are missed one time in four. So where the share falls short,
@@ -55,7 +57,7 @@ def recover(found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, i
 def _again(found: Fit, rng: np.random.Generator, level: float, iterations: int) -> tuple[Array, Array]:
     """Plant one truth and find it again: found minus planted, and half the width of the intervals [parameters]."""
     truth = _truth(found, rng)
-    problem = planted(found, truth, rng)
+    problem = synthetic_problem(found, truth, rng)
     # Begin where the real fit ended, as a user would who does not know the truth.
     begin = replace(evaluate(problem, found.x[None])[0], nudge=found.point.nudge)
     point = descend(problem, begin, 2 * iterations if rough(begin) else iterations, 1e-4)
@@ -71,7 +73,7 @@ def _in_doubt(inside: list[Array]) -> bool:
     return share.value < ENOUGH <= share.high
 
 
-def planted(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
+def synthetic_problem(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
     """The same problem with recordings made by the simulator: known parameters, noisy starts, coloured noise."""
     problem, windows = found.problem, found.windows
     shifts = rng.standard_normal((1, len(windows), len(problem.sigma_start))) * problem.sigma_start
@@ -116,7 +118,7 @@ def coloured(found: Fit, rng: np.random.Generator) -> Array:
     white = np.fft.rfft(rng.standard_normal((windows, 2 * span, channels)), axis=1)
     noise = np.fft.irfft(_colour(residual / found.problem.scale)[:, None] * white, 2 * span, axis=1)[:, :span]
     sizes = np.sqrt((residual**2).mean(axis=1, keepdims=True))
-    return noise * sizes[rng.permutation(windows)] * np.sqrt(freedom(found))
+    return noise * sizes[rng.permutation(windows)] * np.sqrt(freedom_factor(found))
 
 
 def _colour(residual: Array) -> Array:

@@ -28,7 +28,7 @@ import numpy as np
 from instep.core.errors import Diverged, UnknownName
 from instep.core.world import Array
 
-from .beliefs import Cloud, Gaussian, Posterior
+from .beliefs import GaussianBelief, Posterior, SampleBelief
 from .fit import Fit, correlation_time
 from .least_squares import NUDGE, Problem, evaluate
 
@@ -39,7 +39,7 @@ Slope = Callable[[Array], Array]
 """Slope of the log density at each point [points, directions]."""
 
 
-def flow(slope: Slope, z: Array, steps: int) -> Array:
+def svgd_flow(slope: Slope, z: Array, steps: int) -> Array:
     """Where particles [particles, directions] end: half of the steps for their shape, half for their spread."""
     for step in range(steps):
         gradient = slope(z)
@@ -110,12 +110,12 @@ def infer(found: Fit, method: Method = "laplace", *, seed: int = 0, **more: int)
     return known[method](found, seed=seed, **more)
 
 
-def laplace(found: Fit, *, seed: int = 0) -> Gaussian:
+def laplace(found: Fit, *, seed: int = 0) -> GaussianBelief:
     """The normal distribution with the curvature of the likelihood at its top."""
-    return Gaussian(found.params, found.x, found.covariance)
+    return GaussianBelief(found.params, found.x, found.covariance)
 
 
-def freedom(found: Fit) -> float:
+def freedom_factor(found: Fit) -> float:
     """Rows over degrees of freedom that are left when parameters and start states have taken theirs; at most 2."""
     rows, free = _rows(found), int((found.problem.sigma_start > 0).sum())
     return rows / max(rows - len(found.params) - len(found.windows) * free, rows / 2)
@@ -125,7 +125,7 @@ def _rows(found: Fit) -> int:
     return max(int(found.windows.inside.sum()) * found.point.residual.shape[-1], 1 + len(found.params))
 
 
-def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud:
+def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> SampleBelief:
     """Ensemble Kalman inversion with multiple data assimilation, from the Laplace posterior made five times as wide.
 
     Each step moves the members by x += C_xg (C_gg + a Gamma)^-1 (y + sqrt(a) eta - g(x)), a = steps, solved in the
@@ -134,10 +134,10 @@ def eki(found: Fit, *, seed: int = 0, members: int = 0, steps: int = 4) -> Cloud
     """
     rng = np.random.default_rng((seed, 0xE41))
     target = likelihood(found)
-    points = replace_covariance(found, 25.0).draw(members or max(120, 30 * len(found.params)), rng)
+    points = widened_laplace(found, 25.0).draw(members or max(120, 30 * len(found.params)), rng)
     for _ in range(steps):
         points = assimilate(points, target.rows(points), float(steps), rng)
-    return Cloud(found.params, points)
+    return SampleBelief(found.params, points)
 
 
 def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generator) -> Array:
@@ -154,7 +154,7 @@ def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generato
     return np.clip(points + weights.T @ away, 0.0, 1.0)
 
 
-def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draws: int = 400) -> Cloud:
+def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draws: int = 400) -> SampleBelief:
     """Stein variational gradient descent on the multiple-shooting likelihood, from the Laplace posterior.
 
     Particles move in coordinates in which the Laplace posterior is round, so that one step suits all directions; all
@@ -172,9 +172,9 @@ def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draw
         inside = ((x >= 0) & (x <= 1)).all(axis=1)
         return np.where(inside, target.log(np.clip(x, 0.0, 1.0)), -np.inf)
 
-    points = replace_covariance(found, 1.5).draw(particles or max(30, 2 * len(found.params)), rng)
-    z = flow(slope, np.linalg.solve(root, (points - centre).T).T, steps)
-    return Cloud(found.params, np.clip(centre + drawn(log, z, draws, rng) @ root.T, 0.0, 1.0))
+    points = widened_laplace(found, 1.5).draw(particles or max(30, 2 * len(found.params)), rng)
+    z = svgd_flow(slope, np.linalg.solve(root, (points - centre).T).T, steps)
+    return SampleBelief(found.params, np.clip(centre + drawn(log, z, draws, rng) @ root.T, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,7 +233,7 @@ class Likelihood:
 def likelihood(found: Fit) -> Likelihood:
     """The likelihood of the recordings a fit was made from."""
     residual = found.point.residual / found.problem.scale
-    variance = float((residual**2).mean()) * freedom(found) if residual.size else 1.0
+    variance = float((residual**2).mean()) * freedom_factor(found) if residual.size else 1.0
     problem = replace(found.problem, robust=0.0, shooter=replace(found.problem.shooter, worlds=0))
     return Likelihood(problem, max(variance, 1e-12) * correlation_time(residual), _turned(found, problem))
 
@@ -254,16 +254,16 @@ def _turned(found: Fit, problem: Problem) -> tuple[Array, Array]:
     return basis, size
 
 
-def replace_covariance(found: Fit, factor: float) -> Gaussian:
+def widened_laplace(found: Fit, factor: float) -> GaussianBelief:
     """The Laplace posterior with its variance times a factor, never wider than the box."""
     covariance = np.where(np.isfinite(found.covariance), found.covariance, 0.0)
     blind = ~np.isfinite(np.diag(found.covariance))
     covariance[blind, blind] = 1 / 12 / factor
     limit = np.sqrt(np.minimum(1.0, 1 / 12 / np.maximum(np.diag(covariance) * factor, 1e-300)))
-    return Gaussian(found.params, found.x, factor * covariance * np.outer(limit, limit))
+    return GaussianBelief(found.params, found.x, factor * covariance * np.outer(limit, limit))
 
 
-def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> Cloud:
+def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> SampleBelief:
     from .neural_posterior import npe
 
     return npe(found, seed=seed, sims=sims)
@@ -271,6 +271,6 @@ def _npe(found: Fit, *, seed: int = 0, sims: int = 1000) -> Cloud:
 
 def whitener(found: Fit) -> Array:
     """A matrix that takes round deviations to those of the Laplace posterior [parameters, parameters]."""
-    covariance = replace_covariance(found, 1.0).covariance
+    covariance = widened_laplace(found, 1.0).covariance
     values, vectors = np.linalg.eigh(covariance)
     return vectors * np.sqrt(np.maximum(values, 1e-12))

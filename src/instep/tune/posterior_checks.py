@@ -17,11 +17,11 @@ from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 
-from .beliefs import Cloud, Gaussian, Posterior, estimates, save
+from .beliefs import GaussianBelief, Posterior, SampleBelief, estimates, save
 from .fit import Fit, uncertainty
 from .least_squares import descend, evaluate
-from .parameter_recovery import planted, some
-from .posterior import Likelihood, Method, infer, likelihood, replace_covariance
+from .parameter_recovery import some, synthetic_problem
+from .posterior import Likelihood, Method, infer, likelihood, widened_laplace
 from .shooting import Shooter
 from .windows import Windows, cut
 
@@ -59,26 +59,26 @@ def calibration(
     rng = np.random.default_rng((seed, 0x5BC))
     ranks: list[Array] = []
     # Truths come from a region wider than any posterior, or every method would look right.
-    region = replace_covariance(found, 16.0)
+    region = widened_laplace(found, 16.0)
     for number in range(truths):
         truth = region.draw(1, rng)[0]
         again = refit(found, truth, rng)
         belief = method(again, number)
-        points = belief.draw(draws, rng) if isinstance(belief, Gaussian) else belief.points
+        points = belief.draw(draws, rng) if isinstance(belief, GaussianBelief) else belief.points
         ranks.append((points < truth).mean(axis=0))
     return Calibration(tuple(k.address for k in found.params), np.array(ranks))
 
 
 def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10) -> Fit:
     """The fit that recordings made with a known truth would have given."""
-    problem = planted(found, truth, rng)
+    problem = synthetic_problem(found, truth, rng)
     begin = replace(evaluate(problem, found.x[None])[0], nudge=found.point.nudge)
     point = descend(problem, begin, iterations, 1e-5)
     covariance, information = uncertainty(problem, point)
     return replace(found, problem=problem, point=point, covariance=covariance, information=information)
 
 
-def misspecified(found: Fit, belief: Posterior, *, draws: int = 50, seed: int = 0) -> Estimate:
+def misspecification(found: Fit, belief: Posterior, *, draws: int = 50, seed: int = 0) -> Estimate:
     """How likely residuals as coloured as the real ones are, if the posterior and white noise were the whole truth.
 
     The statistic is the lag-one correlation of the residuals: noise has none, missing physics has.
@@ -109,21 +109,21 @@ FEW = 12
 """Most windows that such a check uses."""
 
 
-def judge_posterior(
+def check_posterior(
     belief: Posterior,
     found: Fit,
     held_out: Sequence[Episode],
     folder: Path,
     *,
     method: Method = "laplace",
-    band: Band | None = None,
+    band: PredictiveBand | None = None,
     seed: int = 0,
 ) -> dict[str, object]:
     """Save the belief with a corner plot and a band of predictions, and say how far it can be trusted."""
     save(belief, folder / "belief.json")
-    corner(belief, folder / "corner.png", seed=seed)
+    corner_plot(belief, folder / "corner.png", seed=seed)
     count = TRUTHS[method]
-    ranks = belief.ranks if isinstance(belief, Cloud) else None
+    ranks = belief.ranks if isinstance(belief, SampleBelief) else None
     names = tuple(param.address for param in belief.params)
     checked = Calibration(names, ranks) if ranks is not None else None
     if checked is None and count:
@@ -131,8 +131,8 @@ def judge_posterior(
         few = some(found, FEW)
         checked = calibration(few, lambda fit, number: infer(fit, method, seed=number), count, seed=seed)
     band = band or predicted(found.problem.shooter.sim, belief, held_out, found, seed=seed)
-    draw_band(band, folder / "band.png")
-    doubt = misspecified(found, belief, seed=seed)
+    plot_band(band, folder / "band.png")
+    doubt = misspecification(found, belief, seed=seed)
     return {
         "method": method,
         "estimates": {name: e.as_dict() for name, e in estimates(belief).items()},
@@ -165,7 +165,7 @@ def _words(doubt: float, inside: Estimate) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Band:
+class PredictiveBand:
     """What a posterior predicts for held-out windows, minus what was measured."""
 
     low: Array
@@ -178,7 +178,7 @@ class Band:
 
 def predicted(
     sim: Simulator, belief: Posterior, episodes: Sequence[Episode], found: Fit, *, draws: int = 40, seed: int = 0
-) -> Band:
+) -> PredictiveBand:
     """The 90 % band of the posterior's predictions of held-out recordings: parameters, start states, noise of rows."""
     rng = np.random.default_rng((seed, 0xBA2D))
     windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=first_row(belief.params, sim), limit=64)
@@ -194,7 +194,7 @@ def predicted(
     inside = ((low <= 0) & (high >= 0))[windows.inside]
     # Rows of a window are one observation, so the count behind the interval is that of windows.
     share, n = float(inside.mean()), len(windows) * inside.shape[-1]
-    return Band(low, high, windows, replace(wilson(round(share * n), n), value=share))
+    return PredictiveBand(low, high, windows, replace(wilson(round(share * n), n), value=share))
 
 
 def first_row(params: Sequence[Param], sim: Simulator) -> int:
@@ -202,7 +202,7 @@ def first_row(params: Sequence[Param], sim: Simulator) -> int:
     return round(max((param.high for param in params if param.parts.field == "delay"), default=0.0) / sim.spec.dt)
 
 
-def draw_band(band: Band, path: Path) -> Path:
+def plot_band(band: PredictiveBand, path: Path) -> Path:
     """Draw one held-out window of each channel inside its band."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -230,7 +230,7 @@ def draw_band(band: Band, path: Path) -> Path:
     return path
 
 
-def corner(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -> Path:
+def corner_plot(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -> Path:
     """Draw every pair of parameters against each other, and each parameter's own distribution on the diagonal."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

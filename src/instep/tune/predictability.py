@@ -22,7 +22,7 @@ BLOCK = 4096
 """Rows whose neighbours are simulated in one batch."""
 
 
-def foreseeable(sim: Simulator, windows: Windows, share: float = SHARE) -> Windows:
+def predictable_windows(sim: Simulator, windows: Windows, share: float = SHARE) -> Windows:
     """The windows, each only as far as the noise of its start stays below a share of the travel.
 
     Growth is taken along the measured motion, step by step, so it does not need the parameters to be right.

@@ -1,6 +1,6 @@
 """Randomise from beliefs: posteriors, boxes and mixtures of them, over physics, sensors and actuators.
 
-Randomising is `dressed(sim, belief).tuned(belief.sample(n, rng))`: one setting per world of a batch.
+Randomising is `with_imperfections(sim, belief).tuned(belief.sample(n, rng))`: one setting per world of a batch.
 
 Randomise appearance: brightness, colour of the light, noise of the sensor, by the same beliefs as physics.
 """
@@ -21,7 +21,7 @@ from instep.physics.mujoco_cameras import Filmed, Look, filmed
 from instep.robot.imperfect import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
 from instep.scene.folder import Scene
 
-from .beliefs import Cloud, Gaussian, Posterior, load
+from .beliefs import GaussianBelief, Posterior, SampleBelief, load
 
 LAYERS: tuple[Any, ...] = (Backlash, Sluggish, Quantized, Drifting, Noisy, Dropping)
 """Imperfections of motors and sensors, in the order in which they are put on a world, motors first."""
@@ -40,7 +40,7 @@ UNITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class IndependentBeliefs:
     """Several beliefs about different parameters, independent of each other."""
 
     parts: tuple[Belief, ...]
@@ -58,7 +58,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class MixtureBelief:
     """A mixture of two beliefs about the same params, such as a posterior with a share of the prior."""
 
     usual: Belief
@@ -78,7 +78,7 @@ class Mixed:
         return {name: np.where(other, second[name], first[name]) for name in first}
 
 
-def boxed(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> Box:
+def to_box(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> Box:
     """The box that holds the central interval of each parameter, for trainers that take ranges only."""
     points = belief.draw(draws, np.random.default_rng((seed, 0xB0)))
     low, high = np.quantile(points, [0.5 - level / 2, 0.5 + level / 2], axis=0)
@@ -93,13 +93,13 @@ def widened(belief: Posterior, factor: float) -> Posterior:
     """The same belief, less sure: every deviation from the middle times a factor, inside the bounds."""
     if factor <= 0:
         raise BadInput(f"A belief is widened by a factor above 0, not {factor:g}.")
-    if isinstance(belief, Gaussian):
+    if isinstance(belief, GaussianBelief):
         return replace(belief, covariance=belief.covariance * factor**2)
     middle = np.median(belief.points, axis=0)
-    return Cloud(belief.params, np.clip(middle + factor * (belief.points - middle), 0.0, 1.0))
+    return SampleBelief(belief.params, np.clip(middle + factor * (belief.points - middle), 0.0, 1.0))
 
 
-def dressed(sim: Simulator, names: Sequence[str]) -> Simulator:
+def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:
     """The simulator with the imperfect motors and sensors that some parameters belong to, as yet without effect."""
     for layer in LAYERS:
         if any(name in layer.params for name in names):
@@ -107,13 +107,13 @@ def dressed(sim: Simulator, names: Sequence[str]) -> Simulator:
     return sim
 
 
-def names_of(belief: Belief) -> tuple[str, ...]:
+def belief_addresses(belief: Belief) -> tuple[str, ...]:
     """The addresses a belief speaks about."""
     return tuple(belief.sample(1, np.random.default_rng(0)))
 
 
-def belief_from(words: Sequence[str], scene: Scene) -> Belief | None:
-    """What `--vary` asks for: files that hold beliefs, and ranges as 'geom.*.friction=0.2..0.6', all together."""
+def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
+    """What `--randomize` asks for: files that hold beliefs, and ranges as 'geom.*.friction=0.2..0.6', all together."""
     parts: list[Belief] = []
     ranged: list[Param] = []
     for word in words:
@@ -125,7 +125,7 @@ def belief_from(words: Sequence[str], scene: Scene) -> Belief | None:
         parts.append(Box(tuple(ranged)))
     if not parts:
         return None
-    return parts[0] if len(parts) == 1 else Joined(tuple(parts))
+    return parts[0] if len(parts) == 1 else IndependentBeliefs(tuple(parts))
 
 
 def load_belief(path: Path) -> Belief:
@@ -144,7 +144,7 @@ def _ranged(word: str, scene: Scene) -> list[Param]:
         bounds = float(low), float(high)
     except ValueError:
         raise BadInput(
-            f"--vary takes files that hold beliefs and ranges, as 'geom.*.friction=0.2..0.6', not {word!r}."
+            f"--randomize takes files that hold beliefs and ranges, as 'geom.*.friction=0.2..0.6', not {word!r}."
         ) from None
     if name in UNITS:
         return [Param(name, *bounds, unit=UNITS[name])]

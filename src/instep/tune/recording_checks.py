@@ -10,13 +10,13 @@ from instep.core.episode import Episode
 from instep.core.world import Array
 
 
-def faults(episodes: Sequence[Episode]) -> list[str]:
+def recording_problems(episodes: Sequence[Episode]) -> list[str]:
     """What would make a fit meaningless, one sentence each; empty where nothing is wrong."""
     found = [sentence for i, episode in enumerate(episodes) for sentence in _of_one(episode, i)]
     return found + _swapped(episodes)
 
 
-def doubts(episodes: Sequence[Episode]) -> list[str]:
+def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
     """What a reader should know before trusting a fit, one sentence each."""
     found: list[str] = []
     gaps = [g for e in episodes if (g := _longest_gap(e)) > 1.5]

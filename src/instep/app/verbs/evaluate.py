@@ -28,7 +28,7 @@ from instep.evaluate.result_store import Shards, write_episodes
 from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.tune.randomize import belief_from, dressed, names_of
+from instep.tune.randomize import belief_addresses, parse_belief, with_imperfections
 
 Positional = tyro.conf.Positional
 
@@ -41,7 +41,7 @@ def evaluate(
     first: int = 0,
     worlds: tuple[str, ...] = ("mujoco",),
     task: str = "",
-    vary: tuple[str, ...] = (),
+    randomize: tuple[str, ...] = (),
     latency: int = 0,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
@@ -63,8 +63,8 @@ def evaluate(
         first: seed of the first start.
         worlds: engines to run in (mujoco rapier dart), or perturbed:SEED, a simulated robot with hidden parameters.
         task: which task of the scene; its first where not given.
-        vary: params to draw anew for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01, and
-            beliefs that instep tune saved (its folder, or belief.json).
+        randomize: parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
+            and beliefs that instep tune saved (its folder, or belief.json).
         latency: control steps by which decisions are late.
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
         virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
@@ -85,9 +85,9 @@ def evaluate(
         raise BadInput(f"An evaluation needs at least one seed, not {seeds}.")
     output = new_output("eval", out, seed=first)
     output.read(scene.root)
-    belief = belief_from(vary, scene)
-    turned = () if belief is None else names_of(belief)
-    options = EvalOptions(batch=batch, latency=latency, vary=belief, films=films, bounds=limits_of(scene))
+    belief = parse_belief(randomize, scene)
+    turned = () if belief is None else belief_addresses(belief)
+    options = EvalOptions(batch=batch, latency=latency, randomize=belief, films=films, bounds=limits_of(scene))
     candidates = [Candidate(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
     mark = content_hash(scene.root)
     sight = (virtual, cameras, image_every)
@@ -108,7 +108,7 @@ def evaluate(
 def _opened(words: str, scene: str, turned: tuple[str, ...], sight: tuple[Path | None, tuple[str, ...], int]) -> World:
     """A world with cameras, and with the imperfect sensors and motors whose parameters are drawn."""
     world = open_seen(words, scene, *sight)
-    return dressed(cast(Simulator, world), turned) if turned else world
+    return with_imperfections(cast(Simulator, world), turned) if turned else world
 
 
 def limits_of(scene: Scene) -> Array:
@@ -163,5 +163,5 @@ def _tracks(done: Evaluation, jobs: list[Job], shards: Shards, films: int) -> di
 
 
 def _asked(options: EvalOptions) -> str:
-    varied = "nothing varied" if options.vary is None else "parameters varied"
-    return f"batches of {options.batch}, decisions late by {options.latency} steps, {varied}"
+    randomized = "no parameters randomized" if options.randomize is None else "parameters randomized"
+    return f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"

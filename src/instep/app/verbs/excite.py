@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.core.param import Param
     from instep.scene.folder import Scene
-    from instep.tune.excitation import Design, ExciteOptions, Watch
-    from instep.tune.excitation_limits import Limits
+    from instep.tune.excitation import ExcitationDesign, ExciteOptions, Watch
+    from instep.tune.excitation_limits import ExcitationLimits
 
 Positional = tyro.conf.Positional
 USUAL = ("damping", "frictionloss", "armature")
@@ -64,7 +64,7 @@ def excite(
     from instep.scene.folder import Scene
     from instep.tune.excitation import ExciteOptions
     from instep.tune.excitation import excite as search
-    from instep.tune.excitation_limits import Allowed, limits_of
+    from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
 
     if not all(0 < value < math.inf for value in (seconds, highest, noise)) or generations < 1:
         raise BadInput(
@@ -72,8 +72,8 @@ def excite(
             f"not {seconds:g}, {highest:g}, {noise:g} and {generations}."
         )
     loaded = Scene.load(scene)
-    allowed = Allowed(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
-    limits = limits_of(loaded, allowed)
+    allowed = MotionLimits(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
+    limits = driven_joint_limits(loaded, allowed)
     sought = loaded.params(*(params or _usual(loaded, limits)))
     options = ExciteOptions(
         seconds=seconds, highest=highest, noise=noise, generations=generations, allowed=allowed, seed=seed
@@ -85,7 +85,7 @@ def excite(
     return _write(output, loaded, limits, design, options)
 
 
-def _usual(scene: Scene, limits: Limits) -> list[str]:
+def _usual(scene: Scene, limits: ExcitationLimits) -> list[str]:
     from instep.scene import address
 
     known = set(address.addresses(scene.model))
@@ -108,7 +108,9 @@ def _live(generations: int) -> Iterator[Watch]:
         yield watch
 
 
-def _write(output: Output, scene: Scene, limits: Limits, design: Design, options: ExciteOptions) -> int:
+def _write(
+    output: Output, scene: Scene, limits: ExcitationLimits, design: ExcitationDesign, options: ExciteOptions
+) -> int:
     import numpy as np
 
     from instep.core.episode import Episode
@@ -126,20 +128,20 @@ def _write(output: Output, scene: Scene, limits: Limits, design: Design, options
     spread = design.spread()
     output.write(
         {"smallest eigenvalue": Estimate(least, least, least, 1, "1")},
-        reveals=list(design.reveals.kept),
-        hidden=list(design.reveals.frozen),
-        weak=[direction.words for direction in design.reveals.weak],
+        identifiability=list(design.identifiability.identifiable),
+        hidden=list(design.identifiability.unidentifiable),
+        weak=[direction.words for direction in design.identifiability.weak],
         spread=spread,
-        limits=dict(design.used),
-        within=design.within,
+        limits=dict(design.limit_usage),
+        feasible=design.feasible,
         noise=options.noise,
     )
     _show(design, spread)
     print(output.folder)
-    return 0 if design.within else 1
+    return 0 if design.feasible else 1
 
 
-def _show(design: Design, spread: dict[str, float]) -> None:
+def _show(design: ExcitationDesign, spread: dict[str, float]) -> None:
     import numpy as np
     from rich.console import Console
     from rich.table import Table
@@ -152,11 +154,11 @@ def _show(design: Design, spread: dict[str, float]) -> None:
             param.address, _known(param, spread.get(param.address), np.log(param.high / param.low) if param.log else 0)
         )
     console.print(table)
-    for direction in design.reveals.weak[:4]:
+    for direction in design.identifiability.weak[:4]:
         console.print(f"Not revealed: {direction.words}.", highlight=False, markup=False)
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in design.used.items() if name != "touching")
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in design.limit_usage.items() if name != "touching")
     kept = (
-        "All limits are kept" if design.within else "No motion inside the limits was found; allow more, or reach less"
+        "All limits are kept" if design.feasible else "No motion inside the limits was found; allow more, or reach less"
     )
     console.print(f"{kept}: {shares}.", highlight=False, markup=False)
 
@@ -167,7 +169,7 @@ def _known(param: Param, spread: float | None, decades: float) -> str:
     return f"± {spread * decades:.1%}" if param.log else f"± {spread * (param.high - param.low):.3g} {param.unit}"
 
 
-def _plot(path: Path, limits: Limits, design: Design, dt: float) -> Path:
+def _plot(path: Path, limits: ExcitationLimits, design: ExcitationDesign, dt: float) -> Path:
     """Commands and what the joints do, one row per joint."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -15,15 +15,15 @@ import tyro
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.app.tune_page import Costs
+    from instep.app.tune_page import CostHistory
     from instep.core.episode import Episode
     from instep.core.world import Array, Simulator
     from instep.scene.folder import Scene
-    from instep.tune.fit import FitOptions
+    from instep.tune.fit import ShootingOptions
     from instep.tune.gates import Tuned
     from instep.tune.least_squares import Watch
-    from instep.tune.param_selection import Choice
-    from instep.tune.posterior_checks import Band
+    from instep.tune.param_selection import ParamSelection
+    from instep.tune.posterior_checks import PredictiveBand
 
 Positional = tyro.conf.Positional
 Method = Literal["none", "laplace", "eki", "svgd", "npe"]
@@ -39,15 +39,15 @@ def tune(
     params: tuple[str, ...] = ("auto",),
     bounds: tuple[str, ...] = (),
     as_: Annotated[str, tyro.conf.arg(name="as")] = "",
-    ignore: tuple[str, ...] = (),
+    ignore_coordinates: tuple[str, ...] = (),
     window: float = 1.0,
     windows: int = 200,
     held_out: float = 1 / 3,
     starts: int = 1,
     seeds: int = 4,
     draws: int = 10,
-    unstable: bool = False,
-    free_starts: bool = True,
+    drop_unpredictable: bool = False,
+    fixed_start: bool = False,
     posterior: Method = "none",
     delta: bool = False,
     seed: int = 0,
@@ -66,15 +66,18 @@ def tune(
         params: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
         bounds: ranges to search, as 'joint.*.damping=0.01:2'.
         as_: name of the mapping to read DATA with, where the folder's name does not say it.
-        ignore: measured directions that do not count, such as 'tee.vz' 'tee.w[xy]' of a block that only slides.
+        ignore_coordinates: measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that
+            only slides.
         window: length of the windows that are simulated [s]; shorter for chaotic motion.
         windows: most windows used, spread over all recordings.
         held_out: share of the recordings that is kept for the last gate.
         starts: searches per seed, the first of all from the scene's own values.
         seeds: independent runs of the search, whose answers must agree.
         draws: planted truths in the recovery gate; 0 leaves it out.
-        unstable: leave out rows that noise of a window's start alone carries too far, as near an upright pendulum.
-        free_starts: whether start states of windows may move within their noise; not for long windows from rest.
+        drop_unpredictable: leave out rows whose prediction is dominated by noise of the window's start state, as near
+            an upright pendulum.
+        fixed_start: take start states of windows as measured, rather than estimate them within their noise; for long
+            windows that begin at rest.
         posterior: also infer how likely other values are, by this method.
         delta: also learn a delta action for what the parameters leave over.
         seed: seed of all random numbers.
@@ -82,7 +85,7 @@ def tune(
 
     """
     from instep.app.output import new_output
-    from instep.app.tune_page import Costs
+    from instep.app.tune_page import CostHistory
     from instep.core.errors import BadInput
 
     if not 0 < window < math.inf or windows < 2 or min(starts, seeds) < 1 or draws < 0:
@@ -91,14 +94,14 @@ def tune(
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
         )
     asked = Asked(
-        data, scene, params, _bounds(bounds), as_, ignore, window, windows, held_out, starts, seeds, draws, seed,
-        unstable, free_starts,
+        data, scene, params, _bounds(bounds), as_, ignore_coordinates, window, windows, held_out, starts, seeds, draws,
+        seed, drop_unpredictable, fixed_start,
     )  # fmt: skip
     loaded = _load(asked)
     output = new_output("tune", out, seed=seed)
     output.read(loaded.data)
     output.read(loaded.scene.root)
-    costs = Costs()
+    costs = CostHistory()
     tuned = _tuned(asked, loaded, costs)
     more: dict[str, object] = {}
     band = None
@@ -122,7 +125,7 @@ class Asked:
     params: tuple[str, ...]
     bounds: dict[str, tuple[float, float]]
     as_: str
-    ignore: tuple[str, ...]
+    ignore_coordinates: tuple[str, ...]
     window: float
     windows: int
     held_out: float
@@ -130,8 +133,8 @@ class Asked:
     seeds: int
     draws: int
     seed: int
-    unstable: bool
-    free_starts: bool
+    drop_unpredictable: bool
+    fixed_start: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +146,7 @@ class Loaded:
     sim: Simulator
     fitted: Sequence[Episode]
     held_out: Sequence[Episode]
-    choice: Choice
+    choice: ParamSelection
 
 
 def _load(asked: Asked) -> Loaded:
@@ -152,13 +155,14 @@ def _load(asked: Asked) -> Loaded:
     from instep.physics.open_world import without_delta
     from instep.scene.folder import Scene
     from instep.tune.gates import split
-    from instep.tune.param_selection import asked as named
-    from instep.tune.param_selection import chosen
+    from instep.tune.param_selection import auto_params, named_params
 
     scene = Scene.load(asked.scene)
     episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
     episodes = with_inputs(scene, episodes)
-    choice = chosen(scene, episodes) if asked.params == ("auto",) else named(scene, asked.params, asked.bounds)
+    choice = (
+        auto_params(scene, episodes) if asked.params == ("auto",) else named_params(scene, asked.params, asked.bounds)
+    )
     choice = _narrowed(choice, asked.bounds)
     sim = without_delta(scene)
     sim = sim.tuned(choice.held) if choice.held else sim
@@ -167,7 +171,7 @@ def _load(asked: Asked) -> Loaded:
     return Loaded(where if where.exists() else where.parent, scene, sim, fitted, held_out, choice)
 
 
-def _narrowed(choice: Choice, bounds: Mapping[str, tuple[float, float]]) -> Choice:
+def _narrowed(choice: ParamSelection, bounds: Mapping[str, tuple[float, float]]) -> ParamSelection:
     """The same choice within the bounds that were given, each of which must be of a parameter that is sought."""
     from fnmatch import fnmatchcase
 
@@ -185,19 +189,19 @@ def _narrowed(choice: Choice, bounds: Mapping[str, tuple[float, float]]) -> Choi
     return replace(choice, params=tuple(params), start=start)
 
 
-def _options(asked: Asked, loaded: Loaded) -> FitOptions:
-    from instep.tune.fit import FitOptions
+def _options(asked: Asked, loaded: Loaded) -> ShootingOptions:
+    from instep.tune.fit import ShootingOptions
 
     joints = {k.parts.name for k in loaded.choice.params if k.parts.kind in ("joint", "actuator")}
-    return FitOptions(
+    return ShootingOptions(
         window=asked.window,
         limit=asked.windows,
         start=loaded.choice.start,
         starts=asked.starts,
         local=len(joints) >= 4,
-        foreseeable=asked.unstable,
-        free_starts=asked.free_starts,
-        scale=dict.fromkeys(_ignored(asked.ignore, loaded.sim.spec.v.labels), NOTHING),
+        drop_unpredictable=asked.drop_unpredictable,
+        fixed_start=asked.fixed_start,
+        scale=dict.fromkeys(_ignored(asked.ignore_coordinates, loaded.sim.spec.v.labels), NOTHING),
         seed=asked.seed,
     )
 
@@ -214,7 +218,7 @@ def _ignored(patterns: Sequence[str], labels: Sequence[str]) -> list[str]:
     return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]
 
 
-def _tuned(asked: Asked, loaded: Loaded, costs: Costs) -> Tuned:
+def _tuned(asked: Asked, loaded: Loaded, costs: CostHistory) -> Tuned:
     from instep.tune.gates import GateOptions
     from instep.tune.gates import tune as run
 
@@ -231,7 +235,7 @@ def _tuned(asked: Asked, loaded: Loaded, costs: Costs) -> Tuned:
 
 
 @contextmanager
-def _live(params: int, costs: Costs) -> Iterator[Watch]:
+def _live(params: int, costs: CostHistory) -> Iterator[Watch]:
     """A line that moves while the search runs: iterations, cost, seconds."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -263,11 +267,11 @@ def _kept_on_stop() -> Iterator[None]:
 
 def _posterior(
     method: Method, tuned: Tuned, loaded: Loaded, output: Output, seed: int
-) -> tuple[dict[str, object], Band | None]:
+) -> tuple[dict[str, object], PredictiveBand | None]:
     from rich.console import Console
 
     from instep.tune.posterior import infer
-    from instep.tune.posterior_checks import judge_posterior, predicted
+    from instep.tune.posterior_checks import check_posterior, predicted
 
     if method == "none":
         return {}, None
@@ -275,7 +279,7 @@ def _posterior(
         belief = infer(tuned.fit, method, seed=seed)
         status.update(f"judging the posterior ({method}) by planted truths and held-out recordings")
         band = predicted(tuned.fit.problem.shooter.sim, belief, loaded.held_out, tuned.fit, seed=seed)
-        judged = judge_posterior(
+        judged = check_posterior(
             belief, tuned.fit, loaded.held_out, output.folder, method=method, band=band, seed=seed
         )  # fmt: skip
     return judged, band
@@ -283,10 +287,10 @@ def _posterior(
 
 def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str, object]:
     from instep.physics.delta_model import DELTA_FILE
-    from instep.tune.delta_eval import learn_and_judge
+    from instep.tune.delta_eval import learn_and_evaluate
 
     sim = loaded.sim.tuned(tuned.settings)
-    return learn_and_judge(sim, loaded.fitted, loaded.held_out, output.folder / DELTA_FILE, seed=seed)
+    return learn_and_evaluate(sim, loaded.fitted, loaded.held_out, output.folder / DELTA_FILE, seed=seed)
 
 
 def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
@@ -301,8 +305,8 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         "seed": asked.seed,
         "gates": {gate.name: {"passed": gate.passed, "words": gate.words} for gate in tuned.gates},
         "intervals": {name: estimate.as_dict() for name, estimate in tuned.fit.estimates.items()},
-        "frozen": list(tuned.weak.silent),
-        "not_told": list(tuned.weak.tied),
+        "frozen": list(tuned.weak.unobservable),
+        "not_told": list(tuned.weak.confounded),
     }
     where = output.folder / ("scene" if tuned.passed else "scene_not_passed")
     promote(loaded.scene, settings, _fresh(where), facts)
@@ -318,8 +322,8 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
         scores,
         passed=tuned.passed,
         gates=[{"name": g.name, "passed": g.passed, "words": g.words} for g in tuned.gates],
-        frozen=list(tuned.weak.silent),
-        not_told=list(tuned.weak.tied),
+        frozen=list(tuned.weak.unobservable),
+        not_told=list(tuned.weak.confounded),
         at_bounds=tuned.fit.at_bounds,
         channels={name: {"before": b, "after": a} for name, (b, a) in tuned.comparison.channels.items()},
         windows=len(tuned.fit.windows),
@@ -335,20 +339,24 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
 
 
 def _page(
-    loaded: Loaded, tuned: Tuned, output: Output, costs: Costs, judged: tuple[Band | None, Mapping[str, object]]
+    loaded: Loaded,
+    tuned: Tuned,
+    output: Output,
+    costs: CostHistory,
+    judged: tuple[PredictiveBand | None, Mapping[str, object]],
 ) -> None:
     """Write report.html beside the rest."""
     import mujoco
 
-    from instep.app.tune_page import Shown, page
+    from instep.app.tune_page import PageContent, page
     from instep.report.page import write_report
-    from instep.tune.held_out import traced
+    from instep.tune.held_out import held_out_traces
     from instep.tune.posterior_checks import first_row
 
     found = tuned.fit
     sim = found.problem.shooter.sim
     before = {name: tuned.start[name] for name in found.settings if name in tuned.start}
-    traces = traced(
+    traces = held_out_traces(
         sim,
         loaded.held_out,
         {"before": before, "after": found.settings},
@@ -364,7 +372,7 @@ def _page(
         "stopped by hand": "yes" if found.stopped else "no",
     }
     counts = (len(loaded.fitted), len(loaded.held_out))
-    shown = Shown(loaded.scene.name, counts, costs, traces, judged[0], judged[1], output.folder, facts)
+    shown = PageContent(loaded.scene.name, counts, costs, traces, judged[0], judged[1], output.folder, facts)
     print(write_report(output.folder, page(tuned, shown)))
 
 

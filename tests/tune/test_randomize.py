@@ -8,27 +8,27 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
-from instep.tune.beliefs import Cloud, Gaussian, save
+from instep.tune.beliefs import GaussianBelief, SampleBelief, save
 from instep.tune.dropo import DropoOptions, dropo
 from instep.tune.randomize import (
-    Joined,
-    Mixed,
+    IndependentBeliefs,
+    MixtureBelief,
     appearance,
-    belief_from,
-    boxed,
-    dressed,
+    belief_addresses,
     load_belief,
     look_of,
-    names_of,
+    parse_belief,
+    to_box,
     widened,
+    with_imperfections,
 )
 
 DAMPING = Param("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
-NORMAL = Gaussian((DAMPING,), np.array([0.5]), np.array([[0.01]]))
+NORMAL = GaussianBelief((DAMPING,), np.array([0.5]), np.array([[0.01]]))
 
 
 def test_a_box_holds_the_central_share_of_a_posterior():
-    box = boxed(NORMAL, 0.9)
+    box = to_box(NORMAL, 0.9)
     drawn = NORMAL.sample(4000, np.random.default_rng(1))[DAMPING.address]
     inside = (drawn >= box.params[0].low) & (drawn <= box.params[0].high)
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
@@ -36,26 +36,26 @@ def test_a_box_holds_the_central_share_of_a_posterior():
 
 def test_a_mixture_takes_its_share_from_the_prior():
     far = Box((Param(DAMPING.address, 5.0, 6.0),))
-    drawn = Mixed(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
+    drawn = MixtureBelief(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
     assert (drawn > 4).mean() == pytest.approx(0.2, abs=0.03)
 
 
 def test_beliefs_that_speak_about_the_same_param_are_not_joined():
     with pytest.raises(BadInput, match="Two beliefs speak about"):
-        Joined((NORMAL, NORMAL)).sample(3, np.random.default_rng(0))
+        IndependentBeliefs((NORMAL, NORMAL)).sample(3, np.random.default_rng(0))
 
 
 def test_a_widened_cloud_keeps_its_middle():
-    cloud = Cloud((DAMPING,), np.random.default_rng(0).normal(0.5, 0.02, (500, 1)))
+    cloud = SampleBelief((DAMPING,), np.random.default_rng(0).normal(0.5, 0.02, (500, 1)))
     wide = widened(cloud, 3.0)
     assert np.median(wide.points) == pytest.approx(np.median(cloud.points), abs=1e-9)
     assert wide.points.std() == pytest.approx(3 * cloud.points.std(), rel=0.01)
 
 
 def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
-    belief = Joined((NORMAL, Box((Param("sensor.noise", 0.0, 0.02), Param("action.lag", 0.001, 0.1)))))
-    names = names_of(belief)
-    world = dressed(servo, names).tuned(belief.sample(6, np.random.default_rng(0)))
+    belief = IndependentBeliefs((NORMAL, Box((Param("sensor.noise", 0.0, 0.02), Param("action.lag", 0.001, 0.1)))))
+    names = belief_addresses(belief)
+    world = with_imperfections(servo, names).tuned(belief.sample(6, np.random.default_rng(0)))
     start = world.reset(0)
     state = world.place(np.tile(start.q, (6, 1)), np.tile(start.v, (6, 1)))
     for _ in range(10):
@@ -66,23 +66,23 @@ def test_worlds_of_a_batch_differ_by_drawn_friction_and_by_drawn_noise(servo):
 
 
 def test_layers_that_no_param_asks_for_are_not_put_on(servo):
-    assert dressed(servo, ["joint.hinge.damping"]) is servo
+    assert with_imperfections(servo, ["joint.hinge.damping"]) is servo
 
 
 def test_files_and_ranges_are_varied_together(servo, tmp_path):
     save(NORMAL, tmp_path / "belief.json")
     scene = servo.scene
     for where in (tmp_path, tmp_path / "belief.json"):
-        belief = belief_from([str(where), "sensor.noise=0..0.01", "body.link.mass=0.3..0.5"], scene)
-        assert set(names_of(belief)) == {"joint.hinge.damping", "sensor.noise", "body.link.mass"}
-    assert belief_from([], scene) is None
+        belief = parse_belief([str(where), "sensor.noise=0..0.01", "body.link.mass=0.3..0.5"], scene)
+        assert set(belief_addresses(belief)) == {"joint.hinge.damping", "sensor.noise", "body.link.mass"}
+    assert parse_belief([], scene) is None
 
 
 def test_a_misspelt_param_is_answered_with_the_nearest(servo):
     with pytest.raises(UnknownName, match=r"sensor\.noise"):
-        belief_from(["sensor.nois=0..1"], servo.scene)
+        parse_belief(["sensor.nois=0..1"], servo.scene)
     with pytest.raises(BadInput, match="ranges"):
-        belief_from(["joint.hinge.damping=low..high"], servo.scene)
+        parse_belief(["joint.hinge.damping=low..high"], servo.scene)
 
 
 def test_a_folder_without_a_belief_says_how_to_make_one(tmp_path):
@@ -94,11 +94,11 @@ def test_two_beliefs_that_differ_are_told_apart_by_their_names():
     points = np.random.default_rng(0).random((2000, 1))
     other = points.copy()
     other[1000] += 1e-3
-    assert repr(Cloud((DAMPING,), points)) != repr(Cloud((DAMPING,), other))
+    assert repr(SampleBelief((DAMPING,), points)) != repr(SampleBelief((DAMPING,), other))
 
 
 def test_a_look_comes_from_the_same_draws_as_physics():
-    drawn = Joined((NORMAL, appearance())).sample(5, np.random.default_rng(0))
+    drawn = IndependentBeliefs((NORMAL, appearance())).sample(5, np.random.default_rng(0))
     looks = [look_of(drawn, i) for i in range(5)]
     assert len({look.gain for look in looks}) == 5
     assert all(0 <= look.sigma <= 8 for look in looks)
@@ -122,6 +122,6 @@ def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded
 
 
 def test_a_script_plays_in_a_dressed_world(servo):
-    world = dressed(servo, ["sensor.noise", "action.backlash"]).tuned({"sensor.noise": 0.01})
+    world = with_imperfections(servo, ["sensor.noise", "action.backlash"]).tuned({"sensor.noise": 0.01})
     episode = rollout(world, Script(np.zeros((5, 1))), steps=5)
     assert len(episode) == 5
