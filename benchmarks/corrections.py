@@ -156,11 +156,11 @@ class Kicked:
 
 
 def _real(scene: Scene) -> tuple[Episode, Prepared] | None:
-    from instep.data.datasets import load
+    from instep.data import load_episodes
 
     for folder in RECORDINGS:
         if (folder / "pusht").is_dir():
-            episode = on_one_clock(load(folder / "pusht")[0])
+            episode = on_one_clock(load_episodes(folder / "pusht")[0])
             return episode, prepare(scene, episode)
     return None
 

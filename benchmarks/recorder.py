@@ -22,9 +22,8 @@ import numpy as np
 
 from instep.core.statistics import bootstrap, wilson
 from instep.core.world import Channel, Spec, State, vector
+from instep.data import Recorder, RecordOptions, recover
 from instep.data.recorder.journal import BLOB, HEADER, ROW, TAIL, Journal, scan_bytes
-from instep.data.recorder.recorder import Recorder, RecordOptions
-from instep.data.recorder.recovery import recover
 
 CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)

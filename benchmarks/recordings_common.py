@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.gap_run import at_rate, read
+from instep.app.gap_run import at_rate, named
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Simulator
-from instep.data.datasets import load
+from instep.data import load_episodes
 from instep.physics.actuators import with_inputs
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
@@ -28,12 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 
 
-def recorded(folder: str, as_: str, scene: Scene | None = None, *, map_file: Path | None = None) -> list[Episode]:
+def recorded(folder: str, mapping: str | Path, scene: Scene | None = None) -> list[Episode]:
     """The recordings of one set, at the rate of a scene where one is given."""
     for place in RECORDINGS:
         if (place / folder).is_dir():
-            source = place / folder
-            episodes = list(load(source, map_file=map_file) if map_file is not None else read(str(source), as_))
+            episodes = [named(e, i) for i, e in enumerate(load_episodes(place / folder, mapping or None))]
             return with_inputs(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
     raise BadInput(f"There are no recordings {folder!r}; put the recordings folder beside the benchmarks.")
 

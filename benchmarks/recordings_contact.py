@@ -50,7 +50,7 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     (out / "cube_settings.json").write_text(json.dumps(dict(best), indent=2))
     rows = []
     # The published cube turns about its middle, so its initial velocities are fitted about its middle too.
-    plain = recorded("cube_toss", "cube_toss", scene, map_file=PUBLISHED)
+    plain = recorded("cube_toss", PUBLISHED, scene)
     cases = (("published values", sim, plain, (None, None)), ("fitted", sim.tuned(best), episodes, (10.0, 15.0)))
     for name, world, tosses, goals in cases:
         place, turn = _errors(world, tosses[::3], 1)

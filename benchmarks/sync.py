@@ -28,7 +28,7 @@ from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State
-from instep.data.recorder.recorder import Recorder
+from instep.data import Recorder
 from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.realtime import calm, first_in_line

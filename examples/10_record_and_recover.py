@@ -8,9 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from instep import Constant, open_world, rollout
-from instep.data.datasets import load
-from instep.data.recorder.finishing import finish
-from instep.data.recorder.recorder import Recorder, RecordOptions
+from instep.data import Recorder, RecordOptions, finish_recording, load_episodes
 
 world = open_world("cartpole")
 policy = Constant(np.array([0.5]))
@@ -26,9 +24,9 @@ with TemporaryDirectory() as folder:
     os.kill(recorder.writer_pid, signal.SIGKILL)  # what a crash does
     recorder.stop(commit=False)
 
-    for episode in load(data):
+    for episode in load_episodes(data):
         print(f"{len(episode)} rows, complete: {episode.meta['complete']}, {episode.meta.get('lost', 'nothing lost')}")
 
-    done = finish(data)  # LeRobot files of what is there
+    done = finish_recording(data)  # LeRobot files of what is there
     print(f"{done.episodes} episodes, {done.rows} rows in a LeRobot dataset")
-    assert [len(episode) for episode in load(data)] == [200, 100]
+    assert [len(episode) for episode in load_episodes(data)] == [200, 100]

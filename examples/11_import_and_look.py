@@ -5,9 +5,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from instep.data.contact_sheet import contact_sheet
-from instep.data.dataset_info import describe
-from instep.data.datasets import export, import_recordings, load
+from instep.data import contact_sheet, describe_dataset, export_episodes, import_recordings, load_episodes
 
 MAP = """
 scene = "servo_pendulum"
@@ -43,11 +41,11 @@ with TemporaryDirectory() as folder:
         np.savetxt(logs / f"run_{run}.csv", table, delimiter=",", header="time,goal,angle", comments="")
     (logs / "map.toml").write_text(MAP)
 
-    data = import_recordings(logs, Path(folder) / "data", map_file=logs / "map.toml").folder
-    info = describe(data)
+    data = import_recordings(logs, Path(folder) / "data", mapping=logs / "map.toml").folder
+    info = describe_dataset(data)
     for episode in info.episodes:
         print(f"episode {episode.index}: {episode.rows} rows at {episode.rate:.0f} Hz, {episode.gaps} gaps")
     for channel in info.channels:
         print(f"{channel.name:20s} {channel.label:6s} {channel.low:8.3f} to {channel.high:7.3f} {channel.unit}")
-    contact_sheet(load(data), Path(folder) / "sheet.png")
-    print(export(data, "lerobot-v2.1", Path(folder) / "v21").folder.name, "written")
+    contact_sheet(load_episodes(data), Path(folder) / "sheet.png")
+    print(export_episodes(data, "lerobot-v2.1", Path(folder) / "v21").folder.name, "written")

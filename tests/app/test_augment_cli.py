@@ -9,8 +9,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.app.cli import main
-from instep.data.datasets import read_dataset
-from instep.data.lerobot.writer_v3 import write
+from instep.data import load_episodes, write_dataset
 from instep.evaluate.failure_mining import demonstrate
 from instep.policy.experts.task_experts import expert_of
 from instep.scene.folder import Scene
@@ -25,7 +24,9 @@ def data(tmp_path_factory) -> Path:
     scene = Scene.load(SCENE)
     task = task_of(scene, "reach")
     world = Tasked(MujocoWorld(scene), task)
-    return write(demonstrate(world, expert_of(task, scene), range(4)), tmp_path_factory.mktemp("data") / "reach")
+    return write_dataset(
+        demonstrate(world, expert_of(task, scene), range(4)), tmp_path_factory.mktemp("data") / "reach"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_a_policy_is_taught_where_it_fails_measured_again_and_nothing_is_done_tw
     result = json.loads((out / "result.json").read_text())
     assert result["demonstrations"] == 3 and result["failed"] >= 3
     assert {"success, before in mujoco", "success, after in mujoco"} <= set(result["scores"])
-    assert len(read_dataset(out / "demonstrations")) == 3
+    assert len(load_episodes(out / "demonstrations")) == 3
     facts = json.loads((out / "policy/policy.json").read_text())["facts"]
     assert facts["episodes"] == "7", "the old demonstrations and the new ones"
     stamp = (out / "demonstrations/meta/info.json").stat().st_mtime_ns
@@ -61,7 +62,7 @@ def test_an_expert_shows_how_it_is_done_from_ordinary_starts(tmp_path, capsys):
     words = ["augment", "expert", SCENE, "--task", "reach", "--demos", "3", "--out", str(tmp_path / "out")]
     assert main(words) == 0
     folder = Path(capsys.readouterr().out.strip())
-    episodes = read_dataset(folder)
+    episodes = load_episodes(folder)
     assert len(episodes) == 3
     assert all("observation.goal" in episode and len(episode) > 10 for episode in episodes)
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from instep.app.cli import main
-from instep.data.datasets import load
+from instep.data import load_episodes
 
 
 def test_what_is_recorded_is_read_back_and_survives_conversion(tmp_path, capsys):
     data = tmp_path / "data"
     assert main(["record", "sim:pusht", str(data), "--episodes", "2", "--steps", "40", "--seed", "3"]) == 0
-    episodes = load(data)
+    episodes = load_episodes(data)
     assert [len(e) for e in episodes] == [40, 40] and episodes[1].meta["seed"] == "4"
     assert main(["data", "export", str(data), "lerobot-v2.1", str(tmp_path / "old")]) == 0
     assert main(["data", "import", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
-    again = load(tmp_path / "new")
+    again = load_episodes(tmp_path / "new")
     # Exports hold single precision, as training code expects.
     assert np.abs(again[0].action - episodes[0].action).max() < 1e-6
     assert capsys.readouterr().out.strip().splitlines()[-1] == str(tmp_path / "new")
@@ -32,13 +32,13 @@ def test_a_second_recording_is_added_to_the_first(tmp_path, capsys):
     data = tmp_path / "data"
     for _ in range(2):
         assert main(["record", "sim:cartpole", str(data), "--steps", "20", "--policy", "hold"]) == 0
-    assert len(load(data)) == 2
+    assert len(load_episodes(data)) == 2
 
 
 def test_cameras_are_recorded_as_video(tmp_path, opengl):
     data = tmp_path / "data"
     assert main(["record", "sim:pusht", str(data), "--steps", "12", "--cameras", "cam_220422302296"]) == 0
-    frames = load(data)[0]["observation.images.cam_220422302296"]
+    frames = load_episodes(data)[0]["observation.images.cam_220422302296"]
     assert np.asarray(frames[5]).shape == (270, 480, 3) and np.asarray(frames[5]).std() > 10
     assert list(data.rglob("*.mp4"))
 
@@ -53,7 +53,7 @@ def test_a_killed_recording_keeps_its_rows(tmp_path):
         time.sleep(0.05)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    [episode] = load(data)
+    [episode] = load_episodes(data)
     assert len(episode) > 100 and np.isfinite(episode.q).all()
 
 

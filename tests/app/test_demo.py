@@ -52,7 +52,7 @@ def test_the_t_of_the_stand_in_ends_at_its_goal_through_the_twin(demo, opengl):
 
 
 def test_the_episodes_are_kept(demo):
-    from instep.data.lerobot.reader_v3 import read
+    from instep.data import load_episodes
 
     folder, _ = demo
-    assert len(read(folder / "out" / "real")) == 7 and len(read(folder / "out" / "sim")) == 3
+    assert len(load_episodes(folder / "out" / "real")) == 7 and len(load_episodes(folder / "out" / "sim")) == 3

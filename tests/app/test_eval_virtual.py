@@ -12,7 +12,7 @@ from instep import MujocoWorld, stack
 from instep.app.cli import main
 from instep.app.rendered_cameras import Virtual, read_sight
 from instep.core.errors import InstepError
-from instep.data.datasets import read_dataset
+from instep.data import load_episodes
 from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
 from instep.splat.gaussians_from_geoms import painted
@@ -141,7 +141,7 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     assert main(["augment", "expert", "so101", *task, *virtual, "--demos", "2", "--out", str(tmp_path / "shown")]) == 0
     data = tmp_path / "shown/demonstrations"
     assert capsys.readouterr().out.strip() == str(data)
-    shown = read_dataset(data)[0].spec.observation
+    shown = load_episodes(data)[0].spec.observation
     assert {"observation.images.static", "observation.images.hand"} <= set(shown)
     small = ["--steps", "6", "--batch", "8", "--width", "16", "--threads", "1"]
     policy, anew = tmp_path / "policy", ["--virtual", str(sight), "--scene", "so101"]
@@ -159,4 +159,4 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     assert "no camera in so101.toml named 'foot'" in capsys.readouterr().err
     words = ["augment", str(policy), "so101", str(data), *task, *virtual, "--demos", "1", "--tries", "2"]
     assert main([*words, "--seeds", "1", "--steps", "2", "--out", str(tmp_path / "taught")]) == 0
-    assert "observation.images.hand" in read_dataset(tmp_path / "taught/demonstrations")[0].spec.observation
+    assert "observation.images.hand" in load_episodes(tmp_path / "taught/demonstrations")[0].spec.observation

@@ -14,7 +14,7 @@ import pytest
 
 from instep import Episode, MujocoWorld, Script, rollout
 from instep.app.cli import main
-from instep.data.lerobot.writer_v3 import write
+from instep.data import write_dataset
 
 SCENE = """
 <mujoco model="pair">
@@ -60,7 +60,7 @@ def recorded(scene: Path, damping: float, runs: int = 4) -> list[Episode]:
 @pytest.fixture(scope="module")
 def data(scene, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "robot"
-    write(recorded(scene, 1.2), folder)
+    write_dataset(recorded(scene, 1.2), folder)
     return folder
 
 
@@ -90,7 +90,7 @@ def test_a_broken_limit_exits_with_one(scene, data, tmp_path, capsys):
 
 def test_two_datasets_are_compared_in_pairs(scene, data, tmp_path, capsys):
     other = tmp_path / "sim"
-    write(recorded(scene, 0.3), other)
+    write_dataset(recorded(scene, 0.3), other)
     assert main(["gap", str(data), str(other), "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.startswith("The two worlds are")
 
@@ -102,7 +102,7 @@ def test_a_dataset_alone_is_laid_against_its_commands(data, tmp_path, capsys):
 
 def spoiled(tmp_path: Path, scene: Path, edit) -> Path:
     folder = tmp_path / "spoiled"
-    write([edit(run) for run in recorded(scene, 1.2, runs=2)], folder)
+    write_dataset([edit(run) for run in recorded(scene, 1.2, runs=2)], folder)
     return folder
 
 
@@ -122,7 +122,7 @@ def test_bad_input_is_one_sentence_and_exit_two(scene, data, tmp_path, capsys):
     short = spoiled(tmp_path / "one", scene, lambda run: run.rows(0, 1))
     assert "a gap needs at least two" in said(str(short), str(scene))
     pair = tmp_path / "pair"
-    write(recorded(scene, 0.3, runs=3), pair)
+    write_dataset(recorded(scene, 0.3, runs=3), pair)
     assert "stands in one dataset only" in said(str(data), str(pair))
 
 

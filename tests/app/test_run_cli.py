@@ -8,7 +8,7 @@ import pytest
 from instep import MujocoWorld, Scene
 from instep.app.cli import main
 from instep.app.verbs.run import _ran
-from instep.data.datasets import load
+from instep.data import load_episodes
 
 
 class Impatient:
@@ -42,7 +42,7 @@ def test_ctrl_c_before_anything_was_done_is_ctrl_c() -> None:
 def test_a_run_in_a_simulator_is_kept(tmp_path, capsys) -> None:
     assert main(["run", "hold", "sim:pusht", "--steps", "20", "--out", str(tmp_path / "x")]) == 0
     assert capsys.readouterr().out.strip().endswith("x")
-    assert len(load(tmp_path / "x" / "data")[0]) == 20
+    assert len(load_episodes(tmp_path / "x" / "data")[0]) == 20
     assert not (tmp_path / "x" / "report.html").exists()  # there is no twin to tell of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from instep import Episode, MujocoWorld, Script, rollout
 from instep.app.cli import main
-from instep.data.lerobot.writer_v3 import write
+from instep.data import write_dataset
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -53,7 +53,7 @@ def data(scene, tmp_path_factory) -> Path:
         episodes.append(
             Episode(run.spec, {"timestamp": run.t, "q": q, "v": run.v, "action": run.action}, {"name": f"swing {seed}"})
         )
-    write(episodes, folder)
+    write_dataset(episodes, folder)
     return folder
 
 
@@ -162,7 +162,9 @@ def test_a_recording_with_a_hole_is_refused_by_name_and_row(scene, tmp_path, cap
     runs = [rollout(MujocoWorld(scene), Script(np.full((60, 1), 0.3)), steps=60) for _ in range(2)]
     q = runs[1].q.copy()
     q[7] = np.nan
-    write([runs[0].with_columns({}, name="whole"), runs[1].with_columns({"q": q}, name="torn")], tmp_path / "torn")
+    write_dataset(
+        [runs[0].with_columns({}, name="whole"), runs[1].with_columns({"q": q}, name="torn")], tmp_path / "torn"
+    )
     asked = ["--params", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
     assert main(["tune", str(tmp_path / "torn"), str(scene), *asked]) == 2
     said = complaint(capsys)
@@ -178,7 +180,7 @@ def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
         "v": np.zeros((100, 1)),
         "action": np.zeros((100, 1)),
     }
-    write([Episode(spec, zeros, {"name": "still"})] * 2, tmp_path / "still")
+    write_dataset([Episode(spec, zeros, {"name": "still"})] * 2, tmp_path / "still")
     asked = ["--params", "joint.hinge.damping", *FEW, "--out", str(tmp_path / "out")]
     assert main(["tune", str(tmp_path / "still"), str(scene), *asked]) == 2
     assert "Nothing moves" in complaint(capsys)
@@ -186,7 +188,7 @@ def test_recordings_without_motion_are_refused(scene, data, tmp_path, capsys):
 
 def test_one_window_is_refused(scene, tmp_path, capsys):
     run = rollout(MujocoWorld(scene), Script(np.full((40, 1), 0.3)), steps=40)
-    write([run.with_columns({}, name="short")], tmp_path / "short")
+    write_dataset([run.with_columns({}, name="short")], tmp_path / "short")
     asked = ["--params", "joint.hinge.damping", "--window", "0.6", "--out", str(tmp_path / "out")]
     assert main(["tune", str(tmp_path / "short"), str(scene), *asked]) == 2
     assert "one window only" in complaint(capsys)

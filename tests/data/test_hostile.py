@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from instep.core.errors import BadInput, InstepError
-from instep.data import file_limits
-from instep.data.datasets import import_recordings, load
-from instep.data.lerobot import reader_v3, version21, writer_v3
+from instep.data import files, import_recordings, load_episodes, write_dataset
+from instep.data.lerobot.reader import read_lerobot
 
 from .conftest import CAMERA, small_episode
 
@@ -28,14 +27,14 @@ def one_sentence(error: BaseException) -> None:
 
 
 def read_all(folder: Path) -> None:
-    for episode in reader_v3.read(folder):
+    for episode in read_lerobot(folder):
         for column in episode.columns.values():
             np.asarray(column)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return writer_v3.write([small_episode(8, 0), small_episode(6, 1)], tmp_path_factory.mktemp("h") / "set")
+    return write_dataset([small_episode(8, 0), small_episode(6, 1)], tmp_path_factory.mktemp("h") / "set")
 
 
 def copied(dataset: Path, tmp_path: Path) -> Path:
@@ -57,7 +56,7 @@ def test_a_flipped_bit_in_a_dataset_of_ours_is_found_by_its_checksum(dataset: Pa
         flipped[place] ^= 1 << int(rng.integers(8))
         (here / name).write_bytes(flipped)
         with pytest.raises(BadInput, match="SHA-256 differs") as error:
-            load(here)
+            load_episodes(here)
         one_sentence(error.value)
 
 
@@ -74,7 +73,7 @@ def test_flipped_bits_in_a_stranger_s_parquet_never_take_us_down(dataset: Path, 
         flipped[place] ^= 1 << int(rng.integers(8))
         (here / name).write_bytes(flipped)
         try:
-            load(here)
+            load_episodes(here)
         except InstepError as error:
             one_sentence(error)
             said.append(str(error))
@@ -102,11 +101,10 @@ def test_a_dictionary_bomb_is_refused_before_it_is_decoded(tmp_path: Path):
     pq.write_table(pa.table({"task": column, "task_index": np.arange(rows)}), path)
     assert path.stat().st_size < 2_000_000, "small on disk, six gigabytes decoded"
     code = (
-        "import resource, sys; from pathlib import Path; from instep.data import file_limits\n"
-        "from instep.data.lerobot.reader_v3 import all_groups\n"
+        "import resource, sys; from pathlib import Path; from instep.data import files\n"
         "from instep.core.errors import BadInput\n"
-        "path = Path(sys.argv[1]); file = file_limits.open_parquet(path)\n"
-        "try: file_limits.plain_text(file_limits.read_groups(file, all_groups(file), path))\n"
+        "path = Path(sys.argv[1])\n"
+        "try: files.plain_text(files.read_table(path))\n"
         "except BadInput as error: print(error); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
@@ -117,9 +115,9 @@ def test_a_dictionary_bomb_is_refused_before_it_is_decoded(tmp_path: Path):
 def test_numbers_that_decode_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pq.write_table(pa.table({"x": np.zeros(500_000)}), tmp_path / "zeros.parquet")
     assert (tmp_path / "zeros.parquet").stat().st_size < 20_000
-    monkeypatch.setattr(file_limits, "MAX_DECODED", 1 << 20)
+    monkeypatch.setattr(files, "MAX_DECODED", 1 << 20)
     with pytest.raises(BadInput, match="would decode to") as error:
-        file_limits.open_parquet(tmp_path / "zeros.parquet")
+        files.open_parquet(tmp_path / "zeros.parquet")
     one_sentence(error.value)
 
 
@@ -128,7 +126,7 @@ def test_an_archive_that_climbs_out_is_refused(tmp_path: Path, member: str):
     with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
         archive.writestr(member, b"\x93NUMPY")
     with pytest.raises(BadInput, match="outside itself") as error:
-        file_limits.read_npz(tmp_path / "run.npz")
+        files.read_npz(tmp_path / "run.npz")
     one_sentence(error.value)
 
 
@@ -136,7 +134,7 @@ def test_an_archive_bomb_is_refused(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "run.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(300 << 20))
     with pytest.raises(BadInput, match="would unpack from") as error:
-        file_limits.read_npz(tmp_path / "run.npz")
+        files.read_npz(tmp_path / "run.npz")
     one_sentence(error.value)
 
 
@@ -149,7 +147,7 @@ def test_objects_and_forged_headers_in_npz_are_refused(tmp_path: Path):
         archive.writestr("x.npy", forged + b"\n")
     for name in ("objects.npz", "forged.npz"):
         with pytest.raises(BadInput) as error:
-            file_limits.read_npz(tmp_path / name)
+            files.read_npz(tmp_path / name)
         one_sentence(error.value)
 
 
@@ -191,7 +189,7 @@ def test_nonsense_in_info_is_said(dataset: Path, tmp_path: Path, change: dict):
     one_sentence(error.value)
     (here / "meta/info.json").write_text("[" * 100_000)
     with pytest.raises(BadInput) as error:
-        load(here)
+        load_episodes(here)
     one_sentence(error.value)
 
 
@@ -229,7 +227,7 @@ def test_bit_flips_in_hdf5_never_take_us_down(tmp_path: Path):
         flipped[place] ^= 1 << int(rng.integers(8))
         (tmp_path / "flipped.hdf5").write_bytes(flipped)
         try:
-            load(tmp_path / "flipped.hdf5")
+            load_episodes(tmp_path / "flipped.hdf5")
         except InstepError as error:
             one_sentence(error)
 
@@ -245,28 +243,28 @@ def test_bags_and_logs_of_unknown_types(tmp_path: Path):
         writer.add_message(channel, 1, b"\xff" * 50, 1)
         writer.finish()
     with pytest.raises(BadInput, match=r"no joint states .*acme/Thing") as error:
-        load(tmp_path / "odd.mcap")
+        load_episodes(tmp_path / "odd.mcap")
     one_sentence(error.value)
     (tmp_path / "noise.mcap").write_bytes(np.random.default_rng(0).bytes(3000))
     with pytest.raises(BadInput, match="cannot be read as MCAP") as error:
-        load(tmp_path / "noise.mcap")
+        load_episodes(tmp_path / "noise.mcap")
     one_sentence(error.value)
     (tmp_path / "bag").mkdir()
     (tmp_path / "bag/metadata.yaml").write_text("rosbag2_bagfile_information: {version: 99}")
     with pytest.raises(BadInput, match="cannot be read as a ROS bag") as error:
-        load(tmp_path / "bag")
+        load_episodes(tmp_path / "bag")
     one_sentence(error.value)
 
 
 def test_a_truncated_mcap_is_said(tmp_path: Path):
     from instep.data.formats import mcap_files
 
-    mcap_files.write(small_episode(30, cameras=False), tmp_path / "run.mcap")
+    mcap_files.write_mcap(small_episode(30, cameras=False), tmp_path / "run.mcap")
     data = (tmp_path / "run.mcap").read_bytes()
     for share in (0.1, 0.5, 0.95):
         (tmp_path / "cut.mcap").write_bytes(data[: int(len(data) * share)])
         with pytest.raises(BadInput) as error:
-            load(tmp_path / "cut.mcap")
+            load_episodes(tmp_path / "cut.mcap")
         one_sentence(error.value)
 
 
@@ -278,18 +276,18 @@ def test_zarr_that_promises_more_than_it_has(tmp_path: Path):
     group.create_array("data/action", data=np.zeros((5, 2)))
     group.create_array("meta/episode_ends", data=np.array([3, 900]))
     with pytest.raises(BadInput, match="as long as") as error:
-        load(tmp_path / "a.zarr")
+        load_episodes(tmp_path / "a.zarr")
     one_sentence(error.value)
     huge = json.loads((tmp_path / "a.zarr/data/state/.zarray").read_text())
     (tmp_path / "a.zarr/data/state/.zarray").write_text(json.dumps({**huge, "shape": [1 << 40, 2]}))
     with pytest.raises(BadInput, match="which is refused") as error:
-        load(tmp_path / "a.zarr")
+        load_episodes(tmp_path / "a.zarr")
     one_sentence(error.value)
 
 
 def test_no_reader_unpickles():
-    source = Path(file_limits.__file__).parent
-    for path in source.glob("*.py"):
+    source = Path(files.__file__).parent
+    for path in source.rglob("*.py"):
         text = path.read_text()
         assert "pickle" not in text.replace("allow_pickle=False", "") and "eval(" not in text, path.name
 
@@ -297,6 +295,5 @@ def test_no_reader_unpickles():
 def test_reading_stays_within_memory(dataset: Path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     read_all(dataset)
-    reader_v3.read(dataset)
-    assert version21.VERSION != reader_v3.VERSION
+    read_lerobot(dataset)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

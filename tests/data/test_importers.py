@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from instep.core.errors import BadInput
-from instep.data.datasets import export, import_recordings, load
+from instep.data import export_episodes, import_recordings, load_episodes
 from instep.data.frames import encode_png
 
 from .conftest import CAMERA, assert_same, numbered_images, small_episode
@@ -31,7 +31,7 @@ def write_aloha(path: Path, rows: int = 12) -> dict[str, np.ndarray]:
 
 def test_aloha_s_layout(tmp_path: Path):
     arrays = write_aloha(tmp_path / "episode_0.hdf5")
-    (episode,) = load(tmp_path / "episode_0.hdf5")
+    (episode,) = load_episodes(tmp_path / "episode_0.hdf5")
     np.testing.assert_array_equal(episode.q, arrays["observations/qpos"])
     np.testing.assert_array_equal(episode.v, arrays["observations/qvel"])
     np.testing.assert_array_equal(episode.action, arrays["action"])
@@ -50,7 +50,7 @@ def test_aloha_s_compressed_images(tmp_path: Path):
         file["observations/qpos"] = np.zeros((4, 2))
         file["action"] = np.zeros((4, 2))
         file["observations/images/top"] = padded
-    (episode,) = load(tmp_path)
+    (episode,) = load_episodes(tmp_path)
     np.testing.assert_array_equal(np.asarray(episode["observation.images.top"]), images)
 
 
@@ -61,7 +61,7 @@ def test_diffusion_policy_s_layout(tmp_path: Path, version: int):
     for name, array in {"state": state, "action": -state, "img": images}.items():
         group.create_array(f"data/{name}", data=array)
     group.create_array("meta/episode_ends", data=np.array([4, 10]))
-    first, second = load(tmp_path / "push.zarr")
+    first, second = load_episodes(tmp_path / "push.zarr")
     assert (len(first), len(second)) == (4, 6)
     np.testing.assert_array_equal(second.q, state[4:])
     np.testing.assert_array_equal(second.action, -state[4:])
@@ -70,12 +70,12 @@ def test_diffusion_policy_s_layout(tmp_path: Path, version: int):
 
 def test_an_mcap_of_ours_comes_back_as_it_was(tmp_path: Path):
     given = small_episode(8)
-    from instep.data.lerobot import writer_v3
+    from instep.data import write_dataset
 
-    source = writer_v3.write([given, small_episode(5, 1)], tmp_path / "set")
-    done = export(source, "mcap", tmp_path / "out")
+    source = write_dataset([given, small_episode(5, 1)], tmp_path / "set")
+    done = export_episodes(source, "mcap", tmp_path / "out")
     assert done.episodes == 2 and len(list((tmp_path / "out").glob("*.mcap"))) == 2
-    first, second = load(tmp_path / "out")
+    first, second = load_episodes(tmp_path / "out")
     assert_same(given, first)
     assert first.spec == given.spec and len(second) == 5 and first.meta["seed"] == "0"
 
@@ -107,7 +107,7 @@ def test_a_foreign_mcap_of_json_messages(tmp_path: Path):
             if k % 4 == 0:
                 tell(commands, t, {**message, "name": ["a", "b"], "position": [-k, -k], "header": stamped(t + 0.001)})
         writer.finish()
-    (episode,) = load(tmp_path / "log.mcap")
+    (episode,) = load_episodes(tmp_path / "log.mcap")
     assert episode.spec.q.labels == ("a", "b") and episode.spec.dt == pytest.approx(0.02)
     np.testing.assert_array_equal(episode.q, [[k, 10 + k] for k in range(20)])
     assert episode.action[1, 0] == 0 and episode.action[5, 0] == -4 and episode.action[8, 0] == -4, (
@@ -165,7 +165,7 @@ def write_bag(folder: Path, rows: int = 15) -> None:
 
 def test_a_ros_2_bag_without_ros(tmp_path: Path):
     write_bag(tmp_path / "bag")
-    (episode,) = load(tmp_path / "bag")
+    (episode,) = load_episodes(tmp_path / "bag")
     assert episode.spec.q.labels == ("pan", "tilt") and len(episode) == 15
     np.testing.assert_array_equal(episode.q[:, 1], 2.0 * np.arange(15))
     np.testing.assert_array_equal(episode.v, -episode.q)
@@ -179,14 +179,14 @@ def test_a_ros_2_bag_without_ros(tmp_path: Path):
 
 
 def test_every_export_can_be_imported_again(tmp_path: Path):
-    from instep.data.lerobot import writer_v3
+    from instep.data import write_dataset
 
     given = [small_episode(9, 0, cameras=False), small_episode(7, 1, cameras=False)]
-    source = writer_v3.write(given, tmp_path / "set")
+    source = write_dataset(given, tmp_path / "set")
     for form in ("csv", "npz"):
-        done = export(source, form, tmp_path / form)
+        done = export_episodes(source, form, tmp_path / form)
         assert done.rows == 16 and done.left_out == ()
-        read = load(tmp_path / form, map_file=tmp_path / form / "map.toml")
+        read = load_episodes(tmp_path / form, mapping=tmp_path / form / "map.toml")
         for a, b in zip(given, read, strict=True):
             np.testing.assert_array_equal(a.q, b.q)
             np.testing.assert_array_equal(a.action, b.action)
@@ -195,34 +195,35 @@ def test_every_export_can_be_imported_again(tmp_path: Path):
 
 
 def test_numbers_for_training_are_in_single_precision(tmp_path: Path):
-    from instep.data.lerobot import version21, writer_v3
+    from instep.data import write_dataset
+    from instep.data.lerobot.reader import read_lerobot
 
-    source = writer_v3.write([small_episode(9)], tmp_path / "set")
-    export(source, "lerobot-v2.1", tmp_path / "v21")
-    episode = version21.read(tmp_path / "v21")[0]
+    source = write_dataset([small_episode(9)], tmp_path / "set")
+    export_episodes(source, "lerobot-v2.1", tmp_path / "v21")
+    episode = read_lerobot(tmp_path / "v21")[0]
     assert episode.action.dtype == np.float32 and episode.q.dtype == np.float64
     assert (tmp_path / "v21/meta/modality.json").exists() and episode[CAMERA].shape == (9, 32, 48, 3)
 
 
 def test_csv_says_what_it_cannot_hold(tmp_path: Path):
-    from instep.data.lerobot import writer_v3
+    from instep.data import write_dataset
 
-    source = writer_v3.write([small_episode(9)], tmp_path / "set")
-    assert export(source, "csv", tmp_path / "csv").left_out == (CAMERA,)
+    source = write_dataset([small_episode(9)], tmp_path / "set")
+    assert export_episodes(source, "csv", tmp_path / "csv").left_out == (CAMERA,)
     with pytest.raises(BadInput, match="Did you mean 'mcap'"):
-        export(source, "mcapp", tmp_path / "x")
+        export_episodes(source, "mcapp", tmp_path / "x")
 
 
 def test_an_import_becomes_a_dataset_whole_or_not_at_all(tmp_path: Path):
     write_aloha(tmp_path / "a.hdf5")
     write_aloha(tmp_path / "b.hdf5", 8)
-    done = import_recordings(tmp_path, tmp_path / "set", as_="aloha")
+    done = import_recordings(tmp_path, tmp_path / "set", mapping="aloha")
     assert (done.episodes, done.rows) == (2, 20)
-    assert [len(episode) for episode in load(tmp_path / "set")] == [12, 8]
+    assert [len(episode) for episode in load_episodes(tmp_path / "set")] == [12, 8]
     with pytest.raises(BadInput, match="is not empty"):
         import_recordings(tmp_path / "a.hdf5", tmp_path / "set")
     half = import_recordings(tmp_path / "a.hdf5", tmp_path / "slow", rate=25.0)
-    assert half.rows == 6 and load(tmp_path / "slow")[0].spec.dt == 1 / 25
+    assert half.rows == 6 and load_episodes(tmp_path / "slow")[0].spec.dt == 1 / 25
 
 
 def test_episodes_of_several_rates_are_refused_until_a_rate_is_given(tmp_path: Path):
@@ -231,7 +232,7 @@ def test_episodes_of_several_rates_are_refused_until_a_rate_is_given(tmp_path: P
         np.savez(tmp_path / f"{name}.npz", t=t, x=np.sin(t))
     (tmp_path / "m.toml").write_text('format="npz"\nfiles=["*.npz"]\ntime="t"\nq={from="x",labels=["j"]}')
     with pytest.raises(BadInput, match=r"different rates \(20, 100 Hz\)"):
-        import_recordings(tmp_path, tmp_path / "set", map_file=tmp_path / "m.toml")
+        import_recordings(tmp_path, tmp_path / "set", mapping=tmp_path / "m.toml")
     assert not (tmp_path / "set").exists()
-    import_recordings(tmp_path, tmp_path / "set", map_file=tmp_path / "m.toml", rate=50.0)
-    assert len(load(tmp_path / "set")) == 2
+    import_recordings(tmp_path, tmp_path / "set", mapping=tmp_path / "m.toml", rate=50.0)
+    assert len(load_episodes(tmp_path / "set")) == 2

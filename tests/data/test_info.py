@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.data.contact_sheet import contact_sheet
-from instep.data.dataset_info import describe
-from instep.data.lerobot import writer_v3
+from instep.data import contact_sheet, describe_dataset, write_dataset
 
 from .conftest import CAMERA, small_episode
 
@@ -17,8 +15,8 @@ def test_a_gap_and_its_jitter_are_seen(tmp_path: Path):
     steady, torn = small_episode(30, 0), small_episode(30, 1)
     late = torn.t.copy()
     late[20:] += 0.5
-    folder = writer_v3.write([steady, torn.with_columns({"timestamp": late})], tmp_path / "set")
-    info = describe(folder)
+    folder = write_dataset([steady, torn.with_columns({"timestamp": late})], tmp_path / "set")
+    info = describe_dataset(folder)
     assert [episode.gaps for episode in info.episodes] == [0, 1]
     assert info.episodes[1].longest_ms == pytest.approx(516.7, abs=1) and info.episodes[0].jitter_ms < 1
     assert info.rows == 60 and info.episodes[0].rate == pytest.approx(60, rel=0.02)
@@ -26,8 +24,8 @@ def test_a_gap_and_its_jitter_are_seen(tmp_path: Path):
 
 
 def test_each_channel_has_its_unit_and_range(tmp_path: Path):
-    folder = writer_v3.write([small_episode(30, 0)], tmp_path / "set")
-    channels = {(c.name, c.label): c for c in describe(folder).channels}
+    folder = write_dataset([small_episode(30, 0)], tmp_path / "set")
+    channels = {(c.name, c.label): c for c in describe_dataset(folder).channels}
     elbow = channels[("q", "elbow")]
     q = small_episode(30, 0).q
     assert (elbow.unit, elbow.low, elbow.high, elbow.finite) == ("rad", q[:, 1].min(), q[:, 1].max(), 1.0)

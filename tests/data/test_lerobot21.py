@@ -7,23 +7,25 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.data.lerobot import reader_v3, version21, writer_v3
+from instep.data import write_dataset
 from instep.data.lerobot.features import WriteOptions
+from instep.data.lerobot.reader import read_lerobot
+from instep.data.lerobot.writer import write_dataset_v21
 
 from .conftest import CAMERA, assert_same, small_episode
 
 
 def test_what_is_written_is_read_back_equal(tmp_path: Path):
     given = [small_episode(12, 0), small_episode(9, 1)]
-    folder = version21.write(given, tmp_path / "set")
-    read = version21.read(folder)
+    folder = write_dataset_v21(given, tmp_path / "set")
+    read = read_lerobot(folder)
     for a, b in zip(given, read, strict=True):
         assert_same(a, b)
         assert a.spec == b.spec
 
 
 def test_meta_files_have_the_fields_of_the_format(tmp_path: Path):
-    folder = version21.write([small_episode(12, 0), small_episode(9, 1)], tmp_path / "set")
+    folder = write_dataset_v21([small_episode(12, 0), small_episode(9, 1)], tmp_path / "set")
     info = json.loads((folder / "meta/info.json").read_text())
     assert info["codebase_version"] == "v2.1" and info["total_chunks"] == 1 and info["total_videos"] == 2
     lines = [json.loads(line) for line in (folder / "meta/episodes.jsonl").read_text().splitlines()]
@@ -41,48 +43,48 @@ def test_meta_files_have_the_fields_of_the_format(tmp_path: Path):
 
 def test_modality_names_slices_of_state_and_action(tmp_path: Path):
     options = WriteOptions(modality={"state": {"upper": (0, 1), "lower": (1, 2)}})
-    folder = version21.write([small_episode(5)], tmp_path / "set", options)
+    folder = write_dataset_v21([small_episode(5)], tmp_path / "set", options)
     modality = json.loads((folder / "meta/modality.json").read_text())
     assert modality["state"] == {"upper": {"start": 0, "end": 1}, "lower": {"start": 1, "end": 2}}
     assert modality["action"] == {"action": {"start": 0, "end": 1}}
     assert modality["video"] == {"top": {"original_key": CAMERA}}
     assert modality["annotation"] == {"human.task_description": {"original_key": "task_index"}}
     with pytest.raises(BadInput, match="has 2 numbers"):
-        version21.write([small_episode(5)], tmp_path / "bad", WriteOptions(modality={"state": {"arm": (0, 7)}}))
+        write_dataset_v21([small_episode(5)], tmp_path / "bad", WriteOptions(modality={"state": {"arm": (0, 7)}}))
     assert not (tmp_path / "bad").exists()
 
 
 def test_to_version_3_and_back_copies_video_and_keeps_every_number(tmp_path: Path):
-    first = version21.read(version21.write([small_episode(12, 0), small_episode(9, 1)], tmp_path / "a"))
-    second = reader_v3.read(writer_v3.write(first, tmp_path / "b"))
-    third = version21.read(version21.write(second, tmp_path / "c"))
+    first = read_lerobot(write_dataset_v21([small_episode(12, 0), small_episode(9, 1)], tmp_path / "a"))
+    second = read_lerobot(write_dataset(first, tmp_path / "b"))
+    third = read_lerobot(write_dataset_v21(second, tmp_path / "c"))
     for a, b, c in zip(first, second, third, strict=True):
         assert_same(a, b, images=0.0)
         assert_same(a, c, images=0.0)
 
 
 def test_absent_video_is_said_and_the_numbers_are_served(tmp_path: Path):
-    folder = version21.write([small_episode(5, 0), small_episode(6, 1)], tmp_path / "set")
+    folder = write_dataset_v21([small_episode(5, 0), small_episode(6, 1)], tmp_path / "set")
     (folder / f"videos/chunk-000/{CAMERA}/episode_000000.mp4").unlink()
-    first, second = version21.read(folder)
+    first, second = read_lerobot(folder)
     assert first.meta["missing"] == CAMERA and CAMERA not in first and len(first) == 5
     assert CAMERA in second and "missing" not in second.meta
-    converted = reader_v3.read(writer_v3.write([first, second], tmp_path / "v3"))
+    converted = read_lerobot(write_dataset([first, second], tmp_path / "v3"))
     assert converted[0].meta["missing"] == CAMERA and converted[1][CAMERA].shape == (6, 32, 48, 3)
 
 
 def test_nested_names_are_flattened(tmp_path: Path):
-    folder = version21.write([small_episode(5, cameras=False)], tmp_path / "set")
+    folder = write_dataset_v21([small_episode(5, cameras=False)], tmp_path / "set")
     (folder / "meta/instep.json").unlink()
     info = json.loads((folder / "meta/info.json").read_text())
     info["features"]["observation.state"]["names"] = [["shoulder.pos", "elbow.pos"]]
     (folder / "meta/info.json").write_text(json.dumps(info))
-    assert version21.read(folder)[0].spec.q.labels == ("shoulder", "elbow")
+    assert read_lerobot(folder)[0].spec.q.labels == ("shoulder", "elbow")
 
 
 def test_a_count_that_disagrees_is_named(tmp_path: Path):
-    folder = version21.write([small_episode(5)], tmp_path / "set")
+    folder = write_dataset_v21([small_episode(5)], tmp_path / "set")
     info = json.loads((folder / "meta/info.json").read_text())
     (folder / "meta/info.json").write_text(json.dumps({**info, "total_frames": 9}))
     with pytest.raises(BadInput, match="1 episodes of 9 rows"):
-        version21.read(folder)
+        read_lerobot(folder)

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from instep.core.errors import BadInput
-from instep.data.lerobot import reader_v3, writer_v3
+from instep.data import VideoOptions, append_episodes, write_dataset
 from instep.data.lerobot.features import WriteOptions
-from instep.data.lerobot.writer_v3 import Writer
-from instep.data.video import VideoOptions
+from instep.data.lerobot.reader import read_lerobot
+from instep.data.lerobot.writer import DatasetWriter
 
 from .conftest import CAMERA, assert_same, small_episode
 
@@ -21,11 +21,11 @@ from .conftest import CAMERA, assert_same, small_episode
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     episodes = [small_episode(21, 0), small_episode(30, 1), small_episode(16, 2)]
-    return writer_v3.write(episodes, tmp_path_factory.mktemp("v3") / "set")
+    return write_dataset(episodes, tmp_path_factory.mktemp("v3") / "set")
 
 
 def test_what_is_written_is_read_back_equal(dataset: Path):
-    read = reader_v3.read(dataset)
+    read = read_lerobot(dataset)
     assert len(read) == 3
     for seed, rows in enumerate((21, 30, 16)):
         given = small_episode(rows, seed)
@@ -97,17 +97,17 @@ def test_episodes_tasks_and_statistics_have_the_fields_of_the_format(dataset: Pa
 
 
 def test_a_coloured_corner_stays_where_it_was(dataset: Path):
-    image = reader_v3.read(dataset)[1][CAMERA][10]
+    image = read_lerobot(dataset)[1][CAMERA][10]
     assert image.shape == (32, 48, 3) and image.dtype == np.uint8
     assert image[2, 2].min() > 230, "white at the top left"
     assert image[-3, -3, 0] == pytest.approx(50, abs=8) and image[-3, -3, 2] < 25, "red says the number"
 
 
 def test_episodes_are_appended_without_touching_the_old_files(dataset: Path, tmp_path: Path):
-    folder = writer_v3.write([small_episode(12, 0)], tmp_path / "set")
+    folder = write_dataset([small_episode(12, 0)], tmp_path / "set")
     before = (folder / "data/chunk-000/file-000.parquet").read_bytes()
-    writer_v3.append([small_episode(9, 1), small_episode(8, 2)], folder)
-    read = reader_v3.read(folder)
+    append_episodes([small_episode(9, 1), small_episode(8, 2)], folder)
+    read = read_lerobot(folder)
     assert [len(episode) for episode in read] == [12, 9, 8]
     for seed, rows in enumerate((12, 9, 8)):
         assert_same(small_episode(rows, seed), read[seed])
@@ -116,14 +116,14 @@ def test_episodes_are_appended_without_touching_the_old_files(dataset: Path, tmp
 
 
 def test_an_append_that_is_cut_off_does_not_count(tmp_path: Path):
-    folder = writer_v3.write([small_episode(12, 0)], tmp_path / "set")
-    writer = Writer(folder, WriteOptions())
+    folder = write_dataset([small_episode(12, 0)], tmp_path / "set")
+    writer = DatasetWriter(folder, WriteOptions())
     writer.add(small_episode(9, 1))
     writer._data.close()
     writer._write_episodes()
-    assert [len(episode) for episode in reader_v3.read(folder)] == [12]
-    writer_v3.append([small_episode(7, 2)], folder)
-    read = reader_v3.read(folder)
+    assert [len(episode) for episode in read_lerobot(folder)] == [12]
+    append_episodes([small_episode(7, 2)], folder)
+    read = read_lerobot(folder)
     assert [len(episode) for episode in read] == [12, 7]
     assert_same(small_episode(7, 2), read[1])
 
@@ -132,38 +132,38 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path):
     good = small_episode(5, 0)
     bad = small_episode(5, 1, cameras=False).with_columns({"extra": np.zeros(5)})
     with pytest.raises(BadInput, match="same columns"):
-        writer_v3.write([good, bad], tmp_path / "set")
+        write_dataset([good, bad], tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_roll_over_when_they_are_full(tmp_path: Path):
     # H.264 holds back a known number of frames, so that sixty of them are sure to have reached the file.
     options = WriteOptions(data_mb=0, video_mb=0, video=VideoOptions(codec="libx264"))
-    folder = writer_v3.write([small_episode(60, s) for s in range(3)], tmp_path / "set", options)
+    folder = write_dataset([small_episode(60, s) for s in range(3)], tmp_path / "set", options)
     assert len(list((folder / "data").rglob("*.parquet"))) == 3
     assert len(list((folder / "videos").rglob("*.mp4"))) == 3
-    for seed, episode in enumerate(reader_v3.read(folder)):
+    for seed, episode in enumerate(read_lerobot(folder)):
         assert_same(small_episode(60, seed), episode)
 
 
 def test_png_images_are_stored_without_loss(tmp_path: Path):
     given = small_episode(6)
-    folder = writer_v3.write([given], tmp_path / "set", WriteOptions(images="png"))
+    folder = write_dataset([given], tmp_path / "set", WriteOptions(images="png"))
     assert not (folder / "videos").exists()
-    assert_same(given, reader_v3.read(folder)[0], images=0.0)
+    assert_same(given, read_lerobot(folder)[0], images=0.0)
 
 
 def test_a_dataset_of_other_software_has_its_state_as_positions(tmp_path: Path):
-    folder = writer_v3.write([small_episode(6)], tmp_path / "set")
+    folder = write_dataset([small_episode(6)], tmp_path / "set")
     (folder / "meta/instep.json").unlink()
-    episode = reader_v3.read(folder)[0]
+    episode = read_lerobot(folder)[0]
     assert episode.spec.q.labels == ("shoulder", "elbow") and episode.spec.dt == pytest.approx(1 / 60)
-    folder = writer_v3.write([small_episode(6, cameras=False).rows()], tmp_path / "foreign")
+    folder = write_dataset([small_episode(6, cameras=False).rows()], tmp_path / "foreign")
     columns = {n: c for n, c in small_episode(6, cameras=False).columns.items() if n not in ("q", "v", "timestamp")}
     episode = small_episode(6, cameras=False)
-    folder = writer_v3.write([type(episode)(episode.spec, columns, {})], tmp_path / "plain")
+    folder = write_dataset([type(episode)(episode.spec, columns, {})], tmp_path / "plain")
     os.remove(folder / "meta/instep.json")
-    read = reader_v3.read(folder)[0]
+    read = read_lerobot(folder)[0]
     np.testing.assert_array_equal(read.q, read["observation.state"])
     assert read.meta["q.from"] == "observation.state" and read.v.shape == (6, 2)
 
@@ -171,7 +171,7 @@ def test_a_dataset_of_other_software_has_its_state_as_positions(tmp_path: Path):
 def test_each_episode_keeps_its_exact_period(tmp_path: Path):
     other = small_episode(5, 1)
     other = type(other)(replace(other.spec, dt=1 / 59.9), other.columns, other.meta)
-    read = reader_v3.read(writer_v3.write([small_episode(5), other], tmp_path / "set"))
+    read = read_lerobot(write_dataset([small_episode(5), other], tmp_path / "set"))
     assert [episode.spec.dt for episode in read] == [1 / 60, 1 / 59.9]
 
 
@@ -179,4 +179,4 @@ def test_one_dataset_has_one_rate(tmp_path: Path):
     slow = small_episode(5)
     slow = type(slow)(replace(slow.spec, dt=0.1), slow.columns, slow.meta)
     with pytest.raises(BadInput, match="one rate"):
-        writer_v3.write([small_episode(5), slow], tmp_path / "set")
+        write_dataset([small_episode(5), slow], tmp_path / "set")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.data.lerobot import writer_v3
+from instep.data import append_episodes, write_dataset
 
 from .conftest import CAMERA, small_episode
 
@@ -17,8 +17,8 @@ lerobot_dataset = pytest.importorskip(
 
 
 def test_lerobot_reads_frames_video_statistics_and_tasks(tmp_path: Path):
-    folder = writer_v3.write([small_episode(21, 0), small_episode(30, 1)], tmp_path / "set")
-    writer_v3.append([small_episode(16, 2)], folder)
+    folder = write_dataset([small_episode(21, 0), small_episode(30, 1)], tmp_path / "set")
+    append_episodes([small_episode(16, 2)], folder)
     dataset = lerobot_dataset.LeRobotDataset("local/set", root=folder, video_backend="pyav")
     assert (dataset.num_episodes, dataset.num_frames, dataset.fps) == (3, 67, 60)
     assert set(dataset.meta.tasks.index) == {"task 0", "task 1"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.data.datasets import load, table
-from instep.data.mapping import parse, shipped, shipped_names
+from instep.data import load_episodes, load_table
+from instep.data.mapping import parse, shipped, shipped_mappings
 
 ARM = """
 about = "A made-up arm."
@@ -45,7 +45,7 @@ def write_csv(folder: Path, name: str, rows: int = 50) -> np.ndarray:
 def test_degrees_signs_and_offsets_become_the_scene_s_convention(tmp_path: Path):
     values = write_csv(tmp_path, "run.csv")
     (tmp_path / "arm.toml").write_text(ARM)
-    (episode,) = load(tmp_path, map_file=tmp_path / "arm.toml")
+    (episode,) = load_episodes(tmp_path, mapping=tmp_path / "arm.toml")
     np.testing.assert_allclose(episode.q[:, 0], np.radians(values[:, 1]))
     np.testing.assert_allclose(episode.q[:, 1], 0.5 - np.radians(values[:, 2]))
     assert episode.spec.q.labels == ("shoulder", "elbow") and episode.spec.dt == pytest.approx(0.02)
@@ -58,7 +58,7 @@ def test_a_command_of_an_angle_and_a_velocity_becomes_one(tmp_path: Path):
     plus = 'unit = "rad"\nfrom_unit = "deg"\nplus = { from = "b", scale = [0.1] }\n'
     text = ARM.removesuffix('unit = "rad"\nfrom_unit = "deg"\n') + plus
     (tmp_path / "arm.toml").write_text(text)
-    (episode,) = load(tmp_path, map_file=tmp_path / "arm.toml")
+    (episode,) = load_episodes(tmp_path, mapping=tmp_path / "arm.toml")
     np.testing.assert_allclose(episode.action[:, 0], np.radians(values[:, 3]) + 0.1 * values[:, 2])
 
 
@@ -66,7 +66,7 @@ def test_gzipped_text_reads_the_same(tmp_path: Path):
     write_csv(tmp_path, "run.csv")
     (tmp_path / "arm.toml").write_text(ARM.replace("*.csv", "*.csv.gz"))
     (tmp_path / "run.csv.gz").write_bytes(gzip.compress((tmp_path / "run.csv").read_bytes()))
-    assert len(load(tmp_path, map_file=tmp_path / "arm.toml")[0]) == 50
+    assert len(load_episodes(tmp_path, mapping=tmp_path / "arm.toml")[0]) == 50
 
 
 def test_a_coupled_gear_a_wrapped_angle_and_counts_below_zero(tmp_path: Path):
@@ -85,7 +85,7 @@ def test_a_coupled_gear_a_wrapped_angle_and_counts_below_zero(tmp_path: Path):
         "observation.load" = { from = "n", labels = ["load"], bits = 16 }
         """
     )
-    (episode,) = load(tmp_path, map_file=tmp_path / "m.toml")
+    (episode,) = load_episodes(tmp_path, mapping=tmp_path / "m.toml")
     np.testing.assert_allclose(episode.q, np.stack([angle, 0 * angle], 1), atol=1e-12)
     np.testing.assert_allclose(episode["observation.turn"][:, 0], angle)
     assert set(episode["observation.load"][:, 0]) == {-1.0, 3.0}
@@ -96,7 +96,7 @@ def test_the_action_after_the_last_state_is_held_and_rows_are_skipped(tmp_path: 
     (tmp_path / "m.toml").write_text(
         'format="npz"\nfiles=["*.npz"]\ntime="t"\nskip=2\nq={from="s",labels=["j"]}\naction={from="a",labels=["j"]}'
     )
-    (episode,) = load(tmp_path, map_file=tmp_path / "m.toml")
+    (episode,) = load_episodes(tmp_path, mapping=tmp_path / "m.toml")
     assert list(episode.q[:, 0]) == list(range(2, 10)) and list(episode.action[-2:, 0]) == [8.0, 8.0]
     assert episode.t[0] == 0.0 and float(episode.meta["start"]) == pytest.approx(5.2)
 
@@ -106,7 +106,7 @@ def test_one_file_is_cut_at_its_offsets_and_repeats_are_counted(tmp_path: Path):
     (tmp_path / "m.toml").write_text(
         'format="npz"\nfiles=["*.npz"]\nrate=10\nsplit="cuts"\nrepeats=true\nq={from="x",labels=["j"]}'
     )
-    first, second = load(tmp_path, map_file=tmp_path / "m.toml")
+    first, second = load_episodes(tmp_path, mapping=tmp_path / "m.toml")
     assert (len(first), len(second)) == (3, 7) and list(second.q[:, 0]) == list(range(3, 10))
     assert (first.meta["repeat"], second.meta["repeat"]) == ("0", "1")
 
@@ -117,7 +117,7 @@ def test_a_json_log_gives_its_header_to_the_notes(tmp_path: Path):
     (tmp_path / "m.toml").write_text(
         'format="json"\nfiles=["*.json"]\ntime="t"\nq={from="x",labels=["j"]}\n[meta]\ngain="{gain}"'
     )
-    assert load(tmp_path, map_file=tmp_path / "m.toml")[0].meta["gain"] == "7"
+    assert load_episodes(tmp_path, mapping=tmp_path / "m.toml")[0].meta["gain"] == "7"
 
 
 def test_lines_of_several_kinds(tmp_path: Path):
@@ -126,7 +126,7 @@ def test_lines_of_several_kinds(tmp_path: Path):
         'format="lines"\nfiles=["*.txt"]\ntime="odom[0]"\nq={from="range[1]",labels=["r"]}\n'
         'action={from="odom[1:3]",labels=["a","b"]}'
     )
-    (episode,) = load(tmp_path, map_file=tmp_path / "m.toml")
+    (episode,) = load_episodes(tmp_path, mapping=tmp_path / "m.toml")
     assert episode.action.tolist() == [[1, 2], [3, 4]] and episode.q.tolist() == [[5], [6]]
 
 
@@ -148,12 +148,12 @@ def test_a_wrong_mapping_is_named_in_one_sentence(tmp_path: Path, change: tuple[
     write_csv(tmp_path, "run.csv")
     (tmp_path / "arm.toml").write_text(ARM.replace(*change))
     with pytest.raises(BadInput) as error:
-        load(tmp_path, map_file=tmp_path / "arm.toml")
+        load_episodes(tmp_path, mapping=tmp_path / "arm.toml")
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_every_shipped_mapping_parses():
-    names = shipped_names()
+    names = shipped_mappings()
     assert {"so101", "quanser_wam/furuta", "g1_lerobot", "policy_tables"} <= set(names)
     for name in names:
         if name != "quanser_wam":
@@ -168,14 +168,14 @@ def test_every_shipped_mapping_parses():
 
 def test_a_mapping_without_its_files_says_so(tmp_path: Path):
     with pytest.raises(BadInput, match="There is no folder"):
-        load(tmp_path / "nowhere")
+        load_episodes(tmp_path / "nowhere")
     (tmp_path / "things").mkdir()
     with pytest.raises(BadInput, match="no mapping is called 'things'"):
-        load(tmp_path / "things")
+        load_episodes(tmp_path / "things")
     with pytest.raises(BadInput, match=r"no files like \*.npz"):
-        load(tmp_path / "things", "so101")
+        load_episodes(tmp_path / "things", "so101")
     with pytest.raises(BadInput, match="holds episodes"):
-        table(tmp_path / "things", "so101")
+        load_table(tmp_path / "things", "so101")
 
 
 def test_a_part_of_a_mapping_without_parts_is_refused():

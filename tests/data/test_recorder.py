@@ -12,11 +12,8 @@ import pytest
 from instep.core.errors import Unsupported
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
-from instep.data.datasets import export, load
-from instep.data.recorder.finishing import finish, record
-from instep.data.recorder.recorder import Recorder, RecordOptions
-from instep.data.recorder.recovery import recover
-from instep.data.streams import streams_of
+from instep.data import Recorder, RecordOptions, export_episodes, load_episodes, recover, streams_of
+from instep.data.recorder.recovery import finish_recording, record_episodes
 
 CAMERA = "observation.images.top"
 SMALL = RecordOptions(queue_mb=4)
@@ -55,14 +52,14 @@ def test_a_recorded_run_is_read_back_equal(tmp_path: Path):
             recorder.commit(seed=str(seed))
     status = recorder.status()
     assert (status.seen, status.written, status.synced, status.dropped, status.episodes) == (120, 120, 120, 0, 3)
-    before = load(tmp_path / "set")
+    before = load_episodes(tmp_path / "set")
     for given, read in zip(runs, before, strict=True):
         assert_equal_to(given, read)
         np.testing.assert_array_equal(np.asarray(read[CAMERA]), given[CAMERA], "images in a journal are exact")
-    finished = finish(tmp_path / "set")
+    finished = finish_recording(tmp_path / "set")
     assert finished.episodes == 3 and finished.rows == 120 and finished.losses == ()
     assert not (tmp_path / "set/journal").exists()
-    for seed, (given, read) in enumerate(zip(runs, load(tmp_path / "set"), strict=True)):
+    for seed, (given, read) in enumerate(zip(runs, load_episodes(tmp_path / "set"), strict=True)):
         assert_equal_to(given, read)
         assert read.meta["task"] == "slide" and read.meta["seed"] == str(seed) and read.meta["complete"] == "yes"
         assert np.abs(np.asarray(read[CAMERA]).astype(int) - given[CAMERA]).mean() < 4
@@ -84,10 +81,10 @@ def test_the_verb_records_one_episode_per_seed_and_appends(tmp_path: Path):
     for first in (0, 2):
         recorder = Recorder(tmp_path, world.spec, options=SMALL)
         seeds = [first, first + 1]
-        finished = record(world, Constant(np.zeros(1)), recorder, seeds=seeds, steps=10)
+        finished = record_episodes(world, Constant(np.zeros(1)), recorder, seeds=seeds, steps=10)
         assert finished.episodes == 2 and finished.status is not None and finished.status.dropped == 0
-    assert [episode.meta["seed"] for episode in load(tmp_path)] == ["0", "1", "2", "3"]
-    assert [episode.meta["recorded"] for episode in load(tmp_path)] == ["0", "1", "2", "3"]
+    assert [episode.meta["seed"] for episode in load_episodes(tmp_path)] == ["0", "1", "2", "3"]
+    assert [episode.meta["recorded"] for episode in load_episodes(tmp_path)] == ["0", "1", "2", "3"]
 
 
 def test_time_that_starts_again_begins_a_new_episode(tmp_path: Path):
@@ -112,8 +109,8 @@ def test_a_fast_sensor_keeps_every_sample_and_its_stamps(tmp_path: Path):
     (found,) = recover(tmp_path)
     stamps, values = found.streams["observation.force"]
     assert len(stamps) == 80 and np.allclose(stamps, np.arange(80) / 400) and np.allclose(values[:, 1], -stamps)
-    finish(tmp_path)
-    (episode,) = load(tmp_path)
+    finish_recording(tmp_path)
+    (episode,) = load_episodes(tmp_path)
     assert (episode["observation.force.stamp"][1:] <= episode.t[1:] + 1e-9).all()
     assert np.allclose(episode["observation.force"][1:, 0], episode["observation.force.stamp"][1:])
     again, kept = streams_of(tmp_path, episode)["observation.force"]
@@ -182,8 +179,8 @@ def test_all_samples_of_a_fast_sensor_reach_an_mcap_log(tmp_path: Path):
             recorder(state, world.observe(state), np.zeros(1))
             for part in range(4):
                 recorder.sample("observation.force", k / 100 + part / 400, np.array([1.0]))
-    finish(tmp_path / "set")
-    export(tmp_path / "set", "mcap", tmp_path / "out")
+    finish_recording(tmp_path / "set")
+    export_episodes(tmp_path / "set", "mcap", tmp_path / "out")
     with (tmp_path / "out/episode_000000.mcap").open("rb") as file:
         topics = [channel.topic for _, channel, _ in reading.make_reader(file).iter_messages()]
     assert topics.count("/streams/observation/force") == 20 and topics.count("/q") == 5
@@ -209,7 +206,7 @@ def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path
             seen = {CAMERA: image, "observation.state": np.zeros(1)}
             recorder(State(k * 0.01, np.zeros(1), np.zeros(1)), seen, np.zeros(1))
             buffer[:] = 255
-    (episode,) = load(tmp_path / "set")
+    (episode,) = load_episodes(tmp_path / "set")
     row = 30 if kind == "turned" else 10
     assert recorder.status().dropped == 0
     np.testing.assert_array_equal(np.asarray(episode[CAMERA])[:, row, 0, 0], np.arange(60))
@@ -220,7 +217,7 @@ def test_what_was_shown_survives_a_process_that_ends_without_closing(tmp_path: P
 import numpy as np
 from pathlib import Path
 from instep.core.world import Channel, Spec, State, vector
-from instep.data.recorder.recorder import Recorder
+from instep.data import Recorder
 spec = Spec(0.01, vector(["x"]), vector(["x"]), vector(["x"]), {{"{CAMERA}": Channel((), "", (40, 60, 3), "uint8")}})
 recorder = Recorder(Path({str(tmp_path / "set")!r}), spec)
 for k in range(50):

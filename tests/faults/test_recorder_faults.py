@@ -17,10 +17,8 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.world import Channel, Spec, State, vector
-from instep.data.datasets import load
-from instep.data.recorder.finishing import finish
+from instep.data import Recorder, RecordOptions, finish_recording, load_episodes
 from instep.data.recorder.journal import HEADER, TAIL, scan
-from instep.data.recorder.recorder import Recorder, RecordOptions
 from instep.data.recorder.recovery import recover, recover_episode
 
 CAMERA = "observation.images.top"
@@ -174,9 +172,9 @@ def test_a_shard_that_vanishes_shifts_no_index(recorded: Path, tmp_path: Path):
     first, second = recover(here)
     assert first.episode is None and "no description" in first.losses[-1].what
     assert second.index == 1 and second.complete
-    finished = finish(here)
+    finished = finish_recording(here)
     assert finished.episodes == 1 and "Episode 0:" in finished.losses[0]
-    assert load(here)[0].meta["recorded"] == "1"
+    assert load_episodes(here)[0].meta["recorded"] == "1"
 
 
 @pytest.mark.fault(36)
@@ -197,9 +195,9 @@ def test_an_episode_without_its_commit_is_not_complete(recorded: Path, tmp_path:
         path.write_bytes(path.read_bytes()[: last.start - HEADER.size])
     found = recover(here)
     assert [one.complete for one in found] == [True, False] and [one.index for one in found] == [0, 1]
-    finish(here)
-    assert [episode.meta["complete"] for episode in load(here)] == ["yes", "no"]
-    assert len(load(here)) == 2, "two episodes stay two"
+    finish_recording(here)
+    assert [episode.meta["complete"] for episode in load_episodes(here)] == ["yes", "no"]
+    assert len(load_episodes(here)) == 2, "two episodes stay two"
 
 
 @pytest.mark.fault(35)
@@ -250,7 +248,7 @@ def test_a_full_disk_leaves_a_readable_recording_and_an_untouched_loop(tmp_path:
     assert not found.complete and found.episode is not None
     assert_rows_sound(found.episode, len(found.episode))
     assert len(found.episode) >= 30
-    assert len(load(tmp_path)[0]) == len(found.episode)
+    assert len(load_episodes(tmp_path)[0]) == len(found.episode)
 
 
 @pytest.mark.fault(33)
@@ -305,15 +303,15 @@ def test_a_slow_disk_drops_rows_with_a_gap_record_and_never_stalls(tmp_path: Pat
 @pytest.mark.fault(38)
 def test_video_and_table_that_disagree_are_named(recorded: Path, tmp_path: Path):
     here = _copy(recorded, tmp_path)
-    finish(here)
-    from instep.data.video import VideoWriter
+    finish_recording(here)
+    from instep.data import VideoWriter
 
     path = next((here / "videos").rglob("*.mp4"))
     with VideoWriter(path, 60) as writer:
         for _ in range(3):
             writer.add(np.zeros((8, 8, 3), np.uint8))
     with pytest.raises(BadInput, match="the video and its table disagree"):
-        load(here)[1]
+        load_episodes(here)[1]
 
 
 @pytest.mark.fault(43)
@@ -322,7 +320,7 @@ def test_a_scene_that_changed_on_disk_refuses_to_go_on(tmp_path: Path):
     scene.write_text("<mujoco/>")
     with Recorder(tmp_path / "set", spec_of(), assets=[scene], options=SMALL) as recorder:
         show(recorder, 0)
-    finish(tmp_path / "set")
+    finish_recording(tmp_path / "set")
     Recorder(tmp_path / "set", spec_of(), assets=[scene], options=SMALL).stop()
     scene.write_text("<mujoco model='other'/>")
     with pytest.raises(BadInput, match=r"'scene.xml' has changed since the last episode"):

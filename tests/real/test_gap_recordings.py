@@ -68,11 +68,11 @@ def test_the_clocks_of_the_pose_streams_are_brought_together(recordings, tmp_pat
     ],
 )
 def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, scene, expected):
-    from instep.data.datasets import load
+    from instep.data import load_episodes
     from instep.gap.noise_floor import floors, repeats
     from instep.gap.preparation import prepare
 
-    ready = prepare(list(load(recordings / "quanser_wam" / part)))
+    ready = prepare(list(load_episodes(recordings / "quanser_wam" / part)))
     found = floors(repeats(ready.episodes))
     for name, (low, high) in expected.items():
         group, _, channel = name.partition(": ")
@@ -80,20 +80,20 @@ def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, s
 
 
 def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
-    from instep.data.datasets import load
+    from instep.data import load_episodes
     from instep.gap.noise_floor import floors, repeats
 
-    (group,) = floors(repeats(list(load(recordings / "quanser_wam" / "wam7")))).values()
+    (group,) = floors(repeats(list(load_episodes(recordings / "quanser_wam" / "wam7")))).values()
     values = [group[f"joint_{i}"].at(float("inf")).value for i in range(1, 8)]
     assert min(values) == pytest.approx(0.0004, abs=1e-4) and max(values) == pytest.approx(0.0043, abs=1e-4)
 
 
 def test_sound_recordings_pass_the_preflight(recordings):
-    from instep.data.datasets import load
+    from instep.data import load_episodes
     from instep.diagnose.data_checks import preflight
 
     for name in ("so101", "quanser_wam/furuta", "quanser_wam/cartpole", "quanser_wam/wam7", "cube_toss", "g1_lerobot"):
-        assert preflight(list(load(recordings / name))).errors == ()
+        assert preflight(list(load_episodes(recordings / name))).errors == ()
 
 
 def test_the_so101_is_measured_with_its_commands_beside(recordings, tmp_path):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import instep
-from instep.data.datasets import load, table
-from instep.data.lerobot import reader_v3, version21, writer_v3
+from instep.data import load_episodes, load_table, write_dataset
+from instep.data.lerobot.reader import read_lerobot
+from instep.data.lerobot.writer import write_dataset_v21
 
 LIBRARY = Path(instep.__file__).parent / "scene" / "library"
 SETS = {
@@ -38,7 +39,7 @@ WITHOUT_SCENE = ("simple_pendulum", "kuka_lwr4", "tx40", "charuco_handeye", "pos
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_opens_by_its_folder_s_name(recordings: Path, name: str):
-    episodes = load(recordings / name)
+    episodes = load_episodes(recordings / name)
     count, rows, rate = SETS[name]
     assert len(episodes) == count and sum(len(episode) for episode in episodes) == rows
     assert 1 / episodes[0].spec.dt == pytest.approx(rate, rel=1e-3)
@@ -50,7 +51,7 @@ def test_a_set_opens_by_its_folder_s_name(recordings: Path, name: str):
 
 @pytest.mark.parametrize("name", [n for n in SETS if n not in WITHOUT_SCENE])
 def test_labels_are_those_of_the_scene(recordings: Path, name: str):
-    episode = load(recordings / name)[0]
+    episode = load_episodes(recordings / name)[0]
     model = mujoco.MjModel.from_xml_path(str(LIBRARY / episode.meta["scene"] / "scene.xml"))
     joints = {model.joint(j).name for j in range(model.njnt)}
     motors = {model.actuator(k).name for k in range(model.nu)}
@@ -61,25 +62,25 @@ def test_labels_are_those_of_the_scene(recordings: Path, name: str):
 
 def test_another_folder_of_the_same_layout_opens_as_that_set(recordings: Path, tmp_path: Path):
     (tmp_path / "monday").symlink_to(recordings / "so101")
-    assert len(load(tmp_path / "monday", "so101")) == 35
+    assert len(load_episodes(tmp_path / "monday", "so101")) == 35
 
 
 def test_the_gripper_is_an_angle_of_the_scene(recordings: Path):
     model = mujoco.MjModel.from_xml_path(str(LIBRARY / "so101" / "scene.xml"))
     low, high = model.joint("gripper").range
-    for episode in load(recordings / "so101"):
+    for episode in load_episodes(recordings / "so101"):
         assert low - 0.02 <= episode.q[:, 5].min() and episode.q[:, 5].max() <= high + 0.02
 
 
 def test_derived_velocity_leads_the_late_register(recordings: Path):
-    run = load(recordings / "so101")[3]
+    run = load_episodes(recordings / "so101")[3]
     own, register = run.v[:, 1], run["observation.velocity"][:, 1]
     lags = [np.corrcoef(own[10:-10], np.roll(register, -k)[10:-10])[0, 1] for k in range(4)]
     assert int(np.argmax(lags)) == 1, "the register is one row late"
 
 
 def test_repeats_share_their_input(recordings: Path):
-    chirps = [e for e in load(recordings / "quanser_wam/furuta") if "chrip" in e.meta["group"]]
+    chirps = [e for e in load_episodes(recordings / "quanser_wam/furuta") if "chrip" in e.meta["group"]]
     assert [e.meta["repeat"] for e in chirps] == list("01234")
     q = np.stack([e.q for e in chirps])
     assert np.allclose(np.stack([e.action for e in chirps])[:, :2000].std(axis=0), 0, atol=1e-3)
@@ -87,13 +88,13 @@ def test_repeats_share_their_input(recordings: Path):
 
 
 def test_the_free_cube_falls_with_gravity(recordings: Path):
-    tosses = load(recordings / "cube_toss")[:40]
+    tosses = load_episodes(recordings / "cube_toss")[:40]
     flights = [np.polyfit(toss.t[:8], toss.v[:8, 2], 1)[0] for toss in tosses]
     assert np.median(flights) == pytest.approx(-9.81, abs=0.5)
 
 
 def test_three_cameras_are_paired_by_time(recordings: Path):
-    (episode,) = load(recordings / "pusht")
+    (episode,) = load_episodes(recordings / "pusht")
     for name in [n for n in episode.columns if n.endswith(".stamp")]:
         age = episode.t + float(episode.meta["start"]) - episode[name]
         assert age.min() > -1e-6 and np.median(age) < 0.02, "the newest frame that was there, never a later one"
@@ -104,13 +105,13 @@ def test_three_cameras_are_paired_by_time(recordings: Path):
 
 
 def test_calibration_images_come_with_unit_quaternions(recordings: Path):
-    (episode,) = load(recordings / "charuco_handeye")
+    (episode,) = load_episodes(recordings / "charuco_handeye")
     assert np.allclose(np.linalg.norm(episode.q[:, 3:], axis=1), 1.0, atol=1e-6)
     assert episode["observation.images.camera"][11].shape == (1200, 1600, 3)
 
 
 def test_a_table_opens_as_a_table(recordings: Path):
-    columns = table(recordings / "policy_tables")
+    columns = load_table(recordings / "policy_tables")
     assert len(columns["task"]) == 42 and columns["n_real_trials"].min() >= 24
 
 
@@ -118,7 +119,7 @@ def test_g1_matches_its_metadata_and_survives_version_3_and_back(recordings: Pat
     source = recordings / "g1_lerobot"
     info = json.loads((source / "meta/info.json").read_text())
     stats = [json.loads(line)["stats"] for line in (source / "meta/episodes_stats.jsonl").read_text().splitlines()]
-    first = version21.read(source)
+    first = read_lerobot(source)
     assert len(first) == info["total_episodes"] and sum(map(len, first)) == info["total_frames"]
     for episode, known in zip(first, stats, strict=True):
         for name in ("observation.state", "action"):
@@ -127,7 +128,7 @@ def test_g1_matches_its_metadata_and_survives_version_3_and_back(recordings: Pat
     shown = [e.meta["index"] for e in first if "missing" not in e.meta]
     assert shown == ["29", "59"], "two of seventy have their video"
     some = [first[28], first[29], first[59]]
-    third = version21.read(version21.write(reader_v3.read(writer_v3.write(some, tmp_path / "v3")), tmp_path / "v2"))
+    third = read_lerobot(write_dataset_v21(read_lerobot(write_dataset(some, tmp_path / "v3")), tmp_path / "v2"))
     for a, b in zip(some, third, strict=True):
         assert set(a.columns) == set(b.columns)
         for name in ("observation.state", "action", "timestamp"):

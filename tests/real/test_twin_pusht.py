@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from instep.app.cli import main
-from instep.data.datasets import load
+from instep.data import load_episodes
 from instep.scene.folder import Scene
 from instep.twin.initialization import on_one_clock, prepare
 
@@ -24,7 +24,7 @@ def folder(recordings: Path) -> Path:
 
 
 def test_cameras_that_disagree_are_made_to_agree(folder: Path) -> None:
-    episode = on_one_clock(load(folder)[0])
+    episode = on_one_clock(load_episodes(folder)[0])
     found = prepare(Scene.load("pusht"), episode.rows(0, 260)).refined
     before, after = np.nanmedian(found.before, axis=0), np.nanmedian(found.after, axis=0)
     assert np.all(after > 0.88) and np.all(after > before + 0.05)

@@ -8,7 +8,7 @@ import pytest
 from instep import MujocoWorld
 from instep.app.cli import main
 from instep.core.errors import BadInput
-from instep.data.datasets import load
+from instep.data import load_episodes
 from instep.scene.folder import Scene
 from instep.tune.excitation import ExciteOptions, chirp, energy, evaluate_motion, excite, information
 from instep.tune.excitation_limits import MotionLimits, driven_joint_limits, limit_usage
@@ -95,10 +95,10 @@ def test_the_verb_writes_a_motion_that_can_be_played(scene_folder, tmp_path, cap
     assert capsys.readouterr().out.strip().endswith("out")
     for name in ("actions.csv", "motion.png", "result.json"):
         assert (tmp_path / "out" / name).stat().st_size > 0
-    episode = load(tmp_path / "out" / "data")[0]
+    episode = load_episodes(tmp_path / "out" / "data")[0]
     played = ["run", f"replay:{tmp_path / 'out' / 'data'}", f"sim:{folder}", "--steps", str(len(episode))]
     assert main([*played, "--out", str(tmp_path / "played")]) == 0
-    again = load(tmp_path / "played" / "data")[0]
+    again = load_episodes(tmp_path / "played" / "data")[0]
     np.testing.assert_allclose(again.action, episode.action, atol=1e-9)
 
 

@@ -8,7 +8,7 @@ import pytest
 from instep.app.cli import main
 from instep.app.simulated_robot import robot_process
 from instep.core.poses import angle_between
-from instep.data.datasets import load
+from instep.data import load_episodes
 
 STEPS = 150
 
@@ -20,7 +20,7 @@ def episode(tmp_path_factory: pytest.TempPathFactory, opengl):
         (folder / "token").write_text(robot.token)
         words = ["run", "expert", "twin:pusht", "--real", f"robot:{robot.address}", "--steps", str(STEPS)]
         assert main([*words, "--token", str(folder / "token"), "--out", str(folder / "x")]) == 0
-    return load(folder / "x" / "data")[0]
+    return load_episodes(folder / "x" / "data")[0]
 
 
 def test_a_policy_runs_in_the_twin_and_the_stand_in_follows(episode) -> None:
@@ -49,7 +49,7 @@ def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> None:
         (tmp_path / "token").write_text(robot.token)
         words = ["run", "expert", "twin:pusht", "--real", f"robot:{robot.address}", "--steps", "120"]
         assert main([*words, "--token", str(tmp_path / "token"), "--out", str(tmp_path / "x")]) == 0
-    run = load(tmp_path / "x" / "data")[0]
+    run = load_episodes(tmp_path / "x" / "data")[0]
     labels = run.spec.observation["twin.correction"].labels
     ages = run["twin.correction"][1:, labels.index("cam_220422302296.latency")]
     taken = np.unique((run.t[1:] - ages).round(6))

@@ -76,7 +76,7 @@ def test_the_log_is_read_back_from_an_episode(filmed, follow) -> None:
 
 def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_path) -> None:
     from instep.app.twin_run import calibrated_on, trusted
-    from instep.data.lerobot.writer_v3 import write
+    from instep.data import write_dataset
 
     well = follow(filmed).episode
     rng = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_
         rows = well["twin.correction"] * rng.uniform(0.95, 1.05, well["twin.correction"].shape) * scale
         return well.with_columns({"twin.correction": rows}, task="push")
 
-    write([like(1.0) for _ in range(12)], tmp_path / "nominal")
+    write_dataset([like(1.0) for _ in range(12)], tmp_path / "nominal")
     trust = calibrated_on(tmp_path / "nominal")
     assert trusted(like(1.0), trust)["trust"].value > 0.1
     assert trusted(like(6.0), trust)["trust"].value == pytest.approx(1 / 9)  # below all of eight

@@ -313,9 +313,9 @@ def _each(tell: Tell) -> Watcher:
 
 def save(folder: Path, worlds: dict[str, Sequence[Episode]]) -> None:
     """Keep the runs of each world as a LeRobot dataset of its own."""
-    from instep.data.lerobot.writer_v3 import write
+    from instep.data import write_dataset
 
     for name, episodes in worlds.items():
         shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier run into the same --out
         if episodes:
-            write([e.with_columns({}, world=name, task="push the T") for e in episodes], folder / name)
+            write_dataset([e.with_columns({}, world=name, task="push the T") for e in episodes], folder / name)

@@ -30,7 +30,7 @@ FRAMES = 10
 
 def film(scene: Scene, tracks: dict[str, Array], folder: Path) -> tuple[dict[str, str], str]:
     """A film of each track of positions q by the scene's first camera, and why there is none where there is none."""
-    from instep.data.video import VideoWriter
+    from instep.data import VideoWriter
     from instep.physics.mujoco_cameras import Studio
 
     if not tracks or not scene.cameras:

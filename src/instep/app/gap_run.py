@@ -23,8 +23,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Estimate
 from instep.core.world import Simulator
-from instep.data.datasets import load
-from instep.data.mapping import shipped_names
+from instep.data import load_episodes
 from instep.diagnose.data_checks import Preflight, preflight
 from instep.evaluate.agreement import rankings, read_rates
 from instep.gap.arm_kinematics import Arm, arms_of, going_round, ranges
@@ -95,7 +94,7 @@ class Asked:
 
     data: str
     against: str
-    as_: str
+    mapping: str
     runs: int
     every: float
     allow: tuple[str, ...]
@@ -128,7 +127,7 @@ def run(asked: Asked) -> int:
         raise BadInput("Nothing to measure: give recordings (instep gap DATA SCENE), or --agreement TABLE.csv.")
     if not asked.every > 0:
         raise BadInput(f"--every takes seconds above 0, not {asked.every:g}.")
-    episodes = picked(read(*part_for(asked)), asked.runs)
+    episodes = picked(read(asked.data, asked.mapping, asked.against.partition("@")[0]), asked.runs)
     output = new_output("gap", asked.out, seed=asked.seed)
     output.read(_located(asked.data))
     if not asked.against:
@@ -182,22 +181,9 @@ def judge(gap: Gap, asked: Asked) -> tuple[list[str], int]:
     return broken, len(limits)
 
 
-def part_for(asked: Asked) -> tuple[str, str]:
-    """The data and its mapping; of a set of several machines the one whose scene was named."""
-    scene = asked.against.partition("@")[0]
-    if asked.as_:
-        part = f"{asked.as_}/{scene}"
-        return asked.data, part if part in shipped_names() else asked.as_
-    part = f"{Path(asked.data).resolve().name}/{scene}"
-    return (f"{asked.data.rstrip('/')}/{scene}" if scene and part in shipped_names() else asked.data), ""
-
-
-def read(path: str, as_: str = "") -> Sequence[Episode]:
-    """The episodes of a dataset."""
-    episodes = load(path, as_ or None)
-    if not len(episodes):
-        raise BadInput(f"{path!r} holds no episode; a gap needs at least one recorded run.")
-    return [named(e, i) for i, e in enumerate(episodes)]
+def read(path: str, mapping: str = "", scene: str = "") -> Sequence[Episode]:
+    """The episodes of a dataset or of recordings, each with a name."""
+    return [named(e, i) for i, e in enumerate(load_episodes(path, mapping or None, scene=scene))]
 
 
 def named(episode: Episode, place: int) -> Episode:

@@ -267,7 +267,7 @@ def _as_shipped(tracked: Tracked, shape: Any) -> dict[str, Estimate]:
 
 def write_overlay(path: Path, tracked: Tracked, scale: int = 1) -> None:
     """A video of all cameras side by side with the twin's silhouette."""
-    from instep.data.video import VideoWriter
+    from instep.data import VideoWriter
     from instep.twin.initialization import frames_of
     from instep.twin.overlay import drawn
     from instep.twin.projection import interpolated
@@ -328,11 +328,11 @@ def open_twin(scene_name: str, real: AbstractContextManager[Any], how: How, *, i
 
 def calibrated_on(nominal: Path) -> Any:
     """Trust, calibrated on runs of this twin in which all was well."""
-    from instep.data.datasets import load
+    from instep.data import load_episodes
     from instep.twin.trust import calibrated
     from instep.twin.twin import log_of
 
-    return calibrated([log_of(one) for one in load(nominal)])
+    return calibrated([log_of(one) for one in load_episodes(nominal)])
 
 
 def trusted(episode: Episode, trust: Any) -> dict[str, Estimate]:

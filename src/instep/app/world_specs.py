@@ -115,10 +115,10 @@ def _recording(words: str) -> World:
 
 
 def _episode(words: str) -> Any:
-    from instep.data.datasets import load
+    from instep.data import load_episodes
 
     folder, _, number = words.partition("#")
-    episodes = load(Path(folder))
+    episodes = load_episodes(Path(folder))
     index = int(number) if number.isdigit() else 0
     if index >= len(episodes):
         raise BadInput(f"{folder!r} holds {len(episodes)} episodes, so there is none with number {index}.")

@@ -1,4 +1,4 @@
-"""What is in a dataset: episodes, rates, jitter, gaps, and each channel with its unit and range."""
+"""Dataset information: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet as PNG."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
-from instep.data.lerobot.features import NOMINAL, channel_of, is_image
 
-from .datasets import load
+from .files import library
+from .lerobot.features import NOMINAL, channel_of, is_image
+from .loading import MappingSource, load_episodes
+from .recorder.atomic import new_file
 
-GAP = 1.5
+GAP_PERIODS = 1.5
 """A step longer than this many periods is a gap."""
+SHEET_EPISODES = 4
+"""Episodes on a contact sheet, evenly chosen."""
+SHEET_FRAMES = 6
+"""Frames of each camera on a contact sheet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +83,35 @@ class DatasetInfo:
         return {**asdict(self), "rows": self.rows, "seconds": self.seconds}
 
 
-def describe(source: str | Path, as_: str | None = None) -> DatasetInfo:
-    """What is in a dataset or a folder of recordings: the verb `instep data info`."""
-    episodes = load(source, as_)
-    if not episodes:
-        raise BadInput(f"{str(source)!r} holds no episodes.")
+def describe_dataset(source: str | Path, mapping: MappingSource | None = None) -> DatasetInfo:
+    """What is in a dataset or a folder of recordings."""
+    episodes = load_episodes(source, mapping)
     return DatasetInfo(
         str(source),
         episodes[0].meta.get("scene", ""),
         tuple(_episode(k, episode) for k, episode in enumerate(episodes)),
         tuple(_channels(episodes)),
     )
+
+
+def contact_sheet(episodes: Sequence[Episode], path: Path, title: str = "") -> Path:
+    """Write a PNG with images over time, positions and actions of a few episodes."""
+    backend, figures = library("matplotlib.backends.backend_agg"), library("matplotlib.figure")
+    chosen = _spread(episodes)
+    with_images = [episode for episode in episodes if any(is_image(c) for c in episode.columns.values())]
+    strips = [(e, n) for e in _spread(with_images) for n, c in e.columns.items() if is_image(c)][: 2 * SHEET_EPISODES]
+    curves = [name for name in ("q", "action") if any(name in e and e[name].shape[1] for e in chosen)]
+    figure: Any = figures.Figure(figsize=(12, 0.7 + 1.35 * len(strips) + 2.6 * len(curves)), layout="constrained")
+    backend.FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(len(strips) + len(curves), 1, height_ratios=[1.0] * len(strips) + [2.0] * len(curves))
+    for k, (episode, name) in enumerate(strips):
+        _strip(figure.add_subplot(grid[k]), episode, name)
+    for k, name in enumerate(curves):
+        _curves(figure, grid[len(strips) + k], chosen, name)
+    figure.suptitle(title or f"{len(episodes)} episodes")
+    with new_file(path) as partial:
+        figure.savefig(partial, dpi=100, format="png")
+    return path
 
 
 def _episode(index: int, episode: Episode) -> EpisodeInfo:
@@ -103,7 +126,7 @@ def _episode(index: int, episode: Episode) -> EpisodeInfo:
         rate=1.0 / period,
         jitter_ms=float("nan") if nominal else float(steps.std()) * 1e3,
         longest_ms=float(steps.max()) * 1e3,
-        gaps=int((steps > GAP * period).sum()),
+        gaps=int((steps > GAP_PERIODS * period).sum()),
         complete=episode.meta.get("complete", "yes") == "yes",
         task=episode.meta.get("task", ""),
         note="; ".join(notes),
@@ -143,3 +166,37 @@ def _numbers(name: str, episodes: Sequence[Episode]) -> list[ChannelInfo]:
         ChannelInfo(name, labels[k], units[k], kind, float(low[k]), float(high[k]), float(shares[k]))
         for k in range(width)
     ]
+
+
+def _spread(episodes: Sequence[Episode]) -> list[Episode]:
+    if not episodes:
+        return []
+    return [episodes[int(k)] for k in np.unique(np.linspace(0, len(episodes) - 1, SHEET_EPISODES).round())]
+
+
+def _strip(axes: Any, episode: Episode, name: str) -> None:
+    column = episode.columns[name]
+    numbers = np.linspace(0, len(column) - 1, SHEET_FRAMES).round().astype(int)
+    images = [np.asarray(column[int(k)]) for k in numbers]
+    step = max(1, images[0].shape[1] // 320)
+    axes.imshow(np.concatenate([image[::step, ::step] for image in images], axis=1))
+    axes.set_axis_off()
+    which = f"episode {episode.meta['index']} " if "index" in episode.meta else ""
+    axes.set_title(which + name.removeprefix("observation.images."), fontsize=8)
+
+
+def _curves(figure: Any, cell: Any, episodes: Sequence[Episode], name: str) -> None:
+    part = cell.subgridspec(1, len(episodes))
+    for k, episode in enumerate(episodes):
+        axes = figure.add_subplot(part[k])
+        values = np.asarray(episode.columns[name]) if name in episode else np.zeros((len(episode), 0))
+        every = max(1, len(values) // 2000)
+        channel = episode.spec.q if name == "q" else episode.spec.action
+        for j in range(min(values.shape[1], 12)):
+            axes.plot(episode.t[::every], values[::every, j], linewidth=0.8, label=channel.labels[j])
+        if k == 0 and values.shape[1] <= 7:
+            axes.legend(fontsize=6)
+        axes.tick_params(labelsize=7)
+        axes.set_xlabel("time [s]", fontsize=7)
+        unit = channel.unit.split(" ")[0]
+        axes.set_ylabel(f"{name} [{unit}]" if unit else name, fontsize=7)

@@ -14,7 +14,7 @@ from instep.core.errors import BadInput
 from instep.core.world import Array
 
 from . import video
-from .file_limits import library
+from .files import library
 
 
 class Source(Protocol):

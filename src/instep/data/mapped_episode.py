@@ -18,17 +18,16 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_inv, quat_log, quat_mul, rotate
 from instep.core.world import Array, Channel, Spec, vector
-from instep.data.formats.raw_run import Raw
 from instep.data.lerobot.features import is_image
 
-from .mapping import DataMap, Rule
+from .mapping import DataMapping, RawRun, Rule
 from .resample import onto, quaternions, resampled, velocity, velocity_labels
 
 FACTORS = {"deg": pi / 180, "deg/s": pi / 180, "mm": 1e-3, "percent": 0.01, "rpm": pi / 30, "turn": 2 * pi, "ms": 1e-3}
 """What one unit of a file is in SI."""
 
 
-def episode_of(raw: Raw, data_map: DataMap) -> Episode:
+def episode_of(raw: RawRun, data_map: DataMapping) -> Episode:
     """The episode of one run."""
     rows = _rows(raw, data_map)
     times, dt = _times(raw, data_map, rows)
@@ -61,7 +60,7 @@ def episode_of(raw: Raw, data_map: DataMap) -> Episode:
     return episode
 
 
-def _rows(raw: Raw, data_map: DataMap) -> int:
+def _rows(raw: RawRun, data_map: DataMapping) -> int:
     if data_map.q.sources and not data_map.time:
         return len(raw.column(_chosen(raw, data_map.q)[0]))
     references = [data_map.time] if data_map.time else [s[0] for s in _first_sources(raw, data_map)]
@@ -70,12 +69,12 @@ def _rows(raw: Raw, data_map: DataMap) -> int:
     return len(raw.column(references[0]))
 
 
-def _first_sources(raw: Raw, data_map: DataMap) -> list[tuple[str, ...]]:
+def _first_sources(raw: RawRun, data_map: DataMapping) -> list[tuple[str, ...]]:
     rules = [data_map.q, *data_map.observation.values(), data_map.action]
     return [_chosen(raw, rule) for rule in rules if rule.sources and _present(raw, rule)]
 
 
-def _times(raw: Raw, data_map: DataMap, rows: int) -> tuple[Array, float]:
+def _times(raw: RawRun, data_map: DataMapping, rows: int) -> tuple[Array, float]:
     if data_map.time:
         times = np.asarray(raw.column(data_map.time), float).ravel()
         steps = np.diff(times)
@@ -95,7 +94,7 @@ def _times(raw: Raw, data_map: DataMap, rows: int) -> tuple[Array, float]:
     return np.arange(rows) / rate, 1.0 / rate
 
 
-def _present(raw: Raw, rule: Rule) -> bool:
+def _present(raw: RawRun, rule: Rule) -> bool:
     return any(all(_name(ref) in raw.columns for ref in source) for source in rule.sources)
 
 
@@ -103,7 +102,7 @@ def _name(reference: str) -> str:
     return reference.split("[", 1)[0]
 
 
-def _chosen(raw: Raw, rule: Rule) -> tuple[str, ...]:
+def _chosen(raw: RawRun, rule: Rule) -> tuple[str, ...]:
     for source in rule.sources:
         if all(_name(ref) in raw.columns for ref in source):
             return source
@@ -111,7 +110,7 @@ def _chosen(raw: Raw, rule: Rule) -> tuple[str, ...]:
     raise UnknownName(f"column in {raw.name!r}", _name(missing), raw.columns)
 
 
-def _observed(raw: Raw, data_map: DataMap) -> Iterator[tuple[str, Rule]]:
+def _observed(raw: RawRun, data_map: DataMapping) -> Iterator[tuple[str, Rule]]:
     """The rules of observations that a file has; a star stands for any name."""
     for name, rule in data_map.observation.items():
         pattern = rule.sources[0][0] if rule.sources else ""
@@ -124,7 +123,7 @@ def _observed(raw: Raw, data_map: DataMap) -> Iterator[tuple[str, Rule]]:
             yield name, rule
 
 
-def _channel(raw: Raw, rule: Rule, rows: int, times: Array, like: Channel | None = None) -> tuple[Channel, Any]:
+def _channel(raw: RawRun, rule: Rule, rows: int, times: Array, like: Channel | None = None) -> tuple[Channel, Any]:
     if not rule.sources or (rule.optional and not _present(raw, rule)):
         return vector([]), np.zeros((rows, 0))
     source = _chosen(raw, rule)
@@ -153,7 +152,7 @@ def _channel(raw: Raw, rule: Rule, rows: int, times: Array, like: Channel | None
     return vector(labels, rule.unit.split(" ") if " " in rule.unit else rule.unit), made
 
 
-def _converted(values: Array, rule: Rule, raw: Raw) -> Array:
+def _converted(values: Array, rule: Rule, raw: RawRun) -> Array:
     x = np.array(values, float)
     if rule.bits:
         half = float(1 << (rule.bits - 1))
@@ -176,7 +175,7 @@ def _converted(values: Array, rule: Rule, raw: Raw) -> Array:
         ) from None
 
 
-def _padded(values: Any, rows: int, raw: Raw, source: tuple[str, ...]) -> Any:
+def _padded(values: Any, rows: int, raw: RawRun, source: tuple[str, ...]) -> Any:
     """Columns of one row less (there is no action after the last state) hold their last row."""
     if len(values) == rows:
         return values
@@ -186,7 +185,7 @@ def _padded(values: Any, rows: int, raw: Raw, source: tuple[str, ...]) -> Any:
 
 
 def _velocities(
-    raw: Raw, data_map: DataMap, times: Array, positions: tuple[Channel, Array]
+    raw: RawRun, data_map: DataMapping, times: Array, positions: tuple[Channel, Array]
 ) -> tuple[Channel, Array | None]:
     channel, q = positions
     labels = velocity_labels(channel.labels)
@@ -219,7 +218,7 @@ def _add_state(columns: dict[str, Any], observation: dict[str, Channel], channel
             columns[name] = columns["q"][:, places]
 
 
-def _notes(raw: Raw, data_map: DataMap) -> dict[str, str]:
+def _notes(raw: RawRun, data_map: DataMapping) -> dict[str, str]:
     def filled(text: str) -> str:
         # A name that a file lacks stays empty.
         return re.sub(r"\{([^{}]+)\}", lambda match: raw.header.get(match[1], ""), text)

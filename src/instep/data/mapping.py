@@ -1,11 +1,12 @@
 """Mapping files: how the columns of a foreign recording become positions, velocities, actions and observations.
 
-A mapping is a TOML file. It says which files to read and in which format, and for each channel where its numbers
-come from, what they are called, in which unit they are, and how to turn them into the scene's convention.
+A mapping is a TOML file. It says which files to read and in which format, and for each channel the columns, labels and
+unit, and the sign, scale and offset to the scene's convention. `RawRun` is what a reader hands to a mapping.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -13,10 +14,50 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from instep.core.errors import BadInput, UnknownName
 
 SHIPPED = files("instep.data") / "maps"
-"""Where the mappings that come with instep are."""
+"""Folder of the mappings that come with instep."""
+
+
+_REFERENCE = re.compile(r"^(?P<name>.*?)(\[(?P<start>\d+)(:(?P<stop>\d+))?\])?$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawRun:
+    """One run of a file as it is stored: columns [rows, ...], and single values such as gains and names."""
+
+    name: str
+    """Where it came from, for notes and error texts."""
+    columns: Mapping[str, Any]
+    header: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def column(self, reference: str) -> Any:
+        """A column by reference: `q`, one number of it `q[3]`, or some of them `q[0:7]`."""
+        match = _REFERENCE.match(reference)
+        name = match["name"] if match else reference
+        if name not in self.columns:
+            raise UnknownName(f"column in {self.name!r}", name, self.columns)
+        column = self.columns[name]
+        if match is None or match["start"] is None:
+            return column
+        start, stop = int(match["start"]), int(match["stop"] or int(match["start"]) + 1)
+        if column.ndim < 2 or stop > column.shape[1]:
+            raise BadInput(f"{reference!r} is asked for, but {name!r} in {self.name!r} has shape {column.shape}.")
+        return column[:, start:stop]
+
+    def stacked(self, references: tuple[str, ...]) -> Any:
+        """Columns side by side [rows, numbers]; one column of images is passed on as it is."""
+        parts = [self.column(reference) for reference in references]
+        if len(parts) == 1 and parts[0].ndim > 2:
+            return parts[0]
+        try:
+            return np.concatenate([np.asarray(p, float).reshape(len(p), -1) for p in parts], axis=1)
+        except ValueError:
+            shapes = {r: p.shape for r, p in zip(references, parts, strict=True)}
+            raise BadInput(f"These columns of {self.name!r} cannot stand side by side: {shapes}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +101,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class DataMap:
+class DataMapping:
     """How the recordings in a folder become episodes."""
 
     name: str
@@ -99,10 +140,10 @@ class DataMap:
 
 
 _RULE = frozenset(entry.name for entry in fields(Rule)) - {"sources"} | {"from"}
-_TOP = frozenset(entry.name for entry in fields(DataMap)) - {"name"} | {"parts", "join"}
+_TOP = frozenset(entry.name for entry in fields(DataMapping)) - {"name"} | {"parts", "join"}
 
 
-def shipped_names() -> list[str]:
+def shipped_mappings() -> list[str]:
     """The names of all mappings that come with instep, with the parts of sets that hold several machines."""
     out: list[str] = []
     for entry in sorted(SHIPPED.iterdir(), key=lambda entry: entry.name):
@@ -113,16 +154,16 @@ def shipped_names() -> list[str]:
     return out
 
 
-def shipped(name: str) -> tuple[DataMap, ...]:
+def shipped(name: str) -> tuple[DataMapping, ...]:
     """The mapping that comes with instep under a name: one, or one per part of a set that is joined."""
     stem, _, part = name.partition("/")
     entry = SHIPPED / f"{stem}.toml"
     if not stem.replace("_", "").isalnum() or not entry.is_file():
-        raise UnknownName("mapping", name, shipped_names())
+        raise UnknownName("mapping", name, shipped_mappings())
     return parse(entry.read_text(encoding="utf-8"), stem, part)
 
 
-def from_file(path: Path) -> tuple[DataMap, ...]:
+def from_file(path: Path) -> tuple[DataMapping, ...]:
     """The mapping in a file of one's own."""
     try:
         return parse(path.read_text(encoding="utf-8"), path.stem)
@@ -130,7 +171,7 @@ def from_file(path: Path) -> tuple[DataMap, ...]:
         raise BadInput(f"The mapping {str(path)!r} cannot be read ({error}).") from None
 
 
-def parse(text: str, name: str, part: str = "") -> tuple[DataMap, ...]:
+def parse(text: str, name: str, part: str = "") -> tuple[DataMapping, ...]:
     """The mappings of a TOML text; `part` names one machine of a set that holds several."""
     top = _parsed(text, name)
     parts = cast(dict[str, dict[str, Any]], top.pop("parts", {}))
@@ -155,7 +196,7 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         raise BadInput(f"The mapping {name!r} is not valid TOML ({error}).") from None
 
 
-def _map(name: str, top: Mapping[str, Any]) -> DataMap:
+def _map(name: str, top: Mapping[str, Any]) -> DataMapping:
     for key in top:
         if key not in _TOP:
             raise UnknownName(f"entry of the mapping {name!r}", key, _TOP)
@@ -164,7 +205,7 @@ def _map(name: str, top: Mapping[str, Any]) -> DataMap:
             raise BadInput(f"The mapping {name!r} must say {key!r}.")
     try:
         words = {k: str(top.get(k, "")) for k in ("about", "scene", "time", "split", "task")}
-        return DataMap(
+        return DataMapping(
             name=name,
             about=words["about"],
             format=str(top["format"]),

@@ -1,6 +1,7 @@
-"""Read files from strangers in a process of their own first: what makes a parser crash, hang or swell is only said.
+"""Sandbox: untrusted files are read in a process of their own first, so that a crash of a parser becomes an error.
 
-Parquet, HDF5, video and compressed logs are parsed by C and C++ libraries, some of which crash on a single flipped bit.
+Parquet, HDF5, video and compressed logs are parsed by C and C++ libraries, some of which crash on a single flipped bit;
+the process has limits of memory and time.
 """
 
 from __future__ import annotations
@@ -19,48 +20,50 @@ import numpy as np
 from instep.core.errors import BadInput, InstepError
 from instep.data.lerobot.features import is_image
 
-from .mapping import DataMap
+from .mapping import DataMapping
 
-MEMORY = 8 << 30
+MAX_MEMORY = 8 << 30
 """Most address space a reader may take [bytes]; libraries map far more than they use."""
-SECONDS = 600
+MAX_CPU_S = 600
 """Most processor time a reader may take [s]."""
-_SOUND: set[tuple[str, int, int]] = set()
-_UNPROBED = ("npz", "csv", "json", "lines", "stills")
+_CHECKED: set[tuple[str, int, int]] = set()
+_UNCHECKED_FORMATS = ("npz", "csv", "json", "lines", "stills")
 """Formats whose readers are Python and NumPy, and are bounded by themselves."""
 
 
 def check_dataset(folder: Path) -> None:
     """Make sure a LeRobot dataset can be read: by its checksums where we wrote them, else in a process of its own."""
     key = _key(folder)
-    if key in _SOUND:
+    if key in _CHECKED:
         return
     if not _verified(folder):
-        _probe({"dataset": str(folder.absolute())}, folder)
-    _SOUND.add(key)
+        _read_in_process({"dataset": str(folder.absolute())}, folder)
+    _CHECKED.add(key)
 
 
-def check_recordings(folder: Path, maps: Sequence[DataMap]) -> None:
+def check_recordings(folder: Path, maps: Sequence[DataMapping]) -> None:
     """Make sure recordings can be read by their mappings."""
     from instep.data.formats.readers import matching, reader_of
 
     for data_map in maps:
         reader_of(data_map)
-        if data_map.format in _UNPROBED:
+        if data_map.format in _UNCHECKED_FORMATS:
             continue
         for path in matching(folder, data_map):
             key = _key(path)
-            if key not in _SOUND:
-                _probe({"format": data_map.format, "path": str(path.absolute()), "options": data_map.options}, path)
-                _SOUND.add(key)
+            if key not in _CHECKED:
+                _read_in_process(
+                    {"format": data_map.format, "path": str(path.absolute()), "options": data_map.options}, path
+                )
+                _CHECKED.add(key)
 
 
 def main() -> None:
-    """The other side: read what the first line of the input names, and print what is wrong with it."""
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    """Entry point of the process: read what the first line of the input names, and print what is wrong with it."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     job = json.loads(sys.stdin.readline())
     try:
         _read_dataset(Path(job["dataset"])) if "dataset" in job else _read_file(job)
@@ -73,10 +76,10 @@ def main() -> None:
 
 
 def _read_dataset(folder: Path) -> None:
-    from instep.data.formats.readers import read_lerobot
+    from instep.data.lerobot.reader import read_lerobot
 
-    for raw in read_lerobot(folder, {}):
-        _touch(raw.columns)
+    for episode in read_lerobot(folder):
+        _touch(episode.columns)
 
 
 def _read_file(job: Any) -> None:
@@ -94,7 +97,7 @@ def _touch(columns: Any) -> None:
             np.asarray(column)
 
 
-def _probe(job: Any, source: Path) -> None:
+def _read_in_process(job: Any, source: Path) -> None:
     command = [sys.executable, "-c", "from instep.data.sandbox import main; main()"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
@@ -104,11 +107,13 @@ def _probe(job: Any, source: Path) -> None:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=2 * SECONDS,
+            timeout=2 * MAX_CPU_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise BadInput(f"{str(source)!r} keeps its reader busy for more than {2 * SECONDS} s; it is refused.") from None
+        raise BadInput(
+            f"{str(source)!r} keeps its reader busy for more than {2 * MAX_CPU_S} s; it is refused."
+        ) from None
     answer = done.stdout.strip().splitlines()
     if done.returncode or not answer:
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
@@ -120,7 +125,7 @@ def _probe(job: Any, source: Path) -> None:
 
 def _verified(folder: Path) -> bool:
     """Whether a dataset has checksums of all its tables; one that differs is named."""
-    from instep.data.lerobot.reader_v3 import own_notes
+    from instep.data.lerobot.reader import own_notes
     from instep.data.recorder.atomic import sha256
 
     known = (own_notes(folder) or {}).get("sha256")

@@ -20,7 +20,7 @@ import numpy as np
 from instep.core.errors import BadInput, Unsupported
 from instep.core.world import Array
 
-from .file_limits import library
+from .files import first_line, library
 
 CACHE_BYTES = 256 << 20
 """How many bytes of decoded frames one process keeps."""
@@ -99,7 +99,7 @@ class VideoWriter:
         except av.FFmpegError as error:
             self._container = None
             raise Unsupported(
-                f"Images of {image.shape[0]} x {image.shape[1]} pixels cannot be encoded ({_first_line(error)}); store "
+                f"Images of {image.shape[0]} x {image.shape[1]} pixels cannot be encoded ({first_line(error)}); store "
                 "this camera as PNG images."
             ) from None
         self.frames += 1
@@ -225,7 +225,7 @@ def _index(path: str, mtime: int, size: int) -> Index:
             found = [(p.pts, p.is_keyframe) for p in container.demux(stream) if p.pts is not None]
             base = Fraction(stream.time_base)
     except (OSError, IndexError, ValueError, library("av").FFmpegError) as error:
-        raise BadInput(f"{path!r} cannot be read as video ({_first_line(error)}).") from None
+        raise BadInput(f"{path!r} cannot be read as video ({first_line(error)}).") from None
     if not found:
         raise BadInput(f"{path!r} holds no video frames.")
     found.sort()
@@ -290,7 +290,7 @@ def decode(path: Path, start: int, stop: int) -> Iterator[Array]:
                 if not wanted:
                     return
     except (OSError, ValueError, av.FFmpegError) as error:
-        raise BadInput(f"Frames {start} to {stop} of {str(path)!r} cannot be decoded ({_first_line(error)}).") from None
+        raise BadInput(f"Frames {start} to {stop} of {str(path)!r} cannot be decoded ({first_line(error)}).") from None
     raise BadInput(f"{len(wanted)} of the frames {start} to {stop} of {str(path)!r} are missing from the stream.")
 
 
@@ -335,7 +335,3 @@ class FrameCache:
 
 
 CACHE = FrameCache()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:100] if str(error) else type(error).__name__

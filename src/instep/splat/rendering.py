@@ -75,7 +75,7 @@ def save_movie(path: Path, pictures: Iterator[Array] | Sequence[Array], *, fps: 
     if path.suffix.lower() == ".gif":
         _write_gif(path, list(pictures), fps)
     elif path.suffix.lower() == ".mp4":
-        from instep.data.video import VideoOptions, VideoWriter
+        from instep.data import VideoOptions, VideoWriter
 
         with VideoWriter(path, fps, VideoOptions(crf=23, g=20)) as writer:
             for picture in pictures:

@@ -117,9 +117,9 @@ def augment(
 
 
 def _loaded(data: Sequence[Path]) -> list[Episode]:
-    from instep.data.datasets import load
+    from instep.data import load_episodes
 
-    return [episode for source in data for episode in load(source)]
+    return [episode for source in data for episode in load_episodes(source)]
 
 
 def _as_it_is(episode: Episode) -> Episode:
@@ -134,7 +134,7 @@ def _shown(
     console: Console,
 ) -> int:
     """Demonstrations from ordinary starts, a dataset to begin with; what fails is left out."""
-    from instep.data.lerobot.writer_v3 import write
+    from instep.data import write_dataset
 
     pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
     (wanted, develop), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
@@ -144,7 +144,7 @@ def _shown(
             tried += few
     if len(kept) < wanted:
         raise BadInput(f"The expert did the task from {len(kept)} of {tried} starts only; {wanted} were asked for.")
-    write([develop(episode) for episode in kept[:wanted]], output.folder / "demonstrations")
+    write_dataset([develop(episode) for episode in kept[:wanted]], output.folder / "demonstrations")
     output.write({}, demonstrations=wanted, tried=tried)
     print(output.folder / "demonstrations")
     return 0
@@ -169,13 +169,12 @@ def _frozen(value: Any) -> Any:
 
 def _collected(folder: Path, collect: Callable[[], Lessons], develop: Callable[[Episode], Episode]) -> Lessons:
     """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
-    from instep.data.datasets import read_dataset
-    from instep.data.lerobot.writer_v3 import write
+    from instep.data import load_episodes, write_dataset
 
     where, note = folder / "demonstrations", folder / "demonstrations.json"
     if note.is_file() and where.is_dir():
         counts = json.loads(note.read_text(encoding="utf-8"))
-        return Lessons(tuple(read_dataset(where)), int(counts["tried"]), int(counts["failed"]))
+        return Lessons(tuple(load_episodes(where)), int(counts["tried"]), int(counts["failed"]))
     found = collect()
     if not found.episodes:
         raise BadInput(
@@ -183,7 +182,7 @@ def _collected(folder: Path, collect: Callable[[], Lessons], develop: Callable[[
             "did the task; there is nothing to teach. Try more --tries, or another --world."
         )
     found = replace(found, episodes=tuple(develop(episode) for episode in found.episodes))
-    write(found.episodes, where)
+    write_dataset(found.episodes, where)
     note.write_text(json.dumps({"tried": found.tried, "failed": found.failed}), encoding="utf-8")
     return found
 

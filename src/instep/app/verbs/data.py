@@ -11,10 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.output import new_output
-from instep.data.contact_sheet import contact_sheet
-from instep.data.dataset_info import DatasetInfo, describe
-from instep.data.datasets import export as export_episodes
-from instep.data.datasets import import_recordings, load
+from instep.data import DatasetInfo, contact_sheet, describe_dataset, export_episodes, import_recordings, load_episodes
 
 Positional = tyro.conf.Positional
 MOST_ROWS = 30
@@ -26,8 +23,7 @@ def import_data(
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
     /,
     *,
-    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
-    map: Path | None = None,
+    mapping: str = "",
     rate: float | None = None,
 ) -> int:
     """Read recordings of another format and write them as a new LeRobot dataset, whole or not at all.
@@ -35,12 +31,12 @@ def import_data(
     Args:
         source: CSV, NPZ, HDF5 (ALOHA), zarr (diffusion policy), MCAP, ROS bags, LeRobot v2.1: a file or a folder.
         folder: dataset to make.
-        as_: name of a mapping that comes with instep, where the folder's name does not say it.
-        map: a mapping file of your own (docs/data.md).
+        mapping: a mapping file of your own (docs/data.md), or the name of a shipped one where the folder's name
+            does not say it.
         rate: rows per second to even out to, where recordings have several rates.
 
     """
-    done = import_recordings(source, folder, as_=as_ or None, map_file=map, rate=rate)
+    done = import_recordings(source, folder, mapping=mapping or None, rate=rate)
     Console(stderr=True).print(f"{done.episodes} episodes, {done.rows} rows.")
     print(done.folder)
     return 0
@@ -52,7 +48,7 @@ def export(
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
     /,
     *,
-    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    mapping: str = "",
 ) -> int:
     """Write the episodes of a dataset in another format.
 
@@ -60,10 +56,10 @@ def export(
         source: dataset, or recordings that a mapping reads.
         form: lerobot-v3.0, lerobot-v2.1, mcap, csv or npz.
         folder: folder to make.
-        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
 
     """
-    done = export_episodes(source, form, folder, as_=as_ or None)
+    done = export_episodes(source, form, folder, mapping=mapping or None)
     console = Console(stderr=True)
     console.print(f"{done.episodes} episodes, {done.rows} rows.")
     if done.left_out:
@@ -76,22 +72,22 @@ def info(
     source: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
     /,
     *,
-    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    mapping: str = "",
     out: Path | None = None,
 ) -> int:
     """Look inside a dataset: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet.
 
     Args:
         source: dataset, or recordings that a mapping reads.
-        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
         out: folder to write; a new one under runs/ where not given.
 
     """
-    found = describe(source, as_ or None)
+    found = describe_dataset(source, mapping or None)
     output, console = new_output("data-info", out), Console()
     console.print(_episodes(found))
     console.print(_channels(found))
-    sheet = contact_sheet(load(source, as_ or None), output.folder / "sheet.png", source.resolve().name)
+    sheet = contact_sheet(load_episodes(source, mapping or None), output.folder / "sheet.png", source.resolve().name)
     output.write({}, **found.as_dict())
     print(sheet)
     return 0

@@ -115,12 +115,12 @@ def _write(
 
     from instep.core.episode import Episode
     from instep.core.statistics import Estimate
+    from instep.data import write_dataset
     from instep.data.formats.tabular import write_columns
-    from instep.data.lerobot.writer_v3 import write
 
     t = np.arange(len(design.actions)) * scene.dt
     columns = {"timestamp": t, "q": design.q, "v": design.v, "action": design.actions}
-    write([Episode(scene.spec, columns, {"task": f"excitation of {scene.name}"})], output.folder / "data")
+    write_dataset([Episode(scene.spec, columns, {"task": f"excitation of {scene.name}"})], output.folder / "data")
     named = dict(zip(scene.spec.action.labels, design.actions.T, strict=True))
     write_columns(output.folder / "actions.csv", {"timestamp": t, **named})
     _plot(output.folder / "motion.png", limits, design, scene.dt)

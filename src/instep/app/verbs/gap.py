@@ -15,7 +15,7 @@ def gap(
     against: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE|DATA")]] = "",
     /,
     *,
-    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    mapping: str = "",
     runs: int = 0,
     every: float = 0.5,
     allow: tuple[str, ...] = (),
@@ -40,7 +40,7 @@ def gap(
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
         against: a scene (name, folder, MJCF, SCENE@rapier for another engine) or a second dataset.
-        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
         runs: measure only so many runs, spread over all; 0 is all.
         every: place the simulator anew every so many seconds.
         allow: checks that may fail: finite stamps rate units frozen gain order offset.
@@ -62,7 +62,7 @@ def gap(
         return agree(agreement, out, seed)
     limits = {**dict(_limit(words) for words in limit)}
     return run(
-        Asked(data, against, as_, runs, every, allow, max_rmse, at, limits, scene, events, causes, plain, seed, out)
+        Asked(data, against, mapping, runs, every, allow, max_rmse, at, limits, scene, events, causes, plain, seed, out)
     )
 
 

@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
-from instep.data.recorder.finishing import finish
-from instep.data.recorder.recorder import Recorder
+from instep.data import Recorder, finish_recording
 
 Positional = tyro.conf.Positional
 
@@ -65,7 +64,7 @@ def record(
                 run = rollout(opened, decider, steps=steps, seed=seed + number, watch=[recorder, tick])
                 recorder.commit(seed=str(seed + number), ended=run.meta["ended"])
     status = recorder.status()
-    finish(data)
+    finish_recording(data)
     lost = f", {status.dropped} dropped" if status.dropped else ""
     console.print(f"{status.episodes} episodes, {status.written} rows{lost}.")
     print(data)

@@ -63,7 +63,7 @@ def run(
     how = How(correct, residual, hold_camera, scan)
     if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), real, recording, how, out)
-    from instep.data.lerobot.writer_v3 import write
+    from instep.data import write_dataset
 
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     trust = None if nominal is None else calibrated_on(nominal)
@@ -74,7 +74,7 @@ def run(
             decider.act(opened.sim.observe(opened.sim.reset(seed)))
         episode = _ran(opened, decider, (steps, seed, f"{policy} in {world}"), trust)
     output = new_output("run", out, seed=seed)
-    write([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
+    write_dataset([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
     scores: dict[str, Estimate] = {}
     if trust is not None and nominal is not None:
         output.read(nominal)

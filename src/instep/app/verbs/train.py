@@ -29,6 +29,7 @@ def train(
     data: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="DATA... POLICY")], ...]],
     /,
     *,
+    mapping: str = "",
     scene: str = "",
     task: str = "",
     world: str = "mujoco",
@@ -54,6 +55,7 @@ def train(
 
     Args:
         data: one or more datasets (LeRobot folders), then the folder of the policy.
+        mapping: mapping of the data: a file (.toml), or the name of a shipped one.
         scene: scene to judge checkpoints in, with --judge.
         task: which task of the scene; its first where not given.
         world: engine to judge in, or perturbed:SEED.
@@ -77,7 +79,7 @@ def train(
 
     """
     from instep.app.rendered_cameras import open_seen, read_sight
-    from instep.data.datasets import load
+    from instep.data import load_episodes
     from instep.scene.folder import Scene
 
     if len(data) < 2:
@@ -91,7 +93,7 @@ def train(
     episodes = []
     for source in sources:
         output.read(Path(source))
-        episodes += list(load(source))
+        episodes += list(load_episodes(source, mapping or None))
     if virtual is not None:
         if not scene:
             raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")

@@ -38,7 +38,7 @@ def tune(
     *,
     params: tuple[str, ...] = ("auto",),
     bounds: tuple[str, ...] = (),
-    as_: Annotated[str, tyro.conf.arg(name="as")] = "",
+    mapping: str = "",
     ignore_coordinates: tuple[str, ...] = (),
     window: float = 1.0,
     windows: int = 200,
@@ -65,7 +65,7 @@ def tune(
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         params: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
         bounds: ranges to search, as 'joint.*.damping=0.01:2'.
-        as_: name of the mapping to read DATA with, where the folder's name does not say it.
+        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
         ignore_coordinates: measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that
             only slides.
         window: length of the windows that are simulated [s]; shorter for chaotic motion.
@@ -94,8 +94,8 @@ def tune(
             f"not {window:g}, {windows}, {starts}, {seeds} and {draws}."
         )
     asked = Asked(
-        data, scene, params, _bounds(bounds), as_, ignore_coordinates, window, windows, held_out, starts, seeds, draws,
-        seed, drop_unpredictable, fixed_start,
+        data, scene, params, _bounds(bounds), mapping, ignore_coordinates, window, windows, held_out, starts, seeds,
+        draws, seed, drop_unpredictable, fixed_start,
     )  # fmt: skip
     loaded = _load(asked)
     output = new_output("tune", out, seed=seed)
@@ -124,7 +124,7 @@ class Asked:
     scene: str
     params: tuple[str, ...]
     bounds: dict[str, tuple[float, float]]
-    as_: str
+    mapping: str
     ignore_coordinates: tuple[str, ...]
     window: float
     windows: int
@@ -158,7 +158,7 @@ def _load(asked: Asked) -> Loaded:
     from instep.tune.param_selection import auto_params, named_params
 
     scene = Scene.load(asked.scene)
-    episodes, _ = at_rate(read(asked.data, asked.as_), scene.dt)
+    episodes, _ = at_rate(read(asked.data, asked.mapping), scene.dt)
     episodes = with_inputs(scene, episodes)
     choice = (
         auto_params(scene, episodes) if asked.params == ("auto",) else named_params(scene, asked.params, asked.bounds)

@@ -1,6 +1,6 @@
-"""HDF5 files, such as ALOHA's: arrays by path, images left in the file until looked at.
+"""Array stores: HDF5 files (ALOHA) by path, and zarr stores (diffusion policy) cut at `meta/episode_ends`.
 
-Zarr stores, such as diffusion policy's: arrays under `data`, and where episodes end under `meta`.
+Images stay in their file until they are used.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.data.file_limits import ALLOWED_KINDS, MAX_DECODED, check_members, library
+from instep.data.files import ALLOWED_KINDS, MAX_DECODED, check_members, first_line, library
 from instep.data.frames import Frames, decode_image
+from instep.data.mapping import RawRun
 
-from .raw_run import Raw
 
-
-def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run: every array of the file under its path, `observations/qpos`; attributes become the header."""
     h5py = library("h5py")
     columns: dict[str, Any] = {}
@@ -33,10 +32,10 @@ def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
     except FileNotFoundError:
         raise BadInput(f"There is no file {str(path)!r}.") from None
     except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as HDF5 ({str(error).splitlines()[0][:100]}).") from None
+        raise BadInput(f"{str(path)!r} cannot be read as HDF5 ({first_line(error)}).") from None
     if not columns:
         raise BadInput(f"{str(path)!r} holds no arrays.")
-    yield Raw(path.name, columns, header)
+    yield RawRun(path.name, columns, header)
 
 
 def _names(group: Any, prefix: str, depth: int = 0) -> Iterator[str]:
@@ -62,18 +61,18 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
         header[name] = str(dataset[()])
         return np.zeros(0)
     if dataset.ndim == 4 and dataset.shape[3] == 3 and dataset.dtype == np.uint8:
-        source = _Stored(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
+        source = _Hdf5Images(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
         return Frames(source, np.arange(int(dataset.shape[0])))
     if dataset.ndim == 2 and dataset.dtype == np.uint8 and header.get("compress") in ("True", "1"):
         first = decode_image(bytes(np.asarray(dataset[0])))
-        return Frames(_Stored(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
+        return Frames(_Hdf5Images(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
     if dataset.size * dataset.dtype.itemsize > MAX_DECODED:
         raise BadInput(f"{name!r} of {str(path)!r} would take {dataset.nbytes / 2**30:.3g} GiB, which is refused.")
     return np.asarray(dataset[()])
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _Hdf5Images:
     """Images that stay in an HDF5 file, plain or compressed one by one."""
 
     file: Path
@@ -91,7 +90,7 @@ class _Stored:
                 yield stored if stored.ndim == 3 else decode_image(bytes(stored))
 
 
-def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run per episode: the arrays under `data`, cut at `meta/episode_ends`; images stay in the store."""
     zarr = library("zarr")
     try:
@@ -100,8 +99,7 @@ def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
         ends = [int(end) for end in group["meta/episode_ends"][:]]
         columns = {name: _zarr_column(name, array, path) for name, array in arrays.items()}
     except (OSError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(f"{str(path)!r} cannot be read as zarr ({text[0][:100]}).") from None
+        raise BadInput(f"{str(path)!r} cannot be read as zarr ({first_line(error)}).") from None
     if not columns or not ends or min(len(column) for column in columns.values()) < ends[-1]:
         raise BadInput(f"{str(path)!r} should hold arrays under 'data' as long as 'meta/episode_ends' says.")
     start = 0
@@ -109,7 +107,7 @@ def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
         if stop <= start:
             raise BadInput(f"The ends of episodes in {str(path)!r} do not ascend at {number}.")
         part = {name: column[start:stop] for name, column in columns.items()}
-        yield Raw(path.name, part, {"run": str(number)})
+        yield RawRun(path.name, part, {"run": str(number)})
         start = stop
 
 
@@ -124,7 +122,7 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
     if array.dtype.kind not in ALLOWED_KINDS:
         raise BadInput(f"{name!r} of {str(path)!r} holds {array.dtype}, but only numbers are read.")
     if array.ndim == 4 and array.shape[3] == 3:
-        source = _StoredZarr(array, (int(array.shape[1]), int(array.shape[2])))
+        source = _ZarrImages(array, (int(array.shape[1]), int(array.shape[2])))
         return Frames(source, np.arange(int(array.shape[0])))
     if array.size * array.dtype.itemsize > MAX_DECODED:
         raise BadInput(f"{name!r} of {str(path)!r} would take {array.nbytes / 2**30:.3g} GiB, which is refused.")
@@ -132,7 +130,7 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _StoredZarr:
+class _ZarrImages:
     """Images that stay in a zarr store, as whole numbers or as floats from 0 to 255."""
 
     array: Any

@@ -1,7 +1,4 @@
-"""Several cameras listed in a JSON file: a video each, with the stamps of its frames.
-
-Still images with a pose each: calibration sets.
-"""
+"""Image sets: several cameras listed in a JSON file with a stamped video each, and still images with a pose each."""
 
 from __future__ import annotations
 
@@ -14,15 +11,13 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.data.file_limits import under
+from instep.data.files import read_object, under
 from instep.data.frames import Frames, open_stills, open_video
-from instep.data.json_files import read_object
+from instep.data.mapping import RawRun
 from instep.data.resample import latest
 
-from .raw_run import Raw
 
-
-def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_cameras(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run: rows at the stamps of the first camera, for each other camera its last frame at that time."""
     streams: dict[str, tuple[Array, Frames]] = {}
     header: dict[str, str] = {}
@@ -45,30 +40,30 @@ def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
     for name, (stamps, frames) in streams.items():
         which = latest(rows, stamps)
         columns[name], columns[f"{name}.stamp"] = frames[which], stamps[which]
-    yield Raw(path.name, columns, header)
+    yield RawRun(path.name, columns, header)
 
 
-def read_stills(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_stills(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run: the images of a folder in the order of their numbers, with the flat YAML file of each beside them.
 
     `path` is the folder; `images` and `poses` are patterns below it, the latter with {stem}.
     """
-    pictures = sorted(path.glob(str(options.get("images", "images/*.jpg"))), key=_number)
-    if not pictures:
+    files = sorted(path.glob(str(options.get("images", "images/*.jpg"))), key=_number)
+    if not files:
         raise BadInput(f"There are no images in {str(path)!r}.")
     pattern = str(options.get("poses", "poses/{stem}.yaml"))
-    poses = [read_flat(under(path, pattern.replace("{stem}", picture.stem))) for picture in pictures]
+    poses = [_read_flat_yaml(under(path, pattern.replace("{stem}", file.stem))) for file in files]
     names = list(poses[0])
-    for picture, pose in zip(pictures, poses, strict=True):
+    for file, pose in zip(files, poses, strict=True):
         if set(pose) != set(names):
-            raise BadInput(f"The pose of {picture.name!r} has the entries {sorted(pose)}, but others {sorted(names)}.")
+            raise BadInput(f"The pose of {file.name!r} has the entries {sorted(pose)}, but others {sorted(names)}.")
     columns: dict[str, Any] = {name: np.array([pose[name] for pose in poses]) for name in names}
-    columns["number"] = np.array([_number(picture) for picture in pictures], float)
-    columns["image"] = open_stills(lambda k: pictures[k].read_bytes(), len(pictures))
-    yield Raw(path.name, columns)
+    columns["number"] = np.array([_number(file) for file in files], float)
+    columns["image"] = open_stills(lambda k: files[k].read_bytes(), len(files))
+    yield RawRun(path.name, columns)
 
 
-def read_flat(path: Path) -> dict[str, float]:
+def _read_flat_yaml(path: Path) -> dict[str, float]:
     """The numbers of a YAML file that is no more than `name: number` lines."""
     try:
         lines = [line.split("#", 1)[0] for line in path.read_text(encoding="utf-8").splitlines()]

@@ -13,13 +13,12 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.data.file_limits import library
+from instep.data.files import first_line, library
 from instep.data.frames import encode_png, open_stills
-from instep.data.lerobot import features
-from instep.data.lerobot.features import channel_of, is_image
+from instep.data.lerobot.features import channel_of, is_image, spec_from_json, spec_to_json
+from instep.data.mapping import RawRun
 
-from .raw_run import Raw
-from .ros_messages import Log
+from .ros_logs import MessageLog
 
 OWN = "instep"
 """Name of the MCAP metadata record in which an episode's spec and notes are kept."""
@@ -30,10 +29,10 @@ JOINTS = f"std_msgs/Header header\nstring[] name\nfloat64[] position\nfloat64[] 
 IMAGE = f"std_msgs/Header header\nstring format\nuint8[] data\n{_HEADER}"
 
 
-def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run: an episode we wrote comes back as it was, any other log by its joint states, images and poses."""
     own = _own(path)
-    log = Log()
+    log = MessageLog()
     for topic, kind, received, message in _messages(path, log):
         log.add(topic, kind, received, message)
     if own is not None:
@@ -42,7 +41,7 @@ def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
     yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
 
 
-def write(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
+def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
     """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
 
     `streams` are sensors of another rate, each on a topic below `/streams`, with all their samples.
@@ -54,8 +53,8 @@ def write(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array
         image = writer.register_msgdef("sensor_msgs/msg/CompressedImage", IMAGE)
         kinds = {name: str(column.dtype) for name, column in episode.columns.items()}
         shapes = {name: list(column.shape[1:]) for name, column in episode.columns.items()}
-        told = {"spec": json.dumps(features.to_json(episode.spec)), "meta": json.dumps(dict(episode.meta))}
-        writer.add_metadata(OWN, {**told, "dtypes": json.dumps(kinds), "shapes": json.dumps(shapes)})
+        described = {"spec": json.dumps(spec_to_json(episode.spec)), "meta": json.dumps(dict(episode.meta))}
+        writer.add_metadata(OWN, {**described, "dtypes": json.dumps(kinds), "shapes": json.dumps(shapes)})
         times = _log_times(episode)
         for row in range(len(episode)):
             for name in episode.columns:
@@ -105,7 +104,7 @@ def _stamped(name: str, seconds: float) -> dict[str, Any]:
     return {"stamp": {"sec": whole, "nanosec": part}, "frame_id": name}
 
 
-def _as_written(name: str, log: Log, own: Mapping[str, str]) -> Raw:
+def _as_written(name: str, log: MessageLog, own: Mapping[str, str]) -> RawRun:
     """The columns of an episode that `write` stored, with their types."""
     kinds, shapes = json.loads(own["dtypes"]), json.loads(own["shapes"])
     columns: dict[str, Any] = {}
@@ -118,7 +117,7 @@ def _as_written(name: str, log: Log, own: Mapping[str, str]) -> Raw:
     for topic, stream in log.images.items():
         column = next(c for c in kinds if _topic(c) == topic)
         columns[column] = _spread(stream, columns.get(f"{column}.stamp"), rows)
-    return Raw(name, columns, {"own.spec": own["spec"], "own.meta": own["meta"]})
+    return RawRun(name, columns, {"own.spec": own["spec"], "own.meta": own["meta"]})
 
 
 def _spread(stream: Any, stamps: Any, rows: int) -> Any:
@@ -131,12 +130,12 @@ def _spread(stream: Any, stamps: Any, rows: int) -> Any:
     return frames[fresh]
 
 
-def own_episode(raw: Raw) -> Episode | None:
+def own_episode(raw: RawRun) -> Episode | None:
     """The episode a file of ours holds; None where the file is not ours."""
     if "own.spec" not in raw.header:
         return None
     meta = {str(k): str(v) for k, v in json.loads(raw.header["own.meta"]).items()}
-    return Episode(features.from_json(json.loads(raw.header["own.spec"])), raw.columns, meta)
+    return Episode(spec_from_json(json.loads(raw.header["own.spec"])), raw.columns, meta)
 
 
 def _own(path: Path) -> dict[str, str] | None:
@@ -149,11 +148,11 @@ def _own(path: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         raise BadInput(f"There is no file {str(path)!r}.") from None
     except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the file is damaged
-        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({_short(error)}).") from None
+        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({first_line(error)}).") from None
     return None
 
 
-def _messages(path: Path, log: Log) -> Iterator[tuple[str, str, float, Any]]:
+def _messages(path: Path, log: MessageLog) -> Iterator[tuple[str, str, float, Any]]:
     reading, ros2 = library("mcap.reader"), library("mcap_ros2.decoder")
     factory: Any = ros2.DecoderFactory()
     try:
@@ -174,7 +173,7 @@ def _messages(path: Path, log: Log) -> Iterator[tuple[str, str, float, Any]]:
     except BadInput:
         raise
     except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the file is damaged
-        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({_short(error)}).") from None
+        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({first_line(error)}).") from None
 
 
 def _namespace(value: Any) -> Any:
@@ -186,7 +185,3 @@ def _namespace(value: Any) -> Any:
 
 def _topic(name: str) -> str:
     return "/" + name.replace(".", "/")
-
-
-def _short(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]

@@ -1,4 +1,4 @@
-"""Foreign formats by name, and the runs of a folder read in one of them."""
+"""Readers of recording formats by name, and the runs of a folder that a mapping selects."""
 
 from __future__ import annotations
 
@@ -8,49 +8,46 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from instep.core.errors import BadInput, UnknownName
-from instep.data.file_limits import under
-from instep.data.json_files import read_object
-from instep.data.lerobot import reader_v3, version21
-from instep.data.mapping import DataMap
+from instep.data.files import under
+from instep.data.lerobot.reader import read_lerobot
+from instep.data.mapping import DataMapping, RawRun
 
-from . import array_stores, image_sets, mcap_files, ros_bags, tabular
-from .raw_run import Raw
+from . import array_stores, image_sets, mcap_files, ros_logs, tabular
 
-Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[Raw]]
+Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]
 """Reads the runs of one file, given the options of a mapping."""
 
 
-def read_lerobot(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
-    """The episodes of a LeRobot dataset of either version, as raw columns."""
-    version = str(read_object(path / "meta/info.json").get("codebase_version"))
-    for episode in reader_v3.read(path) if version == reader_v3.VERSION else version21.read(path):
-        yield Raw(f"episode {episode.meta['index']}", episode.columns, episode.meta)
+def read_lerobot_runs(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """The episodes of a LeRobot dataset as raw columns."""
+    for episode in read_lerobot(path):
+        yield RawRun(f"episode {episode.meta['index']}", episode.columns, episode.meta)
 
 
 READERS: Mapping[str, Reader] = {
-    "npz": tabular.read_npz_columns,
-    "csv": tabular.read,
+    "npz": tabular.read_npz_runs,
+    "csv": tabular.read_csv,
     "json": tabular.read_json_log,
-    "lines": tabular.read_lines_log,
-    "cameras": image_sets.read,
+    "lines": tabular.read_text_log,
+    "cameras": image_sets.read_cameras,
     "stills": image_sets.read_stills,
-    "hdf5": array_stores.read,
+    "hdf5": array_stores.read_hdf5,
     "zarr": array_stores.read_zarr,
-    "mcap": mcap_files.read,
-    "rosbag": ros_bags.read,
-    "lerobot": read_lerobot,
+    "mcap": mcap_files.read_mcap,
+    "rosbag": ros_logs.read_rosbag,
+    "lerobot": read_lerobot_runs,
 }
 
 
-def reader_of(data_map: DataMap) -> Reader:
+def reader_of(data_map: DataMapping) -> Reader:
     """The reader of a mapping's format."""
     if data_map.format not in READERS:
         raise UnknownName("format", data_map.format, READERS)
     return READERS[data_map.format]
 
 
-def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
-    """The runs of a folder that a mapping speaks of, in the order of their names."""
+def runs(folder: Path, data_map: DataMapping) -> Iterator[RawRun]:
+    """The runs of the files that a mapping selects, in the order of their names."""
     read = reader_of(data_map)
     for path in matching(folder, data_map):
         for raw in read(path, data_map.options):
@@ -64,10 +61,10 @@ def runs(folder: Path, data_map: DataMap) -> Iterator[Raw]:
             }
             name = str(path.relative_to(folder)) if path != folder else raw.name
             name = f"{name}:{raw.header['run']}" if "run" in raw.header else name
-            yield from _split(Raw(name, joined.columns, header), data_map)
+            yield from _split(RawRun(name, joined.columns, header), data_map)
 
 
-def matching(folder: Path, data_map: DataMap) -> list[Path]:
+def matching(folder: Path, data_map: DataMapping) -> list[Path]:
     """The files of a folder that a mapping reads."""
     if data_map.files == (".",):
         return [folder]
@@ -79,17 +76,17 @@ def matching(folder: Path, data_map: DataMap) -> list[Path]:
     return sorted(found)
 
 
-def _with_companions(raw: Raw, path: Path, data_map: DataMap, read: Reader) -> Raw:
+def _with_companions(raw: RawRun, path: Path, data_map: DataMapping, read: Reader) -> RawRun:
     columns, header = dict(raw.columns), dict(raw.header)
     for prefix, (ending, other) in data_map.also.items():
         companion = under(path.parent, path.name.removesuffix(ending) + other)
         for extra in read(companion, data_map.options):
             columns |= {f"{prefix}.{name}": column for name, column in extra.columns.items()}
             header |= {f"{prefix}.{name}": value for name, value in extra.header.items()}
-    return Raw(raw.name, columns, header)
+    return RawRun(raw.name, columns, header)
 
 
-def _split(raw: Raw, data_map: DataMap) -> Iterator[Raw]:
+def _split(raw: RawRun, data_map: DataMapping) -> Iterator[RawRun]:
     if not data_map.split:
         yield raw
         return
@@ -101,4 +98,4 @@ def _split(raw: Raw, data_map: DataMap) -> Iterator[Raw]:
         if not 0 <= start < stop:
             raise BadInput(f"The offsets {data_map.split!r} of {raw.name!r} do not ascend at {k}.")
         part = {name: column[start:stop] for name, column in rows.items()}
-        yield Raw(f"{raw.name}:{k}", part, {**raw.header, "number": str(k)})
+        yield RawRun(f"{raw.name}:{k}", part, {**raw.header, "number": str(k)})

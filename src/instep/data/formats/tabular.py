@@ -1,11 +1,4 @@
-"""Comma-separated files, plain or gzipped, with or without a line of names.
-
-JSON logs: single values at the top, and a list of rows.
-
-Text logs with one measurement per line: a word for its kind, then numbers.
-
-NPZ files: one array per column, or one array per run.
-"""
+"""Tables: CSV (plain or gzipped), JSON logs with a list of rows, text logs with one measurement per line, and NPZ."""
 
 from __future__ import annotations
 
@@ -20,15 +13,13 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.data.file_limits import MAX_DECODED, read_npz
-from instep.data.json_files import read_object
-
-from .raw_run import Raw
+from instep.data.files import MAX_DECODED, first_line, read_npz, read_object
+from instep.data.mapping import RawRun
 
 
-def read(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_csv(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """The columns of a CSV file; `columns` names them where the file does not, `delimiter` separates them."""
-    yield Raw(path.name, read_columns(path, options))
+    yield RawRun(path.name, read_columns(path, options))
 
 
 def read_columns(path: Path, options: Mapping[str, Any]) -> dict[str, Array]:
@@ -68,7 +59,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise BadInput(f"There is no file {str(path)!r}.") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as text ({str(error)[:80]}).") from None
+        raise BadInput(f"{str(path)!r} cannot be read as text ({first_line(error)}).") from None
 
 
 def _values(cells: list[str]) -> Array:
@@ -82,7 +73,7 @@ def _cells(column: Array) -> list[str]:
     return [repr(float(x)) if column.dtype.kind == "f" else str(x) for x in column]
 
 
-def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """The rows of a JSON log, found under the key `rows`; other single values become its header."""
     key = str(options.get("rows", "entries"))
     top = read_object(path)
@@ -96,10 +87,10 @@ def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"The rows of {str(path)!r} are not all alike ({type(error).__name__}: {error}).") from None
     header = {name: str(value) for name, value in top.items() if isinstance(value, str | int | float)}
-    yield Raw(path.name, columns, header)
+    yield RawRun(path.name, columns, header)
 
 
-def read_lines_log(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_text_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One column [rows, numbers] for each kind of line."""
     found: dict[str, list[list[float]]] = {}
     try:
@@ -117,10 +108,10 @@ def read_lines_log(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
     for kind, rows in found.items():
         if len({len(row) for row in rows}) > 1:
             raise BadInput(f"The lines of kind {kind!r} in {str(path)!r} have different numbers of values.")
-    yield Raw(path.name, {kind: np.array(rows) for kind, rows in found.items()})
+    yield RawRun(path.name, {kind: np.array(rows) for kind, rows in found.items()})
 
 
-def read_npz_columns(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
+def read_npz_runs(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """The runs of an NPZ file. With `each = "array"` every array is a run, under the column name `run`."""
     arrays = read_npz(path)
     single = {name: str(array.item()) for name, array in arrays.items() if array.ndim == 0}
@@ -129,6 +120,6 @@ def read_npz_columns(path: Path, options: Mapping[str, Any]) -> Iterator[Raw]:
         raise BadInput(f"{str(path)!r} holds no columns, only {len(single)} single values.")
     if options.get("each") == "array":
         for name, array in sorted(columns.items()):
-            yield Raw(f"{path.name}:{name}", {"run": array}, {**single, "run": name})
+            yield RawRun(f"{path.name}:{name}", {"run": array}, {**single, "run": name})
         return
-    yield Raw(path.name, columns, single)
+    yield RawRun(path.name, columns, single)

@@ -10,7 +10,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.data.file_limits import library
+from instep.data.files import library
 from instep.data.frames import encode_png, open_stills
 
 from .features import AUTOMATIC

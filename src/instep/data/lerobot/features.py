@@ -1,12 +1,9 @@
-"""LeRobot features: how the columns of an episode are declared, in both versions of the format.
-
-A spec as JSON and back: the words that a LeRobot dataset has no place for.
-"""
+"""LeRobot features: how the columns of an episode are declared, and a `Spec` as JSON (units, labels, period)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -16,56 +13,32 @@ from instep.core.errors import BadInput
 from instep.core.world import Channel, Spec, vector
 from instep.data.video import VideoFacts, VideoOptions
 
-
-def to_json(spec: Spec) -> dict[str, Any]:
-    """A spec as plain values."""
-    return {
-        "dt": spec.dt,
-        "q": _channel(spec.q),
-        "v": _channel(spec.v),
-        "action": _channel(spec.action),
-        "observation": {name: _channel(channel) for name, channel in spec.observation.items()},
-    }
-
-
-def from_json(value: Any) -> Spec:
-    """The spec of plain values, or one sentence about what is wrong with them."""
-    try:
-        return Spec(
-            float(value["dt"]),
-            _from(value["q"]),
-            _from(value["v"]),
-            _from(value["action"]),
-            {str(name): _from(channel) for name, channel in value["observation"].items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(f"The stored description of the columns is damaged ({type(error).__name__}: {error}).") from None
-
-
-def _channel(channel: Channel) -> dict[str, Any]:
-    return {
-        "labels": list(channel.labels),
-        "unit": channel.unit,
-        "shape": list(channel.shape),
-        "dtype": channel.dtype,
-    }
-
-
-def _from(value: Any) -> Channel:
-    return Channel(
-        tuple(str(label) for label in value["labels"]),
-        str(value["unit"]),
-        tuple(int(n) for n in value["shape"]),
-        str(value["dtype"]),
-    )
-
-
 AUTOMATIC = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 AUTOMATIC["task_index"] = "int64"
 MEASURED = "timestamp.measured"
 """The feature that keeps an episode's own times [s], since `timestamp` must be the row number over the rate."""
 NOMINAL = "nominal"
 """`meta["clock"]` of an episode whose times are row numbers over the rate, not measured."""
+
+
+def spec_to_json(spec: Spec) -> dict[str, Any]:
+    """A spec as JSON values."""
+    channels = {"q": asdict(spec.q), "v": asdict(spec.v), "action": asdict(spec.action)}
+    return {"dt": spec.dt, **channels, "observation": {name: asdict(c) for name, c in spec.observation.items()}}
+
+
+def spec_from_json(value: Any) -> Spec:
+    """The spec of JSON values; BadInput where they do not describe one."""
+    try:
+        return Spec(
+            float(value["dt"]),
+            _channel_from_json(value["q"]),
+            _channel_from_json(value["v"]),
+            _channel_from_json(value["action"]),
+            {str(name): _channel_from_json(channel) for name, channel in value["observation"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"The stored description of the columns is damaged ({type(error).__name__}: {error}).") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,3 +195,12 @@ def _feature_channel(name: str, entry: Mapping[str, Any]) -> Channel:
 
 def _joint(label: str) -> str:
     return label.removesuffix(".pos")
+
+
+def _channel_from_json(value: Any) -> Channel:
+    return Channel(
+        tuple(str(label) for label in value["labels"]),
+        str(value["unit"]),
+        tuple(int(n) for n in value["shape"]),
+        str(value["dtype"]),
+    )

@@ -1,4 +1,4 @@
-"""Files that hold many episodes each and are followed by the next when they are full."""
+"""Sharded files: parquet tables and videos that hold many episodes each, up to a size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from instep.data import video
-from instep.data.file_limits import library
+from instep.data.files import library
 from instep.data.frames import consecutive
 
 from .features import WriteOptions
+from .reader import CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,13 @@ class Shard:
     start: int = 0
     stop: int = 0
 
-    def following(self, files_per_chunk: int) -> Shard:
+    def following(self) -> Shard:
         """The next file."""
-        full = self.file + 1 >= files_per_chunk
+        full = self.file + 1 >= CHUNK
         return Shard(self.chunk + 1, 0) if full else Shard(self.chunk, self.file + 1)
 
 
-class TableShelf:
+class TableFiles:
     """Parquet files of many episodes, one row group each."""
 
     def __init__(self, root: Path, template: str, first: Shard, limit_mb: int):
@@ -42,7 +43,7 @@ class TableShelf:
 
         if self._writer is not None and self._used + table.nbytes > self._limit:
             self.close()
-            self._place, self._used = self._place.following(1000), 0
+            self._place, self._used = self._place.following(), 0
         if self._writer is None:
             name = self._template.format(chunk_index=self._place.chunk, file_index=self._place.file)
             path = self._root / name
@@ -60,7 +61,7 @@ class TableShelf:
             self._writer = None
 
 
-class VideoShelf:
+class VideoFiles:
     """Video files of many episodes of one camera; frames that are in a video file already are copied, not encoded."""
 
     def __init__(self, root: Path, template: str, key: str, first: Shard, how: tuple[int, WriteOptions]):
@@ -107,7 +108,7 @@ class VideoShelf:
 
     def _next_file(self) -> None:
         self.close()
-        self._place = self._place if self._fresh else self._place.following(1000)
+        self._place = self._place if self._fresh else self._place.following()
         self._fresh = False
 
     def _path(self) -> Path:

@@ -32,7 +32,7 @@ class _Job(NamedTuple):
     message: bytes
 
 
-class Sender:
+class Producer:
     """The side that must never wait.
 
     `send` copies what may change after it returns, and hands on what cannot (see `lasting`): a control loop that

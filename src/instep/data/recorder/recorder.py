@@ -18,11 +18,11 @@ import numpy as np
 
 from instep.core.errors import BadInput, LinkLost, Unsupported
 from instep.core.world import Array, Observation, Spec, State
-from instep.data.lerobot import features
+from instep.data.lerobot.features import spec_to_json
 
 from . import journal, ring_buffer
 from .atomic import sha256
-from .producer import Sender
+from .producer import Producer
 from .ring_buffer import Part
 
 JOURNAL = "journal"
@@ -107,7 +107,7 @@ class Recorder:
 
     Call it with each row, `commit` at the end of an episode, `close` at the end of the run. A row that cannot be taken
     at once is dropped and counted, never waited for. Until `close` has made LeRobot files of them, the rows lie in
-    journals from which `load` and `instep.data.recorder.recovery` read everything that was written, whatever happened.
+    journals from which `load_episodes` and `recover` read everything that was written, whatever happened.
 
     Observations whose `<name>.stamp` has not changed since the last row are not stored again, so that a camera slower
     than the loop costs what it shows. Sensors faster than the loop hand in their values with `sample`.
@@ -169,7 +169,7 @@ class Recorder:
                 parts.append(_text(journal.CHANNEL, told, episode.channels[name]))
             payload = np.float64(stamp).tobytes() + values.tobytes()
             parts.append(Part(journal.SAMPLE, episode.channels[name], payload))
-            if self._sender.send(parts, stamps) and len(parts) == 2:
+            if self._producer.send(parts, stamps) and len(parts) == 2:
                 del episode.channels[name]
 
     def commit(self, **meta: str) -> None:
@@ -210,7 +210,7 @@ class Recorder:
             self.commit()
         if not self._closed:
             self._closed = True
-            self._sender.close()
+            self._producer.close()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -241,7 +241,7 @@ class Recorder:
         )
         os.close(reading)
         os.close(memory)
-        self._sender = Sender(self._ring, writing)
+        self._producer = Producer(self._ring, writing)
 
     @property
     def writer_pid(self) -> int:
@@ -262,7 +262,7 @@ class Recorder:
         layout += [(f"c{k}", arrays[name].dtype.newbyteorder("<"), arrays[name].shape) for k, name in enumerate(small)]
         told = {
             "episode": self._next,
-            "spec": features.to_json(self.spec),
+            "spec": spec_to_json(self.spec),
             "columns": [[name, arrays[name].dtype.newbyteorder("<").str, list(arrays[name].shape)] for name in small],
             "images": [[name, arrays[name].dtype.newbyteorder("<").str, list(arrays[name].shape)] for name in large],
             "meta": self._meta,
@@ -274,7 +274,7 @@ class Recorder:
         stamped = tuple((name, f"{name}.stamp") for name in large)
         self._open = _Open(self._next, places, row.view(np.uint8).data, columns, stamped, kinds)
         self._next += 1
-        self._sender.send([_text(journal.BEGIN, told)], stamps)
+        self._producer.send([_text(journal.BEGIN, told)], stamps)
 
     def _row(self, state: State, observation: Observation, action: Array, stamps: tuple[int, int]) -> None:
         episode = self._open
@@ -291,7 +291,7 @@ class Recorder:
             self._drop(episode, number, f"the row did not fit the first one ({error})")
             return
         parts = [*self._notes(episode, stamps), *parts]
-        why = self._sender.send(parts, stamps)
+        why = self._producer.send(parts, stamps)
         if why:
             self._drop(episode, number, self._ring.error or why)
             return
@@ -362,7 +362,7 @@ class Recorder:
         parts = [*self._notes(episode, stamps), _text(journal.COMMIT, told)]
         # The commit is worth waiting for: the loop is over.
         deadline = time.monotonic() + 10.0
-        while self._sender.send(parts, stamps) == "the queue was full" and time.monotonic() < deadline:
+        while self._producer.send(parts, stamps) == "the queue was full" and time.monotonic() < deadline:
             time.sleep(0.002)
 
 

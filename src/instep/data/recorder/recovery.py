@@ -1,23 +1,38 @@
-"""Open what a recorder wrote, after a clean end or any crash: everything whole, and exactly what is lost."""
+"""Recovery of recordings: read a recorder's journals after a clean end or a crash, and make a LeRobot dataset of them.
+
+Everything that is whole is read, and what is lost is said exactly. Journals are removed only after the dataset was
+checked against them. Sensors with a clock of their own keep all their values, with stamps, in
+`streams/episode_NUMBER.npz`; a LeRobot table has one rate, and its rows hold the latest value.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.world import Array
+from instep.core.errors import BadInput
+from instep.core.rollout import Ending, rollout
+from instep.core.world import Array, Policy, World, vector
+from instep.data.files import read_npz
 from instep.data.frames import Frames
-from instep.data.lerobot import features
+from instep.data.lerobot.features import WriteOptions, spec_from_json
+from instep.data.lerobot.reader import read_lerobot
+from instep.data.lerobot.writer import append_episodes
+from instep.data.resample import with_stream
 
 from . import journal
+from .atomic import new_file
 from .journal import Damage, Record, Scan
-from .recorder import JOURNAL
+from .recorder import JOURNAL, Recorder, RecorderStatus, recorded_numbers
+
+STREAMS = "streams"
+"""Folder of a dataset with the sensors that have a clock of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recovered:
+class RecoveredEpisode:
     """One episode as it lies in its journals."""
 
     index: int
@@ -45,14 +60,14 @@ class Recovered:
     """Sensors with a clock of their own: stamps [n] and values [n, ...]."""
 
 
-def recover(folder: Path) -> list[Recovered]:
+def recover(folder: Path) -> list[RecoveredEpisode]:
     """The episodes that still lie in the journals of a dataset folder, by index; damage never raises."""
     here = folder / JOURNAL
     numbers = sorted({int(path.stem) for path in here.glob("*.*") if path.stem.isdigit()})
     return [recover_episode(here, number) for number in numbers]
 
 
-def recover_episode(here: Path, number: int) -> Recovered:
+def recover_episode(here: Path, number: int) -> RecoveredEpisode:
     """One episode of a folder of journals."""
     rows = _scan(here / f"{number:06d}.rows")
     images = _scan(here / f"{number:06d}.images")
@@ -60,7 +75,7 @@ def recover_episode(here: Path, number: int) -> Recovered:
     told = _first(rows, journal.BEGIN) or _first(images, journal.BEGIN)
     if told is None:
         losses.append(Loss(number, "no description of its columns is left, so its rows cannot be read", -1))
-        return Recovered(number, False, None, tuple(losses))
+        return RecoveredEpisode(number, False, None, tuple(losses))
     layout = _layout(told)
     found = [record for record in _of_kind(rows, journal.ROW) if record.length == layout.itemsize]
     table = _table(rows, found, layout)
@@ -74,9 +89,127 @@ def recover_episode(here: Path, number: int) -> Recovered:
     meta |= _notes(losses, commit, rows)
     complete = commit is not None and not losses
     meta["complete"] = "yes" if complete else "no"
-    described = features.from_json(told["spec"])
+    described = spec_from_json(told["spec"])
     episode = Episode(described, {name: column[kept] for name, column in columns.items()}, meta)
-    return Recovered(number, complete, episode, tuple(losses), streams)
+    return RecoveredEpisode(number, complete, episode, tuple(losses), streams)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingResult:
+    """What became of a recording."""
+
+    folder: Path
+    episodes: int
+    """Episodes added to the dataset."""
+    rows: int
+    losses: tuple[str, ...]
+    """What was lost, each in one sentence; empty where all is there."""
+    status: RecorderStatus | None = None
+
+
+def finish_recording(folder: Path, options: WriteOptions | None = None, *, keep: bool = False) -> RecordingResult:
+    """Add the episodes of a folder's journals to its LeRobot dataset; `keep` leaves the journals there.
+
+    Works the same after a crash as after a clean end. An episode of which nothing is left is reported, and the
+    others keep the number they were recorded under in `meta["recorded"]`.
+    """
+    pending = _pending(folder)
+    usable = [_with_streams(found) for found in pending if found.episode is not None and len(found.episode)]
+    for found in pending:
+        _write_streams(folder, found.index, found.streams)
+    if usable:
+        append_episodes(usable, folder, options)
+        _check(folder, usable)
+    if not keep:
+        _remove_journals(folder)
+    losses = tuple(f"Episode {loss.episode}: {loss.what}." for found in pending for loss in found.losses)
+    return RecordingResult(folder, len(usable), sum(len(episode) for episode in usable), losses)
+
+
+def pending_episodes(folder: Path) -> list[Episode]:
+    """Episodes that are in journals and not yet in LeRobot files."""
+    return [_with_streams(one) for one in _pending(folder) if one.episode is not None and len(one.episode)]
+
+
+def record_episodes(
+    world: World,
+    policy: Policy,
+    recorder: Recorder,
+    *,
+    seeds: Sequence[int],
+    steps: int,
+    until: Ending | None = None,
+) -> RecordingResult:
+    """Run a policy in a world once per seed, record it, and finish the dataset: the verb `instep record`."""
+    with recorder:
+        for seed in seeds:
+            episode = rollout(world, policy, steps=steps, seed=seed, until=until, watch=[recorder])
+            recorder.commit(seed=str(seed), ended=episode.meta["ended"])
+    return replace(finish_recording(recorder.folder), status=recorder.status())
+
+
+def streams_of(folder: Path, episode: Episode) -> dict[str, tuple[Array, Array]]:
+    """The streams of an episode of a dataset: name -> stamps [n] and values [n, ...]; empty where there are none."""
+    path = _stream_file(folder, int(episode.meta.get("recorded", -1)))
+    if not path.exists():
+        return {}
+    arrays = read_npz(path)
+    names = [name.removesuffix(".stamp") for name in arrays if name.endswith(".stamp")]
+    return {name: (arrays[f"{name}.stamp"], arrays[f"{name}.value"]) for name in names}
+
+
+def _pending(folder: Path) -> list[RecoveredEpisode]:
+    done = set(recorded_numbers(folder))
+    return [found for found in recover(folder) if found.index not in done]
+
+
+def _with_streams(found: RecoveredEpisode) -> Episode:
+    """The episode with sensors of another clock laid onto its rows, newest value at each."""
+    episode = found.episode
+    assert episode is not None  # noqa: S101  # chosen so by the callers
+    for name, (stamps, values) in found.streams.items():
+        if len(stamps):
+            flat = values.reshape(len(values), -1)
+            channel = vector([f"{name}_{k}" for k in range(flat.shape[1])])
+            episode = with_stream(episode, name, stamps, flat, "hold", channel)
+    return episode.with_columns({}, recorded=str(found.index))
+
+
+def _check(folder: Path, given: Sequence[Episode]) -> None:
+    """Compare what was written with what the journals hold, before these are removed."""
+    read = read_lerobot(folder)
+    for episode, stored in zip(given, read[len(read) - len(given) :], strict=True):
+        same = len(episode) == len(stored) and np.array_equal(episode.t, stored.t)
+        frames = all(len(stored[n]) == len(episode) for n in episode.columns if n in stored)
+        if not (same and frames):
+            raise BadInput(
+                f"Episode {episode.meta['recorded']} of {str(folder)!r} reads back with {len(stored)} rows instead of "
+                f"{len(episode)}; its journal is kept, so export it again."
+            )
+
+
+def _remove_journals(folder: Path) -> None:
+    here = folder / JOURNAL
+    for path in here.glob("*.*"):
+        if path.stem.isdigit():
+            path.unlink()
+    (here / "reserve").unlink(missing_ok=True)
+    if here.exists() and not any(here.iterdir()):
+        here.rmdir()
+
+
+def _write_streams(folder: Path, number: int, streams: Mapping[str, tuple[Array, Array]]) -> None:
+    if not streams:
+        return
+    arrays: dict[str, Any] = {}
+    for name, (stamps, values) in streams.items():
+        arrays |= {f"{name}.stamp": stamps, f"{name}.value": values}
+    with new_file(_stream_file(folder, number)) as partial:
+        np.savez(partial, **arrays)
+
+
+def _stream_file(folder: Path, number: int) -> Path:
+    return folder / STREAMS / f"episode_{number:06d}.npz"
 
 
 def _scan(path: Path) -> Scan:

@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _step_aside()
     folder, memory, size, pipe, period, blob_period = arguments
-    scribe = Scribe(Path(folder), ring_buffer.Ring(int(memory), int(size)), (float(period), float(blob_period)))
-    scribe.run(int(pipe))
+    writer = WriterProcess(Path(folder), ring_buffer.Ring(int(memory), int(size)), (float(period), float(blob_period)))
+    writer.run(int(pipe))
 
 
 def _step_aside() -> None:
@@ -43,7 +43,7 @@ def _step_aside() -> None:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-class Scribe:
+class WriterProcess:
     """Two journals per episode: rows, synced at every period, and images, synced less often."""
 
     def __init__(self, folder: Path, shared: ring_buffer.Ring, periods: tuple[float, float]):

@@ -1,25 +1,41 @@
-"""The edge of libraries that have no types: pyarrow, PyAV, h5py, zarr, mcap, rosbags. What they return is `Any`.
+"""Files: bounded readers for untrusted input, and folders that are written atomically.
 
-Limits for files from strangers: what a file says it holds is checked before it is decoded.
+What a file says it holds is checked before it is decoded. `library` is the edge of packages without types (pyarrow,
+PyAV, h5py, zarr, mcap, rosbags): what they return is `Any`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import uuid
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra
 from instep.core.world import Array
+from instep.data.recorder.atomic import sync_folder, sync_tree
+
+MAX_DECODED = 2 << 30
+"""Most bytes one table, archive member or image stack may decode to."""
+MAX_COMPRESSION_RATIO = 200
+"""Most bytes a member of an archive may unpack to, for each byte stored."""
+ALLOWED_KINDS = "biufU"
+"""NumPy kinds that may come out of a file: booleans, integers, floats, text; never objects."""
+
+_WIDTH = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
 
 def library(name: str) -> Any:
-    """A module of a library, loaded when first used; one that is not installed is named with its extra."""
+    """A module of an optional library, imported when first used; MissingExtra names the extra that installs it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -28,18 +44,13 @@ def library(name: str) -> Any:
         raise MissingExtra(name.split(".")[0], "data") from None
 
 
-MAX_DECODED = 2 << 30
-"""Most bytes one table, archive member or image stack may decode to."""
-MAX_RATIO = 200
-"""Most bytes a member of an archive may unpack to, for each byte stored."""
-ALLOWED_KINDS = "biufU"
-"""NumPy kinds that may come out of a file: booleans, integers, floats, text; never objects."""
-
-_WIDTH = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind: what one sentence quotes."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
 
 def open_parquet(path: Path) -> Any:
-    """A parquet file whose tables, once decoded, are of bounded size; files are looked through once.
+    """A parquet file whose tables, once decoded, are of bounded size; files are checked once.
 
     Text and image bytes are read as dictionaries, so that one long value repeated a million times stays one value.
     """
@@ -65,7 +76,7 @@ def _opened(path: str, mtime: int, size: int) -> Any:
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         return pq.ParquetFile(path, read_dictionary=texts)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{path!r} cannot be read as parquet ({_short(error)}).") from None
+        raise BadInput(f"{path!r} cannot be read as parquet ({first_line(error)}).") from None
 
 
 def decoded_bytes(metadata: Any) -> int:
@@ -80,6 +91,12 @@ def decoded_bytes(metadata: Any) -> int:
     return total
 
 
+def read_table(path: Path) -> Any:
+    """A whole parquet file as one table."""
+    file = open_parquet(path)
+    return read_groups(file, list(range(file.metadata.num_row_groups)), path)
+
+
 def read_groups(file: Any, groups: list[int], path: Path) -> Any:
     """Some row groups of a parquet file as one table, or one sentence."""
     pa = library("pyarrow")
@@ -89,7 +106,7 @@ def read_groups(file: Any, groups: list[int], path: Path) -> Any:
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{str(path)!r} is damaged ({_short(error)}).") from None
+        raise BadInput(f"{str(path)!r} is damaged ({first_line(error)}).") from None
 
 
 def plain_text(table: Any) -> Any:
@@ -119,9 +136,9 @@ def read_npz(path: Path) -> dict[str, Array]:
     except FileNotFoundError:
         raise BadInput(f"There is no file {str(path)!r}.") from None
     except (zipfile.BadZipFile, ValueError, OSError, EOFError, MemoryError, SyntaxError, NotImplementedError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as NPZ ({_short(error)}).") from None
+        raise BadInput(f"{str(path)!r} cannot be read as NPZ ({first_line(error)}).") from None
     except (RuntimeError, KeyError, TypeError, OverflowError) as error:
-        raise BadInput(f"{str(path)!r} is damaged ({_short(error)}).") from None
+        raise BadInput(f"{str(path)!r} is damaged ({first_line(error)}).") from None
 
 
 def check_members(path: Path) -> None:
@@ -161,11 +178,62 @@ def whole_number(value: Mapping[str, Any], name: str, where: str) -> int:
     return number
 
 
+@contextmanager
+def new_folder(folder: Path) -> Generator[Path]:
+    """A folder to fill that takes its name only when the block ends well, and is removed when it does not."""
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{str(folder)!r} is there already and is not empty; choose a new folder or remove it.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir()
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if folder.exists():
+        folder.rmdir()
+    sync_tree(partial)
+    os.rename(partial, folder)
+    sync_folder(folder.parent)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file, or one sentence about what is wrong with it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{str(path)!r} is not valid JSON ({str(error)[:80]}).") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The mapping of a JSON file."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BadInput(f"{str(path)!r} should hold a JSON object.")
+    return cast(dict[str, Any], value)
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The values of a file with one JSON value per line."""
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{str(path)!r} is not one JSON value per line ({str(error)[:80]}).") from None
+
+
 def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
     pure = PurePosixPath(member.filename)
     if pure.is_absolute() or ".." in pure.parts or "\\" in member.filename:
         raise BadInput(f"{str(path)!r} names a member {member.filename!r} outside itself, which is refused.")
-    if member.file_size > MAX_DECODED or member.file_size > MAX_RATIO * max(member.compress_size, 1) + (1 << 20):
+    if member.file_size > MAX_DECODED or member.file_size > MAX_COMPRESSION_RATIO * max(member.compress_size, 1) + (
+        1 << 20
+    ):
         raise BadInput(
             f"The member {member.filename!r} of {str(path)!r} would unpack from {member.compress_size} to "
             f"{member.file_size} bytes, which is refused."
@@ -178,7 +246,3 @@ def _unpacked_bytes(chunk: Any) -> int:
     lengths = pc.fill_null(pc.binary_length(chunk.dictionary), 0)
     used = pc.value_counts(chunk.indices.drop_null())
     return sum(lengths[entry["values"].as_py()].as_py() * entry["counts"].as_py() for entry in used)
-
-
-def _short(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

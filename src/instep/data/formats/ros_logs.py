@@ -1,32 +1,56 @@
-"""Messages of a robot's log by topic, whatever library decoded them, made into one run.
+"""ROS logs without ROS: bags (1 and 2), and decoded messages of any log collected by topic into one run.
 
-Rows stand at the stamps of the joint states. Commands and images are the last ones at each row, poses are interpolated.
+Rows are at the stamps of the joint states. Commands and images are the latest ones at each row, poses are interpolated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array, Channel
-from instep.data.file_limits import MAX_DECODED
+from instep.data.files import MAX_DECODED, first_line, library
 from instep.data.frames import open_stills
+from instep.data.mapping import RawRun
 from instep.data.resample import QUATERNION, latest, onto
 
-from .raw_run import Raw
-
 COMMANDS = ("command", "cmd", "target", "goal", "action", "desired", "trajectory")
-"""Words in the names of topics that carry what was asked for."""
+"""Words in the names of topics that carry commands."""
+
+
+def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """One run of a bag: its joint states, commands, images, camera descriptions and transforms.
+
+    Types that the bag does not define and the newest ROS 2 does not know are passed over and named.
+    """
+    log = MessageLog()
+    high, types = library("rosbags.highlevel"), library("rosbags.typesys")
+    try:
+        store = types.get_typestore(types.Stores.LATEST)
+        with high.AnyReader([path], default_typestore=store) as reader:
+            for connection, received, data in reader.messages():
+                try:
+                    message = reader.deserialize(data, connection.msgtype)
+                except Exception:  # noqa: BLE001  # an unknown or damaged type is counted and named, not fatal
+                    log.skip(connection.msgtype)
+                    continue
+                log.add(connection.topic, connection.msgtype, received * 1e-9, message)
+    except BadInput:
+        raise
+    except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the bag is damaged
+        raise BadInput(f"{str(path)!r} cannot be read as a ROS bag ({first_line(error)}).") from None
+    yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
 
 
 @dataclass(slots=True)
-class Stream:
-    """What came on one topic."""
+class TopicMessages:
+    """The messages of one topic."""
 
     stamps: list[float] = field(default_factory=list[float])
     values: list[Any] = field(default_factory=list[Any])
@@ -34,16 +58,16 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Log:
-    """Messages sorted by what they are."""
+class MessageLog:
+    """Messages collected by topic and kind."""
 
-    joints: dict[str, Stream] = field(default_factory=dict[str, Stream])
-    images: dict[str, Stream] = field(default_factory=dict[str, Stream])
-    poses: dict[str, Stream] = field(default_factory=dict[str, Stream])
-    vectors: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    joints: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    images: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    poses: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
+    vectors: dict[str, TopicMessages] = field(default_factory=dict[str, TopicMessages])
     header: dict[str, str] = field(default_factory=dict[str, str])
     skipped: dict[str, int] = field(default_factory=dict[str, int])
-    """Types of messages that say nothing to us, with how many came."""
+    """Types of messages that are not understood, with how many came."""
     size: int = 0
 
     def add(self, topic: str, kind: str, received: float, message: Any) -> None:
@@ -63,7 +87,7 @@ class Log:
         """Count a message that is passed over."""
         self.skipped[kind] = self.skipped.get(kind, 0) + 1
 
-    def raw(self, name: str, joints: str = "", command: str = "") -> Raw:
+    def raw(self, name: str, joints: str = "", command: str = "") -> RawRun:
         """One run of all messages; `joints` and `command` name topics where the choice is not clear."""
         states = {topic: s for topic, s in self.joints.items() if joints == topic or not _is_command(topic)}
         if not states:
@@ -83,7 +107,7 @@ class Log:
         asked += [topic for topic in self.vectors if _is_command(topic)]
         return asked[0] if asked else ""
 
-    def _rows(self, name: str, main: str, command: str) -> Raw:
+    def _rows(self, name: str, main: str, command: str) -> RawRun:
         stream = self.joints[main]
         order = np.argsort(stream.stamps, kind="stable")
         t = np.asarray(stream.stamps)[order]
@@ -107,7 +131,7 @@ class Log:
                 columns[f"vectors/{_tail(topic)}"] = onto(t, *_sorted(vectors), "hold")
         if self.skipped:
             header["skipped"] = ", ".join(f"{kind} ({count})" for kind, count in sorted(self.skipped.items()))
-        return Raw(name, columns, header)
+        return RawRun(name, columns, header)
 
     def _add_command(
         self, columns: dict[str, Any], header: dict[str, str], command: str, rows: tuple[Array, Sequence[str]]
@@ -136,9 +160,9 @@ def _stamp(message: Any, received: float) -> float:
     return seconds or received
 
 
-def _take_joints(log: Log, topic: str, stamp: float, message: Any) -> None:
+def _take_joints(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     names = tuple(str(name) for name in message.name)
-    stream = log.joints.setdefault(topic, Stream(names=names))
+    stream = log.joints.setdefault(topic, TopicMessages(names=names))
     if set(names) != set(stream.names):
         log.skip(f"JointState of other joints on {topic}")
         return
@@ -152,14 +176,14 @@ def _take_joints(log: Log, topic: str, stamp: float, message: Any) -> None:
     stream.values.append(parts)
 
 
-def _take_trajectory(log: Log, topic: str, stamp: float, message: Any) -> None:
+def _take_trajectory(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     names = tuple(str(name) for name in message.joint_names)
-    stream = log.joints.setdefault(topic, Stream(names=names))
+    stream = log.joints.setdefault(topic, TopicMessages(names=names))
     stream.stamps.append(stamp)
     stream.values.append({"position": np.asarray(message.points[0].positions, float)})
 
 
-def _take_image(log: Log, topic: str, stamp: float, message: Any) -> None:
+def _take_image(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     data = bytes(message.data)
     log.size += len(data)
     if log.size > MAX_DECODED:
@@ -173,40 +197,40 @@ def _take_image(log: Log, topic: str, stamp: float, message: Any) -> None:
         value: Any = rows.reshape(message.height, message.width, 3)[..., colours[message.encoding]]
     else:
         value = data
-    stream = log.images.setdefault(topic, Stream())
+    stream = log.images.setdefault(topic, TopicMessages())
     stream.stamps.append(stamp)
     stream.values.append(value)
 
 
-def _take_camera(log: Log, topic: str, stamp: float, message: Any) -> None:
+def _take_camera(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     matrix = getattr(message, "k", None)
     matrix = message.K if matrix is None else matrix
     distortion = getattr(message, "d", getattr(message, "D", ()))
-    told = {"K": np.reshape(matrix, (3, 3)).tolist(), "distortion": np.asarray(distortion, float).tolist()}
-    told |= {"width": int(message.width), "height": int(message.height)}
-    log.header[f"camera.{_tail(topic)}"] = json.dumps(told)
+    described = {"K": np.reshape(matrix, (3, 3)).tolist(), "distortion": np.asarray(distortion, float).tolist()}
+    described |= {"width": int(message.width), "height": int(message.height)}
+    log.header[f"camera.{_tail(topic)}"] = json.dumps(described)
 
 
-def _take_transforms(log: Log, topic: str, stamp: float, message: Any) -> None:
+def _take_transforms(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     for one in message.transforms:
         name = f"{one.header.frame_id}.{one.child_frame_id}".replace("/", "_")
         move, turn = one.transform.translation, one.transform.rotation
         _add_pose(log, name, _stamp(one, stamp), move, turn)
 
 
-def _take_pose(log: Log, topic: str, stamp: float, message: Any) -> None:
+def _take_pose(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
     pose = message.pose
     _add_pose(log, topic.strip("/").replace("/", "_"), stamp, pose.position, pose.orientation)
 
 
-def _add_pose(log: Log, name: str, stamp: float, move: Any, turn: Any) -> None:
-    stream = log.poses.setdefault(name, Stream())
+def _add_pose(log: MessageLog, name: str, stamp: float, move: Any, turn: Any) -> None:
+    stream = log.poses.setdefault(name, TopicMessages())
     stream.stamps.append(stamp)
     stream.values.append(np.array([move.x, move.y, move.z, turn.w, turn.x, turn.y, turn.z], float))
 
 
-def _take_numbers(log: Log, topic: str, stamp: float, message: Any) -> None:
-    stream = log.vectors.setdefault(topic, Stream())
+def _take_numbers(log: MessageLog, topic: str, stamp: float, message: Any) -> None:
+    stream = log.vectors.setdefault(topic, TopicMessages())
     stream.stamps.append(stamp)
     stream.values.append(np.asarray(message.data, float).ravel())
 
@@ -224,21 +248,21 @@ _TAKERS = {
 }
 
 
-def _parts(stream: Stream) -> dict[str, Array]:
+def _parts(stream: TopicMessages) -> dict[str, Array]:
     """Positions, velocities and efforts of a topic, where every message had them."""
     wanted = ("position", "velocity", "effort")
     common = [part for part in wanted if stream.values and all(part in value for value in stream.values)]
     return {part: np.stack([value[part] for value in stream.values]) for part in common}
 
 
-def _sorted(stream: Stream) -> tuple[Array, Array]:
+def _sorted(stream: TopicMessages) -> tuple[Array, Array]:
     order = np.argsort(stream.stamps, kind="stable")
     if len({np.size(value) for value in stream.values}) > 1:
         raise BadInput("A topic of plain numbers changes its length during the log, so it cannot become a column.")
     return np.asarray(stream.stamps)[order], np.stack(stream.values)[order]
 
 
-def _add_images(columns: dict[str, Any], name: str, stream: Stream, t: Array) -> None:
+def _add_images(columns: dict[str, Any], name: str, stream: TopicMessages, t: Array) -> None:
     order = np.argsort(stream.stamps, kind="stable")
     stamps = np.asarray(stream.stamps)[order]
     values = [stream.values[int(k)] for k in order]
@@ -250,7 +274,7 @@ def _add_images(columns: dict[str, Any], name: str, stream: Stream, t: Array) ->
 
 
 def _tail(topic: str) -> str:
-    """A topic without the words that say only how it is sent."""
+    """A topic without the words for its transport."""
     words = [word for word in topic.strip("/").split("/") if word not in ("compressed", "image_raw", "camera_info")]
     return "_".join(words) or "camera"
 

@@ -1,0 +1,290 @@
+"""LeRobot datasets of versions 3.0, 2.1 and 2.0, read without the lerobot package.
+
+Tables are read when an episode is used, images when a frame is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.world import Spec
+from instep.data import files
+from instep.data.frames import open_video
+from instep.data.video import frame_at
+
+from . import arrow_table
+from .features import AUTOMATIC, MEASURED, NOMINAL, check_features, foreign_spec, spec_from_json
+
+V30, V21, V20 = "v3.0", "v2.1", "v2.0"
+INFO = "meta/info.json"
+OWN = "meta/instep.json"
+"""What LeRobot has no place for: units, exact period, the notes of each episode, checksums."""
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA_V21 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO_V21 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+CHUNK = 1000
+"""Files (version 3.0) or episodes (2.1) per chunk folder."""
+PERIOD = "instep.dt"
+"""The note that keeps the control period [s] of an episode that differs from the dataset's."""
+CACHED_EPISODES = 256
+"""How many episodes stay in memory; their images never do."""
+_EPISODE_COLUMNS = (
+    "episode_index",
+    "length",
+    "data/chunk_index",
+    "data/file_index",
+    "dataset_from_index",
+    "dataset_to_index",
+)
+
+
+class LazyEpisodes(Sequence[Episode]):
+    """A sequence of episodes, each read at its first use."""
+
+    def __init__(self, count: int, read: Callable[[int], Episode]):
+        self._numbers, self._read = range(count), read
+        self._cache: OrderedDict[int, Episode] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazyEpisodes: ...
+    def __getitem__(self, index: int | slice) -> Episode | LazyEpisodes:
+        if isinstance(index, slice):
+            part = LazyEpisodes(0, self._read)
+            part._numbers, part._cache = self._numbers[index], self._cache
+            return part
+        number = self._numbers[index]
+        if number not in self._cache:
+            self._cache[number] = self._read(number)
+        self._cache.move_to_end(number)
+        while len(self._cache) > CACHED_EPISODES:
+            self._cache.popitem(last=False)
+        return self._cache[number]
+
+
+def read_lerobot(folder: Path) -> LazyEpisodes:
+    """The episodes of a LeRobot dataset. Cameras whose video is absent are named in `meta["missing"]` (v2.x)."""
+    info, own = read_info(folder), own_notes(folder)
+    v3 = info["codebase_version"] == V30
+    where = _TablesV3(folder, info) if v3 else _TablesV21(folder, info)
+    tasks = read_tasks(folder) if v3 else _tasks_v21(folder)
+    spec = spec_from_json(own["spec"]) if own and own.get("spec") else foreign_spec(info["features"], info["fps"])
+    notes: list[Any] = own["episodes"] if own else []
+
+    def one(index: int) -> Episode:
+        row = where.rows[index]
+        columns = where.columns(index)
+        meta, own_spec = _noted(notes[index] if index < len(notes) else {}, spec)
+        number = int(columns["task_index"][0]) if len(columns.get("task_index", ())) else 0
+        meta.setdefault("task", tasks[number] if number in tasks else str((row.get("tasks") or [""])[0]))
+        return _finished(columns, own_spec, {**meta, "index": str(row["episode_index"])}, info["features"])
+
+    return LazyEpisodes(len(where.rows), one)
+
+
+def notes_of(episode: Episode, stored: Mapping[str, Any] | None) -> dict[str, str]:
+    """What is kept of an episode in words, and its control period where it is not exactly the dataset's."""
+    differs = stored is not None and episode.spec.dt != stored["dt"]
+    return {**episode.meta, PERIOD: repr(episode.spec.dt)} if differs else dict(episode.meta)
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """The checked `info.json` of a dataset."""
+    path = folder / INFO
+    info = files.read_object(path)
+    if info.get("codebase_version") not in (V30, V21, V20):
+        raise BadInput(
+            f"{str(path)!r} is of version {info.get('codebase_version')!r}; LeRobot v2.0, v2.1 and v3.0 are read."
+        )
+    check_features(info.get("features"), str(path))
+    for name in ("total_episodes", "total_frames", "fps"):
+        files.whole_number(info, name, str(path))
+    if info["fps"] < 1:
+        raise BadInput(f"{str(path)!r} gives a rate of {info['fps']} rows per second, but it must be at least 1.")
+    return info
+
+
+def own_notes(folder: Path) -> dict[str, Any] | None:
+    """What instep wrote beside the LeRobot files, where it did."""
+    path = folder / OWN
+    value = files.read_object(path) if path.exists() else None
+    if value is not None and not isinstance(value.get("episodes"), list):
+        raise BadInput(f"{str(path)!r} is damaged: it should hold a spec and a list of episodes.")
+    return value
+
+
+def read_tasks(folder: Path) -> dict[int, str]:
+    """The tasks of a dataset of version 3.0 by number."""
+    path = folder / "meta/tasks.parquet"
+    if not path.exists():
+        return {}
+    stored = files.plain_text(files.read_table(path))
+    name = "task" if "task" in stored.column_names else "__index_level_0__"
+    if name not in stored.column_names or "task_index" not in stored.column_names:
+        raise BadInput(f"{str(path)!r} should have the columns task and task_index, but has {stored.column_names}.")
+    pairs = zip(stored.column("task_index").to_pylist(), stored.column(name).to_pylist(), strict=True)
+    return {number: str(text) for number, text in pairs}
+
+
+def episode_rows(folder: Path, count: int) -> list[dict[str, Any]]:
+    """The checked table of `count` episodes of version 3.0, without its statistics."""
+    rows: list[dict[str, Any]] = []
+    for path in sorted((folder / "meta/episodes").glob("chunk-*/file-*.parquet")):
+        stored = files.read_table(path)
+        kept = [name for name in stored.column_names if not name.startswith("stats/")]
+        rows += files.plain_text(stored.select(kept)).to_pylist()
+    rows = sorted(rows, key=lambda row: row.get("episode_index", 0))[:count]
+    for k, row in enumerate(rows):
+        for name in _EPISODE_COLUMNS:
+            files.whole_number(row, name, f"Episode {k} of {str(folder)!r}")
+        if row["dataset_to_index"] - row["dataset_from_index"] != row["length"] or row["episode_index"] != k:
+            raise BadInput(f"The table of episodes of {str(folder)!r} contradicts itself at episode {k}.")
+    if len(rows) != count:
+        raise BadInput(f"{str(folder)!r} should hold {count} episodes, but its table lists {len(rows)}.")
+    return rows
+
+
+class _TablesV3:
+    """Where the rows and frames of each episode of version 3.0 are."""
+
+    def __init__(self, folder: Path, info: Mapping[str, Any]):
+        self._folder, self._info = folder, info
+        self.rows = episode_rows(folder, info["total_episodes"])
+        self._firsts: dict[tuple[int, int], int] = {}
+        for row in self.rows:
+            key = (row["data/chunk_index"], row["data/file_index"])
+            self._firsts[key] = min(self._firsts.get(key, row["dataset_from_index"]), row["dataset_from_index"])
+
+    def columns(self, index: int) -> dict[str, Any]:
+        """The columns of one episode, video still in its files."""
+        row, features = self.rows[index], self._info["features"]
+        key = (row["data/chunk_index"], row["data/file_index"])
+        path = self._path(self._info["data_path"], key)
+        columns = arrow_table.from_arrow(
+            _rows_of(path, row["dataset_from_index"] - self._firsts[key], row["length"]), features
+        )
+        if "episode_index" in columns and not (columns["episode_index"] == index).all():
+            raise BadInput(f"{str(path)!r} does not hold episode {index} where its table of episodes says it does.")
+        for name, entry in features.items():
+            if entry["dtype"] == "video" and row.get(f"videos/{name}/file_index") is not None:
+                columns[name] = self._video(name, row)
+        return columns
+
+    def _video(self, name: str, row: Mapping[str, Any]) -> Any:
+        key = (row[f"videos/{name}/chunk_index"], row[f"videos/{name}/file_index"])
+        path = self._path(self._info["video_path"], key, name)
+        if not path.exists():
+            raise BadInput(f"The video {str(path)!r} of episode {row['episode_index']} is missing.")
+        return open_video(path, frame_at(path, row[f"videos/{name}/from_timestamp"]), row["length"])
+
+    def _path(self, template: Any, key: tuple[int, int], camera: str = "") -> Path:
+        numbers = {"{chunk_index:03d}": f"{key[0]:03d}", "{file_index:03d}": f"{key[1]:03d}", "{video_key}": camera}
+        return _filled(self._folder, template, numbers)
+
+
+class _TablesV21:
+    """Where the rows and frames of each episode of version 2.1 are: one table and one video per episode."""
+
+    def __init__(self, folder: Path, info: Mapping[str, Any]):
+        self._folder, self._info = folder, info
+        self.rows = files.read_lines(folder / "meta/episodes.jsonl")
+        for k, row in enumerate(self.rows):
+            for name in ("episode_index", "length"):
+                files.whole_number(row, name, f"Line {k + 1} of episodes.jsonl")
+        total = sum(row["length"] for row in self.rows)
+        if len(self.rows) != info["total_episodes"] or total != info["total_frames"]:
+            raise BadInput(
+                f"{str(folder)!r} should hold {info['total_episodes']} episodes of {info['total_frames']} rows, but "
+                f"episodes.jsonl lists {len(self.rows)} of {total}."
+            )
+
+    def columns(self, index: int) -> dict[str, Any]:
+        """The columns of one episode, video still in its file; cameras without a video file are left out."""
+        row, features = self.rows[index], self._info["features"]
+        path = self._path(self._info.get("data_path", DATA_V21), row["episode_index"])
+        columns = arrow_table.from_arrow(_rows_of(path, 0, row["length"]), features)
+        for name, entry in features.items():
+            if entry["dtype"] == "video":
+                video = self._path(self._info.get("video_path") or VIDEO_V21, row["episode_index"], name)
+                if video.exists():
+                    columns[name] = open_video(video, 0, row["length"])
+        return columns
+
+    def _path(self, template: Any, index: int, camera: str = "") -> Path:
+        chunk = index // max(1, int(self._info.get("chunks_size", CHUNK)))
+        numbers = {"{episode_chunk:03d}": f"{chunk:03d}", "{episode_index:06d}": f"{index:06d}", "{video_key}": camera}
+        return _filled(self._folder, template, numbers)
+
+
+def _tasks_v21(folder: Path) -> dict[int, str]:
+    return {int(row["task_index"]): str(row["task"]) for row in files.read_lines(folder / "meta/tasks.jsonl")}
+
+
+def _filled(folder: Path, template: Any, values: Mapping[str, str]) -> Path:
+    """A file below the folder from its template; only the known fields are filled in."""
+    text = str(template)
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return files.under(folder, text)
+
+
+def _noted(stored: Mapping[str, Any], described: Spec) -> tuple[dict[str, str], Spec]:
+    """The notes of an episode, and the dataset's spec with the episode's own period."""
+    notes = {str(name): str(value) for name, value in stored.items()}
+    period = notes.pop(PERIOD, None)
+    return notes, described if period is None else replace(described, dt=float(period))
+
+
+def _finished(columns: dict[str, Any], described: Spec, meta: dict[str, str], features: Mapping[str, Any]) -> Episode:
+    """An episode of the columns of a LeRobot table: automatic columns become time, positions come from the state."""
+    rows = len(next(iter(columns.values())))
+    if MEASURED in columns:
+        time = columns.pop(MEASURED)
+    else:
+        time = np.arange(rows) * described.dt
+        stored = columns.get("timestamp")
+        exact = stored is None or bool((np.abs(np.asarray(stored, float) - time) < 1e-3 * described.dt + 1e-4).all())
+        time = time if exact else np.asarray(stored, float)
+        meta = {**meta, "clock": NOMINAL} if exact else meta
+    out: dict[str, Any] = {"timestamp": time}
+    out |= {name: column for name, column in columns.items() if name not in AUTOMATIC}
+    for name, source in (("q", "observation.state"), ("v", "observation.velocity")):
+        channel = described.q if name == "q" else described.v
+        if name not in out and source in out and out[source].shape[1:] == (len(channel.labels),):
+            out[name] = np.asarray(out[source], float)
+            meta = {**meta, f"{name}.from": source}
+        elif name not in out and not channel.labels:
+            out[name] = np.zeros((rows, 0))
+    if "action" not in out and not described.action.labels:
+        out["action"] = np.zeros((rows, 0))
+    absent = [name for name, entry in features.items() if entry["dtype"] == "video" and name not in out]
+    if absent:
+        meta = {**meta, "missing": ", ".join(absent)}
+    return Episode(described, out, meta)
+
+
+def _rows_of(path: Path, start: int, count: int) -> Any:
+    """Some rows of a parquet file, reading only the row groups they are in."""
+    file = files.open_parquet(path)
+    sizes = [file.metadata.row_group(k).num_rows for k in range(file.metadata.num_row_groups)]
+    ends = np.cumsum(sizes) if sizes else np.zeros(0, int)
+    if not 0 <= start <= start + count <= (int(ends[-1]) if len(ends) else 0):
+        raise BadInput(f"{str(path)!r} should hold {count} rows from row {start}, but it has {sum(sizes)} rows.")
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, start + count, side="left"))
+    part = files.read_groups(file, list(range(first, min(last + 1, len(sizes)))) if count else [], path)
+    return part.slice(start - int(ends[first] - sizes[first]) if count else 0, count)
