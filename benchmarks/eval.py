@@ -146,29 +146,31 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
 
 def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
     """Gaussians on the table, the T and the stick, and a camera of 96 x 96 above them."""
-    from instep.splat.gaussians import coloured, together
-    from instep.splat.raster.rasterizer import Layers
-    from instep.splat.rendering import looking
+    from instep.splat.gaussians import concatenate, gaussians_from_colours
+    from instep.splat.raster.rasterizer import LayeredRasterizer
+    from instep.splat.rendering import look_at
 
     rng = np.random.default_rng(0)
     boxes = np.array(task_of(world.scene).shape)
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     which = rng.choice(len(boxes), 4000, p=area / area.sum())
     flat = rng.uniform(boxes[which, :2], boxes[which, 2:])
-    tee = coloured(np.column_stack([flat, np.full(4000, 0.02)]), 0.003, np.tile([1.0, 0.3, 0.1], (4000, 1)))
+    tee = gaussians_from_colours(
+        np.column_stack([flat, np.full(4000, 0.02)]), 0.003, np.tile([1.0, 0.3, 0.1], (4000, 1))
+    )
     table = np.column_stack([rng.uniform([0.1, 0.0], [0.8, 0.7], (8000, 2)), np.full(8000, -0.01)])
-    ground = coloured(table, 0.008, 0.4 + 0.05 * rng.standard_normal((8000, 1)) * np.ones((1, 3)))
+    ground = gaussians_from_colours(table, 0.008, 0.4 + 0.05 * rng.standard_normal((8000, 1)) * np.ones((1, 3)))
     turn = rng.uniform(0, 2 * np.pi, 500)
     stick = np.column_stack([0.0125 * np.cos(turn), 0.0125 * np.sin(turn), rng.uniform(0, 0.12, 500)])
     parts = [
         replace(ground, names=("world",)),
         replace(tee, names=("tee",)),
-        replace(coloured(stick, 0.003, np.full((500, 3), 0.9)), names=("pusher",)),
+        replace(gaussians_from_colours(stick, 0.003, np.full((500, 3), 0.9)), names=("pusher",)),
     ]
-    layers = Layers(together(parts), threads=THREADS)
+    layers = LayeredRasterizer(concatenate(parts), threads=THREADS)
     base = next(iter(world.scene.cameras.values()))
     small = replace(base, name="virtual", width=96, height=96, focal=(80.0, 80.0), centre=(48.0, 48.0), distortion=())
-    return layers, looking(small, np.array([0.75, 0.34, 0.6]), np.array([0.45, 0.34, 0.0]))
+    return layers, look_at(small, np.array([0.75, 0.34, 0.6]), np.array([0.45, 0.34, 0.0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

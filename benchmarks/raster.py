@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, Image, plain
+from instep.splat.image import Backdrop, RenderedImage, plain_backdrop
 from instep.splat.image_metrics import psnr
 from instep.splat.raster import reference
-from instep.splat.raster.gradients import ImageSlope, differentiate
-from instep.splat.raster.pose_normals import View, pose_normals
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.gradients import ImageGradient, render_with_gradients
+from instep.splat.raster.pose_normals import TargetImage, pose_normals
+from instep.splat.raster.rasterizer import Rasterizer
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,7 +58,7 @@ def _of_size(n: int, seconds: float) -> list[Row]:
     gaussians, eye = table_arm_and_tee(n), camera("eye", 320, 240)
     what = f"320x240, {n // 1000} k"
     exact, evaluated = _reference(gaussians, eye)
-    raster = Raster(gaussians)
+    raster = Rasterizer(gaussians)
     forward, both = _in_turn(what, raster, eye, seconds, BARS[n])
     rows = [
         _row(f"{what}: evaluated Gaussians per pixel", evaluated, "", None),
@@ -71,7 +71,7 @@ def _of_size(n: int, seconds: float) -> list[Row]:
     return rows + (_against_newton(what, gaussians, eye, forward) if n <= 5_000 else [])
 
 
-def _in_turn(what: str, raster: Raster, eye: Camera, seconds: float, bar: float) -> tuple[Row, Row]:
+def _in_turn(what: str, raster: Rasterizer, eye: Camera, seconds: float, bar: float) -> tuple[Row, Row]:
     """Forward alone and with backward, one after the other, so that what disturbs one disturbs both."""
     taken: list[tuple[float, float]] = []
     end = time.perf_counter() + 2 * seconds
@@ -79,7 +79,7 @@ def _in_turn(what: str, raster: Raster, eye: Camera, seconds: float, bar: float)
         begin = time.perf_counter()
         raster.render(eye, STILL)
         middle = time.perf_counter()
-        differentiate(raster, eye, STILL, _loss)
+        render_with_gradients(raster, eye, STILL, _loss)
         taken.append((1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle)))
     alone, both = np.array(taken[1:]).T
     return _quantiles(f"{what}: forward", alone, bar), _quantiles(f"{what}: forward + backward", both, None)
@@ -89,15 +89,15 @@ def _reference(gaussians: Gaussians, eye: Camera) -> tuple[Array, float]:
     """The picture in float64, and how many Gaussians count in a pixel on the mean."""
     drawn = reference.project(gaussians, eye, STILL)
     colour, count = np.zeros((eye.height, eye.width, 3)), 0
-    for i, window, weight in reference._weights(drawn, gaussians.opacities, plain(eye)):
+    for i, window, weight in reference._weights(drawn, gaussians.opacities, plain_backdrop(eye)):
         colour[window] += weight[..., None] * drawn.colours[i]
         count += int((weight > 0).sum())
     return colour, count / (eye.width * eye.height)
 
 
-def _loss(image: Image) -> ImageSlope:
+def _loss(image: RenderedImage) -> ImageGradient:
     """Half the sum of squares."""
-    return ImageSlope(image.colour)
+    return ImageGradient(image.colour)
 
 
 def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, both: Row) -> list[Row]:
@@ -133,7 +133,7 @@ def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, b
     if len(gaussians) <= 5_000:
         double = leaves(torch.float64)
         (0.5 * (draw(double) ** 2).sum()).backward()
-        ours = differentiate(Raster(gaussians), eye, STILL, _loss)[1]
+        ours = render_with_gradients(Rasterizer(gaussians), eye, STILL, _loss)[1]
         worst = max(_relative(getattr(ours, p), double[p].grad.numpy()) for p in PARTS)
         rows.append(_row(f"{what}: gradients against float64 autograd, largest difference / largest", worst, "", 1e-3))
     return rows
@@ -147,7 +147,7 @@ def _against_newton(what: str, gaussians: Gaussians, eye: Camera, forward: Row) 
         print("newton is not installed: no second peer")
         return []
     draw = newton_camera(gaussians, eye)
-    alike = psnr(draw(), Raster(gaussians).render(eye, STILL).colour)
+    alike = psnr(draw(), Rasterizer(gaussians).render(eye, STILL).colour)
     row = _timed(f"{what}: newton's camera on the CPU, forward, its default settings", draw, 1.0, least=3)
     return [
         row,
@@ -175,7 +175,7 @@ def _finite_differences() -> Row:
     def value(scene: Gaussians) -> float:
         return float((weights * reference.render(scene, eye, STILL).colour).sum())
 
-    ours = differentiate(Raster(gaussians), eye, STILL, lambda image: ImageSlope(weights))[1]
+    ours = render_with_gradients(Rasterizer(gaussians), eye, STILL, lambda image: ImageGradient(weights))[1]
     worst = 0.0
     for part in PARTS:
         start = np.array(getattr(gaussians, part), float)
@@ -204,13 +204,13 @@ def _tee(seconds: float) -> list[Row]:
 
     capture = load_capture(folder)
     body = capture.bodies[0]
-    raster, where = Raster(body.gaussians), pose(body.world_from_body)[None]
+    raster, where = Rasterizer(body.gaussians), pose(body.world_from_body)[None]
     views, pixels = [], 0
-    for shot in capture.shots:
+    for shot in capture.recordings:
         frame = np.asarray(shot.images[0]).astype(np.float32) / np.float32(255.0)
         region = _around(raster.render(shot.camera, where).alpha)
         behind = Backdrop(frame, np.full(frame.shape[:2], np.inf, np.float32))
-        views.append(View(shot.camera, frame, None, behind, region))
+        views.append(TargetImage(shot.camera, frame, None, behind, region))
         pixels += (region[2] - region[0]) * (region[3] - region[1])
     name = f"pose Jacobian of the T-block, {len(body.gaussians)} Gaussians, {len(views)} cameras 480x270"
     rows = [

@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Image
+from instep.splat.image import RenderedImage
 from instep.splat.raster import cuda as gpu
 from instep.splat.raster import gradients
-from instep.splat.raster.gradients import ImageSlope
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.gradients import ImageGradient
+from instep.splat.raster.rasterizer import Rasterizer
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 COUNT, TEE = 5_498, 498
@@ -35,7 +35,7 @@ def run(out: Path, quick: bool = False) -> list[Row]:
 
 
 def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
-    cpu, cuda = Raster(gaussians), gpu.GpuRaster(gaussians)
+    cpu, cuda = Rasterizer(gaussians), gpu.CudaRasterizer(gaussians)
     pairs = list(zip([cpu.render(c, STILL) for c in cameras], cuda.render_cameras(cameras, STILL), strict=True))
     flipped = sum(int((np.abs(a.colour - b.colour).max(axis=-1) > 1e-3).sum()) for a, b in pairs)
     pixels = sum(a.alpha.size for a, _ in pairs)
@@ -52,7 +52,7 @@ def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
     ]
     for degree in (0, 3):
         shaded = _with_shine(gaussians, degree)
-        cpu, cuda = Raster(shaded), gpu.GpuRaster(shaded)
+        cpu, cuda = Rasterizer(shaded), gpu.CudaRasterizer(shaded)
         found = [_slopes(cpu, cuda, c) for c in cameras]
         for part in PARTS:
             # The largest is the difference of one Gaussian at the edge of 1/255 in some pixel; the norm is of all.
@@ -63,13 +63,15 @@ def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
     return rows
 
 
-def _slopes(cpu: Raster, cuda: gpu.GpuRaster, eye: Camera) -> tuple[gradients.Gradients, gradients.Gradients]:
+def _slopes(cpu: Rasterizer, cuda: gpu.CudaRasterizer, eye: Camera) -> tuple[gradients.Gradients, gradients.Gradients]:
     weights = np.random.default_rng(7).normal(size=(eye.height, eye.width, 3)).astype(np.float32)
 
-    def loss(image: Image) -> ImageSlope:
-        return ImageSlope(weights, weights[..., 0])
+    def loss(image: RenderedImage) -> ImageGradient:
+        return ImageGradient(weights, weights[..., 0])
 
-    return gradients.differentiate(cpu, eye, STILL, loss)[1], gpu.differentiate(cuda, eye, STILL, loss)[1]
+    return gradients.render_with_gradients(cpu, eye, STILL, loss)[1], gpu.render_with_gradients(cuda, eye, STILL, loss)[
+        1
+    ]
 
 
 def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
@@ -84,7 +86,7 @@ def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
 def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Row]:
     import torch
 
-    cpu, cuda = Raster(gaussians), gpu.GpuRaster(gaussians)
+    cpu, cuda = Rasterizer(gaussians), gpu.CudaRasterizer(gaussians)
     for part in cuda.parts.values():
         part.requires_grad_(True)
 
@@ -98,8 +100,8 @@ def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Ro
         (colour**2).mean().backward()
         torch.cuda.synchronize()
 
-    def loss(image: Image) -> ImageSlope:
-        return ImageSlope(image.colour * np.float32(2 / image.colour.size))
+    def loss(image: RenderedImage) -> ImageGradient:
+        return ImageGradient(image.colour * np.float32(2 / image.colour.size))
 
     what = f"3 x 480x270, {COUNT} Gaussians"
     jobs: list[tuple[str, Callable[[], Any], float | None]] = [
@@ -109,7 +111,7 @@ def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Ro
         (f"CPU forward, {what}", lambda: [cpu.render(c, STILL) for c in cameras], None),
         (
             f"CPU forward + backward, {what}",
-            lambda: [gradients.differentiate(cpu, c, STILL, loss) for c in cameras],
+            lambda: [gradients.render_with_gradients(cpu, c, STILL, loss) for c in cameras],
             None,
         ),
     ]
@@ -122,7 +124,7 @@ def _bare_name(what: str) -> str:
     return f"gsplat alone, forward + backward, {what}"
 
 
-def _bare_gsplat(cuda: gpu.GpuRaster, cameras: list[Camera]) -> Callable[[], None]:
+def _bare_gsplat(cuda: gpu.CudaRasterizer, cameras: list[Camera]) -> Callable[[], None]:
     """The library without our bodies and harmonics around it."""
     import torch
     from gsplat import rasterization
@@ -168,7 +170,7 @@ def _apart(a: Array, b: Array) -> float:
     return float(np.abs(a - b).max())
 
 
-def _deep(a: Image, b: Image) -> float:
+def _deep(a: RenderedImage, b: RenderedImage) -> float:
     seen = (a.alpha > 0.1) & (b.alpha > 0.1)
     return _apart(a.depth[seen], b.depth[seen])
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from instep.core.statistics import Estimate
 from instep.splat.capture import load_capture
-from instep.splat.fitting import FitOptions
+from instep.splat.fitting import GaussianFitOptions
 from instep.splat.rendering import save_png
-from instep.splat.scene_fit import SceneFitOptions, splat_capture
+from instep.splat.scene_fit import SceneFitOptions, fit_scene
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
@@ -24,11 +24,11 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     if folder is None:
         print("no recording of PushT: nothing is measured")
         return []
-    options = SceneFitOptions(fit=FitOptions(steps=150 if quick else 1500))
+    options = SceneFitOptions(fit=GaussianFitOptions(steps=150 if quick else 1500))
     begin, worked = time.perf_counter(), time.process_time()
-    done = splat_capture(load_capture(folder), options)
+    done = fit_scene(load_capture(folder), options)
     wall, worked = time.perf_counter() - begin, time.process_time() - worked
-    save_png(out / "real_and_twin.png", done.sheet)
+    save_png(out / "real_and_twin.png", done.comparison)
     rows = [
         _scored("pusht: PSNR on held-out frames, inside the table", done.scores["psnr"], 27.0),
         _scored("pusht: SSIM on held-out frames, inside the table", done.scores["ssim"]),
@@ -38,9 +38,9 @@ def run(out: Path, quick: bool = False) -> list[Row]:
         _number("pusht: time of the fit", wall, "s", 180.0),
         _number("pusht: time of the processor, both cores together", worked, "s"),
     ]
-    if done.aligned is not None:
+    if done.alignment is not None:
         rows.append(
-            _number("pusht: largest correction of a camera's position", 1e3 * abs(done.aligned.shifts).max(), "mm")
+            _number("pusht: largest correction of a camera's position", 1e3 * abs(done.alignment.shifts).max(), "mm")
         )
     return rows
 

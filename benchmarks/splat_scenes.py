@@ -7,7 +7,7 @@ import numpy as np
 from instep.core.poses import quat_from_matrix
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.gaussians import Gaussians, coloured, together
+from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
 
 SIZES = {5_000: 0.85, 20_000: 1.25, 100_000: 2.0}
 """How large the surfels are, by their number: chosen so that about 10, 20 and 40 are evaluated per pixel."""
@@ -22,11 +22,11 @@ def table_arm_and_tee(n: int, *, size: float | None = None, tee: int | None = No
     tee = n // 10 if tee is None else tee
     table = int(0.7 * (n - tee))
     pitch = size * np.sqrt(0.9 * 0.7 / n)
-    return together(
+    return concatenate(
         [
-            _surfels(*_plane(table, rng), pitch, rng, (0.42, 0.37, 0.39)).carried_by("world"),
-            _surfels(*_capsules(n - tee - table, rng), pitch, rng, (0.9, 0.88, 0.86)).carried_by("arm"),
-            _surfels(*_tee(tee, rng), pitch, rng, (0.95, 0.35, 0.15)).carried_by("tee"),
+            _surfels(*_plane(table, rng), pitch, rng, (0.42, 0.37, 0.39)).attached_to("world"),
+            _surfels(*_capsules(n - tee - table, rng), pitch, rng, (0.9, 0.88, 0.86)).attached_to("arm"),
+            _surfels(*_tee(tee, rng), pitch, rng, (0.95, 0.35, 0.15)).attached_to("tee"),
         ],
         NAMES,
     )
@@ -80,4 +80,4 @@ def _surfels(
     turn = quat_from_matrix(np.stack([side, np.cross(normals, side), normals], axis=2))
     scales = pitch * np.column_stack([rng.uniform(0.5, 1.2, n), rng.uniform(0.4, 1.0, n), np.full(n, 0.1)])
     colours = np.clip(np.array(colour) + 0.08 * rng.normal(size=(n, 3)), 0.02, 0.98)
-    return coloured(points, scales, colours, quats=turn, opacities=rng.uniform(0.3, 0.95, n))
+    return gaussians_from_colours(points, scales, colours, quats=turn, opacities=rng.uniform(0.3, 0.95, n))

@@ -15,7 +15,7 @@ from instep.core.errors import InstepError
 from instep.data import load_episodes
 from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
-from instep.splat.gaussians_from_geoms import painted
+from instep.splat.gaussians_from_geoms import gaussians_from_geoms
 
 SHAPES = """<mujoco>
   <asset><mesh name="wedge" vertex="0 0 0  .1 0 0  0 .1 0  0 0 .1"/></asset>
@@ -50,7 +50,7 @@ def where_orange(picture: np.ndarray) -> np.ndarray:
 def test_every_kind_of_shape_is_painted_onto_its_body(tmp_path):
     path = tmp_path / "shapes.xml"
     path.write_text(SHAPES)
-    gaussians = painted(Scene.load(path))
+    gaussians = gaussians_from_geoms(Scene.load(path))
     assert set(gaussians.names) == {"world", "box", "ball", "can", "pill", "egg", "rock"}, "group 3 is not shown"
     ball = gaussians.on("ball")
     assert np.allclose(np.linalg.norm(ball.means, axis=1), 0.05), "Gaussians lie on the surface"
@@ -126,7 +126,7 @@ def test_a_scan_takes_the_place_of_paint(cameras, tmp_path):
     from instep.splat.io import save
 
     scene = Scene.load("pusht")
-    save(tmp_path / "tee.json", painted(scene).on("tee"))
+    save(tmp_path / "tee.json", gaussians_from_geoms(scene).on("tee"))
     cameras.write_text(f"gaussians = 'tee.json'\n[static]\n{ABOVE}")
     assert set(read_sight(cameras, scene).layers.gaussians.names) == {"world", "tee"}
 

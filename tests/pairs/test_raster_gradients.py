@@ -14,10 +14,10 @@ from instep.core.errors import BadInput
 from instep.core.poses import quat_exp, quat_from_matrix, quat_mul
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, Image
+from instep.splat.image import Backdrop, RenderedImage
 from instep.splat.raster import reference
-from instep.splat.raster.gradients import Gradients, ImageSlope, differentiate
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.gradients import Gradients, ImageGradient, render_with_gradients
+from instep.splat.raster.rasterizer import Rasterizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses
@@ -25,19 +25,19 @@ from scenes import LENS, a_camera, a_scene, looking_at, some_poses
 WEIGHTS = np.random.default_rng(7)
 
 
-def a_loss(camera: Camera) -> tuple[Callable[[Image], float], Callable[[Image], ImageSlope]]:
+def a_loss(camera: Camera) -> tuple[Callable[[RenderedImage], float], Callable[[RenderedImage], ImageGradient]]:
     """A loss that weighs every pixel of colour, coverage and depth at random, and its slope."""
     rng = np.random.default_rng(7)
     shape = (camera.height, camera.width)
     colour, alpha, depth = rng.normal(size=(*shape, 3)), rng.normal(size=shape), rng.normal(size=shape)
 
-    def value(image: Image) -> float:
+    def value(image: RenderedImage) -> float:
         seen = image.alpha > 0.3
         deep = np.where(seen, image.depth, 0.0)
         return float((colour * image.colour).sum() + (alpha * image.alpha).sum() + (depth * deep).sum())
 
-    def slope(image: Image) -> ImageSlope:
-        return ImageSlope(colour, alpha, depth * (image.alpha > 0.3))
+    def slope(image: RenderedImage) -> ImageGradient:
+        return ImageGradient(colour, alpha, depth * (image.alpha > 0.3))
 
     return value, slope
 
@@ -77,7 +77,9 @@ class Case:
         )
 
     def gradients(self) -> Gradients:
-        return differentiate(Raster(self.scene), self.camera, self.poses, self.slope, backdrop=self.backdrop)[1]
+        return render_with_gradients(
+            Rasterizer(self.scene), self.camera, self.poses, self.slope, backdrop=self.backdrop
+        )[1]
 
 
 def difference(at: Callable[[float], float], eps: float = 1e-6) -> float:
@@ -165,9 +167,9 @@ def test_gradients_of_a_region_are_those_of_its_pixels() -> None:
     part = rng.normal(size=(26, 44, 3))
     whole = np.zeros((50, 60, 3))
     whole[13:39, 7:51] = part
-    raster = Raster(scene)
-    _, of_part = differentiate(raster, camera, poses, lambda _: ImageSlope(part), region=region)
-    _, of_whole = differentiate(raster, camera, poses, lambda _: ImageSlope(whole))
+    raster = Rasterizer(scene)
+    _, of_part = render_with_gradients(raster, camera, poses, lambda _: ImageGradient(part), region=region)
+    _, of_whole = render_with_gradients(raster, camera, poses, lambda _: ImageGradient(whole))
     for field in ("means", "quats", "scales", "opacities", "sh", "poses", "camera"):
         a, b = getattr(of_part, field), getattr(of_whole, field)
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
@@ -175,16 +177,16 @@ def test_gradients_of_a_region_are_those_of_its_pixels() -> None:
 
 def test_gradients_are_the_same_on_every_run_and_with_any_number_of_threads() -> None:
     scene, camera = a_scene(400, 1), a_camera(120, 90)
-    slope = ImageSlope(np.random.default_rng(0).normal(size=(90, 120, 3)))
-    first = differentiate(Raster(scene, threads=2), camera, None, lambda _: slope)[1]
-    again = differentiate(Raster(scene, threads=2), camera, None, lambda _: slope)[1]
+    slope = ImageGradient(np.random.default_rng(0).normal(size=(90, 120, 3)))
+    first = render_with_gradients(Rasterizer(scene, threads=2), camera, None, lambda _: slope)[1]
+    again = render_with_gradients(Rasterizer(scene, threads=2), camera, None, lambda _: slope)[1]
     np.testing.assert_array_equal(first.means, again.means)
     np.testing.assert_array_equal(first.poses, again.poses)
-    alone = differentiate(Raster(scene, threads=1), camera, None, lambda _: slope)[1]
+    alone = render_with_gradients(Rasterizer(scene, threads=1), camera, None, lambda _: slope)[1]
     np.testing.assert_array_equal(first.means, alone.means)
     np.testing.assert_allclose(first.poses, alone.poses, rtol=1e-9)
 
 
 def test_a_loss_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(BadInput, match="slopes of shape"):
-        differentiate(Raster(a_scene(10)), a_camera(), None, lambda _: ImageSlope(np.zeros((3, 3, 3))))
+        render_with_gradients(Rasterizer(a_scene(10)), a_camera(), None, lambda _: ImageGradient(np.zeros((3, 3, 3))))

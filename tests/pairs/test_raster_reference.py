@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, UnknownName
-from instep.splat.gaussians import Gaussians, coloured
-from instep.splat.image import Backdrop, Image
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
+from instep.splat.image import Backdrop, RenderedImage
 from instep.splat.raster import reference
-from instep.splat.raster.rasterizer import Raster, render
+from instep.splat.raster.rasterizer import Rasterizer, render
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
 from scenes import LENS, a_camera, a_scene, looking_at, some_poses
@@ -26,7 +26,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
     return float(-10 * np.log10(max(np.mean((a - b) ** 2), 1e-20)))
 
 
-def assert_same(fast: Image, true: Image) -> None:
+def assert_same(fast: RenderedImage, true: RenderedImage) -> None:
     assert fast.colour.shape == true.colour.shape
     assert psnr(fast.colour, true.colour) > 70
     np.testing.assert_allclose(fast.colour, true.colour, atol=ONE_PIXEL)
@@ -103,7 +103,7 @@ def test_every_pixel_knows_its_body() -> None:
     depth = np.full((60, 70), np.inf, np.float32)
     depth[:, :20] = 0.9
     backdrop = Backdrop(np.zeros((60, 70, 3), np.float32), depth)
-    fast = Raster(scene).render_bodies(camera, some_poses(), backdrop=backdrop)
+    fast = Rasterizer(scene).render_bodies(camera, some_poses(), backdrop=backdrop)
     true = reference.render_bodies(scene, camera, some_poses(), backdrop=backdrop)
     assert (fast == true).mean() > 0.999
     assert set(np.unique(true)) == {-1, 0, 1, 2}
@@ -112,7 +112,7 @@ def test_every_pixel_knows_its_body() -> None:
 def test_a_batch_of_worlds_is_a_row_of_pictures() -> None:
     scene, camera = a_scene(200, 1), a_camera(40, 30)
     poses = np.stack([some_poses(seed) for seed in range(5)])
-    raster = Raster(scene)
+    raster = Rasterizer(scene)
     images = raster.render_batch(camera, poses)
     for i in range(5):
         np.testing.assert_array_equal(images[i], raster.render(camera, poses[i]).bytes)
@@ -134,20 +134,20 @@ def test_moving_a_body_is_moving_its_gaussians() -> None:
     baked = []
     for i, name in enumerate(scene.names):
         baked.append(scene.on(name).moved(transform(poses[i])))
-    from instep.splat.gaussians import together
+    from instep.splat.gaussians import concatenate
 
-    moved, posed = render(together(baked), camera), render(scene, camera, poses)
+    moved, posed = render(concatenate(baked), camera), render(scene, camera, poses)
     assert psnr(moved.colour, posed.colour) > 60
 
 
 def test_the_picture_does_not_depend_on_what_was_drawn_before() -> None:
     scene, camera = a_scene(500), a_camera()
-    raster = Raster(scene)
+    raster = Rasterizer(scene)
     fresh = raster.render(camera, some_poses(1)).colour
     for seed in range(40):
         raster.render(camera, some_poses(seed))
     np.testing.assert_array_equal(raster.render(camera, some_poses(1)).colour, fresh)
-    np.testing.assert_array_equal(Raster(scene, threads=1).render(camera, some_poses(1)).colour, fresh)
+    np.testing.assert_array_equal(Rasterizer(scene, threads=1).render(camera, some_poses(1)).colour, fresh)
 
 
 def test_equal_depths_are_drawn_in_the_order_given() -> None:
@@ -155,8 +155,8 @@ def test_equal_depths_are_drawn_in_the_order_given() -> None:
     n = 400
     rng = np.random.default_rng(0)
     means = np.column_stack([rng.uniform(-0.4, 0.4, (n, 2)), np.ones(n)])
-    scene = coloured(means, np.array(0.1), rng.random((n, 3)), opacities=0.7)
-    raster = Raster(scene)
+    scene = gaussians_from_colours(means, np.array(0.1), rng.random((n, 3)), opacities=0.7)
+    raster = Rasterizer(scene)
     away = replace(camera, body_from_camera=looking_at((0.0, 1.0, 1.5), (0.0, 0.0, 1.0)))
     for _ in range(30):
         raster.render(away)
@@ -167,7 +167,7 @@ def test_threads_of_the_caller_do_not_disturb_each_other() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     scene, camera = a_scene(300), a_camera()
-    raster = Raster(scene)
+    raster = Rasterizer(scene)
     alone = [raster.render(camera, some_poses(s)).colour for s in range(6)]
     with ThreadPoolExecutor(4) as pool:
         together_ = list(pool.map(lambda s: raster.render(camera, some_poses(s % 6)).colour, range(48)))

@@ -13,9 +13,9 @@ import pytest
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
-from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.io import load, load_folder, save
-from instep.splat.io.embodied import load_body
+from instep.splat.io.embodied import load_scanned_body
 
 QUARTER = 0.5**0.5
 LOSSLESS = [".ply", ".glb", ".usda", ".usdc", ".usdz"]
@@ -134,7 +134,10 @@ def test_the_usd_file_satisfies_the_validators_of_usd_itself(tmp_path: Path, suf
 
 
 def test_a_gltf_file_is_y_up_for_those_who_read_it(tmp_path: Path) -> None:
-    save(tmp_path / "a.glb", coloured(np.array([[0.0, 0.0, 2.0]]), np.array(0.1), np.array([[1.0, 0.5, 0.0]])))
+    save(
+        tmp_path / "a.glb",
+        gaussians_from_colours(np.array([[0.0, 0.0, 2.0]]), np.array(0.1), np.array([[1.0, 0.5, 0.0]])),
+    )
     data = (tmp_path / "a.glb").read_bytes()
     document = json.loads(data[20 : 20 + struct.unpack_from("<I", data, 12)[0]])
     x, y, z, w = document["nodes"][0]["rotation"]
@@ -151,7 +154,7 @@ def test_a_folder_of_files_is_one_body_each(tmp_path: Path) -> None:
 
 
 def test_the_scanned_block_is_red_and_as_large_as_a_t(recordings: Path) -> None:
-    body = load_body(recordings / "pusht" / "tblock.json")
+    body = load_scanned_body(recordings / "pusht" / "tblock.json")
     assert len(body.gaussians) == 498
     assert len(body.particles) == 466
     red, green, blue = body.gaussians.colours.mean(axis=0)

@@ -5,7 +5,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.splat.image_metrics import psnr, ssim
-from instep.splat.scan_tracking import align_colours, unchanged
+from instep.splat.scan_tracking import fit_colour_map, identity_colour_map
 
 
 def picture(seed: int = 0) -> np.ndarray:
@@ -41,13 +41,13 @@ def test_a_colour_map_is_found_again_despite_things_that_moved() -> None:
     real = np.concatenate([a**2, a], axis=-1) @ matrix.T + [0.02, 0.0, 0.01]
     spoiled = real.copy()
     spoiled[10:25, 10:30] = [1.0, 0.2, 0.0]
-    found = align_colours(a, spoiled)
+    found = fit_colour_map(a, spoiled)
     good = np.ones(a.shape[:2], bool)
     good[10:25, 10:30] = False
     assert np.abs(found(a) - np.clip(real, 0, 1))[good].max() < 2e-3
 
 
 def test_the_map_that_changes_nothing_changes_nothing() -> None:
-    np.testing.assert_allclose(unchanged()(picture()), picture())
+    np.testing.assert_allclose(identity_colour_map()(picture()), picture())
     with pytest.raises(BadInput, match="at least 100 pairs"):
-        align_colours(np.zeros((3, 3, 3)), np.zeros((3, 3, 3)))
+        fit_colour_map(np.zeros((3, 3, 3)), np.zeros((3, 3, 3)))

@@ -11,12 +11,21 @@ from scenes import a_camera, a_scene, looking_at
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp
 from instep.scene.camera import Camera
-from instep.splat.background import filled, likeliest_picture, moving, of_colour, still_picture
-from instep.splat.fitting import Adam, FitOptions, Leash, Target, first_guess, fit, on_plane, rays_of
-from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.background import background_near, colour_mask, foreground_mask, inpaint, static_background
+from instep.splat.fitting import (
+    Adam,
+    GaussianFitOptions,
+    SurfaceConstraint,
+    WeightedImage,
+    fit_gaussians,
+    initial_gaussians,
+    intersect_plane,
+    pixel_rays,
+)
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image_metrics import psnr
 from instep.splat.plane_alignment import Picture, Plane, align_on_plane
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.rasterizer import Rasterizer
 
 TABLE = Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.4, -0.4), (0.4, 0.4))
 
@@ -38,18 +47,20 @@ def painted_table(seed: int = 0) -> Gaussians:
     rng = np.random.default_rng(seed)
     n = 900
     points = np.column_stack([rng.uniform(-0.4, 0.4, (n, 2)), np.zeros(n)])
-    return coloured(points, np.array([0.025, 0.025, 0.001]), rng.uniform(0.05, 0.95, (n, 3)), opacities=0.9)
+    return gaussians_from_colours(
+        points, np.array([0.025, 0.025, 0.001]), rng.uniform(0.05, 0.95, (n, 3)), opacities=0.9
+    )
 
 
 def test_a_blurred_scene_becomes_sharp_again() -> None:
-    truth = a_scene(120, seed=4).carried_by("world")
+    truth = a_scene(120, seed=4).attached_to("world")
     cameras = eyes(6)
-    targets = [Target(c, Raster(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras[:5]]
+    targets = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras[:5]]
     wrong = replace(truth, means=truth.means + 0.01, scales=1.3 * truth.scales, sh=0.5 * truth.sh)
-    fitted = fit(targets, wrong, FitOptions(steps=150, degree=0, place_rate=2e-3))
+    fitted = fit_gaussians(targets, wrong, GaussianFitOptions(steps=150, degree=0, means_rate=2e-3))
 
     def seen(scene: Gaussians) -> float:
-        return psnr(Raster(scene).render(cameras[5]).colour, Raster(truth).render(cameras[5]).colour)
+        return psnr(Rasterizer(scene).render(cameras[5]).colour, Rasterizer(truth).render(cameras[5]).colour)
 
     assert seen(fitted.gaussians) > seen(wrong) + 4
     assert fitted.losses[-5:].mean() < 0.3 * fitted.losses[:5].mean()
@@ -57,19 +68,25 @@ def test_a_blurred_scene_becomes_sharp_again() -> None:
 
 def test_gaussians_grow_where_there_are_too_few_and_faint_ones_go() -> None:
     truth = painted_table()
-    targets = [Target(c, Raster(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in eyes(3)]
+    targets = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in eyes(3)]
     few = truth.take(slice(0, 100))
     faint = replace(few, opacities=np.where(np.arange(100) < 20, 0.0, few.opacities))
-    grown = fit(targets, faint, FitOptions(steps=60, degree=0, grow_every=10, grow_share=0.5, most=300, faint=0.05))
+    grown = fit_gaussians(
+        targets,
+        faint,
+        GaussianFitOptions(steps=60, degree=0, densify_every=10, densify_share=0.5, max_count=300, min_opacity=0.05),
+    )
     assert 200 < len(grown.gaussians) <= 300
     assert grown.gaussians.opacities.min() > 0.05
 
 
 def test_what_starts_on_a_surface_stays_on_it_and_flat() -> None:
-    truth, leash = painted_table(), Leash(TABLE, 0.002)
-    targets = [Target(c, Raster(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in eyes(3)]
+    truth, surface = painted_table(), SurfaceConstraint(TABLE, 0.002)
+    targets = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in eyes(3)]
     start = replace(painted_table(1), scales=np.full((900, 3), 0.02))
-    fitted = fit(targets, start, FitOptions(steps=30, degree=0, place_rate=5e-3), leash=leash).gaussians
+    fitted = fit_gaussians(
+        targets, start, GaussianFitOptions(steps=30, degree=0, means_rate=5e-3), surface=surface
+    ).gaussians
     assert np.abs(fitted.means[:, 2]).max() <= 0.002 + 1e-9
     up = matrix_from_quat(fitted.quats / np.linalg.norm(fitted.quats, axis=1, keepdims=True))[:, :, 2]
     assert np.abs(up[:, 2]).min() > 0.9999
@@ -78,11 +95,11 @@ def test_what_starts_on_a_surface_stays_on_it_and_flat() -> None:
 
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(BadInput, match="at least one picture"):
-        fit([], painted_table())
+        fit_gaussians([], painted_table())
     camera = a_camera()
-    target = Target(camera, np.zeros((43, 61, 3)), np.ones((43, 61), np.float32))
+    target = WeightedImage(camera, np.zeros((43, 61, 3)), np.ones((43, 61), np.float32))
     with pytest.raises(BadInput, match="some to start with"):
-        fit([target], painted_table().take(slice(0, 0)))
+        fit_gaussians([target], painted_table().take(slice(0, 0)))
 
 
 def test_adam_walks_down_a_bowl_and_forgets_rows_that_go() -> None:
@@ -99,16 +116,16 @@ def test_adam_walks_down_a_bowl_and_forgets_rows_that_go() -> None:
 
 def test_a_first_guess_has_the_colours_of_the_pictures() -> None:
     truth, cameras = painted_table(), eyes(3)
-    pictures = [Picture(c, Raster(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras]
-    guess = first_guess(pictures, np.zeros((0, 3)), TABLE, 900)
-    seen = Raster(guess).render(cameras[0])
+    pictures = [Picture(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras]
+    guess = initial_gaussians(pictures, np.zeros((0, 3)), TABLE, 900)
+    seen = Rasterizer(guess).render(cameras[0])
     assert psnr(seen.colour, pictures[0].image) > 14
     assert np.abs(seen.colour.mean() - pictures[0].image.mean()) < 0.1
 
 
 def test_rays_meet_the_table_where_they_look() -> None:
     camera = eyes(1)[0]
-    points, inside = on_plane(camera, rays_of(camera, np.array([camera.centre])), TABLE)
+    points, inside = intersect_plane(camera, pixel_rays(camera, np.array([camera.centre])), TABLE)
     np.testing.assert_allclose(points[0], 0.0, atol=1e-9)
     assert inside[0]
 
@@ -118,11 +135,11 @@ def test_a_camera_that_is_off_is_found_on_a_table_all_see() -> None:
     spots = np.stack(np.meshgrid(np.arange(-0.36, 0.37, 0.03), np.arange(-0.36, 0.37, 0.03), [0.0]), -1).reshape(-1, 3)
     greys = np.repeat(np.random.default_rng(3).uniform(0.0, 1.0, (len(spots), 1)), 3, axis=1)
     truth, small = (
-        coloured(spots, np.array([0.009, 0.009, 0.001]), greys),
+        gaussians_from_colours(spots, np.array([0.009, 0.009, 0.001]), greys),
         Plane(TABLE.normal, (-0.25, -0.25), (0.25, 0.25)),
     )
     cameras = [replace(c, focal=(260.0, 260.0)) for c in eyes(2, 192, 144)]
-    pictures = [Raster(truth).render(c).colour for c in cameras]
+    pictures = [Rasterizer(truth).render(c).colour for c in cameras]
     place = cameras[1].body_from_camera.copy()
     place[:3, :3] = matrix_from_quat(quat_exp(np.array([0.004, -0.006, 0.015]))) @ place[:3, :3]
     place[:3, 3] += [0.01, -0.008, 0.004]
@@ -146,7 +163,7 @@ def test_what_passes_by_is_not_in_the_still_picture() -> None:
     frames = np.repeat(scene[None], 9, axis=0) + rng.integers(-3, 4, (9, 20, 30, 3))
     for i in range(3):
         frames[i, 5:15, 10:20] = 250
-    picture, share = still_picture(frames.astype(np.uint8))
+    picture, share = static_background(frames.astype(np.uint8))
     np.testing.assert_allclose(picture, scene / 255, atol=0.02)
     assert share[10, 15] == pytest.approx(6 / 9)
     assert share[0, 0] == 1
@@ -156,22 +173,22 @@ def test_of_two_things_a_pixel_shows_the_one_other_cameras_know_is_still() -> No
     frames = np.full((10, 4, 4, 3), 230, np.uint8)
     frames[:4] = 80
     wanted = np.full((4, 4, 3), 80 / 255, np.float32)
-    np.testing.assert_allclose(likeliest_picture(frames, wanted)[0], 80 / 255, atol=0.01)
-    np.testing.assert_allclose(still_picture(frames)[0], 230 / 255, atol=0.01)
+    np.testing.assert_allclose(background_near(frames, wanted)[0], 80 / 255, atol=0.01)
+    np.testing.assert_allclose(static_background(frames)[0], 230 / 255, atol=0.01)
 
 
 def test_an_arm_is_told_from_the_table_and_from_a_body_of_known_colour() -> None:
     still = np.full((40, 60, 3), 0.3)
     image = np.full((40, 60, 3), 76, np.uint8)
     image[5:20, 5:20], image[22:36, 30:50] = 240, (230, 90, 40)
-    body = of_colour(image, np.array([0.9, 0.35, 0.16]))
+    body = colour_mask(image, np.array([0.9, 0.35, 0.16]))
     assert body[29, 40]
     assert not body[10, 10]
     assert not body[0, 0]
-    arm = moving(image, still, body)
+    arm = foreground_mask(image, still, body)
     assert arm[10, 10]
     assert not arm[29, 40]
-    assert not of_colour(image, np.array([0.5, 0.5, 0.5])).any()
+    assert not colour_mask(image, np.array([0.5, 0.5, 0.5])).any()
 
 
 def test_unknown_pixels_take_the_colour_around_them() -> None:
@@ -180,6 +197,6 @@ def test_unknown_pixels_take_the_colour_around_them() -> None:
     known = np.ones((30, 30), bool)
     known[10:20, 0:6] = False
     picture[~known] = 0.0
-    out = filled(picture, known)
+    out = inpaint(picture, known)
     np.testing.assert_allclose(out[10:20, 0:6], 0.4, atol=0.02)
     np.testing.assert_array_equal(out[known], picture[known])

@@ -6,7 +6,7 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, normalized, quat_exp, transform
 from instep.splat import spherical_harmonics as sh
-from instep.splat.gaussians import Gaussians, coloured, together
+from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
 
 
 def some(n: int = 5, degree: int = 3) -> Gaussians:
@@ -61,7 +61,7 @@ def test_the_slope_of_the_harmonics_is_their_finite_difference() -> None:
     for axis in range(3):
         step = eps * np.eye(3)[axis]
         difference = (sh.basis(d + step, 3) - sh.basis(d - step, 3)) / (2 * eps)
-        np.testing.assert_allclose(sh.basis_slope(d, 3)[..., axis], difference, atol=1e-8)
+        np.testing.assert_allclose(sh.basis_jacobian(d, 3)[..., axis], difference, atol=1e-8)
 
 
 def test_moving_gaussians_moves_their_ellipsoids() -> None:
@@ -84,8 +84,8 @@ def test_a_mirror_is_refused() -> None:
 
 
 def test_sets_put_together_keep_their_bodies() -> None:
-    a, b = some(3, 0).carried_by("tee"), some(4, 2).carried_by("arm")
-    both = together([a, b, a])
+    a, b = some(3, 0).attached_to("tee"), some(4, 2).attached_to("arm")
+    both = concatenate([a, b, a])
     assert both.names == ("tee", "arm")
     assert both.degree == 2
     assert len(both.on("tee")) == 6
@@ -96,7 +96,9 @@ def test_sets_put_together_keep_their_bodies() -> None:
 
 def test_a_colour_is_kept() -> None:
     colours = np.array([[0.1, 0.5, 0.9]])
-    np.testing.assert_allclose(coloured(np.zeros((1, 3)), np.array(0.1), colours).colours, colours, atol=1e-12)
+    np.testing.assert_allclose(
+        gaussians_from_colours(np.zeros((1, 3)), np.array(0.1), colours).colours, colours, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(

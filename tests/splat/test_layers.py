@@ -8,10 +8,10 @@ from scenes import a_camera, looking_at
 
 from instep.core.errors import BadInput, UnknownName
 from instep.scene.camera import Camera
-from instep.splat.gaussians import Gaussians, coloured, together
+from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
 from instep.splat.image import Backdrop
 from instep.splat.raster.mesh_depth import Mesh, draw_meshes
-from instep.splat.raster.rasterizer import Layers, Raster, nearer, silhouette, surface
+from instep.splat.raster.rasterizer import LayeredRasterizer, Rasterizer, backdrop_from_image, nearer, silhouette
 
 STILL = np.array([0.0, 0, 0, 1, 0, 0, 0])
 
@@ -19,11 +19,13 @@ STILL = np.array([0.0, 0, 0, 1, 0, 0, 0])
 def table_and_block() -> Gaussians:
     rng = np.random.default_rng(0)
     flat = np.column_stack([rng.uniform(-0.4, 0.4, (3000, 2)), np.zeros(3000)])
-    table = coloured(flat, np.array([0.02, 0.02, 0.002]), rng.uniform(0.2, 0.5, (3000, 3)), opacities=0.95)
-    cube = coloured(
+    table = gaussians_from_colours(
+        flat, np.array([0.02, 0.02, 0.002]), rng.uniform(0.2, 0.5, (3000, 3)), opacities=0.95
+    )
+    cube = gaussians_from_colours(
         rng.uniform(-0.05, 0.05, (400, 3)), np.array(0.01), np.tile([0.9, 0.3, 0.1], (400, 1)), opacities=0.9
     )
-    return together([table.carried_by("world"), cube.carried_by("block")])
+    return concatenate([table.attached_to("world"), cube.attached_to("block")])
 
 
 def psnr(a: np.ndarray, b: np.ndarray) -> float:
@@ -33,7 +35,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 def test_layers_show_what_drawing_everything_shows() -> None:
     scene, camera = table_and_block(), a_camera(120, 90)
     poses = np.stack([STILL, [0.1, 0.05, 0.06, 1, 0, 0, 0]])
-    together_, layered = Raster(scene).render(camera, poses), Layers(scene).render(camera, poses)
+    together_, layered = Rasterizer(scene).render(camera, poses), LayeredRasterizer(scene).render(camera, poses)
     assert psnr(together_.colour, layered.colour) > 38
     covered = together_.alpha > 0.9
     assert np.abs(together_.depth[covered] - layered.depth[covered]).mean() < 0.01
@@ -41,13 +43,13 @@ def test_layers_show_what_drawing_everything_shows() -> None:
 
 def test_a_block_under_the_table_is_hidden_by_the_cached_layer() -> None:
     scene, camera = table_and_block(), a_camera(120, 90)
-    layers = Layers(scene)
+    layers = LayeredRasterizer(scene)
     under = np.stack([STILL, [0.0, 0.0, -0.15, 1, 0, 0, 0]])
     np.testing.assert_allclose(layers.render(camera, under).colour, layers.background(camera, under).colour, atol=0.05)
 
 
 def test_the_static_layer_is_drawn_once_and_again_when_the_camera_moves() -> None:
-    layers, camera = Layers(table_and_block()), a_camera(60, 50)
+    layers, camera = LayeredRasterizer(table_and_block()), a_camera(60, 50)
     first = layers.background(camera)
     assert layers.background(camera) is first
     moved = replace(camera, body_from_camera=looking_at((0.6, -0.6, 0.5)))
@@ -59,14 +61,14 @@ def test_a_mounted_camera_sees_everything_too() -> None:
     camera = replace(a_camera(60, 50), body="block", body_from_camera=looking_at((0.3, -0.3, 0.3)))
     poses = np.stack([STILL, [0.1, 0.05, 0.06, 1, 0, 0, 0]])
     np.testing.assert_array_equal(
-        Layers(scene).render(camera, poses).colour, Raster(scene).render(camera, poses).colour
+        LayeredRasterizer(scene).render(camera, poses).colour, Rasterizer(scene).render(camera, poses).colour
     )
 
 
 def test_a_robot_before_the_block_hides_it_and_behind_it_does_not() -> None:
     scene, camera = table_and_block(), a_camera(120, 90)
     poses = np.stack([STILL, [0.0, 0.0, 0.06, 1, 0, 0, 0]])
-    layers = Layers(scene)
+    layers = LayeredRasterizer(scene)
     mask = np.zeros((90, 120), bool)
     mask[30:60, 40:80] = True
     white = (1.0, 1.0, 1.0)
@@ -93,7 +95,7 @@ def test_of_two_backdrops_the_nearer_is_seen() -> None:
 
 def test_static_bodies_must_be_bodies() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'world'"):
-        Layers(table_and_block(), ["word"])
+        LayeredRasterizer(table_and_block(), ["word"])
 
 
 def test_a_mesh_is_as_deep_as_its_geometry_says() -> None:
@@ -128,7 +130,7 @@ def test_a_mesh_that_names_vertices_it_does_not_have_is_refused() -> None:
 
 
 def test_a_picture_becomes_a_surface_where_it_is_solid() -> None:
-    image = Raster(table_and_block()).render(a_camera(60, 50), np.stack([STILL, STILL]))
-    back = surface(image)
+    image = Rasterizer(table_and_block()).render(a_camera(60, 50), np.stack([STILL, STILL]))
+    back = backdrop_from_image(image)
     assert np.isfinite(back.depth[image.alpha > 0.5]).all()
     assert np.isinf(back.depth[image.alpha <= 0.5]).all()

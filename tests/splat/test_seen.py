@@ -9,9 +9,9 @@ from scenes import a_camera, looking_at
 from instep.core.errors import BadInput
 from instep.core.rollout import Constant, rollout, rollouts
 from instep.core.world import Array, Observation, Spec, State, stack, vector
-from instep.splat.gaussians import Gaussians, coloured, together
-from instep.splat.raster.rasterizer import Layers, silhouette
-from instep.splat.rendered_world import Seen, Sensor, Shutter, carried_on, expose, sense
+from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
+from instep.splat.raster.rasterizer import LayeredRasterizer, silhouette
+from instep.splat.rendered_world import Seen, Sensor, Shutter, apply_sensor, expose_image, extrapolate_poses
 
 NAMES = ("world", "puck")
 SPEC = Spec(0.1, vector(["x"], "m"), vector(["x"], "m/s"), vector(["x"], "m/s"), {"observation.state": vector(["x"])})
@@ -49,15 +49,19 @@ def velocities(state: State) -> Array:
 def scene() -> Gaussians:
     rng = np.random.default_rng(0)
     flat = np.column_stack([rng.uniform(-0.3, 0.3, (500, 2)), np.zeros(500)])
-    table = coloured(flat, np.array([0.03, 0.03, 0.002]), np.tile(rng.uniform(0.1, 0.3, (500, 1)), 3), opacities=0.9)
-    puck = coloured(rng.normal((0.0, 0.0, 0.04), 0.015, (60, 3)), np.array(0.01), np.tile([1.0, 0.8, 0.2], (60, 1)))
-    return together([table.carried_by("world"), puck.carried_by("puck")], NAMES)
+    table = gaussians_from_colours(
+        flat, np.array([0.03, 0.03, 0.002]), np.tile(rng.uniform(0.1, 0.3, (500, 1)), 3), opacities=0.9
+    )
+    puck = gaussians_from_colours(
+        rng.normal((0.0, 0.0, 0.04), 0.015, (60, 3)), np.array(0.01), np.tile([1.0, 0.8, 0.2], (60, 1))
+    )
+    return concatenate([table.attached_to("world"), puck.attached_to("puck")], NAMES)
 
 
 def seen(**more: object) -> Seen[Sliding]:
     fixed = a_camera(64, 48)
     mounted = replace(a_camera(32, 24), name="wrist", body="puck", body_from_camera=looking_at((0.2, -0.2, 0.3)))
-    return Seen(Sliding(), Layers(scene()), (fixed, mounted), poses, **more)
+    return Seen(Sliding(), LayeredRasterizer(scene()), (fixed, mounted), poses, **more)
 
 
 def bright(image: Array) -> float:
@@ -127,7 +131,14 @@ def test_a_slow_shutter_needs_velocities() -> None:
 
 def test_exposure_smears_what_moves_and_nothing_else() -> None:
     still, moving = (
-        Seen(Sliding(), Layers(scene()), (a_camera(64, 48),), poses, velocities, Shutter(exposure=0.05, samples=8))
+        Seen(
+            Sliding(),
+            LayeredRasterizer(scene()),
+            (a_camera(64, 48),),
+            poses,
+            velocities,
+            Shutter(exposure=0.05, samples=8),
+        )
         for _ in range(2)
     )
     sharp = seen().observe(seen().reset())["observation.images.eye"].astype(float)
@@ -143,7 +154,7 @@ def test_exposure_smears_what_moves_and_nothing_else() -> None:
 
 def test_a_rolling_shutter_reads_each_band_at_its_own_time() -> None:
     camera = a_camera(8, 40)
-    image = expose(lambda t, r: np.full((r[3] - r[1], 8, 3), t), camera, Shutter(readout=0.02, bands=10), t=1.0)
+    image = expose_image(lambda t, r: np.full((r[3] - r[1], 8, 3), t), camera, Shutter(readout=0.02, bands=10), t=1.0)
     assert image.shape == (40, 8, 3)
     np.testing.assert_allclose(image[0, 0], 1.0 - 0.009, atol=1e-6)
     np.testing.assert_allclose(image[-1, 0], 1.0 + 0.009, atol=1e-6)
@@ -152,22 +163,22 @@ def test_a_rolling_shutter_reads_each_band_at_its_own_time() -> None:
 
 def test_a_turning_body_is_carried_on_by_its_velocity() -> None:
     pose = np.array([[1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 0.0]])
-    after = carried_on(pose, np.array([[0.1, 0.0, 0.0, 0.0, 0.0, np.pi]]), 0.5)
+    after = extrapolate_poses(pose, np.array([[0.1, 0.0, 0.0, 0.0, 0.0, np.pi]]), 0.5)
     np.testing.assert_allclose(after[0, :3], [1.05, 2.0, 3.0])
     np.testing.assert_allclose(after[0, 3:], [np.sqrt(0.5), 0, 0, np.sqrt(0.5)], atol=1e-12)
 
 
 def test_a_sensor_brightens_tints_and_bends() -> None:
     grey = np.full((4, 4, 3), 0.25)
-    np.testing.assert_array_equal(sense(grey, Sensor()), 64)
-    np.testing.assert_array_equal(sense(grey, Sensor(gain=2.0, tint=(1.0, 0.5, 0.0)))[0, 0], [128, 64, 0])
-    np.testing.assert_array_equal(sense(grey, Sensor(gamma=0.5)), 128)
-    np.testing.assert_array_equal(sense(grey, Sensor(offset=0.25)), 128)
-    assert (sense(np.full((4, 4, 3), 3.0), Sensor()) == 255).all()
+    np.testing.assert_array_equal(apply_sensor(grey, Sensor()), 64)
+    np.testing.assert_array_equal(apply_sensor(grey, Sensor(gain=2.0, tint=(1.0, 0.5, 0.0)))[0, 0], [128, 64, 0])
+    np.testing.assert_array_equal(apply_sensor(grey, Sensor(gamma=0.5)), 128)
+    np.testing.assert_array_equal(apply_sensor(grey, Sensor(offset=0.25)), 128)
+    assert (apply_sensor(np.full((4, 4, 3), 3.0), Sensor()) == 255).all()
 
 
 def test_shot_noise_grows_with_the_light() -> None:
-    dark, light = (sense(np.full((200, 200, 3), level), Sensor(shot=0.1)).std() for level in (0.05, 0.45))
+    dark, light = (apply_sensor(np.full((200, 200, 3), level), Sensor(shot=0.1)).std() for level in (0.05, 0.45))
     assert light / dark == pytest.approx(3.0, rel=0.1)
 
 

@@ -14,10 +14,10 @@ from instep.app.splat_tools import named_as, scan_frames
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
 from instep.splat.capture import load_cameras, load_capture, save_cameras
-from instep.splat.gaussians import coloured
+from instep.splat.gaussians import gaussians_from_colours
 from instep.splat.io import load, load_folder, save
-from instep.splat.raster.rasterizer import Raster
-from instep.splat.rendering import save_movie, save_png, side_by_side
+from instep.splat.raster.rasterizer import Rasterizer
+from instep.splat.rendering import save_png, save_video, side_by_side
 from instep.splat.scene_fit import SceneFit
 
 
@@ -26,7 +26,7 @@ def posed(tmp_path: Path) -> Path:
     """A folder of posed pictures of a painted table, as nerfstudio writes them."""
     folder = tmp_path / "posed"
     folder.mkdir()
-    raster, frames = Raster(painted_table()), []
+    raster, frames = Rasterizer(painted_table()), []
     for i, camera in enumerate(eyes(7)):
         save_png(folder / f"{i}.png", raster.render(camera).bytes)
         place = camera.body_from_camera @ np.diag([1.0, -1.0, -1.0, 1.0])
@@ -159,7 +159,7 @@ def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
     scene = Scene.load("pusht")
     frames = scan_frames(["tblock"], scene)
     assert frames["tblock"][0] == "tee"
-    dot = coloured(np.array([[0.0, 0.0, 0.0]]), 0.01, np.array([[1.0, 0.0, 0.0]])).carried_by(
+    dot = gaussians_from_colours(np.array([[0.0, 0.0, 0.0]]), 0.01, np.array([[1.0, 0.0, 0.0]])).attached_to(
         "tblock", ("world", "tblock")
     )
     rest = np.array([[0.5, 0.3, 0.02, 1.0, 0.0, 0.0, 0.0]])
@@ -174,16 +174,16 @@ def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
 def test_films_are_mp4_or_gif(tmp_path: Path) -> None:
     pictures = [np.full((20, 30, 3), 40 * i, np.uint8) for i in range(4)]
     for name in ("a.gif", "a.mp4"):
-        save_movie(tmp_path / name, pictures)
+        save_video(tmp_path / name, pictures)
         assert (tmp_path / name).stat().st_size > 100
     with pytest.raises(BadInput, match=r"\.mp4 or \.gif"):
-        save_movie(tmp_path / "a.avi", pictures)
+        save_video(tmp_path / "a.avi", pictures)
     assert side_by_side([(pictures[0], pictures[1])]).shape == (20, 3 * 30 + 2 * 6, 3)
 
 
 def test_the_real_recording_is_read_as_it_is(recordings: Path) -> None:
     capture = load_capture(recordings / "pusht")
-    assert len(capture.shots) == 3
-    assert {shot.images.shape for shot in capture.shots} == {(500, 270, 480, 3)}
+    assert len(capture.recordings) == 3
+    assert {shot.images.shape for shot in capture.recordings} == {(500, 270, 480, 3)}
     assert [body.gaussians.names for body in capture.bodies] == [("tblock",)]
     assert capture.plane is not None

@@ -13,7 +13,7 @@ from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.camera import Camera
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.rasterizer import Rasterizer
 from instep.twin.camera_rig import Frame
 from instep.twin.photometric import Colours, Photo, joined, repainted
 from instep.twin.pose_filter import FilterOptions
@@ -59,7 +59,7 @@ def shaded(skin: Skin) -> np.ndarray:
 
 def photographed(skin: Skin, view: Camera, T: np.ndarray, gain: float = 1.0) -> np.ndarray:
     """A picture of the skin before a grey table."""
-    image = Raster(skin.painted(shaded(skin)), threads=1).render(view, pose(T)[None])
+    image = Rasterizer(skin.painted(shaded(skin)), threads=1).render(view, pose(T)[None])
     colour = image.colour + (1 - image.alpha[..., None]) * 0.4
     return np.clip(255 * gain * colour, 0, 255).astype(np.uint8)
 
@@ -82,7 +82,7 @@ def test_a_skin_lies_on_the_body_and_nowhere_inside_it(tee: Outline, skin: Skin)
 @pytest.mark.parametrize("view", CAMERAS, ids=lambda c: c.name)
 def test_the_edge_of_a_skin_is_the_edge_of_the_silhouette(tee: Outline, skin: Skin, view: Camera) -> None:
     T = moved(np.eye(4), np.array([0.01, 0.02, 0.02, 0, 0, 0.7]))
-    alpha = Raster(skin.gaussians, threads=1).render(view, pose(T)[None]).alpha
+    alpha = Rasterizer(skin.gaussians, threads=1).render(view, pose(T)[None]).alpha
     covered = sight(tee, view, T, T[:3, 3]).coverage((0, 0, view.width, view.height), 0.1)
     # To half a pixel: along the border of this T lie 250 pixels of its 2240.
     assert (alpha > 0.5).sum() == pytest.approx((covered > 0.5).sum(), rel=0.06)

@@ -21,7 +21,7 @@ from instep.core.wrapper import Layer, W
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
-from instep.splat.raster.rasterizer import Layers
+from instep.splat.raster.rasterizer import LayeredRasterizer
 
 from .output import content_hash
 from .world_specs import world_from_eval_spec
@@ -37,7 +37,7 @@ class Sight:
     """What is seen by which cameras: made once for a scene, used for every world of it."""
 
     scene: Scene
-    layers: Layers
+    layers: LayeredRasterizer
     cameras: tuple[Camera, ...]
 
     def look(self, camera: Camera, observation: Observation, spec: Spec) -> Array:
@@ -148,13 +148,13 @@ def read_sight(path: Path, scene: Scene, only: Sequence[str] = (), threads: int 
     # A camera's body needs a place among the poses even where it carries nothing that can be seen.
     names = tuple(dict.fromkeys([*gaussians.names, *(c.body for c in cameras)]))
     static = [name for name in names if name == "world" or _fixed(scene, name)]
-    return Sight(scene, Layers(_named(gaussians, names), static, threads=threads), cameras)
+    return Sight(scene, LayeredRasterizer(_named(gaussians, names), static, threads=threads), cameras)
 
 
 def _named(gaussians: Any, names: tuple[str, ...]) -> Any:
-    from instep.splat.gaussians import together
+    from instep.splat.gaussians import concatenate
 
-    return together([gaussians], names)
+    return concatenate([gaussians], names)
 
 
 def _fixed(scene: Scene, name: str) -> bool:
@@ -165,9 +165,9 @@ def _fixed(scene: Scene, name: str) -> bool:
 
 def _gaussians(given: Any, path: Path, scene: Scene) -> Any:
     if given is None:
-        from instep.splat.gaussians_from_geoms import painted
+        from instep.splat.gaussians_from_geoms import gaussians_from_geoms
 
-        return painted(scene)
+        return gaussians_from_geoms(scene)
     from instep.splat.io import load
 
     found = load(path.parent / str(given))

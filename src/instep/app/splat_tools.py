@@ -15,10 +15,10 @@ from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses, site_poses
 from instep.splat.fitting import Progress
-from instep.splat.gaussians import Gaussians, together
-from instep.splat.raster.rasterizer import Raster
-from instep.splat.rendering import looking, orbit, save_movie, save_png
-from instep.splat.scene_fit import STILL, SceneFit
+from instep.splat.gaussians import Gaussians, concatenate
+from instep.splat.raster.rasterizer import Rasterizer
+from instep.splat.rendering import look_at, orbit_images, save_png, save_video
+from instep.splat.scene_fit import IDENTITY_POSE, SceneFit
 
 
 def scan_frames(names: Sequence[str], scene: Scene) -> dict[str, tuple[str, Array]]:
@@ -41,12 +41,12 @@ def named_as(fitted: SceneFit, frames: Mapping[str, tuple[str, Array]], scene: S
         if name == "world":
             continue
         target, place = frames[name]
-        parts.append(fitted.gaussians.on(name).moved(place).carried_by(target))
-        if name in fitted.places:
+        parts.append(fitted.gaussians.on(name).moved(place).attached_to(target))
+        if name in fitted.body_poses:
             back = np.linalg.inv(place)
-            places[target] = np.stack([pose(transform(row) @ back) for row in fitted.places[name]])
+            places[target] = np.stack([pose(transform(row) @ back) for row in fitted.body_poses[name]])
     cameras = tuple(_known(camera, scene) for camera in fitted.cameras)
-    return replace(fitted, gaussians=together(parts), places=places, cameras=cameras)
+    return replace(fitted, gaussians=concatenate(parts), body_poses=places, cameras=cameras)
 
 
 def _object_named(name: str, *, alone: bool, scene: Scene) -> str:
@@ -82,22 +82,25 @@ def circle(fitted: SceneFit, path: Path, frames: int, tell: Progress) -> None:
     """Film a camera that circles what the cameras look at."""
     names = fitted.gaussians.names
     poses = np.stack(
-        [fitted.places[name][len(fitted.places[name]) // 2] if name in fitted.places else STILL for name in names]
+        [
+            fitted.body_poses[name][len(fitted.body_poses[name]) // 2] if name in fitted.body_poses else IDENTITY_POSE
+            for name in names
+        ]
     )
     camera = fitted.cameras[0]
     centre = _looked_at(fitted.cameras)
-    _film(Raster(fitted.gaussians), replace(camera, name="orbit"), centre, poses, path, frames, tell)
+    _film(Rasterizer(fitted.gaussians), replace(camera, name="orbit"), centre, poses, path, frames, tell)
 
 
 def picture(gaussians: Gaussians, folder: Path, frames: int, tell: Progress) -> None:
     """Picture Gaussians from outside, picture.png, and film a camera that circles them, orbit.mp4."""
     if len(gaussians) == 0:
         raise BadInput("The file holds no Gaussians, so there is nothing to picture.")
-    raster = Raster(gaussians)
+    raster = Rasterizer(gaussians)
     low, high = np.quantile(gaussians.means, [0.02, 0.98], axis=0)
     centre, size = (low + high) / 2, max(float(np.linalg.norm(high - low)), 1e-3)
     plain = Camera("orbit", 640, 480, (600.0, 600.0), (320.0, 240.0))
-    camera = looking(plain, centre + 1.1 * size * np.array([0.7, -0.7, 0.5]), centre)
+    camera = look_at(plain, centre + 1.1 * size * np.array([0.7, -0.7, 0.5]), centre)
     tell(0.1, f"{len(gaussians)} Gaussians")
     save_png(folder / "picture.png", raster.render(camera).bytes)
     if frames:
@@ -105,10 +108,10 @@ def picture(gaussians: Gaussians, folder: Path, frames: int, tell: Progress) -> 
 
 
 def _film(
-    raster: Raster, camera: Camera, centre: Array, poses: Array | None, path: Path, frames: int, tell: Progress
+    raster: Rasterizer, camera: Camera, centre: Array, poses: Array | None, path: Path, frames: int, tell: Progress
 ) -> None:
     tell(0.97, "filming an orbit")
-    save_movie(path, orbit(raster, camera, centre, frames=frames, poses=poses))
+    save_video(path, orbit_images(raster, camera, centre, frames=frames, poses=poses))
 
 
 def _looked_at(cameras: tuple[Camera, ...]) -> Array:

@@ -9,41 +9,41 @@ from numba import njit
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.splat.raster.simd import FAST
+from instep.splat.raster.simd import KERNEL
 
-_ALIKE = 20.0
+_SAME_GREY_LEVELS = 20.0
 """Largest difference of brightness [grey levels of 255] at which a pixel still shows the same thing."""
-_MIDDLE = 0.3
+_MEDIAN_BONUS = 0.3
 """How much more unlike the guess the middle may be than another candidate."""
-_SHINE = 0.15
+_GLOSS_TOLERANCE = 0.15
 """How much brighter or darker a thing may be than the guess from other sides, for it may be glossy."""
-_GREYISH = 0.4
+_MIN_SATURATION = 0.4
 """Saturation below which a colour is no sign of anything."""
-_ENOUGH = 3
+_MIN_FRAMES = 3
 """Frames in which a pixel must be free for anything to be known of it."""
 
 
-def still_picture(images: Array, ignore: Array | None = None) -> tuple[Array, Array]:
+def static_background(images: Array, ignore: Array | None = None) -> tuple[Array, Array]:
     """The unmoving picture [height, width, 3], 0 to 1, and in what share of the free frames each pixel shows it.
 
     `images` [frames, height, width, 3] uint8; `ignore` [frames, height, width] is where something known is in the way.
     Of the things a pixel shows it is the one in the middle.
     """
-    return _choose(images, ignore, np.zeros((0, 0, 3), np.float32))
+    return _background(images, ignore, np.zeros((0, 0, 3), np.float32))
 
 
-def likeliest_picture(images: Array, guess: Array, ignore: Array | None = None) -> tuple[Array, Array]:
+def background_near(images: Array, guess: Array, ignore: Array | None = None) -> tuple[Array, Array]:
     """As `still_picture`, where something may be in the way most of the time.
 
     Of the things a pixel shows, it is one that it shows often and that is like the guess [height, width, 3] that a fit
     to several cameras gives: what is in the way of one of them is not in the way of all.
     """
-    picture, share = _choose(images, ignore, np.ascontiguousarray(guess, np.float32))
+    picture, share = _background(images, ignore, np.ascontiguousarray(guess, np.float32))
     far = np.abs(picture - guess).max(axis=-1) > 0.35
     return picture, np.where(far, np.float32(0.0), share)
 
 
-def moving(image: Array, still: Array, known: Array, *, least: int = 40) -> Array:
+def foreground_mask(image: Array, still: Array, known: Array, *, least: int = 40) -> Array:
     """Where an image [height, width, 3] uint8 shows neither the still picture nor what is known [height, width].
 
     Blobs of some pixels; seams of one or two pixels, as at the outline of a body that is drawn a little off, are none.
@@ -58,14 +58,14 @@ def moving(image: Array, still: Array, known: Array, *, least: int = 40) -> Arra
     return binary_dilation((sizes >= least)[blobs], iterations=3)
 
 
-def of_colour(image: Array, colour: Array, alike: float = 0.945) -> Array:
+def colour_mask(image: Array, colour: Array, alike: float = 0.945) -> Array:
     """Which pixels [height, width] have a vivid colour, however bright; `alike` is the cosine between the two.
 
     None have a greyish one: hue does not tell it from the lamps' reddish or bluish shine on everything.
     """
     seen = image / 255.0 if image.dtype == np.uint8 else image
     vivid = 1.0 - colour.min() / max(float(colour.max()), 1e-6)
-    if vivid < _GREYISH:
+    if vivid < _MIN_SATURATION:
         return np.zeros(seen.shape[:2], bool)
     from scipy.ndimage import binary_opening
 
@@ -75,7 +75,7 @@ def of_colour(image: Array, colour: Array, alike: float = 0.945) -> Array:
     return np.asarray(binary_opening(found, np.ones((3, 3))))
 
 
-def filled(picture: Array, known: Array) -> Array:
+def inpaint(picture: Array, known: Array) -> Array:
     """A picture whose unknown pixels take the mean colour of the known ones around them, the near ones first."""
     from scipy.ndimage import gaussian_filter
 
@@ -89,19 +89,19 @@ def filled(picture: Array, known: Array) -> Array:
     return out
 
 
-def _choose(images: Array, ignore: Array | None, guess: Array) -> tuple[Array, Array]:
+def _background(images: Array, ignore: Array | None, guess: Array) -> tuple[Array, Array]:
     images = np.ascontiguousarray(images, np.uint8)
     if len(images) == 0:
         raise BadInput("A still picture needs at least one image, and none was given.")
     hidden = np.zeros(images.shape[:3], np.bool_) if ignore is None else np.ascontiguousarray(ignore, np.bool_)
     picture = np.zeros(images.shape[1:], np.float32)
     share = np.zeros(images.shape[1:3], np.float32)
-    _choose_pixels(images, hidden, guess, min(_ENOUGH, len(images)), picture, share)
+    _background_pixels(images, hidden, guess, min(_MIN_FRAMES, len(images)), picture, share)
     return picture, share
 
 
-@njit(**FAST)
-def _choose_pixels(images: Any, hidden: Any, guess: Any, enough: Any, picture: Any, share: Any) -> None:
+@njit(**KERNEL)
+def _background_pixels(images: Any, hidden: Any, guess: Any, enough: Any, picture: Any, share: Any) -> None:
     """For each pixel, try some quantiles of its brightness and take the mean of what is like the best of them."""
     frames, height, width = hidden.shape
     levels, order, free = np.empty(frames), np.empty(frames), np.empty(frames, np.int64)
@@ -127,18 +127,18 @@ def _choose_pixels(images: Any, hidden: Any, guess: Any, enough: Any, picture: A
                 count = 0
                 mean[:] = 0.0
                 for k in range(n):
-                    if abs(levels[k] - level) <= _ALIKE:
+                    if abs(levels[k] - level) <= _SAME_GREY_LEVELS:
                         count += 1
                         for channel in range(3):
                             mean[channel] += images[free[k], y, x, channel]
                 # What is in the middle is taken unless it is unlike the guess: neighbours then choose alike.
-                score, apart = count / n, -_MIDDLE if quantile == 5 else 0.0
+                score, apart = count / n, -_MEDIAN_BONUS if quantile == 5 else 0.0
                 for channel in range(3):
                     mean[channel] /= 255.0 * count
                 worst = 0.0
                 for channel in range(3 if len(guess) else 0):
                     worst = max(worst, abs(mean[channel] - guess[y, x, channel]))
-                score_here = score - apart - 2.0 * max(0.0, worst - _SHINE)
+                score_here = score - apart - 2.0 * max(0.0, worst - _GLOSS_TOLERANCE)
                 if score_here > best:
                     best = score_here
                     picture[y, x, 0], picture[y, x, 1], picture[y, x, 2] = mean[0], mean[1], mean[2]

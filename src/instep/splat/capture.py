@@ -17,7 +17,7 @@ from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.data.frames import Frames, open_stills, open_video
 from instep.scene.camera import Camera
-from instep.splat.io.embodied import Body, load_body
+from instep.splat.io.embodied import ScannedBody, load_scanned_body
 
 from .plane_alignment import Plane
 
@@ -27,7 +27,7 @@ _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shot:
+class CameraRecording:
     """What one camera saw from one place."""
 
     camera: Camera
@@ -41,12 +41,12 @@ class Shot:
 class Capture:
     """All that is known of a scene before Gaussians are fitted to it."""
 
-    shots: tuple[Shot, ...]
+    recordings: tuple[CameraRecording, ...]
     points: Array
     """Points on surfaces [n, 3] [m], perhaps none."""
     plane: Plane | None
     """The table, where it is known."""
-    bodies: tuple[Body, ...]
+    bodies: tuple[ScannedBody, ...]
     """Scanned bodies that may move."""
 
 
@@ -66,8 +66,8 @@ def load_capture(folder: str | Path) -> Capture:
     return Capture(shots, points, _plane(folder, points), _bodies(folder))
 
 
-def _videos(folder: Path) -> tuple[Shot, ...]:
-    shots: list[Shot] = []
+def _videos(folder: Path) -> tuple[CameraRecording, ...]:
+    shots: list[CameraRecording] = []
     for name, entry in _object(folder / "cameras.json").items():
         try:
             meta = _object(_under(folder, entry["metadata_path"]))
@@ -85,18 +85,18 @@ def _videos(folder: Path) -> tuple[Shot, ...]:
                 f"pixels, its description {len(stamps)} of {width} x {height}."
             )
         camera = Camera(name, int(width), int(height), (fx, fy), (cx, cy), "world", place)
-        shots.append(Shot(camera, images, stamps))
+        shots.append(CameraRecording(camera, images, stamps))
     if not shots:
         raise BadInput(f"{folder.name}/cameras.json lists no cameras.")
     return tuple(shots)
 
 
-def _stills(folder: Path) -> tuple[Shot, ...]:
+def _stills(folder: Path) -> tuple[CameraRecording, ...]:
     table = _object(folder / "transforms.json")
     frames = table.get("frames")
     if not isinstance(frames, list) or not frames:
         raise BadInput(f"{folder.name}/transforms.json lists no frames.")
-    shots: list[Shot] = []
+    shots: list[CameraRecording] = []
     for number, frame in enumerate(frames):
         try:
             path = _under(folder, frame["file_path"])
@@ -106,7 +106,7 @@ def _stills(folder: Path) -> tuple[Shot, ...]:
         images = open_stills(lambda _, path=path: path.read_bytes(), 1)
         _, height, width, _ = images.shape
         camera = _intrinsics({**table, **frame}, path.stem, width, height, place)
-        shots.append(Shot(camera, images, np.array([float(number)])))
+        shots.append(CameraRecording(camera, images, np.array([float(number)])))
     return tuple(shots)
 
 
@@ -149,8 +149,8 @@ def _plane(folder: Path, points: Array) -> Plane | None:
     return Plane(normal, (float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
 
 
-def _bodies(folder: Path) -> tuple[Body, ...]:
-    return tuple(load_body(path) for path in sorted(folder.glob("*.json")) if _describes_body(path))
+def _bodies(folder: Path) -> tuple[ScannedBody, ...]:
+    return tuple(load_scanned_body(path) for path in sorted(folder.glob("*.json")) if _describes_body(path))
 
 
 def _describes_body(path: Path) -> bool:

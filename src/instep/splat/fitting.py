@@ -19,12 +19,12 @@ from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul
 from instep.core.world import Array
 from instep.scene.camera import Camera, distort
-from instep.splat.raster.gradients import Gradients, ImageSlope, differentiate
-from instep.splat.raster.rasterizer import Raster
-from instep.splat.raster.simd import FAST
+from instep.splat.raster.gradients import Gradients, ImageGradient, render_with_gradients
+from instep.splat.raster.rasterizer import Rasterizer
+from instep.splat.raster.simd import KERNEL
 
-from .gaussians import Gaussians, coloured, together
-from .image import Backdrop, Image, Region, checked_region
+from .gaussians import Gaussians, concatenate, gaussians_from_colours
+from .image import Backdrop, Region, RenderedImage, checked_region
 from .plane_alignment import Picture, Plane
 
 
@@ -53,7 +53,7 @@ class Adam:
         self._second = np.concatenate([self._second[rows], np.zeros(tail)])
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def _step(values: Any, slope: Any, first: Any, second: Any, rates: Any, fade_1: Any, fade_2: Any) -> None:
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
@@ -68,37 +68,37 @@ Progress: TypeAlias = Callable[[float, str], None]
 """Called with the share that is done and a few words."""
 
 
-_THIN = np.log(0.002)
+_MAX_LOG_THICKNESS = np.log(0.002)
 """Thickest a Gaussian on a surface may be, the logarithm of a standard deviation [m]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FitOptions:
+class GaussianFitOptions:
     """How to fit."""
 
     steps: int = 1500
     """Steps, each on one picture."""
-    most: int = 20_000
+    max_count: int = 20_000
     """Most Gaussians."""
     degree: int = 1
     """Degree of the colour: 0 is the same from all sides."""
-    grow_every: int = 100
+    densify_every: int = 100
     """Steps between two times of growing and pruning; they end at two thirds of the steps."""
-    grow_share: float = 0.1
+    densify_share: float = 0.1
     """Share of the Gaussians that may double at one time."""
-    faint: float = 0.02
+    min_opacity: float = 0.02
     """Opacity below which a Gaussian is dropped."""
-    place_rate: float = 4e-4
+    means_rate: float = 4e-4
     """Learning rate of centres [m] at the start; a hundredth at the end."""
-    needle: float = 3.0
+    max_elongation: float = 3.0
     """Longest a Gaussian may be, in multiples of its middle axis: needles look right from the views fitted to, only."""
-    shine: float = 0.2
+    sh_rate_ratio: float = 0.2
     """Learning rate of the direction-dependent colour, as a share of that of the colour itself."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Target:
+class WeightedImage:
     """A picture to be matched."""
 
     camera: Camera
@@ -115,7 +115,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
+class GaussianFit:
     """What came out."""
 
     gaussians: Gaussians
@@ -124,7 +124,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leash:
+class SurfaceConstraint:
     """A surface that Gaussians which start on it may not leave."""
 
     plane: Plane
@@ -137,53 +137,53 @@ class Leash:
         return np.abs(points @ self.plane.normal[:3] + self.plane.normal[3]) / length <= self.reach
 
 
-def fit(
-    targets: Sequence[Target],
+def fit_gaussians(
+    targets: Sequence[WeightedImage],
     start: Gaussians,
-    options: FitOptions | None = None,
+    options: GaussianFitOptions | None = None,
     *,
-    leash: Leash | None = None,
+    surface: SurfaceConstraint | None = None,
     progress: Progress | None = None,
-) -> Fitted:
+) -> GaussianFit:
     """Fit Gaussians to pictures, from a first guess of where they are."""
-    options = FitOptions() if options is None else options
+    options = GaussianFitOptions() if options is None else options
     if not targets:
         raise BadInput("Fitting Gaussians needs at least one picture.")
     if len(start) == 0:
         raise BadInput("Fitting Gaussians needs some to start with, and none was given.")
     rng = np.random.default_rng((options.seed, 0xF17))
-    scene = _Scene(start.with_degree(options.degree), options, leash)
-    raster = Raster(scene.gaussians())
+    scene = _Scene(start.with_degree(options.degree), options, surface)
+    raster = Rasterizer(scene.gaussians())
     losses = np.zeros(options.steps)
     order: list[int] = []
     for step in range(options.steps):
         order = order or list(rng.permutation(len(targets)))
         target = targets[order.pop()]
         loss = _loss(target, losses, step)
-        _, gradients = differentiate(
+        _, gradients = render_with_gradients(
             raster, target.camera, target.poses, loss, backdrop=target.backdrop, region=target.region
         )
         scene.descend(gradients, target.camera, step / options.steps)
-        if (step + 1) % options.grow_every == 0 and step < options.steps * 2 // 3:
+        if (step + 1) % options.densify_every == 0 and step < options.steps * 2 // 3:
             scene.prune()
             scene.grow(rng)
-        raster = raster.renewed(scene.gaussians())
+        raster = raster.updated(scene.gaussians())
         if progress is not None and step % 20 == 0:
             progress(step / options.steps, f"{len(scene)} Gaussians, error {losses[step] ** 0.5:.4f}")
     scene.prune()
-    return Fitted(scene.gaussians(), losses)
+    return GaussianFit(scene.gaussians(), losses)
 
 
-def _loss(target: Target, losses: Array, step: int) -> Callable[[Image], ImageSlope]:
+def _loss(target: WeightedImage, losses: Array, step: int) -> Callable[[RenderedImage], ImageGradient]:
     """Squared error, linear beyond a tenth of full brightness so that what moved does not pull."""
     left, top, right, bottom = checked_region(target.camera, target.region)
     cut = np.s_[top:bottom, left:right]
     weight = target.weight[cut][..., None] / (3.0 * max(float(target.weight[cut].sum()), 1e-6))
 
-    def slope(image: Image) -> ImageSlope:
+    def slope(image: RenderedImage) -> ImageGradient:
         error = image.colour - target.image[cut]
         losses[step] = float((weight * error**2).sum())
-        return ImageSlope(weight * np.clip(error, -0.1, 0.1))
+        return ImageGradient(weight * np.clip(error, -0.1, 0.1))
 
     return slope
 
@@ -191,10 +191,10 @@ def _loss(target: Target, losses: Array, step: int) -> Callable[[Image], ImageSl
 class _Scene:
     """Gaussians as unbounded parameters, their moments, and how much each is pulled about."""
 
-    def __init__(self, start: Gaussians, options: FitOptions, leash: Leash | None):
-        self.options, self.leash = options, leash
+    def __init__(self, start: Gaussians, options: GaussianFitOptions, surface: SurfaceConstraint | None):
+        self.options, self.surface = options, surface
         self.means = np.array(start.means, float)
-        self.held = np.zeros(len(start), bool) if leash is None else leash.on(self.means)
+        self.held = np.zeros(len(start), bool) if surface is None else surface.on(self.means)
         self.quats = normalized(np.array(start.quats, float))
         self.logs = np.log(np.maximum(np.asarray(start.scales, float), 1e-6))
         p = np.clip(np.asarray(start.opacities, float), 0.01, 0.99)
@@ -223,26 +223,26 @@ class _Scene:
         self._pull += pull
         self._seen += pull > 0
         cool = 0.01**done
-        means.step(self.means, slope.means, self.options.place_rate * cool)
+        means.step(self.means, slope.means, self.options.means_rate * cool)
         quats.step(self.quats, slope.quats, 2e-3)
         logs.step(self.logs, slope.scales * scales, 1e-2)
         by_logit = (slope.opacities * opacities * (1 - opacities))[:, None]
         logits.step(self.logits[:, None], by_logit, 3e-2)
-        rates = np.full(self.sh.shape[1:], 1.5e-2 * self.options.shine)
+        rates = np.full(self.sh.shape[1:], 1.5e-2 * self.options.sh_rate_ratio)
         rates[0] = 1.5e-2
         sh.step(self.sh, slope.sh, rates * (0.2 + 0.8 * cool))
         middle = np.sort(self.logs, axis=1)[:, 1:2]
-        np.minimum(self.logs, middle + np.log(self.options.needle), out=self.logs)
+        np.minimum(self.logs, middle + np.log(self.options.max_elongation), out=self.logs)
         self._hold()
 
     def _hold(self) -> None:
         """Bring back what left the surface it started on."""
-        leash = self.leash
-        if leash is None:
+        surface = self.surface
+        if surface is None:
             return
-        normal = leash.plane.normal[:3] / np.linalg.norm(leash.plane.normal[:3])
-        height = self.means @ normal + leash.plane.normal[3] / np.linalg.norm(leash.plane.normal[:3])
-        over = height - np.clip(height, -leash.reach, leash.reach)
+        normal = surface.plane.normal[:3] / np.linalg.norm(surface.plane.normal[:3])
+        height = self.means @ normal + surface.plane.normal[3] / np.linalg.norm(surface.plane.normal[:3])
+        over = height - np.clip(height, -surface.reach, surface.reach)
         self.means -= np.where(self.held, over, 0.0)[:, None] * normal
         self._lay_flat(normal)
 
@@ -257,13 +257,13 @@ class _Scene:
         cosine = np.maximum(up @ normal, -0.999)
         back = normalized(np.column_stack([1 + cosine, np.cross(up, normal)]))
         self.quats[self.held] = quat_mul(back, quats)
-        self.logs[self.held, 2] = np.minimum(self.logs[self.held, 2], _THIN)
+        self.logs[self.held, 2] = np.minimum(self.logs[self.held, 2], _MAX_LOG_THICKNESS)
 
     def prune(self) -> None:
         """Drop those that show nothing: faint, or so large that they blur everything."""
         opacities = 1.0 / (1.0 + np.exp(-self.logits))
         size = np.exp(self.logs).max(axis=1)
-        keep = (opacities > self.options.faint) & (size < 20 * np.median(size))
+        keep = (opacities > self.options.min_opacity) & (size < 20 * np.median(size))
         if keep.sum() == 0:
             raise BadInput(
                 "All Gaussians became invisible while they were fitted; do the poses and the pictures agree?"
@@ -272,7 +272,7 @@ class _Scene:
 
     def grow(self, rng: np.random.Generator) -> None:
         """Double those that are pulled about most: a large one becomes two halves, a small one gets a twin."""
-        room = min(self.options.most - len(self), int(self.options.grow_share * len(self)))
+        room = min(self.options.max_count - len(self), int(self.options.densify_share * len(self)))
         pull = self._pull / np.maximum(self._seen, 1)
         if room > 0:
             chosen = np.argsort(-pull)[:room]
@@ -305,11 +305,11 @@ class _Scene:
         self._seen = np.concatenate([self._seen[old], np.zeros(added)])
 
 
-_SPACING = 7
+_SPACING_PX = 7
 """Pixels between first guesses where nothing is known."""
 
 
-def first_guess(
+def initial_gaussians(
     pictures: Sequence[Picture], points: Array, plane: Plane | None, count: int, seed: int = 0
 ) -> Gaussians:
     """About `count` Gaussians on what is known of the scene, coloured as the pictures show it."""
@@ -324,7 +324,7 @@ def first_guess(
     parts = [part for part in (known, *far) if part is not None and len(part)]
     if not parts:
         raise BadInput("Nothing is known of the scene and no picture shows anything of it.")
-    return together(parts)
+    return concatenate(parts)
 
 
 def _on_plane(pictures: Sequence[Picture], plane: Plane, count: int, rng: np.random.Generator) -> Gaussians:
@@ -339,7 +339,7 @@ def _on_plane(pictures: Sequence[Picture], plane: Plane, count: int, rng: np.ran
     turn = quat_from_matrix(np.stack([side, np.cross(normal, side), normal], axis=1))
     flat = np.array([0.6, 0.6, 0.1]) * pitch
     kept = points[seen]
-    return coloured(kept, flat, colours[seen], quats=np.tile(turn, (len(kept), 1)), opacities=0.7)
+    return gaussians_from_colours(kept, flat, colours[seen], quats=np.tile(turn, (len(kept), 1)), opacities=0.7)
 
 
 def _on_points(pictures: Sequence[Picture], points: Array) -> Gaussians:
@@ -348,28 +348,28 @@ def _on_points(pictures: Sequence[Picture], points: Array) -> Gaussians:
     colours, seen = _colours(pictures, points)
     near = np.asarray(cKDTree(points).query(points, k=min(4, len(points)))[0]).reshape(len(points), -1)
     size = np.maximum(near[:, 1:].mean(axis=1) if near.shape[1] > 1 else np.full(len(points), 0.01), 1e-4)
-    return coloured(points[seen], 0.6 * size[seen, None] * np.ones(3), colours[seen], opacities=0.7)
+    return gaussians_from_colours(points[seen], 0.6 * size[seen, None] * np.ones(3), colours[seen], opacities=0.7)
 
 
 def _along_rays(picture: Picture, plane: Plane | None, distance: float, rng: np.random.Generator) -> Gaussians:
     """Gaussians behind the pixels whose rays miss the table."""
     camera = picture.camera
     x, y = np.meshgrid(
-        np.arange(_SPACING // 2, camera.width, _SPACING), np.arange(_SPACING // 2, camera.height, _SPACING)
+        np.arange(_SPACING_PX // 2, camera.width, _SPACING_PX), np.arange(_SPACING_PX // 2, camera.height, _SPACING_PX)
     )
     pixels = np.stack([x, y], axis=-1).reshape(-1, 2)
-    rays = rays_of(camera, pixels + 0.5)
-    missed = np.ones(len(pixels), bool) if plane is None else ~on_plane(camera, rays, plane)[1]
+    rays = pixel_rays(camera, pixels + 0.5)
+    missed = np.ones(len(pixels), bool) if plane is None else ~intersect_plane(camera, rays, plane)[1]
     chosen = missed & (picture.weight[pixels[:, 1], pixels[:, 0]] > 0.5)
     depth = distance * np.exp(0.15 * rng.normal(size=chosen.sum())) * (1.0 if plane is None else 1.6)
     place = camera.body_from_camera
     points = place[:3, 3] + depth[:, None] * rays[chosen]
-    size = 0.5 * _SPACING * depth / camera.focal[0]
+    size = 0.5 * _SPACING_PX * depth / camera.focal[0]
     colours = picture.image[pixels[chosen, 1], pixels[chosen, 0]]
-    return coloured(points, size[:, None] * np.ones(3), colours, opacities=0.7)
+    return gaussians_from_colours(points, size[:, None] * np.ones(3), colours, opacities=0.7)
 
 
-def rays_of(camera: Camera, pixels: Array) -> Array:
+def pixel_rays(camera: Camera, pixels: Array) -> Array:
     """Directions in the world of rays through pixels [..., 2], of length 1 along the optical axis."""
     bent = (np.asarray(pixels, float) - camera.centre) / camera.focal
     ideal = bent.copy()
@@ -378,7 +378,7 @@ def rays_of(camera: Camera, pixels: Array) -> Array:
     return np.concatenate([ideal, np.ones((*ideal.shape[:-1], 1))], axis=-1) @ camera.body_from_camera[:3, :3].T
 
 
-def on_plane(camera: Camera, rays: Array, plane: Plane) -> tuple[Array, Array]:
+def intersect_plane(camera: Camera, rays: Array, plane: Plane) -> tuple[Array, Array]:
     """Where rays of a camera meet the plane [..., 3], and whether they do inside its bounds."""
     eye, normal = camera.body_from_camera[:3, 3], plane.normal[:3]
     towards = rays @ normal

@@ -76,7 +76,7 @@ class Gaussians:
         part = self.take(self.body == self.names.index(name))
         return replace(part, body=np.zeros(len(part), np.int32), names=(name,))
 
-    def carried_by(self, name: str, names: tuple[str, ...] | None = None) -> Gaussians:
+    def attached_to(self, name: str, names: tuple[str, ...] | None = None) -> Gaussians:
         """The same Gaussians, all on one body; `names` are the bodies poses will be given for."""
         names = (name,) if names is None else names
         if name not in names:
@@ -109,7 +109,7 @@ class Gaussians:
         return replace(self, sh=sh)
 
 
-def coloured(
+def gaussians_from_colours(
     means: Array, scales: Array, colours: Array, *, quats: Array | None = None, opacities: Array | float = 1.0
 ) -> Gaussians:
     """Gaussians of one body whose colours [n, 3] (0 to 1) are the same from all sides."""
@@ -122,7 +122,7 @@ def coloured(
     return Gaussians(np.asarray(means, float), np.asarray(quats, float), spread, alpha, sh, np.zeros(n, np.int32))
 
 
-def together(parts: Sequence[Gaussians], names: tuple[str, ...] | None = None) -> Gaussians:
+def concatenate(parts: Sequence[Gaussians], names: tuple[str, ...] | None = None) -> Gaussians:
     """Several sets as one; bodies of the same name become one body, colours take the highest degree among them."""
     if not parts:
         raise BadInput("Putting Gaussians together needs at least one set, and none was given.")

@@ -13,13 +13,13 @@ from instep.core.poses import matrix_from_quat, quat_from_matrix
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
-from .gaussians import Gaussians, coloured, together
+from .gaussians import Gaussians, concatenate, gaussians_from_colours
 
-GRAIN = 0.008
+SPACING_M = 0.008
 """Distance of Gaussians from each other [m]; on large surfaces more."""
-MOST = 1200
+MAX_PER_GEOM = 1200
 """Gaussians on one shape at most, about."""
-SHOWN_GROUPS = 3
+VISIBLE_GROUPS = 3
 """Shapes of groups below this one are shown, as in MuJoCo's viewer."""
 AMBIENT = 0.65
 """Light on what faces down; what faces up has 1."""
@@ -27,25 +27,25 @@ Surface = tuple[Array, Array]
 """Points [n, 3] and the normals there [n, 3]."""
 
 
-def painted(scene: Scene) -> Gaussians:
+def gaussians_from_geoms(scene: Scene) -> Gaussians:
     """Flat Gaussians on every visible shape, in the colour of its material, carried by its body."""
     model = scene.model
-    parts = [_skin(model, *shape) for shape in _shapes(model)]
+    parts = [_surface_gaussians(model, *shape) for shape in _visible_geoms(model)]
     if not parts:
         raise BadInput(f"Scene {scene.name!r} has no visible shape to paint; give the Gaussians of a scan instead.")
     bodies = ("world", *(model.body(b).name for b in range(1, model.nbody)))
-    found = together(parts, bodies)
+    found = concatenate(parts, bodies)
     kept = [name for i, name in enumerate(bodies) if i == 0 or (found.body == i).any()]
-    return together([found.on(name) for name in kept], tuple(kept))
+    return concatenate([found.on(name) for name in kept], tuple(kept))
 
 
-def _shapes(model: Any) -> Iterator[tuple[str, int, Array, Array, Array, Array, int]]:
+def _visible_geoms(model: Any) -> Iterator[tuple[str, int, Array, Array, Array, Array, int]]:
     """Body, type, size, place, orientation, colour and mesh of all that is visible: shapes, and marks on the table."""
     for kind, count in (("geom", model.ngeom), ("site", model.nsite)):
         for i in range(count):
             pick = {f: getattr(model, f"{kind}_{f}")[i] for f in ("bodyid", "type", "size", "pos", "quat", "group")}
             rgba = _colour(model, getattr(model, f"{kind}_rgba")[i], int(getattr(model, f"{kind}_matid")[i]))
-            if rgba[3] <= 0 or pick["group"] >= SHOWN_GROUPS or (kind == "site" and pick["size"].max() < GRAIN):
+            if rgba[3] <= 0 or pick["group"] >= VISIBLE_GROUPS or (kind == "site" and pick["size"].max() < SPACING_M):
                 continue
             mesh = int(model.geom_dataid[i]) if kind == "geom" else -1
             body = model.body(int(pick["bodyid"])).name
@@ -66,7 +66,7 @@ def _colour(model: Any, own: Array, material: int) -> Array:
     return rgba
 
 
-def _skin(
+def _surface_gaussians(
     model: Any, body: str, kind: int, size: Array, place: Array, turn: Array, rgba: Array, mesh: int
 ) -> Gaussians:
     points, normals, pitch = _surface(model, kind, size, mesh)
@@ -75,9 +75,9 @@ def _skin(
     light = AMBIENT + (1 - AMBIENT) * 0.5 * (1 + normals[:, 2:])
     # Half a pitch wide, they blend into one surface whose edges are no softer than that.
     flat = np.array([0.55, 0.55, 0.1]) * pitch
-    return coloured(
-        points, flat, np.clip(rgba[:3] * light, 0, 1), quats=_turned(normals), opacities=float(rgba[3])
-    ).carried_by(body)
+    return gaussians_from_colours(
+        points, flat, np.clip(rgba[:3] * light, 0, 1), quats=_orientations(normals), opacities=float(rgba[3])
+    ).attached_to(body)
 
 
 def _surface(model: Any, kind: int, size: Array, mesh: int) -> tuple[Array, Array, float]:
@@ -96,10 +96,10 @@ def _surface(model: Any, kind: int, size: Array, mesh: int) -> tuple[Array, Arra
         maker = makers[kind]
     else:
         raise BadInput(f"A shape of MuJoCo's type {mujoco.mjtGeom(kind).name} cannot be painted; give a scan instead.")
-    pitch = GRAIN
+    pitch = SPACING_M
     points, normals = maker(size, pitch)
-    if len(points) > MOST:
-        pitch *= float(np.sqrt(len(points) / MOST))
+    if len(points) > MAX_PER_GEOM:
+        pitch *= float(np.sqrt(len(points) / MAX_PER_GEOM))
         points, normals = maker(size, pitch)
     return points, normals, pitch
 
@@ -177,7 +177,7 @@ def _mesh(model: Any, mesh: int, pitch: float) -> Surface:
     return np.einsum("nk,nkx->nx", shares, corners[which]), normals
 
 
-def _turned(normals: Array) -> Array:
+def _orientations(normals: Array) -> Array:
     """Orientations [n, 4] whose third axis is the normal."""
     helper = np.where(np.abs(normals[:, :1]) < 0.9, [[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]])
     x = np.cross(helper, normals)

@@ -16,7 +16,7 @@ Region: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Image:
+class RenderedImage:
     """One picture of Gaussians; of a region, only the region."""
 
     colour: Array
@@ -52,7 +52,7 @@ class Backdrop:
             )
 
 
-def plain(camera: Camera, colour: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Backdrop:
+def plain_backdrop(camera: Camera, colour: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Backdrop:
     """A backdrop of one colour, behind everything."""
     shape = (camera.height, camera.width)
     return Backdrop(
@@ -65,7 +65,7 @@ def to_bytes(colour: Array) -> Array:
     return (np.clip(colour, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
 
 
-def whole(camera: Camera) -> Region:
+def full_region(camera: Camera) -> Region:
     """The region that is the whole image."""
     return (0, 0, camera.width, camera.height)
 
@@ -73,7 +73,7 @@ def whole(camera: Camera) -> Region:
 def checked_region(camera: Camera, region: Region | None) -> Region:
     """The region, inside the image; all of it where None is given."""
     if region is None:
-        return whole(camera)
+        return full_region(camera)
     left, top, right, bottom = region
     if not (0 <= left < right <= camera.width and 0 <= top < bottom <= camera.height):
         raise BadInput(

@@ -16,13 +16,13 @@ from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix, quat_log
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.raster.gaussian_projection import lens_slope
+from instep.splat.raster.gaussian_projection import lens_jacobian
 
-_FEW = 200
+_MIN_POINTS = 200
 """Points of the plane that a camera must show for it to be aligned."""
-_TRIES = 6
+_REFINED_CANDIDATES = 6
 """Shifts that are refined before one is chosen."""
-_COARSE = 0.006
+_MAX_PIXEL_FOOTPRINT_M = 0.006
 """Pixels that cover more than this of the plane [m] are left out: what far ones show is too coarse to match."""
 
 
@@ -58,7 +58,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Aligned:
+class CameraAlignment:
     """Cameras that agree, and what it took."""
 
     cameras: tuple[Camera, ...]
@@ -72,15 +72,17 @@ class Aligned:
     """Mean correlation now."""
 
 
-def align_on_plane(pictures: Sequence[Picture], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08) -> Aligned:
+def align_on_plane(
+    pictures: Sequence[Picture], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08
+) -> CameraAlignment:
     """Make cameras agree about a plane; `reach` [m] is how far they may be off."""
     if len(pictures) < 2:
         raise BadInput("Aligning cameras needs at least two of them.")
     points = plane.grid(pitch)
     first, *others = (_texture(picture) for picture in pictures)
-    base = _flat(first, first.camera, points)
+    base = _rectify(first, first.camera, points)
     for texture in (first, *others):
-        if _flat(texture, texture.camera, points).weight.sum() < _FEW:
+        if _rectify(texture, texture.camera, points).weight.sum() < _MIN_POINTS:
             raise BadInput(
                 f"Camera {texture.camera.name!r} shows too little of the table, or too coarsely, to be aligned on it; "
                 "is it calibrated? Fit with --no-align to take the cameras as they are."
@@ -88,15 +90,15 @@ def align_on_plane(pictures: Sequence[Picture], plane: Plane, *, pitch: float = 
     poses = [np.zeros(6)]
     scores: list[tuple[float, float]] = []
     for texture in others:
-        start = _search(_every_other(base), texture, points[::2, ::2], 2 * pitch, reach)
+        start = _search(_subsample(base), texture, points[::2, ::2], 2 * pitch, reach)
         pose = _refine(base, texture, points, start)
         poses.append(pose)
         scores.append((_score(base, texture, points, np.zeros(6)), _score(base, texture, points, pose)))
     cameras = [_moved(picture.camera, pose) for picture, pose in zip(pictures, poses, strict=True)]
-    cameras = _shared_out([picture.camera for picture in pictures], cameras)
-    shifts, turns = zip(*(_between(p.camera, c) for p, c in zip(pictures, cameras, strict=True)), strict=True)
+    cameras = _remove_mean_motion([picture.camera for picture in pictures], cameras)
+    shifts, turns = zip(*(_relative_pose(p.camera, c) for p, c in zip(pictures, cameras, strict=True)), strict=True)
     before, after = np.mean(scores, axis=0)
-    return Aligned(tuple(cameras), np.array(shifts), np.array(turns), float(before), float(after))
+    return CameraAlignment(tuple(cameras), np.array(shifts), np.array(turns), float(before), float(after))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +111,7 @@ class _Texture:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flat:
+class _Rectified:
     """A texture laid on the plane."""
 
     bands: Array  # [rows, columns, bands]
@@ -130,14 +132,14 @@ def _texture(picture: Picture) -> _Texture:
     return _Texture(picture.camera, np.clip(np.stack(bands, axis=-1), -3, 3), picture.weight)
 
 
-def _flat(texture: _Texture, camera: Camera, points: Array) -> _Flat:
+def _rectify(texture: _Texture, camera: Camera, points: Array) -> _Rectified:
     from scipy.ndimage import map_coordinates
 
     pixels, inside = _pixels(camera, points)
     at = [pixels[..., 1], pixels[..., 0]]
     bands = [map_coordinates(band, at, order=1, mode="nearest") for band in np.moveaxis(texture.bands, -1, 0)]
     weight = map_coordinates(texture.weight, at, order=1, mode="nearest") * inside
-    return _Flat(np.stack(bands, axis=-1), (weight > 0.5).astype(float))
+    return _Rectified(np.stack(bands, axis=-1), (weight > 0.5).astype(float))
 
 
 def _pixels(camera: Camera, points: Array) -> tuple[Array, Array]:
@@ -147,14 +149,14 @@ def _pixels(camera: Camera, points: Array) -> tuple[Array, Array]:
     ahead = seen[..., 2] > 0.05
     pixels = camera.project(np.where(ahead[..., None], seen, [0.0, 0.0, 1.0])) - 0.5
     inside = ((pixels >= 1) & (pixels <= [camera.width - 2, camera.height - 2])).all(axis=-1)
-    return pixels, ahead & inside & (seen[..., 2] < _COARSE * min(camera.focal))
+    return pixels, ahead & inside & (seen[..., 2] < _MAX_PIXEL_FOOTPRINT_M * min(camera.focal))
 
 
-def _every_other(flat: _Flat) -> _Flat:
-    return _Flat(flat.bands[::2, ::2], flat.weight[::2, ::2])
+def _subsample(flat: _Rectified) -> _Rectified:
+    return _Rectified(flat.bands[::2, ::2], flat.weight[::2, ::2])
 
 
-def _search(base: _Flat, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
+def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
     """The shift in the plane and the turn about its normal under which two flat pictures correlate best.
 
     A repeating pattern has many good shifts, so the best few are each refined before one is chosen, and of two that are
@@ -163,29 +165,29 @@ def _search(base: _Flat, texture: _Texture, points: Array, pitch: float, reach: 
     found: list[tuple[float, Array]] = []
     centre = points.reshape(-1, 3).mean(axis=0)
     for angle in np.radians(np.arange(-3.0, 3.01, 0.75)):
-        turned = _about(centre, np.array([0.0, 0.0, angle]), texture.camera)
-        flat = _flat(texture, _moved(texture.camera, turned), points)
+        turned = _rotation_about(centre, np.array([0.0, 0.0, angle]), texture.camera)
+        flat = _rectify(texture, _moved(texture.camera, turned), points)
         for score, shift in _correlate(base, flat, int(reach / pitch)):
             found.append((score, turned + np.concatenate([shift * pitch, np.zeros(4)])))
     found.sort(key=lambda pair: -pair[0])
     tried: list[tuple[float, Array]] = []
-    for _, start in found[:_TRIES]:
+    for _, start in found[:_REFINED_CANDIDATES]:
         pose = _refine(base, texture, points, start, rounds=8)
-        tried.append((_score(base, texture, points, pose) * _nearness(start, reach), pose))
+        tried.append((_score(base, texture, points, pose) * _shift_prior(start, reach), pose))
     return max(tried, key=lambda pair: pair[0])[1]
 
 
-def _nearness(motion: Array, reach: float) -> float:
+def _shift_prior(motion: Array, reach: float) -> float:
     return 1.0 - 0.5 * min(1.0, float(motion[:2] @ motion[:2]) / reach**2)
 
 
-def _about(centre: Array, turn: Array, camera: Camera) -> Array:
+def _rotation_about(centre: Array, turn: Array, camera: Camera) -> Array:
     """The motion of a camera, at its own place, that turns it about another point."""
     arm = camera.body_from_camera[:3, 3] - centre
     return np.concatenate([matrix_from_quat(quat_exp(turn)) @ arm - arm, turn])
 
 
-def _correlate(a: _Flat, b: _Flat, reach: int) -> list[tuple[float, Array]]:
+def _correlate(a: _Rectified, b: _Rectified, reach: int) -> list[tuple[float, Array]]:
     """The best weighted correlations over whole shifts (x, y) of b, by Fourier transforms; peaks apart from another."""
     shape = [2 * n for n in a.weight.shape]
 
@@ -215,7 +217,7 @@ def _correlate(a: _Flat, b: _Flat, reach: int) -> list[tuple[float, Array]]:
     return peaks
 
 
-def _refine(base: _Flat, texture: _Texture, points: Array, start: Array, rounds: int = 30) -> Array:
+def _refine(base: _Rectified, texture: _Texture, points: Array, start: Array, rounds: int = 30) -> Array:
     """Gauss-Newton on the camera's pose, gross errors weighted down; the wide band leads, the narrow one finishes."""
     pose, believed = start.copy(), base.weight > 0
     spots, wanted = points[believed], base.bands[believed]
@@ -223,9 +225,9 @@ def _refine(base: _Flat, texture: _Texture, points: Array, start: Array, rounds:
     steep = replace(texture, bands=slopes.reshape(*texture.weight.shape, -1))
     for round_ in range(rounds):
         camera = _moved(texture.camera, pose)
-        here = _flat(texture, camera, spots)
-        slope = _flat(steep, camera, spots).bands.reshape(len(spots), -1, 2)
-        J = slope @ _motion_of_pixels(camera, spots)
+        here = _rectify(texture, camera, spots)
+        slope = _rectify(steep, camera, spots).bands.reshape(len(spots), -1, 2)
+        J = slope @ _pixel_jacobian(camera, spots)
         error = here.bands - wanted
         trust = np.array([0.3, 1.0]) if round_ < rounds // 2 else np.array([1.0, 1.0])
         robust = here.weight[:, None] * trust / (1 + (error / 0.7) ** 2)
@@ -238,7 +240,7 @@ def _refine(base: _Flat, texture: _Texture, points: Array, start: Array, rounds:
     return pose
 
 
-def _motion_of_pixels(camera: Camera, points: Array) -> Array:
+def _pixel_jacobian(camera: Camera, points: Array) -> Array:
     """How pixels of fixed points [..., 3] move when their camera is shifted and turned [..., 2, 6]."""
     place = camera.body_from_camera
     arm = points - place[:3, 3]
@@ -248,7 +250,9 @@ def _motion_of_pixels(camera: Camera, points: Array) -> Array:
     by_place = np.zeros((*ideal.shape, 3))
     by_place[..., 0, 0] = by_place[..., 1, 1] = 1.0
     by_place[..., 2] = -ideal
-    by_place = np.array(camera.focal)[:, None] * (lens_slope(ideal, camera.distortion) @ by_place) / z[..., None, None]
+    by_place = (
+        np.array(camera.focal)[:, None] * (lens_jacobian(ideal, camera.distortion) @ by_place) / z[..., None, None]
+    )
     by_world = by_place @ place[:3, :3].T
     cross = np.zeros((*arm.shape[:-1], 3, 3))
     cross[..., 0, 1], cross[..., 0, 2], cross[..., 1, 2] = -arm[..., 2], arm[..., 1], -arm[..., 0]
@@ -256,8 +260,8 @@ def _motion_of_pixels(camera: Camera, points: Array) -> Array:
     return np.concatenate([-by_world, by_world @ cross], axis=-1)
 
 
-def _score(base: _Flat, texture: _Texture, points: Array, pose: Array) -> float:
-    flat = _flat(texture, _moved(texture.camera, pose), points)
+def _score(base: _Rectified, texture: _Texture, points: Array, pose: Array) -> float:
+    flat = _rectify(texture, _moved(texture.camera, pose), points)
     weight = (flat.weight * base.weight)[..., None]
     a, b = base.bands * weight, flat.bands * weight
     return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
@@ -271,19 +275,19 @@ def _moved(camera: Camera, motion: Array) -> Camera:
     return replace(camera, body_from_camera=place)
 
 
-def _between(old: Camera, new: Camera) -> tuple[Array, Array]:
+def _relative_pose(old: Camera, new: Camera) -> tuple[Array, Array]:
     """How far a camera was moved and turned."""
     turn = new.body_from_camera[:3, :3] @ old.body_from_camera[:3, :3].T
     return new.body_from_camera[:3, 3] - old.body_from_camera[:3, 3], quat_log(quat_from_matrix(turn))
 
 
-def _shared_out(old: Sequence[Camera], new: Sequence[Camera]) -> list[Camera]:
+def _remove_mean_motion(old: Sequence[Camera], new: Sequence[Camera]) -> list[Camera]:
     """Move all cameras together so that, on the mean, they were neither turned nor moved."""
-    turns = [_between(a, b)[1] for a, b in zip(old, new, strict=True)]
+    turns = [_relative_pose(a, b)[1] for a, b in zip(old, new, strict=True)]
     back = np.eye(4)
     back[:3, :3] = matrix_from_quat(quat_exp(-np.mean(turns, axis=0)))
     turned = [replace(c, body_from_camera=back @ c.body_from_camera) for c in new]
-    shift = np.mean([_between(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
+    shift = np.mean([_relative_pose(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
     out = []
     for camera in turned:
         place = camera.body_from_camera.copy()

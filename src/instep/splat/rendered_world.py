@@ -23,9 +23,9 @@ from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Array, Channel, Observation, Spec, State, take
 from instep.core.wrapper import Layer, W
 from instep.scene.camera import Camera
-from instep.splat.raster.rasterizer import Layers
+from instep.splat.raster.rasterizer import LayeredRasterizer
 
-from .image import Backdrop, Region, whole
+from .image import Backdrop, Region, full_region
 
 Poses: TypeAlias = Callable[[State], Array]
 """Where bodies are in a state, [..., bodies, 7], or how they move, [..., bodies, 6]; in the order of the names."""
@@ -33,7 +33,7 @@ Occluder: TypeAlias = Callable[[State, Camera], Backdrop]
 """What else stands before a camera in a state of one world, as a robot drawn from its meshes."""
 
 
-Draw: TypeAlias = Callable[[float, Region], Array]
+RenderRegion: TypeAlias = Callable[[float, Region], Array]
 """A function that gives the colours of a region [height, width, 3] as seen at a time [s]."""
 
 
@@ -78,12 +78,12 @@ class Sensor:
         return self.shot > 0 or self.read > 0
 
 
-def expose(draw: Draw, camera: Camera, shutter: Shutter, t: float = 0.0) -> Array:
+def expose_image(draw: RenderRegion, camera: Camera, shutter: Shutter, t: float = 0.0) -> Array:
     """The picture of a shutter whose middle row is halfway through its exposure at time t.
 
     Rolling shutters are drawn in bands of rows, each at its own time; blur is the mean over samples of the exposure.
     """
-    left, top, right, bottom = whole(camera)
+    left, top, right, bottom = full_region(camera)
     bands = min(shutter.bands, camera.height) if shutter.readout > 0 else 1
     samples = shutter.samples if shutter.exposure > 0 else 1
     edges = np.linspace(top, bottom, bands + 1).round().astype(int)
@@ -98,7 +98,7 @@ def expose(draw: Draw, camera: Camera, shutter: Shutter, t: float = 0.0) -> Arra
     return out
 
 
-def sense(colour: Array, sensor: Sensor, seed: int = 0) -> Array:
+def apply_sensor(colour: Array, sensor: Sensor, seed: int = 0) -> Array:
     """The picture a sensor gives, uint8; its noise is that of the seed."""
     light = np.asarray(colour, np.float32) * (np.float32(sensor.gain) * np.asarray(sensor.tint, np.float32))
     if sensor.noisy:
@@ -111,7 +111,7 @@ def sense(colour: Array, sensor: Sensor, seed: int = 0) -> Array:
     return (light * 255.0 + 0.5).astype(np.uint8)
 
 
-def carried_on(poses: Array, twists: Array, dt: float) -> Array:
+def extrapolate_poses(poses: Array, twists: Array, dt: float) -> Array:
     """Poses [..., 7] after a time, with velocities [..., 6] (m/s, then rad/s, along the world's axes)."""
     return np.concatenate(
         [poses[..., :3] + dt * twists[..., :3], quat_mul(quat_exp(dt * twists[..., 3:]), poses[..., 3:])], axis=-1
@@ -122,7 +122,7 @@ def carried_on(poses: Array, twists: Array, dt: float) -> Array:
 class Seen(Layer[W]):
     """A world with cameras: adds `observation.images.<camera>` to what is observed, for one world or a batch."""
 
-    layers: Layers
+    layers: LayeredRasterizer
     """The Gaussians, on bodies."""
     cameras: tuple[Camera, ...]
     """Fixed in the world, or mounted on a body."""
@@ -183,15 +183,17 @@ class Seen(Layer[W]):
         for world in np.ndindex(*state.batch):
             before = None if self.occluder is None else self.occluder(_one(state, world), camera)
             colour = self._exposed(camera, poses[world], None if speeds is None else speeds[world], before)
-            out[world] = sense(colour, self.sensor, int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53))
+            out[world] = apply_sensor(
+                colour, self.sensor, int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53)
+            )
         return out
 
     def _exposed(self, camera: Camera, poses: Array, speeds: Array | None, before: Backdrop | None) -> Array:
         def draw(t: float, region: Region) -> Array:
-            there = poses if speeds is None else carried_on(poses, speeds, t)
+            there = poses if speeds is None else extrapolate_poses(poses, speeds, t)
             return self.layers.render(camera, there, before=before, region=region).colour
 
-        return expose(draw, camera, self.shutter)
+        return expose_image(draw, camera, self.shutter)
 
 
 def _one(state: State, world: tuple[int, ...]) -> State:

@@ -12,9 +12,9 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.rasterizer import Rasterizer
 
-_GAP = 6
+_GAP_PX = 6
 """White between pictures [pixels]."""
 
 
@@ -27,9 +27,9 @@ def side_by_side(rows: Sequence[tuple[Array, Array]]) -> Array:
     for real, twin in rows:
         apart = np.clip(4 * np.abs(real.astype(int) - twin.astype(int)), 0, 255).astype(np.uint8)
         cells = [_padded(picture, width) for picture in (real, twin, apart)]
-        gap = np.full((real.shape[0], _GAP, 3), 255, np.uint8)
+        gap = np.full((real.shape[0], _GAP_PX, 3), 255, np.uint8)
         out += [np.hstack([cells[0], gap, cells[1], gap, cells[2]])]
-        out += [np.full((_GAP, out[-1].shape[1], 3), 255, np.uint8)]
+        out += [np.full((_GAP_PX, out[-1].shape[1], 3), 255, np.uint8)]
     return np.vstack(out[:-1])
 
 
@@ -37,8 +37,8 @@ def _padded(picture: Array, width: int) -> Array:
     return np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=255)
 
 
-def orbit(
-    raster: Raster, camera: Camera, centre: Array, *, frames: int = 60, poses: Array | None = None
+def orbit_images(
+    raster: Rasterizer, camera: Camera, centre: Array, *, frames: int = 60, poses: Array | None = None
 ) -> Iterator[Array]:
     """Pictures uint8 of a camera that circles a point at its own distance and height, once around."""
     centre = np.asarray(centre, float)
@@ -46,10 +46,10 @@ def orbit(
     for angle in np.arange(frames) * 2 * np.pi / frames:
         c, s = np.cos(angle), np.sin(angle)
         eye = centre + np.array([c * start[0] - s * start[1], s * start[0] + c * start[1], start[2]])
-        yield raster.render(looking(camera, eye, centre), poses).bytes
+        yield raster.render(look_at(camera, eye, centre), poses).bytes
 
 
-def looking(camera: Camera, eye: Array, target: Array) -> Camera:
+def look_at(camera: Camera, eye: Array, target: Array) -> Camera:
     """The same camera at another place, looking at a point, its image upright (the world's z is up)."""
     from dataclasses import replace
 
@@ -70,7 +70,7 @@ def save_png(path: Path, picture: Array) -> None:
     _write(path, "png", [picture], 1, lambda stream: setattr(stream, "pix_fmt", "rgb24"))
 
 
-def save_movie(path: Path, pictures: Iterator[Array] | Sequence[Array], *, fps: int = 20) -> None:
+def save_video(path: Path, pictures: Iterator[Array] | Sequence[Array], *, fps: int = 20) -> None:
     """Write pictures uint8 as .mp4 or .gif, by the ending."""
     if path.suffix.lower() == ".gif":
         _write_gif(path, list(pictures), fps)

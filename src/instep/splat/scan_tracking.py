@@ -15,41 +15,43 @@ from instep.core.errors import BadInput
 from instep.core.poses import normalized, pose, quat_exp, quat_mul, transform
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.io.embodied import Body
-from instep.splat.raster.pose_normals import View, pose_normals
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.io.embodied import ScannedBody
+from instep.splat.raster.pose_normals import TargetImage, pose_normals
+from instep.splat.raster.rasterizer import Rasterizer
 
-from .gaussians import coloured
+from .gaussians import gaussians_from_colours
 from .plane_alignment import Plane
 
 _STEPS = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Followed:
+class TrackedPoses:
     """Where a body was."""
 
     poses: Array
     """xyz + wxyz [frames, 7]."""
-    overlap: Array
+    iou: Array
     """How well its outline fits in each frame [frames]: overlap over union of outline and body-coloured pixels."""
 
 
-class Follower:
+class BodyTracker:
     """Finds one body in frames of calibrated cameras; starts from where it was last."""
 
-    def __init__(self, body: Body, cameras: Sequence[Camera], still: Sequence[Array], plane: Plane):
+    def __init__(self, body: ScannedBody, cameras: Sequence[Camera], still: Sequence[Array], plane: Plane):
         self._cameras = tuple(cameras)
         self._still = tuple(still)
         self._plane = plane
         self._colour = np.median(np.clip(body.gaussians.colours, 0, 1), axis=0)
         solid = body.gaussians
-        white = coloured(solid.means, solid.scales, np.ones((len(solid), 3)), quats=solid.quats, opacities=0.95)
-        self._outline = Raster(white.carried_by("body"))
-        self._sketch = Raster(white.carried_by("body"), threads=1)
+        white = gaussians_from_colours(
+            solid.means, solid.scales, np.ones((len(solid), 3)), quats=solid.quats, opacities=0.95
+        )
+        self._outline = Rasterizer(white.attached_to("body"))
+        self._sketch = Rasterizer(white.attached_to("body"), threads=1)
         self._start = pose(body.world_from_body)
 
-    def follow(self, frames: Sequence[Sequence[Array]]) -> Followed:
+    def track(self, frames: Sequence[Sequence[Array]]) -> TrackedPoses:
         """Poses in frames [frames][cameras], each image uint8."""
         poses: list[Array] = []
         overlaps: list[float] = []
@@ -61,7 +63,7 @@ class Follower:
                 found = self._refine(self._search(labels), labels)
             poses.append(found)
             overlaps.append(self._overlap(found, labels))
-        return Followed(np.array(poses), np.array(overlaps))
+        return TrackedPoses(np.array(poses), np.array(overlaps))
 
     def _label(self, image: Array, still: Array) -> Array:
         """Which pixels have the hue of the body rather than that of the scene [height, width], 0 or 1."""
@@ -75,7 +77,7 @@ class Follower:
 
     def _search(self, labels: Sequence[Array]) -> Array:
         """A place and a heading on the table, tried all over it."""
-        small = [_halved(camera, label, 6) for camera, label in zip(self._cameras, labels, strict=True)]
+        small = [_downsampled(camera, label, 6) for camera, label in zip(self._cameras, labels, strict=True)]
         best, where = -1.0, self._start
         (x0, y0), (x1, y1) = self._plane.low, self._plane.high
         for reach, step, turns in ((0.25, 0.05, 12), (0.05, 0.02, 24)):
@@ -104,15 +106,16 @@ class Follower:
         from scipy.ndimage import gaussian_filter
 
         found = start
-        soft = [[_grey(gaussian_filter(label, blur)) for label in labels] for blur in (3.0, 1.0)]
+        soft = [[_grey_image(gaussian_filter(label, blur)) for label in labels] for blur in (3.0, 1.0)]
         for step in range(_STEPS):
             blurred = soft[0 if step < _STEPS // 2 else 1]
             views = [
-                View(c, l, None, None, self._around(c, found)) for c, l in zip(self._cameras, blurred, strict=True)
+                TargetImage(c, l, None, None, self._around(c, found))
+                for c, l in zip(self._cameras, blurred, strict=True)
             ]
             parts = pose_normals(self._outline, views, found[None], ["body"], huber=0.5)
             H = np.sum([part.information[0] for part in parts], axis=0)
-            g = np.sum([part.pull[0] for part in parts], axis=0)
+            g = np.sum([part.gradient[0] for part in parts], axis=0)
             normal = self._plane.normal[:3] / np.linalg.norm(self._plane.normal[:3])
             basis = np.zeros((6, 3))
             basis[:3, 0] = [1.0, 0.0, -normal[0] / normal[2]]
@@ -157,7 +160,7 @@ class Follower:
         return both / max(either, 1.0)
 
 
-def _grey(picture: Array) -> Array:
+def _grey_image(picture: Array) -> Array:
     return np.repeat(picture[..., None].astype(np.float32), 3, axis=-1)
 
 
@@ -166,7 +169,7 @@ def _hue(colour: Array) -> Array:
     return colour / np.maximum(np.linalg.norm(colour, axis=-1, keepdims=True), 1e-6)
 
 
-def _halved(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
+def _downsampled(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
     """A camera and a picture of fewer pixels."""
     height, width = camera.height // by, camera.width // by
     small = label[: height * by, : width * by].reshape(height, by, width, by).mean(axis=(1, 3))
@@ -201,12 +204,12 @@ class ColourMap:
         return np.clip(features @ self.matrix.T + self.offset, 0.0, 1.0)
 
 
-def unchanged() -> ColourMap:
+def identity_colour_map() -> ColourMap:
     """The map that changes nothing."""
     return ColourMap(np.hstack([np.zeros((3, 3)), np.eye(3)]), np.zeros(3))
 
 
-def align_colours(rendered: Array, real: Array, mask: Array | None = None, *, rounds: int = 50) -> ColourMap:
+def fit_colour_map(rendered: Array, real: Array, mask: Array | None = None, *, rounds: int = 50) -> ColourMap:
     """Fit the map from rendered to real colours [..., 3], 0 to 1, over the pixels of a mask."""
     chosen = np.ones(rendered.shape[:-1], bool) if mask is None else mask
     x, y = np.asarray(rendered, float)[chosen], np.asarray(real, float)[chosen]

@@ -61,7 +61,7 @@ def basis(direction: Array, degree: int) -> Array:
     return np.stack(parts, axis=-1)
 
 
-def basis_slope(direction: Array, degree: int) -> Array:
+def basis_jacobian(direction: Array, degree: int) -> Array:
     """The derivative of the basis [..., (degree + 1)^2, 3] by the direction, its length not held."""
     x, y, z = np.moveaxis(np.asarray(direction, float), -1, 0)
     zero, one = np.zeros_like(x), np.ones_like(x)
@@ -103,7 +103,7 @@ def rotation(matrix: Array, degree: int) -> Array:
     matrix follows from as many directions as the band has harmonics; more are taken, and the system is solved.
     """
     out = np.zeros(((degree + 1) ** 2,) * 2)
-    directions = _spread(32)
+    directions = _sphere_directions(32)
     after, before = basis(directions, degree), basis(directions @ np.asarray(matrix, float), degree)
     for band in range(degree + 1):
         rows = slice(band * band, (band + 1) ** 2)
@@ -119,7 +119,7 @@ def rotated(sh: Array, matrix: Array) -> Array:
     return np.einsum("ij,njc->nic", rotation(matrix, degree), sh).astype(sh.dtype, copy=False)
 
 
-def _spread(n: int) -> Array:
+def _sphere_directions(n: int) -> Array:
     """n directions spread over the sphere, on a golden spiral."""
     k = np.arange(n) + 0.5
     height = 1 - 2 * k / n

@@ -17,9 +17,9 @@ from instep.core.poses import pose
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.image import Backdrop
-from instep.splat.raster.pose_normals import Normals, pose_normals
-from instep.splat.raster.pose_normals import View as Sighted
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.raster.pose_normals import NormalEquations, pose_normals
+from instep.splat.raster.pose_normals import TargetImage as Sighted
+from instep.splat.raster.rasterizer import Rasterizer
 
 from .camera_rig import Frame
 from .pose_solver import Shot, Solution, View, moved
@@ -65,7 +65,7 @@ class Photo:
 
     def __init__(self, skin: Skin, exposure: Exposure | None = None):
         self.skin, self.exposure = skin, exposure or Exposure()
-        self._raster = Raster(skin.gaussians, threads=1)
+        self._raster = Rasterizer(skin.gaussians, threads=1)
         self._colours: Array = skin.gaussians.colours
         self._room = threading.local()
 
@@ -76,10 +76,10 @@ class Photo:
 
     def equations(
         self, shots: Sequence[Shot], frames: Sequence[Frame], gains: Sequence[float], xi: Array, colours: Colours
-    ) -> list[Normals]:
+    ) -> list[NormalEquations]:
         """Normal equations of each shot at a motion xi of the body: along the world's axes, about its own origin."""
         raster, huber = self._painted(colours.used), self.exposure.robust
-        found: list[Normals] = []
+        found: list[NormalEquations] = []
         for shot, frame, gain in zip(shots, frames, gains, strict=True):
             at = pose(moved(shot.world_from_body, xi))[None]
             view = self._view(shot, frame, gain)
@@ -111,9 +111,9 @@ class Photo:
         before = np.where(np.isfinite(colours.fresh), colours.fresh, np.where(known[:, None], now, usual))
         return error, np.where(known[:, None], before + LEARNED * (now - before), before)
 
-    def _painted(self, colours: Array) -> Raster:
+    def _painted(self, colours: Array) -> Rasterizer:
         if not np.array_equal(self._colours, colours):
-            self._raster, self._colours = self._raster.renewed(self.skin.painted(colours)), colours.copy()
+            self._raster, self._colours = self._raster.updated(self.skin.painted(colours)), colours.copy()
         return self._raster
 
     def _view(self, shot: Shot, frame: Frame, gain: float) -> Sighted:
@@ -144,7 +144,7 @@ class Photo:
 
 
 def joined(
-    found: Solution, equations: Sequence[Normals], exposure: Exposure, prior: Array, basis: Array, masks: bool
+    found: Solution, equations: Sequence[NormalEquations], exposure: Exposure, prior: Array, basis: Array, masks: bool
 ) -> Solution:
     """One more step of Gauss-Newton, with the colours of pixels and, where asked, their silhouettes."""
     scale = 1 / (exposure.sigma**2 * exposure.kappa)
@@ -164,9 +164,9 @@ def repainted(colours: Colours, fresh: Array) -> Colours:
     return replace(colours, used=fresh if old else colours.used, fresh=fresh, age=0 if old else colours.age + 1)
 
 
-def _both(view: View, equations: Normals, scale: float, basis: Array, masks: bool) -> View:
+def _both(view: View, equations: NormalEquations, scale: float, basis: Array, masks: bool) -> View:
     information = scale * (basis.T @ equations.information[0] @ basis)
-    pull = scale * (basis.T @ equations.pull[0])
+    pull = scale * (basis.T @ equations.gradient[0])
     if masks:
         information, pull = information + view.information, pull + view.pull
     return replace(view, information=information, pull=pull)

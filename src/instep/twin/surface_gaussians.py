@@ -14,7 +14,7 @@ import numpy as np
 
 from instep.core.poses import quat_from_matrix
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.spherical_harmonics import C0
 
 from .projection import Outline
@@ -59,8 +59,10 @@ def skin_of(shape: Outline, colour: Array, pitch: float = PITCH) -> Skin:
     n = sum(len(rows) for rows in means)
     scales = np.tile([WIDTH * pitch, WIDTH * pitch, THICK], (n, 1))
     colours, opacities = np.tile(np.asarray(colour, float)[:3], (n, 1)), np.full(n, OPAQUE)
-    flat = coloured(np.concatenate(means), scales, colours, quats=np.concatenate(quats), opacities=opacities)
-    return Skin(flat.carried_by(shape.name), np.concatenate(normals))
+    flat = gaussians_from_colours(
+        np.concatenate(means), scales, colours, quats=np.concatenate(quats), opacities=opacities
+    )
+    return Skin(flat.attached_to(shape.name), np.concatenate(normals))
 
 
 def _hull(points: Array) -> Array:

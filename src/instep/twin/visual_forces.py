@@ -21,10 +21,10 @@ import numpy as np
 from instep.core.poses import transform
 from instep.core.world import Array, Observation, State
 from instep.scene.camera import Camera
-from instep.splat.gaussians import Gaussians, coloured
-from instep.splat.image import Backdrop, Image
-from instep.splat.raster.gradients import ImageSlope, differentiate
-from instep.splat.raster.rasterizer import Raster
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
+from instep.splat.image import Backdrop, RenderedImage
+from instep.splat.raster.gradients import ImageGradient, render_with_gradients
+from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.spherical_harmonics import C0
 
 from .camera_rig import AROUND, Frame
@@ -58,7 +58,7 @@ class VisualForces:
         self._place = place_of(scene.spec, self._body)
         shape = finder.shape(self._body)
         self._gaussians = gaussians or filled(shape, colour_of(scene, self._body)[:3])
-        self._raster = Raster(self._gaussians, threads=1)
+        self._raster = Rasterizer(self._gaussians, threads=1)
         self._shape = shape
         self._depths: dict[str, Array] = {}
 
@@ -122,11 +122,11 @@ class VisualForces:
         targets = [self._target(frame, pose) for frame in frames]
         sh = ((memory["colours"] - 0.5) / C0)[:, None, :]
         for _ in range(self.options.iterations):
-            raster = self._raster.renewed(replace(self._gaussians, means=means, sh=sh))
+            raster = self._raster.updated(replace(self._gaussians, means=means, sh=sh))
             slope, error_now = np.zeros_like(means), 0.0
             for frame, (region, target, weight, behind) in zip(frames, targets, strict=True):
                 part = _Squared(target, weight)
-                grown = differentiate(raster, frame.camera, pose[None], part, backdrop=behind, region=region)[1]
+                grown = render_with_gradients(raster, frame.camera, pose[None], part, backdrop=behind, region=region)[1]
                 slope += grown.means
                 error_now += part.error / len(frames)
             error = error or error_now
@@ -180,10 +180,10 @@ class _Squared:
     def __init__(self, target: Array, weight: Array):
         self._target, self._weight, self.error = target, weight, 0.0
 
-    def __call__(self, image: Image) -> ImageSlope:
+    def __call__(self, image: RenderedImage) -> ImageGradient:
         off = (image.colour - self._target) * self._weight[..., None]
         self.error = float(np.mean(off**2))
-        return ImageSlope(2 * off / off.size)
+        return ImageGradient(2 * off / off.size)
 
 
 def filled(shape: Outline, colour: Array, pitch: float = 0.012) -> Gaussians:
@@ -199,4 +199,6 @@ def filled(shape: Outline, colour: Array, pitch: float = 0.012) -> Gaussians:
     n = len(means)
     plain = np.tile([1.0, 0.0, 0.0, 0.0], (n, 1))
     scales, colours = np.full((n, 3), pitch / 2), np.tile(colour, (n, 1))
-    return coloured(means, scales, colours, quats=plain, opacities=np.full(n, 0.56)).carried_by(shape.name)
+    return gaussians_from_colours(means, scales, colours, quats=plain, opacities=np.full(n, 0.56)).attached_to(
+        shape.name
+    )

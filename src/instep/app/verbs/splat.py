@@ -57,9 +57,9 @@ def splat(
     from instep.app.splat_tools import named_as, picture, scan_frames
     from instep.scene.folder import Scene
     from instep.splat.capture import load_capture
-    from instep.splat.fitting import FitOptions
+    from instep.splat.fitting import GaussianFitOptions
     from instep.splat.io import FORMATS, load
-    from instep.splat.scene_fit import SceneFitOptions, splat_capture
+    from instep.splat.scene_fit import SceneFitOptions, fit_scene
 
     if steps < 1 or most < 1 or learn < 2 or held_out < 1 or orbit < 0:
         raise BadInput("--steps, --most and --held-out must be at least 1, --learn at least 2, --orbit at least 0.")
@@ -79,10 +79,13 @@ def splat(
     output = new_output("scene-splat", out, seed=seed)
     output.read(images)
     options = SceneFitOptions(
-        learn=learn, held_out=held_out, align=align, fit=FitOptions(steps=steps, most=most, seed=seed)
+        train_frames=learn,
+        held_out=held_out,
+        align=align,
+        fit=GaussianFitOptions(steps=steps, max_count=most, seed=seed),
     )
     with _bar() as tell:
-        done = splat_capture(capture, options, tell)
+        done = fit_scene(capture, options, tell)
         if loaded is not None:
             done = named_as(done, frames, loaded)
         _write(done, output, orbit, tell)
@@ -102,13 +105,13 @@ def _write(done: SceneFit, output: Output, orbit: int, tell: Tell) -> None:
     for name in done.gaussians.names:
         save(splats / f"{name.replace('/', '_')}.ply", done.gaussians.on(name))
     save_cameras(output.folder / "cameras.json", done.cameras)
-    save_png(output.folder / "real_and_twin.png", done.sheet)
+    save_png(output.folder / "real_and_twin.png", done.comparison)
     counts = {name: len(done.gaussians.on(name)) for name in done.gaussians.names}
-    moved = None if done.aligned is None else {
-        "shifts_m": done.aligned.shifts, "turns_rad": done.aligned.turns,
-        "correlation_before": done.aligned.before, "correlation_after": done.aligned.after,
+    moved = None if done.alignment is None else {
+        "shifts_m": done.alignment.shifts, "turns_rad": done.alignment.turns,
+        "correlation_before": done.alignment.before, "correlation_after": done.alignment.after,
     }  # fmt: skip
-    output.write(done.scores, gaussians=counts, cameras=[camera.name for camera in done.cameras], aligned=moved)
+    output.write(done.scores, gaussians=counts, cameras=[camera.name for camera in done.cameras], alignment=moved)
     if orbit:
         circle(done, output.folder / "orbit.mp4", orbit, tell)
 

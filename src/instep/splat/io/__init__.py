@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from instep.core.errors import BadInput
-from instep.splat.gaussians import Gaussians, together
+from instep.splat.gaussians import Gaussians, concatenate
 
 from .compact import load_splat, load_spz, save_splat, save_spz
 from .embodied import load_embodied, save_embodied
@@ -42,7 +42,7 @@ def load(path: str | Path) -> Gaussians:
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r} to read Gaussians from.")
     gaussians = form.load(path)
-    return gaussians if form.names_bodies else gaussians.carried_by(path.stem)
+    return gaussians if form.names_bodies else gaussians.attached_to(path.stem)
 
 
 def save(path: str | Path, gaussians: Gaussians) -> None:
@@ -64,7 +64,7 @@ def load_folder(folder: str | Path) -> Gaussians:
     found = sorted(path for path in folder.glob("*") if path.suffix.lower() in FORMATS)
     if not found:
         raise BadInput(f"There are no Gaussian files ({', '.join(FORMATS)}) in {str(folder)!r}.")
-    return together([load(path).carried_by(path.stem) for path in found])
+    return concatenate([load(path).attached_to(path.stem) for path in found])
 
 
 def _form(path: Path) -> _Format:

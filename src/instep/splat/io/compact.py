@@ -20,7 +20,7 @@ import numpy as np
 from instep.core.errors import BadInput, MissingExtra, Unsupported
 from instep.core.poses import normalized
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
 
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("quat", "u1", 4)])
 
@@ -33,7 +33,7 @@ def load_splat(path: Path) -> Gaussians:
     table = np.fromfile(path, ROW)
     quats = (table["quat"].astype(float) - 128.0) / 128.0
     rgba = table["rgba"].astype(float) / 255.0
-    return coloured(table["mean"], table["scale"], rgba[:, :3], quats=quats, opacities=rgba[:, 3])
+    return gaussians_from_colours(table["mean"], table["scale"], rgba[:, :3], quats=quats, opacities=rgba[:, 3])
 
 
 def save_splat(path: Path, gaussians: Gaussians) -> None:

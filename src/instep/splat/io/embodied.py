@@ -17,14 +17,14 @@ import numpy as np
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import normalized
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, coloured
+from instep.splat.gaussians import Gaussians, gaussians_from_colours
 
 MAX_BYTES = 512 * 2**20
 """Largest file that is read [bytes]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Body:
+class ScannedBody:
     """A scanned body: what it looks like, and where it lay."""
 
     gaussians: Gaussians
@@ -34,7 +34,7 @@ class Body:
     """Centres and radii of the spheres that fill it [n, 4] [m]."""
 
 
-def load_body(path: Path) -> Body:
+def load_scanned_body(path: Path) -> ScannedBody:
     """Read a body with its pose and its particles."""
     if path.stat().st_size > MAX_BYTES:
         raise BadInput(f"{path.name} is larger than {MAX_BYTES // 2**20} MiB, too large for the JSON of one body.")
@@ -48,18 +48,20 @@ def load_body(path: Path) -> Body:
     colours = _numbers(given, "colors", 3, path.name)[:, ::-1]
     means, quats = _numbers(given, "means", 3, path.name), _numbers(given, "quats", 4, path.name)
     opacities = _numbers(given, "opacities", 1, path.name)[:, 0]
-    gaussians = coloured(means, _numbers(given, "scales", 3, path.name), colours, quats=quats, opacities=opacities)
+    gaussians = gaussians_from_colours(
+        means, _numbers(given, "scales", 3, path.name), colours, quats=quats, opacities=opacities
+    )
     spheres = table.get("particles") or {"means": [], "radii": []}
     particles = np.hstack([_numbers(spheres, "means", 3, path.name), _numbers(spheres, "radii", 1, path.name)])
     pose = np.asarray(table.get("X_WB", np.eye(4)), float)
     if pose.shape != (4, 4) or not np.isfinite(pose).all():
         raise BadInput(f"'X_WB' of {path.name} must be a 4 x 4 transform of finite numbers.")
-    return Body(gaussians.carried_by(str(table.get("name", path.stem))), pose, particles)
+    return ScannedBody(gaussians.attached_to(str(table.get("name", path.stem))), pose, particles)
 
 
 def load_embodied(path: Path) -> Gaussians:
     """Read the Gaussians of a body, in its frame."""
-    return load_body(path).gaussians
+    return load_scanned_body(path).gaussians
 
 
 def save_embodied(path: Path, gaussians: Gaussians) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, together
+from instep.splat.gaussians import Gaussians, concatenate
 
 NAME = "KHR_gaussian_splatting"
 _GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
@@ -85,7 +85,7 @@ def load_gltf(path: Path) -> Gaussians:
         raise BadInput(f"{path.name} is not sound glTF: {type(error).__name__} {error} in its scene.") from None
     if not parts:
         raise BadInput(f"{path.name} holds no primitive with {NAME}; a scene with Gaussians was expected.")
-    return together(parts)
+    return concatenate(parts)
 
 
 def _primitive(part: Gaussians, accessor: Any) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class _File:
             label = str(node.get("name") or mesh.get("name") or "world")
             for primitive in mesh["primitives"]:
                 if NAME in primitive.get("extensions", {}):
-                    part = self.gaussians(primitive).carried_by(label)
+                    part = self.gaussians(primitive).attached_to(label)
                     parts.append(part if np.allclose(here, np.eye(4), atol=1e-6) else part.moved(here))
         for child in node.get("children", ()):
             self.visit(child, here, parts, depth + 1)

@@ -15,7 +15,7 @@ import numpy as np
 from instep.core.errors import BadInput, MissingExtra
 from instep.core.poses import normalized
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, together
+from instep.splat.gaussians import Gaussians, concatenate
 
 _Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
 
@@ -58,7 +58,7 @@ def load_usd(path: Path) -> Gaussians:
             parts.append(part if np.allclose(here, np.eye(4), atol=1e-7) else part.moved(here))
     if not parts:
         raise BadInput(f"{path.name} holds no ParticleField3DGaussianSplat; a stage with Gaussians was expected.")
-    return together(parts)
+    return concatenate(parts)
 
 
 def _pxr() -> Any:

@@ -16,65 +16,65 @@ from numba import njit
 from .simd import (
     CELL,
     CELLS,
-    DARK,
-    FAST,
     INLINE,
+    KERNEL,
     LOG2_255,
-    SOLID,
+    MAX_ALPHA,
+    MIN_TRANSMITTANCE,
     TILE,
     F,
     U,
     any_of,
+    broadcast,
     constant,
     exp2,
+    fetch_add,
     float_as_bits,
-    larger,
-    largest,
     load,
-    lowest_bit,
-    next_ticket,
+    maximum,
+    minimum,
+    reduce_max,
     select,
-    smaller,
-    spread,
     store,
+    trailing_zeros,
 )
-from .tiles import cell_lists, order_tile
+from .tiles import cell_lists, sort_tile
 
 COLUMNS = constant(0, 1, 2, 3, 0, 1, 2, 3)
 UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)
 LOWER = constant(2, 2, 2, 2, 3, 3, 3, 3)
 PIXELS = 16
 """Pixels of a cell."""
-OVER = F(-1.0)
+FINISHED = F(-1.0)
 """Floor of a finished pixel, under which no light can fall."""
 OUT = 5 * PIXELS
 """Numbers that are left of a cell: transmittance, red, green, blue, summed depth."""
 
 
 @njit(**INLINE)
-def coverage(power: Any) -> Any:
+def alpha_from_log2(power: Any) -> Any:
     """How much a Gaussian covers, from the logarithm to base 2."""
-    none = spread(F(0.0))
-    return select(power >= spread(-LOG2_255), smaller(spread(SOLID), exp2(power)), none)
+    none = broadcast(F(0.0))
+    return select(power >= broadcast(-LOG2_255), minimum(broadcast(MAX_ALPHA), exp2(power)), none)
 
 
 @njit(**INLINE)
 def offsets(entries: Any, k: Any, x: Any, y: Any) -> Any:
     """How far the pixels of a cell are from a Gaussian's centre: across, down in the upper and in the lower half."""
-    across, down = COLUMNS() + spread(x - entries[k, 0]), spread(y - entries[k, 1])
+    across, down = COLUMNS() + broadcast(x - entries[k, 0]), broadcast(y - entries[k, 1])
     return across, UPPER() + down, LOWER() + down
 
 
 @njit(**INLINE)
-def coverages(entries: Any, k: Any, across: Any, upper: Any, lower: Any) -> Any:
+def alphas(entries: Any, k: Any, across: Any, upper: Any, lower: Any) -> Any:
     """How much a Gaussian covers of a cell, upper and lower half."""
-    level = spread(entries[k, 2]) * across * across + spread(entries[k, 5])
-    tilt, C = spread(entries[k, 3]) * across, spread(entries[k, 4])
-    return coverage((tilt + C * upper) * upper + level), coverage((tilt + C * lower) * lower + level)
+    level = broadcast(entries[k, 2]) * across * across + broadcast(entries[k, 5])
+    tilt, C = broadcast(entries[k, 3]) * across, broadcast(entries[k, 4])
+    return alpha_from_log2((tilt + C * upper) * upper + level), alpha_from_log2((tilt + C * lower) * lower + level)
 
 
 @njit(**INLINE)
-def pass_through(cover: Any, light: Any, rest: Any, floor: Any) -> Any:
+def composite(cover: Any, light: Any, rest: Any, floor: Any) -> Any:
     """What of the light a Gaussian takes, and the light, the rest and the floor after it.
 
     Where it would leave too little light it is left out, the pixel is finished, and its light goes to the backdrop.
@@ -83,59 +83,63 @@ def pass_through(cover: Any, light: Any, rest: Any, floor: Any) -> Any:
     after = light - weight
     last = after <= floor
     if any_of(last):
-        none = spread(F(0.0))
+        none = broadcast(F(0.0))
         rest = rest + select(last, light, none)
-        weight, after, floor = select(last, none, weight), select(last, none, after), select(last, spread(OVER), floor)
+        weight, after, floor = (
+            select(last, none, weight),
+            select(last, none, after),
+            select(last, broadcast(FINISHED), floor),
+        )
     return weight, after, rest, floor
 
 
 @njit(**INLINE)
-def hide(limit: Any, depth: Any, light: Any, rest: Any, floor: Any) -> Any:
+def occlude(limit: Any, depth: Any, light: Any, rest: Any, floor: Any) -> Any:
     """Finish the pixels whose backdrop is nearer than `depth`; return light, rest and floor after it."""
-    behind, none = limit < spread(depth), spread(F(0.0))
-    return select(behind, none, light), rest + select(behind, light, none), select(behind, spread(OVER), floor)
+    behind, none = limit < broadcast(depth), broadcast(F(0.0))
+    return select(behind, none, light), rest + select(behind, light, none), select(behind, broadcast(FINISHED), floor)
 
 
 @njit(**INLINE)
-def nearest_left(limits: Any, depth: Any) -> Any:
+def next_nearest(limits: Any, depth: Any) -> Any:
     """The nearest backdrop of a cell that is not nearer than `depth`."""
-    upper, lower, far = load(limits, 0), load(limits, 8), spread(F(-np.inf))
-    none = spread(F(0.0))
-    upper = select(upper < spread(depth), far, none - upper)
-    lower = select(lower < spread(depth), far, none - lower)
-    return -largest(larger(upper, lower))
+    upper, lower, far = load(limits, 0), load(limits, 8), broadcast(F(-np.inf))
+    none = broadcast(F(0.0))
+    upper = select(upper < broadcast(depth), far, none - upper)
+    lower = select(lower < broadcast(depth), far, none - lower)
+    return -reduce_max(maximum(upper, lower))
 
 
 @njit(**INLINE)
 def blend_cell(entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, out: Any) -> None:
     """Blend the Gaussians that reach one cell; `limits` [16] are the backdrop's depths, `nearest` their smallest."""
-    none, full, dark = spread(F(0.0)), spread(F(1.0)), spread(DARK)
+    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
     light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
     red_0, red_1, green_0, green_1, blue_0, blue_1, depth_0, depth_1 = none, none, none, none, none, none, none, none
     for group in range((n + 63) // 64):
         word = words[64 * group + cell]
         while word:
-            k = order[64 * group + lowest_bit(word)]
+            k = order[64 * group + trailing_zeros(word)]
             word &= word - U(1)
             z = entries[k, 9]
             if z > nearest:
-                light_0, rest_0, floor_0 = hide(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = hide(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = nearest_left(limits, z)
+                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
+                nearest = next_nearest(limits, z)
             across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = coverages(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = pass_through(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = pass_through(cover_1, light_1, rest_1, floor_1)
-            part = spread(entries[k, 6])
+            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
+            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
+            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
+            part = broadcast(entries[k, 6])
             red_0, red_1 = red_0 + weight_0 * part, red_1 + weight_1 * part
-            part = spread(entries[k, 7])
+            part = broadcast(entries[k, 7])
             green_0, green_1 = green_0 + weight_0 * part, green_1 + weight_1 * part
-            part = spread(entries[k, 8])
+            part = broadcast(entries[k, 8])
             blue_0, blue_1 = blue_0 + weight_0 * part, blue_1 + weight_1 * part
-            part = spread(z)
+            part = broadcast(z)
             depth_0, depth_1 = depth_0 + weight_0 * part, depth_1 + weight_1 * part
-        if largest(larger(light_0, light_1)) <= F(0.0):
+        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
             break
     rest_0, rest_1 = rest_0 + light_0, rest_1 + light_1
     store_pair(out, 0, rest_0, rest_1)
@@ -155,8 +159,8 @@ def store_pair(array: Any, at: Any, upper: Any, lower: Any) -> None:
 @njit(**INLINE)
 def mean_depth(summed: Any, rest: Any) -> Any:
     """The mean depth of what is seen, infinite where nothing is."""
-    cover, none = spread(F(1.0)) - rest, spread(F(0.0))
-    return select(cover > none, summed / cover, spread(F(np.inf)))
+    cover, none = broadcast(F(1.0)) - rest, broadcast(F(0.0))
+    return select(cover > none, summed / cover, broadcast(F(np.inf)))
 
 
 @njit(**INLINE)
@@ -203,7 +207,7 @@ def longest_list(starts: Any) -> Any:
     return longest
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def blend_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
     colour: Any, alpha: Any, depth: Any,
@@ -220,11 +224,11 @@ def blend_tiles(
     limits, out = np.full(PIXELS, np.inf, np.float32), np.empty(OUT, np.float32)
     breaks = 0
     while True:
-        tile = next_ticket(tickets)
+        tile = fetch_add(tickets)
         if tile >= len(starts) - 1:
             return breaks
         start, stop = starts[tile], starts[tile + 1]
-        breaks += order_tile(entries, start, stop, ids, keys, order)
+        breaks += sort_tile(entries, start, stop, ids, keys, order)
         cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
             left = (tile % across) * TILE + (cell // CELLS) * CELL
@@ -236,37 +240,37 @@ def blend_tiles(
 
 
 @njit(**INLINE)
-def body_cell(
+def label_cell(
     entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, body: Any, shares: Any
 ) -> None:
     """Sum up what each body shows in a cell; `shares` [(1 + bodies) * 16], first the backdrop's."""
-    none, full, dark = spread(F(0.0)), spread(F(1.0)), spread(DARK)
+    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
     light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
     shares[:] = F(0.0)
     for group in range((n + 63) // 64):
         word = words[64 * group + cell]
         while word:
-            k = order[64 * group + lowest_bit(word)]
+            k = order[64 * group + trailing_zeros(word)]
             word &= word - U(1)
             z = entries[k, 9]
             if z > nearest:
-                light_0, rest_0, floor_0 = hide(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = hide(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = nearest_left(limits, z)
+                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
+                nearest = next_nearest(limits, z)
             across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = coverages(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = pass_through(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = pass_through(cover_1, light_1, rest_1, floor_1)
+            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
+            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
+            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
             o = (1 + np.int64(body[float_as_bits(entries[k, 10])])) * PIXELS
             store_pair(shares, o, load(shares, o) + weight_0, load(shares, o + 8) + weight_1)
-        if largest(larger(light_0, light_1)) <= F(0.0):
+        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
             break
     store_pair(shares, 0, rest_0 + light_0, rest_1 + light_1)
 
 
-@njit(**FAST)
-def body_tiles(
+@njit(**KERNEL)
+def label_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, body: Any, names: Any, across: Any, tickets: Any, limit: Any,
     bodies: Any,
 ) -> None:  # fmt: skip
@@ -277,11 +281,11 @@ def body_tiles(
     words = np.empty(longest + 64, np.uint64)
     limits, shares = np.full(PIXELS, np.inf, np.float32), np.empty((1 + names) * PIXELS, np.float32)
     while True:
-        tile = next_ticket(tickets)
+        tile = fetch_add(tickets)
         if tile >= len(starts) - 1:
             return
         start, stop = starts[tile], starts[tile + 1]
-        order_tile(entries, start, stop, ids, keys, order)
+        sort_tile(entries, start, stop, ids, keys, order)
         cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
             left = (tile % across) * TILE + (cell // CELLS) * CELL
@@ -289,7 +293,7 @@ def body_tiles(
             if left >= width or top >= height:
                 continue
             nearest = read_limits(limit, left, top, limits)
-            body_cell(entries, order, words, stop - start, cell, limits, nearest, body, shares)
+            label_cell(entries, order, words, stop - start, cell, limits, nearest, body, shares)
             for pixel in range(PIXELS):
                 row, column = top + pixel // CELL, left + pixel % CELL
                 if row < height and column < width:

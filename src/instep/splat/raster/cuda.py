@@ -17,16 +17,16 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat import spherical_harmonics as sh
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, Image, Region, checked_region
+from instep.splat.image import Backdrop, Region, RenderedImage, checked_region
 
 from .gaussian_projection import world_from_bodies, world_from_camera
 from .gradients import Gradients, Loss
-from .reference import BLUR, NEAR
+from .reference import BLUR, NEAR_PLANE_M
 
 _PARTS = ("means", "quats", "scales", "opacities", "sh")
 
 
-class GpuRaster:
+class CudaRasterizer:
     """Gaussians kept on a CUDA device, to be drawn often. Lenses that bend and backdrops at a depth are for the CPU."""
 
     def __init__(self, gaussians: Gaussians, *, device: str = "cuda"):
@@ -48,13 +48,15 @@ class GpuRaster:
         *,
         backdrop: Backdrop | None = None,
         region: Region | None = None,
-    ) -> Image:
+    ) -> RenderedImage:
         """Draw the Gaussians; as `Raster.render`."""
         with _library().no_grad():
             colour, alpha, depth = self.draw([camera], poses)
-        return _image(_over(colour[0], alpha[0], _behind(camera, backdrop)), alpha[0], depth[0], camera, region)
+        return _image(
+            _over(colour[0], alpha[0], _backdrop_colour(camera, backdrop)), alpha[0], depth[0], camera, region
+        )
 
-    def render_cameras(self, cameras: Sequence[Camera], poses: Array | None = None) -> list[Image]:
+    def render_cameras(self, cameras: Sequence[Camera], poses: Array | None = None) -> list[RenderedImage]:
         """Draw the Gaussians for several cameras of one image size in one call."""
         with _library().no_grad():
             colour, alpha, depth = self.draw(cameras, poses)
@@ -71,17 +73,18 @@ class GpuRaster:
         bodies, turned, places, lenses = self._placed(cameras, poses)
         turn, shift = bodies[self._body, :3, :3], bodies[self._body, :3, 3]
         arm = (turn @ self.parts["means"][:, :, None])[:, :, 0]
-        means, quats, spin = arm + shift, _times(turned[self._body], self.parts["quats"]), None
+        means, quats, spin = arm + shift, _quat_mul(turned[self._body], self.parts["quats"]), None
         if motions is not None:
             by_body = motions[0][self._body]
             spin = by_body[:, 3:]
             means = means + by_body[:, :3] + torch.linalg.cross(spin, arm)
-            quats = quats + 0.5 * _times(torch.nn.functional.pad(spin, (1, 0)), quats)
+            quats = quats + 0.5 * _quat_mul(torch.nn.functional.pad(spin, (1, 0)), quats)
         eyes, views = _views(places, None if motions is None else motions[1])
         colours = self._colours(means, turn, spin, eyes)
         drawn, alpha, _ = _rasterization()(
             means, quats, self.parts["scales"], self.parts["opacities"], colours, views, lenses,
-            cameras[0].width, cameras[0].height, near_plane=NEAR, eps2d=BLUR, packed=False, render_mode="RGB+ED",
+            cameras[0].width, cameras[0].height, near_plane=NEAR_PLANE_M, eps2d=BLUR, packed=False,
+            render_mode="RGB+ED",
         )  # fmt: skip
         return drawn[..., :3], alpha[..., 0], drawn[..., 3]
 
@@ -118,18 +121,18 @@ class GpuRaster:
         return _library().tensor(np.asarray(values, np.float32), device=self.device)
 
 
-def differentiate(
-    raster: GpuRaster,
+def render_with_gradients(
+    raster: CudaRasterizer,
     camera: Camera,
     poses: Array | None,
     loss: Loss,
     *,
     backdrop: Backdrop | None = None,
     region: Region | None = None,
-) -> tuple[Image, Gradients]:
+) -> tuple[RenderedImage, Gradients]:
     """Draw, ask the loss about the picture, and return the picture with the gradients; as `backward.differentiate`."""
     torch = _library()
-    behind = _behind(camera, backdrop)
+    behind = _backdrop_colour(camera, backdrop)
     bodies = torch.zeros(len(raster.gaussians.names), 6, device=raster.device, requires_grad=True)
     eye = torch.zeros(1, 6, device=raster.device, requires_grad=True)
     leaves = [raster.parts[name].requires_grad_(True) for name in _PARTS]
@@ -170,7 +173,7 @@ def _views(places: Any, motions: Any) -> tuple[Any, Any]:
     return eyes, torch.cat([top, places[:, 3:]], dim=1)
 
 
-def _times(a: Any, b: Any) -> Any:
+def _quat_mul(a: Any, b: Any) -> Any:
     """Products of quaternions wxyz [..., 4]."""
     torch = _library()
     real = a[..., :1] * b[..., :1] - (a[..., 1:] * b[..., 1:]).sum(-1, keepdim=True)
@@ -199,14 +202,14 @@ def _over(colour: Any, alpha: Any, behind: Array | None) -> Any:
     return colour + (1 - alpha)[..., None] * _library().tensor(np.asarray(behind, np.float32), device=colour.device)
 
 
-def _image(colour: Any, alpha: Any, depth: Any, camera: Camera, region: Region | None) -> Image:
+def _image(colour: Any, alpha: Any, depth: Any, camera: Camera, region: Region | None) -> RenderedImage:
     left, top, right, bottom = checked_region(camera, region)
     cut = np.s_[top:bottom, left:right]
     shown, cover, deep = (picture.detach()[cut].cpu().numpy() for picture in (colour, alpha, depth))
-    return Image(shown, cover, np.where(cover > 0, deep, np.float32(np.inf)))
+    return RenderedImage(shown, cover, np.where(cover > 0, deep, np.float32(np.inf)))
 
 
-def _behind(camera: Camera, backdrop: Backdrop | None) -> Array | None:
+def _backdrop_colour(camera: Camera, backdrop: Backdrop | None) -> Array | None:
     if backdrop is None:
         return None
     if backdrop.depth.shape != (camera.height, camera.width):

@@ -20,7 +20,7 @@ from instep.scene.camera import Camera, distort
 from instep.splat import spherical_harmonics
 from instep.splat.image import Region
 
-from .simd import BLUR, FAST, INLINE, LOG2_E, NEAR, F, I
+from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, F, I
 from .tiles import tile_box
 
 RECORD = 12
@@ -29,14 +29,16 @@ RECORD = 12
 Coverage is 2^(A dx^2 + B dx dy + C dy^2 + log2 opacity), in pixels from the region's corner."""
 
 
-def view_of(camera: Camera, region: Region) -> Array:
+def view_parameters(camera: Camera, region: Region) -> Array:
     """What the kernels need of a camera: focal, centre, region size, shape limits, lens reach, lens coefficients."""
     left, top, right, bottom = region
     lens = (*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
     centre = (camera.centre[0] - left, camera.centre[1] - top)
     bent = float(any(lens))
     size = (right - left, bottom - top)
-    return np.array([*camera.focal, *centre, *size, *lens_limits(camera), lens_reach(camera), bent, *lens], np.float32)
+    return np.array(
+        [*camera.focal, *centre, *size, *projection_limits(camera), lens_max_radius2(camera), bent, *lens], np.float32
+    )
 
 
 @njit(**INLINE)
@@ -57,7 +59,7 @@ def lens_at(x: Any, y: Any, view: Any) -> Any:
 
 
 @njit(**INLINE)
-def slope_at(x: Any, y: Any, z: Any, view: Any) -> Any:
+def projection_jacobian(x: Any, y: Any, z: Any, view: Any) -> Any:
     """The derivative (2 x 3) of the projection at a point in the camera's frame, its direction kept near the view."""
     nx = min(max(x / z, view[6]), view[7])
     ny = min(max(y / z, view[8]), view[9])
@@ -67,7 +69,7 @@ def slope_at(x: Any, y: Any, z: Any, view: Any) -> Any:
 
 
 @njit(**INLINE)
-def axes_at(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R: Any, b: Any) -> Any:
+def body_jacobian(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R: Any, b: Any) -> Any:
     """The same derivative by directions of the body: slope (2 x 3) times camera_from_body."""
     return (
         j00 * R[b, 0] + j01 * R[b, 4] + j02 * R[b, 8],
@@ -80,7 +82,7 @@ def axes_at(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R: Any, 
 
 
 @njit(**INLINE)
-def spread_at(a0: Any, a1: Any, a2: Any, b0: Any, b1: Any, b2: Any, S: Any, i: Any) -> Any:
+def image_covariance(a0: Any, a1: Any, a2: Any, b0: Any, b1: Any, b2: Any, S: Any, i: Any) -> Any:
     """The covariance (xx, xy, yy) [px^2] of a body-frame covariance S (xx, xy, xz, yy, yz, zz) seen along the axes."""
     p0 = S[i, 0] * a0 + S[i, 1] * a1 + S[i, 2] * a2
     p1 = S[i, 1] * a0 + S[i, 3] * a1 + S[i, 4] * a2
@@ -94,7 +96,7 @@ def spread_at(a0: Any, a1: Any, a2: Any, b0: Any, b1: Any, b2: Any, S: Any, i: A
     return xx, xy, yy
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def project(
     start: Any, stop: Any, means: Any, covariances: Any, strengths: Any, colours: Any, body: Any, R: Any, view: Any,
     records: Any, boxes: Any, changes: Any,
@@ -114,7 +116,7 @@ def project(
         y = R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7]
         z = R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11]
         reach = strengths[i, 1]
-        if z <= NEAR or reach < F(0.0):
+        if z <= NEAR_PLANE_M or reach < F(0.0):
             continue
         nx, ny = x / z, y / z
         if nx * nx + ny * ny >= view[10]:
@@ -122,9 +124,9 @@ def project(
         bent_x, bent_y, _, _, _ = lens_at(nx, ny, view)
         u = view[0] * bent_x + view[2]
         v = view[1] * bent_y + view[3]
-        j00, j01, j02, j10, j11, j12 = slope_at(x, y, z, view)
-        a0, a1, a2, b0, b1, b2 = axes_at(j00, j01, j02, j10, j11, j12, R, b)
-        xx, xy, yy = spread_at(a0, a1, a2, b0, b1, b2, covariances, i)
+        j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        a0, a1, a2, b0, b1, b2 = body_jacobian(j00, j01, j02, j10, j11, j12, R, b)
+        xx, xy, yy = image_covariance(a0, a1, a2, b0, b1, b2, covariances, i)
         half_width, half_height = reach * F(math.sqrt(xx)), reach * F(math.sqrt(yy))
         outside = u + half_width < F(0.5) or u - half_width > view[4] - F(0.5)
         if outside or v + half_height < F(0.5) or v - half_height > view[5] - F(0.5):
@@ -144,7 +146,7 @@ _B0, _B1, _B2, _B3, _B4, _B5, _B6 = (F(c) for c in spherical_harmonics.C3)
 
 
 @njit(**INLINE)
-def weights(x: Any, y: Any, z: Any, degree: Any, out: Any) -> None:
+def sh_basis(x: Any, y: Any, z: Any, degree: Any, out: Any) -> None:
     """The basis at a unit direction."""
     out[0] = _C0
     if degree >= 1:
@@ -160,8 +162,8 @@ def weights(x: Any, y: Any, z: Any, degree: Any, out: Any) -> None:
             out[15] = _B6 * x * (xx - F(3.0) * yy)
 
 
-@njit(**FAST)
-def shade(
+@njit(**KERNEL)
+def evaluate_sh(
     start: Any, stop: Any, means: Any, harmonics: Any, body: Any, eyes: Any, basis: Any, degree: Any, colours: Any
 ) -> None:
     """Colours of the Gaussians from start to stop; `eyes` [bodies, 3] is the camera's place in each body's frame.
@@ -172,7 +174,7 @@ def shade(
         b = body[i]
         x, y, z = means[i, 0] - eyes[b, 0], means[i, 1] - eyes[b, 1], means[i, 2] - eyes[b, 2]
         scale = F(1.0) / max(F(1e-12), F(math.sqrt(x * x + y * y + z * z)))
-        weights(x * scale, y * scale, z * scale, degree, basis)
+        sh_basis(x * scale, y * scale, z * scale, degree, basis)
         for channel in range(3):
             value = F(0.5)
             for k in range((degree + 1) ** 2):
@@ -212,7 +214,7 @@ def camera_from_bodies(names: tuple[str, ...], camera: Camera, poses: Array | No
     return np.linalg.inv(world_from_camera(names, camera, poses)) @ world_from_bodies(names, poses)
 
 
-def lens_limits(camera: Camera) -> tuple[float, float, float, float]:
+def projection_limits(camera: Camera) -> tuple[float, float, float, float]:
     """The ideal coordinates (left, right, top, bottom) beyond which a Gaussian's shape is taken from the border.
 
     A linear approximation of the projection far outside the image would be absurd. The margin is 0.15 image widths,
@@ -230,7 +232,7 @@ def lens_limits(camera: Camera) -> tuple[float, float, float, float]:
     return float(left - margin_x), float(right + margin_x), float(top - margin_y), float(bottom + margin_y)
 
 
-def lens_reach(camera: Camera) -> float:
+def lens_max_radius2(camera: Camera) -> float:
     """The squared ideal radius up to which the lens polynomial grows; beyond it would fold the image onto itself."""
     if not any(camera.distortion):
         return float("inf")
@@ -241,7 +243,7 @@ def lens_reach(camera: Camera) -> float:
     return float(r2[folds[0]]) if len(folds) else float("inf")
 
 
-def lens_slope(ideal: Array, coefficients: tuple[float, ...]) -> Array:
+def lens_jacobian(ideal: Array, coefficients: tuple[float, ...]) -> Array:
     """The derivative [..., 2, 2] of `distort` at normalised image points [..., 2]."""
     k1, k2, p1, p2, k3 = (*coefficients, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
     x, y = ideal[..., 0], ideal[..., 1]

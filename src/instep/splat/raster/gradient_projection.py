@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .gaussian_projection import axes_at, lens_at, slope_at
-from .simd import FAST, INLINE, LOG2_E, F
+from .gaussian_projection import body_jacobian, lens_at, projection_jacobian
+from .simd import INLINE, KERNEL, LOG2_E, F
 
 
 @njit(**INLINE)
-def sum_slots(slopes: Any, slots: Any, slot: Any, box: Any, sums: Any) -> Any:
+def sum_entries(slopes: Any, slots: Any, slot: Any, box: Any, sums: Any) -> Any:
     """Add up the slopes of a Gaussian's entries; return the slot after them."""
     sums[:] = F(0.0)
     tiles = (((box >> 8) & 255) - (box & 255) + 1) * ((box >> 24) - ((box >> 16) & 255) + 1)
@@ -31,7 +31,7 @@ def sum_slots(slopes: Any, slots: Any, slot: Any, box: Any, sums: Any) -> Any:
 
 
 @njit(**INLINE)
-def ellipse_slopes(records: Any, i: Any, sums: Any) -> Any:
+def ellipse_gradients(records: Any, i: Any, sums: Any) -> Any:
     """Slopes by the centre (2) and by the covariance (xx, xy, yy) of an ellipse, from the moments of its power."""
     a, b, c = F(-2.0) / LOG2_E * records[i, 2], F(-1.0) / LOG2_E * records[i, 3], F(-2.0) / LOG2_E * records[i, 4]
     xx, xy, yy = sums[3], sums[4], sums[5]
@@ -41,7 +41,7 @@ def ellipse_slopes(records: Any, i: Any, sums: Any) -> Any:
 
 
 @njit(**INLINE)
-def shape_slopes(S: Any, i: Any, a: Any, b: Any, V_xx: Any, V_xy: Any, V_yy: Any) -> Any:
+def axes_gradients(S: Any, i: Any, a: Any, b: Any, V_xx: Any, V_xy: Any, V_yy: Any) -> Any:
     """Slopes by the two axes (3 each), given the covariance S in the body's frame: V_A = 2 V A S."""
     p0, p1, p2 = (
         F(2.0) * (V_xx * a[0] + V_xy * b[0]),
@@ -67,7 +67,7 @@ def shape_slopes(S: Any, i: Any, a: Any, b: Any, V_xx: Any, V_xy: Any, V_yy: Any
 
 
 @njit(**INLINE)
-def turned_back(V: Any, R: Any, b: Any) -> Any:
+def camera_frame_row(V: Any, R: Any, b: Any) -> Any:
     """V R^T for a row of three: from directions of the body to directions of the camera."""
     return (
         V[0] * R[b, 0] + V[1] * R[b, 1] + V[2] * R[b, 2],
@@ -77,7 +77,7 @@ def turned_back(V: Any, R: Any, b: Any) -> Any:
 
 
 @njit(**INLINE)
-def lens_bend(n: Any, m: Any, view: Any) -> Any:
+def lens_hessian(n: Any, m: Any, view: Any) -> Any:
     """How the lens's derivative (xx, xy, yy) changes: xx by n, xx by m (= xy by n), xy by m (= yy by n), yy by m."""
     if view[11] == F(0.0):
         return F(0.0), F(0.0), F(0.0), F(0.0)
@@ -94,7 +94,7 @@ def lens_bend(n: Any, m: Any, view: Any) -> Any:
 
 
 @njit(**INLINE)
-def place_slopes(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_j0: Any, V_j1: Any) -> Any:
+def position_gradients(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_j0: Any, V_j1: Any) -> Any:
     """Slopes by a Gaussian's place in the camera's frame, through its centre and through the derivative J there."""
     nx, ny = x / z, y / z
     n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
@@ -103,7 +103,7 @@ def place_slopes(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_j0: An
     a0, a1, a2 = V_j0[0] * fx, V_j0[1] * fx, V_j0[2] * fx
     b0, b1, b2 = V_j1[0] * fy, V_j1[1] * fy, V_j1[2] * fy
     V_xx, V_xy, V_yy = a0 - a2 * n, a1 - a2 * m + b0 - b2 * n, b1 - b2 * m
-    xx_n, xx_m, xy_m, yy_m = lens_bend(n, m, view)
+    xx_n, xx_m, xy_m, yy_m = lens_hessian(n, m, view)
     V_n = -(a2 * xx + b2 * xy) + V_xx * xx_n + V_xy * xx_m + V_yy * xy_m
     V_m = -(a2 * xy + b2 * yy) + V_xx * xx_m + V_xy * xy_m + V_yy * yy_m
     V_n = V_n if n == nx else F(0.0)
@@ -115,8 +115,8 @@ def place_slopes(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_j0: An
     return V_n / z, V_m / z, -(shrink + V_n * nx + V_m * ny) / z
 
 
-@njit(**FAST)
-def pull_back(
+@njit(**KERNEL)
+def project_backward(
     start: Any, stop: Any, means: Any, covariances: Any, body: Any, ids: Any, R: Any, view: Any, records: Any,
     boxes: Any, slopes: Any, slots: Any, slot: Any, sums: Any, by_mean: Any, by_shape: Any, by_look: Any, by_pose: Any,
 ) -> None:  # fmt: skip
@@ -130,18 +130,18 @@ def pull_back(
         box = boxes[i]
         if box < 0:
             continue
-        slot = sum_slots(slopes, slots, slot, box, sums)
+        slot = sum_entries(slopes, slots, slot, box, sums)
         b, o = body[i], ids[i]
         m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
         x = R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3]
         y = R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7]
         z = R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11]
-        j00, j01, j02, j10, j11, j12 = slope_at(x, y, z, view)
-        a0, a1, a2, b0, b1, b2 = axes_at(j00, j01, j02, j10, j11, j12, R, b)
-        V_u, V_v, V_xx, V_xy, V_yy = ellipse_slopes(records, i, sums)
-        V_a, V_b = shape_slopes(covariances, i, (a0, a1, a2), (b0, b1, b2), V_xx, V_xy, V_yy)
-        V_j0, V_j1 = turned_back(V_a, R, b), turned_back(V_b, R, b)
-        V_x, V_y, V_z = place_slopes(x, y, z, view, V_u, V_v, V_j0, V_j1)
+        j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        a0, a1, a2, b0, b1, b2 = body_jacobian(j00, j01, j02, j10, j11, j12, R, b)
+        V_u, V_v, V_xx, V_xy, V_yy = ellipse_gradients(records, i, sums)
+        V_a, V_b = axes_gradients(covariances, i, (a0, a1, a2), (b0, b1, b2), V_xx, V_xy, V_yy)
+        V_j0, V_j1 = camera_frame_row(V_a, R, b), camera_frame_row(V_b, R, b)
+        V_x, V_y, V_z = position_gradients(x, y, z, view, V_u, V_v, V_j0, V_j1)
         V_z += sums[9]
         by_mean[o, 0] = R[b, 0] * V_x + R[b, 4] * V_y + R[b, 8] * V_z
         by_mean[o, 1] = R[b, 1] * V_x + R[b, 5] * V_y + R[b, 9] * V_z
@@ -163,8 +163,8 @@ def pull_back(
         by_pose[b, 5] += rx * V_y - ry * V_x + (j01 * V_j0[0] + j11 * V_j1[0]) - (j00 * V_j0[1] + j10 * V_j1[1])
 
 
-@njit(**FAST)
-def shape_back(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by_scale: Any) -> None:
+@njit(**KERNEL)
+def covariance_backward(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by_scale: Any) -> None:
     """From slopes by covariances S = M M^T, M = turn diag(scales), to slopes by quaternions and scales."""
     for i in range(len(quats)):
         g0, g1, g2, g3, g4, g5 = (
@@ -199,17 +199,17 @@ def shape_back(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by_scale: A
         by_quat[i, 2], by_quat[i, 3] = (V_y - along * y) / length, (V_z - along * z) / length
 
 
-MOTION = 30
+POSE_DERIVATIVES = 30
 """Numbers per Gaussian: for each of 6 motions the change of u, v, and of the covariance xx, xy, yy."""
 
 
 @njit(**INLINE)
-def slope_changes(x: Any, y: Any, z: Any, view: Any, out: Any) -> None:
+def jacobian_derivatives(x: Any, y: Any, z: Any, view: Any, out: Any) -> None:
     """How the projection's derivative J (2 x 3) changes with the place: out [3, 2, 3], by x, y and z."""
     nx, ny = x / z, y / z
     n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
     _, _, xx, xy, yy = lens_at(n, m, view)
-    xx_n, xx_m, xy_m, yy_m = lens_bend(n, m, view)
+    xx_n, xx_m, xy_m, yy_m = lens_hessian(n, m, view)
     fx, fy = view[0] / (z * z), view[1] / (z * z)
     free_n, free_m = F(1.0) if n == nx else F(0.0), F(1.0) if m == ny else F(0.0)
     fx_n, fy_n, fx_m, fy_m = fx * free_n, fy * free_n, fx * free_m, fy * free_m
@@ -217,15 +217,15 @@ def slope_changes(x: Any, y: Any, z: Any, view: Any, out: Any) -> None:
     out[0, 1, 0], out[0, 1, 1], out[0, 1, 2] = fy_n * xx_m, fy_n * xy_m, -fy_n * (xx_m * n + xy_m * m + xy)
     out[1, 0, 0], out[1, 0, 1], out[1, 0, 2] = fx_m * xx_m, fx_m * xy_m, -fx_m * (xx_m * n + xy_m * m + xy)
     out[1, 1, 0], out[1, 1, 1], out[1, 1, 2] = fy_m * xy_m, fy_m * yy_m, -fy_m * (xy_m * n + yy_m * m + yy)
-    J = slope_at(x, y, z, view)
+    J = projection_jacobian(x, y, z, view)
     for row in range(2):
         for column in range(3):
             by_n, by_m = out[0, row, column], out[1, row, column]
             out[2, row, column] = -J[3 * row + column] / z - nx * by_n - ny * by_m
 
 
-@njit(**FAST)
-def motions(
+@njit(**KERNEL)
+def pose_derivatives(
     rows: Any, track: Any, pivots: Any, means: Any, covariances: Any, body: Any, R: Any, view: Any, boxes: Any, out: Any
 ) -> None:
     """The motion of every visible Gaussian that is tracked: out [n, 30].
@@ -248,9 +248,9 @@ def motions(
         fx, fy, nx, ny = view[0] / z, view[1] / z, x / z, y / z
         c0, c1, c2 = fx * xx, fx * xy, -fx * (xx * nx + xy * ny)
         d0, d1, d2 = fy * xy, fy * yy, -fy * (xy * nx + yy * ny)
-        j00, j01, j02, j10, j11, j12 = slope_at(x, y, z, view)
-        Y = camera_shape(covariances, i, axes_at(j00, j01, j02, j10, j11, j12, R, b), R, b)
-        slope_changes(x, y, z, view, changes)
+        j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        Y = camera_covariance(covariances, i, body_jacobian(j00, j01, j02, j10, j11, j12, R, b), R, b)
+        jacobian_derivatives(x, y, z, view, changes)
         for k in range(6):
             # The velocity of the centre, and the turn of the shape.
             if k < 3:
@@ -274,7 +274,7 @@ def motions(
 
 
 @njit(**INLINE)
-def camera_shape(S: Any, i: Any, axes: Any, R: Any, b: Any) -> Any:
+def camera_covariance(S: Any, i: Any, axes: Any, R: Any, b: Any) -> Any:
     """The covariance in the camera's frame times both rows of J: R S A^T, first column then second (3 each)."""
     a0, a1, a2, b0, b1, b2 = axes
     p0 = S[i, 0] * a0 + S[i, 1] * a1 + S[i, 2] * a2

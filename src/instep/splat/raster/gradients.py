@@ -20,39 +20,39 @@ from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat import spherical_harmonics
-from instep.splat.image import Backdrop, Image, Region
+from instep.splat.image import Backdrop, Region, RenderedImage
 
-from .blending import PIXELS, coverages, hide, longest_list, nearest_left, offsets, pass_through, read_limits
+from .blending import PIXELS, alphas, composite, longest_list, next_nearest, occlude, offsets, read_limits
 from .gaussian_projection import world_from_bodies, world_from_camera
-from .gradient_projection import pull_back, shape_back
-from .rasterizer import Prepared, Raster
+from .gradient_projection import covariance_backward, project_backward
+from .rasterizer import PreparedFrame, Rasterizer
 from .simd import (
     CELL,
     CELLS,
-    DARK,
-    FAST,
     INLINE,
-    SOLID,
+    KERNEL,
+    MAX_ALPHA,
+    MIN_TRANSMITTANCE,
     TILE,
     F,
     U,
-    larger,
-    largest,
+    broadcast,
+    fetch_add,
     load,
-    lowest_bit,
-    next_ticket,
+    maximum,
+    reduce_max,
+    reduce_sum,
+    reduce_sums,
     select,
-    spread,
     store,
-    total,
-    totals,
+    trailing_zeros,
 )
-from .tiles import SLOPES, cell_lists, order_tile
-from .workspace import on_threads, share
+from .tiles import ENTRY_GRADIENTS, cell_lists, sort_tile
+from .workspace import row_range, run_on_threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ImageSlope:
+class ImageGradient:
     """How a loss changes with each pixel of a picture."""
 
     colour: Array
@@ -63,7 +63,7 @@ class ImageSlope:
     """By depth [height, width]; 0 where nothing is drawn."""
 
 
-Loss: TypeAlias = Callable[[Image], ImageSlope]
+Loss: TypeAlias = Callable[[RenderedImage], ImageGradient]
 """A function that looks at a picture and says how the loss changes with its pixels."""
 
 
@@ -83,23 +83,23 @@ class Gradients:
     """By the camera's pose in the world [6], in the same way, all else held still."""
 
 
-def differentiate(
-    raster: Raster,
+def render_with_gradients(
+    raster: Rasterizer,
     camera: Camera,
     poses: Array | None,
     loss: Loss,
     *,
     backdrop: Backdrop | None = None,
     region: Region | None = None,
-) -> tuple[Image, Gradients]:
+) -> tuple[RenderedImage, Gradients]:
     """Draw, ask the loss about the picture, and return the picture with the gradients of the loss."""
     with raster.prepared(camera, poses, backdrop, region) as frame:
         image = raster.blend(frame)
-        _pixel_slopes(frame, image, loss(image))
-        return image, _gather(raster, frame, poses)
+        _accumulate_entries(frame, image, loss(image))
+        return image, _gather_gradients(raster, frame, poses)
 
 
-def _pixel_slopes(frame: Prepared, image: Image, slope: ImageSlope) -> None:
+def _accumulate_entries(frame: PreparedFrame, image: RenderedImage, slope: ImageGradient) -> None:
     if np.shape(slope.colour) != image.colour.shape:
         raise BadInput(f"A loss gave slopes of shape {np.shape(slope.colour)} for a picture of {image.colour.shape}.")
     space, none = frame.space, np.empty((0, 0), np.float32)
@@ -107,44 +107,44 @@ def _pixel_slopes(frame: Prepared, image: Image, slope: ImageSlope) -> None:
     by_alpha = none if slope.alpha is None else np.ascontiguousarray(slope.alpha, np.float32)
     by_depth = none if slope.depth is None else np.ascontiguousarray(slope.depth, np.float32)
     depth = image.depth if slope.depth is None else np.where(image.alpha > 0, image.depth, np.float32(0.0))
-    space.fit_slopes(int(space.starts[-1]))
+    space.fit_gradients(int(space.starts[-1]))
     tickets = np.zeros(1, np.int64)
-    on_threads(
+    run_on_threads(
         lambda part: gradient_tiles(
             space.entries, space.masks, space.starts, frame.packed.ids, space.across, tickets, frame.backdrop,
-            frame.limit, image.colour, image.alpha, depth, by_colour, by_alpha, by_depth, space.slopes,
+            frame.limit, image.colour, image.alpha, depth, by_colour, by_alpha, by_depth, space.gradients,
         ),
         frame.threads,
     )  # fmt: skip
 
 
-def _gather(raster: Raster, frame: Prepared, poses: Array | None) -> Gradients:
+def _gather_gradients(raster: Rasterizer, frame: PreparedFrame, poses: Array | None) -> Gradients:
     gaussians, packed, space, threads = raster.gaussians, frame.packed, frame.space, frame.placing_threads
     n, bodies = len(gaussians), len(gaussians.names)
     by_mean, by_shape, by_look = (np.zeros((n, k), np.float32) for k in (3, 6, 4))
     by_pose = np.zeros((threads, bodies, 6))
 
     def pull(part: int) -> None:
-        start, stop = share(n, part, threads)
-        pull_back(
+        start, stop = row_range(n, part, threads)
+        project_backward(
             start, stop, packed.means, packed.covariances, packed.body, packed.ids, frame.frames, frame.view,
-            space.records, space.boxes, space.slopes, space.slots, space.slots_from[part], np.empty(10, np.float32),
+            space.records, space.boxes, space.gradients, space.slots, space.slots_from[part], np.empty(10, np.float32),
             by_mean, by_shape, by_look, by_pose[part],
         )  # fmt: skip
 
-    on_threads(pull, threads)
+    run_on_threads(pull, threads)
     by_quat, by_scale = np.empty((n, 4)), np.empty((n, 3))
     quats, scales = np.asarray(gaussians.quats, float), np.asarray(gaussians.scales, float)
 
     def unfold(part: int) -> None:
-        rows = slice(*share(n, part, threads))
-        shape_back(quats[rows], scales[rows], by_shape[rows], by_quat[rows], by_scale[rows])
+        rows = slice(*row_range(n, part, threads))
+        covariance_backward(quats[rows], scales[rows], by_shape[rows], by_quat[rows], by_scale[rows])
 
-    on_threads(unfold, threads)
+    run_on_threads(unfold, threads)
     world_from_body = world_from_bodies(gaussians.names, poses)
     world_from_eye = world_from_camera(gaussians.names, frame.camera, poses)
-    shading = _shade_back(raster, by_look[:, 1:], world_from_body, world_from_eye)
-    pushes, camera = _world_pushes(by_pose.sum(axis=0), world_from_body, world_from_eye)
+    shading = _shading_backward(raster, by_look[:, 1:], world_from_body, world_from_eye)
+    pushes, camera = _pose_gradients(by_pose.sum(axis=0), world_from_body, world_from_eye)
     return Gradients(
         by_mean + shading.means,
         by_quat,
@@ -156,7 +156,7 @@ def _gather(raster: Raster, frame: Prepared, poses: Array | None) -> Gradients:
     )
 
 
-def _world_pushes(by_pose: Array, world_from_body: Array, world_from_eye: Array) -> tuple[Array, Array]:
+def _pose_gradients(by_pose: Array, world_from_body: Array, world_from_eye: Array) -> tuple[Array, Array]:
     """Force and torque on each body, and the opposite ones on the camera, turned from its frame to the world's."""
     turn = world_from_eye[:3, :3]
     force, torque = by_pose[:, :3] @ turn.T, by_pose[:, 3:] @ turn.T
@@ -173,7 +173,7 @@ class _Shading:
     camera: Array | float
 
 
-def _shade_back(raster: Raster, by_colour: Array, world_from_body: Array, world_from_eye: Array) -> _Shading:
+def _shading_backward(raster: Rasterizer, by_colour: Array, world_from_body: Array, world_from_eye: Array) -> _Shading:
     """Slopes by harmonics; where colours depend on the direction, also by what turns the direction."""
     gaussians = raster.gaussians
     if gaussians.degree == 0:
@@ -189,7 +189,7 @@ def _shade_back(raster: Raster, by_colour: Array, world_from_body: Array, world_
     raw = 0.5 + np.einsum("nk,nkc->nc", basis, gaussians.sh)
     lit = (raw > 0) * by_colour
     by_basis = np.einsum("nc,nkc->nk", lit, gaussians.sh)
-    by_direction = np.einsum("nk,nki->ni", by_basis, spherical_harmonics.basis_slope(direction, gaussians.degree))
+    by_direction = np.einsum("nk,nki->ni", by_basis, spherical_harmonics.basis_jacobian(direction, gaussians.degree))
     along = np.einsum("ni,ni->n", by_direction, direction)
     by_gaze = (by_direction - along[:, None] * direction) / distance
     # A body sees the camera at eyes = turn^T (camera - body); what moves the eye moves the gaze the other way.
@@ -201,26 +201,26 @@ def _shade_back(raster: Raster, by_colour: Array, world_from_body: Array, world_
     return _Shading(by_gaze, basis[:, :, None] * lit[:, None, :], poses, camera)
 
 
-PIXEL = 6
+PIXEL_GRADIENTS = 6
 """Numbers per pixel: slopes by red, green, blue, by summed depth (q), by coverage (p), and their whole sum (R)."""
 
 
 @njit(**INLINE)
-def slope_by_power(cover: Any, weight: Any, slope: Any, behind: Any) -> Any:
+def gradient_by_log_alpha(cover: Any, weight: Any, slope: Any, behind: Any) -> Any:
     """The slope of the loss by the logarithm of the coverage; none where the coverage is cut at SOLID."""
-    value = weight * slope - behind * cover / (spread(F(1.0)) - cover)
-    return select(cover < spread(SOLID), value, spread(F(0.0)))
+    value = weight * slope - behind * cover / (broadcast(F(1.0)) - cover)
+    return select(cover < broadcast(MAX_ALPHA), value, broadcast(F(0.0)))
 
 
 @njit(**INLINE)
-def slope_at(pixels: Any, at: Any, entries: Any, k: Any, z: Any) -> Any:
+def gradient_by_weight(pixels: Any, at: Any, entries: Any, k: Any, z: Any) -> Any:
     """The slope of the loss by a Gaussian's weight, at half a cell."""
     by_colour = (
-        load(pixels, at) * spread(entries[k, 6])
-        + load(pixels, at + PIXELS) * spread(entries[k, 7])
-        + load(pixels, at + 2 * PIXELS) * spread(entries[k, 8])
+        load(pixels, at) * broadcast(entries[k, 6])
+        + load(pixels, at + PIXELS) * broadcast(entries[k, 7])
+        + load(pixels, at + 2 * PIXELS) * broadcast(entries[k, 8])
     )
-    return by_colour + load(pixels, at + 3 * PIXELS) * spread(z) + load(pixels, at + 4 * PIXELS)
+    return by_colour + load(pixels, at + 3 * PIXELS) * broadcast(z) + load(pixels, at + 4 * PIXELS)
 
 
 @njit(**INLINE)
@@ -237,49 +237,54 @@ def gradient_cell(
     slopes: Any,
 ) -> None:
     """Add the slopes of one cell to those of the entries that reach it."""
-    none, full, dark = spread(F(0.0)), spread(F(1.0)), spread(DARK)
+    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
     light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
     behind_0, behind_1 = load(pixels, 5 * PIXELS), load(pixels, 5 * PIXELS + 8)
     for group in range((n + 63) // 64):
         word = words[64 * group + cell]
         while word:
-            k = order[64 * group + lowest_bit(word)]
+            k = order[64 * group + trailing_zeros(word)]
             word &= word - U(1)
             z = entries[k, 9]
             if z > nearest:
-                light_0, rest_0, floor_0 = hide(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = hide(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = nearest_left(limits, z)
+                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
+                nearest = next_nearest(limits, z)
             across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = coverages(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = pass_through(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = pass_through(cover_1, light_1, rest_1, floor_1)
-            slope_0, slope_1 = slope_at(pixels, 0, entries, k, z), slope_at(pixels, 8, entries, k, z)
+            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
+            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
+            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
+            slope_0, slope_1 = (
+                gradient_by_weight(pixels, 0, entries, k, z),
+                gradient_by_weight(pixels, 8, entries, k, z),
+            )
             behind_0 = select(light_0 > none, behind_0 - weight_0 * slope_0, none)
             behind_1 = select(light_1 > none, behind_1 - weight_1 * slope_1, none)
-            power_0 = slope_by_power(cover_0, weight_0, slope_0, behind_0)
-            power_1 = slope_by_power(cover_1, weight_1, slope_1, behind_1)
+            power_0 = gradient_by_log_alpha(cover_0, weight_0, slope_0, behind_0)
+            power_1 = gradient_by_log_alpha(cover_1, weight_1, slope_1, behind_1)
             power = power_0 + power_1
             by_row = power_0 * upper + power_1 * lower
             by_rows = power_0 * upper * upper + power_1 * lower * lower
-            sums = totals(
+            sums = reduce_sums(
                 power, power * across, by_row, power * across * across, by_row * across, by_rows,
                 weight_0 * load(pixels, 0) + weight_1 * load(pixels, 8),
                 weight_0 * load(pixels, PIXELS) + weight_1 * load(pixels, PIXELS + 8),
             )  # fmt: skip
-            at = np.int64(k) * SLOPES
+            at = np.int64(k) * ENTRY_GRADIENTS
             store(slopes, at, load(slopes, at) + sums)
             blue = weight_0 * load(pixels, 2 * PIXELS) + weight_1 * load(pixels, 2 * PIXELS + 8)
-            slopes[k, 8] += total(blue)
+            slopes[k, 8] += reduce_sum(blue)
             if deep:
-                slopes[k, 9] += total(weight_0 * load(pixels, 3 * PIXELS) + weight_1 * load(pixels, 3 * PIXELS + 8))
-        if largest(larger(light_0, light_1)) <= F(0.0):
+                slopes[k, 9] += reduce_sum(
+                    weight_0 * load(pixels, 3 * PIXELS) + weight_1 * load(pixels, 3 * PIXELS + 8)
+                )
+        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
             break
 
 
 @njit(**INLINE)
-def read_pixels(
+def read_pixel_gradients(
     left: Any, top: Any, image: Any, alpha: Any, depth: Any, backdrop: Any, by_colour: Any, by_alpha: Any,
     by_depth: Any, pixels: Any,
 ) -> None:  # fmt: skip
@@ -307,7 +312,7 @@ def read_pixels(
             pixels[3 * PIXELS + o], pixels[4 * PIXELS + o], pixels[5 * PIXELS + o] = q, p, whole + p * cover
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def gradient_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
     image: Any, alpha: Any, depth: Any, by_colour: Any, by_alpha: Any, by_depth: Any, slopes: Any,
@@ -317,21 +322,21 @@ def gradient_tiles(
     longest = longest_list(starts)
     keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
     words = np.empty(longest + 64, np.uint64)
-    limits, pixels = np.full(PIXELS, np.inf, np.float32), np.empty(PIXEL * PIXELS, np.float32)
+    limits, pixels = np.full(PIXELS, np.inf, np.float32), np.empty(PIXEL_GRADIENTS * PIXELS, np.float32)
     while True:
-        tile = next_ticket(tickets)
+        tile = fetch_add(tickets)
         if tile >= len(starts) - 1:
             return
         start, stop = starts[tile], starts[tile + 1]
         slopes[start:stop] = F(0.0)
-        order_tile(entries, start, stop, ids, keys, order)
+        sort_tile(entries, start, stop, ids, keys, order)
         cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
             left = (tile % across) * TILE + (cell // CELLS) * CELL
             top = (tile // across) * TILE + (cell % CELLS) * CELL
             if left < width and top < height:
                 nearest = read_limits(limit, left, top, limits)
-                read_pixels(left, top, image, alpha, depth, backdrop, by_colour, by_alpha, by_depth, pixels)
+                read_pixel_gradients(left, top, image, alpha, depth, backdrop, by_colour, by_alpha, by_depth, pixels)
                 gradient_cell(
                     entries, order, words, stop - start, cell, limits, nearest, pixels, len(by_depth) > 0, slopes
                 )

@@ -14,9 +14,9 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.image import Backdrop
 
-from .gaussian_projection import lens_reach
-from .reference import NEAR
-from .simd import FAST
+from .gaussian_projection import lens_max_radius2
+from .reference import NEAR_PLANE_M
+from .simd import KERNEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,16 +46,16 @@ def draw_meshes(meshes: Sequence[Mesh], world_from_mesh: Array, camera: Camera, 
     for mesh, place in zip(meshes, world_from_mesh, strict=True):
         camera_from_mesh = camera_from_world @ place
         points = np.asarray(mesh.vertices, float) @ camera_from_mesh[:3, :3].T + camera_from_mesh[:3, 3]
-        ahead = np.where(points[:, 2:] > NEAR, points[:, 2:], 1.0)
+        ahead = np.where(points[:, 2:] > NEAR_PLANE_M, points[:, 2:], 1.0)
         ideal = points[:, :2] / ahead
-        seen = (points[:, 2] > NEAR) & ((ideal**2).sum(axis=1) < lens_reach(camera))
+        seen = (points[:, 2] > NEAR_PLANE_M) & ((ideal**2).sum(axis=1) < lens_max_radius2(camera))
         pixels = camera.project(np.column_stack([ideal, np.ones(len(ideal))]))
         shade = np.asarray(mesh.colour, np.float32)
         _fill(pixels, points, np.ascontiguousarray(mesh.faces, np.int64), seen, shade, depth, colour)
     return Backdrop(colour, depth)
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def _fill(pixels: Any, points: Any, faces: Any, seen: Any, shade: Any, depth: Any, colour: Any) -> None:
     """Fill triangles into a depth buffer; 1 / depth is linear in the image, so it is what is interpolated."""
     height, width = depth.shape
@@ -86,7 +86,7 @@ def _fill(pixels: Any, points: Any, faces: Any, seen: Any, shade: Any, depth: An
                         colour[row, column, channel] = shade[channel] * light
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def _facing(points: Any, a: Any, b: Any, c: Any) -> Any:
     """How much a triangle is lit by a lamp beside the camera, 0.35 to 1, from either side."""
     ux, uy, uz = points[b, 0] - points[a, 0], points[b, 1] - points[a, 1], points[b, 2] - points[a, 2]

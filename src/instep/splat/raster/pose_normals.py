@@ -29,42 +29,42 @@ from instep.splat.image import Backdrop, Region, checked_region
 from .blending import (
     OUT,
     PIXELS,
+    alphas,
     blend_cell,
-    coverages,
-    hide,
+    composite,
     longest_list,
-    nearest_left,
+    next_nearest,
+    occlude,
     offsets,
-    pass_through,
     read_limits,
 )
 from .gaussian_projection import world_from_bodies, world_from_camera
-from .gradient_projection import MOTION, motions
-from .rasterizer import Prepared, Raster
+from .gradient_projection import POSE_DERIVATIVES, pose_derivatives
+from .rasterizer import PreparedFrame, Rasterizer
 from .simd import (
     CELL,
     CELLS,
-    DARK,
-    FAST,
     INLINE,
+    KERNEL,
     LOG2_E,
-    SOLID,
+    MAX_ALPHA,
+    MIN_TRANSMITTANCE,
     TILE,
     F,
     U,
+    broadcast,
+    fetch_add,
     float_as_bits,
-    larger,
-    largest,
     load,
-    lowest_bit,
-    next_ticket,
+    maximum,
+    reduce_max,
+    reduce_sum,
     select,
-    spread,
     store,
-    total,
+    trailing_zeros,
 )
-from .tiles import cell_lists, order_tile
-from .workspace import on_threads
+from .tiles import cell_lists, sort_tile
+from .workspace import run_on_threads
 
 JACOBIAN = 18 * PIXELS
 """Numbers of J for one body and cell: [colour, motion, pixel]."""
@@ -73,7 +73,7 @@ SUMS = 29
 
 
 @njit(**INLINE)
-def compare(
+def residuals_of_cell(
     out: Any, left: Any, top: Any, backdrop: Any, target: Any, weight: Any, huber: Any, residual: Any, cost: Any
 ) -> Any:
     """Residuals and weights of a cell: residual [4 * 16] is red, green, blue, weight. Return whether any weighs.
@@ -109,19 +109,19 @@ def compare(
 
 
 @njit(**INLINE)
-def gather_half(
+def accumulate_jacobian(
     jacobian: Any, at: Any, across: Any, down: Any, a: Any, b: Any, c: Any, motion: Any, row: Any,
     red: Any, green: Any, blue: Any,
 ) -> None:  # fmt: skip
     """Add one Gaussian's share to J of half a cell: slope of the colours times change of the power, for 6 motions."""
     ex, ey = a * across + b * down, b * across + c * down
-    half = spread(F(0.5))
+    half = broadcast(F(0.5))
     exx, exy, eyy = half * ex * ex, ex * ey, half * ey * ey
     for k in range(6):
         o = 5 * k
-        change = spread(motion[row, o]) * ex + spread(motion[row, o + 1]) * ey
-        change = change + spread(motion[row, o + 2]) * exx
-        change = change + spread(motion[row, o + 3]) * exy + spread(motion[row, o + 4]) * eyy
+        change = broadcast(motion[row, o]) * ex + broadcast(motion[row, o + 1]) * ey
+        change = change + broadcast(motion[row, o + 2]) * exx
+        change = change + broadcast(motion[row, o + 3]) * exy + broadcast(motion[row, o + 4]) * eyy
         place = at + k * PIXELS
         store(jacobian, place, load(jacobian, place) + red * change)
         store(jacobian, place + 6 * PIXELS, load(jacobian, place + 6 * PIXELS) + green * change)
@@ -129,13 +129,15 @@ def gather_half(
 
 
 @njit(**INLINE)
-def colour_slopes(entries: Any, k: Any, cover: Any, weight: Any, light: Any, red: Any, green: Any, blue: Any) -> Any:
+def colour_derivatives(
+    entries: Any, k: Any, cover: Any, weight: Any, light: Any, red: Any, green: Any, blue: Any
+) -> Any:
     """Slopes of a half cell's colours by the power of a Gaussian, and the colours behind it after it has passed."""
-    none = spread(F(0.0))
-    odds = select(cover < spread(SOLID), cover / (spread(F(1.0)) - cover), none)
-    shown = select(cover < spread(SOLID), weight, none)
+    none = broadcast(F(0.0))
+    odds = select(cover < broadcast(MAX_ALPHA), cover / (broadcast(F(1.0)) - cover), none)
+    shown = select(cover < broadcast(MAX_ALPHA), weight, none)
     alive = light > none
-    own_red, own_green, own_blue = spread(entries[k, 6]), spread(entries[k, 7]), spread(entries[k, 8])
+    own_red, own_green, own_blue = broadcast(entries[k, 6]), broadcast(entries[k, 7]), broadcast(entries[k, 8])
     red = select(alive, red - weight * own_red, none)
     green = select(alive, green - weight * own_green, none)
     blue = select(alive, blue - weight * own_blue, none)
@@ -149,7 +151,7 @@ def jacobian_cell(
     body: Any, track: Any, motion: Any, jacobian: Any, touched: Any,
 ) -> None:  # fmt: skip
     """J of one cell for every tracked body: jacobian [bodies * 18 * 16], `touched` [bodies] says whose is not 0."""
-    none, full, dark = spread(F(0.0)), spread(F(1.0)), spread(DARK)
+    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
     light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
     red_0, green_0, blue_0 = load(out, 16), load(out, 32), load(out, 48)
@@ -157,64 +159,66 @@ def jacobian_cell(
     for group in range((n + 63) // 64):
         word = words[64 * group + cell]
         while word:
-            k = order[64 * group + lowest_bit(word)]
+            k = order[64 * group + trailing_zeros(word)]
             word &= word - U(1)
             z = entries[k, 9]
             if z > nearest:
-                light_0, rest_0, floor_0 = hide(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = hide(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = nearest_left(limits, z)
+                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
+                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
+                nearest = next_nearest(limits, z)
             across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = coverages(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = pass_through(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = pass_through(cover_1, light_1, rest_1, floor_1)
-            slopes_0, red_0, green_0, blue_0 = colour_slopes(
+            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
+            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
+            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
+            slopes_0, red_0, green_0, blue_0 = colour_derivatives(
                 entries, k, cover_0, weight_0, light_0, red_0, green_0, blue_0
             )
-            slopes_1, red_1, green_1, blue_1 = colour_slopes(
+            slopes_1, red_1, green_1, blue_1 = colour_derivatives(
                 entries, k, cover_1, weight_1, light_1, red_1, green_1, blue_1
             )
             row = np.int64(float_as_bits(entries[k, 10]))
             slot = np.int64(track[body[row]])
             if slot >= 0:
                 touched[slot] = 1
-                a, b = spread(F(-2.0) / LOG2_E * entries[k, 2]), spread(F(-1.0) / LOG2_E * entries[k, 3])
-                c = spread(F(-2.0) / LOG2_E * entries[k, 4])
+                a, b = broadcast(F(-2.0) / LOG2_E * entries[k, 2]), broadcast(F(-1.0) / LOG2_E * entries[k, 3])
+                c = broadcast(F(-2.0) / LOG2_E * entries[k, 4])
                 at = slot * JACOBIAN
-                gather_half(jacobian, at, across, upper, a, b, c, motion, row, slopes_0[0], slopes_0[1], slopes_0[2])
-                gather_half(
+                accumulate_jacobian(
+                    jacobian, at, across, upper, a, b, c, motion, row, slopes_0[0], slopes_0[1], slopes_0[2]
+                )
+                accumulate_jacobian(
                     jacobian, at + 8, across, lower, a, b, c, motion, row, slopes_1[0], slopes_1[1], slopes_1[2]
                 )
-        if largest(larger(light_0, light_1)) <= F(0.0):
+        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
             break
 
 
 @njit(**INLINE)
-def sum_up(jacobian: Any, slot: Any, residual: Any, sums: Any) -> None:
+def accumulate_normals(jacobian: Any, slot: Any, residual: Any, sums: Any) -> None:
     """Add J^T W J and J^T W r of one cell and body to its sums, and clear J."""
     place = 0
     for k in range(6):
         for l in range(k, 6):
-            square = spread(F(0.0))
+            square = broadcast(F(0.0))
             for half in range(0, PIXELS, 8):
                 weight = load(residual, 3 * PIXELS + half)
                 for channel in range(3):
                     o = slot * JACOBIAN + channel * 6 * PIXELS + half
                     square = square + weight * load(jacobian, o + k * PIXELS) * load(jacobian, o + l * PIXELS)
-            sums[slot, place] += total(square)
+            sums[slot, place] += reduce_sum(square)
             place += 1
     for k in range(6):
-        pull = spread(F(0.0))
+        pull = broadcast(F(0.0))
         for half in range(0, PIXELS, 8):
             weight = load(residual, 3 * PIXELS + half)
             for channel in range(3):
                 o = slot * JACOBIAN + channel * 6 * PIXELS + half
                 pull = pull + weight * load(jacobian, o + k * PIXELS) * load(residual, channel * PIXELS + half)
-        sums[slot, 21 + k] += total(pull)
+        sums[slot, 21 + k] += reduce_sum(pull)
     jacobian[slot * JACOBIAN : (slot + 1) * JACOBIAN] = F(0.0)
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def normal_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, body: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
     target: Any, weight: Any, huber: Any, track: Any, motion: Any, sums: Any, cost: Any,
@@ -228,11 +232,11 @@ def normal_tiles(
     residual, touched = np.empty(4 * PIXELS, np.float32), np.zeros(len(sums), np.int64)
     jacobian = np.zeros(len(sums) * JACOBIAN, np.float32)
     while True:
-        tile = next_ticket(tickets)
+        tile = fetch_add(tickets)
         if tile >= len(starts) - 1:
             return
         start, stop = starts[tile], starts[tile + 1]
-        order_tile(entries, start, stop, ids, keys, order)
+        sort_tile(entries, start, stop, ids, keys, order)
         cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
             left = (tile % across) * TILE + (cell // CELLS) * CELL
@@ -241,14 +245,14 @@ def normal_tiles(
                 continue
             nearest = read_limits(limit, left, top, limits)
             blend_cell(entries, order, words, stop - start, cell, limits, nearest, out)
-            if compare(out, left, top, backdrop, target, weight, huber, residual, cost):
+            if residuals_of_cell(out, left, top, backdrop, target, weight, huber, residual, cost):
                 jacobian_cell(
                     entries, order, words, stop - start, cell, limits, nearest, out, body, track, motion, jacobian,
                     touched,
                 )  # fmt: skip
                 for slot in range(len(sums)):
                     if touched[slot]:
-                        sum_up(jacobian, slot, residual, sums)
+                        accumulate_normals(jacobian, slot, residual, sums)
                         touched[slot] = 0
 
 
@@ -256,7 +260,7 @@ _UPPER = np.triu_indices(6)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class TargetImage:
     """What one camera saw, and how much each of its pixels is trusted."""
 
     camera: Camera
@@ -271,7 +275,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Normals:
+class NormalEquations:
     """The normal equations of poses: a step is -solve(information + prior, pull + ...).
 
     Motions are shifts along the world's axes [m] and turns about them [rad], a body's about its own origin.
@@ -281,29 +285,34 @@ class Normals:
     """Whose poses."""
     information: Array
     """J^T W J [names, 6, 6]."""
-    pull: Array
+    gradient: Array
     """J^T W r [names, 6], r the picture minus the target."""
     cost: float
     """r^T W r over all pixels that weigh."""
     weight: float
     """Sum of the weights, after robust down-weighting."""
 
-    def __add__(self, other: Normals) -> Normals:
+    def __add__(self, other: NormalEquations) -> NormalEquations:
         """The equations of both together."""
         if self.names != other.names:
             raise BadInput(f"Normal equations of {self.names} and of {other.names} cannot be added.")
-        return Normals(
+        return NormalEquations(
             self.names,
             self.information + other.information,
-            self.pull + other.pull,
+            self.gradient + other.gradient,
             self.cost + other.cost,
             self.weight + other.weight,
         )
 
 
 def pose_normals(
-    raster: Raster, views: Sequence[View], poses: Array | None, bodies: Sequence[str], *, huber: float = np.inf
-) -> list[Normals]:
+    raster: Rasterizer,
+    views: Sequence[TargetImage],
+    poses: Array | None,
+    bodies: Sequence[str],
+    *,
+    huber: float = np.inf,
+) -> list[NormalEquations]:
     """One set of normal equations per view, for the poses of some bodies; their sum uses all views.
 
     Residuals of a pixel longer than `huber` (in colour units) are weighted down in proportion.
@@ -320,19 +329,19 @@ def pose_normals(
 
 
 def camera_normals(
-    raster: Raster, views: Sequence[View], poses: Array | None, *, huber: float = np.inf
-) -> list[Normals]:
+    raster: Rasterizer, views: Sequence[TargetImage], poses: Array | None, *, huber: float = np.inf
+) -> list[NormalEquations]:
     """One set of normal equations per view, for the pose of its camera in the world, all bodies held still.
 
     Moving the camera is moving everything it sees the other way.
     """
     names = raster.gaussians.names
-    out: list[Normals] = []
+    out: list[NormalEquations] = []
     for view in views:
         eye = world_from_camera(names, view.camera, poses)[:3, 3]
         tracked = _Tracked((view.camera.name,), np.zeros(len(names), np.int32), eye[None])
         (normals,) = _solve(raster, [view], poses, tracked, huber)
-        out.append(Normals(normals.names, normals.information, -normals.pull, normals.cost, normals.weight))
+        out.append(NormalEquations(normals.names, normals.information, -normals.gradient, normals.cost, normals.weight))
     return out
 
 
@@ -344,8 +353,8 @@ class _Tracked:
 
 
 def _solve(
-    raster: Raster, views: Sequence[View], poses: Array | None, tracked: _Tracked, huber: float
-) -> list[Normals]:
+    raster: Rasterizer, views: Sequence[TargetImage], poses: Array | None, tracked: _Tracked, huber: float
+) -> list[NormalEquations]:
     threads, count = raster.threads, len(tracked.names)
     sums = np.zeros((threads, len(views), count, SUMS))
     costs = np.zeros((threads, len(views), 2))
@@ -361,7 +370,7 @@ def _solve(
                     job.motion, sums[part, i], costs[part, i],
                 )  # fmt: skip
 
-        on_threads(work, threads)
+        run_on_threads(work, threads)
     turns = [world_from_camera(raster.gaussians.names, view.camera, poses)[:3, :3] for view in views]
     whole, cost = sums.sum(axis=0), costs.sum(axis=0)
     return [_normals(tracked.names, whole[i], cost[i], turn) for i, turn in enumerate(turns)]
@@ -369,14 +378,14 @@ def _solve(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
-    frame: Prepared
+    frame: PreparedFrame
     target: Array
     weight: Array
     motion: Array
     tickets: Array
 
 
-def _job(stack: ExitStack, raster: Raster, view: View, poses: Array | None, tracked: _Tracked) -> _Job:
+def _job(stack: ExitStack, raster: Rasterizer, view: TargetImage, poses: Array | None, tracked: _Tracked) -> _Job:
     camera = view.camera
     region = left, top, right, bottom = checked_region(camera, view.region)
     for name, image in (("target", view.target), ("weight", view.weight)):
@@ -394,15 +403,15 @@ def _job(stack: ExitStack, raster: Raster, view: View, poses: Array | None, trac
     world_from_eye = world_from_camera(raster.gaussians.names, camera, poses)
     pivots = ((tracked.pivots - world_from_eye[:3, 3]) @ world_from_eye[:3, :3]).astype(np.float32)
     packed = frame.packed
-    motion = np.empty((len(packed), MOTION), np.float32)
-    motions(
+    motion = np.empty((len(packed), POSE_DERIVATIVES), np.float32)
+    pose_derivatives(
         len(packed), tracked.track, pivots, packed.means, packed.covariances, packed.body, frame.frames, frame.view,
         frame.space.boxes, motion,
     )  # fmt: skip
     return _Job(frame, target, weight, motion, np.zeros(1, np.int64))
 
 
-def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> Normals:
+def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> NormalEquations:
     """From sums along the camera's axes to equations along the world's."""
     both = np.zeros((6, 6))
     both[:3, :3] = both[3:, 3:] = turn
@@ -410,4 +419,4 @@ def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> N
     information[:, _UPPER[0], _UPPER[1]] = sums[:, :21]
     information[:, _UPPER[1], _UPPER[0]] = sums[:, :21]
     information = both @ information @ both.T
-    return Normals(names, information, sums[:, 21:27] @ both.T, float(cost[0]), float(cost[1]))
+    return NormalEquations(names, information, sums[:, 21:27] @ both.T, float(cost[0]), float(cost[1]))

@@ -19,38 +19,38 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, Image, Region, checked_region
+from instep.splat.image import Backdrop, Region, RenderedImage, checked_region
 
-from .blending import blend_tiles, body_tiles
-from .gaussian_projection import camera_from_bodies, project, shade, view_of, world_from_camera
-from .tiles import fill_tiles, place_lists
-from .workspace import Packed, Workspace, Workspaces, cores, on_threads, pack, share
+from .blending import blend_tiles, label_tiles
+from .gaussian_projection import camera_from_bodies, evaluate_sh, project, view_parameters, world_from_camera
+from .tiles import allocate_lists, fill_tiles
+from .workspace import PackedGaussians, Workspace, WorkspacePool, available_cores, pack, row_range, run_on_threads
 
-_DISORDER = 0.25
+_MAX_DISORDER = 0.25
 """Share of a frame's list entries that may be out of order before the arrays are put in order again."""
-_REST = 16
+_MIN_SORT_INTERVAL = 16
 """Frames between two such times, so that a camera that keeps turning does not pay for it each time."""
-_CAMERAS = 16
+_MAX_CAMERAS = 16
 """Cameras whose order is remembered."""
-_FEW = 4000
+_MAX_SERIAL = 4000
 """Gaussians up to which projecting takes less time than waking another thread."""
 
 
 @dataclass(slots=True)
-class _Sight:
+class _CameraOrder:
     """The Gaussians in the order in which one camera saw them, and how many frames ago."""
 
-    packed: Packed
+    packed: PackedGaussians
     age: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedFrame:
     """A frame up to the point where tiles are blended; what the renderer and its derivatives share."""
 
     camera: Camera
     region: Region
-    packed: Packed
+    packed: PackedGaussians
     frames: Array  # [bodies, 12] float32, rows of camera_from_body
     view: Array
     space: Workspace
@@ -61,7 +61,7 @@ class Prepared:
     @property
     def placing_threads(self) -> int:
         """How many threads project the Gaussians."""
-        return 1 if len(self.packed) <= _FEW else self.threads
+        return 1 if len(self.packed) <= _MAX_SERIAL else self.threads
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,25 +70,25 @@ class Prepared:
         return bottom - top, right - left
 
 
-class Raster:
+class Rasterizer:
     """Gaussians made ready to be drawn often. Frames may be drawn from several threads at once."""
 
     def __init__(self, gaussians: Gaussians, *, threads: int | None = None):
         self.gaussians = gaussians
-        self.threads = cores() if threads is None else threads
+        self.threads = available_cores() if threads is None else threads
         if self.threads < 1:
             raise BadInput(f"A renderer needs at least one thread, not {self.threads}.")
         self._packed = pack(gaussians)
-        self._spaces = Workspaces()
-        self._sights: dict[str, _Sight] = {}
+        self._spaces = WorkspacePool()
+        self._camera_orders: dict[str, _CameraOrder] = {}
         self._orders: dict[str, Array] = {}
 
-    def renewed(self, gaussians: Gaussians) -> Raster:
+    def updated(self, gaussians: Gaussians) -> Rasterizer:
         """A renderer of changed Gaussians that starts with this one's memory and depth orders; the same picture."""
-        new = Raster(gaussians, threads=self.threads)
+        new = Rasterizer(gaussians, threads=self.threads)
         new._spaces = self._spaces
         if len(gaussians) == len(self.gaussians):
-            new._orders = {**self._orders, **{name: sight.packed.ids for name, sight in self._sights.items()}}
+            new._orders = {**self._orders, **{name: sight.packed.ids for name, sight in self._camera_orders.items()}}
         return new
 
     def render(
@@ -98,7 +98,7 @@ class Raster:
         *,
         backdrop: Backdrop | None = None,
         region: Region | None = None,
-    ) -> Image:
+    ) -> RenderedImage:
         """Draw the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             return self.blend(frame)
@@ -116,8 +116,8 @@ class Raster:
             space, bodies = frame.space, np.empty(frame.shape, np.int32)
             tickets = np.zeros(1, np.int64)
             names = len(self.gaussians.names)
-            on_threads(
-                lambda part: body_tiles(
+            run_on_threads(
+                lambda part: label_tiles(
                     space.entries, space.masks, space.starts, frame.packed.ids, frame.packed.body, names,
                     space.across, tickets, frame.limit, bodies,
                 ),
@@ -143,7 +143,7 @@ class Raster:
                 with self.prepared(camera, poses[world], backdrop, region, threads=1) as frame:
                     out[world] = self.blend(frame).bytes
 
-        on_threads(draw, min(self.threads, max(1, len(poses))))
+        run_on_threads(draw, min(self.threads, max(1, len(poses))))
         return out
 
     @contextmanager
@@ -155,24 +155,24 @@ class Raster:
         region: Region | None,
         *,
         threads: int | None = None,
-    ) -> Iterator[Prepared]:
+    ) -> Iterator[PreparedFrame]:
         """A frame projected and sorted into tiles, its memory lent for the length of the block."""
         region = checked_region(camera, region)
         transforms = camera_from_bodies(self.gaussians.names, camera, poses)
         frames = np.ascontiguousarray(transforms[:, :3].reshape(-1, 12), np.float32)
         space = self._spaces.take()
         try:
-            packed = self._sight(camera, frames).packed
-            frame = Prepared(
-                camera, region, packed, frames, view_of(camera, region), space,
-                *_behind(camera, region, backdrop), self.threads if threads is None else threads,
+            packed = self._camera_order(camera, frames).packed
+            frame = PreparedFrame(
+                camera, region, packed, frames, view_parameters(camera, region), space,
+                *_backdrop_arrays(camera, region, backdrop), self.threads if threads is None else threads,
             )  # fmt: skip
-            _sort_into_tiles(frame, transforms)
+            _bin_into_tiles(frame, transforms)
             yield frame
         finally:
             self._spaces.give_back(space)
 
-    def blend(self, frame: Prepared) -> Image:
+    def blend(self, frame: PreparedFrame) -> RenderedImage:
         """Draw a prepared frame."""
         space, shape = frame.space, frame.shape
         colour, alpha, depth = (
@@ -189,27 +189,27 @@ class Raster:
                 frame.limit, colour, alpha, depth,
             )  # fmt: skip
 
-        on_threads(draw, frame.threads)
-        self._look_after_order(frame, sum(breaks))
-        return Image(colour, alpha, depth)
+        run_on_threads(draw, frame.threads)
+        self._maintain_order(frame, sum(breaks))
+        return RenderedImage(colour, alpha, depth)
 
-    def _sight(self, camera: Camera, frames: Array) -> _Sight:
-        sight = self._sights.get(camera.name)
+    def _camera_order(self, camera: Camera, frames: Array) -> _CameraOrder:
+        sight = self._camera_orders.get(camera.name)
         if sight is None:
             order = self._orders.get(camera.name)
-            sight = _Sight(self._packed.seen_from(frames) if order is None else self._packed.ordered(order))
-            if len(self._sights) >= _CAMERAS:
-                self._sights.pop(next(iter(self._sights)), None)
-            self._sights[camera.name] = sight
+            sight = _CameraOrder(self._packed.sorted_for(frames) if order is None else self._packed.permuted(order))
+            if len(self._camera_orders) >= _MAX_CAMERAS:
+                self._camera_orders.pop(next(iter(self._camera_orders)), None)
+            self._camera_orders[camera.name] = sight
         return sight
 
-    def _look_after_order(self, frame: Prepared, breaks: int) -> None:
-        sight = self._sights.get(frame.camera.name)
+    def _maintain_order(self, frame: PreparedFrame, breaks: int) -> None:
+        sight = self._camera_orders.get(frame.camera.name)
         if sight is None:
             return
         sight.age += 1
-        if sight.age > _REST and breaks > _DISORDER * frame.space.starts[-1]:
-            self._sights[frame.camera.name] = _Sight(frame.packed.seen_from(frame.frames))
+        if sight.age > _MIN_SORT_INTERVAL and breaks > _MAX_DISORDER * frame.space.starts[-1]:
+            self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.frames))
 
 
 def render(
@@ -219,12 +219,12 @@ def render(
     *,
     backdrop: Backdrop | None = None,
     region: Region | None = None,
-) -> Image:
+) -> RenderedImage:
     """Draw Gaussians once; to draw them often, keep a `Raster`."""
-    return Raster(gaussians).render(camera, poses, backdrop=backdrop, region=region)
+    return Rasterizer(gaussians).render(camera, poses, backdrop=backdrop, region=region)
 
 
-def _sort_into_tiles(frame: Prepared, transforms: Array) -> None:
+def _bin_into_tiles(frame: PreparedFrame, transforms: Array) -> None:
     packed, space, n = frame.packed, frame.space, len(frame.packed)
     threads = frame.placing_threads
     space.fit(n, frame.region, threads)
@@ -235,29 +235,29 @@ def _sort_into_tiles(frame: Prepared, transforms: Array) -> None:
         colours = space.colours
 
     def place(part: int) -> None:
-        start, stop = share(n, part, threads)
+        start, stop = row_range(n, part, threads)
         if degree:
             basis = np.empty(16, np.float32)
-            shade(start, stop, packed.means, packed.harmonics, packed.body, eyes, basis, degree, colours)
+            evaluate_sh(start, stop, packed.means, packed.harmonics, packed.body, eyes, basis, degree, colours)
         project(
             start, stop, packed.means, packed.covariances, packed.strengths, colours, packed.body, frame.frames,
             frame.view, space.records, space.boxes, space.changes[part],
         )  # fmt: skip
 
-    on_threads(place, threads)
-    space.fit_entries(place_lists(space.changes, space.starts, space.places, space.slots_from))
+    run_on_threads(place, threads)
+    space.fit_entries(allocate_lists(space.changes, space.starts, space.places, space.slots_from))
 
     def fill(part: int) -> None:
-        start, stop = share(n, part, threads)
+        start, stop = row_range(n, part, threads)
         fill_tiles(
             start, stop, space.records, space.boxes, space.across, space.places[part], space.slots_from[part],
             space.entries, space.masks, space.slots,
         )  # fmt: skip
 
-    on_threads(fill, threads)
+    run_on_threads(fill, threads)
 
 
-def _behind(camera: Camera, region: Region, backdrop: Backdrop | None) -> tuple[Array, Array]:
+def _backdrop_arrays(camera: Camera, region: Region, backdrop: Backdrop | None) -> tuple[Array, Array]:
     """The colours and depths behind a region, empty where they are black and infinitely far."""
     black, nowhere = np.empty((0, 0, 3), np.float32), np.empty((0, 0), np.float32)
     if backdrop is None:
@@ -273,13 +273,13 @@ def _behind(camera: Camera, region: Region, backdrop: Backdrop | None) -> tuple[
     return colour if colour.any() else black, nowhere if np.isposinf(depth).all() else depth
 
 
-_SOLID = 0.5
+_OCCLUDING_ALPHA = 0.5
 """Coverage above which the static layer counts as a surface that can hide things."""
-_KEPT = 32
+_MAX_BACKGROUNDS = 32
 """Static layers that are remembered."""
 
 
-class Layers:
+class LayeredRasterizer:
     """Gaussians of which some bodies never move.
 
     Where a moving body meets a half-transparent part of the static layer, that layer counts as one surface at its mean
@@ -293,21 +293,21 @@ class Layers:
         rows = [gaussians.names.index(name) for name in static]
         still = np.isin(gaussians.body, rows)
         self.gaussians = gaussians
-        self.static = Raster(gaussians.take(still), threads=threads)
-        self.dynamic = Raster(gaussians.take(~still), threads=threads)
-        self._whole = Raster(gaussians, threads=threads)
-        self._rows = rows
-        self._kept: dict[tuple[object, ...], Image] = {}
+        self.static = Rasterizer(gaussians.take(still), threads=threads)
+        self.dynamic = Rasterizer(gaussians.take(~still), threads=threads)
+        self._whole = Rasterizer(gaussians, threads=threads)
+        self._static_rows = rows
+        self._backgrounds: dict[tuple[object, ...], RenderedImage] = {}
 
-    def background(self, camera: Camera, poses: Array | None = None) -> Image:
+    def background(self, camera: Camera, poses: Array | None = None) -> RenderedImage:
         """The static layer as a camera sees it; drawn when first asked for, and again only if the camera has moved."""
         key = self._key(camera, poses)
-        kept = self._kept.get(key)
+        kept = self._backgrounds.get(key)
         if kept is None:
             kept = self.static.render(camera, poses)
-            if len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[key] = kept
+            if len(self._backgrounds) >= _MAX_BACKGROUNDS:
+                self._backgrounds.pop(next(iter(self._backgrounds)), None)
+            self._backgrounds[key] = kept
         return kept
 
     def render(
@@ -317,7 +317,7 @@ class Layers:
         *,
         before: Backdrop | None = None,
         region: Region | None = None,
-    ) -> Image:
+    ) -> RenderedImage:
         """Draw the moving bodies over the static layer; `before` is what else stands there, as a robot's silhouette."""
         if not self.fixed(camera):
             return self._whole.render(camera, poses, backdrop=before, region=region)
@@ -326,8 +326,8 @@ class Layers:
         left, top, right, bottom = checked_region(camera, region)
         shown = behind.depth[top:bottom, left:right]
         alpha = np.where(np.isfinite(shown), np.float32(1.0), image.alpha)
-        depth = np.where(image.alpha > _SOLID, image.depth, np.minimum(shown, image.depth))
-        return Image(image.colour, alpha, depth)
+        depth = np.where(image.alpha > _OCCLUDING_ALPHA, image.depth, np.minimum(shown, image.depth))
+        return RenderedImage(image.colour, alpha, depth)
 
     def render_batch(self, camera: Camera, poses: Array) -> Array:
         """Colours uint8 [worlds, height, width, 3] for `poses` [worlds, bodies, 7] whose static bodies are alike."""
@@ -339,27 +339,27 @@ class Layers:
         """All that stands around the moving bodies."""
         static = self.background(camera, poses)
         if before is None:
-            return surface(static)
+            return backdrop_from_image(static)
         through = static.colour + (1 - static.alpha)[..., None] * before.colour
         hidden = before.depth < static.depth
         behind = np.where(hidden[..., None], before.colour, through)
-        return Backdrop(behind, np.minimum(surface(static).depth, before.depth))
+        return Backdrop(behind, np.minimum(backdrop_from_image(static).depth, before.depth))
 
     def fixed(self, camera: Camera) -> bool:
         """Whether a camera never moves, so that the static layer can be kept for it."""
         names = self.gaussians.names
-        return camera.body not in names or names.index(camera.body) in self._rows
+        return camera.body not in names or names.index(camera.body) in self._static_rows
 
     def _key(self, camera: Camera, poses: Array | None) -> tuple[object, ...]:
         names = self.gaussians.names
-        still = b"" if poses is None else np.ascontiguousarray(np.asarray(poses, float)[self._rows]).tobytes()
+        still = b"" if poses is None else np.ascontiguousarray(np.asarray(poses, float)[self._static_rows]).tobytes()
         place = np.ascontiguousarray(world_from_camera(names, camera, poses)).tobytes()
         return (camera.width, camera.height, camera.focal, camera.centre, camera.distortion, place, still)
 
 
-def surface(image: Image) -> Backdrop:
+def backdrop_from_image(image: RenderedImage) -> Backdrop:
     """A picture as a backdrop: solid where it is mostly covered, behind everything elsewhere."""
-    return Backdrop(image.colour, np.where(image.alpha > _SOLID, image.depth, np.float32(np.inf)))
+    return Backdrop(image.colour, np.where(image.alpha > _OCCLUDING_ALPHA, image.depth, np.float32(np.inf)))
 
 
 def nearer(a: Backdrop, b: Backdrop) -> Backdrop:

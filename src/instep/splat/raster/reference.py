@@ -16,23 +16,23 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat import spherical_harmonics as sh
 from instep.splat.gaussians import Gaussians
-from instep.splat.image import Backdrop, Image, Region, checked_region, plain
+from instep.splat.image import Backdrop, Region, RenderedImage, checked_region, plain_backdrop
 
-from .gaussian_projection import camera_from_bodies, lens_limits, lens_reach, lens_slope
+from .gaussian_projection import camera_from_bodies, lens_jacobian, lens_max_radius2, projection_limits
 
 BLUR = 0.3
 """Variance added to every drawn Gaussian [px^2], so that none falls between the pixels."""
-NEAR = 0.01
+NEAR_PLANE_M = 0.01
 """Gaussians nearer than this are not drawn [m]."""
-FAINT = 1.0 / 255.0
+MIN_ALPHA = 1.0 / 255.0
 """Coverage that is left out."""
-SOLID = 0.999
+MAX_ALPHA = 0.999
 """Largest coverage by one Gaussian."""
-DARK = 1e-4
+MIN_TRANSMITTANCE = 1e-4
 """Transmittance at which a pixel is finished."""
 
 
-class Drawn(NamedTuple):
+class ProjectedGaussians(NamedTuple):
     """Gaussians as ellipses on the image plane."""
 
     centres: Array  # [n, 2] px
@@ -49,9 +49,9 @@ def render(
     *,
     backdrop: Backdrop | None = None,
     region: Region | None = None,
-) -> Image:
+) -> RenderedImage:
     """Draw Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
-    backdrop = plain(camera) if backdrop is None else backdrop
+    backdrop = plain_backdrop(camera) if backdrop is None else backdrop
     drawn = project(gaussians, camera, poses)
     colour = np.zeros((camera.height, camera.width, 3))
     alpha, depth = np.zeros(colour.shape[:2]), np.zeros(colour.shape[:2])
@@ -63,7 +63,7 @@ def render(
     depth = np.where(alpha > 0, depth / np.where(alpha > 0, alpha, 1), np.inf)
     left, top, right, bottom = checked_region(camera, region)
     cut = np.s_[top:bottom, left:right]
-    return Image(colour[cut], alpha[cut], depth[cut])
+    return RenderedImage(colour[cut], alpha[cut], depth[cut])
 
 
 def render_bodies(
@@ -77,45 +77,55 @@ def render_bodies(
     """Which body each pixel shows most of [height, width], an index into `gaussians.names`; -1 for the backdrop."""
     drawn = project(gaussians, camera, poses)
     shares = np.zeros((1 + len(gaussians.names), camera.height, camera.width))
-    for i, window, weight in _weights(drawn, gaussians.opacities, plain(camera) if backdrop is None else backdrop):
+    for i, window, weight in _weights(
+        drawn, gaussians.opacities, plain_backdrop(camera) if backdrop is None else backdrop
+    ):
         shares[(1 + gaussians.body[i], *window)] += weight
     shares[0] = 1 - shares.sum(axis=0)
     left, top, right, bottom = checked_region(camera, region)
     return (shares.argmax(axis=0) - 1)[top:bottom, left:right]
 
 
-def project(gaussians: Gaussians, camera: Camera, poses: Array | None = None) -> Drawn:
+def project(gaussians: Gaussians, camera: Camera, poses: Array | None = None) -> ProjectedGaussians:
     """Ellipses on the image plane, and the order in which they are drawn."""
     camera_from_body = camera_from_bodies(gaussians.names, camera, poses)[gaussians.body]
     turn, shift = camera_from_body[:, :3, :3], camera_from_body[:, :3, 3]
     points = np.einsum("nij,nj->ni", turn, gaussians.means) + shift
     depths = points[:, 2]
-    ahead = np.where(depths > NEAR, depths, 1.0)
+    ahead = np.where(depths > NEAR_PLANE_M, depths, 1.0)
     ideal = points[:, :2] / ahead[:, None]
-    left, right, top, bottom = lens_limits(camera)
+    left, right, top, bottom = projection_limits(camera)
     near_view = np.clip(ideal, (left, top), (right, bottom))
     slope = np.zeros((len(points), 2, 3))
     slope[:, [0, 1], [0, 1]] = 1.0
     slope[:, :, 2] = -near_view
-    slope = np.array(camera.focal)[:, None] * (lens_slope(near_view, camera.distortion) @ slope) / ahead[:, None, None]
+    slope = (
+        np.array(camera.focal)[:, None] * (lens_jacobian(near_view, camera.distortion) @ slope) / ahead[:, None, None]
+    )
     axes = slope @ turn
     spreads = axes @ gaussians.covariances @ np.swapaxes(axes, 1, 2) + BLUR * np.eye(2)
     centres = camera.project(np.column_stack([ideal, np.ones(len(ideal))]))
     eye = -np.einsum("nji,nj->ni", turn, shift)
     gaze = gaussians.means - eye
     colours = sh.colour(gaussians.sh, gaze / np.maximum(np.linalg.norm(gaze, axis=1, keepdims=True), 1e-12))
-    seen = (depths > NEAR) & (gaussians.opacities >= FAINT) & ((ideal**2).sum(axis=1) < lens_reach(camera))
+    seen = (
+        (depths > NEAR_PLANE_M)
+        & (gaussians.opacities >= MIN_ALPHA)
+        & ((ideal**2).sum(axis=1) < lens_max_radius2(camera))
+    )
     order = np.lexsort((np.arange(len(depths)), depths))
-    return Drawn(centres, spreads, depths, colours, order[seen[order]])
+    return ProjectedGaussians(centres, spreads, depths, colours, order[seen[order]])
 
 
-def _weights(drawn: Drawn, opacities: Array, backdrop: Backdrop) -> Iterator[tuple[int, tuple[slice, slice], Array]]:
+def _weights(
+    drawn: ProjectedGaussians, opacities: Array, backdrop: Backdrop
+) -> Iterator[tuple[int, tuple[slice, slice], Array]]:
     """How much each Gaussian shows in a window of pixels, nearest first."""
     height, width = backdrop.depth.shape
     passes = np.ones((height, width))
     alive = np.ones((height, width), bool)
     for i in drawn.order:
-        reach = np.sqrt(2 * np.log(opacities[i] / FAINT) * np.diag(drawn.spreads[i]))
+        reach = np.sqrt(2 * np.log(opacities[i] / MIN_ALPHA) * np.diag(drawn.spreads[i]))
         (x0, y0), (x1, y1) = drawn.centres[i] - reach, drawn.centres[i] + reach
         rows = slice(max(0, int(np.floor(y0))), min(height, int(np.ceil(y1)) + 1))
         columns = slice(max(0, int(np.floor(x0))), min(width, int(np.ceil(x1)) + 1))
@@ -125,10 +135,10 @@ def _weights(drawn: Drawn, opacities: Array, backdrop: Backdrop) -> Iterator[tup
         dx = np.arange(columns.start, columns.stop) + 0.5 - drawn.centres[i, 0]
         dy = (np.arange(rows.start, rows.stop) + 0.5 - drawn.centres[i, 1])[:, None]
         (a, b), (_, c) = np.linalg.inv(drawn.spreads[i])
-        alpha = np.minimum(SOLID, opacities[i] * np.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy)))
+        alpha = np.minimum(MAX_ALPHA, opacities[i] * np.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy)))
         before = passes[window]
-        seen = alive[window] & (alpha >= FAINT) & (drawn.depths[i] <= backdrop.depth[window])
-        last = seen & (before * (1 - alpha) <= DARK)
+        seen = alive[window] & (alpha >= MIN_ALPHA) & (drawn.depths[i] <= backdrop.depth[window])
+        last = seen & (before * (1 - alpha) <= MIN_TRANSMITTANCE)
         alive[window] &= ~last
         weight = np.where(seen & ~last, before * alpha, 0.0)
         passes[window] = before - weight

@@ -33,52 +33,52 @@ _EXP2 = (6.831869e-3, 5.3223526e-2, 2.3945671e-1, 6.9306356e-1, 1.0)
 """2^x on (-1, 0], highest power first, relative error 3e-6: a hundredth of what a byte of colour can show."""
 
 
-class LanesType(types.Type):
+class Float8Type(types.Type):
     """The type of eight numbers."""
 
     def __init__(self) -> None:
         super().__init__(name="Lanes")
 
 
-class MaskType(types.Type):
+class Bool8Type(types.Type):
     """The type of eight truths."""
 
     def __init__(self) -> None:
         super().__init__(name="Mask")
 
 
-lanes = LanesType()
-mask = MaskType()
+float8 = Float8Type()
+bool8 = Bool8Type()
 
 
-@register_model(LanesType)
-class _LanesModel(models.PrimitiveModel):
+@register_model(Float8Type)
+class _Float8Model(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, _FLOATS)
 
 
-@register_model(MaskType)
-class _MaskModel(models.PrimitiveModel):
+@register_model(Bool8Type)
+class _Bool8Model(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, _BOOLS)
 
 
 def _binary(symbol: Any, emit: Callable[[Any, Any, Any], Any], result: Any) -> None:
     """Let an operator of Python work on two Lanes."""
-    template = type("_Template", (ConcreteTemplate,), {"cases": [signature(result, lanes, lanes)]})
+    template = type("_Template", (ConcreteTemplate,), {"cases": [signature(result, float8, float8)]})
     register: Any = infer_global(symbol)
     register(template)
-    lower_builtin(symbol, lanes, lanes)(lambda context, builder, sig, args: emit(builder, args[0], args[1]))
+    lower_builtin(symbol, float8, float8)(lambda context, builder, sig, args: emit(builder, args[0], args[1]))
 
 
-_binary(operator.add, lambda b, x, y: b.fadd(x, y, flags=_FLAGS), lanes)
-_binary(operator.sub, lambda b, x, y: b.fsub(x, y, flags=_FLAGS), lanes)
-_binary(operator.mul, lambda b, x, y: b.fmul(x, y, flags=_FLAGS), lanes)
-_binary(operator.truediv, lambda b, x, y: b.fdiv(x, y, flags=_FLAGS), lanes)
-_binary(operator.gt, lambda b, x, y: b.fcmp_ordered(">", x, y), mask)
-_binary(operator.ge, lambda b, x, y: b.fcmp_ordered(">=", x, y), mask)
-_binary(operator.lt, lambda b, x, y: b.fcmp_ordered("<", x, y), mask)
-_binary(operator.le, lambda b, x, y: b.fcmp_ordered("<=", x, y), mask)
+_binary(operator.add, lambda b, x, y: b.fadd(x, y, flags=_FLAGS), float8)
+_binary(operator.sub, lambda b, x, y: b.fsub(x, y, flags=_FLAGS), float8)
+_binary(operator.mul, lambda b, x, y: b.fmul(x, y, flags=_FLAGS), float8)
+_binary(operator.truediv, lambda b, x, y: b.fdiv(x, y, flags=_FLAGS), float8)
+_binary(operator.gt, lambda b, x, y: b.fcmp_ordered(">", x, y), bool8)
+_binary(operator.ge, lambda b, x, y: b.fcmp_ordered(">=", x, y), bool8)
+_binary(operator.lt, lambda b, x, y: b.fcmp_ordered("<", x, y), bool8)
+_binary(operator.le, lambda b, x, y: b.fcmp_ordered("<=", x, y), bool8)
 
 
 def constant(*numbers: float) -> Any:
@@ -89,13 +89,13 @@ def constant(*numbers: float) -> Any:
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return ir.Constant(_FLOATS, [float(number) for number in numbers])
 
-        return lanes(), code
+        return float8(), code
 
     return make
 
 
 @intrinsic
-def spread(typing: Any, number: Any) -> Any:
+def broadcast(typing: Any, number: Any) -> Any:
     """One float32 in all lanes."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -103,7 +103,7 @@ def spread(typing: Any, number: Any) -> Any:
         first = builder.insert_element(nothing, args[0], ir.Constant(ir.IntType(32), 0))
         return builder.shuffle_vector(first, nothing, ir.Constant(_INTS, [0] * WIDTH))
 
-    return lanes(types.float32), code
+    return float8(types.float32), code
 
 
 @intrinsic
@@ -113,27 +113,27 @@ def select(typing: Any, where: Any, yes: Any, no: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(args[0], args[1], args[2])
 
-    return lanes(mask, lanes, lanes), code
+    return float8(bool8, float8, float8), code
 
 
 @intrinsic
-def larger(typing: Any, x: Any, y: Any) -> Any:
+def maximum(typing: Any, x: Any, y: Any) -> Any:
     """Lane by lane the larger."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", args[0], args[1], flags=_FLAGS), args[0], args[1])
 
-    return lanes(lanes, lanes), code
+    return float8(float8, float8), code
 
 
 @intrinsic
-def smaller(typing: Any, x: Any, y: Any) -> Any:
+def minimum(typing: Any, x: Any, y: Any) -> Any:
     """Lane by lane the smaller."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", args[0], args[1], flags=_FLAGS), args[0], args[1])
 
-    return lanes(lanes, lanes), code
+    return float8(float8, float8), code
 
 
 @intrinsic
@@ -151,11 +151,11 @@ def exp2(typing: Any, x: Any) -> Any:
         exponent = builder.shl(whole, ir.Constant(_INTS, [23] * WIDTH))
         return builder.bitcast(builder.add(builder.bitcast(value, _INTS), exponent), _FLOATS)
 
-    return lanes(lanes), code
+    return float8(float8), code
 
 
 @intrinsic
-def root(typing: Any, x: Any) -> Any:
+def sqrt8(typing: Any, x: Any) -> Any:
     """The square roots."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -163,7 +163,7 @@ def root(typing: Any, x: Any) -> Any:
         sqrt = cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{WIDTH}f32")
         return builder.call(sqrt, [args[0]], fastmath=_FLAGS)
 
-    return lanes(lanes), code
+    return float8(float8), code
 
 
 @intrinsic
@@ -175,11 +175,11 @@ def any_of(typing: Any, where: Any) -> Any:
         reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.or.v{WIDTH}i1")
         return builder.call(reduce, [args[0]])
 
-    return types.boolean(mask), code
+    return types.boolean(bool8), code
 
 
 @intrinsic
-def bytes_between(typing: Any, low: Any, high: Any) -> Any:
+def cell_bits(typing: Any, low: Any, high: Any) -> Any:
     """A uint64 whose byte l has the bits from low[l] to high[l] - 1 set; both are cut to 0 to 8."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -195,11 +195,11 @@ def bytes_between(typing: Any, low: Any, high: Any) -> Any:
         small = builder.trunc(bits, ir.VectorType(ir.IntType(8), WIDTH))
         return builder.bitcast(small, ir.IntType(64))
 
-    return types.uint64(lanes, lanes), code
+    return types.uint64(float8, float8), code
 
 
 @intrinsic
-def largest(typing: Any, x: Any) -> Any:
+def reduce_max(typing: Any, x: Any) -> Any:
     """The largest of the eight numbers."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -207,11 +207,11 @@ def largest(typing: Any, x: Any) -> Any:
         reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fmax.v{WIDTH}f32")
         return builder.call(reduce, [args[0]], fastmath=_FLAGS)
 
-    return types.float32(lanes), code
+    return types.float32(float8), code
 
 
 @intrinsic
-def total(typing: Any, x: Any) -> Any:
+def reduce_sum(typing: Any, x: Any) -> Any:
     """The sum of the eight numbers."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -219,11 +219,11 @@ def total(typing: Any, x: Any) -> Any:
         reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{WIDTH}f32")
         return builder.call(reduce, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=_FLAGS)
 
-    return types.float32(lanes), code
+    return types.float32(float8), code
 
 
 @intrinsic
-def totals(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+def reduce_sums(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
     """The sums of eight Lanes, as one: neighbours are shuffled together and added, three times."""
     steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
         [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15],
@@ -242,7 +242,7 @@ def totals(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, 
             ]
         return vectors[0]
 
-    return lanes(*[lanes] * 8), code
+    return float8(*[float8] * 8), code
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -257,7 +257,7 @@ def load(typing: Any, array: Any, index: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(context, builder, signature.args[0], args[0], args[1]), align=4)
 
-    return lanes(array, types.int64), code
+    return float8(array, types.int64), code
 
 
 @intrinsic
@@ -268,7 +268,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
         builder.store(args[2], _pointer(context, builder, signature.args[0], args[0], args[1]), align=4)
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, lanes), code
+    return types.void(array, types.int64, float8), code
 
 
 F = np.float32
@@ -283,21 +283,21 @@ TILE = CELL * CELLS
 """Side of a tile [pixels]."""
 
 BLUR = F(0.3)
-NEAR = F(0.01)
-FAINT = F(1.0 / 255.0)
-SOLID = F(0.999)
-DARK = F(1e-4)
+NEAR_PLANE_M = F(0.01)
+MIN_ALPHA = F(1.0 / 255.0)
+MAX_ALPHA = F(0.999)
+MIN_TRANSMITTANCE = F(1e-4)
 LOG2_E = F(1.4426950408889634)
 LOG2_255 = F(7.994353436858858)
 
-FAST: Any = {
+KERNEL: Any = {
     "nogil": True,
     "cache": True,
     "error_model": "numpy",
     "fastmath": {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"},
 }
 """Options of every kernel. Infinities are kept (an empty backdrop is infinitely far), NaN never enters."""
-INLINE: Any = {**FAST, "forceinline": True}
+INLINE: Any = {**KERNEL, "forceinline": True}
 """Options of the parts of a kernel, which become one function with it."""
 
 
@@ -322,7 +322,7 @@ def float_as_bits(typing: Any, number: Any) -> Any:
 
 
 @intrinsic
-def lowest_bit(typing: Any, word: Any) -> Any:
+def trailing_zeros(typing: Any, word: Any) -> Any:
     """The place of the lowest 1 in a uint64 that is not 0."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -332,7 +332,7 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 
 @intrinsic
-def next_ticket(typing: Any, counter: Any) -> Any:
+def fetch_add(typing: Any, counter: Any) -> Any:
     """The value of counter[0], which grows by one for whoever asks next, in whichever thread."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:

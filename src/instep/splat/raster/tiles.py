@@ -19,33 +19,33 @@ from numba import njit
 from .simd import (
     CELL,
     CELLS,
-    FAST,
     INLINE,
+    KERNEL,
     LOG2_255,
     TILE,
     F,
     I,
     U,
     bits_as_float,
-    bytes_between,
+    broadcast,
+    cell_bits,
     constant,
     float_as_bits,
-    larger,
-    root,
+    maximum,
+    minimum,
     select,
-    smaller,
-    spread,
+    sqrt8,
 )
 
 ENTRY = 12
 """Numbers per entry: u, v, A, B, C, log2 opacity, red, green, blue, depth, row in the packed arrays (bits), unused."""
-SLOPES = 10
+ENTRY_GRADIENTS = 10
 """Derivatives per entry: moments of the power's slope (1, x, y, xx, xy, yy); by red, green, blue; by depth."""
 MAX_TILES = 127
 """Most tiles along one side of an image."""
 COLUMNS = constant(*(CELL * column for column in range(CELLS)))
 """The first pixel of each column of cells."""
-_SLACK = F(1e-3)
+_MARGIN_PX = F(1e-3)
 
 
 @njit(**INLINE)
@@ -65,8 +65,8 @@ def tile_box(u: Any, v: Any, half_width: Any, half_height: Any, width: Any, heig
     return left | (right << 8) | (top << 16) | (bottom << 24)
 
 
-@njit(**FAST)
-def place_lists(changes: Any, starts: Any, places: Any, slots_from: Any) -> Any:
+@njit(**KERNEL)
+def allocate_lists(changes: Any, starts: Any, places: Any, slots_from: Any) -> Any:
     """Where each tile's list starts [tiles + 1] and where each part writes [parts, tiles]; return the whole length.
 
     `slots_from` [parts] receive where each part's entries begin when counted Gaussian by Gaussian.
@@ -97,7 +97,7 @@ def place_lists(changes: Any, starts: Any, places: Any, slots_from: Any) -> Any:
 
 
 @njit(**INLINE)
-def cells_of(records: Any, i: Any, u: Any, v: Any) -> Any:
+def covered_cells(records: Any, i: Any, u: Any, v: Any) -> Any:
     """The mask of the cells of a tile that a Gaussian reaches, all columns of cells at once.
 
     u and v count from the tile's first pixel. At dx off the centre the ellipse reaches from low to high, the roots of
@@ -105,22 +105,22 @@ def cells_of(records: Any, i: Any, u: Any, v: Any) -> Any:
     outside a column, the column's near edge counts.
     """
     A, B, C, margin = records[i, 2], records[i, 3], records[i, 4], records[i, 5] + LOG2_255
-    half, lean, none = F(0.5) / C, spread(F(-0.5) * B / A * records[i, 11]), spread(F(0.0))
-    curve, offset = spread(B * B - F(4.0) * A * C), spread(F(-4.0) * C * margin)
-    near = COLUMNS() - spread(u)
-    far = near + spread(F(CELL - 1))
-    up, down = smaller(larger(none - lean, near), far), smaller(larger(lean, near), far)
+    half, lean, none = F(0.5) / C, broadcast(F(-0.5) * B / A * records[i, 11]), broadcast(F(0.0))
+    curve, offset = broadcast(B * B - F(4.0) * A * C), broadcast(F(-4.0) * C * margin)
+    near = COLUMNS() - broadcast(u)
+    far = near + broadcast(F(CELL - 1))
+    up, down = minimum(maximum(none - lean, near), far), minimum(maximum(lean, near), far)
     under_low, under_high = curve * up * up + offset, curve * down * down + offset
-    low = spread(v) + (root(larger(under_low, none)) - spread(B) * up) * spread(half)
-    high = spread(v) - (root(larger(under_high, none)) + spread(B) * down) * spread(half)
+    low = broadcast(v) + (sqrt8(maximum(under_low, none)) - broadcast(B) * up) * broadcast(half)
+    high = broadcast(v) - (sqrt8(maximum(under_high, none)) + broadcast(B) * down) * broadcast(half)
     # Rows of pixels from ceil(low) to floor(high), in units of cells; columns beside the ellipse are empty.
     reached = under_low >= none
-    first = (low + spread(F(1.0) - _SLACK)) * spread(F(1.0 / CELL))
-    after = (high + spread(F(CELL) + _SLACK)) * spread(F(1.0 / CELL))
-    return bytes_between(select(reached, first, spread(F(CELLS))), after)
+    first = (low + broadcast(F(1.0) - _MARGIN_PX)) * broadcast(F(1.0 / CELL))
+    after = (high + broadcast(F(CELL) + _MARGIN_PX)) * broadcast(F(1.0 / CELL))
+    return cell_bits(select(reached, first, broadcast(F(CELLS))), after)
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def fill_tiles(
     start: Any, stop: Any, records: Any, boxes: Any, across: Any, places: Any, slot: Any,
     entries: Any, masks: Any, slots: Any,
@@ -145,15 +145,15 @@ def fill_tiles(
                 for number in range(2, 10):
                     entries[at, number] = records[i, number]
                 entries[at, 10] = bits_as_float(I(i))
-                masks[at] = cells_of(records, i, u, v)
+                masks[at] = covered_cells(records, i, u, v)
 
 
-_MENDS = 8
+_MAX_MOVES = 8
 """Moves per entry that mending may take before sorting is cheaper."""
 
 
 @njit(**INLINE)
-def order_tile(entries: Any, start: Any, stop: Any, ids: Any, keys: Any, order: Any) -> Any:
+def sort_tile(entries: Any, start: Any, stop: Any, ids: Any, keys: Any, order: Any) -> Any:
     """Write the places start to stop - 1 into `order`, nearest first; return how many entries were out of place.
 
     `keys` int64 and `order` int32 are twice as long as the list.
@@ -167,15 +167,15 @@ def order_tile(entries: Any, start: Any, stop: Any, ids: Any, keys: Any, order: 
         order[k] = start + k
         breaks += key < previous
         previous = key
-    if breaks and not mend(keys, order, n):
+    if breaks and not insertion_sort(keys, order, n):
         merge_sort(keys, order, n)
     return breaks
 
 
 @njit(**INLINE)
-def mend(keys: Any, order: Any, n: Any) -> Any:
+def insertion_sort(keys: Any, order: Any, n: Any) -> Any:
     """Insertion sort, given up where much is out of place."""
-    moves = _MENDS * n
+    moves = _MAX_MOVES * n
     for k in range(1, n):
         key, place = keys[k], order[k]
         j = k

@@ -26,13 +26,13 @@ from instep.splat.gaussians import Gaussians
 from instep.splat.image import Region
 
 from .gaussian_projection import RECORD
-from .reference import FAINT
-from .simd import FAST, TILE
-from .tiles import ENTRY, MAX_TILES, SLOPES
+from .reference import MIN_ALPHA
+from .simd import KERNEL, TILE
+from .tiles import ENTRY, ENTRY_GRADIENTS, MAX_TILES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedGaussians:
     """The same Gaussians in some order; `ids` say which is which."""
 
     means: Array  # [n, 3] m
@@ -46,30 +46,30 @@ class Packed:
     def __len__(self) -> int:
         return len(self.means)
 
-    def ordered(self, order: Array) -> Packed:
+    def permuted(self, order: Array) -> PackedGaussians:
         """The same in another order."""
         harmonics = self.harmonics[order] if len(self.harmonics) else self.harmonics
         parts = self.means, self.covariances, self.strengths, self.colours, self.body, self.ids
         means, covariances, strengths, colours, body, ids = (np.ascontiguousarray(part[order]) for part in parts)
-        return Packed(means, covariances, strengths, colours, np.ascontiguousarray(harmonics), body, ids)
+        return PackedGaussians(means, covariances, strengths, colours, np.ascontiguousarray(harmonics), body, ids)
 
-    def seen_from(self, frames: Array) -> Packed:
+    def sorted_for(self, frames: Array) -> PackedGaussians:
         """The same, nearest first for a camera; `frames` [bodies, 12] are the rows of camera_from_body."""
         axis = frames[self.body, 8:]
         depth = np.einsum("ni,ni->n", axis[:, :3], self.means) + axis[:, 3]
-        return self.ordered(np.argsort(depth, kind="stable"))
+        return self.permuted(np.argsort(depth, kind="stable"))
 
 
-def pack(gaussians: Gaussians) -> Packed:
+def pack(gaussians: Gaussians) -> PackedGaussians:
     """Gaussians for the kernels, in the order in which they are given."""
     n = len(gaussians)
     covariances = np.empty((n, 6), np.float32)
     _covariances(np.asarray(gaussians.quats, float), np.asarray(gaussians.scales, float), covariances)
     opacities = np.maximum(np.asarray(gaussians.opacities, float), 1e-12)
-    reach = np.sqrt(np.maximum(2 * np.log(opacities / FAINT), 0.0))
-    strengths = np.column_stack([np.log2(opacities), np.where(opacities >= FAINT, reach, -1.0)])
+    reach = np.sqrt(np.maximum(2 * np.log(opacities / MIN_ALPHA), 0.0))
+    strengths = np.column_stack([np.log2(opacities), np.where(opacities >= MIN_ALPHA, reach, -1.0)])
     shaded = gaussians.degree > 0
-    return Packed(
+    return PackedGaussians(
         _floats(gaussians.means),
         covariances,
         _floats(strengths),
@@ -80,7 +80,7 @@ def pack(gaussians: Gaussians) -> Packed:
     )
 
 
-@njit(**FAST)
+@njit(**KERNEL)
 def _covariances(quats: Any, scales: Any, out: Any) -> None:
     """Covariances turn diag(scales^2) turn^T (xx, xy, xz, yy, yz, zz) of quaternions of any length."""
     for i in range(len(quats)):
@@ -113,7 +113,7 @@ class Workspace:
         self.masks: Array = np.empty(0, np.uint64)
         self.slots: Array = np.empty(0, np.int32)
         self.slots_from: Array = np.empty(0, np.int64)
-        self.slopes: Array = np.empty((0, SLOPES), np.float32)
+        self.gradients: Array = np.empty((0, ENTRY_GRADIENTS), np.float32)
         self.across = self.down = 0
         self.starts: Array = np.empty(0, np.int64)
         self.changes: Array = np.empty((0, 0, 0), np.int64)
@@ -146,13 +146,13 @@ class Workspace:
             self.masks = np.empty(len(self.entries), np.uint64)
             self.slots = np.empty(len(self.entries), np.int32)
 
-    def fit_slopes(self, length: int) -> None:
+    def fit_gradients(self, length: int) -> None:
         """Make room for the derivatives by every entry."""
-        if len(self.slopes) < length:
-            self.slopes = np.empty((len(self.entries), SLOPES), np.float32)
+        if len(self.gradients) < length:
+            self.gradients = np.empty((len(self.entries), ENTRY_GRADIENTS), np.float32)
 
 
-class Workspaces:
+class WorkspacePool:
     """Workspaces that are free; each is lent to one call at a time, whichever thread makes it."""
 
     def __init__(self) -> None:
@@ -173,17 +173,17 @@ class Workspaces:
 _pool: ThreadPoolExecutor | None = None
 
 
-def cores() -> int:
+def available_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def on_threads(task: Callable[[int], object], threads: int) -> None:
+def run_on_threads(task: Callable[[int], object], threads: int) -> None:
     """Call task(0), task(1), ... at once, the first on this thread, and wait for all."""
     if threads == 1:
         task(0)
         return
-    others = [_workers().submit(task, part) for part in range(1, threads)]
+    others = [_thread_pool().submit(task, part) for part in range(1, threads)]
     try:
         task(0)
     finally:
@@ -191,23 +191,23 @@ def on_threads(task: Callable[[int], object], threads: int) -> None:
             other.result()
 
 
-def share(n: int, part: int, parts: int) -> tuple[int, int]:
+def row_range(n: int, part: int, parts: int) -> tuple[int, int]:
     """The rows of n that fall to one of several parts."""
     return n * part // parts, n * (part + 1) // parts
 
 
-def _workers() -> ThreadPoolExecutor:
+def _thread_pool() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(max(1, cores() * 2), thread_name_prefix="splat")
+        _pool = ThreadPoolExecutor(max(1, available_cores() * 2), thread_name_prefix="splat")
     return _pool
 
 
-def _forget() -> None:
+def _drop_pool() -> None:
     """A forked child has none of its parent's threads."""
     global _pool
     _pool = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_drop_pool)
