@@ -16,6 +16,7 @@ from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
 from instep.diagnose.attribution import AttributionOptions, attribute
 from instep.diagnose.candidates import SuspectOptions, identify, suspects_of
+from rows import row
 
 ARM = """
 <mujoco>
@@ -58,9 +59,9 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
             found = owners(scene, 1000 + seed, None)
             clean += all(e.low <= 0 <= e.high for e in found.values())
     return [
-        _row("planted cause ranked first", wilson(first, seeds), 0.95),
-        _row("planted cause's interval above zero", wilson(named, seeds), None),
-        _row("nothing planted, no interval leaves out zero", wilson(clean, seeds), 0.90),
+        row("planted cause ranked first", wilson(first, seeds), at_least=0.95),
+        row("planted cause's interval above zero", wilson(named, seeds)),
+        row("nothing planted, no interval leaves out zero", wilson(clean, seeds), at_least=0.90),
     ]
 
 
@@ -107,8 +108,3 @@ def _arm(folder: Path) -> Scene:
     (folder / "scene.xml").write_text(ARM)
     (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["shoulder", "elbow"]\n')
     return Scene.load(folder)
-
-
-def _row(name: str, rate: Any, goal: float | None) -> dict[str, Any]:
-    ok = None if goal is None else rate.value >= goal
-    return {"name": name, "value": rate.value, "low": rate.low, "high": rate.high, "unit": "1", "goal": goal, "ok": ok}

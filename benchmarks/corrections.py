@@ -29,6 +29,7 @@ from instep.twin.tracking_scores import jitter, median_of_blocks, overlaps
 from instep.twin.twin import STAGES, Correction, Twin, Uncorrected
 from instep.twin.visual_forces import ForceOptions, VisualForces
 from instep.twin.warmup import film
+from rows import row
 from sync import BEGIN, motion
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,10 +98,10 @@ def _pushed(name: str, scene: Scene, eyes: Eyes, filmed: Episode, how: Correctio
     work = (stages.sum(axis=1) - stages[:, STAGES.index("follow")]) * 1e3
     overlap = np.where(found.visible[BEGIN:] > 0.3, found.overlap[BEGIN:], np.nan)
     return [
-        _row(f"{name}: median overlap, pushed", median_of_blocks(np.nanmean(overlap, axis=1))),
-        _row(f"{name}: median pose error, pushed", median_of_blocks(error, "mm")),
-        _row(f"{name}: median orientation error, pushed", median_of_blocks(turn, "deg")),
-        _row(f"{name}: median processor time per frame", median_of_blocks(work, "ms")),
+        row(f"{name}: median overlap, pushed", median_of_blocks(np.nanmean(overlap, axis=1))),
+        row(f"{name}: median pose error, pushed", median_of_blocks(error, "mm")),
+        row(f"{name}: median orientation error, pushed", median_of_blocks(turn, "deg")),
+        row(f"{name}: median processor time per frame", median_of_blocks(work, "ms")),
     ]
 
 
@@ -121,12 +122,12 @@ def _kicked(name: str, scene: Scene, filmed: Episode, how: Correction, kicks: in
         times.append((last + 1 - at) * scene.dt if last < len(filmed) - 1 else np.nan)
     back, trembling = np.isfinite(times), jitter(rest.q[BEGIN:, 2:9])[0]
     rows = [
-        {**_plain(f"{name}: jitter at rest", trembling.value * 1e6, "um")}
+        {**row(f"{name}: jitter at rest", trembling.value * 1e6, "um")}
         | {"low": trembling.low * 1e6, "high": trembling.high * 1e6},
-        _plain(f"{name}: kicks of 5 cm and 30 deg recovered from", 100 * float(np.mean(back)), "%"),
+        row(f"{name}: kicks of 5 cm and 30 deg recovered from", 100 * float(np.mean(back)), "%"),
     ]
     if back.any():
-        rows.append(_plain(f"{name}: median recovery time", float(np.nanmedian(times)), "s"))
+        rows.append(row(f"{name}: median recovery time", float(np.nanmedian(times)), "s"))
     return rows
 
 
@@ -177,14 +178,6 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, Prepared]) -> li
     twin = Twin(open_world(scene), Recording(episode), how, park=parked)
     ran = rollout(twin, Constant(action), steps=len(episode))
     found = overlaps(prepared.eyes, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
-    rows = [_row(f"{name}: real recording, median overlap {c}", found.score(c, prepared.keys)) for c in found.cameras]
+    rows = [row(f"{name}: real recording, median overlap {c}", found.score(c, prepared.keys)) for c in found.cameras]
     trembling = jitter(ran.q[:, 2:9])[0]
-    return [*rows, _plain(f"{name}: real recording, jitter at rest", trembling.value * 1e6, "um")]
-
-
-def _row(name: str, estimate: Any) -> dict[str, Any]:
-    return {**_plain(name, estimate.value, estimate.unit), "low": estimate.low, "high": estimate.high}
-
-
-def _plain(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "low": None, "high": None, "unit": unit, "goal": None, "ok": None}
+    return [*rows, row(f"{name}: real recording, jitter at rest", trembling.value * 1e6, "um")]

@@ -21,7 +21,6 @@ from instep import Scene
 from instep.app import gap_page
 from instep.app.gap_run import write_curves, write_runs
 from instep.core.episode import Episode
-from instep.core.statistics import bootstrap
 from instep.core.world import Spec, vector
 from instep.diagnose.data_checks import preflight
 from instep.gap.arm_kinematics import Arm, Chain, chain_to
@@ -29,6 +28,7 @@ from instep.gap.dtw import dtw
 from instep.gap.joint_error import profile, profile_scores
 from instep.gap.paired_runs import compare
 from instep.report.page import HtmlReport, write_report
+from rows import median, row
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
@@ -50,9 +50,9 @@ def kinematics(turns: int, n: int) -> list[dict[str, Any]]:
         arrays.append(_timed(lambda: chain.reference(q)) / n)
         loop.append(_timed(lambda: _mujoco_loop(scene, chain, few)) / len(few))
     return [
-        _value("kinematics", 1 / np.median(ours), "configurations/s"),
-        _ratio("kinematics against vectorised NumPy", arrays, ours, 10),
-        _ratio("kinematics against a loop over MuJoCo", loop, ours, 20),
+        row("kinematics", 1 / np.median(ours), "configurations/s"),
+        row("kinematics against vectorised NumPy", median(np.array(arrays) / np.array(ours), "x"), at_least=10),
+        row("kinematics against a loop over MuJoCo", median(np.array(loop) / np.array(ours), "x"), at_least=20),
     ]
 
 
@@ -61,8 +61,8 @@ def _mujoco_loop(scene: Scene, chain: Chain, q: np.ndarray) -> np.ndarray:
     places = [model.joint(j).qposadr[0] for j in chain.joints]
     site = model.site("left_tip").id
     out = np.empty((len(q), 3))
-    for i, row in enumerate(q):
-        data.qpos[places] = row
+    for i, configuration in enumerate(q):
+        data.qpos[places] = configuration
         mujoco.mj_kinematics(model, data)
         out[i] = data.site_xpos[site]
     return out
@@ -86,7 +86,8 @@ def warping(turns: int) -> list[dict[str, Any]]:
                 theirs[name].append(min(_timed(peer) for _ in range(2)))
         for name, times in theirs.items():
             fastest = name == min(theirs, key=lambda n: np.median(theirs[n]))
-            rows.append(_ratio(f"banded DTW, {channels} channels, against {name}", times, ours, 2 if fastest else None))
+            ratio, goal = median(np.array(times) / np.array(ours), "x"), 2 if fastest else None
+            rows.append(row(f"banded DTW, {channels} channels, against {name}", ratio, at_least=goal))
     return rows
 
 
@@ -119,13 +120,15 @@ def report(out: Path, quick: bool) -> list[dict[str, Any]]:
         whole.append(_timed(lambda: _full_report(folder, out)))
     bytes_read = (folder / "runs.parquet").stat().st_size
     return [
-        _value(f"report of {runs} x {rows} x 16 rows", float(np.median(whole)), "s"),
-        _value("reading and plotting the same", float(np.median(scan)), "s"),
-        _value("data on disk", bytes_read / 1e6, "MB"),
-        {
-            **_ratio("report against reading and plotting", whole, scan, 2),
-            "ok": float(np.median(whole) / np.median(scan)) <= 2,
-        },
+        row(f"report of {runs} x {rows} x 16 rows", float(np.median(whole)), "s"),
+        row("reading and plotting the same", float(np.median(scan)), "s"),
+        row("data on disk", bytes_read / 1e6, "MB"),
+        row(
+            "report against reading and plotting",
+            median(np.array(whole) / np.array(scan), "x"),
+            at_most=2,
+            ok=float(np.median(whole) / np.median(scan)) <= 2,
+        ),
     ]
 
 
@@ -203,21 +206,3 @@ def _timed(work: Callable[[], Any]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
-
-
-def _value(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": None, "ok": None}
-
-
-def _ratio(name: str, peer: list[float], ours: list[float], goal: float | None) -> dict[str, Any]:
-    ratios = bootstrap(np.array(peer) / np.array(ours), lambda draws: np.median(draws, axis=-1))
-    ok = None if goal is None else ratios.value >= goal
-    return {
-        "name": name,
-        "value": ratios.value,
-        "low": ratios.low,
-        "high": ratios.high,
-        "unit": "x",
-        "goal": goal,
-        "ok": ok,
-    }

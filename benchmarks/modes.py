@@ -27,6 +27,7 @@ from instep.gap.paired_runs import compare
 from instep.gap.preparation import prepare
 from instep.robot.imperfect import Backlash, Dropping, Saturated
 from instep.scene.folder import SceneSimulator
+from rows import row
 
 ARM = """
 <mujoco>
@@ -74,12 +75,12 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
             for name, build in worlds.items():
                 hits = sum(_named(look(build(seed)), name) for seed in range(times))
                 rate = wilson(hits, times)
-                rows.append(_row(f"{name} named", rate, goal=0.9, ok=rate.value >= 0.9))
+                rows.append(row(f"{name} named", rate, at_least=0.9))
             count = sum(any(m.found for m in look(stage.clean(family, 1000 + seed))) for seed in range(times))
             alarms, clean = alarms + count, clean + times
-            rows.append(_row(f"false alarms, {family}", wilson(count, times), goal=None, ok=None))
+            rows.append(row(f"false alarms, {family}", wilson(count, times)))
     rate = wilson(alarms, clean)
-    rows.append(_row("false alarms on clean pairs", rate, goal=0.05, ok=rate.value <= 0.05))
+    rows.append(row("false alarms on clean pairs", rate, at_most=0.05))
     return rows
 
 
@@ -252,8 +253,8 @@ class Stage:
             q[:3] = [*rng.uniform(-0.1, 0.1, 2), 0.05 if not speed else 0.4]
             v[2] = -speed
             state, rows = world.place(q, v), []
-            for row in range(120):
-                if push and 50 <= row < 65:
+            for k in range(120):
+                if push and 50 <= k < 65:
                     wrench = np.zeros((world.model.nbody - 1, 6))
                     wrench[0, 0] = 3.0 * push
                     state = world.nudge(state, wrench)
@@ -393,7 +394,3 @@ def _between(seed: int, low: float, high: float) -> float:
 def _named(modes: list[Mode], name: str) -> bool:
     found = [m for m in modes if m.found]
     return bool(found) and name in {m.name for m in found}
-
-
-def _row(name: str, rate: Any, goal: float | None, ok: bool | None) -> dict[str, Any]:
-    return {"name": name, "value": rate.value, "low": rate.low, "high": rate.high, "unit": "1", "goal": goal, "ok": ok}

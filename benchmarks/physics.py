@@ -21,8 +21,8 @@ from mujoco import rollout as mjrollout
 from threadpoolctl import threadpool_limits
 
 from instep import MujocoWorld, rollouts
-from instep.core.statistics import bootstrap
 from instep.core.world import stack
+from rows import median, row
 
 WORLDS, THREADS = 64, 2
 
@@ -63,11 +63,11 @@ def against_raw(scene: str, seconds: float, repeats: int) -> list[dict[str, Any]
     physics = case.steps * world.substeps * WORLDS
     print(f"{scene}: {case.steps} control steps of {world.substeps} physics steps, nv {world.model.nv}, "
           f"{contacts:.1f} contacts per step")  # fmt: skip
-    rows = [row(f"{scene}: raw {best}, the faster of two", physics / raw, "steps/s")]
+    rows = [row(f"{scene}: raw {best}, the faster of two", median(physics / raw, "steps/s"))]
     for name, goal in (("recorded", 0.90), ("mlp", 0.75)):
-        rows.append(row(f"{scene}: instep, {name} controls", physics / took[name], "steps/s"))
-        rows.append(row(f"{scene}: instep / raw, {name} controls", raw / took[name], "x", goal))
-    rows.append(row(f"{scene}: simulated s per s, mlp", case.steps * world.spec.dt * WORLDS / took["mlp"], "x"))
+        rows.append(row(f"{scene}: instep, {name} controls", median(physics / took[name], "steps/s")))
+        rows.append(row(f"{scene}: instep / raw, {name} controls", median(raw / took[name], "x"), at_least=goal))
+    rows.append(row(f"{scene}: simulated s per s, mlp", median(case.steps * world.spec.dt * WORLDS / took["mlp"], "x")))
     return rows
 
 
@@ -94,11 +94,11 @@ def against_gymnasium(
     best = max((np.median(s), name) for name, s in speed.items() if name.startswith("Async"))[1]
     print(f"{scene}: {world.substeps} physics steps per control step")
     return [
-        row(f"{scene}: instep, mlp", ours, "steps/s"),
-        row(f"{scene}: gymnasium {best}", speed[best], "steps/s"),
-        row(f"{scene}: gymnasium SyncVectorEnv of 8", speed["SyncVectorEnv of 8"], "steps/s"),
-        row(f"{scene}: instep / AsyncVectorEnv", ours / speed[best], "x", goals[0]),
-        row(f"{scene}: instep / SyncVectorEnv", ours / speed["SyncVectorEnv of 8"], "x", goals[1]),
+        row(f"{scene}: instep, mlp", median(ours, "steps/s")),
+        row(f"{scene}: gymnasium {best}", median(speed[best], "steps/s")),
+        row(f"{scene}: gymnasium SyncVectorEnv of 8", median(speed["SyncVectorEnv of 8"], "steps/s")),
+        row(f"{scene}: instep / AsyncVectorEnv", median(ours / speed[best], "x"), at_least=goals[0]),
+        row(f"{scene}: instep / SyncVectorEnv", median(ours / speed["SyncVectorEnv of 8"], "x"), at_least=goals[1]),
     ]
 
 
@@ -121,7 +121,7 @@ def cost_of_state(repeats: int) -> list[dict[str, Any]]:
 
     took = interleaved({"ours": ours, "bare": bare}, max(5, repeats))
     cost = (took["ours"] - took["bare"]) / 50 * 1e6
-    return [row(f"pusht: cost of State in and out, per control step of {WORLDS} worlds", cost, "us")]
+    return [row(f"pusht: cost of State in and out, per control step of {WORLDS} worlds", median(cost, "us"))]
 
 
 def scaling(out: Path, seconds: float) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ def scaling(out: Path, seconds: float) -> list[dict[str, Any]]:
                 steps += n * world.substeps
             speeds.append(steps / elapsed)
         axes.plot(counts, np.array(speeds) / 1e3, marker="o", label=scene)
-        rows.append(row(f"{scene}: 256 worlds over 1 world", np.array([speeds[-1] / speeds[0]]), "x"))
+        rows.append(row(f"{scene}: 256 worlds over 1 world", median(np.array([speeds[-1] / speeds[0]]), "x")))
     axes.set(xscale="log", yscale="log", xlabel="worlds", ylabel="thousand physics steps per second")
     axes.set_title(f"One native call per control step, {THREADS} threads")
     axes.grid(alpha=0.3, which="both")
@@ -297,12 +297,3 @@ def interleaved(timed: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
             if turn:
                 took[name].append(time.perf_counter() - begin)
     return {name: np.array(seconds) for name, seconds in took.items()}
-
-
-def row(name: str, values: np.ndarray, unit: str, goal: float | None = None) -> dict[str, Any]:
-    """The median of repeated measurements with its bootstrap interval, and whether it reaches the goal."""
-    estimate = bootstrap(values, lambda draws: np.median(draws, axis=-1), unit=unit)
-    return {
-        "name": name, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": unit,
-        "goal": goal, "ok": None if goal is None else bool(estimate.value >= goal),
-    }  # fmt: skip

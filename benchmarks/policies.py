@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from rows import row
+
 SCENE, SIMULATED_ROBOT = "pusht", 1
 FRAME = ("pusher_x", "pusher_y", "tee")
 SHOWN, MINED, JUDGED = 10_000, 400_000, 500_000
@@ -85,7 +87,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 
 def rows_of(record: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     """The table of a study that was kept."""
-    took = [plain(f"time: {what}", seconds, "s") for what, seconds in record["seconds"].items()]
+    took = [row(f"time: {what}", seconds, "s") for what, seconds in record["seconds"].items()]
     return [*learning_rows(record["success"], plan), *agreement_rows(record["success"], plan), *took]
 
 
@@ -263,7 +265,7 @@ def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
         a, b = np.array(flat[first]), np.array(flat[second])
         gain = paired_difference(int((a & ~b).sum()), int((b & ~a).sum()), len(a))
         ok = gain.low > 0 if second == f"{n}" else None
-        rows.append({**row(f"{first} less {second}, start by start", gain, 0.0 if ok is not None else None), "ok": ok})
+        rows.append(row(f"{first} less {second}, start by start", gain, at_least=None if ok is None else 0.0, ok=ok))
     return rows
 
 
@@ -274,33 +276,18 @@ def agreement_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     names = list(judged["simulated robot"])
     trials, virtual = np.full(len(names), plan.starts), np.full(len(names), plan.virtual)
     real = np.array([np.mean(judged["simulated robot"][name]) for name in names])
-    rows = [plain("policies compared", len(names), ""), plain("lowest success on the simulated robot", real.min(), ""),
-            plain("highest success on the simulated robot", real.max(), "")]  # fmt: skip
+    rows = [row("policies compared", len(names), ""), row("lowest success on the simulated robot", real.min(), ""),
+            row("highest success on the simulated robot", real.max(), "")]  # fmt: skip
     for side, goals in (("as it is", (None, None)), ("tuned", (0.95, 0.05))):
         sim = np.array([np.mean(judged[side][name]) for name in names])
         r, rho = pearson(sim, real), spearman(sim, real)
         violation = mmrv_interval((sim, virtual), (real, trials))
-        rows.append(
-            {**row(f"r, simulator {side}", r, goals[0]), "ok": None if goals[0] is None else r.value >= goals[0]}
-        )
+        rows.append(row(f"r, simulator {side}", r, at_least=goals[0]))
         rows.append(row(f"Spearman, simulator {side}", rho))
         ok = None if goals[1] is None else violation.value <= goals[1]
-        rows.append({**row(f"MMRV, simulator {side}", violation, goals[1]), "ok": ok})
-        rows.append(
-            plain(f"mean absolute difference of success, simulator {side}", float(np.abs(sim - real).mean()), "")
-        )
+        rows.append(row(f"MMRV, simulator {side}", violation, at_most=goals[1], ok=ok))
+        rows.append(row(f"mean absolute difference of success, simulator {side}", float(np.abs(sim - real).mean()), ""))
     return rows
-
-
-def row(name: str, estimate: Any, goal: float | None = None) -> dict[str, Any]:
-    """A row of the table."""
-    return {"name": name, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": estimate.unit,
-            "goal": goal, "ok": None}  # fmt: skip
-
-
-def plain(name: str, value: float, unit: str) -> dict[str, Any]:
-    """A number without an interval."""
-    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": None, "ok": None}
 
 
 def _few(seeds: range, count: int) -> list[list[int]]:

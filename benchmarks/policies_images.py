@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 import policies
-from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learning_rows, plain
+from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learning_rows
+from rows import row
 
 FILE = Path(__file__).resolve().parents[1] / "examples/virtual/pusht.toml"
 CAMERAS = ("static", "gripper")
@@ -75,7 +76,7 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
         record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
         judged, starts = _known({name: own for name, own in record["parts"].items() if not _whole(name)})
         known = learning_rows(judged, policies.Plan(demos=plan.demos, seeds=plan.seeds))
-        rows += [plain(f"{camera} camera: starts on the simulated robot, for each training seed", starts, "")]
+        rows += [row(f"{camera} camera: starts on the simulated robot, for each training seed", starts, "")]
         rows += [{**row, "name": _said(row["name"], camera)} for row in known]
         for name, own in record["parts"].items():
             if _whole(name):
@@ -83,13 +84,13 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
                 words = (
                     f"{camera} camera: success, {2 * plan.demos} demonstrations, {WHOLE} without poses, one training"
                 )
-                rows.append(policies.row(words, wilson(sum(done), len(done))))
+                rows.append(row(words, wilson(sum(done), len(done))))
         rows += [
-            plain(f"{camera} camera, image encoder error on unseen starts, {what}", record["eyes"][what], unit)
+            row(f"{camera} camera, image encoder error on unseen starts, {what}", record["eyes"][what], unit)
             for what, unit in (("median position", "mm"), ("90 % position", "mm"), ("median heading", "deg"))
         ]
         rows += _paced(record, camera, plan)
-        rows += [plain(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
+        rows += [row(f"{camera} camera, time: {what}", took, "s") for what, took in record["seconds"].items()]
     return rows
 
 
@@ -98,7 +99,7 @@ def _paced(record: dict[str, Any], camera: str, plan: Plan) -> list[dict[str, An
     if "minutes" not in record:
         return []
     words = f"{camera} camera: training on 2 cores ({record['processor']}), {plan.steps} steps at the pace of 100"
-    return [{**plain(words, record["minutes"], "min"), "goal": 15.0, "ok": record["minutes"] <= 15.0}]
+    return [row(words, record["minutes"], "min", at_most=15.0)]
 
 
 def _whole(name: str) -> bool:

@@ -25,6 +25,7 @@ from instep.policy.array_codec import pack, unpack
 from instep.policy.experts.task_experts import expert_of
 from instep.policy.openpi import openpi_policy
 from instep.policy.policy_server import PolicyServer
+from rows import row
 
 TOKEN = secrets.token_urlsafe(16)
 STATE = np.array([1, 2], "<f4")
@@ -117,7 +118,7 @@ def golden() -> list[dict[str, Any]]:
     for name, (message, layout, expected) in GOLDEN.items():
         back = unpack(bytes.fromhex(expected))
         same = pack(message, layout).hex() == expected and all(np.array_equal(back[k], v) for k, v in message.items())
-        rows.append(row(f"{name}: bytes equal to the peer's, written and read", float(same), "", 1.0, same))
+        rows.append(row(f"{name}: bytes equal to the peer's, written and read", float(same), at_least=1.0))
     return rows
 
 
@@ -126,17 +127,17 @@ def real_client(out: Path) -> list[dict[str, Any]]:
     python = installed(out / "openpi-client")
     if python is None:
         print("openpi-client cannot be installed here; its rows are left out")
-        return [row("openpi-client in its own environment: could not be installed", float("nan"), "", None, None)]
+        return [row("openpi-client in its own environment: could not be installed", float("nan"))]
     with PolicyServer(Echo(), SPEC, token=TOKEN) as server:
         words = [str(python), "-c", CLIENT, server.address, TOKEN, GOLDEN["openpi array"][2]]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         print(done.stderr)
-        return [row("openpi-client: round trips answered", 0.0, "", 1.0, False)]
+        return [row("openpi-client: round trips answered", 0.0, at_least=1.0)]
     found = json.loads(done.stdout.splitlines()[-1])
     return [
-        row("openpi-client: its bytes equal to ours", float(found["same"]), "", 1.0, bool(found["same"])),
-        row("openpi-client: largest error of 50 round trips", found["off"], "rad", 1e-4, found["off"] <= 1e-4),
+        row("openpi-client: its bytes equal to ours", float(found["same"]), at_least=1.0),
+        row("openpi-client: largest error of 50 round trips", found["off"], "rad", at_most=1e-4),
     ]
 
 
@@ -171,8 +172,8 @@ def own_client(count: int) -> list[dict[str, Any]]:
     # Actions travel as float32, and a world that pushes makes the most of a last bit.
     off = float(np.abs(here - there)[: count // 4].max())
     return [
-        row("expert behind the link: largest difference of actions", 1e3 * off, "mm", 0.1, 1e3 * off <= 0.1),
-        row("expert behind the link: physics and round trip per step", took, "ms", None, None),
+        row("expert behind the link: largest difference of actions", 1e3 * off, "mm", at_most=0.1),
+        row("expert behind the link: physics and round trip per step", took, "ms"),
     ]
 
 
@@ -192,9 +193,9 @@ def malformed_messages(count: int) -> list[dict[str, Any]]:
         slowest = max(slowest, time.process_time() - start)
     print(f"{refused} of {count} messages refused in {time.perf_counter() - begin:.1f} s")
     return [
-        row(f"{count} malformed messages: crashes of the reader", other, "", 0, other == 0),
-        row(f"{count} malformed messages: slowest", 1e3 * slowest, "ms", 100, slowest < 0.1),
-        row(f"{count} malformed messages: memory gained", memory() - before, "MiB", 64, memory() - before < 64),
+        row(f"{count} malformed messages: crashes of the reader", other, at_most=0),
+        row(f"{count} malformed messages: slowest", 1e3 * slowest, "ms", at_most=100),
+        row(f"{count} malformed messages: memory gained", memory() - before, "MiB", at_most=64),
     ]
 
 
@@ -229,10 +230,10 @@ def malformed_frames(count: int) -> list[dict[str, Any]]:
     took, gained = time.perf_counter() - begin, memory() - before
     print(f"{answered} of {count} frames got an answer, in {took:.0f} s")
     return [
-        row(f"{count} malformed frames: left without an answer for 5 s", hung, "", 0, hung == 0),
-        row(f"{count} malformed frames: a sound request is answered afterwards", float(right), "", 1.0, right),
-        row(f"{count} malformed frames: memory gained", gained, "MiB", 64, gained < 64),
-        row(f"{count} malformed frames: per frame, connections included", 1e3 * took / count, "ms", None, None),
+        row(f"{count} malformed frames: left without an answer for 5 s", hung, at_most=0),
+        row(f"{count} malformed frames: a sound request is answered afterwards", float(right), at_least=1.0),
+        row(f"{count} malformed frames: memory gained", gained, "MiB", at_most=64),
+        row(f"{count} malformed frames: per frame, connections included", 1e3 * took / count, "ms"),
     ]
 
 
@@ -260,8 +261,3 @@ def mutated(count: int, seed: int) -> list[bytes]:
 def memory() -> float:
     """The most memory this process has held [MiB]."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def row(name: str, value: float, unit: str, goal: float | None, ok: bool | None) -> dict[str, Any]:
-    """A row of the table."""
-    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": goal, "ok": ok}

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
@@ -29,6 +30,7 @@ from instep.splat.raster import reference
 from instep.splat.raster.gradients import ImageGradient, render_with_gradients
 from instep.splat.raster.pose_normals import TargetImage, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
+from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +39,6 @@ RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 BARS = {5_000: 4.0, 20_000: 8.0, 100_000: 20.0}
 """Longest time of a picture [ms], by the number of Gaussians."""
 PARTS = ("means", "quats", "scales", "opacities", "sh")
-Row = dict[str, Any]
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -61,11 +62,16 @@ def _of_size(n: int, seconds: float) -> list[Row]:
     raster = Rasterizer(gaussians)
     forward, both = _in_turn(what, raster, eye, seconds, BARS[n])
     rows = [
-        _row(f"{what}: evaluated Gaussians per pixel", evaluated, "", None),
+        row(f"{what}: evaluated Gaussians per pixel", evaluated, ""),
         forward,
         both,
-        _row(f"{what}: forward + backward / forward", both["value"] / forward["value"], "x", 3.0),
-        _row(f"{what}: PSNR against the float64 reference", psnr(raster.render(eye, STILL).colour, exact), "dB", -45.0),
+        row(f"{what}: forward + backward / forward", both["value"] / forward["value"], "x", at_most=3.0),
+        row(
+            f"{what}: PSNR against the float64 reference",
+            psnr(raster.render(eye, STILL).colour, exact),
+            "dB",
+            at_least=45.0,
+        ),
     ]
     rows += _against_torch(what, gaussians, eye, forward, both)
     return rows + (_against_newton(what, gaussians, eye, forward) if n <= 5_000 else [])
@@ -105,7 +111,7 @@ def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, b
     try:
         import torch
 
-        from torch_raster import rasterization
+        from raster_torch import rasterization
     except ImportError:
         print("torch is not installed: no peer")
         return []
@@ -124,35 +130,37 @@ def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, b
 
     parts = leaves(torch.float32)
     plainly = _best_of_threads(f"{what}: torch, forward", torch.no_grad()(lambda: draw(parts)))
-    rows = [plainly, _row(f"{what}: torch / instep, forward", plainly["value"] / forward["value"], "x", -50.0)]
+    rows = [plainly, row(f"{what}: torch / instep, forward", plainly["value"] / forward["value"], "x", at_least=50.0)]
     if len(gaussians) <= 20_000:
         name = f"{what}: torch, forward + backward"
         back = _best_of_threads(name, lambda: (0.5 * (draw(parts) ** 2).sum()).backward())
         ratio = back["value"] / both["value"]
-        rows += [back, _row(f"{what}: torch / instep, forward + backward", ratio, "x", -50.0)]
+        rows += [back, row(f"{what}: torch / instep, forward + backward", ratio, "x", at_least=50.0)]
     if len(gaussians) <= 5_000:
         double = leaves(torch.float64)
         (0.5 * (draw(double) ** 2).sum()).backward()
         ours = render_with_gradients(Rasterizer(gaussians), eye, STILL, _loss)[1]
         worst = max(_relative(getattr(ours, p), double[p].grad.numpy()) for p in PARTS)
-        rows.append(_row(f"{what}: gradients against float64 autograd, largest difference / largest", worst, "", 1e-3))
+        rows.append(
+            row(f"{what}: gradients against float64 autograd, largest difference / largest", worst, at_most=1e-3)
+        )
     return rows
 
 
 def _against_newton(what: str, gaussians: Gaussians, eye: Camera, forward: Row) -> list[Row]:
     """newton's ray-traced camera on the CPU, with its own settings; nothing where newton is not installed."""
     try:
-        from newton_raster import newton_camera
+        from raster_newton import newton_camera
     except ImportError:
         print("newton is not installed: no second peer")
         return []
     draw = newton_camera(gaussians, eye)
     alike = psnr(draw(), Rasterizer(gaussians).render(eye, STILL).colour)
-    row = _timed(f"{what}: newton's camera on the CPU, forward, its default settings", draw, 1.0, least=3)
+    timed = _timed(f"{what}: newton's camera on the CPU, forward, its default settings", draw, 1.0, least=3)
     return [
-        row,
-        _row(f"{what}: PSNR of newton's image against ours", alike, "dB", None),
-        _row(f"{what}: newton / instep, forward", row["value"] / forward["value"], "x", -3.0),
+        timed,
+        row(f"{what}: PSNR of newton's image against ours", alike, "dB"),
+        row(f"{what}: newton / instep, forward", timed["value"] / forward["value"], "x", at_least=3.0),
     ]
 
 
@@ -189,7 +197,7 @@ def _finite_differences() -> Row:
                 ends.append(value(replace(gaussians, **{part: moved.reshape(start.shape)})))
             numeric[i] = (ends[0] - ends[1]) / (2 * step)
         worst = max(worst, _relative(np.asarray(getattr(ours, part)).reshape(-1), numeric))
-    return _row("gradients against finite differences, largest difference / largest", worst, "", 1e-3)
+    return row("gradients against finite differences, largest difference / largest", worst, at_most=1e-3)
 
 
 def _tee(seconds: float) -> list[Row]:
@@ -215,11 +223,11 @@ def _tee(seconds: float) -> list[Row]:
     name = f"pose Jacobian of the T-block, {len(body.gaussians)} Gaussians, {len(views)} cameras 480x270"
     rows = [
         _timed(name, lambda: pose_normals(raster, views, where, raster.gaussians.names), seconds, 4.0),
-        _row("T-block: pixels in its regions of interest", pixels, "", None),
+        row("T-block: pixels in its regions of interest", pixels, ""),
     ]
     parts = pose_normals(raster, views, where, raster.gaussians.names)
     eigen = np.linalg.eigvalsh(np.sum([part.information[0] for part in parts], axis=0))
-    rows.append(_row("T-block: least / largest eigenvalue of its information", eigen[0] / eigen[-1], "", None))
+    rows.append(row("T-block: least / largest eigenvalue of its information", eigen[0] / eigen[-1], ""))
     return rows
 
 
@@ -257,9 +265,9 @@ def _first_start() -> list[Row]:
             clock.append(time.perf_counter() - began)
             taken.append(float(done.stdout.split()[-1]))
     return [
-        _row("first start: imports, compile, first image and gradient", clock[0], "s", 20.0),
-        _row("first start: its processor time", taken[0], "s", None),
-        _row("second start: the same from the cache", clock[1], "s", None),
+        row("first start: imports, compile, first image and gradient", clock[0], "s", at_most=20.0),
+        row("first start: its processor time", taken[0], "s"),
+        row("second start: the same from the cache", clock[1], "s"),
     ]
 
 
@@ -278,17 +286,7 @@ def _timed(name: str, job: Callable[[], Any], seconds: float, goal: float | None
 
 def _quantiles(name: str, taken: Array, goal: float | None) -> Row:
     low, value, high = np.quantile(taken, [0.0, 0.1, 0.5])
-    return {
-        "name": name, "value": float(value), "low": float(low), "high": float(high), "unit": "ms", "goal": goal,
-        "ok": None if goal is None else bool(value <= goal),
-    }  # fmt: skip
-
-
-def _row(name: str, value: float, unit: str, goal: float | None) -> Row:
-    """A number without an interval; a goal below 0 is one to exceed."""
-    ok = None if goal is None else bool(value <= goal if goal > 0 else value >= -goal)
-    shown = None if goal is None else abs(goal)
-    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": shown, "ok": ok}
+    return row(name, Estimate(float(value), float(low), float(high), len(taken), "ms"), at_most=goal)
 
 
 def _relative(a: Array, b: Array) -> float:

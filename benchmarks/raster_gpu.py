@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
@@ -19,11 +20,11 @@ from instep.splat.raster import cuda as gpu
 from instep.splat.raster import gradients
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
+from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 COUNT, TEE = 5_498, 498
 PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
-Row = dict[str, Any]
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -40,15 +41,11 @@ def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
     flipped = sum(int((np.abs(a.colour - b.colour).max(axis=-1) > 1e-3).sum()) for a, b in pairs)
     pixels = sum(a.alpha.size for a, _ in pairs)
     rows = [
-        _row("colour, largest difference to the CPU", max(_apart(a.colour, b.colour) for a, b in pairs), "", 1e-3),
-        _row("alpha, largest difference to the CPU", max(_apart(a.alpha, b.alpha) for a, b in pairs), "", 1e-3),
-        _row("depth, largest difference where covered", max(_deep(a, b) for a, b in pairs), "m", 1e-3),
+        row("colour, largest difference to the CPU", max(_apart(a.colour, b.colour) for a, b in pairs), at_most=1e-3),
+        row("alpha, largest difference to the CPU", max(_apart(a.alpha, b.alpha) for a, b in pairs), at_most=1e-3),
+        row("depth, largest difference where covered", max(_deep(a, b) for a, b in pairs), "m", at_most=1e-3),
         # Coverage just above 1/255 on one side and below on the other changes a pixel by up to 0.004.
-        {
-            **_row("pixels whose colour differs by more than 1e-3", flipped, f"of {pixels}", 0.0),
-            "goal": None,
-            "ok": None,
-        },
+        row("pixels whose colour differs by more than 1e-3", flipped, f"of {pixels}"),
     ]
     for degree in (0, 3):
         shaded = _with_shine(gaussians, degree)
@@ -58,8 +55,8 @@ def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:
             # The largest is the difference of one Gaussian at the edge of 1/255 in some pixel; the norm is of all.
             whole = max(_norm(getattr(a, part), getattr(b, part)) for a, b in found)
             worst = max(_relative(getattr(a, part), getattr(b, part)) for a, b in found)
-            rows.append(_row(f"gradient by {part}, degree {degree}, norm of the difference / norm", whole, "", None))
-            rows.append(_row(f"gradient by {part}, degree {degree}, largest difference / largest", worst, "", 1e-3))
+            rows.append(row(f"gradient by {part}, degree {degree}, norm of the difference / norm", whole))
+            rows.append(row(f"gradient by {part}, degree {degree}, largest difference / largest", worst, at_most=1e-3))
     return rows
 
 
@@ -156,14 +153,7 @@ def _timed(name: str, job: Callable[[], Any], repeats: int) -> Row:
         job()
         taken[i] = time.perf_counter() - start
     low, middle, high = 1e3 * np.quantile(taken, [0.025, 0.5, 0.975])
-    return {"name": name, "value": middle, "low": low, "high": high, "unit": "ms", "goal": None, "ok": None}
-
-
-def _row(name: str, value: float, unit: str, goal: float | None) -> Row:
-    return {
-        "name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": goal,
-        "ok": None if goal is None else bool(value <= goal),
-    }  # fmt: skip
+    return row(name, Estimate(float(middle), float(low), float(high), repeats, "ms"))
 
 
 def _apart(a: Array, b: Array) -> float:

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.statistics import bootstrap, wilson
+from instep.core.statistics import Estimate, wilson
 from instep.core.world import Channel, Spec, State, vector
 from instep.data import Recorder, RecordOptions, recover
 from instep.data.recorder.journal import BLOB, HEADER, ROW, TAIL, Journal, scan_bytes
+from rows import median, row
 
 CAMERAS = tuple(f"observation.images.camera_{k}" for k in range(3))
 SHAPE = (270, 480, 3)
@@ -78,21 +79,23 @@ def cost(out: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
         for name in ("mcap, no compression", "mcap, zstd"):
             spent[name].append(peer(out / "peer.mcap", images, seconds, name.endswith("zstd")))
     floor = np.array([np.quantile(copying(images, seconds), 0.99) for _ in range(turns)]) * 1e3
-    rows = [limit("dropped frames (at most)", float(dropped), "frames", 0.0)]
+    rows = [row("dropped frames (at most)", float(dropped), "frames", at_most=0.0)]
     rows.append(
-        measured(
-            "copying the three images once, p99 (what no writer that copies in the loop can go below)", floor, "ms"
+        row(
+            "copying the three images once, p99 (what no writer that copies in the loop can go below)",
+            median(floor, "ms"),
         )
     )
     for name, parts in spent.items():
         for share, label in ((0.5, "median"), (0.99, "p99")):
             values = np.array([np.quantile(part, share) for part in parts]) * 1e3
             goal = 0.5 if name in (LASTING, REUSED) and label == "p99" else None
-            rows.append(measured(f"cost to the loop per frame, {label}, {name}", values, "ms", goal, below=True))
+            said = f"cost to the loop per frame, {label}, {name}{' (at most)' if goal is not None else ''}"
+            rows.append(row(said, median(values, "ms"), at_most=goal))
     ours_ms = np.array([part.mean() for part in spent[REUSED]])
     for name in ("mcap, no compression", "mcap, zstd"):
         ratio = np.array([part.mean() for part in spent[name]]) / ours_ms
-        rows.append(measured(f"mean cost of {name} over ours, writable images", ratio, "x", 3.0))
+        rows.append(row(f"mean cost of {name} over ours, writable images", median(ratio, "x"), at_least=3.0))
     return rows
 
 
@@ -171,9 +174,9 @@ def kills(out: Path, count: int) -> list[dict[str, Any]]:
         shutil.rmtree(folder)
     rate = wilson(lost, kept + lost)
     return [
-        {"name": f"committed frames lost in {count} kill -9, of {kept} (at most)", "value": float(lost),
-         "low": float(lost), "high": rate.high * (kept + lost), "unit": "frames", "goal": 0.0, "ok": lost == 0},
-        limit("longest recovery (at most)", max(took), "s", 1.0),
+        row(f"committed frames lost in {count} kill -9, of {kept} (at most)",
+            Estimate(lost, lost, rate.high * (kept + lost), kept + lost, "frames"), at_most=0.0),
+        row("longest recovery (at most)", max(took), "s", at_most=1.0),
     ]  # fmt: skip
 
 
@@ -243,12 +246,12 @@ def damage(step: int) -> list[dict[str, Any]]:
         named = {d.sequence + k for d in found.damages for k in range(max(1, d.count))}
         bad_flips += len(missing) != 1 or not missing <= named
     return [
-        limit(f"truncations unreported or more lost than cut, of {len(cuts)} (at most)", float(bad_cuts), "cuts", 0.0),
-        limit(
+        row(f"truncations unreported or more lost than cut, of {len(cuts)} (at most)", bad_cuts, "cuts", at_most=0.0),
+        row(
             f"bit flips unreported or more than one record lost, of {len(flips)} (at most)",
-            float(bad_flips),
+            bad_flips,
             "flips",
-            0.0,
+            at_most=0,
         ),
     ]
 
@@ -291,9 +294,8 @@ def full_disk(out: Path) -> list[dict[str, Any]]:
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
     return [
-        {"name": "full disk: frames read back (at least)", "value": float(rows), "low": np.nan, "high": np.nan,
-         "unit": "frames", "goal": 5.0, "ok": rows >= 5 and bool(said)},
-        limit("full disk: cost to the loop per frame, p99 (at most)", float(np.quantile(spent, 0.99)) * 1e3, "ms", 0.5),
+        row("full disk: frames read back (at least)", rows, "frames", at_least=5.0, ok=rows >= 5 and bool(said)),
+        row("full disk: cost to the loop per frame, p99 (at most)", 1e3 * np.quantile(spent, 0.99), "ms", at_most=0.5),
     ]  # fmt: skip
 
 
@@ -316,26 +318,6 @@ def row_of(k: int, images: list[np.ndarray]) -> tuple[State, dict[str, Any], np.
     """What a loop has in hand anyway: the state, what was seen, the action."""
     seen: dict[str, Any] = {name: images[(k + j) % len(images)] for j, name in enumerate(CAMERAS)}
     return State(k / RATE, np.full(7, float(k)), np.zeros(7)), seen, np.zeros(7)
-
-
-def measured(
-    name: str, values: np.ndarray, unit: str, goal: float | None = None, below: bool = False
-) -> dict[str, Any]:
-    """The median of repeated turns with its bootstrap interval."""
-    found = bootstrap(values, lambda draws: np.median(draws, axis=-1), unit=unit)
-    ok = None if goal is None else bool(found.value <= goal if below else found.value >= goal)
-    name = f"{name} (at most)" if goal is not None and below else name
-    return {**single(name, found.value, unit), "low": found.low, "high": found.high, "goal": goal, "ok": ok}
-
-
-def limit(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
-    """A count or a worst case that must not be above its goal."""
-    return {**single(name, value, unit), "goal": goal, "ok": value <= goal}
-
-
-def single(name: str, value: float, unit: str) -> dict[str, Any]:
-    """A number by itself."""
-    return {"name": name, "value": value, "low": np.nan, "high": np.nan, "unit": unit, "goal": None, "ok": None}
 
 
 if __name__ == "__main__":

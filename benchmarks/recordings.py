@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from instep.app.verbs.bench import keep_results
-from recordings_arms import so101, so101_delta, wam
-from recordings_chaos import chaotic
-from recordings_common import pooled
-from recordings_contact import cube
-from recordings_kuka import kuka
-from recordings_pendula import double_pendulum, furuta, xl330
+from machines.arms import so101, so101_delta, wam
+from machines.common import pooled
+from machines.free_pendulum import chaotic
+from machines.kuka import kuka
+from machines.pendula import double_pendulum, furuta, xl330
+from machines.tossed_cube import cube
 
 ROWS: dict[str, Callable[[Path, bool], list[dict[str, Any]]]] = {
     "so101": so101,

@@ -34,6 +34,11 @@ def row(
     }  # fmt: skip
 
 
+def percent(rate: Estimate) -> Estimate:
+    """A share in percent."""
+    return Estimate(100 * rate.value, 100 * rate.low, 100 * rate.high, rate.n, "%")
+
+
 def median(values: Sequence[float] | np.ndarray, unit: str = "") -> Estimate:
     """The median of repeated measurements with its bootstrap interval."""
     return bootstrap(np.asarray(values, float), lambda draws: np.median(draws, axis=-1), unit=unit)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-from instep.core.statistics import Estimate
 from instep.splat.capture import load_capture
 from instep.splat.fitting import GaussianFitOptions
 from instep.splat.rendering import save_png
 from instep.splat.scene_fit import SceneFitOptions, fit_scene
+from rows import Row, row
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 """Where the real demonstration is looked for, as `pusht`."""
-Row = dict[str, Any]
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
@@ -30,28 +28,15 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     wall, worked = time.perf_counter() - begin, time.process_time() - worked
     save_png(out / "real_and_twin.png", done.comparison)
     rows = [
-        _scored("pusht: PSNR on held-out frames, inside the table", done.scores["psnr"], 27.0),
-        _scored("pusht: SSIM on held-out frames, inside the table", done.scores["ssim"]),
-        _scored("pusht: PSNR with the arm, for which there are no Gaussians", done.scores["psnr_with_hidden"]),
-        _scored("pusht: share of the table left out for the arm", done.scores["left_out"]),
-        _number("pusht: Gaussians", len(done.gaussians), ""),
-        _number("pusht: time of the fit", wall, "s", 180.0),
-        _number("pusht: time of the processor, both cores together", worked, "s"),
+        row("pusht: PSNR on held-out frames, inside the table", done.scores["psnr"], at_least=27.0),
+        row("pusht: SSIM on held-out frames, inside the table", done.scores["ssim"]),
+        row("pusht: PSNR with the arm, for which there are no Gaussians", done.scores["psnr_with_hidden"]),
+        row("pusht: share of the table left out for the arm", done.scores["left_out"]),
+        row("pusht: Gaussians", len(done.gaussians), ""),
+        row("pusht: time of the fit", wall, "s", at_most=180.0),
+        row("pusht: time of the processor, both cores together", worked, "s"),
     ]
     if done.alignment is not None:
-        rows.append(
-            _number("pusht: largest correction of a camera's position", 1e3 * abs(done.alignment.shifts).max(), "mm")
-        )
+        shift = 1e3 * abs(done.alignment.shifts).max()
+        rows.append(row("pusht: largest correction of a camera's position", shift, "mm"))
     return rows
-
-
-def _scored(name: str, score: Estimate, least: float | None = None) -> Row:
-    return {
-        "name": name, "value": score.value, "low": score.low, "high": score.high, "unit": score.unit, "goal": least,
-        "ok": None if least is None else bool(score.value >= least),
-    }  # fmt: skip
-
-
-def _number(name: str, value: float, unit: str, most: float | None = None) -> Row:
-    ok = None if most is None else bool(value <= most)
-    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": most, "ok": ok}

@@ -20,6 +20,7 @@ from instep.gap.joint_error import Profile, profile_scores
 from instep.gap.noise_floor import floor
 from instep.gap.paired_runs import compare
 from instep.gap.time_alignment import offset
+from rows import percent, row
 
 Trial = tuple[Estimate, float]
 """An interval and the truth it should cover."""
@@ -33,26 +34,15 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         rng = np.random.default_rng((0, len(name)))
         hits = sum(e.low <= truth <= e.high for e, truth in made(rng, times))
         cover = wilson(hits, times)
-        row = {
-            "name": f"coverage: {name}",
-            "value": 100 * cover.value,
-            "low": 100 * cover.low,
-            "high": 100 * cover.high,
-        }
-        rows.append({**row, "unit": "%", "goal": 95.0, "ok": abs(cover.value - 0.95) <= 0.03})
+        near = abs(cover.value - 0.95) <= 0.03
+        rows.append(row(f"coverage: {name}", percent(cover), at_least=95.0, ok=near))
     for name, made in TESTS.items():
         rng = np.random.default_rng((1, len(name)))
         # More repetitions: a true error of 5 % must not be taken for more by the luck of 500.
         trials = times if quick else 4000
         wrong = sum(made(rng) for _ in range(trials))
         rate = wilson(wrong, trials)
-        row = {
-            "name": f"type-I error: {name}",
-            "value": 100 * rate.value,
-            "low": 100 * rate.low,
-            "high": 100 * rate.high,
-        }
-        rows.append({**row, "unit": "%", "goal": 5.0, "ok": rate.value <= 0.05})
+        rows.append(row(f"type-I error: {name}", percent(rate), at_most=5.0, ok=rate.value <= 0.05))
     return rows
 
 

@@ -59,15 +59,15 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     hits = sum(sum(found) for found in caught.values())
     right, silent = wilson(hits, asked), wilson(asked - false_alarms, asked)
     balanced = 0.5 * (right.value + silent.value)
-    rows.append(_row("balanced accuracy", balanced, "", 0.9, balanced >= 0.9))
+    rows.append(row("balanced accuracy", balanced, at_least=0.9))
     rows[-1] |= {"low": 0.5 * (right.low + silent.low), "high": 0.5 * (right.high + silent.high)}
     alarm = wilson(false_alarms, asked)
-    rows.append(_row("episode false-alarm rate", 100 * alarm.value, "%", 5.0, alarm.value <= 0.05))
+    rows.append(row("episode false-alarm rate", 100 * alarm.value, "%", at_most=5.0, ok=alarm.value <= 0.05))
     rows[-1] |= {"low": 100 * alarm.low, "high": 100 * alarm.high}
-    rows.append(_row("median detection delay", float(np.median(delays)) if delays else float("nan"), "s"))
-    rows.append(_row("nominal episodes, faulty episodes", float(asked), ""))
+    rows.append(row("median detection delay", float(np.median(delays)) if delays else float("nan"), "s"))
+    rows.append(row("nominal episodes, faulty episodes", float(asked)))
     for name, found in caught.items():
-        rows.append(_row(f"found: {name}", 100 * float(np.mean(found)) if found else float("nan"), "%"))
+        rows.append(row(f"found: {name}", 100 * float(np.mean(found)) if found else float("nan"), "%"))
     return rows
 
 
@@ -169,7 +169,3 @@ FAULTS: dict[str, Change] = {
     "light goes out": _dark,
     "a joint reads 4 cm off": _encoder,
 }
-
-
-def _row(name: str, value: float, unit: str, goal: float | None = None, ok: bool | None = None) -> dict[str, Any]:
-    return {"name": name, "value": float(value), "low": None, "high": None, "unit": unit, "goal": goal, "ok": ok}

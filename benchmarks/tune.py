@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.statistics import Estimate, bootstrap, wilson
+from instep.core.statistics import bootstrap, wilson
 from instep.tune.posterior_checks import Calibration
-from tune_jobs import Task, designed, machine, named, pool, quality, ranked, recovered
-from tune_speed import timed
-from tune_worlds import bed
+from rows import Row, row
+from tuning.jobs import Task, designed, machine, named, pool, quality, ranked, recovered
+from tuning.known_worlds import bed
+from tuning.peers import timed
 
-Rows = list[dict[str, Any]]
+Rows = list[Row]
 BEDS = ("pusht", "arm7", "pendulum")
 TRUTHS = {"laplace": 200, "eki": 100, "svgd": 100, "npe": 1}
 
@@ -65,7 +66,7 @@ def _recovery_rows(results: list[list[bool]]) -> Rows:
             share = wilson(int(inside[:, worst].sum()), draws)
             least = f"worst of {len(params)} parameters ({params[worst].address})"
             rows.append(
-                _row(f"{name}: true values inside 90 % intervals, {least}", share, goal=0.85, ok=share.value >= 0.85)
+                row(f"{name}: true values inside 90 % intervals, {least}", share, goal=0.85, ok=share.value >= 0.85)
             )
     return rows
 
@@ -90,9 +91,9 @@ def _rank_rows(results: list[np.ndarray]) -> Rows:
             share = replace(wilson(round(inside * len(ranks)), len(ranks)), value=inside)
             good = None if level < 0.9 else 0.85 <= inside <= 0.95
             name = f"{method}: true values inside the {level:.0%} interval ({len(ranks)} cases)"
-            rows.append(_row(name, share, goal=0.9 if level == 0.9 else None, ok=good))
+            rows.append(row(name, share, at_least=0.9 if level == 0.9 else None, ok=good))
         p = min(checked.uniformity.values())
-        rows.append(_row(f"{method}: ranks uniform, smallest p of 3 parameters", _plain(p)))
+        rows.append(row(f"{method}: ranks uniform, smallest p of 3 parameters", p))
     return rows
 
 
@@ -107,16 +108,16 @@ def _quality_rows(results: list[tuple[int, float]]) -> Rows:
     said = "C2ST to the exact posterior"
     for (sims, plain), (_, ours) in zip(results[:-1:2], results[1::2], strict=True):
         goal = round(plain, 4)
-        rows.append(_row(f"{said}, ours, {sims} simulations", _plain(ours), goal=goal, ok=ours <= plain))
-        rows.append(_row(f"{said}, plain sbi, {sims} simulations", _plain(plain)))
-    rows.append(_row(f"{said}, laplace", _plain(results[-1][1])))
+        rows.append(row(f"{said}, ours, {sims} simulations", ours, at_most=goal, ok=ours <= plain))
+        rows.append(row(f"{said}, plain sbi, {sims} simulations", plain))
+    rows.append(row(f"{said}, laplace", results[-1][1]))
     return rows
 
 
 def _named_rows(results: list[tuple[int, int]]) -> Rows:
     good, cases = results[0]
     name = "planted unidentifiable sets reported, with the fewest parameters held"
-    return [_row(name, wilson(good, cases), goal=1.0, ok=good == cases)]
+    return [row(name, wilson(good, cases), at_least=1.0, ok=good == cases)]
 
 
 def _design_rows(results: list[Any]) -> Rows:
@@ -131,9 +132,8 @@ def _design_rows(results: list[Any]) -> Rows:
         f"{len(sound)} within limits, to {top:g} Hz)"
     )
     return [
-        _row(name, _plain(ratio, "x"), goal=10.0, ok=ratio >= 10 and design.within),
-        _row("arm7: limits the design uses, largest share", _plain(max(design.used.values())), goal=1.0,
-             ok=design.within),
+        row(name, ratio, "x", at_least=10.0, ok=ratio >= 10 and design.within),
+        row("arm7: limits the design uses, largest share", max(design.used.values()), at_most=1.0, ok=design.within),
     ]  # fmt: skip
 
 
@@ -147,19 +147,10 @@ def _machine_rows(results: list[tuple[float, float]]) -> Rows:
     gain = bootstrap([b - a for a, b in results], unit="1")
     said = f"success rate, {len(results)} machines in another engine:"
     return [
-        _row(f"{said} distance to the machine under the posterior", bootstrap(near)),
-        _row(f"{said} distance to the machine under hand ranges", bootstrap(far)),
-        _row(f"{said} hand ranges farther off than the posterior by", gain, goal=0.0, ok=gain.low > 0),
+        row(f"{said} distance to the machine under the posterior", bootstrap(near)),
+        row(f"{said} distance to the machine under hand ranges", bootstrap(far)),
+        row(f"{said} hand ranges farther off than the posterior by", gain, at_least=0.0, ok=gain.low > 0),
     ]
-
-
-def _plain(value: float, unit: str = "") -> Estimate:
-    return Estimate(float(value), float("nan"), float("nan"), 1, unit)
-
-
-def _row(name: str, found: Estimate, *, goal: float | None = None, ok: bool | None = None) -> dict[str, Any]:
-    low, high = (None, None) if np.isnan(found.low) else (found.low, found.high)
-    return {"name": name, "value": found.value, "low": low, "high": high, "unit": found.unit, "goal": goal, "ok": ok}
 
 
 # The longest come first, so that no core waits at the end.
@@ -177,9 +168,9 @@ def _main(words: list[str]) -> None:
     quick, names = "--quick" in words, [word for word in words if word != "--quick"]
     with pool() as submit:
         waiting = {name: [submit(task) for task in PARTS[name].tasks(quick)] for name in names if name in PARTS}
-        rows = [row for name, done in waiting.items() for row in PARTS[name].rows([f.result() for f in done])]
-    for row in (timed(quick) if "speed" in names else []) + rows:
-        print(json.dumps(row))
+        rows = [one for name, done in waiting.items() for one in PARTS[name].rows([f.result() for f in done])]
+    for found in (timed(quick) if "speed" in names else []) + rows:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

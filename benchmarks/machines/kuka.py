@@ -11,7 +11,8 @@ from scipy.optimize import lsq_linear
 
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate
-from recordings_common import RECORDINGS, row
+
+from .common import RECORDINGS, error_row
 
 Run = dict[str, np.ndarray]
 NOISE = np.array([0.4, 0.6, 0.4, 0.4, 0.3, 0.25, 0.15])
@@ -53,7 +54,7 @@ def _torque_rows(name: str, errors: list[Any], torques: list[Any], goal: bool = 
     for what, unit, most in ((share, "%", 2.5), (size, "Nm", 0.65)):
         low, high = np.quantile([what(i) for i in draws], [0.025, 0.975])
         estimate = Estimate(what(np.arange(len(error))), float(low), float(high), 20, unit)
-        rows.append(row(f"{name}, torque error [{unit}]", estimate, unit, most if goal else None))
+        rows.append(error_row(f"{name}, torque error [{unit}]", estimate, unit, most if goal else None))
     return rows
 
 

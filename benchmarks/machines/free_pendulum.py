@@ -17,7 +17,8 @@ from instep.tune.beliefs import Posterior
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import named_params
 from instep.tune.posterior import infer
-from recordings_common import recorded, row
+
+from .common import error_row, recorded
 
 BARS = (
     "joint.*.damping",
@@ -69,7 +70,9 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
             steps = round(horizon / scene.dt)
             value = _discrepancy(paths[0][:, :steps], paths[1][:, :, :steps])
             goal = 0.037 if horizon == 1.0 and method == "svgd" else None
-            rows.append(row(f"chaotic pendulum, {method}, discrepancy (MMD) over {horizon:g} s", value, "1", goal))
+            rows.append(
+                error_row(f"chaotic pendulum, {method}, discrepancy (MMD) over {horizon:g} s", value, "1", goal)
+            )
     return rows
 
 

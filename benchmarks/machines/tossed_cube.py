@@ -19,7 +19,8 @@ from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions
 from instep.tune.gates import contact_search
 from instep.tune.param_selection import named_params
-from recordings_common import recorded, row
+
+from .common import error_row, recorded
 
 WIDTH = 0.1048
 """Side of the cube [m]."""
@@ -54,15 +55,17 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     cases = (("published values", sim, plain, (None, None)), ("fitted", sim.tuned(best), episodes, (10.0, 15.0)))
     for name, world, tosses, goals in cases:
         place, turn = _errors(world, tosses[::3], 1)
-        rows.append(row(f"cube, {name}, held-out tosses, position", 100 * place[0] / WIDTH, "% of width", goals[0]))
-        rows.append(row(f"cube, {name}, held-out tosses, orientation", np.degrees(turn[0]), "deg", goals[1]))
+        rows.append(
+            error_row(f"cube, {name}, held-out tosses, position", 100 * place[0] / WIDTH, "% of width", goals[0])
+        )
+        rows.append(error_row(f"cube, {name}, held-out tosses, orientation", np.degrees(turn[0]), "deg", goals[1]))
     centre, fall = _flights(inside)
     found = 1e3 * best["body.cube.com_z"]
     return [
         *rows,
-        row("cube, centre of mass above its middle, fitted", [found], "mm"),
-        row("cube, centre of mass above its middle, from flights alone", centre, "mm"),
-        row("cube, fall of its centre of mass, from flights alone", fall, "m/s2"),
+        error_row("cube, centre of mass above its middle, fitted", [found], "mm"),
+        error_row("cube, centre of mass above its middle, from flights alone", centre, "mm"),
+        error_row("cube, fall of its centre of mass, from flights alone", fall, "m/s2"),
     ]
 
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from instep.core.statistics import Estimate
 from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.delta_action import DeltaOptions, learn_delta
 from instep.tune.delta_eval import Squares, error_reductions, squared_errors
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import auto_params
-from recordings_common import paths, pooled, recorded, rms, row
+from rows import row
+
+from .common import error_row, paths, pooled, recorded, rms
 
 FOLDS = 3
 ARM = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll")
@@ -35,10 +38,10 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
             told[i] = 1e3 * rms((episodes[i].action - episodes[i].q)[:, columns])
         np.savez(out / "so101_folds.npz", tuned=tuned, told=told, names=[e.meta["motion"] for e in episodes])
     return [
-        row("so101, commands as prediction", told.mean(axis=1), "mrad"),
-        row("so101, held-out motions, joints 0 to 4", tuned.mean(axis=1), "mrad", 10.0),
+        error_row("so101, commands as prediction", told.mean(axis=1), "mrad"),
+        error_row("so101, held-out motions, joints 0 to 4", tuned.mean(axis=1), "mrad", 10.0),
         *(
-            row(f"so101, held-out motions, {n}", tuned[:, j], "mrad", 5.4 if j == 0 else None)
+            error_row(f"so101, held-out motions, {n}", tuned[:, j], "mrad", 5.4 if j == 0 else None)
             for j, n in enumerate(ARM)
         ),
     ]
@@ -47,16 +50,16 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
 def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Error 0.5 s and 1 s after the start of a window, every motion type held out once from both params and delta."""
     parts = pooled(_so101_squares, [(fold, out, quick) for fold in range(1 if quick else FOLDS)])
-    found = error_reductions(_joined(parts))
+    removed = error_reductions(_joined(parts))
     rows = []
     for horizon in ("0.5 s", "1 s"):
         for name, goal in (("delta", 0.15), ("noise", None)):
-            gain = found[horizon][name]
+            gain = removed[horizon][name]
             ok = None if goal is None else gain["value"] >= goal and gain["low"] > 0
             label = "delta action" if name == "delta" else "noise of its size"
-            rows.append({"name": f"so101, error removed after {horizon} by {label}", "value": 100 * gain["value"],
-                         "low": 100 * gain["low"], "high": 100 * gain["high"], "unit": "%",
-                         "goal": None if goal is None else 100 * goal, "ok": ok})  # fmt: skip
+            found = Estimate(100 * gain["value"], 100 * gain["low"], 100 * gain["high"], len(parts), "%")
+            least = None if goal is None else 100 * goal
+            rows.append(row(f"so101, error removed after {horizon} by {label}", found, at_least=least, ok=ok))
     return [*rows, *_left_over(parts)]
 
 
@@ -64,18 +67,18 @@ def _left_over(parts: list[Squares]) -> list[dict[str, Any]]:
     """Where the error sits that the parameters leave: by joint, and how much of its squares two motions own."""
     names = [e.meta["motion"] for e in recorded("so101", "so101", Scene.load("so101"))]
     motion = np.array([names[fold::FOLDS][r] for fold, part in enumerate(parts) for r in part["0.5 s"][0]])
-    squared_errors = 1e6 * np.concatenate([part["0.5 s"][1]["tuned"] for part in parts])
-    sums = {name: squared_errors[motion == name].sum(axis=0) for name in np.unique(motion)}
+    squares = 1e6 * np.concatenate([part["0.5 s"][1]["tuned"] for part in parts])
+    sums = {name: squares[motion == name].sum(axis=0) for name in np.unique(motion)}
     rows = [
-        row("so101, error after 0.5 s as tuned, median of windows", np.sqrt(np.median(squared_errors, axis=0)), "mrad")
+        error_row("so101, error after 0.5 s as tuned, median of windows", np.sqrt(np.median(squares, axis=0)), "mrad")
     ]
     for j, joint in enumerate(ARM):
         rows.append(
-            row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squared_errors[:, j].mean()))], "mrad")
+            error_row(f"so101, error after 0.5 s as tuned, {joint}", [float(np.sqrt(squares[:, j].mean()))], "mrad")
         )
         worst = sorted(sums, key=lambda name: -sums[name][j])[:2]
-        share = 100 * sum(float(sums[name][j]) for name in worst) / float(squared_errors[:, j].sum())
-        rows.append(row(f"so101, {joint}, share of squared error in {' and '.join(worst)}", [share], "%"))
+        share = 100 * sum(float(sums[name][j]) for name in worst) / float(squares[:, j].sum())
+        rows.append(error_row(f"so101, {joint}, share of squared error in {' and '.join(worst)}", [share], "%"))
     return rows
 
 
@@ -123,8 +126,8 @@ LEAD = np.array([0.035, 0.05, 0.05, 0.025, 0.03, 0.03, 0.02])
 def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop error over 20 s of runs that were not fitted, against the spread of repeats of one input.
 
-    Fitted to the first two of five runs of one input; params were chosen on these two, mostly on their last 8 s by fits
-    to the rest.
+    Fitted to the first two of five runs of one input; parameters were chosen on these two, mostly on their last 8 s by
+    fits to the rest.
     """
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
@@ -137,9 +140,9 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
     # What the arm was told is an angle and a velocity; the mapping makes one command of both.
     told = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
-    rows = [row("wam7, commands as prediction, mean of joints", told.mean(axis=1), "mrad")]
+    rows = [error_row("wam7, commands as prediction, mean of joints", told.mean(axis=1), "mrad")]
     for j, name in enumerate(scene.robot):
-        rows.append(row(f"wam7, held-out runs, {name}, times the repeat floor", errors[:, j], "1", 3.0))
+        rows.append(error_row(f"wam7, held-out runs, {name}, times the repeat floor", errors[:, j], "1", 3.0))
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from instep.app.gap_run import at_rate, named
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import aligned
-from instep.core.statistics import Estimate, bootstrap
+from instep.core.statistics import Estimate
 from instep.core.world import Simulator
 from instep.data import load_episodes
 from instep.physics.actuators import with_inputs
@@ -23,8 +24,9 @@ from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import named_params
+from rows import Row, mean, row
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 
 
@@ -53,8 +55,8 @@ def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:
     told = np.stack([np.concatenate([g.action, np.repeat(g.action[-1:], longest - len(g.q), 0)]) for g in given])
     state = sim.place(*(np.stack([getattr(g, name)[0] for g in given]) for name in ("q", "v")), 0.0, _past(given))
     out = [state.q]
-    for row in range(longest - 1):
-        state = sim.step(state, told[:, row])
+    for k in range(longest - 1):
+        state = sim.step(state, told[:, k])
         out.append(state.q)
     done = np.stack(out, axis=1)
     return [done[i, : len(g.q)] - g.q for i, g in enumerate(given)]
@@ -71,7 +73,7 @@ def identified(
     choice = named_params(scene, params, {})
     sim = without_delta(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else without_delta(scene)
     start = {**choice.start, **options.start}
-    found = fit(sim, episodes, choice.params, _with(options, start))
+    found = fit(sim, episodes, choice.params, replace(options, start=start))
     return sim.tuned(found.settings), {**choice.held, **held, **found.settings}
 
 
@@ -80,19 +82,11 @@ def rms(error: np.ndarray) -> np.ndarray:
     return np.sqrt((error**2).mean(axis=0))
 
 
-def row(name: str, samples: Sequence[float] | Estimate, unit: str, goal: float | None = None) -> dict[str, Any]:
-    """One row of the table from one number per recording, or from an estimate; lower is better."""
-    estimate = samples if isinstance(samples, Estimate) else bootstrap(np.asarray(samples, float), unit=unit)
-    ok = None if goal is None else bool(estimate.value <= goal)
-    return {"name": name, "value": estimate.value, "low": estimate.low, "high": estimate.high, "unit": unit,
-            "goal": goal, "ok": ok}  # fmt: skip
+def error_row(name: str, samples: Sequence[float] | Estimate, unit: str, goal: float | None = None) -> Row:
+    """A row from one error per recording, or from an estimate; the goal is the largest error."""
+    found = samples if isinstance(samples, Estimate) else mean(samples, unit)
+    return row(name, found, unit, at_most=goal)
 
 
 def _past(given: Sequence[Any]) -> np.ndarray:
     return np.stack([g.past[0] for g in given])
-
-
-def _with(options: ShootingOptions, start: Mapping[str, float]) -> ShootingOptions:
-    from dataclasses import replace
-
-    return replace(options, start=dict(start))

@@ -11,7 +11,8 @@ from instep.physics.open_world import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions
 from instep.tune.held_out import window_errors
-from recordings_common import identified, paths, pooled, recorded, rms, row
+
+from .common import error_row, identified, paths, pooled, recorded, rms
 
 SERVO = (
     "actuator.servo.kt",
@@ -68,13 +69,13 @@ def xl330(out: Path, quick: bool) -> list[dict[str, Any]]:
     for gain, count in seeds.items():
         each = np.array([found[gain, seed] for seed in range(count)])
         # The goal is for a gain between those that were fitted.
-        rows.append(row(f"xl330, unseen gain {gain}", each.mean(axis=0), "mrad", 42.0 if gain == "200" else None))
+        rows.append(error_row(f"xl330, unseen gain {gain}", each.mean(axis=0), "mrad", 42.0 if gain == "200" else None))
         if count > 1:
             spread = float(np.ptp(each.mean(axis=1)))
-            rows.append(row(f"xl330, unseen gain {gain}, spread of {count} seeds", [spread], "mrad", 3.0))
+            rows.append(error_row(f"xl330, unseen gain {gain}, spread of {count} seeds", [spread], "mrad", 3.0))
         outside = [e for e in episodes if e.meta["kp"] == gain]
         nominal = [1e3 * float(np.abs(e).mean()) for e in paths(before, outside)]
-        rows.append(row(f"xl330, gain {gain}, published values", nominal, "mrad"))
+        rows.append(error_row(f"xl330, gain {gain}, published values", nominal, "mrad"))
     return rows
 
 
@@ -115,7 +116,7 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
             errors = 1e3 * np.array([rms(e) for e in paths(world, runs)])
             for j, (angle, goal) in enumerate(GOALS.items()):
                 bar = goal if "three" in words else None
-                rows.append(row(f"furuta, {words}, {name}, {angle}", errors[:, j], "mrad", bar))
+                rows.append(error_row(f"furuta, {words}, {name}, {angle}", errors[:, j], "mrad", bar))
     return rows
 
 
@@ -153,6 +154,8 @@ def _build(build: str, name: str, part: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for j, joint in enumerate(scene.robot):
         goal = float(before[:, j].mean())
-        rows.append(row(f"double pendulum {build}, published values, 0.5 s windows, {joint}", before[:, j], "rad"))
-        rows.append(row(f"double pendulum {build}, fitted, 0.5 s windows, {joint}", after[:, j], "rad", goal))
+        rows.append(
+            error_row(f"double pendulum {build}, published values, 0.5 s windows, {joint}", before[:, j], "rad")
+        )
+        rows.append(error_row(f"double pendulum {build}, fitted, 0.5 s windows, {joint}", after[:, j], "rad", goal))
     return rows

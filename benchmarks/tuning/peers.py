@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mujoco
@@ -14,11 +19,14 @@ from mujoco import rollout as native
 
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
+from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.folder import SceneSimulator
 from instep.tune.fit import Fit, ShootingOptions, fit
 from instep.tune.posterior import infer, likelihood, widened_laplace
-from tune_worlds import Bed
+from rows import row
+
+from .known_worlds import Bed, arm7
 
 JOINTS, NOISE = 5, 1e-5
 """Links of the arm that is timed, and noise of its encoders [rad]."""
@@ -101,13 +109,11 @@ def against_sysid(label: str, sim: SceneSimulator, repeats: int) -> list[dict[st
         errors[1] = max(abs(other[n] / v - 1) for n, v in truth.items())
     ratios = np.array(ours) / np.array(theirs)
     ratio, known = float(np.median(ratios)), max(errors) < 0.01
+    span = Estimate(ratio, float(ratios.min()), float(ratios.max()), repeats, "x")
     return [
-        {"name": f"{label}: wall time over mujoco.sysid, both to 1 %", "value": ratio,
-         "low": float(ratios.min()), "high": float(ratios.max()), "unit": "x", "goal": 0.7,
-         "ok": ratio <= 0.7 and known},
-        {"name": f"{label}: largest error of ours, of mujoco.sysid's {errors[1]:.1e}", "value": errors[0], "low": None,
-         "high": None, "unit": "1", "goal": 0.01, "ok": known},
-    ]  # fmt: skip
+        row(f"{label}: wall time over mujoco.sysid, both to 1 %", span, at_most=0.7, ok=ratio <= 0.7 and known),
+        row(f"{label}: largest error of ours, of mujoco.sysid's {errors[1]:.1e}", errors[0], at_most=0.01, ok=known),
+    ]
 
 
 def _run(sim: SceneSimulator, seed: int) -> Episode:
@@ -241,3 +247,33 @@ def _tensor(values: Array) -> Any:
     import torch
 
     return torch.tensor(np.asarray(values), dtype=torch.float32)
+
+
+def timed(quick: bool) -> list[dict[str, Any]]:
+    """The rows of `speed`, from a process pinned to two cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as worker:
+        return worker.submit(speed, quick).result()
+
+
+def speed(quick: bool) -> list[dict[str, Any]]:
+    """A fit's wall time over that of its bare simulations, and over mujoco.sysid's to the same tolerance."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    place = arm7()
+    sim = place.sim
+    episodes = place.record(place.truth(0), range(2 if quick else 6))
+    ratios: list[float] = []
+    for _ in range(1 if quick else 7):
+        found = fit(sim, episodes, place.params, replace(place.options, limit=None))
+        span = found.windows.action.shape[1]
+        steps = found.worlds * span * sim.substeps
+        ratios.append(found.seconds / (steps / raw_rate(sim, 4 * len(found.windows), span)))
+    ratio = float(np.median(ratios))
+    span = Estimate(ratio, min(ratios), max(ratios), len(ratios), "x")
+    rows = [row("arm7: wall time of a fit over its simulations alone", span, at_most=1.3)]
+    with TemporaryDirectory() as folder:
+        for label, meshes in (("plain arm", False), ("arm with meshes", True)):
+            arm = meshed_arm(Path(folder) / label.replace(" ", "_"), meshes)
+            rows += against_sysid(label, arm, repeats=1 if quick else 7)
+    return rows

@@ -1,0 +1,1 @@
+"""Recorded machines of the recordings benchmark, one module per kind."""
