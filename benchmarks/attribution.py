@@ -15,7 +15,7 @@ import numpy as np
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
 from instep.diagnose.attribution import AttributionOptions, attribute
-from instep.diagnose.candidates import SuspectOptions, identify, suspects_of
+from instep.diagnose.candidates import CandidateOptions, candidate_causes, identify_causes
 from rows import row
 
 ARM = """
@@ -38,7 +38,7 @@ ARM = """
 </mujoco>
 """
 CAUSES = ("joint damping", "dry friction", "gains", "payload", "time step", "latency", "backlash", "actuator limits")
-"""In the order in which suspects come."""
+"""In the order in which candidates come."""
 NOISE, ROWS = 2e-4, 160
 
 
@@ -68,11 +68,11 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 def owners(scene: Scene, seed: int, cause: str | None) -> dict[str, Estimate]:
     """What each of the eight owns of the gap on held-out runs."""
     rng = np.random.default_rng((seed, 1))
-    sim, suspects = suspects_of(scene, open_world(scene))
+    sim, candidates = candidate_causes(scene, open_world(scene))
     real = sim.tuned(_planted(cause, rng)) if cause else sim
     runs = [_record(real, rng, k) for k in range(10)]
-    causes, _ = identify(sim, runs[:5], suspects, options=SuspectOptions(every=0.3, most=120))
-    components = {CAUSES[suspects.index(c.suspect)]: c.settings for c in causes}
+    causes, _ = identify_causes(sim, runs[:5], candidates, options=CandidateOptions(every=0.3, most=120))
+    components = {CAUSES[candidates.index(c.candidate)]: c.settings for c in causes}
     nothing = dict.fromkeys(CAUSES, Estimate(0.0, 0.0, 0.0, 5, "1"))
     if not components:
         return nothing

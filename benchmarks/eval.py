@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from instep import open_world
 from instep.core.world import Array, Observation, stack
 from instep.core.wrapper import Layer
-from instep.evaluate.episode_batch import play
+from instep.evaluate.episode_batch import run_batch
 from instep.policy.experts.task_experts import expert_of
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.model import body_poses
@@ -56,8 +56,8 @@ def against_raw(seconds: float, repeats: int) -> list[dict[str, Any]]:
         {
             "mujoco.rollout": case.raw_rollout(),
             "mujoco.batch": case.raw_batch(),
-            "recorded": lambda: play(world, recorded, case.seeds),
-            "mlp": lambda: play(world, net, case.seeds),
+            "recorded": lambda: run_batch(world, recorded, case.seeds),
+            "mlp": lambda: run_batch(world, net, case.seeds),
         },
         repeats,
     )
@@ -80,7 +80,7 @@ def against_async(seconds: float, repeats: int) -> list[dict[str, Any]]:
     net, steps = Mlp(case), max(4, case.steps // 4)
     peers = {n: AsyncVectorEnv([lambda: make_env("pusht", {})] * n) for n in (2, 8)}
     timed = {f"{n}": lambda env=env: play_env(env, net, steps) for n, env in peers.items()}
-    took = interleaved({"ours": lambda: play(world, net, case.seeds), **timed}, repeats)
+    took = interleaved({"ours": lambda: run_batch(world, net, case.seeds), **timed}, repeats)
     for env in peers.values():
         env.close()
     speed = {n: steps * n * case.world.substeps / took[f"{n}"] for n in peers}
@@ -125,7 +125,7 @@ def pace(count: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Simulated seconds per second of this machine, with an MLP policy."""
     world, case = tasked(seconds)
     net = Mlp(case)
-    took = interleaved({"ours": lambda: play(world, net, range(count))}, repeats)["ours"]
+    took = interleaved({"ours": lambda: run_batch(world, net, range(count))}, repeats)["ours"]
     value = count * case.steps * case.world.spec.dt / took
     return [row(f"pusht: simulated s per s, {count} worlds", median(value, "x"), at_least=100.0)]
 
@@ -142,7 +142,7 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     seen = SeenAtTimes(world.world, *virtual_camera(world.world), every=6)
     eyes, net = TorchEyes(1, 96).eval(), Mlp(case)
     policy = Looking(eyes, net, every=6)
-    took = interleaved({"ours": lambda: play(Tasked(seen, world.task), policy, range(count))}, repeats)["ours"]
+    took = interleaved({"ours": lambda: run_batch(Tasked(seen, world.task), policy, range(count))}, repeats)["ours"]
     value = count * case.steps * case.world.spec.dt / took
     return [
         row(

@@ -22,11 +22,11 @@ from instep.app import gap_page
 from instep.app.gap_run import write_curves, write_runs
 from instep.core.episode import Episode
 from instep.core.world import Spec, vector
-from instep.diagnose.data_checks import preflight
+from instep.diagnose.data_checks import check_data
 from instep.gap.arm_kinematics import Arm, Chain, chain_to
 from instep.gap.dtw import dtw
-from instep.gap.joint_error import profile, profile_scores
-from instep.gap.paired_runs import compare
+from instep.gap.joint_error import joint_error_profile, profile_scores
+from instep.gap.paired_runs import compare_runs
 from instep.report.page import HtmlReport, write_report
 from rows import median, row
 
@@ -111,7 +111,7 @@ def report(out: Path, quick: bool) -> list[dict[str, Any]]:
     folder = out / "pairs"
     folder.mkdir(parents=True, exist_ok=True)
     real, sim = (_runs(runs, rows, side) for side in (0, 1))
-    gap = compare(real, sim)
+    gap = compare_runs(real, sim)
     write_runs(folder, gap)
     del real, sim, gap
     whole, scan = [], []
@@ -191,9 +191,9 @@ def _full_report(folder: Path, out: Path) -> None:
             Episode(SPEC, {"timestamp": t[a:b], "q": q[a:b]}, {"name": str(i)})
             for i, (a, b) in enumerate(pairwise(edges))
         ])  # fmt: skip
-    looked = preflight(sides[0])
-    gap = compare(*sides)
-    profiles = [profile(pair, ARMS) for pair in gap.pairs]
+    looked = check_data(sides[0])
+    gap = compare_runs(*sides)
+    profiles = [joint_error_profile(pair, ARMS) for pair in gap.pairs]
     gap = gap.with_scores(profile_scores(profiles))
     sections = [gap_page.horizon_section(gap), gap_page.runs_section(gap), gap_page.arms_section(profiles, gap.scores)]
     sections.append(gap_page.details_section(gap, looked))

@@ -17,13 +17,13 @@ import numpy as np
 
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import wilson
-from instep.diagnose.candidates import physical_modes, question, suspects_of
+from instep.diagnose.candidates import candidate_causes, physical_modes, try_candidates
 from instep.diagnose.contact_modes import contact_faults, rest_test
-from instep.diagnose.failure_modes import Mode, embodiment, perceptual
+from instep.diagnose.failure_modes import FailureMode, embodiment_mismatch, perceptual_sensitivity
 from instep.diagnose.motion_modes import compounding, dynamics_gap, sensor_noise, static_scene, stochasticity
-from instep.gap.horizon import measure, over_time
-from instep.gap.noise_floor import repeats, with_floor
-from instep.gap.paired_runs import compare
+from instep.gap.horizon import error_over_time, measure_horizon
+from instep.gap.noise_floor import repeated_runs, with_noise_floor
+from instep.gap.paired_runs import compare_runs
 from instep.gap.preparation import prepare
 from instep.robot.imperfect import Backlash, Dropping, Saturated
 from instep.scene.folder import SceneSimulator
@@ -92,7 +92,7 @@ class Stage:
         self.arm = self._scene("arm", ARM, ["shoulder", "elbow"], [])
         self.cube = self._scene("cube", CUBE.format(**PLAIN), [], ["cube"])
 
-    def families(self) -> dict[str, tuple[dict[str, Callable[[int], Any]], Callable[[Any], list[Mode]]]]:
+    def families(self) -> dict[str, tuple[dict[str, Callable[[int], Any]], Callable[[Any], list[FailureMode]]]]:
         physical = {
             "friction": self.friction, "latency": self.latency, "actuator limits": self.limits,
             "backlash": self.backlash, "gains": self.gains, "payload": self.payload, "time step": self.coarse,
@@ -129,14 +129,14 @@ class Stage:
 
     # An arm under smooth commands: what a parameter can put right.
 
-    def look_arm(self, runs: list[Episode]) -> list[Mode]:
-        """Question the suspects, and listen for noise."""
+    def look_arm(self, runs: list[Episode]) -> list[FailureMode]:
+        """Question the candidates, and listen for noise."""
         sim = open_world(self.arm)
         ready = prepare(runs).episodes
-        noise = sensor_noise(measure(sim, ready).pairs)
-        wrapped, suspects = suspects_of(self.arm, sim)
+        noise = sensor_noise(measure_horizon(sim, ready).pairs)
+        wrapped, candidates = candidate_causes(self.arm, sim)
         # Noise hides motion: where it is loud, causes are sought under it, and it is what is named.
-        return [noise] if noise.found else [noise, *physical_modes(question(wrapped, ready, suspects))]
+        return [noise] if noise.found else [noise, *physical_modes(try_candidates(wrapped, ready, candidates))]
 
     def friction(self, seed: int) -> list[Episode]:
         rng = np.random.default_rng((seed, 1))
@@ -187,11 +187,11 @@ class Stage:
 
     # Repeats of one command.
 
-    def look_repeats(self, runs: list[Episode]) -> list[Mode]:
+    def look_repeats(self, runs: list[Episode]) -> list[FailureMode]:
         """Lay the error beside the scatter of repeats."""
         ready = prepare(runs).episodes
-        gap = with_floor(measure(open_world(self.arm), ready), ready)
-        chance = stochasticity(repeats(ready))
+        gap = with_noise_floor(measure_horizon(open_world(self.arm), ready), ready)
+        chance = stochasticity(repeated_runs(ready))
         # Scatter that sensors do not explain raises the floor itself; it is the finding.
         return [chance] if chance.found else [chance, dynamics_gap(gap)]
 
@@ -212,11 +212,11 @@ class Stage:
 
     # A cube that is dropped, pushed, thrown.
 
-    def look_objects(self, case: tuple[list[Episode], Scene]) -> list[Mode]:
+    def look_objects(self, case: tuple[list[Episode], Scene]) -> list[FailureMode]:
         """Replay, and look at where bodies rest."""
         runs, scene = case
         sim = open_world(scene)
-        gap = measure(sim, runs)
+        gap = measure_horizon(sim, runs)
         faults = contact_faults(gap.pairs)
         rest = rest_test(sim, runs)
         # A body that falls through the table also leaves where it rested; the fault is named once.
@@ -275,14 +275,14 @@ class Stage:
     def texture(self, seed: int) -> Any:
         return images(seed, smoothed=True)
 
-    def look_images(self, actions: Any) -> list[Mode]:
-        return [perceptual(*actions)]
+    def look_images(self, actions: Any) -> list[FailureMode]:
+        return [perceptual_sensitivity(*actions)]
 
     def foreign(self, seed: int) -> Any:
         return self.commanded(seed, scale=_between(seed, 1.6, 2.5), shake=_between(seed, 0.0, 0.1))
 
-    def look_commands(self, case: Any) -> list[Mode]:
-        return [embodiment(*case)]
+    def look_commands(self, case: Any) -> list[FailureMode]:
+        return [embodiment_mismatch(*case)]
 
     def commanded(self, seed: int, scale: float, shake: float) -> Any:
         rng = np.random.default_rng((seed, 5))
@@ -299,7 +299,7 @@ class Stage:
     def loop(self, seed: int) -> Any:
         return self.looped(seed, bias=_between(seed, 0.01, 0.03))
 
-    def look_loop(self, case: Any) -> list[Mode]:
+    def look_loop(self, case: Any) -> list[FailureMode]:
         return [compounding(*case)]
 
     def looped(self, seed: int, bias: float) -> Any:
@@ -311,8 +311,8 @@ class Stage:
             start = rng.uniform(-0.05, 0.05, 2)
             runs = [_leaning(world, start, b, rng) for world, b in ((real, 0.0), (sim, bias))]
             replayed = rollout(_at(sim, start), Script(runs[0].action), steps=len(runs[0]))
-            closed += over_time(compare([runs[0]], [runs[1]]).pairs)
-            opened += over_time(compare([runs[0]], [replayed]).pairs)
+            closed += error_over_time(compare_runs([runs[0]], [runs[1]]).pairs)
+            opened += error_over_time(compare_runs([runs[0]], [replayed]).pairs)
         return closed, opened
 
     def _variant(self, name: str, seed: int, **changes: Any) -> Scene:
@@ -391,6 +391,6 @@ def _between(seed: int, low: float, high: float) -> float:
     return float(np.random.default_rng((seed, 8)).uniform(low, high))
 
 
-def _named(modes: list[Mode], name: str) -> bool:
+def _named(modes: list[FailureMode], name: str) -> bool:
     found = [m for m in modes if m.found]
     return bool(found) and name in {m.name for m in found}

@@ -201,24 +201,24 @@ def train(job: tuple[Training, list[Any], Path, Plan]) -> str:
 
 def teach(job: tuple[Path, dict[str, float], int, Plan]) -> list[Any]:
     """Demonstrations in the tuned simulator from where a policy fails there."""
-    from instep.evaluate.failure_mining import lessons
+    from instep.evaluate.failure_mining import corrective_demos
     from instep.policy.flow_policy import load_policy
 
     folder, settings, first, plan = job
     world = worlds("tuned", settings, threads=max(1, (os.cpu_count() or 2) // plan.seeds))
     seeds = range(first, first + plan.tries)
-    found = lessons(world, load_policy(folder, world.spec), expert(), seeds, wanted=plan.demos)
+    found = corrective_demos(world, load_policy(folder, world.spec), expert(), seeds, wanted=plan.demos)
     return list(found.episodes)
 
 
 def judge(job: tuple[str, str, dict[str, float], Sequence[int]]) -> list[bool]:
     """From which starts a policy does the task in a world."""
-    from instep.evaluate.episode_batch import play
+    from instep.evaluate.episode_batch import run_batch
     from instep.policy.flow_policy import load_policy
 
     folder, name, settings, seeds = job
     world = worlds(name, settings)
-    return [row.success for row in play(world, load_policy(Path(folder), world.spec), seeds).ended]
+    return [row.success for row in run_batch(world, load_policy(Path(folder), world.spec), seeds).ended]
 
 
 def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Plan, book: Book) -> None:

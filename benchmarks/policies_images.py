@@ -227,12 +227,12 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
 
 def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path]:
     """Demonstrations in the tuned simulator from where a policy that looks fails there."""
-    from instep.evaluate.failure_mining import lessons
+    from instep.evaluate.failure_mining import corrective_demos
 
     folder, settings, seed, camera, scratch, plan = job
     bare, world = seen("tuned", settings, camera, threads=max(1, (os.cpu_count() or 2) // plan.seeds))
     first = MINED + 1000 * seed
-    found = lessons(
+    found = corrective_demos(
         world, _policy(folder, world), policies.expert(), range(first, first + plan.tries), wanted=plan.demos,
         shown_in=bare,
     ).episodes  # fmt: skip
@@ -241,11 +241,11 @@ def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path
 
 def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
     """From which starts a policy does the task on the simulated robot."""
-    from instep.evaluate.episode_batch import play
+    from instep.evaluate.episode_batch import run_batch
 
     folder, camera, seeds = job
     _, world = seen("simulated robot", {}, camera)
-    return [row.success for row in play(world, _policy(folder, world), seeds).ended]
+    return [row.success for row in run_batch(world, _policy(folder, world), seeds).ended]
 
 
 def note_minutes(camera: str, out: Path, plan: Plan) -> None:

@@ -16,10 +16,10 @@ from instep.core.statistics import Estimate, jackknife, mmrv, mmrv_interval, pea
 from instep.core.trials import anytime, equivalence, mcnemar, newcombe, paired_difference, prediction_powered
 from instep.core.world import Spec, vector
 from instep.gap.error_growth import excess, growth, time_to_threshold
-from instep.gap.joint_error import Profile, profile_scores
-from instep.gap.noise_floor import floor
-from instep.gap.paired_runs import compare
-from instep.gap.time_alignment import offset
+from instep.gap.joint_error import JointErrorProfile, profile_scores
+from instep.gap.noise_floor import noise_floor
+from instep.gap.paired_runs import compare_runs
+from instep.gap.time_alignment import clock_offset
 from rows import percent, row
 
 Trial = tuple[Estimate, float]
@@ -162,7 +162,7 @@ def clock(rng: np.random.Generator, times: int) -> Iterator[Trial]:
         motion = np.abs(np.convolve(rng.normal(size=len(t) + 59), kernel / kernel.sum(), mode="valid"))
         other = np.arange(0.7, 39, 1 / 30)
         seen = np.interp(other, t, motion) + rng.normal(0, 0.04, len(other))
-        yield offset((t, motion), (other - shift, seen), longest=0.8, windows=10).seconds, shift
+        yield clock_offset((t, motion), (other - shift, seen), longest=0.8, windows=10).seconds, shift
 
 
 SPEC = Spec(0.02, vector(["a", "b"], "rad"), vector(["a", "b"], "rad/s"), vector(["u"], "V"))
@@ -178,7 +178,7 @@ def scatter(rng: np.random.Generator, times: int) -> Iterator[Trial]:
     for _ in range(times):
         runs = [_run(rng.normal(0, 0.02, (1, 2)) + rng.normal(0, 0.01, (150, 2))) for _ in range(8)]
         # The scatter about the mean of the repeats: seven eighths of the variance.
-        yield floor([runs])["all rad"].at(float("inf")), float(np.sqrt((0.02**2 + 0.01**2) * 7 / 8))
+        yield noise_floor([runs])["all rad"].at(float("inf")), float(np.sqrt((0.02**2 + 0.01**2) * 7 / 8))
 
 
 def between(rng: np.random.Generator, times: int) -> Iterator[Trial]:
@@ -186,7 +186,7 @@ def between(rng: np.random.Generator, times: int) -> Iterator[Trial]:
     for _ in range(times):
         real = [_run(rng.normal(0, 1, (120, 2)).cumsum(axis=0)) for _ in range(8)]
         sim = [_run(r.q + rng.normal(0, 0.05, (1, 2)) + rng.normal(0, 0.03, (120, 2))) for r in real]
-        yield compare(real, sim).curves["all rad"].at(float("inf")), float(np.sqrt(0.05**2 + 0.03**2))
+        yield compare_runs(real, sim).curves["all rad"].at(float("inf")), float(np.sqrt(0.05**2 + 0.03**2))
 
 
 def quantile(rng: np.random.Generator, times: int) -> Iterator[Trial]:
@@ -196,7 +196,7 @@ def quantile(rng: np.random.Generator, times: int) -> Iterator[Trial]:
         profiles = []
         for _ in range(12):
             errors = np.abs(rng.normal(0, rng.lognormal(0, 0.3), 200))
-            profiles.append(Profile("", np.arange(200), {"arm": errors}, errors, {}, {}, {}))
+            profiles.append(JointErrorProfile("", np.arange(200), {"arm": errors}, errors, {}, {}, {}))
         yield profile_scores(profiles)["RMSE_norm, 90% of rows below"], truth
 
 

@@ -9,7 +9,7 @@ from instep import BadInput, Episode
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Spec, vector
 from instep.gap.preparation import prepare, velocity
-from instep.gap.time_alignment import angular_speed, lag, offset
+from instep.gap.time_alignment import angular_speed, clock_offset, lag
 
 
 def wander(rng, t, smooth=40):
@@ -41,7 +41,7 @@ def test_a_clock_offset_is_recovered_with_its_spread(shift):
     speed = np.abs(wander(rng, t, 80))
     other = np.arange(0.7, 59, 1 / 30)
     seen = np.interp(other, t, speed) + rng.normal(0, 0.005, len(other))
-    found = offset((t, speed), (other - shift, seen))
+    found = clock_offset((t, speed), (other - shift, seen))
     assert found.seconds.value == pytest.approx(shift, abs=0.01)
     assert found.seconds.low <= shift + 0.003 and found.seconds.high >= shift - 0.003
     assert 0 < found.spread < 0.02 and len(found.windows) >= 5
@@ -51,7 +51,7 @@ def test_streams_without_common_motion_are_refused():
     rng = np.random.default_rng(0)
     t = np.arange(0, 30, 0.02)
     with pytest.raises(BadInput, match="windows show a common motion"):
-        offset((t, rng.normal(size=len(t))), (t, rng.normal(size=len(t))))
+        clock_offset((t, rng.normal(size=len(t))), (t, rng.normal(size=len(t))))
 
 
 def test_angular_speed_is_the_same_in_every_frame():

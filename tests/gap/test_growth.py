@@ -10,8 +10,8 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.world import Spec, vector
 from instep.gap.error_growth import crossing, excess, growth, time_to_threshold
-from instep.gap.gap_result import Pair
-from instep.gap.noise_floor import outcomes, split
+from instep.gap.gap_result import RunPair
+from instep.gap.noise_floor import outcomes, split_by_outcome
 from instep.gap.stream_alignment import timing
 
 T = np.arange(1, 400) * 0.01
@@ -88,7 +88,7 @@ def test_runs_that_end_differently_are_split_before_averaging():
     assert outcomes(runs) == [[0, 1, 2, 3], [4, 5, 6]]
     assert outcomes(runs[:4]) == [[0, 1, 2, 3]] and outcomes(runs[:1]) == [[0]]
     named = [r.with_columns({}, group="swing", repeat="0") for r in runs]
-    kinds = split([named])
+    kinds = split_by_outcome([named])
     assert [k[0].meta["group"] for k in kinds] == ["swing, outcome 1 of 2", "swing, outcome 2 of 2"]
     spread = np.std([r.q[:, 1] for r in runs], axis=0).mean()
     within = np.std([r.q[:, 1] for r in kinds[0]], axis=0).mean()
@@ -103,9 +103,9 @@ def test_a_lag_between_worlds_is_reported_with_and_without():
         q = np.stack([np.sin((2 + 0.1 * seed) * s), np.cos(3 * s)], axis=-1)
         return Episode(SPEC, {"timestamp": t, "q": q, "action": np.zeros((500, 1))})
 
-    pairs = [Pair(run(0.0, k), run(0.043, k)) for k in range(5)]
+    pairs = [RunPair(run(0.0, k), run(0.043, k)) for k in range(5)]
     found = timing(pairs)
     assert found is not None and found.lag.value == pytest.approx(0.043, abs=2e-3)
     assert found.after.value < 0.1 * found.before.value
     still = Episode(SPEC, {"timestamp": t, "q": np.zeros((500, 2)), "action": np.zeros((500, 1))})
-    assert timing([Pair(still, still)]) is None
+    assert timing([RunPair(still, still)]) is None

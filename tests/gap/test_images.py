@@ -7,8 +7,8 @@ import pytest
 
 from instep import BadInput, Episode
 from instep.core.world import Channel, Spec, vector
-from instep.gap.gap_result import Pair
-from instep.gap.image_scores import compare_frames, iou, looks, photometric, psnr, ssim, unit_image
+from instep.gap.gap_result import RunPair
+from instep.gap.image_scores import camera_scores, compare_frames, iou, photometric, psnr, ssim, unit_image
 
 
 def picture(seed=0, shift=0):
@@ -96,8 +96,8 @@ def test_paired_runs_are_compared_camera_by_camera():
         columns = {"timestamp": np.arange(5) * 0.1, "q": np.zeros((5, 1))}
         return Episode(spec, {**columns, "observation.images.top": frames, "observation.masks.top": masks})
 
-    (found,) = looks([Pair(run(0), run(3)), Pair(run(0), run(2))])
+    (found,) = camera_scores([RunPair(run(0), run(3)), RunPair(run(0), run(2))])
     assert found.camera == "top"
     assert found.scores["top frame psnr"].n == 2 and found.scores["top region ssim"].value < 0.95
     assert 0.5 < found.scores["top mask IoU"].value < 0.95
-    assert looks([]) == []
+    assert camera_scores([]) == []

@@ -8,11 +8,20 @@ import pytest
 from instep import BadInput, Episode, MujocoWorld
 from instep.core.statistics import Estimate
 from instep.core.world import Spec, vector
-from instep.diagnose.candidates import physical_modes, question, suspects_of
+from instep.diagnose.candidates import candidate_causes, physical_modes, try_candidates
 from instep.diagnose.contact_modes import at_rest, audit, contact_faults
-from instep.diagnose.failure_modes import MODES, PHYSICAL, Mode, conformal, confusion, embodiment, named, perceptual
+from instep.diagnose.failure_modes import (
+    MODES,
+    PHYSICAL,
+    FailureMode,
+    conformal,
+    confusion,
+    embodiment_mismatch,
+    found_modes,
+    perceptual_sensitivity,
+)
 from instep.diagnose.motion_modes import compounding, noise_level, sensor_noise, static_scene, stochasticity
-from instep.gap.gap_result import Pair
+from instep.gap.gap_result import RunPair
 
 T = np.arange(200) * 0.02
 LABELS = [f"cube.{p}" for p in ("x", "y", "z", "qw", "qx", "qy", "qz")]
@@ -38,16 +47,16 @@ def test_every_mode_has_a_name_and_words():
 
 def test_a_body_that_moved_only_in_reality_is_a_static_scene():
     slid = cube(x=np.clip(T - 1, 0, 1) * 0.3)
-    assert static_scene([Pair(slid, cube())]).found
-    assert not static_scene([Pair(slid, slid)]).found and not static_scene([Pair(cube(), cube())]).found
+    assert static_scene([RunPair(slid, cube())]).found
+    assert not static_scene([RunPair(slid, slid)]).found and not static_scene([RunPair(cube(), cube())]).found
 
 
 def test_bodies_that_sink_fall_through_or_shake_are_named():
-    assert found(contact_faults([Pair(cube(), cube(z=0.025))])) == {"penetration"}
+    assert found(contact_faults([RunPair(cube(), cube(z=0.025))])) == {"penetration"}
     falling = 0.03 - np.clip(T - 1, 0, None) * 0.5
-    assert found(contact_faults([Pair(cube(), cube(z=falling))])) == {"tunnelling"}
-    assert found(contact_faults([Pair(cube(), cube(shake=5e-4))])) == {"contact jitter"}
-    assert found(contact_faults([Pair(cube(), cube())])) == set()
+    assert found(contact_faults([RunPair(cube(), cube(z=falling))])) == {"tunnelling"}
+    assert found(contact_faults([RunPair(cube(), cube(shake=5e-4))])) == {"contact jitter"}
+    assert found(contact_faults([RunPair(cube(), cube())])) == set()
 
 
 def test_rest_is_where_nothing_moves_for_a_while():
@@ -72,8 +81,8 @@ def joint(noise, seed, told=None):
 
 def test_noise_is_measured_under_a_smooth_motion():
     assert noise_level(joint(0.004, 0).q)[0] == pytest.approx(0.004, rel=0.2)
-    loud = [Pair(joint(0.004, k), joint(1e-4, 100 + k)) for k in range(4)]
-    quiet = [Pair(joint(1e-4, k), joint(1e-4, 100 + k)) for k in range(4)]
+    loud = [RunPair(joint(0.004, k), joint(1e-4, 100 + k)) for k in range(4)]
+    quiet = [RunPair(joint(1e-4, k), joint(1e-4, 100 + k)) for k in range(4)]
     assert sensor_noise(loud).found and not sensor_noise(quiet).found
 
 
@@ -101,8 +110,8 @@ def test_a_policy_that_reads_textures_is_sensitive():
     rng = np.random.default_rng(3)
     real = rng.normal(size=(6, 10, 2))
     small = real + rng.normal(0, 0.05, real.shape)
-    assert perceptual(real, real + 0.5, small).found
-    assert not perceptual(real, real + rng.normal(0, 0.05, real.shape), small).found
+    assert perceptual_sensitivity(real, real + 0.5, small).found
+    assert not perceptual_sensitivity(real, real + rng.normal(0, 0.05, real.shape), small).found
 
 
 def test_commands_this_body_does_not_know_are_a_mismatch():
@@ -112,10 +121,10 @@ def test_commands_this_body_does_not_know_are_a_mismatch():
 
     usual = [told(0.7, k) for k in range(24)]
     limits = {"a": (-1.0, 1.0)}
-    assert embodiment([told(2.5, 50 + k) for k in range(3)], usual, limits).found
-    assert not embodiment([told(0.7, 70 + k) for k in range(3)], usual, limits).found
+    assert embodiment_mismatch([told(2.5, 50 + k) for k in range(3)], usual, limits).found
+    assert not embodiment_mismatch([told(0.7, 70 + k) for k in range(3)], usual, limits).found
     with pytest.raises(BadInput, match="needs 19 usual runs"):
-        embodiment(usual[:2], usual[:10], limits)
+        embodiment_mismatch(usual[:2], usual[:10], limits)
 
 
 def test_a_conformal_threshold_needs_enough_runs():
@@ -132,11 +141,11 @@ def test_agreement_of_failure_modes_is_counted_beyond_chance():
 
 def test_modes_that_were_found_come_first():
     modes = [
-        Mode("latency", True, Estimate(0.4, 0.3, 0.5, 5), ""),
-        Mode("friction", False, Estimate(0.9, 0.1, 1, 5), ""),
-        Mode("backlash", True, Estimate(0.8, 0.7, 0.9, 5), ""),
+        FailureMode("latency", True, Estimate(0.4, 0.3, 0.5, 5), ""),
+        FailureMode("friction", False, Estimate(0.9, 0.1, 1, 5), ""),
+        FailureMode("backlash", True, Estimate(0.8, 0.7, 0.9, 5), ""),
     ]
-    assert [m.name for m in named(modes)] == ["backlash", "latency"]
+    assert [m.name for m in found_modes(modes)] == ["backlash", "latency"]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +153,8 @@ def test_modes_that_were_found_come_first():
     [({"action.delay": 0.05}, "latency"), ({"joint.shoulder.damping": 1.5, "joint.elbow.damping": 0.3}, "friction")],
 )
 def test_the_suspect_that_explains_most_is_named(arm: MujocoWorld, record, settings, name):
-    wrapped, suspects = suspects_of(arm.scene, arm)
-    asked = question(wrapped, record(arm.tuned(settings), range(3)), suspects)
+    wrapped, candidates = candidate_causes(arm.scene, arm)
+    asked = try_candidates(wrapped, record(arm.tuned(settings), range(3)), candidates)
     modes = physical_modes(asked)
     assert found(modes) == {name}
     assert "explains" in next(m for m in modes if m.found).evidence
@@ -155,7 +164,7 @@ def test_a_simulator_that_is_right_has_no_suspect(arm: MujocoWorld, record):
     runs = record(arm, range(3))
     rng = np.random.default_rng(0)
     noisy = [r.with_columns({"q": r.q + rng.normal(0, 1e-4, r.q.shape)}) for r in runs]
-    wrapped, suspects = suspects_of(arm.scene, arm)
-    assert found(physical_modes(question(wrapped, noisy, suspects))) == set()
+    wrapped, candidates = candidate_causes(arm.scene, arm)
+    assert found(physical_modes(try_candidates(wrapped, noisy, candidates))) == set()
     with pytest.raises(BadInput, match="at least one recorded run"):
-        question(wrapped, [], suspects)
+        try_candidates(wrapped, [], candidates)

@@ -7,8 +7,7 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Spec, vector
-from instep.diagnose.data_checks import preflight
-from instep.diagnose.signal_checks import quantum
+from instep.diagnose.data_checks import check_data, quantum
 
 
 def change(runs, column, edit):
@@ -18,20 +17,20 @@ def change(runs, column, edit):
 
 def only(runs, **options):
     """The errors of a preflight, each a (check, channel)."""
-    return [(f.check, f.channel) for f in preflight(runs, **options).errors]
+    return [(f.check, f.channel) for f in check_data(runs, **options).errors]
 
 
 def test_sound_recordings_pass(runs):
-    found = preflight(runs, limits={"shoulder": (-3, 3), "elbow": (-3, 3), "slide": (0, 0.1)})
-    assert found.findings == ()
+    found = check_data(runs, limits={"shoulder": (-3, 3), "elbow": (-3, 3), "slide": (0, 0.1)})
+    assert found.problems == ()
     found.require()
 
 
 def test_nothing_is_refused(runs):
     with pytest.raises(BadInput, match="holds no episode"):
-        preflight([])
+        check_data([])
     with pytest.raises(BadInput, match="has 1 row"):
-        preflight([runs[0].rows(0, 1)])
+        check_data([runs[0].rows(0, 1)])
 
 
 def test_a_nan_is_named_with_its_channel_and_row(runs):
@@ -40,7 +39,7 @@ def test_a_nan_is_named_with_its_channel_and_row(runs):
         return q
 
     with pytest.raises(BadInput, match="'elbow' in 'q' of run 'run 0' is not a finite number in row 7"):
-        preflight(change(runs, "q", spoil)).require()
+        check_data(change(runs, "q", spoil)).require()
 
 
 def test_time_that_goes_back_or_stands_still_is_refused(runs):
@@ -53,9 +52,9 @@ def test_time_that_goes_back_or_stands_still_is_refused(runs):
         return t
 
     with pytest.raises(BadInput, match="Time goes back at row 50"):
-        preflight(change(runs, "timestamp", back)).require()
+        check_data(change(runs, "timestamp", back)).require()
     with pytest.raises(BadInput, match="Time stands still at row 50"):
-        preflight(change(runs, "timestamp", still)).require()
+        check_data(change(runs, "timestamp", still)).require()
 
 
 def test_gaps_and_jitter_are_warned_of_and_many_gaps_refused(runs):
@@ -63,7 +62,7 @@ def test_gaps_and_jitter_are_warned_of_and_many_gaps_refused(runs):
         t[100:] += 0.2
         return t
 
-    found = preflight(change(runs, "timestamp", one_gap))
+    found = check_data(change(runs, "timestamp", one_gap))
     assert not found.errors and "6 gaps in the stamps, the longest 220 ms" in found.warnings[0].sentence
 
     def many(t):
@@ -71,13 +70,13 @@ def test_gaps_and_jitter_are_warned_of_and_many_gaps_refused(runs):
 
     assert ("stamps", "timestamp") in only(change(runs, "timestamp", many))
     rng = np.random.default_rng(0)
-    shaky = preflight(change(runs, "timestamp", lambda t: t + rng.uniform(-0.006, 0.006, len(t))))
+    shaky = check_data(change(runs, "timestamp", lambda t: t + rng.uniform(-0.006, 0.006, len(t))))
     assert any("scatter" in f.sentence for f in shaky.warnings)
 
 
 def test_stamps_in_milliseconds_are_suspected(runs):
     with pytest.raises(BadInput, match="milliseconds instead of seconds"):
-        preflight(change(runs, "timestamp", lambda t: 1000 * t)).require()
+        check_data(change(runs, "timestamp", lambda t: 1000 * t)).require()
 
 
 @pytest.mark.parametrize("column", ["q", "action"])
@@ -87,7 +86,7 @@ def test_degrees_instead_of_radians_are_named(runs, column):
         return values
 
     turned = change(runs, column, degrees)
-    found = preflight(turned)
+    found = check_data(turned)
     assert ("gain", "elbow") in only(turned)
     assert any("degrees" in f.sentence and "elbow" in f.sentence for f in found.errors)
 
@@ -99,7 +98,7 @@ def test_degrees_in_both_state_and_command_are_seen_by_the_range(runs):
 
     turned = change(change(runs, "q", degrees), "action", degrees)
     with pytest.raises(BadInput, match=r"'elbow' reaches .* degrees instead of rad"):
-        preflight(turned, limits={"elbow": (-2.9, 2.9)}).require()
+        check_data(turned, limits={"elbow": (-2.9, 2.9)}).require()
 
 
 def test_millimetres_are_suspected(runs):
@@ -120,7 +119,7 @@ def test_velocities_in_degrees_are_suspected(runs):
 
 def test_swapped_joints_are_named(runs):
     with pytest.raises(BadInput, match=r"'shoulder' follows the command of 'elbow' .*order of the joints"):
-        preflight(change(runs, "action", lambda a: a[:, [1, 0, 2]])).require()
+        check_data(change(runs, "action", lambda a: a[:, [1, 0, 2]])).require()
 
 
 def test_a_turned_sign_is_named(runs):
@@ -129,7 +128,7 @@ def test_a_turned_sign_is_named(runs):
         return values
 
     with pytest.raises(BadInput, match="'shoulder' moves against its command"):
-        preflight(change(runs, "q", turn)).require()
+        check_data(change(runs, "q", turn)).require()
 
 
 def test_a_zero_that_is_elsewhere_is_refused_and_a_small_one_warned_of(runs):
@@ -144,7 +143,7 @@ def test_a_zero_that_is_elsewhere_is_refused_and_a_small_one_warned_of(runs):
             return np.tile([0.3 + shift, 0.0, 0.05], (len(q), 1))
 
         told = change(still, "action", lambda a: np.tile([0.3, 0.0, 0.05], (len(a), 1)))
-        offsets = [f for f in preflight(change(told, "q", parked)).findings if f.check == "offset"]
+        offsets = [f for f in check_data(change(told, "q", parked)).problems if f.check == "offset"]
         assert [(f.channel, f.severity) for f in offsets] == [("shoulder", severity)]
 
 
@@ -154,7 +153,7 @@ def test_a_frozen_channel_is_named(runs):
         return q
 
     with pytest.raises(BadInput, match="'elbow' is frozen in 6 of the 6 runs"):
-        preflight(change(runs, "q", freeze)).require()
+        check_data(change(runs, "q", freeze)).require()
 
 
 def test_a_sensor_that_hangs_in_the_middle_is_named(runs):
@@ -163,13 +162,13 @@ def test_a_sensor_that_hangs_in_the_middle_is_named(runs):
         return q
 
     with pytest.raises(BadInput, match=r"All positions of run 'run 0' stand still for 1.2 s from 1.20 s on"):
-        preflight(change(runs, "q", hang)).require()
+        check_data(change(runs, "q", hang)).require()
 
 
 def test_coarse_encoders_and_clipping_are_warned_of(runs):
-    coarse = preflight(change(runs, "q", lambda q: np.round(q / 0.05) * 0.05))
+    coarse = check_data(change(runs, "q", lambda q: np.round(q / 0.05) * 0.05))
     assert any(f.check == "quantisation" and f.channel == "shoulder" for f in coarse.warnings)
-    clipped = preflight(change(runs, "q", lambda q: np.clip(q, -0.2, 0.2)))
+    clipped = check_data(change(runs, "q", lambda q: np.clip(q, -0.2, 0.2)))
     assert any(f.check == "clipping" and f.channel == "elbow" for f in clipped.warnings)
 
 
@@ -181,16 +180,16 @@ def test_the_step_of_an_encoder_is_found():
 
 def test_recordings_without_actions_are_looked_at_too(runs):
     bare = [Episode(run.spec, {"timestamp": run.t, "q": run.q}, run.meta) for run in runs]
-    assert preflight(bare).errors == ()
+    assert check_data(bare).errors == ()
 
 
 def test_what_a_user_allows_becomes_a_warning(runs):
     swapped = change(runs, "action", lambda a: a[:, [1, 0, 2]])
-    allowed = preflight(swapped, allow=["order"])
+    allowed = check_data(swapped, allow=["order"])
     allowed.require()
     assert any(f.check == "order" for f in allowed.warnings)
     with pytest.raises(UnknownName, match="Did you mean 'order'"):
-        preflight(runs, allow=["ordre"])
+        check_data(runs, allow=["ordre"])
 
 
 def test_one_joint_that_stands_still_may_stick_and_is_warned_of():
@@ -199,6 +198,6 @@ def test_one_joint_that_stands_still_may_stick_and_is_warned_of():
     q = 0.5 * np.sin(3 * t)[:, None]
     told = np.sin(3 * t + 0.05)[:, None] * 0.5
     q[60:120] = q[60]
-    found = preflight([Episode(spec, {"timestamp": t, "q": q, "v": np.gradient(q, 0.02, axis=0), "action": told})])
+    found = check_data([Episode(spec, {"timestamp": t, "q": q, "v": np.gradient(q, 0.02, axis=0), "action": told})])
     assert not any("stand still" in f.sentence for f in found.errors)
     assert any("stand still" in f.sentence for f in found.warnings)

@@ -7,13 +7,13 @@ import pytest
 
 from instep import BadInput, UnknownName
 from instep.core.statistics import mmrv
-from instep.evaluate.agreement import Rates, differences, rank, rankings, read_rates
+from instep.evaluate.agreement import SuccessRates, differences, rank_agreement, rank_agreements, read_rates
 
 HEAD = "task,policy,real,sim,n_real_trials\n"
 
 
 def rates(real, sim, trials=50):
-    return [Rates("t", f"p{i}", r, s, trials, None) for i, (r, s) in enumerate(zip(real, sim, strict=True))]
+    return [SuccessRates("t", f"p{i}", r, s, trials, None) for i, (r, s) in enumerate(zip(real, sim, strict=True))]
 
 
 def test_rank_violations_depend_on_which_side_is_real():
@@ -32,31 +32,31 @@ def test_a_tie_in_reality_costs_nothing_and_a_tie_in_simulation_counts_for_the_b
 
 
 def test_few_policies_are_refused_in_words():
-    found = rank(rates([0.1, 0.5, 0.9], [0.2, 0.5, 0.8]))
+    found = rank_agreement(rates([0.1, 0.5, 0.9], [0.2, 0.5, 0.8]))
     assert not found.informative and found.words == "Not informative: 3 policies; a correlation needs at least 6."
 
 
 def test_a_correlation_that_may_be_none_is_refused_in_words():
-    found = rank(rates([0.63, 0.93, 0.89, 0.74, 0.0, 0.52], [0.34, 0.86, 0.67, 0.89, 0.28, 0.44]))
+    found = rank_agreement(rates([0.63, 0.93, 0.89, 0.74, 0.0, 0.52], [0.34, 0.86, 0.67, 0.89, 0.28, 0.44]))
     assert found.words.startswith("Nothing follows: over 6 policies")
 
 
 def test_a_good_simulator_is_said_to_be_one():
     truth = np.linspace(0.1, 0.9, 8)
-    found = rank(rates(truth, truth + 0.02, trials=200))
+    found = rank_agreement(rates(truth, truth + 0.02, trials=200))
     assert found.words.startswith("Correlated 1.00") and "no more than a perfect simulator" in found.words
     assert found.bias.value == pytest.approx(0.02) and found.slope == pytest.approx(1.0)
 
 
 def test_differences_have_newcombes_interval():
-    found = differences([Rates("t", "p", 0.5, 0.6, 100, 100)])["t", "p"]
+    found = differences([SuccessRates("t", "p", 0.5, 0.6, 100, 100)])["t", "p"]
     assert found.value == pytest.approx(0.1) and found.low < 0 < found.high
 
 
 def test_a_table_is_read_or_refused_in_one_sentence(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(HEAD + "a,x,0.5,0.4,20\na,y,0.7,0.6,20\n")
-    assert len(rankings(read_rates(path))) == 1
+    assert len(rank_agreements(read_rates(path))) == 1
     path.write_text("task,policy,real\na,x,0.5\n")
     with pytest.raises(UnknownName, match="'sim'"):
         read_rates(path)
@@ -72,4 +72,4 @@ def test_a_table_is_read_or_refused_in_one_sentence(tmp_path):
     with pytest.raises(BadInput, match="cannot be read"):
         read_rates(tmp_path / "none.csv")
     with pytest.raises(BadInput, match="one policy"):
-        rank([Rates("a", "x", 0.5, 0.4, 20, None)])
+        rank_agreement([SuccessRates("a", "x", 0.5, 0.4, 20, None)])

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
-from instep.app.cluster import spread
+from instep.app.cluster import open_map
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
-from instep.evaluate.comparison import compare
-from instep.evaluate.episode_batch import Ended, play
-from instep.evaluate.evaluation import Candidate, EvalOptions, Lost, Place, evaluate, run_job
-from instep.evaluate.result_store import Shards, write_episodes
+from instep.evaluate.comparison import compare_policies
+from instep.evaluate.episode_batch import EpisodeResult, run_batch
+from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate, run_eval_batch
+from instep.evaluate.result_store import ParquetStore, write_episodes
 from instep.policy.adapters import Function
 from instep.policy.chunking import Latency
 from instep.robot.imperfect import Late
@@ -92,8 +92,8 @@ def runaway(world: object) -> Function:
     return Function(lambda seen: np.where(seen["observation.goal"] < -0.5, -9.0, seen["observation.goal"]))
 
 
-def place(path: Path) -> Place:
-    return Place("mujoco", partial(MujocoWorld, path), str(path))
+def place(path: Path) -> WorldSpec:
+    return WorldSpec("mujoco", partial(MujocoWorld, path), str(path))
 
 
 def targets(seeds: range) -> np.ndarray:
@@ -102,7 +102,7 @@ def targets(seeds: range) -> np.ndarray:
 
 def test_a_planted_success_rate_is_found(cart):
     seeds = range(200)
-    done = evaluate([Candidate("half", half)], [place(cart)], Go(), seeds)
+    done = evaluate([PolicySpec("half", half)], [place(cart)], Go(), seeds)
     expected = (targets(seeds) > -0.05).mean()
     rate = done.success("half", "mujoco")
     assert rate.value == pytest.approx(expected, abs=0.02)
@@ -112,19 +112,19 @@ def test_a_planted_success_rate_is_found(cart):
 
 def test_ways_of_failing_are_told_apart(cart):
     seeds = range(60)
-    done = evaluate([Candidate("runaway", runaway)], [place(cart)], Go(), seeds)
+    done = evaluate([PolicySpec("runaway", runaway)], [place(cart)], Go(), seeds)
     found = done.failures("runaway", "mujoco")
     assert sum(n for mode, n in found.items() if mode.startswith("ran away")) == int((targets(seeds) < -0.5).sum())
 
 
 def test_an_episode_does_not_depend_on_the_others_in_its_batch(cart):
-    one = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=12))
-    other = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=5))
+    one = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=12))
+    other = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=5))
     assert [r.digest for r in one.results["go", "mujoco"]] == [r.digest for r in other.results["go", "mujoco"]]
 
 
 def test_the_time_to_success_is_the_world_s_time(cart):
-    done = evaluate([Candidate("go", goer)], [place(cart)], Go(), range(20))
+    done = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(20))
     for row in done.results["go", "mujoco"]:
         assert row.success and row.events["there"] == pytest.approx(row.seconds)
         assert row.seconds <= Go().seconds
@@ -136,7 +136,7 @@ def test_a_world_that_diverges_ends_its_own_episode_only(cart):
         return np.where(seen["observation.goal"] < -0.5, 9e9, seen["observation.goal"])
 
     cart.write_text(CART.replace('kp="40"', 'kp="4000"'))
-    done = evaluate([Candidate("wild", lambda w: Function(wild))], [place(cart)], Go(), range(40))
+    done = evaluate([PolicySpec("wild", lambda w: Function(wild))], [place(cart)], Go(), range(40))
     outcomes = np.array([row.outcome for row in done.results["wild", "mujoco"]])
     far = targets(range(40)) < -0.5
     assert (outcomes[far] == "diverged").all()
@@ -144,8 +144,8 @@ def test_a_world_that_diverges_ends_its_own_episode_only(cart):
 
 
 def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
-    asked = ([Candidate("go", goer)], [place(cart)], Go(), range(40))
-    options, store = EvalOptions(batch=8), Shards(tmp_path / "kept")
+    asked = ([PolicySpec("go", goer)], [place(cart)], Go(), range(40))
+    options, store = EvalOptions(batch=8), ParquetStore(tmp_path / "kept")
     whole = evaluate(*asked, options=options)
     ran: list[int] = []
 
@@ -171,8 +171,8 @@ def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
 
 
 def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
-    store = Shards(tmp_path / "kept")
-    evaluate([Candidate("go", goer)], [place(cart)], Go(), range(8), store=store)
+    store = ParquetStore(tmp_path / "kept")
+    evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(8), store=store)
     (shard,) = (tmp_path / "kept").glob("*.parquet")
     shard.write_bytes(shard.read_bytes()[:-40])
     ran: list[int] = []
@@ -181,21 +181,21 @@ def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
         ran.extend(job.seeds[0] for job in jobs)
         return map(function, jobs)
 
-    evaluate([Candidate("go", goer)], [place(cart)], Go(), range(8), store=store, map=counting)
+    evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(8), store=store, map=counting)
     assert ran == [0]
 
 
 def test_results_of_another_content_are_not_reused(cart, tmp_path):
-    store = Shards(tmp_path / "kept")
-    evaluate([Candidate("p", goer, "first")], [place(cart)], Go(), range(8), store=store)
-    done = evaluate([Candidate("p", half, "second")], [place(cart)], Go(), range(8), store=store)
+    store = ParquetStore(tmp_path / "kept")
+    evaluate([PolicySpec("p", goer, "first")], [place(cart)], Go(), range(8), store=store)
+    done = evaluate([PolicySpec("p", half, "second")], [place(cart)], Go(), range(8), store=store)
     assert done.success("p", "mujoco").value < 1
 
 
 def test_episodes_are_written_one_row_each(cart, tmp_path):
     import pyarrow.parquet as parquet
 
-    done = evaluate([Candidate("half", half)], [place(cart)], Go(), range(10))
+    done = evaluate([PolicySpec("half", half)], [place(cart)], Go(), range(10))
     table = parquet.read_table(write_episodes(tmp_path / "episodes.parquet", done)).to_pydict()
     assert table["seed"] == list(range(10))
     assert table["success"] == [row.success for row in done.results["half", "mujoco"]]
@@ -225,23 +225,23 @@ def ahead(observation):
 """
 
 
-def course() -> tuple[Place, Course]:
+def course() -> tuple[WorldSpec, Course]:
     """Work that another process can import: a shipped scene, and a policy in a file."""
     task = replace(Course.of(Scene.load("diff_drive"), "course"), seconds=0.5)
-    return Place("mujoco", partial(world_from_eval_spec, "mujoco", "diff_drive"), "diff_drive"), task
+    return WorldSpec("mujoco", partial(world_from_eval_spec, "mujoco", "diff_drive"), "diff_drive"), task
 
 
-def in_file(folder: Path, name: str, *, always: bool = False) -> Candidate:
+def in_file(folder: Path, name: str, *, always: bool = False) -> PolicySpec:
     file = folder / "policy.py"
     file.write_text(DEADLY.format(flag=str(folder / "flag"), always=always))
-    return Candidate(name, partial(policy_from_spec, f"python:{file}:{name}"))
+    return PolicySpec(name, partial(policy_from_spec, f"python:{file}:{name}"))
 
 
 def test_processes_give_what_this_process_gives_bit_by_bit(tmp_path):
     where, task = course()
     asked = ([in_file(tmp_path, "ahead")], [where], task, range(12))
     here = evaluate(*asked, options=EvalOptions(batch=4))
-    with spread("processes:2") as mapped:
+    with open_map("processes:2") as mapped:
         there = evaluate(*asked, options=EvalOptions(batch=4), map=mapped)
     assert here.results == there.results
     assert all(row.digest for row in here.results["ahead", "mujoco"])
@@ -254,7 +254,7 @@ def test_a_worker_that_dies_once_loses_nothing_and_one_that_always_dies_is_the_m
 ):
     where, task = course()
     policy = in_file(tmp_path, "Deadly", always=always)
-    with spread("processes:1") as mapped:
+    with open_map("processes:1") as mapped:
         done = evaluate([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
     assert done.broken("Deadly", "mujoco") == broken
     assert done.success("Deadly", "mujoco").n == 12 - broken
@@ -265,28 +265,28 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
     where, task = course()
     file = tmp_path / "slow.py"
     file.write_text("import time\n\n\ndef slow(observation):\n    time.sleep(60)\n")
-    policy = Candidate("slow", partial(policy_from_spec, f"python:{file}:slow"))
-    with spread("processes:1", deadline=3.0) as mapped:
+    policy = PolicySpec("slow", partial(policy_from_spec, f"python:{file}:slow"))
+    with open_map("processes:1", deadline=3.0) as mapped:
         done = evaluate([policy], [where], task, [0, 1], map=mapped)
     assert done.broken("slow", "mujoco") == 2
     assert "did not answer within 3 s" in done.results["slow", "mujoco"][0].why
 
 
 def test_what_a_worker_cannot_import_is_said(cart):
-    with spread("processes:1") as mapped, pytest.raises(BadInput, match="must be importable there"):
-        evaluate([Candidate("go", goer)], [place(cart)], Go(), range(3), map=mapped)
+    with open_map("processes:1") as mapped, pytest.raises(BadInput, match="must be importable there"):
+        evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(3), map=mapped)
 
 
 def test_an_unknown_place_to_run_is_refused():
     for words in ("cloud", "processes:none", "processes:0"):
-        with pytest.raises(BadInput), spread(words):
+        with pytest.raises(BadInput), open_map(words):
             pass
 
 
 def test_what_the_machinery_broke_is_tried_again(cart, tmp_path):
-    store = Shards(tmp_path / "kept")
-    asked = ([Candidate("go", goer)], [place(cart)], Go(), range(8))
-    broken = evaluate(*asked, store=store, map=lambda function, jobs: iter([Lost("out of memory")]))
+    store = ParquetStore(tmp_path / "kept")
+    asked = ([PolicySpec("go", goer)], [place(cart)], Go(), range(8))
+    broken = evaluate(*asked, store=store, map=lambda function, jobs: iter([LostBatch("out of memory")]))
     assert broken.broken("go", "mujoco") == 8 and broken.success("go", "mujoco").n == 0
     assert evaluate(*asked, store=store).success("go", "mujoco").n == 8
 
@@ -295,16 +295,16 @@ def test_a_policy_server_that_goes_away_is_the_machinery_s_failure(cart):
     def gone(seen: Observation) -> Array:
         raise LinkLost("The policy server stopped answering.")
 
-    done = evaluate([Candidate("gone", lambda w: Function(gone))], [place(cart)], Go(), range(4))
+    done = evaluate([PolicySpec("gone", lambda w: Function(gone))], [place(cart)], Go(), range(4))
     assert done.broken("gone", "mujoco") == 4
     assert "stopped answering" in done.results["gone", "mujoco"][0].why
 
 
 def test_latency_of_a_policy_equals_late_sensors(cart):
     world, go = MujocoWorld(cart), Go()
-    late = play(Tasked(Late(world, observation=3), go), Function(nervous), range(6))
-    slow = play(Tasked(world, go), Latency(Function(nervous), 3), range(6))
-    quick = play(Tasked(world, go), Function(nervous), range(6))
+    late = run_batch(Tasked(Late(world, observation=3), go), Function(nervous), range(6))
+    slow = run_batch(Tasked(world, go), Latency(Function(nervous), 3), range(6))
+    quick = run_batch(Tasked(world, go), Function(nervous), range(6))
     assert [r.digest for r in slow.ended] != [r.digest for r in quick.ended]
     assert [r.digest for r in late.ended] == [r.digest for r in slow.ended]
 
@@ -315,7 +315,7 @@ def nervous(seen: Observation) -> Array:
 
 
 def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
-    make = Candidate("nervous", lambda w: Function(nervous))
+    make = PolicySpec("nervous", lambda w: Function(nervous))
     quick = evaluate([make], [place(cart)], Go(), range(40))
     slow = evaluate([make], [place(cart)], Go(), range(40), options=EvalOptions(latency=25))
     assert quick.success("nervous", "mujoco").value > 0.9
@@ -325,19 +325,19 @@ def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
 def test_varied_params_are_drawn_per_seed_and_kept_with_the_episode(cart):
     belief = Box((Param("joint.x.damping", 0.1, 200.0, True),))
     done = evaluate(
-        [Candidate("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(randomize=belief, batch=16)
+        [PolicySpec("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(randomize=belief, batch=16)
     )
     rows = done.results["go", "mujoco"]
     damping = np.array([row.settings["joint.x.damping"] for row in rows])
     assert 0.1 < damping.min() < 1 and 20 < damping.max() < 200
     success = np.array([row.success for row in rows])
     assert success[damping < 3].all() and not success[damping > 120].any()
-    again = evaluate([Candidate("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(randomize=belief))
+    again = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(randomize=belief))
     assert again.results["go", "mujoco"][0].digest == rows[7].digest
 
 
-def ended(successes: np.ndarray) -> list[Ended]:
-    return [Ended(i, "success" if s else "timeout", "", 1, 1.0, 0.0) for i, s in enumerate(successes)]
+def ended(successes: np.ndarray) -> list[EpisodeResult]:
+    return [EpisodeResult(i, "success" if s else "timeout", "", 1, 1.0, 0.0) for i, s in enumerate(successes)]
 
 
 def test_the_number_of_episodes_still_needed_gives_the_power_it_promises():
@@ -348,7 +348,7 @@ def test_the_number_of_episodes_still_needed_gives_the_power_it_promises():
         # A third of the starts are decided by the start alone, so that the pairs are correlated.
         shared = rng.random(n)
         own = np.where(rng.random((2, n)) < 0.5, shared, rng.random((2, n)))
-        return compare(ended(own[0] < a), ended(own[1] < b))
+        return compare_policies(ended(own[0] < a), ended(own[1] < b))
 
     needed = np.median([trial(4000).needed for _ in range(5)])
     power = np.mean([trial(int(needed)).p < 0.05 for _ in range(400)])
@@ -361,7 +361,7 @@ def test_the_interval_of_a_paired_difference_covers_the_truth():
     for _ in range(600):
         shared = rng.random(80)
         own = np.where(rng.random((2, 80)) < 0.6, shared, rng.random((2, 80)))
-        difference = compare(ended(own[0] < 0.7), ended(own[1] < 0.55)).difference
+        difference = compare_policies(ended(own[0] < 0.7), ended(own[1] < 0.55)).difference
         hits.append(difference.low <= 0.15 <= difference.high)
     assert 0.93 < np.mean(hits) < 0.98
 
@@ -372,7 +372,7 @@ def test_alike_policies_are_not_called_different():
     for _ in range(500):
         shared = rng.random(60)
         own = np.where(rng.random((2, 60)) < 0.5, shared, rng.random((2, 60)))
-        shown.append(compare(ended(own[0] < 0.6), ended(own[1] < 0.6)).p < 0.05)
+        shown.append(compare_policies(ended(own[0] < 0.6), ended(own[1] < 0.6)).p < 0.05)
     assert np.mean(shown) < 0.06
 
 
@@ -380,19 +380,19 @@ def test_a_comparison_says_how_many_more_episodes_it_needs():
     rows = np.zeros(40, bool)
     first, second = rows.copy(), rows.copy()
     first[:12], second[3:14] = True, True
-    words = str(compare(ended(first), ended(second)))
+    words = str(compare_policies(ended(first), ended(second)))
     assert "more episodes would settle it" in words
-    assert "no difference to be seen" in str(compare(ended(first), ended(first)))
+    assert "no difference to be seen" in str(compare_policies(ended(first), ended(first)))
 
 
 def test_broken_episodes_are_left_out_of_both_sides_of_a_pair():
     first, second = ended(np.ones(10, bool)), ended(np.zeros(10, bool))
-    second[:4] = [Ended(i, "infra", "", 0, 0.0, 0.0) for i in range(4)]
-    assert compare(first, second).difference.n == 6
+    second[:4] = [EpisodeResult(i, "infra", "", 0, 0.0, 0.0) for i in range(4)]
+    assert compare_policies(first, second).difference.n == 6
 
 
 def test_bad_questions_are_refused(cart):
-    good = Candidate("go", goer)
+    good = PolicySpec("go", goer)
     for policies, seeds, options, words in (
         ([], [0], EvalOptions(), "at least one policy"),
         ([good, good], [0], EvalOptions(), "both called 'go'"),
@@ -406,7 +406,7 @@ def test_bad_questions_are_refused(cart):
 
 def test_a_policy_with_actions_of_another_size_is_refused(cart):
     with pytest.raises(BadInput, match="this world takes"):
-        evaluate([Candidate("two", lambda w: Constant(np.zeros(2)))], [place(cart)], Go(), range(3))
+        evaluate([PolicySpec("two", lambda w: Constant(np.zeros(2)))], [place(cart)], Go(), range(3))
 
 
 def test_a_policy_that_raises_says_so_in_one_sentence(cart):
@@ -414,19 +414,19 @@ def test_a_policy_that_raises_says_so_in_one_sentence(cart):
         return seen["observation.images.top"]
 
     with pytest.raises(BadInput, match="wrong raised KeyError"):
-        evaluate([Candidate("wrong", lambda w: Function(wrong))], [place(cart)], Go(), range(3))
+        evaluate([PolicySpec("wrong", lambda w: Function(wrong))], [place(cart)], Go(), range(3))
 
 
 def test_speed_jumps_and_saturation_are_measured(cart):
     bounds = np.array([[-0.5], [0.5]])
-    played = play(Tasked(MujocoWorld(cart), Go()), goer(None), range(20), bounds=bounds)
+    played = run_batch(Tasked(MujocoWorld(cart), Go()), goer(None), range(20), bounds=bounds)
     far = np.abs(targets(range(20))) > 0.5
     assert all((row.beyond == 1.0) == bool(f) for row, f in zip(played.ended, far, strict=True))
     assert all(row.speed > 0 for row in played.ended) and all(row.jump == 0 for row in played.ended)
 
 
 def test_positions_of_failures_are_kept_to_be_looked_at(cart):
-    played = play(Tasked(MujocoWorld(cart), Go()), half(None), range(20), keep=3)
+    played = run_batch(Tasked(MujocoWorld(cart), Go()), half(None), range(20), keep=3)
     assert len(played.tracks) == 3
     failed = [row.seed for row in played.ended if not row.success][:3]
     assert list(played.tracks) == failed
@@ -434,8 +434,8 @@ def test_positions_of_failures_are_kept_to_be_looked_at(cart):
 
 
 def test_run_job_is_what_a_worker_runs(cart):
-    from instep.evaluate.evaluation import Job
+    from instep.evaluate.evaluation import EvalBatch
 
-    job = Job(Candidate("go", goer), place(cart), Go(), (0, 1), EvalOptions())
-    assert [row.seed for row in run_job(job).ended] == [0, 1]
-    assert job.key == Job(Candidate("go", half), place(cart), Go(), (0, 1), EvalOptions()).key
+    job = EvalBatch(PolicySpec("go", goer), place(cart), Go(), (0, 1), EvalOptions())
+    assert [row.seed for row in run_eval_batch(job).ended] == [0, 1]
+    assert job.key == EvalBatch(PolicySpec("go", half), place(cart), Go(), (0, 1), EvalOptions()).key

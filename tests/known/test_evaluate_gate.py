@@ -13,9 +13,9 @@ import pytest
 
 from instep import BadInput, MujocoWorld, RapierWorld, UnknownName
 from instep.core.world import Array, Channel, Observation, State
-from instep.evaluate.engine_parity import Side, parity
-from instep.evaluate.evaluation import Candidate, Place
-from instep.evaluate.gate_rules import Rule, Rules, Variation, read_rules, rules_from
+from instep.evaluate.engine_parity import ParityWorld, check_parity
+from instep.evaluate.evaluation import PolicySpec, WorldSpec
+from instep.evaluate.gate_rules import GateRule, GateRules, Variation, gate_rules_from, read_gate_rules
 from instep.evaluate.policy_gate import gate, write_junit
 from instep.policy.adapters import Function
 from instep.scene.folder import Scene
@@ -89,8 +89,8 @@ def scene(folder: Path, *, actuators: str = SOUND, axis: int = 1, reach: float =
     return Scene.load(folder)
 
 
-def side(engine: type, scene: Scene, name: str) -> tuple[Place, Scene]:
-    return Place(name, partial(engine, scene)), scene
+def side(engine: type, scene: Scene, name: str) -> tuple[WorldSpec, Scene]:
+    return WorldSpec(name, partial(engine, scene)), scene
 
 
 def straight(world: object) -> Function:
@@ -108,13 +108,15 @@ def overfit(world: object) -> Function:
     return Function(act)
 
 
-RULES = Rules("arm", (Rule("success", at_least=0.8), Rule("gap", at_most=0.2, by="value")), seeds=24, batch=24)
+RULES = GateRules(
+    "arm", (GateRule("success", at_least=0.8), GateRule("gap", at_most=0.2, by="value")), seeds=24, batch=24
+)
 
 
 def test_a_sound_policy_passes(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate(Candidate("straight", straight), sides, Straighten(), RULES)
+    verdict = gate(PolicySpec("straight", straight), sides, Straighten(), RULES)
     assert verdict.passed, verdict.words
     assert "passes" in verdict.words
     assert {one.group for one in verdict.judged} == {"parity of mujoco and rapier", "nominal"}
@@ -123,7 +125,7 @@ def test_a_sound_policy_passes(tmp_path):
 def test_a_policy_that_passes_in_one_engine_only_does_not_pass(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate(Candidate("overfit", overfit), sides, Straighten(), RULES)
+    verdict = gate(PolicySpec("overfit", overfit), sides, Straighten(), RULES)
     broken = [one.name for one in verdict.judged if not one.passed]
     assert broken == ["success in rapier", "gap between mujoco and rapier"]
     assert "success in rapier" in verdict.words
@@ -171,7 +173,7 @@ def test_a_policy_that_passes_in_one_engine_only_does_not_pass(tmp_path):
 def test_engines_that_disagree_stop_the_gate_and_name_the_culprit(tmp_path, changed, check, words):
     good, bad = scene(tmp_path / "good"), scene(tmp_path / "bad", **changed)
     sides = [side(MujocoWorld, good, "first"), side(MujocoWorld, bad, "second")]
-    verdict = gate(Candidate("straight", straight), sides, Straighten(), RULES)
+    verdict = gate(PolicySpec("straight", straight), sides, Straighten(), RULES)
     assert not verdict.passed
     broken = [one for one in verdict.judged if not one.passed]
     assert check in {one.name for one in broken}
@@ -183,7 +185,7 @@ def test_a_joint_that_turns_the_other_way_is_seen_by_its_motion(tmp_path):
     good = scene(tmp_path / "good")
     wrong = '<position name="elbow" joint="elbow" kp="40" kv="5" ctrlrange="-3 3" gear="-1"/>'
     bad = scene(tmp_path / "bad", actuators=SHOULDER.format(name="shoulder", kp=40) + wrong)
-    found = parity(Side("first", MujocoWorld(good), good), Side("second", MujocoWorld(bad), bad))
+    found = check_parity(ParityWorld("first", MujocoWorld(good), good), ParityWorld("second", MujocoWorld(bad), bad))
     assert any(f.check == "sign" and "'elbow' moves 'elbow' the other way" in f.words for f in found)
 
 
@@ -192,10 +194,10 @@ def test_rules_hold_in_each_variation_or_in_the_one_they_name(tmp_path):
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
     rules = replace(
         RULES,
-        rules=(Rule("success", at_least=0.8), Rule("seconds", at_most=0.001, by="value", variation="stiff")),
+        rules=(GateRule("success", at_least=0.8), GateRule("seconds", at_most=0.001, by="value", variation="stiff")),
         variations=(Variation(), Variation("stiff", 2, ("joint.*.damping=0.4..0.8",))),
     )
-    verdict = gate(Candidate("straight", straight), sides, Straighten(), rules)
+    verdict = gate(PolicySpec("straight", straight), sides, Straighten(), rules)
     broken = {(one.group, one.name) for one in verdict.judged if not one.passed}
     assert broken == {("stiff", "seconds in mujoco"), ("stiff", "seconds in rapier")}
     assert set(verdict.evaluations) == {"nominal", "stiff"}
@@ -203,9 +205,11 @@ def test_rules_hold_in_each_variation_or_in_the_one_they_name(tmp_path):
 
 def test_limits_of_safety_are_on_the_worst_that_happened(tmp_path):
     arm = scene(tmp_path / "arm")
-    rules = replace(RULES, rules=(Rule("speed", at_most=0.05), Rule("beyond", at_most=0.0), Rule("jump", at_most=1.0)))
+    rules = replace(
+        RULES, rules=(GateRule("speed", at_most=0.05), GateRule("beyond", at_most=0.0), GateRule("jump", at_most=1.0))
+    )
     verdict = gate(
-        Candidate("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten(), rules,
+        PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten(), rules,
         bounds=np.array([[-3, -3], [3, 3]]),
     )  # fmt: skip
     assert [one.passed for one in verdict.judged] == [False, True, True]
@@ -215,17 +219,17 @@ def test_limits_of_safety_are_on_the_worst_that_happened(tmp_path):
 
 def test_few_episodes_do_not_prove_much(tmp_path):
     arm = scene(tmp_path / "arm")
-    few = replace(RULES, rules=(Rule("success", at_least=0.8),), seeds=4)
-    asked = (Candidate("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten())
+    few = replace(RULES, rules=(GateRule("success", at_least=0.8),), seeds=4)
+    asked = (PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten())
     assert not gate(*asked, few).passed, "4 of 4 reach down to 51 %"
-    by_value = replace(few, rules=(Rule("success", at_least=0.8, by="value"),))
+    by_value = replace(few, rules=(GateRule("success", at_least=0.8, by="value"),))
     assert gate(*asked, by_value).passed
 
 
 def test_junit_opens_and_counts(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate(Candidate("over<fit>\x1b", overfit), sides, Straighten(), RULES)
+    verdict = gate(PolicySpec("over<fit>\x1b", overfit), sides, Straighten(), RULES)
     root = ElementTree.parse(write_junit(tmp_path / "junit.xml", verdict)).getroot()  # noqa: S314
     assert root.tag == "testsuites"
     assert int(root.get("tests")) == len(verdict.judged) == len(root.findall(".//testcase"))
@@ -240,7 +244,7 @@ def test_rules_are_read_from_toml(tmp_path):
         '[variations.nominal]\n[variations.late]\nlatency = 2\nrandomize = ["geom.*.friction=0.2..0.5"]\n'
         '[[rule]]\nmeasure = "success"\nat_least = 0.8\nvariation = "late"\n'
     )
-    rules = read_rules(path)
+    rules = read_gate_rules(path)
     assert rules.seeds == 40 and rules.worlds == ("mujoco",) and rules.parity.one_step == 0.3
     assert rules.variations[1] == Variation("late", 2, ("geom.*.friction=0.2..0.5",))
 
@@ -262,9 +266,9 @@ def test_rules_are_read_from_toml(tmp_path):
 )
 def test_rules_that_cannot_be_applied_are_refused(table, error, words):
     with pytest.raises(error, match=words):
-        rules_from(table, "rules.toml")
+        gate_rules_from(table, "rules.toml")
 
 
 def test_a_missing_file_of_rules_is_said():
     with pytest.raises(BadInput, match="There is no file"):
-        read_rules(Path("nowhere.toml"))
+        read_gate_rules(Path("nowhere.toml"))

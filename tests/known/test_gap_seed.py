@@ -11,16 +11,16 @@ from instep.core.statistics import Estimate
 from instep.gap.arm_kinematics import Arm, arms_of, chain_to
 from instep.gap.dh import dh_of, link
 from instep.gap.joint_error import (
-    decisions,
+    joint_error_profile,
+    metric_notes,
     mse_norm,
     orientation_error,
     overall,
     position_error,
-    profile,
     profile_scores,
     simpler_pose_loss,
 )
-from instep.gap.paired_runs import compare
+from instep.gap.paired_runs import compare_runs
 from instep.scene.model import site_poses
 
 JOINTS = tuple(f"j{i}" for i in range(6))
@@ -57,8 +57,8 @@ def test_one_arm_right_and_the_other_off_by_a_fifth():
 
 
 def test_the_weights_and_their_sum_are_printed():
-    assert "sum of weights 1;" in decisions([ARM])[0] and "literal" not in decisions([ARM])[0]
-    assert "sum of weights 7;" in decisions([ARM], literal=True)[0]
+    assert "sum of weights 1;" in metric_notes([ARM])[0] and "literal" not in metric_notes([ARM])[0]
+    assert "sum of weights 7;" in metric_notes([ARM], literal=True)[0]
 
 
 def test_only_joints_that_go_round_are_wrapped():
@@ -139,8 +139,8 @@ def test_a_bimanual_run_in_two_engines_gives_the_four_panels():
     told[:, 0] += 0.4 * np.sin(3 * t)
     told[:, 8] += 0.3 * np.sin(2 * t)
     runs = [rollout(sim, Script(told), steps=90, seed=3) for sim in sims]
-    gap = compare([runs[0]], [runs[1]])
-    shown = profile(gap.pairs[0], arms_of(scene))
+    gap = compare_runs([runs[0]], [runs[1]])
+    shown = joint_error_profile(gap.pairs[0], arms_of(scene))
     assert set(shown.rmse) == {"left", "right"} == set(shown.position) == set(shown.orientation)
     assert len(shown.overall) == 90 and np.isfinite(shown.overall).all() and shown.overall.max() > 0
     np.testing.assert_allclose(shown.overall**2, (shown.rmse["left"] ** 2 + shown.rmse["right"] ** 2) / 2)

@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from instep import BadInput
-from instep.app.cluster import ray_map, spread
+from instep.app.cluster import open_map, ray_map
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
-from instep.evaluate.evaluation import Candidate, EvalOptions, Lost, Place, evaluate
+from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate
 from instep.scene.folder import Scene
 from instep.scene.tasks.course_task import Course
 
@@ -69,10 +69,10 @@ def asked(folder: Path) -> tuple[Any, ...]:
     task = replace(Course.of(Scene.load("diff_drive"), "course"), seconds=0.5)
     file = folder / "policy.py"
     file.write_text(POLICY.format(flag=str(folder / "flag")))
-    policy = Candidate("Deadly", partial(policy_from_spec, f"python:{file}:Deadly"))
+    policy = PolicySpec("Deadly", partial(policy_from_spec, f"python:{file}:Deadly"))
     return (
         [policy],
-        [Place("mujoco", partial(world_from_eval_spec, "mujoco", "diff_drive"), "diff_drive")],
+        [WorldSpec("mujoco", partial(world_from_eval_spec, "mujoco", "diff_drive"), "diff_drive")],
         task,
         range(12),
     )
@@ -80,7 +80,7 @@ def asked(folder: Path) -> tuple[Any, ...]:
 
 @pytest.mark.fault(44)
 def test_two_nodes_give_what_this_process_gives_bit_by_bit_though_a_worker_is_killed(cluster, tmp_path):
-    with spread("ray") as mapped:
+    with open_map("ray") as mapped:
         there = evaluate(*asked(tmp_path), options=EvalOptions(batch=4), map=mapped)
     assert (tmp_path / "flag").exists(), "a worker was killed on the way"
     here = evaluate(*asked(tmp_path), options=EvalOptions(batch=4))
@@ -120,12 +120,12 @@ def test_work_that_kills_every_worker_is_lost_and_the_rest_is_not(cluster):
 
     first, second, third = ray_map(die, [0, 1, 2])
     assert (first, third) == (0, 2)
-    assert isinstance(second, Lost)
+    assert isinstance(second, LostBatch)
 
 
 def test_an_address_that_is_none_is_refused():
     for words in ("ray:", "ray://", "rays"):
-        with pytest.raises(BadInput), spread(words):
+        with pytest.raises(BadInput), open_map(words):
             pass
 
 

@@ -27,11 +27,11 @@ def scores(out: Path) -> dict:
 
 
 def test_all_nine_tasks_of_simpler_come_out(recordings, tmp_path):
-    from instep.evaluate.agreement import rankings, read_rates
+    from instep.evaluate.agreement import rank_agreements, read_rates
 
     table = recordings / "policy_tables" / "simpler_real_vs_sim.csv"
     assert main(["gap", "--agreement", str(table), "--out", str(tmp_path / "out")]) == 0
-    found = {r.task: r for r in rankings(read_rates(table))}
+    found = {r.task: r for r in rank_agreements(read_rates(table))}
     assert len(found) == 9
     expected = sorted(SIMPLER.values())
     made = [(r.correlation.value, r.rank_correlation.value, r.violation.value, r.swapped) for r in found.values()]
@@ -69,11 +69,11 @@ def test_the_clocks_of_the_pose_streams_are_brought_together(recordings, tmp_pat
 )
 def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, scene, expected):
     from instep.data import load_episodes
-    from instep.gap.noise_floor import floors, repeats
+    from instep.gap.noise_floor import noise_floors, repeated_runs
     from instep.gap.preparation import prepare
 
     ready = prepare(list(load_episodes(recordings / "quanser_wam" / part)))
-    found = floors(repeats(ready.episodes))
+    found = noise_floors(repeated_runs(ready.episodes))
     for name, (low, high) in expected.items():
         group, _, channel = name.partition(": ")
         assert low <= found[group][channel].at(float("inf")).value <= high
@@ -81,19 +81,19 @@ def test_the_floors_of_repeats_are_what_the_machines_scatter(recordings, part, s
 
 def test_the_floor_of_the_wam_is_0_4_to_4_3_mrad(recordings):
     from instep.data import load_episodes
-    from instep.gap.noise_floor import floors, repeats
+    from instep.gap.noise_floor import noise_floors, repeated_runs
 
-    (group,) = floors(repeats(list(load_episodes(recordings / "quanser_wam" / "wam7")))).values()
+    (group,) = noise_floors(repeated_runs(list(load_episodes(recordings / "quanser_wam" / "wam7")))).values()
     values = [group[f"joint_{i}"].at(float("inf")).value for i in range(1, 8)]
     assert min(values) == pytest.approx(0.0004, abs=1e-4) and max(values) == pytest.approx(0.0043, abs=1e-4)
 
 
 def test_sound_recordings_pass_the_preflight(recordings):
     from instep.data import load_episodes
-    from instep.diagnose.data_checks import preflight
+    from instep.diagnose.data_checks import check_data
 
     for name in ("so101", "quanser_wam/furuta", "quanser_wam/cartpole", "quanser_wam/wam7", "cube_toss", "g1_lerobot"):
-        assert preflight(list(load_episodes(recordings / name))).errors == ()
+        assert check_data(list(load_episodes(recordings / name))).errors == ()
 
 
 def test_the_so101_is_measured_with_its_commands_beside(recordings, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 
 from instep.core.errors import BadInput, InstepError, LinkLost, MissingExtra
 from instep.core.world import MapFn
-from instep.evaluate.evaluation import Lost
+from instep.evaluate.evaluation import LostBatch
 
 _HINT = "One that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN in the environment here as well."
 TRIES = 3
@@ -21,7 +21,7 @@ TRIES = 3
 
 
 @contextmanager
-def spread(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
+def open_map(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
     """The map that words ask for: nothing (this process), processes:N, ray, or ray://HOST:PORT.
 
     A piece of work whose worker dies is given to another; one that takes longer than `deadline` [s] or kills every
@@ -108,7 +108,7 @@ class _Pool:
             elif time.monotonic() - worker.since > self._deadline:
                 index = worker.index
                 self._replace(worker)
-                work.results[index] = Lost(f"a worker did not answer within {self._deadline:g} s")
+                work.results[index] = LostBatch(f"a worker did not answer within {self._deadline:g} s")
 
     def _collect(self, worker: _Worker, work: _Work) -> None:
         index = int(worker.index or 0)
@@ -119,7 +119,7 @@ class _Pool:
             if work.tries[index] < TRIES:
                 work.waiting.appendleft(index)
             else:
-                work.results[index] = Lost(f"{TRIES} workers died over this batch")
+                work.results[index] = LostBatch(f"{TRIES} workers died over this batch")
             return
         worker.index = None
         work.results[index] = result if good else _revived(result)
@@ -207,7 +207,7 @@ def ray_map(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[An
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from None
         except ray.exceptions.RayError as error:  # a worker or a node died, and so did those that tried again
-            yield Lost(_line(error))
+            yield LostBatch(_line(error))
         for item in following:
             running.append(remote.remote(item))
             break

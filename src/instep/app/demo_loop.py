@@ -16,8 +16,8 @@ from instep.core.rollout import rollout, rollouts
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Observation, State, Watcher
 from instep.gap.gap_figures import horizon_figure, runs_figure
-from instep.gap.gap_result import Curve, Gap, Pair
-from instep.gap.horizon import measure
+from instep.gap.gap_result import Curve, Gap, RunPair
+from instep.gap.horizon import measure_horizon
 from instep.physics.mujoco_cameras import Studio
 from instep.physics.open_world import open_world, without_delta
 from instep.policy.experts.push_expert import PushTo
@@ -131,7 +131,9 @@ def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
 def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
     """The gap of the simulator, as shipped or with parameters turned, to recorded runs."""
     sim = open_world(scene)
-    return measure(sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes])
+    return measure_horizon(
+        sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes]
+    )
 
 
 def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
@@ -244,7 +246,7 @@ def _params_section(loop: DemoResult) -> Section:
 
 
 def _runs_section(loop: DemoResult) -> Section:
-    pair: Pair = loop.after.pairs[0]
+    pair: RunPair = loop.after.pairs[0]
     return Section(
         "One held-out run, replayed open loop",
         "The robot's joints and those of the simulator with fitted parameters: same commands, same start.",

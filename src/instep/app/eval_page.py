@@ -17,8 +17,8 @@ from rich.table import Table as TerminalTable
 from instep.core.errors import Unsupported
 from instep.core.statistics import Estimate
 from instep.core.world import Array
-from instep.evaluate.agreement import Ranking, Rates, real_rate
-from instep.evaluate.comparison import Comparison, compare
+from instep.evaluate.agreement import RankAgreement, SuccessRates, real_rate
+from instep.evaluate.comparison import PolicyComparison, compare_policies
 from instep.evaluate.evaluation import Evaluation
 from instep.report.figures import bars_figure, plain_text, series_color
 from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table, formatted
@@ -66,12 +66,12 @@ def scores_of(evaluation: Evaluation) -> dict[str, Estimate]:
     return found
 
 
-def comparisons(evaluation: Evaluation) -> dict[tuple[str, str, str], Comparison]:
+def comparisons(evaluation: Evaluation) -> dict[tuple[str, str, str], PolicyComparison]:
     """Every pair of policies, in every world, start by start."""
     policies = list(dict.fromkeys(policy for policy, _ in evaluation.results))
     worlds = list(dict.fromkeys(world for _, world in evaluation.results))
     return {
-        (first, second, world): compare(evaluation.results[first, world], evaluation.results[second, world])
+        (first, second, world): compare_policies(evaluation.results[first, world], evaluation.results[second, world])
         for first, second in combinations(policies, 2)
         for world in worlds
     }
@@ -163,7 +163,7 @@ def _percent(rate: Estimate) -> Estimate:
     return Estimate(100 * rate.value, 100 * rate.low, 100 * rate.high, rate.n, "%")
 
 
-def agreement_report(rates: Sequence[Rates], found: Sequence[Ranking], source: str) -> HtmlReport:
+def agreement_report(rates: Sequence[SuccessRates], found: Sequence[RankAgreement], source: str) -> HtmlReport:
     """The page."""
     able = [r for r in found if r.informative]
     mean_r = sum(r.correlation.value for r in found) / len(found)
@@ -191,7 +191,7 @@ def agreement_report(rates: Sequence[Rates], found: Sequence[Ranking], source: s
     return HtmlReport("Agreement of evaluations", source, Headline("plain", words, because), numbers, sections)
 
 
-def agreement_scores(found: Sequence[Ranking]) -> dict[str, Estimate]:
+def agreement_scores(found: Sequence[RankAgreement]) -> dict[str, Estimate]:
     """Scores by task."""
     scores: dict[str, Estimate] = {}
     for r in found:
@@ -201,7 +201,7 @@ def agreement_scores(found: Sequence[Ranking]) -> dict[str, Estimate]:
     return scores
 
 
-def _scatter(rates: Sequence[Rates]) -> Figure:
+def _scatter(rates: Sequence[SuccessRates]) -> Figure:
     data: list[dict[str, Any]] = []
     for i, task in enumerate(dict.fromkeys(r.task for r in rates)):
         some = [r for r in rates if r.task == task]
@@ -221,7 +221,7 @@ def _scatter(rates: Sequence[Rates]) -> Figure:
     return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
 
 
-def _table(found: Sequence[Ranking]) -> Section:
+def _table(found: Sequence[RankAgreement]) -> Section:
     head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias")
     rows = [[r.task, str(len(r.policies)), *_numbers(r)] for r in found]
     words = Table(("task", "what may be concluded"), [[r.task, r.words] for r in found])
@@ -232,7 +232,7 @@ def _table(found: Sequence[Ranking]) -> Section:
     return Section("Agreement by task", lead, [words, Table(head, rows)])
 
 
-def _numbers(r: Ranking) -> list[str]:
+def _numbers(r: RankAgreement) -> list[str]:
     c, v = r.correlation, r.violation
     intervals = f"{c.low:.2f} to {c.high:.2f}", f"{v.low:.3f} to {v.high:.3f}"
     perfect = f"{r.null.value:.3f} (95 %: {r.null.high:.3f})"
@@ -240,7 +240,7 @@ def _numbers(r: Ranking) -> list[str]:
     return [f"{c.value:.3f}", intervals[0], rank, f"{v.value:.3f}", intervals[1], perfect, f"{r.bias.value:+.3f}"]
 
 
-def _agreement_rates(rates: Sequence[Rates]) -> Section:
+def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
     rows: list[list[str]] = []
     for r in rates:
         bound = real_rate(r)

@@ -1,4 +1,4 @@
-"""The search for causes: failure modes, suspects, and who owns how much of a gap."""
+"""The search for causes: failure modes, candidates, and who owns how much of a gap."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from instep.core.errors import BadInput, InstepError
 from instep.core.statistics import Estimate
 from instep.core.world import Settings, Simulator
 from instep.diagnose.attribution import Attribution, AttributionOptions, attribute, components_of
-from instep.diagnose.candidates import Questioned, Suspect, SuspectOptions, identify, physical_modes, suspects_of
+from instep.diagnose.candidates import (
+    Candidate,
+    CandidateOptions,
+    CandidateResult,
+    candidate_causes,
+    identify_causes,
+    physical_modes,
+)
 from instep.diagnose.contact_modes import contact_faults, rest_test
-from instep.diagnose.failure_modes import Mode
+from instep.diagnose.failure_modes import FailureMode
 from instep.diagnose.motion_modes import bodies, dynamics_gap, sensor_noise, static_scene, stochasticity
 from instep.gap.gap_result import Gap
-from instep.gap.noise_floor import repeats
+from instep.gap.noise_floor import repeated_runs
 from instep.scene.folder import Scene
 
 Say = Callable[[str], None]
@@ -30,8 +37,8 @@ MOST_OWNERS = 6
 class Causes:
     """What may be behind a gap."""
 
-    modes: Sequence[Mode]
-    questioned: Sequence[Questioned]
+    modes: Sequence[FailureMode]
+    results: Sequence[CandidateResult]
     owned: Attribution | None
     notes: tuple[str, ...] = ()
 
@@ -39,13 +46,13 @@ class Causes:
 def search(scene: Scene, sim: Simulator, episodes: Sequence[Episode], gap: Gap, *, say: Say) -> Causes:
     """Look for failure modes, question single causes, and share the gap among those that explain some of it."""
     modes = _seen_modes(sim, episodes, gap)
-    wrapped, suspects = suspects_of(scene, sim)
-    suspects, notes = _askable(wrapped, suspects)
+    wrapped, candidates = candidate_causes(scene, sim)
+    candidates, notes = _askable(wrapped, candidates)
     wrapping = tuple(w for w in gap_wrapping(gap) if w in sim.spec.q.labels)
-    options = SuspectOptions(wrapping=wrapping)
+    options = CandidateOptions(wrapping=wrapping)
     try:
-        causes, found = identify(
-            wrapped, episodes, suspects, options=options, watch=lambda name: say(f"asking {name}"), most=MOST_OWNERS
+        causes, found = identify_causes(
+            wrapped, episodes, candidates, options=options, watch=lambda name: say(f"asking {name}"), most=MOST_OWNERS
         )
     except BadInput as none:
         return Causes(modes, (), None, (str(none),))
@@ -56,11 +63,11 @@ def search(scene: Scene, sim: Simulator, episodes: Sequence[Episode], gap: Gap, 
     return Causes(modes, found, owned, tuple(notes))
 
 
-def components_by_name(causes: Sequence[Questioned]) -> dict[str, Settings]:
+def components_by_name(causes: Sequence[CandidateResult]) -> dict[str, Settings]:
     """The settings of each cause that was identified; causes of one name are one."""
     made: dict[str, dict[str, Any]] = {}
     for cause in causes:
-        made.setdefault(cause.suspect.name, {}).update(cause.settings)
+        made.setdefault(cause.candidate.name, {}).update(cause.settings)
     return dict(made)
 
 
@@ -77,7 +84,7 @@ def with_causes(gap: Gap, causes: Causes) -> Gap:
     """The gap with who owns it, and a score for each failure mode that was found."""
     owners: dict[str, Estimate] = dict(causes.owned.causes) if causes.owned is not None else {}
     if not owners:
-        owners = {q.suspect.name: q.gain for q in reversed(causes.questioned)}
+        owners = {q.candidate.name: q.gain for q in reversed(causes.results)}
     scores = {f"mode: {m.name}": m.strength for m in causes.modes if m.found}
     return replace(gap, causes=owners).with_scores(scores, causes.notes)
 
@@ -90,9 +97,9 @@ def gap_wrapping(gap: Gap) -> tuple[str, ...]:
     return ()
 
 
-def _seen_modes(sim: Simulator, episodes: Sequence[Episode], gap: Gap) -> list[Mode]:
+def _seen_modes(sim: Simulator, episodes: Sequence[Episode], gap: Gap) -> list[FailureMode]:
     sound = [p for p in gap.pairs if p.sim.q.size and not bool((p.sim.q != p.sim.q).any())]
-    modes = [dynamics_gap(gap), stochasticity(repeats(episodes))]
+    modes = [dynamics_gap(gap), stochasticity(repeated_runs(episodes))]
     if sound:
         modes.append(sensor_noise(sound))
     if bodies(episodes[0]) and sound:
@@ -100,17 +107,17 @@ def _seen_modes(sim: Simulator, episodes: Sequence[Episode], gap: Gap) -> list[M
     return modes
 
 
-def _askable(sim: Simulator, suspects: Sequence[Suspect]) -> tuple[list[Suspect], list[str]]:
-    """The suspects whose parameters this engine has."""
-    kept: list[Suspect] = []
+def _askable(sim: Simulator, candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """The candidates whose parameters this engine has."""
+    kept: list[Candidate] = []
     notes: list[str] = []
-    for suspect in suspects:
+    for candidate in candidates:
         try:
-            sim.tuned(suspect.at(suspect.values[0], sim.spec.q.labels))
+            sim.tuned(candidate.at(candidate.values[0], sim.spec.q.labels))
         except InstepError as error:
-            notes.append(f"{suspect.name} was not questioned: {error}")
+            notes.append(f"{candidate.name} was not tried: {error}")
         else:
-            kept.append(suspect)
+            kept.append(candidate)
     return kept, notes
 
 

@@ -12,17 +12,17 @@ import numpy as np
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.diagnose.attribution import Attribution
-from instep.diagnose.candidates import Questioned
-from instep.diagnose.data_checks import Preflight
-from instep.diagnose.failure_modes import MODES, Mode, named
-from instep.gap.command_following import Following
+from instep.diagnose.candidates import CandidateResult
+from instep.diagnose.data_checks import DataChecks
+from instep.diagnose.failure_modes import MODES, FailureMode, found_modes
+from instep.gap.command_following import CommandFollowing
 from instep.gap.error_growth import Growth
-from instep.gap.events import Agreement
+from instep.gap.events import EventAgreement
 from instep.gap.gap_figures import horizon_figure, runs_figure, timeline_figure
-from instep.gap.gap_result import Curve, Gap, Match, Pair
-from instep.gap.image_scores import Look
-from instep.gap.joint_error import Profile
-from instep.gap.stream_alignment import Aligned
+from instep.gap.gap_result import Curve, EventMatch, Gap, RunPair
+from instep.gap.image_scores import CameraScores
+from instep.gap.joint_error import JointErrorProfile
+from instep.gap.stream_alignment import AlignedStreams
 from instep.report.figures import bars_figure, ensemble_figure, histogram_figure, lines_figure
 from instep.report.page import (
     Figure,
@@ -89,7 +89,7 @@ def numbers(gap: Gap) -> list[Number]:
     return found
 
 
-def horizon_section(gap: Gap, following: Following | None = None) -> Section:
+def horizon_section(gap: Gap, following: CommandFollowing | None = None) -> Section:
     """E(k) by unit, with the floor."""
     figures: dict[str, Figure] = {}
     single = [n for n in gap.curves if not n.startswith("all ") and n != "overall"]
@@ -110,7 +110,7 @@ def horizon_section(gap: Gap, following: Following | None = None) -> Section:
     return Section("How far off, how far ahead", lead, [FigureTabs(figures), curve_table(gap, following)])
 
 
-def curve_table(gap: Gap, following: Following | None = None) -> Table:
+def curve_table(gap: Gap, following: CommandFollowing | None = None) -> Table:
     """Every channel at every horizon, what command following leaves, and the floor."""
     first = next(iter(gap.curves.values()))
     head = ["channel", *first.names()]
@@ -147,13 +147,13 @@ def runs_section(gap: Gap) -> Section:
     return Section("Runs beside their replays", lead, [FigureTabs(figures)])
 
 
-def ranked_pairs(gap: Gap) -> list[tuple[float, Pair]]:
+def ranked_pairs(gap: Gap) -> list[tuple[float, RunPair]]:
     """Runs with their error, the best first; replays that diverged are left out."""
     found = [(pair.error, pair) for pair in gap.pairs if math.isfinite(pair.error)]
     return sorted(found, key=lambda entry: entry[0])
 
 
-def arms_section(profiles: Sequence[Profile], scores: Mapping[str, Estimate]) -> Section:
+def arms_section(profiles: Sequence[JointErrorProfile], scores: Mapping[str, Estimate]) -> Section:
     """The joint error of each arm and overall, the errors of the tips, and the distribution."""
     ranked = sorted((p for p in profiles if np.isfinite(p.overall).all()), key=lambda p: float(np.mean(p.overall**2)))
     if not ranked:
@@ -223,7 +223,7 @@ def _median_line(errors: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     return longest[enough], np.nanmedian(table[:, enough], axis=0)
 
 
-def events_section(runs: Sequence[Sequence[Match]], found: Agreement, pairs: Sequence[Pair]) -> Section:
+def events_section(runs: Sequence[Sequence[EventMatch]], found: EventAgreement, pairs: Sequence[RunPair]) -> Section:
     """When what happened in both worlds, and which events one of them lacks."""
     counts = [sum(m.real is None or m.sim is None for m in run) for run in runs]
     order = np.argsort(counts, kind="stable")
@@ -249,7 +249,7 @@ def events_section(runs: Sequence[Sequence[Match]], found: Agreement, pairs: Seq
     return Section("Events", lead, [*blocks, *([frames] if frames else [])])
 
 
-def key_frames(run: Sequence[Match], pair: Pair, most: int = 8) -> list[ReportImage]:
+def key_frames(run: Sequence[EventMatch], pair: RunPair, most: int = 8) -> list[ReportImage]:
     """What the first camera saw when events began, where images were recorded."""
     camera = next((c for c in pair.real.columns if c.startswith("observation.images.")), None)
     if camera is None:
@@ -263,7 +263,7 @@ def key_frames(run: Sequence[Match], pair: Pair, most: int = 8) -> list[ReportIm
     return frames
 
 
-def looks_section(found: Sequence[Look]) -> Section:
+def looks_section(found: Sequence[CameraScores]) -> Section:
     """How alike the images of both worlds are, camera by camera."""
     from instep.data.frames import encode_png
 
@@ -280,9 +280,11 @@ def looks_section(found: Sequence[Look]) -> Section:
     return Section("Images", lead, blocks)
 
 
-def causes_section(modes: Sequence[Mode], owned: Attribution | None, questioned: Sequence[Questioned]) -> Section:
+def causes_section(
+    modes: Sequence[FailureMode], owned: Attribution | None, results: Sequence[CandidateResult]
+) -> Section:
     """What may be behind the gap: failure modes with their evidence, and who owns how much."""
-    found = named(modes)
+    found = found_modes(modes)
     if found:
         lead = "Most likely " + " and ".join(f"{m.name}: {MODES[m.name]}" for m in found[:2]) + "."
     else:
@@ -292,10 +294,10 @@ def causes_section(modes: Sequence[Mode], owned: Attribution | None, questioned:
         bars = dict(owned.causes) | {"not explained": Estimate(owned.rest, owned.rest, owned.rest, 0, "1")}
         title = "Who owns the gap (Shapley values, 95 % for all together)"
         blocks.append(bars_figure(bars, title=title, x="share of the usual motion taken off"))
-    elif questioned:
+    elif results:
         bars = {}
-        for q in questioned:
-            bars.setdefault(q.suspect.name, q.gain)
+        for q in results:
+            bars.setdefault(q.candidate.name, q.gain)
         shown = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in bars.items()}
         title = "How much of the squared error one change explains, on runs it was not chosen by"
         blocks.append(bars_figure(shown, title=title, x="share explained"))
@@ -322,7 +324,7 @@ def floors_section(groups: Mapping[str, Mapping[str, Curve]]) -> Section:
     return Section("The robot against itself", lead, [Table(("command", "runs", *shown), rows)])
 
 
-def following_section(following: Following) -> Section:
+def following_section(following: CommandFollowing) -> Section:
     """How positions follow commands."""
     shown = [n for n in following.by_lag if n.startswith("all ")] or list(following.by_lag)[:MOST_CHANNELS]
     lines = {n: (1e3 * following.lags, following.by_lag[n]) for n in shown}
@@ -350,7 +352,7 @@ def following_section(following: Following) -> Section:
     return Section("Commands and answers", lead, [figure, table])
 
 
-def following_page(following: Following) -> tuple[Headline, list[Number]]:
+def following_page(following: CommandFollowing) -> tuple[Headline, list[Number]]:
     """The verdict and the numbers where commands are all there is to compare with."""
     name = next((n for n in following.rmse if n.startswith("all ")), next(iter(following.rmse)))
     rmse, lag, left = following.rmse[name], following.lag[name], following.shifted[name]
@@ -367,7 +369,7 @@ def following_page(following: Following) -> tuple[Headline, list[Number]]:
     return Headline("plain", words, because), numbers
 
 
-def clocks_page(found: Mapping[str, Aligned]) -> tuple[Headline, list[Number], Section]:
+def clocks_page(found: Mapping[str, AlignedStreams]) -> tuple[Headline, list[Number], Section]:
     """The verdict, the numbers and the section where the clocks of streams are compared."""
     numbers: list[Number] = []
     rows: list[list[str]] = []
@@ -393,11 +395,11 @@ def clocks_page(found: Mapping[str, Aligned]) -> tuple[Headline, list[Number], S
     return verdict, numbers, Section("Clocks", lead, [FigureTabs(figures), Table(head, rows)])
 
 
-def details_section(gap: Gap, preflight: Preflight | None) -> Section:
+def details_section(gap: Gap, preflight: DataChecks | None) -> Section:
     """What the numbers rest on."""
     blocks: list[Table] = []
     if preflight is not None:
-        rows = [[f.check, f.channel, f.sentence] for f in preflight.findings]
+        rows = [[f.check, f.channel, f.sentence] for f in preflight.problems]
         caption = (
             "What was found when looking at the recordings." if rows else "Nothing was found wrong with the recordings."
         )
@@ -408,7 +410,7 @@ def details_section(gap: Gap, preflight: Preflight | None) -> Section:
     return Section("Details", "", blocks, folded=True)
 
 
-def _worst_labels(pair: Pair) -> list[str]:
+def _worst_labels(pair: RunPair) -> list[str]:
     labels = list(pair.real.spec.q.labels)
     if len(labels) <= MOST_CHANNELS:
         return labels

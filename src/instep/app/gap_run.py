@@ -24,21 +24,20 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Estimate
 from instep.core.world import Simulator
 from instep.data import load_episodes
-from instep.diagnose.data_checks import Preflight, preflight
-from instep.evaluate.agreement import rankings, read_rates
-from instep.gap.arm_kinematics import Arm, arms_of, going_round, ranges
-from instep.gap.command_following import Following, follow
+from instep.diagnose.data_checks import DataChecks, check_data
+from instep.evaluate.agreement import rank_agreements, read_rates
+from instep.gap.arm_kinematics import Arm, arms_of, continuous_joints, joint_ranges
+from instep.gap.command_following import CommandFollowing, command_following, position_servos
 from instep.gap.error_growth import crossing, growth, time_to_threshold
-from instep.gap.events import agreement, events, match, rules_from, usual_rules
-from instep.gap.findings import Looked
+from instep.gap.events import default_event_rules, event_agreement, find_events, match_events, read_event_rules
 from instep.gap.gap_result import Curve, Gap
-from instep.gap.horizon import HorizonOptions, measure, over_time, planned_steps, scores_of
-from instep.gap.image_scores import looks
-from instep.gap.joint_error import Profile, decisions, profile, profile_scores
-from instep.gap.noise_floor import floors, repeats, with_floor
-from instep.gap.paired_runs import compare
+from instep.gap.horizon import HorizonOptions, error_over_time, measure_horizon, planned_steps, scores_of
+from instep.gap.image_scores import camera_scores
+from instep.gap.joint_error import JointErrorProfile, joint_error_profile, metric_notes, profile_scores
+from instep.gap.noise_floor import noise_floors, repeated_runs, with_noise_floor
+from instep.gap.paired_runs import compare_runs
 from instep.gap.preparation import prepare
-from instep.gap.stream_alignment import Timing, align_all, streams, timing
+from instep.gap.stream_alignment import Timing, align_all_streams, stream_groups, timing
 from instep.physics.actuators import with_inputs
 from instep.physics.open_world import Engine, open_world
 from instep.report.page import Headline, HtmlReport, Number, Section, write_report
@@ -235,13 +234,15 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     output.read(scene.root)
     fitting, notes = at_rate(episodes, sim.spec.dt)
     fitting = with_inputs(scene, fitting)
-    looked = preflight(fitting, limits=ranges(scene), allow=asked.allow)
+    looked = check_data(fitting, limits=joint_ranges(scene), allow=asked.allow)
     looked.require()
-    ready = prepare(fitting, [n for n in going_round(scene) if n in fitting[0].spec.q.labels])
+    ready = prepare(fitting, [n for n in continuous_joints(scene) if n in fitting[0].spec.q.labels])
     options = HorizonOptions(every=asked.every, wrapping=ready.wrapping)
     with bar(f"replaying {len(fitting)} runs", planned_steps(ready.episodes, options, sim.spec.dt)) as progress:
-        gap = measure(sim, ready.episodes, options=options, watch=lambda n: progress.advance(progress.task_ids[0], n))
-    gap = with_floor(gap, ready.episodes, options=options)
+        gap = measure_horizon(
+            sim, ready.episodes, options=options, watch=lambda n: progress.advance(progress.task_ids[0], n)
+        )
+    gap = with_noise_floor(gap, ready.episodes, options=options)
     gap = replace(gap, notes=(*gap.notes, *ready.notes, *notes))
     following = _following(ready.episodes)
     gap = gap.with_scores(_following_scores(following))
@@ -250,7 +251,7 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
     gap, happened = _with_events(gap, asked, arms_in(scene, gap))
     gap, blamed = _with_causes(asked, scene, sim, ready.episodes, gap)
     sections = sections_of(gap, following, looked, profiles, [*blamed, *grown, *happened])
-    groups = floors(repeats(ready.episodes), options=options)
+    groups = noise_floors(repeated_runs(ready.episodes), options=options)
     if groups:
         sections.insert(1, gap_page.floors_section(groups))
         gap = gap.with_scores(_floor_scores(groups))
@@ -262,11 +263,11 @@ def _with_scene(asked: Asked, episodes: Sequence[Episode], output: Output) -> Fo
 def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
     others = picked(read(asked.against), asked.runs)
     for side in (episodes, others):
-        preflight(side, allow=asked.allow).require()
-    looked = preflight(episodes, allow=asked.allow)
+        check_data(side, allow=asked.allow).require()
+    looked = check_data(episodes, allow=asked.allow)
     wrapping = prepare(episodes).wrapping
     options = HorizonOptions(every=asked.every, wrapping=wrapping)
-    gap = with_floor(compare(episodes, others, options=options), episodes, options=options)
+    gap = with_noise_floor(compare_runs(episodes, others, options=options), episodes, options=options)
     subtitle = f"{len(gap.pairs)} runs of {asked.data} beside their counterparts in {asked.against}"
     verdict = gap_page.verdict(gap, "The two worlds are")
     gap, profiles = _with_arms(gap, arms_between(gap, asked.scene))
@@ -280,12 +281,12 @@ def _with_data(asked: Asked, episodes: Sequence[Episode]) -> Found:
 
 def _alone(asked: Asked, episodes: Sequence[Episode]) -> Found:
     """One dataset alone: positions against commands, or the clocks of streams against each other."""
-    groups = streams(episodes)
+    groups = stream_groups(episodes)
     if groups:
         return _clocks(asked, groups)
-    looked = preflight(episodes, allow=asked.allow)
+    looked = check_data(episodes, allow=asked.allow)
     looked.require()
-    following = follow(episodes)
+    following = command_following(episodes)
     curves = {name: Curve(name, e.unit, (inf,), (e,), episodes[0].spec.dt) for name, e in following.rmse.items()}
     gap = Gap(curves, scores_of(curves) | _following_scores(following))
     verdict, numbers = gap_page.following_page(following)
@@ -295,7 +296,7 @@ def _alone(asked: Asked, episodes: Sequence[Episode]) -> Found:
 
 
 def _clocks(asked: Asked, groups: Mapping[str, Sequence[Episode]]) -> Found:
-    found = align_all(groups)
+    found = align_all_streams(groups)
     scores = {f"clock offset: {name}": pair.offset.seconds for name, pair in found.items()}
     spreads = [f"The offset of {n} scatters by {1e3 * p.offset.spread:.1f} ms over windows." for n, p in found.items()]
     gap = Gap({}, scores, notes=tuple(spreads))
@@ -306,9 +307,9 @@ def _clocks(asked: Asked, groups: Mapping[str, Sequence[Episode]]) -> Found:
 
 def sections_of(
     gap: Gap,
-    following: Following | None,
-    looked: Preflight | None,
-    profiles: Sequence[Profile],
+    following: CommandFollowing | None,
+    looked: DataChecks | None,
+    profiles: Sequence[JointErrorProfile],
     grown: Sequence[Section],
 ) -> list[Section]:
     """The page below the verdict."""
@@ -334,16 +335,16 @@ def arms_between(gap: Gap, scene: str) -> list[Arm]:
     return arms_in(Scene.load(scene), gap) if scene else []
 
 
-def _with_arms(gap: Gap, arms: Sequence[Arm]) -> tuple[Gap, list[Profile]]:
+def _with_arms(gap: Gap, arms: Sequence[Arm]) -> tuple[Gap, list[JointErrorProfile]]:
     if not arms:
         return gap, []
-    profiles = [profile(pair, arms) for pair in gap.pairs]
-    return gap.with_scores(profile_scores(profiles), decisions(arms)), profiles
+    profiles = [joint_error_profile(pair, arms) for pair in gap.pairs]
+    return gap.with_scores(profile_scores(profiles), metric_notes(arms)), profiles
 
 
 def _with_growth(gap: Gap, options: HorizonOptions) -> tuple[Gap, list[Section]]:
     """The gap with how fast its error grows and when it crosses three times the floor, where it grows at all."""
-    errors = over_time(gap.pairs, options=options)
+    errors = error_over_time(gap.pairs, options=options)
     scores = _timing_scores(timing(gap.pairs, options=options))
     floor = gap.floor["overall"].at(inf).value if "overall" in gap.floor else None
     if floor:
@@ -360,10 +361,10 @@ def _with_growth(gap: Gap, options: HorizonOptions) -> tuple[Gap, list[Section]]
 def _with_events(gap: Gap, asked: Asked, arms: Sequence[Arm]) -> tuple[Gap, list[Section]]:
     """The gap with its events, where the rules find any in either world."""
     grippers = {arm.gripper: arm.ranges[arm.gripper] for arm in arms if arm.gripper}
-    rules = rules_from(asked.events) if asked.events else usual_rules(gap.pairs[0].real, grippers)
+    rules = read_event_rules(asked.events) if asked.events else default_event_rules(gap.pairs[0].real, grippers)
     sound = [pair for pair in gap.pairs if np.isfinite(pair.sim.q).all()]
-    runs = [match(events(p.real, rules), events(p.sim, rules), run=p.name) for p in sound]
-    found = agreement(runs)
+    runs = [match_events(find_events(p.real, rules), find_events(p.sim, rules), run=p.name) for p in sound]
+    found = event_agreement(runs)
     if found is None:
         return gap, []
     scores = {"events later by": found.delay, "events missing": found.missing, "events extra": found.extra}
@@ -385,12 +386,12 @@ def _with_causes(
                 causes = search(scene, sim, episodes, gap, say=status.update)
         except KeyboardInterrupt:
             return gap.with_scores({}, ["The search for causes was stopped."]), []
-    section = gap_page.causes_section(causes.modes, causes.owned, causes.questioned)
+    section = gap_page.causes_section(causes.modes, causes.owned, causes.results)
     return with_causes(gap, causes), [section]
 
 
 def _with_looks(gap: Gap) -> tuple[Gap, list[Section]]:
-    found = looks(gap.pairs)
+    found = camera_scores(gap.pairs)
     for look in found:
         gap = gap.with_scores(look.scores)
     return gap, [gap_page.looks_section(found)] if found else []
@@ -419,11 +420,11 @@ def at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list
     return fitting, [note]
 
 
-def _following(episodes: Sequence[Episode]) -> Following | None:
-    return follow(episodes) if Looked(tuple(episodes), {}).servos else None
+def _following(episodes: Sequence[Episode]) -> CommandFollowing | None:
+    return command_following(episodes) if position_servos(episodes) else None
 
 
-def _following_scores(following: Following | None) -> dict[str, Estimate]:
+def _following_scores(following: CommandFollowing | None) -> dict[str, Estimate]:
     if following is None:
         return {}
     return {f"told = done: {name}": estimate for name, estimate in following.rmse.items()} | {
@@ -444,7 +445,7 @@ def _located(words: str) -> Path:
 def agree(table: Path, out: Path | None, seed: int) -> int:
     """Judge a virtual evaluation by a table of success rates."""
     rates = read_rates(table)
-    found = rankings(rates, seed=seed)
+    found = rank_agreements(rates, seed=seed)
     output = new_output("gap", out, seed=seed)
     output.read(table)
     rows = [

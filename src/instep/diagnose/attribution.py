@@ -23,7 +23,7 @@ from instep.core.replay import aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
 from instep.gap.channels import channels
-from instep.gap.horizon import HorizonOptions, ahead_of, window_errors, windows_of
+from instep.gap.horizon import HorizonOptions, predict_windows, window_errors, windows_of
 
 MOST_EXACT = 8
 """Up to so many components every subset is replayed; above, orders are drawn."""
@@ -123,7 +123,7 @@ def _taken(
     def taken(subset: Subset) -> tuple[Array, Array]:
         settings = {address: value for name in subset for address, value in components[name].items()}
         changed = sim.tuned(settings) if settings else sim
-        ahead, _ = ahead_of(changed, runs, windows, [k], None)
+        ahead, _ = predict_windows(changed, runs, windows, [k], None)
         errors = window_errors(runs, windows, ahead[k], k, compared, options.horizon)
         return errors.sums @ weight, errors.counts
 

@@ -1,7 +1,7 @@
-"""Suspects: single changes of a simulator, each tried over a range; the one that explains most is named.
+"""Candidate causes of a gap: single parameter changes of a simulator, each tried over a range of values.
 
-A suspect's value is chosen on some runs and judged on the others, so that a suspect that merely fits noise gains
-nothing. Suspects that stand for one another (a delay and a soft servo both make an arm late) are told apart by who
+The value of a candidate is chosen on some pieces of the runs and scored on the others, so that fitting noise gains
+nothing. Candidates with similar effects (a delay and a soft servo both make an arm late) are separated by which one
 explains more.
 """
 
@@ -17,42 +17,42 @@ import numpy as np
 
 from instep.core.distributions import student_quantile
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, InstepError
 from instep.core.param import Address
 from instep.core.replay import Aligned, aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
 from instep.gap.channels import Channels, channels
-from instep.gap.horizon import HorizonOptions, ahead_of, windows_of
+from instep.gap.horizon import HorizonOptions, predict_windows, windows_of
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .failure_modes import Mode
+from .failure_modes import FailureMode
 
-LEAST = 0.1
-"""A suspect must explain at least this share of the squared error to be named."""
-
-
+MIN_SHARE = 0.1
+"""A candidate must explain at least this share of the squared error to be reported."""
 Values = Mapping[str, float]
 """Joint -> value."""
+Watch = Callable[[str], None]
+"""Receives the name of the candidate that is tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Suspect:
-    """One change that may explain a gap."""
+class Candidate:
+    """One parameter change that may explain a gap."""
 
     name: str
     """The failure mode it stands for."""
     values: tuple[float, ...]
-    """What is tried, from the mildest on."""
+    """Values to try, the mildest first."""
     settings: Callable[[Values], Settings]
     """The settings for a value of each joint."""
     words: str
-    """What the value is, for the evidence: 'a delay of {:.0f} ms'."""
+    """Format of the value in the evidence: 'a delay of {:.0f} ms'."""
     shown: float = 1.0
-    """Factor from the value to what is shown."""
+    """Factor from the value to the number shown."""
     shared: bool = False
-    """Whether all joints have one value, as a delay has, or each its own, as friction has."""
+    """Whether all joints share one value (a delay) or each has its own (friction)."""
 
     def at(self, value: float, joints: Sequence[str]) -> Settings:
         """The settings with one value for all joints."""
@@ -60,136 +60,156 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuspectOptions:
-    """How suspects are questioned."""
+class CandidateOptions:
+    """How candidates are tried."""
 
     horizon: float = 0.25
+    """Prediction horizon [s]."""
     every: float = 0.2
+    """Distance between window starts [s]."""
     wrapping: tuple[str, ...] = ()
+    """Angles whose differences wrap."""
     pieces: int = 8
-    """Runs are cut until there are at least so many pieces to judge by."""
+    """Runs are cut into at least this many pieces for cross-validation."""
     rounds: int = 2
-    """How often the search is narrowed around the best value."""
+    """Refinements of the search around the best value."""
     most: int = 240
     """Windows replayed for each value, spread over all runs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Questioned:
-    """What came of one suspect."""
+class CandidateResult:
+    """How much one candidate explains."""
 
-    suspect: Suspect
+    candidate: Candidate
     value: float
-    """The value that explains most; the middle one where joints have their own."""
+    """The value that explains most; the median where joints have their own."""
     gain: Estimate
-    """Share of the squared error it explains on runs it was not chosen by; all suspects' intervals hold at once."""
+    """Share of the squared error it explains on held-out pieces, with intervals simultaneous over all candidates."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def significant(self) -> bool:
+        """Whether it explains enough, and its interval excludes zero."""
+        return self.gain.low > 0 and self.gain.value >= MIN_SHARE
 
-def question(
+
+def try_candidates(
     sim: Simulator,
     episodes: Sequence[Episode],
-    suspects: Sequence[Suspect],
+    candidates: Sequence[Candidate],
     *,
-    options: SuspectOptions | None = None,
-    watch: Callable[[str], None] | None = None,
-) -> list[Questioned]:
-    """How much of the gap each suspect explains, the best first; `watch` is told who is questioned."""
-    options = options or SuspectOptions()
+    options: CandidateOptions | None = None,
+    watch: Watch | None = None,
+) -> list[CandidateResult]:
+    """How much of the gap each candidate explains by itself, the best first."""
+    options = options or CandidateOptions()
     if not episodes:
-        raise BadInput("Suspects need at least one recorded run.")
-    taker = _Taker(sim, episodes, options)
-    nominal = taker.squares({})
-    found: list[Questioned] = []
-    for suspect in suspects:
+        raise BadInput("A search for causes needs at least one recorded run.")
+    errors = _WindowErrors(sim, episodes, options)
+    nominal = errors.squares({})
+    found: list[CandidateResult] = []
+    for candidate in candidates:
         if watch is not None:
-            watch(suspect.name)
-        values = list(suspect.values)
-        tried = [taker.squares(suspect.at(value, taker.joints)) for value in values]
+            watch(candidate.name)
+        values = list(candidate.values)
+        squares = [errors.squares(candidate.at(value, errors.joints)) for value in values]
         for _ in range(options.rounds):
-            closer = _narrowed(values, [float(t.sum()) for t in tried])
+            closer = _between_best(values, [float(s.sum()) for s in squares])
             values += closer
-            tried += [taker.squares(suspect.at(value, taker.joints)) for value in closer]
-        found.append(_judged(suspect, (0.0, *values), np.stack([nominal, *tried]), taker.joints, len(suspects)))
-    return sorted(found, key=lambda q: -q.gain.value)
+            squares += [errors.squares(candidate.at(value, errors.joints)) for value in closer]
+        table = np.stack([nominal, *squares])
+        found.append(_result(candidate, (0.0, *values), table, errors.joints, len(candidates)))
+    return sorted(found, key=lambda result: -result.gain.value)
 
 
-def identify(
+def identify_causes(
     sim: Simulator,
     episodes: Sequence[Episode],
-    suspects: Sequence[Suspect],
+    candidates: Sequence[Candidate],
     *,
-    options: SuspectOptions | None = None,
-    watch: Callable[[str], None] | None = None,
+    options: CandidateOptions | None = None,
+    watch: Watch | None = None,
     most: int = 6,
-) -> tuple[list[Questioned], list[Questioned]]:
-    """The causes that explain a gap together, one found after the other, and what came of all suspects at first.
+) -> tuple[list[CandidateResult], list[CandidateResult]]:
+    """The causes that explain a gap together by forward selection, and the first result of every candidate.
 
-    After each cause the others are questioned again with it put right: one that only stood for it explains nothing any
-    more. What explains no error for certain is left as it is, so that a right simulator is blamed for nothing.
+    After each cause the remaining candidates are tried again with it applied. Changes without a significant
+    improvement on held-out pieces are not reported.
     """
-    first = question(sim, episodes, suspects, options=options, watch=watch)
-    causes: list[Questioned] = []
-    asked, settings = first, dict[str, Any]()
-    while asked and _certain(asked[0]) and len(causes) < most:
-        causes.append(asked[0])
-        settings |= asked[0].settings
-        rest = [s for s in suspects if all(s is not c.suspect for c in causes)]
-        asked = question(sim.tuned(settings), episodes, rest, options=options, watch=watch) if rest else []
+    first = try_candidates(sim, episodes, candidates, options=options, watch=watch)
+    causes: list[CandidateResult] = []
+    results, settings = first, dict[str, Any]()
+    while results and results[0].significant and len(causes) < most:
+        causes.append(results[0])
+        settings |= results[0].settings
+        rest = [c for c in candidates if all(c is not cause.candidate for cause in causes)]
+        results = try_candidates(sim.tuned(settings), episodes, rest, options=options, watch=watch) if rest else []
     return causes, first
 
 
-def physical_modes(questioned: Sequence[Questioned]) -> list[Mode]:
-    """The physical cause that explains most, where one does for certain; all others are ruled out."""
-    modes: list[Mode] = []
-    seen: set[str] = set()
-    for place, q in enumerate(questioned):
-        if q.suspect.name in seen:
+def physical_modes(results: Sequence[CandidateResult]) -> list[FailureMode]:
+    """One failure mode per candidate name; only the best significant candidate counts as found."""
+    modes: dict[str, FailureMode] = {}
+    for place, r in enumerate(results):
+        name = r.candidate.name
+        if name in modes:
             continue
-        seen.add(q.suspect.name)
-        words = q.suspect.words.format(q.value * q.suspect.shown) if q.value else "No value of it"
-        share = f"explains {100 * max(q.gain.value, 0):.0f} % of the squared error on runs it was not chosen by"
-        sentence = f"{words} {share} [{100 * q.gain.low:.0f}, {100 * q.gain.high:.0f} %]."
-        modes.append(Mode(q.suspect.name, _certain(q) and place == 0, q.gain, sentence[0].upper() + sentence[1:]))
-    return modes
+        words = r.candidate.words.format(r.value * r.candidate.shown) if r.value else "No value of it"
+        share = f"explains {100 * max(r.gain.value, 0):.0f} % of the squared error on held-out pieces"
+        sentence = f"{words} {share} [{100 * r.gain.low:.0f}, {100 * r.gain.high:.0f} %]."
+        modes[name] = FailureMode(name, r.significant and place == 0, r.gain, sentence[0].upper() + sentence[1:])
+    return list(modes.values())
 
 
-def suspects_of(scene: Scene, sim: Simulator) -> tuple[Simulator, list[Suspect]]:
-    """The simulator with play and limits that can be turned, and the suspects that suit its scene."""
+def candidate_causes(scene: Scene, sim: Simulator) -> tuple[Simulator, list[Candidate]]:
+    """The simulator extended by backlash and torque limits, and the candidates that apply to its scene."""
     model = cast(Any, scene).model
     servos = [a for a in range(model.nu) if model.actuator_biasprm[a, 1] != 0]
-    suspects = [
-        _scaled(scene, "friction", "joint.*.damping", (2.0, 4.0, 8.0, 0.5, 0.25), "joint damping times {:.2g}"),
-        _dry(scene),
+    gains = (
         _scaled(scene, "gains", "actuator.*.kp", (0.8, 0.6, 0.4, 1.25, 1.6, 2.5), "servo stiffness times {:.2g}")
         if servos
-        else _scaled(scene, "gains", "actuator.*.gain", (0.9, 0.75, 0.6, 1.1, 1.3, 1.6), "motor gain times {:.2g}"),
+        else _scaled(scene, "gains", "actuator.*.gain", (0.9, 0.75, 0.6, 1.1, 1.3, 1.6), "motor gain times {:.2g}")
+    )
+    delays = (0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.13)
+    candidates = [
+        _scaled(scene, "friction", "joint.*.damping", (2.0, 4.0, 8.0, 0.5, 0.25), "joint damping times {:.2g}"),
+        _dry_friction(scene),
+        gains,
         _scaled(scene, "payload", "body.*.mass", (1.25, 1.6, 2.2, 0.8, 0.6), "link masses times {:.2g}"),
-        _steps(scene),
-        Suspect("latency", (0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.13), _delay, "a delay of {:.0f} ms", 1e3, True)
-        if model.nu
-        else None,
-        _grip(scene),
+        _time_step(scene),
+        Candidate("latency", delays, _delay, "a delay of {:.0f} ms", 1e3, True) if model.nu else None,
+        _contact_friction(scene),
     ]
     wrapped: Any = sim
     if servos and len(servos) == model.nu and set(scene.spec.action.labels) <= set(scene.spec.q.labels):
-        wrapped, loose = _loose(scene, wrapped)
-        wrapped, weak = _weak(scene, wrapped, servos)
-        suspects += [loose, weak]
-    return wrapped, [s for s in suspects if s is not None]
+        wrapped, backlash = _backlash(scene, wrapped)
+        wrapped, torque = _torque_limit(scene, wrapped, servos)
+        candidates += [backlash, torque]
+    return wrapped, [c for c in candidates if c is not None]
 
 
-def _certain(q: Questioned) -> bool:
-    return q.gain.low > 0 and q.gain.value >= LEAST
+def supported(sim: Simulator, candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """The candidates whose parameters this engine has, and a note about each of the others."""
+    kept: list[Candidate] = []
+    notes: list[str] = []
+    for candidate in candidates:
+        try:
+            sim.tuned(candidate.at(candidate.values[0], sim.spec.q.labels))
+        except InstepError as error:
+            notes.append(f"The cause {candidate.name!r} was not tried: {error}")
+        else:
+            kept.append(candidate)
+    return kept, notes
 
 
-class _Taker:
-    """Mean squared errors of each channel and piece [channels, pieces] with some settings.
+class _WindowErrors:
+    """Mean squared errors of each channel and piece [channels, pieces] under some settings.
 
     A piece is a stretch of windows of one run: runs stay whole, because a window needs the commands before it.
     """
 
-    def __init__(self, sim: Simulator, episodes: Sequence[Episode], options: SuspectOptions):
+    def __init__(self, sim: Simulator, episodes: Sequence[Episode], options: CandidateOptions):
         self.sim = sim
         self.runs: list[Aligned] = [aligned(episode, sim) for episode in episodes]
         seen = np.all([run.seen[0] for run in self.runs], axis=0)
@@ -200,62 +220,63 @@ class _Taker:
         shortest = min(len(run.q) for run in self.runs) - 1
         self.k = max(1, min(round(options.horizon / sim.spec.dt), shortest))
         windows, _ = windows_of(episodes, self.runs, HorizonOptions(every=options.every), sim.spec.dt)
-        room = np.array([len(run.q) - 1 for run in self.runs])[windows[:, 0]]
-        # What was commanded before a run began is not known, so its first moments cannot be told from a delay.
+        last = np.array([len(run.q) - 1 for run in self.runs])[windows[:, 0]]
+        # Commands before the start of a run are unknown, so its first moments cannot identify a delay.
         known = windows[:, 1] * sim.spec.dt >= address.LONGEST_DELAY
-        fitting = windows[:, 1] + self.k <= room
+        fitting = windows[:, 1] + self.k <= last
         windows = windows[fitting & known] if (fitting & known).sum() >= 3 else windows[fitting]
         self.windows = windows[:: max(1, -(-len(windows) // options.most))]
         self.piece = _pieces(self.windows, options.pieces)
         self.truth = np.stack([self.runs[int(i)].q[int(row) + self.k] for i, row in self.windows])
 
     def squares(self, settings: Settings) -> Array:
-        """The mean squared error of each channel and piece, in parts of the overall error."""
-        ahead, _ = ahead_of(self.sim.tuned(settings) if settings else self.sim, self.runs, self.windows, [self.k], None)
+        """The mean squared error of each channel and piece, as parts of the overall error."""
+        sim = self.sim.tuned(settings) if settings else self.sim
+        ahead, _ = predict_windows(sim, self.runs, self.windows, [self.k], None)
         errors = self.compared.difference(ahead[self.k], self.truth) ** 2 * self.weight
-        # A window that diverged is as wrong as a prediction that knows nothing.
+        # A window that diverged counts as a large but finite error.
         errors = np.where(np.isfinite(errors), np.minimum(errors, 1e3), 1e3)
         n = int(self.piece.max()) + 1
         counts = np.bincount(self.piece, minlength=n)
         return np.stack([np.bincount(self.piece, column, n) / counts for column in errors.T])
 
 
-def _judged(
-    suspect: Suspect, values: Sequence[float], tried: Array, joints: Sequence[str], suspects: int
-) -> Questioned:
-    """What a suspect explains, from squared errors [values, channels, pieces].
+def _result(
+    candidate: Candidate, values: Sequence[float], squares: Array, joints: Sequence[str], candidates: int
+) -> CandidateResult:
+    """What a candidate explains, from squared errors [values, channels, pieces], by leave-one-piece-out.
 
-    Each piece is judged by the values the other pieces chose: one for all joints, or for each joint the one that suits
-    its own errors best. Errors are pooled before they are compared: a piece in which nothing went wrong has no say.
+    Each piece is scored with the values the other pieces chose: one for all joints, or for each joint the one that
+    suits its own errors best. Errors are pooled before they are compared: a piece without errors has no weight.
     """
-    if suspect.shared:
-        tried = tried.sum(axis=1, keepdims=True)
-    pieces = tried.shape[2]
-    judged = np.zeros(pieces)
+    if candidate.shared:
+        squares = squares.sum(axis=1, keepdims=True)
+    pieces = squares.shape[2]
+    held_out = np.zeros(pieces)
     for i in range(pieces):
-        others = np.delete(tried, i, axis=2).sum(axis=2)
-        judged[i] = sum(float(tried[int(np.argmin(others[:, c])), c, i]) for c in range(tried.shape[1]))
-    gain = _share(judged, tried[0].sum(axis=0), suspects)
-    best = np.argmin(tried.sum(axis=2), axis=0)
-    chosen = [values[int(b)] for b in (best if not suspect.shared else np.repeat(best, len(joints)))]
-    # A joint that nothing suits better than what it has keeps it: its mildest value changes it least.
-    told = {joint: value for joint, value in zip(joints, chosen, strict=True) if value}
-    settings = dict(suspect.settings(told)) if told else {}
-    return Questioned(suspect, float(np.median(list(told.values()))) if told else 0.0, gain, settings)
+        others = np.delete(squares, i, axis=2).sum(axis=2)
+        held_out[i] = sum(float(squares[int(np.argmin(others[:, c])), c, i]) for c in range(squares.shape[1]))
+    gain = _explained_share(held_out, squares[0].sum(axis=0), candidates)
+    best = np.argmin(squares.sum(axis=2), axis=0)
+    chosen = [values[int(b)] for b in (best if not candidate.shared else np.repeat(best, len(joints)))]
+    # Value 0 is the nominal model: such a joint is left as it is.
+    changed = {joint: value for joint, value in zip(joints, chosen, strict=True) if value}
+    settings = dict(candidate.settings(changed)) if changed else {}
+    return CandidateResult(candidate, float(np.median(list(changed.values()))) if changed else 0.0, gain, settings)
 
 
-def _share(judged: Array, nominal: Array, suspects: int) -> Estimate:
-    n = len(judged)
-    nominal, judged = np.maximum(nominal, 1e-300), np.maximum(judged, 1e-300)
-    whole = log(float(judged.sum()) / float(nominal.sum()))
-    without = np.array([log((judged.sum() - judged[i]) / (nominal.sum() - nominal[i])) for i in range(n)])
+def _explained_share(held_out: Array, nominal: Array, candidates: int) -> Estimate:
+    n = len(held_out)
+    nominal, held_out = np.maximum(nominal, 1e-300), np.maximum(held_out, 1e-300)
+    whole = log(float(held_out.sum()) / float(nominal.sum()))
+    without = np.array([log((held_out.sum() - held_out[i]) / (nominal.sum() - nominal[i])) for i in range(n)])
     error = sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
-    half = student_quantile(1 - 0.025 / suspects, n - 1) * error
+    half = student_quantile(1 - 0.025 / candidates, n - 1) * error
     return Estimate(1 - exp(whole), 1 - exp(min(whole + half, 50.0)), 1 - exp(whole - half), n, "1")
 
 
-def _narrowed(values: Sequence[float], totals: Sequence[float]) -> list[float]:
-    """Values between the best one tried and its neighbours, by size."""
+def _between_best(values: Sequence[float], totals: Sequence[float]) -> list[float]:
+    """Values between the best one tried and its neighbours in size."""
     order = np.argsort(values)
     ranked, best = [values[int(i)] for i in order], int(np.argmin([totals[int(i)] for i in order]))
     between: list[float] = []
@@ -267,7 +288,7 @@ def _narrowed(values: Sequence[float], totals: Sequence[float]) -> list[float]:
 
 
 def _pieces(windows: Array, least: int) -> Array:
-    """To which piece each window belongs: runs are cut into stretches until there are enough pieces."""
+    """The piece each window belongs to: runs are cut into stretches until there are enough pieces."""
     runs = np.unique(windows[:, 0])
     cuts = -(-least // len(runs))
     piece = np.zeros(len(windows), int)
@@ -278,44 +299,36 @@ def _pieces(windows: Array, least: int) -> Array:
             piece[part] = count
             count += 1
     if count < 3:
-        raise BadInput("The runs are too short to judge suspects by; record at least two seconds of motion.")
+        raise BadInput("The runs are too short to search for causes; record at least two seconds of motion.")
     return piece
 
 
-def _scaled(scene: Scene, name: str, pattern: str, factors: tuple[float, ...], words: str) -> Suspect | None:
-    """All parameters of a pattern times a factor, where any is above zero; links share one, joints have their own."""
-    model = cast(Any, scene).model
-    values = {k: v for k, v in _read(model, pattern).items() if v > 0}
-    shared = pattern.startswith("body.")
-    if shared:
-        values = {k: v for k, v in values.items() if Address.parse(k).name not in scene.objects}
-    if not values:
+def _scaled(scene: Scene, name: str, pattern: str, factors: tuple[float, ...], words: str) -> Candidate | None:
+    """All positive parameters of a pattern times a factor: one factor for all links, one per joint elsewhere."""
+    nominal = {k: v for k, v in _read(cast(Any, scene).model, pattern).items() if v > 0}
+    shared = pattern.startswith(("body.", "geom."))
+    if pattern.startswith("body."):
+        nominal = {k: v for k, v in nominal.items() if Address.parse(k).name not in scene.objects}
+    if not nominal:
         return None
 
-    def settings(told: Values) -> Settings:
+    def settings(values: Values) -> Settings:
         if shared:
-            return {k: next(iter(told.values())) * v for k, v in values.items()}
-        named = {k: Address.parse(k).name for k in values}
-        return {k: told[named[k]] * v for k, v in values.items() if named[k] in told}
+            return {k: _single(values) * v for k, v in nominal.items()}
+        return {k: values[n] * v for k, v in nominal.items() if (n := Address.parse(k).name) in values}
 
-    return Suspect(name, factors, settings, words, shared=shared)
+    return Candidate(name, factors, settings, words, shared=shared)
 
 
-def _grip(scene: Scene) -> Suspect | None:
-    """The friction between bodies that move freely and what they touch."""
-    if not scene.objects:
-        return None
-    values = {k: v for k, v in _read(cast(Any, scene).model, "geom.*.friction").items() if v > 0}
-
-    def settings(told: Values) -> Settings:
-        return {k: next(iter(told.values())) * v for k, v in values.items()}
-
+def _contact_friction(scene: Scene) -> Candidate | None:
+    """The friction between free bodies and what they touch."""
     factors = (0.75, 0.5, 0.3, 1.3, 1.8, 3.0)
-    return Suspect("friction", factors, settings, "contact friction times {:.2g}", shared=True) if values else None
+    words = "contact friction times {:.2g}"
+    return _scaled(scene, "friction", "geom.*.friction", factors, words) if scene.objects else None
 
 
-def _dry(scene: Scene) -> Suspect | None:
-    """Dry friction in every joint of the robot, beyond what the model has, as a share of what its servos give."""
+def _dry_friction(scene: Scene) -> Candidate | None:
+    """Dry friction in every joint of the robot beyond the model's, as a share of its actuator strength."""
     model = cast(Any, scene).model
     given = _read(model, "joint.*.frictionloss")
     joints = {n: v for k, v in given.items() if (n := Address.parse(k).name) in scene.robot}
@@ -328,47 +341,51 @@ def _dry(scene: Scene) -> Suspect | None:
             reach = 0.05 if model.actuator_biasprm[a, 1] != 0 else 0.5
             strength[name] = abs(float(model.actuator_gainprm[a, 0] * model.actuator_gear[a, 0])) * reach
 
-    def settings(told: Values) -> Settings:
-        return {f"joint.{j}.frictionloss": v + told[j] * strength[j] for j, v in joints.items() if j in told}
+    def settings(values: Values) -> Settings:
+        return {f"joint.{j}.frictionloss": v + values[j] * strength[j] for j, v in joints.items() if j in values}
 
-    return Suspect("friction", (0.2, 0.5, 1.0, 2.0), settings, "dry friction worth {:.0f} mrad of servo error", 50.0)
+    return Candidate("friction", (0.2, 0.5, 1.0, 2.0), settings, "dry friction worth {:.0f} mrad of servo error", 50.0)
 
 
 def _read(model: Any, pattern: str) -> dict[str, float]:
-    """The values of all parameters of a pattern; a scene without motors has none of theirs."""
+    """The values of all parameters that match a pattern."""
     params = cast(Any, address)
     known = [a for a in params.addresses(model) if fnmatchcase(a, pattern)]
     return dict(params.read(model, known))
 
 
-def _steps(scene: Scene) -> Suspect:
+def _time_step(scene: Scene) -> Candidate:
     step = float(cast(Any, scene).model.opt.timestep)
 
-    def settings(told: Values) -> Settings:
-        return {address.TIMESTEP: next(iter(told.values())) * step}
+    def settings(values: Values) -> Settings:
+        return {address.TIMESTEP: _single(values) * step}
 
-    return Suspect("time step", (0.5, 0.25, 0.1), settings, "a physics step times {:.2g}", shared=True)
-
-
-def _delay(told: Values) -> Settings:
-    return {address.DELAY: next(iter(told.values()))}
+    return Candidate("time step", (0.5, 0.25, 0.1), settings, "a physics step times {:.2g}", shared=True)
 
 
-def _loose(scene: Scene, sim: Any) -> tuple[Any, Suspect]:
-    """The simulator with play in its gears, none of it at first."""
+def _delay(values: Values) -> Settings:
+    return {address.DELAY: _single(values)}
+
+
+def _single(values: Values) -> float:
+    return next(iter(values.values()))
+
+
+def _backlash(scene: Scene, sim: Any) -> tuple[Any, Candidate]:
+    """The simulator with backlash in its gears, zero at first."""
     from instep.robot.imperfect import Backlash
 
     labels = scene.spec.action.labels
 
-    def settings(told: Values) -> Settings:
-        return cast(Settings, {"action.backlash": tuple(told.get(label, 0.0) for label in labels)})
+    def settings(values: Values) -> Settings:
+        return cast(Settings, {"action.backlash": tuple(values.get(label, 0.0) for label in labels)})
 
-    values = (0.01, 0.02, 0.04, 0.07, 0.12)
-    return Backlash(sim, gap=0.0), Suspect("backlash", values, settings, "play of {:.0f} mrad", 1e3)
+    gaps = (0.01, 0.02, 0.04, 0.07, 0.12)
+    return Backlash(sim, gap=0.0), Candidate("backlash", gaps, settings, "backlash of {:.0f} mrad", 1e3)
 
 
-def _weak(scene: Scene, sim: Any, servos: Sequence[int]) -> tuple[Any, Suspect]:
-    """The simulator with motors whose torque can be limited, as a share of what a 0.3 rad (or 3 cm) error asks for."""
+def _torque_limit(scene: Scene, sim: Any, servos: Sequence[int]) -> tuple[Any, Candidate]:
+    """The simulator with a torque limit, as a share of the torque of a 0.3 rad (or 3 cm) position error."""
     from instep.robot.imperfect import Saturated
 
     model = cast(Any, scene).model
@@ -377,10 +394,10 @@ def _weak(scene: Scene, sim: Any, servos: Sequence[int]) -> tuple[Any, Suspect]:
     damping = tuple(-float(model.actuator_biasprm[a, 2]) for a in servos)
     full = [k * (0.3 if unit == "rad" else 0.03) for k, unit in zip(stiffness, units, strict=True)]
 
-    def settings(told: Values) -> Settings:
-        torque = tuple(told.get(label, inf) * f for label, f in zip(labels, full, strict=True))
+    def settings(values: Values) -> Settings:
+        torque = tuple(values.get(label, inf) * f for label, f in zip(labels, full, strict=True))
         return cast(Settings, {"action.torque": torque})
 
-    made = Saturated(sim, torque=inf, speed=inf, stiffness=stiffness, damping=damping)
-    values = (1.0, 0.6, 0.35, 0.2, 0.1)
-    return made, Suspect("actuator limits", values, settings, "torque limited to {:.0f} % of a 0.3 rad pull", 100)
+    limited = Saturated(sim, torque=inf, speed=inf, stiffness=stiffness, damping=damping)
+    words = "torque limited to {:.0f} % of that of a 0.3 rad error"
+    return limited, Candidate("actuator limits", (1.0, 0.6, 0.35, 0.2, 0.1), settings, words, 100)

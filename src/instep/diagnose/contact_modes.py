@@ -12,9 +12,9 @@ from instep.core.replay import Aligned, aligned, rollout_windows
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator, State
 from instep.gap.channels import rms
-from instep.gap.gap_result import Pair
+from instep.gap.gap_result import RunPair
 
-from .failure_modes import Mode, absent
+from .failure_modes import FailureMode, ruled_out
 from .motion_modes import bodies
 
 SINK = 0.002
@@ -27,7 +27,7 @@ POP = 0.004
 """A body put where it was seen to rest must stay within this [m]."""
 
 
-def contact_faults(pairs: Sequence[Pair]) -> list[Mode]:
+def contact_faults(pairs: Sequence[RunPair]) -> list[FailureMode]:
     """Penetration, tunnelling and jitter of the simulator's bodies, where reality shows them at rest."""
     sunk: list[float] = []
     fallen: list[float] = []
@@ -52,7 +52,7 @@ def contact_faults(pairs: Sequence[Pair]) -> list[Mode]:
     return [*modes, _mode("contact jitter", calm, SHAKE, "m/s", "Bodies shake at {:.2g} m/s where they should rest.")]
 
 
-def rest_test(sim: Simulator, episodes: Sequence[Episode], *, span: float = 0.3) -> Mode:
+def rest_test(sim: Simulator, episodes: Sequence[Episode], *, span: float = 0.3) -> FailureMode:
     """Whether bodies stay where they were seen to rest: shapes that overlap or float make them jump or fall."""
     name = "reconstruction artefacts"
     moved: list[float] = []
@@ -73,21 +73,21 @@ def rest_test(sim: Simulator, episodes: Sequence[Episode], *, span: float = 0.3)
             moved.append(jump)
             worst = body if jump >= max(moved) else worst
     if not moved:
-        return absent(name, Estimate(nan, nan, nan, 0, "m"), "No body was seen to rest, so shapes were not tested.")
+        return ruled_out(name, Estimate(nan, nan, nan, 0, "m"), "No body was seen to rest, so shapes were not tested.")
     value = float(np.median(moved))
     strength = Estimate(value, min(moved), max(moved), len(moved), "m")
     words = f"{worst!r}, put where it was seen to rest, moves by {1e3 * value:.1f} mm (allowed {1e3 * POP:.0f} mm)."
-    return Mode(name, value > POP, strength, words)
+    return FailureMode(name, value > POP, strength, words)
 
 
-def audit(items: Mapping[str, bool | str]) -> Mode:
+def audit(items: Mapping[str, bool | str]) -> FailureMode:
     """Whether a scene passed its audit: held-out views, masks, shapes, inertia; a failed item is told in words."""
     failed = {name: result for name, result in items.items() if result is not True}
     strength = Estimate(len(failed), len(failed), len(failed), len(items), "1")
     if not failed:
-        return absent("reconstruction artefacts", strength, f"All {len(items)} items of the audit passed.")
+        return ruled_out("reconstruction artefacts", strength, f"All {len(items)} items of the audit passed.")
     words = "; ".join(f"{name}: {why}" if isinstance(why, str) else name for name, why in failed.items())
-    return Mode("reconstruction artefacts", True, strength, f"The audit failed: {words}.")
+    return FailureMode("reconstruction artefacts", True, strength, f"The audit failed: {words}.")
 
 
 def at_rest(position: Array, dt: float, *, lasting: float = 0.2) -> Array:
@@ -128,13 +128,13 @@ def _poses(episode: Episode, body: str) -> Array:
     return np.asarray(episode.q, float)[:, [labels.index(f"{body}.{part}") for part in parts]]
 
 
-def _mode(name: str, values: Sequence[float], limit: float, unit: str, words: str) -> Mode:
+def _mode(name: str, values: Sequence[float], limit: float, unit: str, words: str) -> FailureMode:
     if not values:
-        return absent(name, Estimate(nan, nan, nan, 0, unit), "No body was seen to rest, so this was not tested.")
+        return ruled_out(name, Estimate(nan, nan, nan, 0, unit), "No body was seen to rest, so this was not tested.")
     value = _worst(values)
     strength = Estimate(value, min(values), max(values), len(values), unit)
     sentence = f"{words.format(value)[:-1]} (named above {limit:g} {unit})."
-    return Mode(name, value > limit, strength, sentence)
+    return FailureMode(name, value > limit, strength, sentence)
 
 
 def _worst(values: Sequence[float]) -> float:

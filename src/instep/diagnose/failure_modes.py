@@ -43,7 +43,7 @@ PHYSICAL = ("friction", "actuator limits", "latency", "backlash", "gains", "payl
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class FailureMode:
     """A failure mode, found or ruled out."""
 
     name: str
@@ -54,12 +54,12 @@ class Mode:
     """One sentence: what was seen, against which threshold."""
 
 
-def absent(name: str, strength: Estimate, evidence: str) -> Mode:
+def ruled_out(name: str, strength: Estimate, evidence: str) -> FailureMode:
     """A mode that was looked for and not found."""
-    return Mode(name, False, strength, evidence)
+    return FailureMode(name, False, strength, evidence)
 
 
-def named(modes: Sequence[Mode]) -> list[Mode]:
+def found_modes(modes: Sequence[FailureMode]) -> list[FailureMode]:
     """The modes that were found, the strongest physical cause first."""
     found = [m for m in modes if m.found]
     return sorted(found, key=lambda m: -m.strength.value if isfinite(m.strength.value) else 0.0)
@@ -77,7 +77,7 @@ def confusion(first: Sequence[str], second: Sequence[str]) -> tuple[dict[tuple[s
     return table, 1.0 if chance == 1 else (same - chance) / (1 - chance)
 
 
-def perceptual(real: Array, rendered: Array, control: Array) -> Mode:
+def perceptual_sensitivity(real: Array, rendered: Array, control: Array) -> FailureMode:
     """Whether a policy acts otherwise on rendered images than on real ones of the same states.
 
     Actions [runs, frames, nu] for the real image, for the rendered one, and for the real one with noise of as much
@@ -93,10 +93,12 @@ def perceptual(real: Array, rendered: Array, control: Array) -> Mode:
         f"On rendered images the actions change by {float(change.mean()) / size:.2g} of their usual variation, "
         f"{strength.value:.2g} times as much as noise of the same image distance makes them."
     )
-    return Mode("perceptual sensitivity", strength.low > 1.5, strength, words)
+    return FailureMode("perceptual sensitivity", strength.low > 1.5, strength, words)
 
 
-def embodiment(runs: Sequence[Episode], usual: Sequence[Episode], limits: Mapping[str, tuple[float, float]]) -> Mode:
+def embodiment_mismatch(
+    runs: Sequence[Episode], usual: Sequence[Episode], limits: Mapping[str, tuple[float, float]]
+) -> FailureMode:
     """Whether a policy commands what this body cannot do, against commands that are known to suit it.
 
     Each run scores by its saturation share, its jerk, its tracking residual and how far its actions lie from the usual
@@ -120,7 +122,7 @@ def embodiment(runs: Sequence[Episode], usual: Sequence[Episode], limits: Mappin
     value = float(np.median(own))
     strength = Estimate(value, float(own.min()), float(own.max()), len(own), "1")
     words = f"{share:.0%} of the runs exceed the threshold {threshold:.2g} of usual commands, most by their {worst}."
-    return Mode(name, share > 0.5, strength, words)
+    return FailureMode(name, share > 0.5, strength, words)
 
 
 def conformal(scores: Array, alpha: float) -> float:

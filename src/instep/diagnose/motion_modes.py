@@ -13,11 +13,11 @@ from instep.core.statistics import Estimate, jackknife
 from instep.core.world import Array
 from instep.gap.channels import QUAT, channels, rms
 from instep.gap.error_growth import excess, growth
-from instep.gap.gap_result import Gap, Pair
-from instep.gap.noise_floor import floor, split
+from instep.gap.gap_result import Gap, RunPair
+from instep.gap.noise_floor import noise_floor, split_by_outcome
 from instep.gap.preparation import scalar_joints
 
-from .failure_modes import Mode, absent
+from .failure_modes import FailureMode, ruled_out
 
 MOVED = 0.02
 """A body that moved by this much has moved [m]."""
@@ -25,14 +25,16 @@ LASTING = 0.5
 """A residual must last this long to count [s]."""
 
 
-def dynamics_gap(gap: Gap, *, least: float = 1.5) -> Mode:
+def dynamics_gap(gap: Gap, *, least: float = 1.5) -> FailureMode:
     """Whether the error exceeds the scatter of repeats, beyond both intervals, at every horizon from half a second on.
 
     Shorter horizons are left out: there, what is not known of the state at the start weighs more than the model.
     """
     name = "dynamics gap"
     if "overall" not in gap.floor:
-        return absent(name, Estimate(nan, nan, nan, 0), "No command was repeated, so the robot's scatter is unknown.")
+        return ruled_out(
+            name, Estimate(nan, nan, nan, 0), "No command was repeated, so the robot's scatter is unknown."
+        )
     ratios: list[tuple[Estimate, str]] = []
     for horizon, words in zip(gap.curves["overall"].horizons, gap.curves["overall"].names(), strict=True):
         error, scatter = gap.curves["overall"].at(horizon), gap.floor["overall"].at(horizon)
@@ -40,13 +42,15 @@ def dynamics_gap(gap: Gap, *, least: float = 1.5) -> Mode:
             high = error.high / max(scatter.low, 1e-300)
             ratios.append((Estimate(error.value / scatter.value, error.low / scatter.high, high, error.n), words))
     if not ratios:
-        return absent(name, Estimate(nan, nan, nan, 0), "The runs are too short to tell.")
+        return ruled_out(name, Estimate(nan, nan, nan, 0), "The runs are too short to tell.")
     ratio, when = min(ratios, key=lambda entry: entry[0].low)
     sentence = f"The error is {ratio.value:.2g} times the scatter of repeats at {when} and more elsewhere"
-    return Mode(name, ratio.low > least, ratio, f"{sentence} (at least {ratio.low:.2g}; named from {least:g} on).")
+    return FailureMode(
+        name, ratio.low > least, ratio, f"{sentence} (at least {ratio.low:.2g}; named from {least:g} on)."
+    )
 
 
-def compounding(closed: Sequence[tuple[Array, Array]], open_loop: Sequence[tuple[Array, Array]]) -> Mode:
+def compounding(closed: Sequence[tuple[Array, Array]], open_loop: Sequence[tuple[Array, Array]]) -> FailureMode:
     """Whether errors end larger with the policy in the loop than when its actions are only replayed, and grow there.
 
     Runs are given as times and errors, in pairs: each closed-loop run beside the replay of its actions.
@@ -55,7 +59,7 @@ def compounding(closed: Sequence[tuple[Array, Array]], open_loop: Sequence[tuple
     try:
         fast = growth([t for t, _ in closed], [e for _, e in closed])
     except BadInput:
-        return absent(name, Estimate(nan, nan, nan, 0), "Closed-loop errors do not grow.")
+        return ruled_out(name, Estimate(nan, nan, nan, 0), "Closed-loop errors do not grow.")
     ends = [log(max(_end(c), 1e-12) / max(_end(o), 1e-12)) for (_, c), (_, o) in zip(closed, open_loop, strict=True)]
     ratio = jackknife(np.array(ends))
     strength = Estimate(exp(ratio.value), exp(min(ratio.low, 50.0)), exp(min(ratio.high, 50.0)), ratio.n, "1")
@@ -66,10 +70,10 @@ def compounding(closed: Sequence[tuple[Array, Array]], open_loop: Sequence[tuple
         words += f", {excess(fast, slow).value:+.2g} per second faster" if slow.shape == fast.shape else ""
     except BadInput:
         words += ", which do not grow"
-    return Mode(name, strength.low > 2, strength, f"{words} (at least {strength.low:.2g}; named from 2 on).")
+    return FailureMode(name, strength.low > 2, strength, f"{words} (at least {strength.low:.2g}; named from 2 on).")
 
 
-def static_scene(pairs: Sequence[Pair]) -> Mode:
+def static_scene(pairs: Sequence[RunPair]) -> FailureMode:
     """Whether a body moved in reality and stayed where it was in the simulator, for longer than half a second."""
     name = "static scene"
     worst, where = 0.0, ""
@@ -87,12 +91,12 @@ def static_scene(pairs: Sequence[Pair]) -> Mode:
                 worst, where = lasted, body
     strength = Estimate(worst, worst, worst, len(pairs), "s")
     if worst <= LASTING:
-        return absent(name, strength, "Every body that moved in reality moved in the simulator too.")
+        return ruled_out(name, strength, "Every body that moved in reality moved in the simulator too.")
     words = f"{where!r} moved in reality and stayed in the simulator for {worst:.2g} s, in {runs} of {len(pairs)} runs."
-    return Mode(name, True, strength, words)
+    return FailureMode(name, True, strength, words)
 
 
-def sensor_noise(pairs: Sequence[Pair], *, least: float = 3.0) -> Mode:
+def sensor_noise(pairs: Sequence[RunPair], *, least: float = 3.0) -> FailureMode:
     """Whether measured positions are noisier than simulated ones: what third differences leave of a smooth motion."""
     name = "sensor noise"
     logs: list[float] = []
@@ -107,19 +111,19 @@ def sensor_noise(pairs: Sequence[Pair], *, least: float = 3.0) -> Mode:
         levels.append(float(np.median(real)))
     if len(logs) < 2:
         strength = Estimate(float(np.exp(logs[0])) if logs else nan, nan, nan, len(logs), "1")
-        return Mode(name, bool(logs) and logs[0] > np.log(2 * least), strength, _noisy(strength.value, levels))
+        return FailureMode(name, bool(logs) and logs[0] > np.log(2 * least), strength, _noisy(strength.value, levels))
     ratio = jackknife(np.array(logs))
     strength = Estimate(float(np.exp(ratio.value)), float(np.exp(ratio.low)), float(np.exp(ratio.high)), len(logs), "1")
-    return Mode(name, strength.low > least, strength, _noisy(strength.value, levels))
+    return FailureMode(name, strength.low > least, strength, _noisy(strength.value, levels))
 
 
-def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> Mode:
+def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> FailureMode:
     """Whether repeats of one command differ by more than their sensors can explain."""
     name = "stochasticity"
-    kinds = split(real)
+    kinds = split_by_outcome(real)
     if not kinds:
-        return absent(name, Estimate(nan, nan, nan, 0), "No command was repeated.")
-    scatter = floor(kinds)
+        return ruled_out(name, Estimate(nan, nan, nan, 0), "No command was repeated.")
+    scatter = noise_floor(kinds)
     compared = channels(kinds[0][0].spec.q)
     best = Estimate(0.0, 0.0, 0.0, 0, "1")
     words = "Repeats scatter no more than their sensors do."
@@ -136,7 +140,7 @@ def stochasticity(real: Sequence[Sequence[Episode]], *, least: float = 3.0) -> M
             words = (
                 f"Repeats of {channel!r} scatter by {spread.value:.3g}, {ratio.value:.2g} times what its sensor does."
             )
-    return Mode(name, best.low > least, best, words)
+    return FailureMode(name, best.low > least, best, words)
 
 
 def noise_level(q: Array) -> Array:

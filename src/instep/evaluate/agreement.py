@@ -20,7 +20,7 @@ SIM_TRIALS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class SuccessRates:
     """Success rates of one policy at one task."""
 
     task: str
@@ -32,7 +32,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
+class RankAgreement:
     """How a virtual evaluation of some policies at one task agrees with reality."""
 
     task: str
@@ -68,7 +68,7 @@ class Ranking:
         return f"Correlated {r.value:.2f} [{r.low:.2f}, {r.high:.2f}]; rank violations {v:.3f}, {within}."
 
 
-def read_rates(path: Path) -> list[Rates]:
+def read_rates(path: Path) -> list[SuccessRates]:
     """Rows of a table with the columns task, policy, real, sim, n_real_trials and perhaps n_sim_trials."""
     try:
         with path.open(encoding="utf-8", newline="") as stream:
@@ -83,13 +83,13 @@ def read_rates(path: Path) -> list[Rates]:
     return [_rates(row, number, path.name) for number, row in enumerate(rows, 2)]
 
 
-def rankings(rates: Sequence[Rates], *, seed: int = 0) -> list[Ranking]:
+def rank_agreements(rates: Sequence[SuccessRates], *, seed: int = 0) -> list[RankAgreement]:
     """The agreement at each task."""
     tasks = dict.fromkeys(r.task for r in rates)
-    return [rank([r for r in rates if r.task == task], seed=seed) for task in tasks]
+    return [rank_agreement([r for r in rates if r.task == task], seed=seed) for task in tasks]
 
 
-def rank(rates: Sequence[Rates], *, seed: int = 0) -> Ranking:
+def rank_agreement(rates: Sequence[SuccessRates], *, seed: int = 0) -> RankAgreement:
     """The agreement over the policies of one task."""
     if len(rates) < 2:
         raise BadInput(f"Task {rates[0].task!r} has one policy; agreement needs at least two.")
@@ -99,7 +99,7 @@ def rank(rates: Sequence[Rates], *, seed: int = 0) -> Ranking:
     null = mmrv_null(real, trials, sim_trials=int(np.sort(virtual)[len(virtual) // 2]), seed=seed)
     spread = float(((sim - sim.mean()) ** 2).mean())
     slope = float(((sim - sim.mean()) * (real - real.mean())).mean()) / spread if spread > 0 else float("nan")
-    return Ranking(
+    return RankAgreement(
         rates[0].task,
         tuple(r.policy for r in rates),
         pearson(sim, real),
@@ -112,7 +112,7 @@ def rank(rates: Sequence[Rates], *, seed: int = 0) -> Ranking:
     )
 
 
-def differences(rates: Sequence[Rates]) -> Mapping[tuple[str, str], Estimate]:
+def differences(rates: Sequence[SuccessRates]) -> Mapping[tuple[str, str], Estimate]:
     """Simulation minus reality of each policy and task, with Newcombe's interval."""
     found: dict[tuple[str, str], Estimate] = {}
     for r in rates:
@@ -121,7 +121,7 @@ def differences(rates: Sequence[Rates]) -> Mapping[tuple[str, str], Estimate]:
     return found
 
 
-def real_rate(r: Rates) -> Estimate:
+def real_rate(r: SuccessRates) -> Estimate:
     """The real rate with Wilson's interval."""
     return wilson(round(r.real * r.real_trials), r.real_trials)
 
@@ -134,10 +134,10 @@ def _bias(real: Array, sim: Array, trials: Array, virtual: Array) -> Estimate:
     return Estimate(value, value - half, value + half, len(real))
 
 
-def _rates(row: Mapping[str, str], number: int, name: str) -> Rates:
+def _rates(row: Mapping[str, str], number: int, name: str) -> SuccessRates:
     try:
         virtual = int(row["n_sim_trials"]) if row.get("n_sim_trials") else None
-        made = Rates(
+        made = SuccessRates(
             row["task"], row["policy"], float(row["real"]), float(row["sim"]), int(row["n_real_trials"]), virtual
         )
     except (ValueError, TypeError) as error:

@@ -10,11 +10,11 @@ from instep.core.distributions import normal_quantile
 from instep.core.statistics import Estimate
 from instep.core.trials import mcnemar, paired_difference, pairs_for_equivalence
 
-from .episode_batch import Ended
+from .episode_batch import EpisodeResult
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PolicyComparison:
     """The first policy against the second, start by start."""
 
     difference: Estimate
@@ -44,7 +44,7 @@ class Comparison:
         return f"{words}; about {self.still:.0f} more episodes would settle it"
 
 
-def compare(first: Sequence[Ended], second: Sequence[Ended]) -> Comparison:
+def compare_policies(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> PolicyComparison:
     """Pair the episodes of two policies by seed; those that the machinery broke are left out of both."""
     other = {row.seed: row for row in second if row.counts}
     pairs = [(row.success, other[row.seed].success) for row in first if row.counts and row.seed in other]
@@ -52,7 +52,7 @@ def compare(first: Sequence[Ended], second: Sequence[Ended]) -> Comparison:
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)
     share = max(only_first + only_second, 1) / max(n, 1)
-    return Comparison(
+    return PolicyComparison(
         paired_difference(only_first, only_second, n) if n else Estimate(nan, -1.0, 1.0, 0),
         only_first,
         only_second,

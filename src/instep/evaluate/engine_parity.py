@@ -32,7 +32,7 @@ class ParityLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ParityCheck:
     """One thing that was looked at, and whether the two agree on it."""
 
     check: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Side:
+class ParityWorld:
     """A simulator with the scene it was made from."""
 
     name: str
@@ -50,7 +50,7 @@ class Side:
     scene: Scene
 
 
-def parity(first: Side, second: Side, limits: ParityLimits | None = None) -> list[Finding]:
+def check_parity(first: ParityWorld, second: ParityWorld, limits: ParityLimits | None = None) -> list[ParityCheck]:
     """Compare two simulators before a policy is judged by them; each finding names the culprit."""
     limits = limits or ParityLimits()
     named = [_names(first, second), _units(first, second)]
@@ -59,7 +59,7 @@ def parity(first: Side, second: Side, limits: ParityLimits | None = None) -> lis
     return [*named, *_answers(first, second, limits), *_frames(first, second, limits), *_motion(first, second, limits)]
 
 
-def _names(first: Side, second: Side) -> Finding:
+def _names(first: ParityWorld, second: ParityWorld) -> ParityCheck:
     for what in ("action", "q"):
         a, b = getattr(first.sim.spec, what).labels, getattr(second.sim.spec, what).labels
         thing = "action" if what == "action" else "position"
@@ -68,51 +68,53 @@ def _names(first: Side, second: Side) -> Finding:
         if sorted(a) == sorted(b):
             i = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
             words = f"{thing} {i} is {a[i]!r} in {first.name} and {b[i]!r} in {second.name}: the order differs"
-            return Finding("order", False, words)
+            return ParityCheck("order", False, words)
         missing = sorted(set(a) ^ set(b))
-        return Finding("names", False, f"{thing} {missing[0]!r} is in one of {first.name}, {second.name} only")
-    return Finding("names", True, "the same actions and positions, in the same order")
+        return ParityCheck("names", False, f"{thing} {missing[0]!r} is in one of {first.name}, {second.name} only")
+    return ParityCheck("names", True, "the same actions and positions, in the same order")
 
 
-def _units(first: Side, second: Side) -> Finding:
+def _units(first: ParityWorld, second: ParityWorld) -> ParityCheck:
     pairs = zip(first.sim.spec.action.labels, first.sim.spec.action.units, second.sim.spec.action.units, strict=True)
     for label, a, b in pairs:
         if a != b:
-            return Finding("units", False, f"{label!r} is in {a} in {first.name} and in {b} in {second.name}")
-    return Finding("units", True, "the same units")
+            return ParityCheck("units", False, f"{label!r} is in {a} in {first.name} and in {b} in {second.name}")
+    return ParityCheck("units", True, "the same units")
 
 
-def _answers(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
+def _answers(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> list[ParityCheck]:
     """Move one actuator at a time and see which joint answers, which way, how far and how fast."""
     a, b = _responses(first), _responses(second)
     labels, joints = first.sim.spec.action.labels, first.scene.robot
-    found: list[Finding] = []
+    found: list[ParityCheck] = []
     for i, label in enumerate(labels):
         own = int(np.argmax(np.abs(a.far[i])))
         if int(np.argmax(np.abs(b.far[i]))) != own:
             other = joints[int(np.argmax(np.abs(b.far[i])))]
             words = f"{label!r} moves {joints[own]!r} in {first.name}, but {other!r} in {second.name}"
-            found.append(Finding("order", False, words))
+            found.append(ParityCheck("order", False, words))
             continue
         ratio = float(b.far[i, own] / a.far[i, own]) if a.far[i, own] else 1.0
         if ratio < 0:
             words = f"{label!r} moves {joints[own]!r} the other way in {second.name}"
-            found.append(Finding("sign", False, words))
+            found.append(ParityCheck("sign", False, words))
         elif abs(np.log(max(ratio, 1e-9))) > np.log1p(limits.answer):
             words = f"{joints[own]!r} moves {ratio:.3g} times as far in {second.name} as in {first.name}{_hint(ratio)}"
-            found.append(Finding("gain", False, words))
+            found.append(ParityCheck("gain", False, words))
         else:
             found += _gain(first, second, (a.soon[i, own], b.soon[i, own]), joints[own], limits)
-    return found or [Finding("order", True, "every actuator moves its own joint, as far and as fast in both")]
+    return found or [ParityCheck("order", True, "every actuator moves its own joint, as far and as fast in both")]
 
 
-def _gain(first: Side, second: Side, soon: tuple[float, float], joint: str, limits: ParityLimits) -> list[Finding]:
+def _gain(
+    first: ParityWorld, second: ParityWorld, soon: tuple[float, float], joint: str, limits: ParityLimits
+) -> list[ParityCheck]:
     """A gain in other units moves a joint as far in the end, but not as fast."""
     ratio = soon[1] / soon[0] if soon[0] else 1.0
     if ratio > 0 and abs(np.log(ratio)) <= np.log1p(limits.answer):
         return []
     words = f"{joint!r} starts {ratio:.3g} times as fast in {second.name} as in {first.name}: its gains differ"
-    return [Finding("gain", False, words)]
+    return [ParityCheck("gain", False, words)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +125,7 @@ class _Response:
     """How far it moved in the end."""
 
 
-def _responses(side: Side) -> _Response:
+def _responses(side: ParityWorld) -> _Response:
     rest, sim = side.scene.rest_action(), side.sim
     count, size = len(rest), _sizes(side)
     start = sim.reset(0)
@@ -142,7 +144,7 @@ def _responses(side: Side) -> _Response:
     return _Response(soon, (state.q[:count] - state.q[count])[:, where])
 
 
-def _sizes(side: Side) -> Array:
+def _sizes(side: ParityWorld) -> Array:
     """By how much to move each actuator: away from the nearer end of its range."""
     low, high = _limits(side.scene)
     span = np.where(np.isfinite(high), high - low, 2.0)
@@ -159,7 +161,7 @@ def _limits(scene: Scene) -> tuple[Array, Array]:
     return np.where(limited, low, -np.inf), np.where(limited, high, np.inf)
 
 
-def _frames(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
+def _frames(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> list[ParityCheck]:
     """The tips must be in the same place for the same joints."""
     shared = [tip for tip in first.scene.tips if tip in second.scene.tips]
     a_model, b_model = cast(Any, first.scene).model, cast(Any, second.scene).model
@@ -173,10 +175,10 @@ def _frames(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
     worst = int(np.argmax(apart))
     ok = bool(apart[worst] <= limits.frame)
     words = f"{shared[worst]!r} is {1e3 * apart[worst]:.3g} mm apart in the same pose"
-    return [Finding("frame", ok, words if not ok else "the tips are in the same places")]
+    return [ParityCheck("frame", ok, words if not ok else "the tips are in the same places")]
 
 
-def _motion(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
+def _motion(first: ParityWorld, second: ParityWorld, limits: ParityLimits) -> list[ParityCheck]:
     """What the second predicts of a motion of the first, a step and half a second ahead, joint by joint."""
     rest, dt = first.scene.rest_action(), first.sim.spec.dt
     steps = max(4, round(SECONDS / dt))
@@ -188,7 +190,7 @@ def _motion(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
     actions = np.clip(rest + size * swing, low, high)
     episode = rollout(first.sim, Script(actions), steps=steps)
     where = [episode.spec.q.labels.index(joint) for joint in first.scene.robot]
-    found: list[Finding] = []
+    found: list[ParityCheck] = []
     for name, ahead, limit in (
         ("one step", 1, limits.one_step),
         ("half a second", max(2, round(0.5 / dt)), limits.half_second),
@@ -201,7 +203,7 @@ def _motion(first: Side, second: Side, limits: ParityLimits) -> list[Finding]:
         worst = int(np.argmax(share))
         joint, ok = first.scene.robot[worst], bool(share[worst] <= limit)
         words = f"{joint!r} is off by {100 * share[worst]:.3g} % of its motion over {name}, {100 * limit:g} % allowed"
-        found.append(Finding(name, ok, words))
+        found.append(ParityCheck(name, ok, words))
     return found
 
 

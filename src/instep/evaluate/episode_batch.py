@@ -19,7 +19,7 @@ SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EpisodeResult:
     """How one episode ended."""
 
     seed: int
@@ -61,17 +61,17 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class BatchResult:
     """A batch of episodes."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[EpisodeResult, ...]
     tracks: Mapping[int, Array]
     """Seed -> positions q over the episode [rows, nq], for the seeds that were asked for or went wrong first."""
 
 
-def play(
+def run_batch(
     world: Tasked[World], policy: Policy, seeds: Sequence[int], *, bounds: Array | None = None, keep: int = 0
-) -> Played:
+) -> BatchResult:
     """Play one episode per seed, all of them in one batch.
 
     `bounds` [2, nu] are the lowest and highest actions that are taken; `keep` is of how many that did not succeed
@@ -87,17 +87,17 @@ def play(
         begin = time.perf_counter()
         action = checked_action(policy.act(seen), world.spec, state.batch)
         book.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
-        state, lost = stepped(world, state, action, book.diverged)
+        state, lost = step_batch(world, state, action, book.diverged)
         book.note(state, lost)
         if book.all_over:
             break
     ended = book.close(state, seeds)
     missed = [i for i, row in enumerate(ended) if not row.success][:keep]
     tracks = {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in missed} if track else {}
-    return Played(ended, tracks)
+    return BatchResult(ended, tracks)
 
 
-def stepped(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
+def step_batch(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
     """The next state, and the worlds that have diverged so far [n].
 
     A world that has diverged goes on as a copy of a sound one, so that the batch keeps its size; its episode is over.
@@ -160,13 +160,13 @@ class _Book:
         self.diverged = lost
         self._end(state, (np.asarray(self._world.over(state)) | lost) & ~self._over)
 
-    def close(self, state: State, seeds: Sequence[int]) -> tuple[Ended, ...]:
+    def close(self, state: State, seeds: Sequence[int]) -> tuple[EpisodeResult, ...]:
         """How each episode ended; those that still go on ran out of time."""
         self._end(state, ~self._over)
         task, dt = self._world.task, self._world.spec.dt
         when, wrong = self._world.when(state), np.asarray(self._world.failure(state))
         ms = float(np.median(self._times)) * 1e3
-        rows: list[Ended] = []
+        rows: list[EpisodeResult] = []
         for i, seed in enumerate(seeds):
             # A world that goes on after its end may still meet events: they do not count.
             times = {
@@ -177,7 +177,7 @@ class _Book:
             done, which = len(times) == len(task.events), int(wrong[i])
             outcome: str = SUCCESS if done else task.failures[which] if which >= 0 else TIMEOUT
             rows.append(
-                Ended(
+                EpisodeResult(
                     seed=int(seed),
                     outcome=DIVERGED if self._strayed[i] else outcome,
                     stage=list(times)[-1] if times else "",

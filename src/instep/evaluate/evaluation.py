@@ -18,11 +18,11 @@ from instep.core.world import Array, MapFn, Policy, Simulator, World
 from instep.policy.chunking import Latency
 from instep.scene.tasks.task import Task, Tasked
 
-from .episode_batch import INFRA, SUCCESS, Ended, Played, play
+from .episode_batch import INFRA, SUCCESS, BatchResult, EpisodeResult, run_batch
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PolicySpec:
     """A policy to be evaluated, made where it is needed."""
 
     name: str
@@ -32,7 +32,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorldSpec:
     """A world to evaluate in, made where it is needed."""
 
     name: str
@@ -57,11 +57,11 @@ class EvalOptions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class EvalBatch:
     """A batch of episodes: what a worker gets."""
 
-    candidate: Candidate
-    place: Place
+    candidate: PolicySpec
+    place: WorldSpec
     task: Task
     seeds: tuple[int, ...]
     options: EvalOptions
@@ -78,20 +78,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostBatch:
     """What a map yields for a job whose worker died or hung, in place of a result."""
 
     why: str
 
 
-class Store(Protocol):
+class ResultStore(Protocol):
     """Where results are kept as they come, so that an evaluation can go on after it was stopped."""
 
-    def load(self, key: str) -> tuple[Ended, ...] | None:
+    def load(self, key: str) -> tuple[EpisodeResult, ...] | None:
         """The result of a job that was done before."""
         ...
 
-    def save(self, key: str, ended: Sequence[Ended], tracks: Mapping[int, Array]) -> None:
+    def save(self, key: str, ended: Sequence[EpisodeResult], tracks: Mapping[int, Array]) -> None:
         """Keep the result of a job."""
         ...
 
@@ -100,7 +100,7 @@ class Store(Protocol):
 class Evaluation:
     """How each policy did in each world."""
 
-    results: Mapping[tuple[str, str], tuple[Ended, ...]]
+    results: Mapping[tuple[str, str], tuple[EpisodeResult, ...]]
     """(policy, world) -> episodes, in the order of the seeds."""
     task: Task
 
@@ -130,44 +130,46 @@ class Evaluation:
 
 
 def evaluate(
-    policies: Sequence[Candidate],
-    worlds: Sequence[Place],
+    policies: Sequence[PolicySpec],
+    worlds: Sequence[WorldSpec],
     task: Task,
     seeds: Sequence[int],
     *,
     options: EvalOptions | None = None,
     map: MapFn = map,
-    store: Store | None = None,
-    tell: Callable[[Job], None] | None = None,
+    store: ResultStore | None = None,
+    tell: Callable[[EvalBatch], None] | None = None,
 ) -> Evaluation:
     """Run every policy in every world from every seed. `map` spreads the batches; `store` keeps what is done."""
     options = options or EvalOptions()
     _check(policies, worlds, seeds, options)
     chunks = [tuple(seeds[i : i + options.batch]) for i in range(0, len(seeds), options.batch)]
-    jobs = [Job(policy, world, task, chunk, options) for policy in policies for world in worlds for chunk in chunks]
-    done: dict[str, tuple[Ended, ...]] = {}
+    jobs = [
+        EvalBatch(policy, world, task, chunk, options) for policy in policies for world in worlds for chunk in chunks
+    ]
+    done: dict[str, tuple[EpisodeResult, ...]] = {}
     if store is not None:
         done = {job.key: kept for job in jobs if (kept := store.load(job.key)) is not None}
     for job in jobs if tell is not None else ():
         if job.key in done:
-            cast(Callable[[Job], None], tell)(job)
+            cast(Callable[[EvalBatch], None], tell)(job)
     pending = [job for job in jobs if job.key not in done]
-    for job, result in zip(pending, map(run_job, pending), strict=True):
-        played = _broken(job, result.why) if isinstance(result, Lost) else cast(Played, result)
+    for job, result in zip(pending, map(run_eval_batch, pending), strict=True):
+        played = _broken(job, result.why) if isinstance(result, LostBatch) else cast(BatchResult, result)
         done[job.key] = played.ended
         # What the machinery broke is not kept, so that it is tried again next time.
         if store is not None and all(row.counts for row in played.ended):
             store.save(job.key, played.ended, played.tracks)
         if tell is not None:
             tell(job)
-    results: dict[tuple[str, str], tuple[Ended, ...]] = {}
+    results: dict[tuple[str, str], tuple[EpisodeResult, ...]] = {}
     for job in jobs:
         pair = (job.candidate.name, job.place.name)
         results[pair] = (*results.get(pair, ()), *done[job.key])
     return Evaluation(results, task)
 
 
-def run_job(job: Job) -> Played:
+def run_eval_batch(job: EvalBatch) -> BatchResult:
     """Play one batch, in whichever process this is."""
     world, settings = _world(job)
     tasked = Tasked(world, job.task)
@@ -175,7 +177,7 @@ def run_job(job: Job) -> Played:
     if job.options.latency:
         policy = Latency(policy, job.options.latency)
     try:
-        played = play(tasked, policy, job.seeds, bounds=job.options.bounds, keep=job.options.films)
+        played = run_batch(tasked, policy, job.seeds, bounds=job.options.bounds, keep=job.options.films)
     except LinkLost as error:
         return _broken(job, str(error))
     if not settings:
@@ -196,7 +198,7 @@ class _Kept:
 _KEPT = _Kept()
 
 
-def _world(job: Job) -> tuple[World, dict[str, Array]]:
+def _world(job: EvalBatch) -> tuple[World, dict[str, Array]]:
     key = (job.place.name, job.place.mark)
     if key not in _KEPT.worlds or not job.place.mark:
         _KEPT.worlds[key] = job.place.make()
@@ -209,12 +211,12 @@ def _world(job: Job) -> tuple[World, dict[str, Array]]:
     return cast(Simulator, world).tuned(settings), settings
 
 
-def _broken(job: Job, why: str) -> Played:
-    rows = (Ended(seed, INFRA, "", 0, 0.0, 0.0, why=why) for seed in job.seeds)
-    return Played(tuple(rows), {})
+def _broken(job: EvalBatch, why: str) -> BatchResult:
+    rows = (EpisodeResult(seed, INFRA, "", 0, 0.0, 0.0, why=why) for seed in job.seeds)
+    return BatchResult(tuple(rows), {})
 
 
-def _mode(row: Ended) -> str:
+def _mode(row: EpisodeResult) -> str:
     return f"{row.outcome} after {row.stage!r}" if row.stage else row.outcome
 
 

@@ -16,7 +16,7 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, State, World, stack, take
 from instep.scene.tasks.task import Tasked
 
-from .episode_batch import stepped
+from .episode_batch import step_batch
 
 
 def demonstrate(
@@ -57,7 +57,7 @@ GRACE = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mined:
+class FailureStates:
     """States of episodes that failed."""
 
     states: State
@@ -71,7 +71,7 @@ class Mined:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lessons:
+class CorrectiveDemos:
     """Demonstrations from where a policy fails."""
 
     episodes: tuple[Episode, ...]
@@ -81,7 +81,7 @@ class Lessons:
     """How many of them failed."""
 
 
-def lessons(
+def corrective_demos(
     world: Tasked[World],
     policy: Policy,
     expert: Policy,
@@ -90,7 +90,7 @@ def lessons(
     wanted: int,
     batch: int = 64,
     shown_in: Tasked[World] | None = None,
-) -> Lessons:
+) -> CorrectiveDemos:
     """Let an expert go on where a policy failed, until there are as many demonstrations as wanted or no more seeds.
 
     `shown_in` is the same world without the pictures that the policy looks at, where those can be made afterwards.
@@ -99,17 +99,19 @@ def lessons(
     tried = failed = 0
     starts = iter(seeds)
     while len(found) < wanted and (chosen := list(islice(starts, batch))):
-        mined = mine(world, policy, chosen, seed=chosen[0])
+        mined = find_failure_states(world, policy, chosen, seed=chosen[0])
         tried += len(chosen)
         if mined is None:
             continue
         failed += len(mined.seeds)
         shown = demonstrate(shown_in or world, expert, mined.seeds, states=mined.states)
         found += [episode.with_columns({}, world="failure state") for episode in shown]
-    return Lessons(tuple(found[:wanted]), tried, failed)
+    return CorrectiveDemos(tuple(found[:wanted]), tried, failed)
 
 
-def mine(world: Tasked[World], policy: Policy, seeds: Sequence[int], *, seed: int = 0) -> Mined | None:
+def find_failure_states(
+    world: Tasked[World], policy: Policy, seeds: Sequence[int], *, seed: int = 0
+) -> FailureStates | None:
     """Play a policy from some starts and take one state of each episode that failed; None where all succeeded.
 
     The state is drawn from the second half of the episode, where it no longer gets anywhere, but not from the last
@@ -121,7 +123,7 @@ def mine(world: Tasked[World], policy: Policy, seeds: Sequence[int], *, seed: in
     end, lost = np.full(n, world.steps), np.zeros(n, bool)
     for row in range(world.steps):
         action = checked_action(policy.act(world.observe(state)), world.spec, state.batch)
-        state, lost = stepped(world, state, action, lost)
+        state, lost = step_batch(world, state, action, lost)
         end = np.where((np.asarray(world.over(state)) | lost) & (end == world.steps), row + 1, end)
         if (row + 1) % EVERY == 0:
             kept.append(state)
@@ -132,7 +134,7 @@ def mine(world: Tasked[World], policy: Policy, seeds: Sequence[int], *, seed: in
         return None
     rows: list[int] = _drawn(end[failed], world, np.random.default_rng((seed, 0x314E))).tolist()
     found = [take(kept[row // EVERY], i) for i, row in zip(failed, rows, strict=True)]
-    return Mined(stack(found), tuple(seeds[i] for i in failed), tuple(rows), n)
+    return FailureStates(stack(found), tuple(seeds[i] for i in failed), tuple(rows), n)
 
 
 def _drawn(end: Array, world: Tasked[World], rng: np.random.Generator) -> Array:

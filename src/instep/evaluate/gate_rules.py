@@ -29,7 +29,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GateRule:
     """One limit on one measure."""
 
     measure: str
@@ -58,11 +58,11 @@ class Variation:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class GateRules:
     """What a gate asks."""
 
     scene: str
-    rules: tuple[Rule, ...]
+    rules: tuple[GateRule, ...]
     worlds: tuple[str, ...] = ("mujoco", "rapier")
     """Engines, or ENGINE@SCENE for another model of the same robot; the first is what others are compared with."""
     task: str = ""
@@ -74,7 +74,7 @@ class Rules:
     parity: ParityLimits = field(default_factory=ParityLimits)
 
 
-def read_rules(path: Path) -> Rules:
+def read_gate_rules(path: Path) -> GateRules:
     """The rules in a TOML file."""
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r}; a gate needs rules, see examples/ci/rules.toml.")
@@ -82,12 +82,12 @@ def read_rules(path: Path) -> Rules:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
-    return rules_from(table, path.name)
+    return gate_rules_from(table, path.name)
 
 
-def rules_from(table: Mapping[str, Any], name: str) -> Rules:
+def gate_rules_from(table: Mapping[str, Any], name: str) -> GateRules:
     """The rules in a parsed table."""
-    known = {f.name for f in fields(Rules)} - {"rules"} | {"rule"}
+    known = {f.name for f in fields(GateRules)} - {"rules"} | {"rule"}
     _known(table, known, f"entry of {name}")
     if "scene" not in table:
         raise BadInput(f"{name} must say which scene the policy is judged in, as scene = 'pusht'.")
@@ -105,10 +105,10 @@ def rules_from(table: Mapping[str, Any], name: str) -> Rules:
     for rule in rules:
         if rule.variation and rule.variation not in names:
             raise UnknownName("variation", rule.variation, names)
-    return Rules(rules=rules, parity=ParityLimits(**limits), **made)
+    return GateRules(rules=rules, parity=ParityLimits(**limits), **made)
 
 
-def ranges(words: Sequence[str], scene: Scene) -> Box | None:
+def belief_from_ranges(words: Sequence[str], scene: Scene) -> Box | None:
     """The belief that parameters with ranges stand for, as 'geom.*.friction=0.2..0.6'."""
     return Box(tuple(_range(word, scene) for word in words)) if words else None
 
@@ -126,12 +126,12 @@ def _range(word: str, scene: Scene) -> Param:
     return Param(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
 
 
-def _rule(entry: Mapping[str, Any], name: str) -> Rule:
-    _known(entry, {f.name for f in fields(Rule)}, f"entry under [[rule]] of {name}")
+def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
+    _known(entry, {f.name for f in fields(GateRule)}, f"entry under [[rule]] of {name}")
     measure = str(entry.get("measure", ""))
     if measure not in MEASURES:
         raise UnknownName("measure", measure, MEASURES)
-    rule = Rule(**entry)
+    rule = GateRule(**entry)
     if (rule.at_least is None) == (rule.at_most is None) or rule.by not in ("bound", "value"):
         raise BadInput(
             f"A rule on {measure!r} in {name} takes either at_least or at_most, a number, and by = 'bound' or 'value'."

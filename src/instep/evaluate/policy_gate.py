@@ -20,15 +20,15 @@ from instep.core.world import Array, MapFn, Simulator
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Task
 
-from .comparison import compare
-from .engine_parity import Finding, Side, parity
-from .episode_batch import DIVERGED, Ended
-from .evaluation import Candidate, EvalOptions, Evaluation, Job, Place, Store, evaluate
-from .gate_rules import Rule, Rules, ranges
+from .comparison import compare_policies
+from .engine_parity import ParityCheck, ParityWorld, check_parity
+from .episode_batch import DIVERGED, EpisodeResult
+from .evaluation import EvalBatch, EvalOptions, Evaluation, PolicySpec, ResultStore, WorldSpec, evaluate
+from .gate_rules import GateRule, GateRules, belief_from_ranges
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GateCheck:
     """One rule, or one check before the rules, and whether it is kept."""
 
     group: str
@@ -44,7 +44,7 @@ class Verdict:
     """Whether a policy may pass, and why."""
 
     policy: str
-    judged: tuple[Judged, ...]
+    judged: tuple[GateCheck, ...]
     evaluations: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
     """Variation -> how the policy did."""
 
@@ -64,15 +64,15 @@ class Verdict:
 
 
 def gate(
-    policy: Candidate,
-    sides: Sequence[tuple[Place, Scene]],
+    policy: PolicySpec,
+    sides: Sequence[tuple[WorldSpec, Scene]],
     task: Task,
-    rules: Rules,
+    rules: GateRules,
     *,
     bounds: Array | None = None,
     map: MapFn = map,
-    store: Store | None = None,
-    tell: Callable[[Job], None] | None = None,
+    store: ResultStore | None = None,
+    tell: Callable[[EvalBatch], None] | None = None,
 ) -> Verdict:
     """Compare the engines, then run the policy in each of them under each variation, and apply the rules.
 
@@ -85,7 +85,10 @@ def gate(
     seeds = range(rules.first, rules.first + rules.seeds)
     for variation in rules.variations:
         options = EvalOptions(
-            batch=rules.batch, latency=variation.latency, randomize=ranges(variation.randomize, scene), bounds=bounds
+            batch=rules.batch,
+            latency=variation.latency,
+            randomize=belief_from_ranges(variation.randomize, scene),
+            bounds=bounds,
         )
         evaluation = evaluate([policy], places, task, seeds, options=options, map=map, store=store, tell=tell)
         done[variation.name] = evaluation
@@ -95,21 +98,21 @@ def gate(
     return Verdict(policy.name, tuple(judged), done)
 
 
-def _agreement(sides: Sequence[tuple[Place, Scene]], rules: Rules) -> list[Judged]:
-    made = [Side(place.name, cast(Simulator, place.make()), scene) for place, scene in sides]
-    found: list[Judged] = []
+def _agreement(sides: Sequence[tuple[WorldSpec, Scene]], rules: GateRules) -> list[GateCheck]:
+    made = [ParityWorld(place.name, cast(Simulator, place.make()), scene) for place, scene in sides]
+    found: list[GateCheck] = []
     for other in made[1:]:
         group = f"parity of {made[0].name} and {other.name}"
-        findings: list[Finding] = parity(made[0], other, rules.parity)
-        found += [Judged(group, finding.check, finding.ok, finding.words) for finding in findings]
+        findings: list[ParityCheck] = check_parity(made[0], other, rules.parity)
+        found += [GateCheck(group, finding.check, finding.ok, finding.words) for finding in findings]
     return found
 
 
-def _apply(rule: Rule, policy: str, worlds: Sequence[str], done: Evaluation, variation: str) -> list[Judged]:
-    found: list[Judged] = []
+def _apply(rule: GateRule, policy: str, worlds: Sequence[str], done: Evaluation, variation: str) -> list[GateCheck]:
+    found: list[GateCheck] = []
     if rule.measure == "gap":
         for world in worlds[1:]:
-            pair = compare(done.results[policy, worlds[0]], done.results[policy, world]).difference
+            pair = compare_policies(done.results[policy, worlds[0]], done.results[policy, world]).difference
             size = Estimate(abs(pair.value), 0.0, max(abs(pair.low), abs(pair.high)), pair.n)
             found.append(_judge(rule, f"gap between {worlds[0]} and {world}", size, variation))
         return found
@@ -119,14 +122,14 @@ def _apply(rule: Rule, policy: str, worlds: Sequence[str], done: Evaluation, var
     return found
 
 
-def _judge(rule: Rule, name: str, value: Estimate, variation: str) -> Judged:
+def _judge(rule: GateRule, name: str, value: Estimate, variation: str) -> GateCheck:
     low, high = (value.low, value.high) if rule.by == "bound" else (value.value, value.value)
     kept = (rule.at_least is None or low >= rule.at_least) and (rule.at_most is None or high <= rule.at_most)
     asked = rule.words.partition(" ")[2] + (" for the whole interval" if rule.by == "bound" else "")
-    return Judged(variation, name, kept, f"{value}; asked for {asked}", value)
+    return GateCheck(variation, name, kept, f"{value}; asked for {asked}", value)
 
 
-def _measured(measure: str, rows: Sequence[Ended]) -> Estimate:
+def _measured(measure: str, rows: Sequence[EpisodeResult]) -> Estimate:
     if not rows:
         return Estimate(nan, nan, nan, 0)
     if measure in ("success", "diverged"):
@@ -156,7 +159,7 @@ def write_junit(path: Path, verdict: Verdict) -> Path:
     return path
 
 
-def _suite(suites: ElementTree.Element, group: str, members: list[Judged]) -> None:
+def _suite(suites: ElementTree.Element, group: str, members: list[GateCheck]) -> None:
     suite = ElementTree.SubElement(suites, "testsuite", name=_clean(group))
     _count(suite, members)
     for one in members:
@@ -168,7 +171,7 @@ def _suite(suites: ElementTree.Element, group: str, members: list[Judged]) -> No
             ElementTree.SubElement(case, "system-out").text = _clean(one.words)
 
 
-def _count(element: ElementTree.Element, members: list[Judged]) -> None:
+def _count(element: ElementTree.Element, members: list[GateCheck]) -> None:
     element.set("tests", str(len(members)))
     element.set("failures", str(sum(not one.passed for one in members)))
     element.set("errors", "0")

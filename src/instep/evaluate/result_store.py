@@ -13,21 +13,21 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .episode_batch import Ended
+from .episode_batch import EpisodeResult
 from .evaluation import Evaluation
 
 _TEXT = ("events", "settings")
 """Fields that are mappings, kept as JSON."""
 
 
-class Shards:
+class ParquetStore:
     """A folder of batches; what is there already need not be run again."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def load(self, key: str) -> tuple[Ended, ...] | None:
+    def load(self, key: str) -> tuple[EpisodeResult, ...] | None:
         """The episodes of a batch that was done before; None where its file is missing or was cut off."""
         path = self._folder / f"{key}.parquet"
         if not path.is_file():
@@ -39,7 +39,7 @@ class Shards:
             return None
         return tuple(_ended(row) for row in rows)
 
-    def save(self, key: str, ended: Sequence[Ended], tracks: Mapping[int, Array]) -> None:
+    def save(self, key: str, ended: Sequence[EpisodeResult], tracks: Mapping[int, Array]) -> None:
         """Keep a batch, whole or not at all, and the positions of episodes to be looked at."""
         for seed, track in tracks.items():
             np.save(self._folder / f"{key}.{seed}.npy", track)
@@ -69,10 +69,10 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     parquet.write_table(arrow.Table.from_pylist(rows), path)
 
 
-def _row(row: Ended) -> dict[str, Any]:
+def _row(row: EpisodeResult) -> dict[str, Any]:
     return {name: json.dumps(value) if name in _TEXT else value for name, value in asdict(row).items()}
 
 
-def _ended(row: Mapping[str, Any]) -> Ended:
-    known = {f.name for f in fields(Ended)}
-    return Ended(**{k: json.loads(v) if k in _TEXT else v for k, v in row.items() if k in known})
+def _ended(row: Mapping[str, Any]) -> EpisodeResult:
+    known = {f.name for f in fields(EpisodeResult)}
+    return EpisodeResult(**{k: json.loads(v) if k in _TEXT else v for k, v in row.items() if k in known})

@@ -32,7 +32,7 @@ _BALL_OR_FREE = 2
 _HINGE = 3
 
 
-def ranges(scene: Scene) -> dict[str, tuple[float, float]]:
+def joint_ranges(scene: Scene) -> dict[str, tuple[float, float]]:
     """The range of each limited joint by label, or of its position servo where only that is limited [rad or m]."""
     model = cast(Any, scene).model
     found: dict[str, tuple[float, float]] = {}
@@ -48,10 +48,10 @@ def ranges(scene: Scene) -> dict[str, tuple[float, float]]:
     return found
 
 
-def going_round(scene: Scene) -> tuple[str, ...]:
+def continuous_joints(scene: Scene) -> tuple[str, ...]:
     """Hinges without limits: their angles are the same after a turn."""
     model = cast(Any, scene).model
-    limited = ranges(scene)
+    limited = joint_ranges(scene)
     names = [str(model.joint(j).name) for j in range(model.njnt) if model.jnt_type[j] == _HINGE]
     return tuple(name for name in names if name not in limited)
 
@@ -67,12 +67,12 @@ def tip_poses(q: Array, fixed: Array, turns: Array, rest: Array, tool: Array) ->
     """Poses xyz + wxyz [n, 7] of the tip for positions [n, joints]."""
     out = np.empty((len(q), 7))
     steps = np.concatenate([fixed, tool[None]])
-    cast(Any, _march)(q, steps, turns, rest, out)
+    cast(Any, _tip_poses)(q, steps, turns, rest, out)
     return out
 
 
 @njit(parallel=True, cache=True, fastmath={"contract", "arcp", "nsz", "reassoc"})
-def _march(q, steps, turns, rest, out):  # pragma: no cover - compiled
+def _tip_poses(q, steps, turns, rest, out):  # pragma: no cover - compiled
     n, joints = q.shape
     for pack in prange((n + PACK - 1) // PACK):
         first = pack * PACK
@@ -300,7 +300,7 @@ class Arm:
 
 def arms_of(scene: Scene) -> list[Arm]:
     """The arms of a scene, one per tip: the joints of its chain, and a joint of the robot that hangs at its end."""
-    limits = {name: high - low for name, (low, high) in ranges(scene).items()}
+    limits = {name: high - low for name, (low, high) in joint_ranges(scene).items()}
     found: list[Arm] = []
     chains = {tip: chain_to(scene, tip) for tip in scene.tips}
     taken = {joint for chain in chains.values() for joint in chain.joints}

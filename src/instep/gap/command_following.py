@@ -1,6 +1,6 @@
-"""Command following: how far positions are from what they were told, and how late they come.
+"""Command following: how far positions are from what they were commanded, and how late they come.
 
-The plainest model of a robot is that it is where it was told to be. A simulator that does not beat it explains nothing.
+The simplest model of a robot is that it is where it was commanded to be. A simulator must beat it to explain anything.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, jackknife, pooled
 from instep.core.world import Array
 
-from .findings import Looked
-
 LONGEST = 0.8
 """Lags up to this are tried [s]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Following:
+class CommandFollowing:
     """How positions follow commands."""
 
     rmse: Mapping[str, Estimate]
@@ -37,12 +35,12 @@ class Following:
     """Root mean square distance at each of them."""
 
 
-def follow(episodes: Sequence[Episode]) -> Following:
+def command_following(episodes: Sequence[Episode]) -> CommandFollowing:
     """How runs follow their commands, by joint and over all joints of a unit, with intervals over runs."""
-    servos = Looked(tuple(episodes), {}).servos
+    servos = position_servos(episodes)
     if not servos:
         raise BadInput(
-            "No joint is told a position in its own unit, so command following cannot be measured; give a scene."
+            "No joint is commanded a position in its own unit, so command following cannot be measured; give a scene."
         )
     spec = episodes[0].spec
     reach = min(round(LONGEST / spec.dt), min(len(e) for e in episodes) // 3)
@@ -54,7 +52,7 @@ def follow(episodes: Sequence[Episode]) -> Following:
     by_lag = np.sqrt(grouped.sum(axis=1) / counts.sum(axis=1)[:, None])
     shifted = [pooled(grouped[best[i], :, [i]].T, counts[best[i]])[0] for i in range(len(names))]
     lags = np.arange(reach + 1) * spec.dt
-    return Following(
+    return CommandFollowing(
         {n: _in(e, u) for n, e, u in zip(names, rmse, units, strict=True)},
         {n: _in(e, u) for n, e, u in zip(names, shifted, units, strict=True)},
         {n: _lag(grouped[:, :, i], counts, lags) for i, n in enumerate(names)},
@@ -63,13 +61,24 @@ def follow(episodes: Sequence[Episode]) -> Following:
     )
 
 
+def position_servos(episodes: Sequence[Episode]) -> list[tuple[str, int, int]]:
+    """Joints commanded by a position in their own unit: label, column of q, column of the action."""
+    spec = episodes[0].spec
+    actions = dict(zip(spec.action.labels, spec.action.units, strict=True))
+    return [
+        (label, i, spec.action.labels.index(label))
+        for i, (label, unit) in enumerate(zip(spec.q.labels, spec.q.units, strict=True))
+        if label in actions and actions[label] == unit and "action" in episodes[0]
+    ]
+
+
 def _squares(episodes: Sequence[Episode], servos: Sequence[tuple[str, int, int]], reach: int) -> tuple[Array, Array]:
     """Summed squared distances for each lag, run and joint, and the rows behind them."""
     sums = np.zeros((reach + 1, len(episodes), len(servos)))
     counts = np.zeros((reach + 1, len(episodes)))
     for r, episode in enumerate(episodes):
         q = np.asarray(episode.q, float)[:, [place for _, place, _ in servos]]
-        a = np.asarray(episode.action, float)[:, [told for _, _, told in servos]]
+        a = np.asarray(episode.action, float)[:, [commanded for _, _, commanded in servos]]
         q, a = q[:-1], a[:-1]  # the action of the last row leads nowhere
         for k in range(reach + 1):
             difference = q[k:] - a[: len(a) - k]

@@ -22,7 +22,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Estimate, jackknife, wilson
 from instep.core.world import Array
 
-from .gap_result import Event, Match
+from .gap_result import Event, EventMatch
 from .preparation import velocity
 
 SIGNALS = ("action", "speed", "residual", "away", "impact")
@@ -31,7 +31,7 @@ of the velocity."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class EventRule:
     """When an event happens."""
 
     name: str
@@ -52,7 +52,7 @@ class Rule:
             raise BadInput(f"The event {self.name!r} must leave {side} where it enters ({self.enter:g}).")
 
 
-def detect(t: Array, signal: Array, rule: Rule) -> list[Event]:
+def detect(t: Array, signal: Array, rule: EventRule) -> list[Event]:
     """The events of one signal [rows]."""
     signal = np.asarray(signal, float)
     enter, leave, values = (rule.enter, rule.leave, signal) if rule.above else (-rule.enter, -rule.leave, -signal)
@@ -74,14 +74,14 @@ def detect(t: Array, signal: Array, rule: Rule) -> list[Event]:
     return found
 
 
-def events(episode: Episode, rules: Sequence[Rule]) -> list[Event]:
+def find_events(episode: Episode, rules: Sequence[EventRule]) -> list[Event]:
     """All events of a run, in the order they begin."""
     t = np.asarray(episode.t, float)
     found = [event for rule in rules for event in detect(t, signal(episode, rule), rule)]
     return sorted(found, key=lambda event: (event.t, event.name))
 
 
-def signal(episode: Episode, rule: Rule) -> Array:
+def signal(episode: Episode, rule: EventRule) -> Array:
     """The signal a rule watches [rows]."""
     kind, _, label = rule.signal.partition(".")
     spec = episode.spec
@@ -99,7 +99,7 @@ def signal(episode: Episode, rule: Rule) -> Array:
     return values - values[0] if rule.from_start else values
 
 
-def rules_from(path: Path) -> list[Rule]:
+def read_event_rules(path: Path) -> list[EventRule]:
     """Rules of a TOML file: [[event]] with name, signal, above or below, leave, dwell, from_start."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -111,23 +111,23 @@ def rules_from(path: Path) -> list[Rule]:
     return [_rule(entry) for entry in entries]
 
 
-def usual_rules(episode: Episode, grippers: Mapping[str, float]) -> list[Rule]:
+def default_event_rules(episode: Episode, grippers: Mapping[str, float]) -> list[EventRule]:
     """Rules that suit most recordings: grippers close, bodies move, are lifted and hit, the robot leaves its start.
 
     `grippers` are labels with their ranges.
     """
-    rules: list[Rule] = []
+    rules: list[EventRule] = []
     for label, width in grippers.items():
         if label in episode.spec.q.labels:
-            rules.append(Rule(f"{label} closed", label, 0.4 * width, 0.6 * width, above=False, dwell=0.1))
+            rules.append(EventRule(f"{label} closed", label, 0.4 * width, 0.6 * width, above=False, dwell=0.1))
     bodies = [label.removesuffix(".qw") for label in episode.spec.q.labels if label.endswith(".qw")]
     for body in bodies:
-        rules.append(Rule(f"{body} moves", f"speed.{body}.x", 0.05, 0.02, dwell=0.1))
-        rules.append(Rule(f"{body} lifted", f"{body}.z", 0.03, 0.02, dwell=0.1, from_start=True))
-        rules.append(Rule(f"{body} hit", f"impact.{body}.z", 0.4, 0.1, dwell=0.0))
+        rules.append(EventRule(f"{body} moves", f"speed.{body}.x", 0.05, 0.02, dwell=0.1))
+        rules.append(EventRule(f"{body} lifted", f"{body}.z", 0.03, 0.02, dwell=0.1, from_start=True))
+        rules.append(EventRule(f"{body} hit", f"impact.{body}.z", 0.4, 0.1, dwell=0.0))
     joints = [label for label in episode.spec.q.labels if "." not in label]
     if joints:
-        rules.append(Rule("away from start", "away.*", 0.15, 0.08, dwell=0.2))
+        rules.append(EventRule("away from start", "away.*", 0.15, 0.08, dwell=0.2))
     return rules
 
 
@@ -140,7 +140,7 @@ def progress(reached: Sequence[str], needs: Mapping[str, Sequence[str]]) -> floa
     return len(done) / len(needs) if needs else 0.0
 
 
-def _rule(entry: Mapping[str, Any]) -> Rule:
+def _rule(entry: Mapping[str, Any]) -> EventRule:
     known = {"name", "signal", "above", "below", "leave", "dwell", "from_start"}
     for key in entry:
         if key not in known:
@@ -151,7 +151,7 @@ def _rule(entry: Mapping[str, Any]) -> Rule:
     enter = float(entry["above"] if above else entry["below"])
     leave = float(entry.get("leave", enter))
     dwell, from_start = float(entry.get("dwell", 0.05)), bool(entry.get("from_start", False))
-    return Rule(str(entry["name"]), str(entry["signal"]), enter, leave, above, dwell, from_start)
+    return EventRule(str(entry["name"]), str(entry["signal"]), enter, leave, above, dwell, from_start)
 
 
 def _column(episode: Episode, label: str) -> Array:
@@ -211,7 +211,7 @@ GATE = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Agreement:
+class EventAgreement:
     """How the events of two worlds agree, over runs."""
 
     delay: Estimate
@@ -228,17 +228,17 @@ class Agreement:
     """Matched, missing, extra and median delay [s] by name of event."""
 
 
-def match(real: Sequence[Event], sim: Sequence[Event], *, gate: float = GATE, run: str = "") -> list[Match]:
+def match_events(real: Sequence[Event], sim: Sequence[Event], *, gate: float = GATE, run: str = "") -> list[EventMatch]:
     """Pairs of events by name, in order, with the least sum of time differences; what has no partner stands alone."""
-    found: list[Match] = []
+    found: list[EventMatch] = []
     for name in sorted({e.name for e in (*real, *sim)}):
         a = [e for e in real if e.name == name]
         b = [e for e in sim if e.name == name]
-        found += [Match(name, x, y, run) for x, y in _aligned(a, b, gate)]
+        found += [EventMatch(name, x, y, run) for x, y in _aligned(a, b, gate)]
     return sorted(found, key=lambda m: min(e.t for e in (m.real, m.sim) if e is not None))
 
 
-def agreement(runs: Sequence[Sequence[Match]]) -> Agreement | None:
+def event_agreement(runs: Sequence[Sequence[EventMatch]]) -> EventAgreement | None:
     """How events agree over runs; None where neither world had any."""
     matches = [m for run in runs for m in run]
     if not matches:
@@ -250,7 +250,7 @@ def agreement(runs: Sequence[Sequence[Match]]) -> Agreement | None:
     extra = sum(m.real is None for m in matches)
     orders = [edit_distance(_order(run, "real"), _order(run, "sim")) for run in runs if run]
     quartiles = np.quantile(delays, [0.25, 0.5, 0.75]) if matched else np.full(3, np.nan)
-    return Agreement(
+    return EventAgreement(
         jackknife(np.array(medians), unit="s") if medians else Estimate(np.nan, np.nan, np.nan, 0, "s"),
         (float(quartiles[0]), float(quartiles[1]), float(quartiles[2])),
         wilson(missing, matched + missing),
@@ -260,7 +260,7 @@ def agreement(runs: Sequence[Sequence[Match]]) -> Agreement | None:
     )
 
 
-def first_divergence(run: Sequence[Match]) -> Match | None:
+def first_divergence(run: Sequence[EventMatch]) -> EventMatch | None:
     """The first event that one of the two worlds lacks."""
     return next((m for m in run if m.real is None or m.sim is None), None)
 
@@ -303,12 +303,12 @@ def _aligned(a: Sequence[Event], b: Sequence[Event], gate: float) -> list[tuple[
     return pairs[::-1]
 
 
-def _order(run: Sequence[Match], side: str) -> list[str]:
+def _order(run: Sequence[EventMatch], side: str) -> list[str]:
     happened = [e for m in run if (e := (m.real if side == "real" else m.sim)) is not None]
     return [e.name for e in sorted(happened, key=lambda e: e.t)]
 
 
-def _by_name(matches: Sequence[Match]) -> dict[str, tuple[int, int, int, float]]:
+def _by_name(matches: Sequence[EventMatch]) -> dict[str, tuple[int, int, int, float]]:
     found: dict[str, tuple[int, int, int, float]] = {}
     for name in dict.fromkeys(m.name for m in matches):
         same = [m for m in matches if m.name == name]

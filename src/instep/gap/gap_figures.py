@@ -11,7 +11,7 @@ import numpy as np
 from instep.report.figures import LOG_AXIS, downsampled, plain_text, series_color, titled
 from instep.report.page import Figure, display_unit
 
-from .gap_result import Curve, Match, Pair
+from .gap_result import Curve, EventMatch, RunPair
 
 
 def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
@@ -36,7 +36,7 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
     return {"data": data, "layout": layout}
 
 
-def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
+def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
     """A measured run and its replay, one panel per channel; or what was commanded in both, with column "action"."""
     channel = pair.real.spec.q if column == "q" else pair.real.spec.action
     t = np.asarray(pair.real.t, float)
@@ -65,7 +65,7 @@ def runs_figure(pair: Pair, labels: Sequence[str], *, title: str = "", column: s
     return {"data": data, "layout": layout}
 
 
-def timeline_figure(run: Sequence[Match], *, title: str) -> Figure:
+def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
     """The events of both worlds on one axis: a bar from begin to end, the measured one above, the other below."""
     names = list(dict.fromkeys(m.name for m in run))
     last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)

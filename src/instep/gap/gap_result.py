@@ -35,7 +35,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
+class RunPair:
     """Two runs that answer each other row by row, in the same words: what one world did and what the other did."""
 
     real: Episode
@@ -58,7 +58,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class EventMatch:
     """An event of one world and the same event of the other, or the lack of it."""
 
     name: str
@@ -80,12 +80,12 @@ class Gap:
     """By channel, by unit ('all rad') and 'overall'."""
     scores: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """Single numbers by name: 'overall@0.5 s', 'elbow@full', and whatever further measurements add."""
-    events: tuple[Match, ...] = ()
+    events: tuple[EventMatch, ...] = ()
     causes: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
     """How much of the gap each component owns."""
     floor: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
     """Real against real, from repeats of the same command: nothing below it means anything."""
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[RunPair, ...] = ()
     """Each measured run beside its open-loop replay."""
     notes: tuple[str, ...] = ()
     """The decisions and the doubts behind the numbers, one sentence each."""
@@ -93,6 +93,11 @@ class Gap:
     def with_scores(self, scores: Mapping[str, Estimate], notes: Sequence[str] = ()) -> Gap:
         """The same gap with more scores and notes."""
         return replace(self, scores={**self.scores, **scores}, notes=(*self.notes, *notes))
+
+
+def run_name(episode: Episode, place: int | None = None) -> str:
+    """The name of a run; its place in the dataset where it has none, or an empty string."""
+    return episode.meta.get("name", episode.meta.get("episode", "" if place is None else str(place)))
 
 
 def horizon_name(horizon: float, dt: float) -> str:

@@ -19,7 +19,7 @@ from instep.core.statistics import Estimate, pooled, wilson
 from instep.core.world import Array, Channel, Simulator, State, vector
 
 from .channels import Channels, channels
-from .gap_result import Curve, Gap, Pair, horizon_name
+from .gap_result import Curve, Gap, RunPair, horizon_name
 
 HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
 """How far ahead [s]: one step, then tenths to seconds, then the whole run."""
@@ -41,7 +41,7 @@ class HorizonOptions:
     """Rows [rows] at which no window may start: contact, unstable poses. They are counted."""
 
 
-def measure(
+def measure_horizon(
     sim: Simulator, episodes: Sequence[Episode], *, options: HorizonOptions | None = None, watch: Watch | None = None
 ) -> Gap:
     """How far a simulator is from recorded runs, over the horizon, by channel and overall, with intervals over runs.
@@ -92,8 +92,8 @@ class Errors:
 
 
 def with_errors(
-    pairs: Sequence[Pair], errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float]
-) -> list[Pair]:
+    pairs: Sequence[RunPair], errors: Sequence[Errors], compared: Channels, scales: Mapping[str, float]
+) -> list[RunPair]:
     """Each pair with its overall error over the whole run, where that was taken; NaN where a replay diverged."""
     whole = next((e for e in errors if isinf(e.horizon)), None)
     if whole is None:
@@ -130,7 +130,7 @@ def curves_through(
     return curves
 
 
-def over_time(pairs: Sequence[Pair], *, options: HorizonOptions | None = None) -> list[tuple[Array, Array]]:
+def error_over_time(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> list[tuple[Array, Array]]:
     """Time [s] and the overall error of each pair of runs, every channel by the scale of its unit [rows]."""
     options = options or HorizonOptions()
     labels = pairs[0].real.spec.q.labels
@@ -175,7 +175,7 @@ def _errors(
     steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
     shortest = min(len(run.q) for run in runs) - 1
     windows, skipped = windows_of(episodes, runs, options, sim.spec.dt)
-    ahead, lost = ahead_of(sim, runs, windows, sorted({k for k in steps if k}), watch)
+    ahead, lost = predict_windows(sim, runs, windows, sorted({k for k in steps if k}), watch)
     errors: list[Errors] = []
     for horizon, k in zip(options.horizons, steps, strict=True):
         if k > max(len(run.q) for run in runs) - 1:
@@ -211,7 +211,7 @@ def windows_of(
     return np.array(windows, int), skipped
 
 
-def ahead_of(
+def predict_windows(
     sim: Simulator, runs: Sequence[Aligned], windows: Array, steps: Sequence[int], watch: Watch | None
 ) -> tuple[dict[int, Array], int]:
     """Positions some steps after each window's start, step -> [windows, nq], and how many windows diverged.
@@ -272,7 +272,7 @@ def _whole(runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]], comp
     return Errors(inf, sums, counts)
 
 
-def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> Pair:
+def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) -> RunPair:
     """A measured run and its replay, in the words of the simulator, of what was recorded."""
     t = episode.t - episode.t[0]
     seen_q, seen_v = run.seen
@@ -281,7 +281,7 @@ def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) ->
     seen = {name: column for name, column in episode.columns.items() if name.startswith("observation.images.")}
     real = Episode(spec, {**given, "q": run.q[:, seen_q], "v": run.v[:, seen_v], **seen}, episode.meta)
     replayed = Episode(spec, {**given, "q": q[:, seen_q], "v": v[:, seen_v]}, episode.meta)
-    return Pair(real, replayed, episode.meta.get("name", episode.meta.get("episode", "")))
+    return RunPair(real, replayed, episode.meta.get("name", episode.meta.get("episode", "")))
 
 
 def _part(channel: Channel, seen: Array) -> Channel:

@@ -18,7 +18,7 @@ from instep.core.statistics import Estimate, jackknife
 from instep.core.world import Array
 
 from .channels import scipy
-from .gap_result import Pair
+from .gap_result import RunPair
 
 K1, K2, SIGMA = 0.01, 0.03, 1.5
 """Constants of SSIM: an 11 x 11 Gaussian window of this sigma, images from 0 to 1."""
@@ -190,7 +190,7 @@ IMAGES, MASKS = "observation.images.", "observation.masks."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Look:
+class CameraScores:
     """How alike the images of one camera are."""
 
     camera: str
@@ -199,15 +199,15 @@ class Look:
     """A pair of frames from the middle."""
 
 
-def looks(pairs: Sequence[Pair]) -> list[Look]:
+def camera_scores(pairs: Sequence[RunPair]) -> list[CameraScores]:
     """Scores of every camera that both worlds recorded, by region where masks were recorded too."""
     if not pairs:
         return []
     both = [c for c in pairs[0].real.columns if c.startswith(IMAGES) and c in pairs[0].sim.columns]
-    return [_look(pairs, column) for column in both if not column.endswith(".stamp")]
+    return [_camera_scores(pairs, column) for column in both if not column.endswith(".stamp")]
 
 
-def _look(pairs: Sequence[Pair], column: str) -> Look:
+def _camera_scores(pairs: Sequence[RunPair], column: str) -> CameraScores:
     camera = column.removeprefix(IMAGES)
     raw: dict[str, list[list[ImageScore]]] = {}
     matched: dict[str, list[list[ImageScore]]] = {}
@@ -230,10 +230,10 @@ def _look(pairs: Sequence[Pair], column: str) -> Look:
         scores |= image_scores(matched[name], f"{camera} {name}, exposure matched")
     if overlaps:
         scores[f"{camera} mask IoU"] = jackknife(np.array(overlaps), unit="1")
-    return Look(camera, scores, example or (np.zeros((1, 1, 3)), np.zeros((1, 1, 3))))
+    return CameraScores(camera, scores, example or (np.zeros((1, 1, 3)), np.zeros((1, 1, 3))))
 
 
-def _region(pair: Pair, camera: str, row: int) -> tuple[dict[str, Array], list[float]]:
+def _region(pair: RunPair, camera: str, row: int) -> tuple[dict[str, Array], list[float]]:
     name = MASKS + camera
     if name not in pair.real.columns:
         return {}, []

@@ -22,7 +22,7 @@ from instep.core.world import Array
 
 from .arm_kinematics import Arm, selected
 from .channels import wrapped
-from .gap_result import Pair
+from .gap_result import RunPair
 
 
 def position_error(sim: Array, real: Array) -> Array:
@@ -57,7 +57,7 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+class JointErrorProfile:
     """How two runs part over time."""
 
     name: str
@@ -93,7 +93,9 @@ def overall(parts: Sequence[Array]) -> Array:
     return np.sqrt(np.mean(np.stack(list(parts)), axis=0))
 
 
-def profile(pair: Pair, arms: Sequence[Arm], *, column: str = "q", literal: bool = False) -> Profile:
+def joint_error_profile(
+    pair: RunPair, arms: Sequence[Arm], *, column: str = "q", literal: bool = False
+) -> JointErrorProfile:
     """How two runs part over time. `column` is what is compared: measured positions ("q") or commands ("action")."""
     if not arms:
         raise BadInput("The joint error needs at least one arm; name the robot's tips in scene.toml.")
@@ -111,12 +113,12 @@ def profile(pair: Pair, arms: Sequence[Arm], *, column: str = "q", literal: bool
             position[arm.name] = position_error(tips[0], tips[1])
             orientation[arm.name] = angle_between(tips[0][..., 3:], tips[1][..., 3:])
     rmse = {name: np.sqrt(part) for name, part in parts.items()}
-    return Profile(
+    return JointErrorProfile(
         pair.name, np.asarray(pair.real.t), rmse, overall(list(parts.values())), position, orientation, shares
     )
 
 
-def profile_scores(profiles: Sequence[Profile]) -> dict[str, Estimate]:
+def profile_scores(profiles: Sequence[JointErrorProfile]) -> dict[str, Estimate]:
     """Root mean squares over runs with their intervals, and the quantiles of the distribution of RMSE_norm."""
     scores: dict[str, Estimate] = {}
     first = profiles[0]
@@ -138,7 +140,7 @@ def profile_scores(profiles: Sequence[Profile]) -> dict[str, Estimate]:
     return scores
 
 
-def decisions(arms: Sequence[Arm], *, literal: bool = False) -> tuple[str, ...]:
+def metric_notes(arms: Sequence[Arm], *, literal: bool = False) -> tuple[str, ...]:
     """What every report prints about the metric: weights, their sum, ranges."""
     notes: list[str] = []
     for arm in arms:

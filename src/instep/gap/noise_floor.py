@@ -38,7 +38,7 @@ def outcomes(episodes: Sequence[Episode]) -> list[list[int]]:
     return sorted(kinds, key=lambda kind: (-len(kind), kind[0]))
 
 
-def split(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
+def split_by_outcome(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
     """Groups of repeats, each split into its outcomes; what ended alone is left out."""
     found: list[list[Episode]] = []
     for group in groups:
@@ -73,7 +73,7 @@ SAME_COMMAND = 1e-6
 """Commands that differ by less than this share of their range are repeats."""
 
 
-def repeats(episodes: Sequence[Episode]) -> list[list[Episode]]:
+def repeated_runs(episodes: Sequence[Episode]) -> list[list[Episode]]:
     """Runs that repeat each other, in groups of two and more.
 
     Runs belong together when `meta` counts them as a `repeat` within a `group`, or when they were given the same
@@ -94,7 +94,7 @@ def repeats(episodes: Sequence[Episode]) -> list[list[Episode]]:
     return [group for group in (*named.values(), *groups) if len(group) > 1]
 
 
-def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None) -> dict[str, Curve]:
+def noise_floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None) -> dict[str, Curve]:
     """The horizon curve of real against real: the spread of repeats about their mean, k seconds after any moment.
 
     It is what the best deterministic model of these very runs would score: their mean. 'full' is the standard
@@ -118,28 +118,28 @@ def floor(groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None
     return curves_through(horizons, points, compared, scales, spec.dt)
 
 
-def floors(
+def noise_floors(
     groups: Sequence[Sequence[Episode]], *, options: HorizonOptions | None = None
 ) -> dict[str, dict[str, Curve]]:
     """The floor of each group of repeats by itself, and of each outcome of a group, by name."""
     named: dict[str, dict[str, Curve]] = {}
-    for i, group in enumerate(split(groups)):
+    for i, group in enumerate(split_by_outcome(groups)):
         name = group[0].meta.get("group", "") or f"repeats of {group[0].meta.get('name', f'command {i}')}"
-        named[name] = floor([group], options=options)
+        named[name] = noise_floor([group], options=options)
     return named
 
 
-def with_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
+def with_noise_floor(gap: Gap, episodes: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
     """The gap with the floor of the repeats among its runs, where there are any."""
-    groups = repeats(episodes)
+    groups = repeated_runs(episodes)
     if not groups:
         note = "No command was repeated, so there is no floor: how much of the gap is noise is unknown."
         return replace(gap, notes=(*gap.notes, note))
-    kinds = split(groups)
+    kinds = split_by_outcome(groups)
     runs = sum(len(kind) for kind in kinds)
     note = f"The floor comes from {runs} runs in {len(groups)} groups of repeats"
     note += f", which end in {len(kinds)} kinds and are averaged by kind." if len(kinds) != len(groups) else "."
-    return replace(gap, floor=floor(kinds, options=options), notes=(*gap.notes, note))
+    return replace(gap, floor=noise_floor(kinds, options=options), notes=(*gap.notes, note))
 
 
 def _scatter(

@@ -13,11 +13,11 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Spec, vector
 
 from .channels import QUAT, Channels, channels, wrapped
-from .gap_result import Gap, Pair
+from .gap_result import Gap, RunPair, run_name
 from .horizon import Errors, HorizonOptions, curves_of, scores_of, with_errors
 
 
-def compare(real: Sequence[Episode], sim: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
+def compare_runs(real: Sequence[Episode], sim: Sequence[Episode], *, options: HorizonOptions | None = None) -> Gap:
     """How far apart two sets of paired runs are: over the whole run, and how fast they drift apart within k seconds.
 
     Runs are paired by name where both sets name them alike, by order otherwise. At a horizon of k seconds the curve
@@ -41,11 +41,11 @@ def compare(real: Sequence[Episode], sim: Sequence[Episode], *, options: Horizon
     return Gap(curves, scores_of(curves), pairs=tuple(pairs), notes=notes)
 
 
-def pair_up(real: Sequence[Episode], sim: Sequence[Episode]) -> list[Pair]:
+def pair_up(real: Sequence[Episode], sim: Sequence[Episode]) -> list[RunPair]:
     """The runs of two sets that belong together, in shared words, rates and lengths."""
     if not real or not sim:
         raise BadInput("A comparison needs runs on both sides, and one of the two datasets holds none.")
-    names = [[name_of(e) for e in side] for side in (real, sim)]
+    names = [[run_name(e) for e in side] for side in (real, sim)]
     by_name = {name: e for name, e in zip(names[1], sim, strict=True) if name}
     unique = all(len(set(side)) == len(side) and all(side) for side in names)
     if unique and set(names[0]) & set(names[1]):
@@ -63,7 +63,7 @@ def pair_up(real: Sequence[Episode], sim: Sequence[Episode]) -> list[Pair]:
     return [_in_step(a, b) for a, b in couples]
 
 
-def drift_errors(pairs: Sequence[Pair], compared: Channels, options: HorizonOptions) -> list[Errors]:
+def drift_errors(pairs: Sequence[RunPair], compared: Channels, options: HorizonOptions) -> list[Errors]:
     """Squared differences of paired runs at each horizon, summed over the windows of each pair."""
     shape = (len(options.horizons), len(pairs), len(compared.names))
     sums, counts = np.zeros(shape), np.zeros(shape[:2])
@@ -107,27 +107,22 @@ def squared_drift(
     return squares[np.isfinite(squares).all(axis=-1)]
 
 
-def name_of(episode: Episode) -> str:
-    """What a run is called, or an empty string."""
-    return episode.meta.get("name", episode.meta.get("episode", ""))
-
-
-def _in_step(real: Episode, sim: Episode) -> Pair:
+def _in_step(real: Episode, sim: Episode) -> RunPair:
     """Two runs in the words, at the moments and for the time that they share."""
     shared = [label for label in real.spec.q.labels if label in sim.spec.q.labels]
     if not shared:
         raise UnknownName("position of the second dataset", real.spec.q.labels[0], sim.spec.q.labels)
     if len(real) < 2 or len(sim) < 2:
-        raise BadInput(f"Run {name_of(real)!r} has fewer than two rows on one side; a comparison needs two.")
+        raise BadInput(f"Run {run_name(real)!r} has fewer than two rows on one side; a comparison needs two.")
     t_real, t_sim = (np.asarray(e.t, float) - float(e.t[0]) for e in (real, sim))
     same = len(real) == len(sim) and float(np.abs(t_real - t_sim).max()) < 0.1 * real.spec.dt
     t = t_real if same else t_real[t_real <= t_sim[-1] + 0.5 * real.spec.dt]
     if len(t) < 2:
-        raise BadInput(f"Run {name_of(real)!r} and its counterpart share no time; check their clocks.")
+        raise BadInput(f"Run {run_name(real)!r} and its counterpart share no time; check their clocks.")
     spec = _shared_spec(real.spec, sim.spec, shared)
     columns = {"timestamp": t, **_columns(real, spec, t_real, t, len(t))}
     answer = {"timestamp": t, **_columns(sim, spec, t_sim, t, len(t) if same else None)}
-    return Pair(Episode(spec, columns, real.meta), Episode(spec, answer, sim.meta), name_of(real))
+    return RunPair(Episode(spec, columns, real.meta), Episode(spec, answer, sim.meta), run_name(real))
 
 
 def _shared_spec(real: Spec, sim: Spec, shared: Sequence[str]) -> Spec:

@@ -20,7 +20,7 @@ LATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRuns:
     """Recordings ready to be replayed, and what was done to them."""
 
     episodes: list[Episode]
@@ -29,14 +29,14 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepared:
+def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> PreparedRuns:
     """Recordings with unwrapped angles and, where the recorded ones lag or lack, rebuilt velocities.
 
     A velocity read from a filter lags, and a window started with it looks like an error of the model: on a Furuta
     pendulum 16 ms of lag turn 25 mrad into 68 mrad after a tenth of a second.
     """
     if not episodes:
-        return Prepared([], tuple(wrapping), ())
+        return PreparedRuns([], tuple(wrapping), ())
     jumping = [label for label in angles(episodes[0]) if any(jumps(e, label) for e in episodes)]
     runs = [_unwrapped(e, jumping) for e in episodes]
     late = late_velocities(runs)
@@ -50,7 +50,7 @@ def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepar
         runs = [with_velocities(e, rebuilt) for e in runs]
         why = "none were recorded" if lacking else f"the recorded ones lag by up to {1e3 * max(late.values()):.0f} ms"
         notes.append(f"Velocities of {', '.join(rebuilt)} are zero-phase derivatives of the positions: {why}.")
-    return Prepared(runs, tuple(dict.fromkeys((*wrapping, *jumping))), tuple(notes))
+    return PreparedRuns(runs, tuple(dict.fromkeys((*wrapping, *jumping))), tuple(notes))
 
 
 def velocity(q: Array, dt: float) -> Array:

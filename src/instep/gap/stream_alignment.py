@@ -19,19 +19,19 @@ from instep.core.statistics import Estimate, pooled
 from instep.core.world import Array
 
 from .channels import QUAT, channels
-from .gap_result import Pair
+from .gap_result import RunPair
 from .horizon import HorizonOptions
 from .preparation import velocity
-from .time_alignment import Offset, angular_speed, lag, offset
+from .time_alignment import ClockOffset, angular_speed, clock_offset, lag
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Aligned:
+class AlignedStreams:
     """Two streams of one motion, before and after their clocks are brought together."""
 
     first: str
     second: str
-    offset: Offset
+    offset: ClockOffset
     """Add it to the stamps of the second stream."""
     before: float
     """Root mean square difference of the two speeds as stamped."""
@@ -42,7 +42,7 @@ class Aligned:
     """Stamps [s] and speeds of both streams, as stamped."""
 
 
-def streams(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+def stream_groups(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     """Runs that are streams of one motion, by group: those whose `meta` names a `stream`."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
@@ -51,26 +51,26 @@ def streams(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     return {name: group for name, group in groups.items() if len(group) > 1}
 
 
-def align(first: Episode, second: Episode, *, longest: float = 5.0) -> Aligned:
+def align_streams(first: Episode, second: Episode, *, longest: float = 5.0) -> AlignedStreams:
     """How far the clock of the second stream is from that of the first, by the speed both see."""
     a, unit = speed(first)
     b, other = speed(second)
     if unit != other:
         raise BadInput(f"One stream gives speeds in {unit!r}, the other in {other!r}; they cannot be aligned.")
-    found = offset(a, b, longest=longest)
+    found = clock_offset(a, b, longest=longest)
     names = (first.meta.get("stream", "first"), second.meta.get("stream", "second"))
     before, after = (_difference(a, b, shift) for shift in (0.0, found.seconds.value))
-    return Aligned(names[0], names[1], found, before, after, unit, (a, b))
+    return AlignedStreams(names[0], names[1], found, before, after, unit, (a, b))
 
 
-def align_all(groups: Mapping[str, Sequence[Episode]]) -> dict[str, Aligned]:
+def align_all_streams(groups: Mapping[str, Sequence[Episode]]) -> dict[str, AlignedStreams]:
     """Each further stream of each group against its first; the stream with the higher rate leads."""
-    found: dict[str, Aligned] = {}
+    found: dict[str, AlignedStreams] = {}
     for name, group in groups.items():
         ranked = sorted(group, key=lambda e: e.spec.dt)
         for other in ranked[1:]:
             key = name if len(ranked) == 2 else f"{name}: {other.meta['stream']}"
-            found[key] = align(ranked[0], other)
+            found[key] = align_streams(ranked[0], other)
     return found
 
 
@@ -106,7 +106,7 @@ class Timing:
     """The overall error if every run were shifted by its own lag."""
 
 
-def timing(pairs: Sequence[Pair], *, options: HorizonOptions | None = None, longest: float = 0.5) -> Timing | None:
+def timing(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None, longest: float = 0.5) -> Timing | None:
     """The lag between two worlds over runs; None where nothing moves or no run shows a clear lag."""
     options = options or HorizonOptions()
     labels = pairs[0].real.spec.q.labels

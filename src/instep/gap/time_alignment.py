@@ -34,7 +34,7 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """How far a clock is ahead of another."""
 
     seconds: Estimate
@@ -63,9 +63,9 @@ def lag(first: Array, second: Array, dt: float, *, longest: float = 0.5) -> Lag:
     return Lag(float((shifts[best] + fraction) * dt), float(scores[best]), at_limit)
 
 
-def offset(
+def clock_offset(
     first: tuple[Array, Array], second: tuple[Array, Array], *, longest: float = 5.0, windows: int = 8
-) -> Offset:
+) -> ClockOffset:
     """How far the clock of the second stream (stamps [s], signal [rows]) is behind that of the first.
 
     Signals must be rates that both clocks see, such as angular speeds. A global search is refined in windows; those
@@ -111,7 +111,7 @@ def angular_speed(stamps: Array, quats: Array, *, baseline: float = 0.6) -> tupl
     return (0.5 * (stamps[after] + stamps[before]))[whole], (turned / span)[whole]
 
 
-def _summary(found: Array, match: float) -> Offset:
+def _summary(found: Array, match: float) -> ClockOffset:
     middle = float(np.median(found))
     n = len(found)
     # Of few values the median deviation is too small on average, by about n / (n - 0.8).
@@ -120,7 +120,7 @@ def _summary(found: Array, match: float) -> Offset:
     # knows the spread only as well as the standard deviation of about half as many would.
     error = max(spread, 1e-12) * (np.pi / 2 / n) ** 0.5 * student_quantile(0.975, max(1, round(0.55 * (n - 1))))
     estimate = Estimate(middle, middle - float(error), middle + float(error), n, "s")
-    return Offset(estimate, spread, tuple(float(x) for x in found), match)
+    return ClockOffset(estimate, spread, tuple(float(x) for x in found), match)
 
 
 def _coarse(first: tuple[Array, Array], second: tuple[Array, Array], dt: float, longest: float) -> float:

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from instep.app.cluster import spread
+from instep.app.cluster import open_map
 from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policy_specs import policy_fingerprint
@@ -22,10 +22,10 @@ from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Policy
-from instep.evaluate.evaluation import Candidate, EvalOptions, Evaluation, Place
+from instep.evaluate.evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec
 from instep.evaluate.evaluation import evaluate as run_all
-from instep.evaluate.failure_mining import Lessons, demonstrate, lessons
-from instep.evaluate.result_store import Shards
+from instep.evaluate.failure_mining import CorrectiveDemos, corrective_demos, demonstrate
+from instep.evaluate.result_store import ParquetStore
 from instep.policy.experts.task_experts import expert_of
 from instep.policy.flow_policy import load_policy
 from instep.policy.training import TrainOptions
@@ -106,7 +106,7 @@ def augment(
         output.read(source)
     with console.status("look for failures, and show how it is done"):
         first = range(MINED, MINED + tries)
-        show = partial(lessons, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
+        show = partial(corrective_demos, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
         found = _collected(output.folder, show, develop)
     console.print(_said(found, demos), highlight=False)
     # Pictures that come from files were compressed; a policy that acts sees them as they are rendered.
@@ -167,14 +167,16 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _collected(folder: Path, collect: Callable[[], Lessons], develop: Callable[[Episode], Episode]) -> Lessons:
+def _collected(
+    folder: Path, collect: Callable[[], CorrectiveDemos], develop: Callable[[Episode], Episode]
+) -> CorrectiveDemos:
     """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
     from instep.data import load_episodes, write_dataset
 
     where, note = folder / "demonstrations", folder / "demonstrations.json"
     if note.is_file() and where.is_dir():
         counts = json.loads(note.read_text(encoding="utf-8"))
-        return Lessons(tuple(load_episodes(where)), int(counts["tried"]), int(counts["failed"]))
+        return CorrectiveDemos(tuple(load_episodes(where)), int(counts["tried"]), int(counts["failed"]))
     found = collect()
     if not found.episodes:
         raise BadInput(
@@ -187,7 +189,7 @@ def _collected(folder: Path, collect: Callable[[], Lessons], develop: Callable[[
     return found
 
 
-def _said(found: Lessons, wanted: int) -> str:
+def _said(found: CorrectiveDemos, wanted: int) -> str:
     words = f"{found.failed} of {found.tried} starts failed; {len(found.episodes)} demonstrations from there"
     return words + ("." if len(found.episodes) >= wanted else f", fewer than the {wanted} asked for.")
 
@@ -211,19 +213,19 @@ def _compared(
     scene, worlds, seeds, on = asked
     mark = content_hash(Scene.load(scene).root) + sight_mark(*sight)
     candidates = [
-        Candidate(name, partial(policy_from_spec, words), policy_fingerprint(words))
+        PolicySpec(name, partial(policy_from_spec, words), policy_fingerprint(words))
         for name, words in zip(("before", "after"), policies, strict=True)
     ]
-    places = [Place(name, partial(open_seen, name, scene, *sight), f"{mark}/{name}") for name in worlds]
-    with spread(on) as mapped:
+    places = [WorldSpec(name, partial(open_seen, name, scene, *sight), f"{mark}/{name}") for name in worlds]
+    with open_map(on) as mapped:
         return run_all(
             candidates, places, tasked.task, range(HELD_OUT, HELD_OUT + seeds),
             options=EvalOptions(bounds=limits_of(Scene.load(scene))), map=mapped,
-            store=Shards(output.folder / "episodes"),
+            store=ParquetStore(output.folder / "episodes"),
         )  # fmt: skip
 
 
-def _write(output: Output, done: Evaluation, found: Lessons, console: Console) -> int:
+def _write(output: Output, done: Evaluation, found: CorrectiveDemos, console: Console) -> int:
     pairs = {f"{a} against {b} in {world}": str(got) for (a, b, world), got in comparisons(done).items()}
     output.write(
         scores_of(done), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=len(found.episodes)

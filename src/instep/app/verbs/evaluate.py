@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from instep.app.cluster import spread
+from instep.app.cluster import open_map
 from instep.app.eval_page import comparisons, film, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output
 from instep.app.policy_specs import policy_fingerprint
@@ -22,9 +22,9 @@ from instep.app.rendered_cameras import open_seen, sight_mark
 from instep.app.world_specs import policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
-from instep.evaluate.evaluation import Candidate, EvalOptions, Evaluation, Job, Place
+from instep.evaluate.evaluation import EvalBatch, EvalOptions, Evaluation, PolicySpec, WorldSpec
 from instep.evaluate.evaluation import evaluate as run_all
-from instep.evaluate.result_store import Shards, write_episodes
+from instep.evaluate.result_store import ParquetStore, write_episodes
 from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
@@ -88,19 +88,19 @@ def evaluate(
     belief = parse_belief(randomize, scene)
     turned = () if belief is None else belief_addresses(belief)
     options = EvalOptions(batch=batch, latency=latency, randomize=belief, films=films, bounds=limits_of(scene))
-    candidates = [Candidate(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
+    candidates = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
     mark = content_hash(scene.root)
     sight = (virtual, cameras, image_every)
     mark += sight_mark(*sight)
-    places = [Place(name, partial(_opened, name, str(where), turned, sight), f"{mark}/{name}") for name in worlds]
-    jobs: list[Job] = []
-    with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), spread(on) as mapped:
+    places = [WorldSpec(name, partial(_opened, name, str(where), turned, sight), f"{mark}/{name}") for name in worlds]
+    jobs: list[EvalBatch] = []
+    with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), open_map(on) as mapped:
 
-        def tell(job: Job) -> None:
+        def tell(job: EvalBatch) -> None:
             jobs.append(job)
             progress.update(bar, advance=len(job.seeds), description=f"{job.candidate.name} in {job.place.name}")
 
-        numbers, kept = range(first, first + seeds), Shards(output.folder / "episodes")
+        numbers, kept = range(first, first + seeds), ParquetStore(output.folder / "episodes")
         done = run_all(candidates, places, goal, numbers, options=options, map=mapped, store=kept, tell=tell)
     return _write(output, done, scene, jobs, films, console)
 
@@ -126,10 +126,10 @@ def _progress(console: Console, total: int) -> Iterator[tuple[Progress, TaskID]]
         yield progress, progress.add_task("evaluate", total=total)
 
 
-def _write(output: Output, done: Evaluation, scene: Scene, jobs: list[Job], films: int, console: Console) -> int:
+def _write(output: Output, done: Evaluation, scene: Scene, jobs: list[EvalBatch], films: int, console: Console) -> int:
     """The folder of an evaluation: episodes, result, films, report."""
     write_episodes(output.folder / "episodes.parquet", done)
-    tracks = _tracks(done, jobs, Shards(output.folder / "episodes"), films)
+    tracks = _tracks(done, jobs, ParquetStore(output.folder / "episodes"), films)
     made, why = film(scene, tracks, output.folder)
     if why:
         console.print(f"No films: {why}", highlight=False, markup=False)
@@ -146,7 +146,7 @@ def _write(output: Output, done: Evaluation, scene: Scene, jobs: list[Job], film
     return 0
 
 
-def _tracks(done: Evaluation, jobs: list[Job], shards: Shards, films: int) -> dict[str, Array]:
+def _tracks(done: Evaluation, jobs: list[EvalBatch], shards: ParquetStore, films: int) -> dict[str, Array]:
     """The positions of the first episodes that failed, of each policy in each world."""
     found: dict[str, Array] = {}
     kept: Counter[tuple[str, str]] = Counter()

@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as TerminalTable
 
-from instep.app.cluster import spread
+from instep.app.cluster import open_map
 from instep.app.output import content_hash, new_output
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, sight_mark
 from instep.app.world_specs import policy_from_spec
-from instep.evaluate.evaluation import Candidate, Job, Place
-from instep.evaluate.gate_rules import Rules, read_rules
+from instep.evaluate.evaluation import EvalBatch, PolicySpec, WorldSpec
+from instep.evaluate.gate_rules import GateRules, read_gate_rules
 from instep.evaluate.policy_gate import Verdict, write_junit
 from instep.evaluate.policy_gate import gate as judge
-from instep.evaluate.result_store import Shards
+from instep.evaluate.result_store import ParquetStore
 from instep.report.page import Headline as Headline
 from instep.report.page import HtmlReport, Number, Section, Table, write_report
 from instep.scene.folder import Scene
@@ -60,23 +60,23 @@ def gate(
         out: folder to write, or to go on with; a new one under runs/ where not given.
 
     """
-    asked, console = read_rules(rules), Console(stderr=True)
+    asked, console = read_gate_rules(rules), Console(stderr=True)
     asked = asked if seeds is None else replace(asked, seeds=seeds)
     scene = Scene.load(asked.scene)
     task = task_of(scene, asked.task)
     output = new_output("gate", out, seed=asked.first)
     output.read(rules)
     sides = [_side(word, asked.scene, (virtual, cameras, 1)) for word in asked.worlds]
-    candidate = Candidate(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
+    candidate = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress, spread(on) as mapped:
+    with Progress(*columns, console=console, transient=True) as progress, open_map(on) as mapped:
         total = asked.seeds * len(sides) * len(asked.variations)
         bar = progress.add_task("compare the engines", total=total)
 
-        def tell(job: Job) -> None:
+        def tell(job: EvalBatch) -> None:
             progress.update(bar, advance=len(job.seeds), description=f"{policy} in {job.place.name}")
 
-        kept = Shards(output.folder / "episodes")
+        kept = ParquetStore(output.folder / "episodes")
         verdict = judge(candidate, sides, task, asked, bounds=limits_of(scene), map=mapped, store=kept, tell=tell)
     write_junit(junit or output.folder / "junit.xml", verdict)
     scores = {f"{one.group}: {one.name}": one.value for one in verdict.judged if one.value is not None}
@@ -89,11 +89,11 @@ def gate(
     return 0 if verdict.passed else 1
 
 
-def _side(word: str, scene: str, sight: tuple[Path | None, tuple[str, ...], int]) -> tuple[Place, Scene]:
+def _side(word: str, scene: str, sight: tuple[Path | None, tuple[str, ...], int]) -> tuple[WorldSpec, Scene]:
     where = word.partition("@")[2] or scene
     loaded = Scene.load(where)
     mark = f"{content_hash(loaded.root)}{sight_mark(*sight)}/{word}"
-    return Place(word, partial(open_seen, word, scene, *sight), mark), loaded
+    return WorldSpec(word, partial(open_seen, word, scene, *sight), mark), loaded
 
 
 def _table(verdict: Verdict) -> TerminalTable:
@@ -103,7 +103,7 @@ def _table(verdict: Verdict) -> TerminalTable:
     return table
 
 
-def _page(verdict: Verdict, rules: Rules) -> HtmlReport:
+def _page(verdict: Verdict, rules: GateRules) -> HtmlReport:
     rows = [(one.group, one.name, "kept" if one.passed else "broken", one.words) for one in verdict.judged]
     table, broken = Table(("", "check", "", "found"), rows), sum(not one.passed for one in verdict.judged)
     return HtmlReport(

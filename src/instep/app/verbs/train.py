@@ -128,14 +128,14 @@ def train(
 
 def _judged(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
     """The share of held-out starts from which the policy in a folder does the task."""
-    from instep.evaluate.episode_batch import play
+    from instep.evaluate.episode_batch import run_batch
     from instep.policy.flow_policy import load_policy
     from instep.scene.folder import Scene
     from instep.scene.tasks.catalog import task_of
     from instep.scene.tasks.task import Tasked
 
     tasked = Tasked(world(), task_of(Scene.load(scene), task))
-    ended = play(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).ended
+    ended = run_batch(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).ended
     return sum(row.success for row in ended) / count
 
 
