@@ -79,8 +79,8 @@ class ExcitationDesign:
 
     def smallest(self, names: Sequence[str] | None = None) -> float:
         """The smallest eigenvalue over some parameters; over those that are revealed where none are named."""
-        auto_params = set(self.identifiability.identifiable if names is None else names)
-        kept = [i for i, param in enumerate(self.params) if param.address in auto_params]
+        chosen = set(self.identifiability.identifiable if names is None else names)
+        kept = [i for i, param in enumerate(self.params) if param.address in chosen]
         return float(np.linalg.eigvalsh(self.information[np.ix_(kept, kept)])[0]) if kept else 0.0
 
     def spread(self) -> dict[str, float]:

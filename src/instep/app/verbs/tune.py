@@ -294,7 +294,7 @@ def _delta(tuned: Tuned, loaded: Loaded, output: Output, seed: int) -> dict[str,
 
 
 def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: dict[str, object]) -> int:
-    from instep.physics.actuators import known
+    from instep.physics.actuators import is_actuator_param
     from instep.physics.delta_model import DELTA_FILE
     from instep.tune.param_export import export_all
     from instep.tune.promotion import promote
@@ -313,7 +313,7 @@ def _finish(asked: Asked, loaded: Loaded, tuned: Tuned, output: Output, more: di
     if (output.folder / DELTA_FILE).is_file() and "delta" in more:
         (output.folder / DELTA_FILE).rename(where / DELTA_FILE)
     # Other tools know the model's own numbers; those of drives stay in the scene's folder.
-    plain = {name: value for name, value in settings.items() if not known(loaded.scene.model, name)}
+    plain = {name: value for name, value in settings.items() if not is_actuator_param(loaded.scene.model, name)}
     export_all(output.folder / "export", loaded.scene, tuned.fit, plain)
     scores = dict(tuned.fit.estimates)
     for gate in tuned.gates:
