@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from instep import open_world
 from instep.core.world import Array, Observation, stack
-from instep.core.wrapper import Layer
+from instep.core.wrapper import Wrapper
 from instep.evaluate.episode_batch import run_batch
 from instep.policy.experts.task_experts import expert_of
 from instep.scene.folder import Scene, SceneSimulator
@@ -183,7 +183,7 @@ def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenAtTimes(Layer[SceneSimulator]):
+class SeenAtTimes(Wrapper[SceneSimulator]):
     """A world whose one camera takes a picture every few control steps, as a camera of 10 Hz does."""
 
     layers: Any

@@ -31,7 +31,7 @@ from instep.core.poses import angle_between
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State
 from instep.data import Recorder
-from instep.physics.mujoco_cameras import Studio
+from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.realtime import calm, first_in_line
@@ -390,10 +390,10 @@ PICTURE = "picture."
 def pack(path: Path, scene: Scene, episode: Episode) -> None:
     """Keep an episode and the clean pictures of all cameras of its scene."""
     kept: dict[str, Any] = {f"column.{name}": column for name, column in episode.columns.items()}
-    studio = Studio(scene)
+    renderer = MujocoRenderer(scene)
     try:
         for name, camera in scene.cameras.items():
-            pictures = np.stack([studio.picture(q, camera) for q in episode.q]).reshape(len(episode), -1, 3)
+            pictures = np.stack([renderer.render(q, camera) for q in episode.q]).reshape(len(episode), -1, 3)
             changed = [np.flatnonzero((b != a).any(axis=-1)) for a, b in pairwise(pictures)]
             gaps = np.concatenate([np.diff(where, prepend=0) for where in changed]).astype(np.uint32)
             colours = np.concatenate([pictures[k + 1][where] for k, where in enumerate(changed)])
@@ -402,7 +402,7 @@ def pack(path: Path, scene: Scene, episode: Episode) -> None:
             for part, values in (("gaps", gaps), ("colours", colours)):
                 kept[f"{PICTURE}{name}.{part}"] = np.frombuffer(lzma.compress(values.tobytes()), np.uint8)
     finally:
-        studio.close()
+        renderer.close()
     np.savez_compressed(path, **kept)
 
 

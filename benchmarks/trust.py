@@ -17,7 +17,7 @@ from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.core.statistics import wilson
 from instep.core.world import Array
-from instep.physics.mujoco_cameras import Look
+from instep.physics.mujoco_cameras import ImageEffects
 from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.recorded_world import Recording
@@ -80,7 +80,7 @@ def simulate_robot(scene: Scene, seed: int) -> Episode:
     episode = rollout(world, policy, steps=STILL + ROWS, seed=seed).rows(STILL, None)
     episode = episode.with_columns({"timestamp": episode.t - episode.t[0]})
     tint = tuple(float(c) for c in 1 + 0.08 * rng.uniform(-1, 1, 3))
-    look = Look(float(rng.uniform(0.75, 1.1)), (tint[0], tint[1], tint[2]), float(rng.uniform(2, 4)))
+    look = ImageEffects(float(rng.uniform(0.75, 1.1)), (tint[0], tint[1], tint[2]), float(rng.uniform(2, 4)))
     return film(scene, episode, Shooting(look=look, seed=seed))
 
 

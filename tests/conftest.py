@@ -124,10 +124,10 @@ def cuda(torch: ModuleType) -> None:
 def opengl() -> str:
     """The OpenGL library that renders camera images without a display."""
     from instep.core.errors import Unsupported
-    from instep.physics.mujoco_cameras import graphics
+    from instep.physics.mujoco_cameras import graphics_library
 
     try:
-        return graphics()
+        return graphics_library()
     except Unsupported as error:
         pytest.skip(f"needs OpenGL: {error}")
 

@@ -104,14 +104,14 @@ def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     from dataclasses import replace
 
     from instep.app.simulated_cameras import Lens, bent
-    from instep.physics.mujoco_cameras import Look, Studio
+    from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 
     scene = Scene.load("pusht")
     plain = next(iter(scene.cameras.values()))
-    curved, look = bent(plain, -0.04), Look(0.9, (1.0, 0.95, 1.02), 0.0)
+    curved, look = bent(plain, -0.04), ImageEffects(0.9, (1.0, 0.95, 1.02), 0.0)
     q, _ = scene.start(0)
-    expected = Studio(scene).shown(q, curved, look, 0)
-    clean = Studio(scene).picture(q, replace(plain, distortion=()))
+    expected = MujocoRenderer(scene).render(q, curved, look, 0)
+    clean = MujocoRenderer(scene).render(q, replace(plain, distortion=()))
     shown = Lens(curved, look, 0).shown(clean, 0)
     inside = slice(8, -8)  # at the border the plain one is black where no ray comes from
     assert np.abs(shown[inside, inside].astype(int) - expected[inside, inside]).max() <= 2

@@ -9,10 +9,10 @@ from instep import MujocoWorld, Script, rollout
 from instep.core.errors import Diverged
 from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
 from instep.core.world import State
-from instep.core.wrapper import Layer
+from instep.core.wrapper import Wrapper
 
 
-class Exploding(Layer):
+class Exploding(Wrapper):
     """A world whose rows diverge as soon as their first joint passes 0.3 rad."""
 
     def step(self, state: State, action: np.ndarray) -> State:

@@ -127,7 +127,7 @@ def test_a_body_moved_by_hand_is_found_again_within_a_second(filmed, follow, tur
     scene, at = filmed.scene, filmed.episode.q[0].copy()
     at[2:4] += [0.08, 0.06]  # 10 cm
     at[5:9] = quat_mul(quat_exp(np.array([0.0, 0.0, turn * DEG])), at[5:9])
-    still = {n: filmed.studio.picture(at, c).astype(np.int16) for n, c in scene.cameras.items()}
+    still = {n: filmed.renderer.render(at, c).astype(np.int16) for n, c in scene.cameras.items()}
     rng = np.random.default_rng(2)
 
     def by_hand(row, name, pixels, stamp):

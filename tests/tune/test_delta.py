@@ -7,7 +7,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.errors import BadInput
-from instep.core.wrapper import Layer
+from instep.core.wrapper import Wrapper
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
 from instep.physics.open_world import open_world, without_delta
 from instep.scene.folder import Scene
@@ -18,7 +18,7 @@ from instep.tune.promotion import promote
 FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)
 
 
-class Bent(Layer):
+class Bent(Wrapper):
     """A servo whose command is bent by a curve that no parameter of the scene can make."""
 
     def step(self, state, action):

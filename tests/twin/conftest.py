@@ -12,7 +12,7 @@ from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array
-from instep.physics.mujoco_cameras import Look, Studio
+from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
@@ -32,7 +32,7 @@ class Filmed:
     scene: Scene
     episode: Episode
     """Rows with q, v, action and pictures that were taken one row before."""
-    studio: Studio
+    renderer: MujocoRenderer
 
     def with_pictures(self, change: Callable[[int, str, Array, float], tuple[Array, float]]) -> Filmed:
         """The same with each picture (row, camera, pixels, stamp) changed."""
@@ -73,14 +73,14 @@ def filmed(opengl: str) -> Filmed:
         rows.append((state.q, state.v))
         state = world.step(state, push[row])
     q, v = np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows])
-    studio = Studio(scene)
-    look, dt = Look(0.9, (1.05, 0.95, 0.97), 3.0), scene.dt
+    renderer = MujocoRenderer(scene)
+    look, dt = ImageEffects(0.9, (1.05, 0.95, 0.97), 3.0), scene.dt
     columns = {"timestamp": np.arange(STEPS) * dt, "q": q, "v": v, "action": push}
     for name, camera in scene.cameras.items():
-        late = [studio.shown(q[max(row - 1, 0)], camera, look, row) for row in range(STEPS)]
+        late = [renderer.render(q[max(row - 1, 0)], camera, look, row) for row in range(STEPS)]
         columns[IMAGES + name] = np.stack(late)
         columns[IMAGES + name + ".stamp"] = np.maximum(np.arange(STEPS) - 1, 0) * dt
-    return Filmed(scene, Episode(world.spec, columns), studio)
+    return Filmed(scene, Episode(world.spec, columns), renderer)
 
 
 @pytest.fixture(scope="session")

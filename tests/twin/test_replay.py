@@ -8,7 +8,7 @@ import pytest
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array, Observation, State
-from instep.physics.mujoco_cameras import Look, filmed
+from instep.physics.mujoco_cameras import ImageEffects, render_cameras
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
@@ -26,7 +26,7 @@ def recorded(opengl) -> tuple[Scene, Episode, Episode]:
     """A run of a twin against a simulated robot that is filmed while it moves, and what the simulated robot showed."""
     scene = Scene.load("pusht")
     slow = MujocoWorld(scene).tuned({"action.delay": 0.04, "geom.*.friction": 0.7})
-    real = filmed(slow, scene, None, Look(0.9, (1.05, 0.95, 0.97), 3.0), every=3)
+    real = render_cameras(slow, scene, None, ImageEffects(0.9, (1.05, 0.95, 0.97), 3.0), every=3)
     rows: list[dict[str, Array]] = []
     twin = _twin(scene, real)
 

@@ -18,7 +18,7 @@ from instep.core.world import Array, Observation, State, Watcher
 from instep.gap.gap_figures import horizon_figure, runs_figure
 from instep.gap.gap_result import Curve, Gap, RunPair
 from instep.gap.horizon import measure_horizon
-from instep.physics.mujoco_cameras import Studio
+from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.physics.open_world import open_world, without_delta
 from instep.policy.experts.push_expert import PushTo
 from instep.report.figures import lines_figure
@@ -138,17 +138,17 @@ def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, floa
 
 def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
     """What the simulated robot's camera saw and what the twin would have seen, at a few moments."""
-    studio, camera = Studio(scene), next(iter(scene.cameras.values()))
+    renderer, camera = MujocoRenderer(scene), next(iter(scene.cameras.values()))
     try:
         return [
             ReportImage(
-                png(np.concatenate([m.picture, studio.picture(m.q, camera)], axis=0)),
+                png(np.concatenate([m.picture, renderer.render(m.q, camera)], axis=0)),
                 f"{m.t:.1f} s: the robot above, the twin below",
             )
             for m in through.moments
         ]
     finally:
-        studio.close()
+        renderer.close()
 
 
 def draw(loop: DemoResult, path: Path) -> Path:

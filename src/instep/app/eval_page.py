@@ -31,23 +31,23 @@ FRAMES = 10
 def film(scene: Scene, tracks: dict[str, Array], folder: Path) -> tuple[dict[str, str], str]:
     """A film of each track of positions q by the scene's first camera, and why there is none where there is none."""
     from instep.data import VideoWriter
-    from instep.physics.mujoco_cameras import Studio
+    from instep.physics.mujoco_cameras import MujocoRenderer
 
     if not tracks or not scene.cameras:
         return {}, "" if not tracks else f"scene {scene.name!r} has no camera"
-    camera, studio, made = next(iter(scene.cameras.values())), Studio(scene), dict[str, str]()
+    camera, renderer, made = next(iter(scene.cameras.values())), MujocoRenderer(scene), dict[str, str]()
     every = max(1, round(1 / (FRAMES * scene.dt)))
     try:
         for name, track in tracks.items():
             file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".mp4"
             with VideoWriter(folder / file, FRAMES) as writer:
                 for q in track[::every]:
-                    writer.add(studio.picture(q, camera))
+                    writer.add(renderer.render(q, camera))
             made[name] = file
     except Unsupported as error:
         return made, str(error)
     finally:
-        studio.close()
+        renderer.close()
     return made, ""
 
 

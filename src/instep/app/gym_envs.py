@@ -50,7 +50,7 @@ class _Shown:
         self.scene = Scene.load(scene or TASKS[task].scene)
         self.world: Tasked[World] = Tasked(open_world(self.scene, engine_name), task_of(self.scene, task))
         self._cameras = [self._camera(name) for name in cameras]
-        self._studio: Any = None
+        self._open_renderer: Any = None
         self.action_space = _actions(self.scene, self.world.spec)
         self.observation_space = self._observations()
 
@@ -67,29 +67,29 @@ class _Shown:
         """The scene by its first camera."""
         if not self.scene.cameras:
             raise BadInput(f"Scene {self.scene.name!r} has no camera to render with.")
-        return self._film().picture(q, next(iter(self.scene.cameras.values())))
+        return self._renderer().render(q, next(iter(self.scene.cameras.values())))
 
     def close(self) -> None:
         """Give the graphics memory back; twice is fine."""
-        if self._studio is not None:
-            self._studio.close()
-            self._studio = None
+        if self._open_renderer is not None:
+            self._open_renderer.close()
+            self._open_renderer = None
 
     def _seen(self, state: State) -> Observation:
         return {name: value for name, value in self.world.observe(state).items() if name in NAMES}
 
     def _pictures(self, q: Array, camera: Any) -> Array:
         flat = q.reshape(-1, q.shape[-1])
-        pictures = np.stack([self._film().picture(row, camera) for row in flat])
+        pictures = np.stack([self._renderer().render(row, camera) for row in flat])
         return pictures.reshape(*q.shape[:-1], *pictures.shape[1:])
 
-    def _film(self) -> Any:
+    def _renderer(self) -> Any:
         # Graphics are opened when first needed: a vector of environments forks before that.
-        if self._studio is None:
-            from instep.physics.mujoco_cameras import Studio
+        if self._open_renderer is None:
+            from instep.physics.mujoco_cameras import MujocoRenderer
 
-            self._studio = Studio(self.scene)
-        return self._studio
+            self._open_renderer = MujocoRenderer(self.scene)
+        return self._open_renderer
 
     def _camera(self, name: str) -> Any:
         if name not in self.scene.cameras:

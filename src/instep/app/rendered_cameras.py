@@ -17,7 +17,7 @@ import numpy as np
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Channel, Observation, Spec, State, World
-from instep.core.wrapper import Layer, W
+from instep.core.wrapper import W, Wrapper
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
@@ -73,7 +73,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Virtual(Layer[W]):
+class Virtual(Wrapper[W]):
     """A world with virtual cameras: `observation.images.<camera>` is rendered when a policy looks at it."""
 
     sight: Sight

@@ -22,7 +22,7 @@ from numba import njit
 
 from instep.core.errors import LinkLost
 from instep.core.world import Array, Channel, Spec
-from instep.physics.mujoco_cameras import Look, Studio
+from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.robot.driver import Driver, Reading
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
@@ -40,7 +40,7 @@ ROUNDS = 20
 class Lens:
     """What a camera that is not perfect makes of a perfect picture."""
 
-    def __init__(self, camera: Camera, look: Look, seed: int):
+    def __init__(self, camera: Camera, look: ImageEffects, seed: int):
         x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
         bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
         ideal = bent.copy()
@@ -91,7 +91,7 @@ class RenderJob:
     scene: str
     """Name of a shipped scene, a scene folder, or a model file."""
     cameras: tuple[str, ...]
-    look: Look
+    look: ImageEffects
     bend: float = 0.0
     """Barrel distortion of lenses that the scene takes for perfect."""
     rate: float = 10.0
@@ -257,16 +257,16 @@ def film(words: str) -> None:
     """Render what is asked for on the standard input until that ends."""
     table = json.loads(words)
     scene = Scene.load(table["scene"])
-    look = Look(table["look"]["gain"], tuple(table["look"]["tint"]), table["look"]["sigma"])
+    look = ImageEffects(table["look"]["gain"], tuple(table["look"]["tint"]), table["look"]["sigma"])
     cameras = [scene.cameras[name] for name in table["cameras"]]
     lenses = [Lens(bent(camera, table["bend"]), look, index) for index, camera in enumerate(cameras)]
-    studio, number = Studio(scene), 0
+    renderer, number = MujocoRenderer(scene), 0
     size = 16 + 8 * scene.model.nq
     while request := _exactly(sys.stdin.buffer, size):
         q = np.frombuffer(request[16:], "<f8")
         parts = [request[:16]]
         for camera, lens in zip(cameras, lenses, strict=True):
-            clean = studio.picture(q, replace(camera, distortion=()))
+            clean = renderer.render(q, replace(camera, distortion=()))
             parts.append(lens.shown(clean, number).tobytes())
         number += 1
         sys.stdout.buffer.write(b"".join(parts))

@@ -20,7 +20,7 @@ import numpy as np
 
 from instep.core.errors import LinkLost
 from instep.core.world import Array, Simulator, Spec, World
-from instep.physics.mujoco_cameras import Look, filmed
+from instep.physics.mujoco_cameras import ImageEffects, render_cameras
 from instep.physics.open_world import Engine, open_world
 from instep.robot.driver import Driver, Reading
 from instep.robot.imperfect import Late, Noisy, Quantized
@@ -80,16 +80,16 @@ def simulate_robot(scene: Scene, perturbation: Perturbation) -> SimulatedRobot:
         world = Late(world, observation=perturbation.late)
     if perturbation.cameras:
         look, bend = hidden_appearance(perturbation.hidden)
-        film = filmed(world, scene, perturbation.cameras, look, perturbation.image_every)
+        film = render_cameras(world, scene, perturbation.cameras, look, perturbation.image_every)
         world = replace(film, cameras=tuple(bent(camera, bend) for camera in film.cameras))
     return SimulatedRobot(world, truth)
 
 
-def hidden_appearance(hidden: int) -> tuple[Look, float]:
+def hidden_appearance(hidden: int) -> tuple[ImageEffects, float]:
     """The light in which a simulated robot is seen, and how its lenses bend, which the scene does not know of."""
     rng = np.random.default_rng((hidden, 3))
     tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
-    look = Look(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
+    look = ImageEffects(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
     return look, float(rng.uniform(-0.06, -0.02))
 
 

@@ -16,7 +16,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
-from instep.physics.mujoco_cameras import filmed
+from instep.physics.mujoco_cameras import render_cameras
 from instep.physics.open_world import Engine, open_world, rest_action
 from instep.scene.folder import Scene
 
@@ -64,7 +64,7 @@ def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
     if scene is None:
         raise BadInput("Only a simulated world is filmed by us; a robot and a recording bring their own pictures.")
     chosen = list(scene.cameras) if tuple(cameras) == ("all",) else cameras
-    return filmed(world, scene, chosen, every=every)
+    return render_cameras(world, scene, chosen, every=every)
 
 
 def policy_from_spec(words: str, world: World) -> Policy:

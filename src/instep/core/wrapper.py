@@ -13,7 +13,7 @@ S = TypeVar("S", bound=Simulator)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer(Generic[W]):
+class Wrapper(Generic[W]):
     """Passes everything through to the world inside.
 
     A wrapper is a final class on top of this one that changes some of `begin`, `inward`, `step` and `observe`. Around a
@@ -34,7 +34,7 @@ class Layer(Generic[W]):
     def key(self) -> str:
         """Where this wrapper keeps its memory in `State.hidden`, apart from a like one further inside."""
         depth, inner = 0, cast(Any, self.world)
-        while isinstance(inner, Layer):
+        while isinstance(inner, Wrapper):
             depth += type(cast(Any, inner)) is type(self)
             inner = cast(Any, inner).world
         name = type(self).__name__.lower()
@@ -60,12 +60,12 @@ class Layer(Generic[W]):
         """What the sensors show."""
         return self.world.observe(state)
 
-    def place(self: Layer[S], q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
+    def place(self: Wrapper[S], q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities."""
         inside = None if past is None else self.inward(past)
         return self.begin(self.world.place(q, v, t, inside), 0, past)
 
-    def nudge(self: Layer[S], state: State, wrench: Array) -> State:
+    def nudge(self: Wrapper[S], state: State, wrench: Array) -> State:
         """The state with a wrench on each body, felt for one step."""
         return self.world.nudge(state, wrench)
 

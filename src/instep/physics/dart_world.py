@@ -23,9 +23,9 @@ from instep.scene.folder import Scene
 
 from .actuation import drives_of, firmness, gears_of, scalar_positions
 from .dart_build import Built, Seat, build, dartpy, isometry
-from .engine_support import refuse
+from .engine_support import check_support
 from .link_tree import Pose, rotate
-from .sequential import LoopedWorld, recent
+from .sequential import SequentialWorld, recent
 from .state_checks import check_finite, checked_place
 
 FAR = 1e5
@@ -40,7 +40,7 @@ class Engine:
     """A world of one model. DART remembers nothing between steps but positions and velocities, so one serves all."""
 
     def __init__(self, model: mujoco.MjModel):
-        refuse(model, "dart")
+        check_support(model, "dart")
         self.model, self.drives, self.gears = model, drives_of(model), gears_of(model)
         self.built: Built = build(model, self.drives.armature)
         self._places, self._dofs = scalar_positions(model)
@@ -196,7 +196,7 @@ KEY = "dart"
 """Coordinates, commands on their way and the nudge of each world are kept under this key."""
 
 
-class DartWorld(LoopedWorld):
+class DartWorld(SequentialWorld):
     """A scene in DART. `step` depends on nothing but its arguments."""
 
     def __init__(self, scene: Scene | str | Path, *, settings: Settings | None = None):

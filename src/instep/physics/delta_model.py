@@ -17,7 +17,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Spec, State
-from instep.core.wrapper import Layer, S
+from instep.core.wrapper import S, Wrapper
 from instep.scene.folder import Scene, SceneSimulator
 
 DELTA_FILE = "delta.npz"
@@ -73,7 +73,7 @@ class DeltaModel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaCorrected(Layer[S]):
+class DeltaCorrected(Wrapper[S]):
     """A simulator whose commands are corrected by a delta-action model; its own action is the robot's command."""
 
     delta: DeltaModel | None = None

@@ -29,7 +29,7 @@ _PARAMS_OF_MUJOCO = (
 _OVERRIDES = {"mjENBL_OVERRIDE": "contact override", "mjENBL_IPC": "incremental potential contact"}
 
 
-def refuse(model: mujoco.MjModel, engine: str) -> None:
+def check_support(model: mujoco.MjModel, engine: str) -> None:
     """Raise `Unsupported`, naming what and where, if a model holds something only MuJoCo can do."""
     _options(model, engine)
     _parts(model, engine)
@@ -39,7 +39,7 @@ def refuse(model: mujoco.MjModel, engine: str) -> None:
     _geoms(model, engine)
 
 
-def refuse_params(settings: Settings, engine: str) -> None:
+def check_params_support(settings: Settings, engine: str) -> None:
     """Raise `Unsupported` if a parameter is turned that only MuJoCo has: turning it would change nothing."""
     for address in settings:
         for pattern in _PARAMS_OF_MUJOCO:

@@ -1,4 +1,4 @@
-"""Camera pictures of a world, rendered by MuJoCo, with light, lens and noise."""
+"""Camera images of a scene rendered by MuJoCo, with exposure, lens distortion and noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import UnknownName, Unsupported
 from instep.core.world import Array, Channel, Observation, Spec, State
-from instep.core.wrapper import Layer, W
+from instep.core.wrapper import W, Wrapper
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
 
@@ -27,19 +27,19 @@ INSTALL = "apt-get install libegl1 libgl1 libgles2 libgl1-mesa-dri"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How a camera differs from a perfect one."""
+class ImageEffects:
+    """Imperfections of a camera: exposure, colour cast, noise."""
 
     gain: float = 1.0
     """Brightness, as a factor."""
     tint: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Colour of the light, red, green, blue, as factors."""
+    """Colour cast: factors of red, green and blue."""
     sigma: float = 0.0
     """Standard deviation of white noise [grey levels of 255]."""
 
 
-class Studio:
-    """Renders a scene through its cameras. Not a world: positions in, pictures out."""
+class MujocoRenderer:
+    """Renders a scene through its cameras: positions in, images out."""
 
     def __init__(self, scene: Scene):
         self.scene = scene
@@ -47,26 +47,17 @@ class Studio:
         self._renderers: dict[tuple[int, int], Any] = {}
         self._maps: dict[str, Array] = {}
         self._last: dict[str, tuple[Array, Array]] = {}
-        self._shown: dict[str, tuple[int, Look, Array, Array]] = {}
+        self._noisy: dict[str, tuple[int, ImageEffects, Array, Array]] = {}
         self._lock = threading.Lock()
 
-    def picture(self, q: Array, camera: Camera) -> Array:
-        """What a camera of the scene shows at positions q [nq], through its lens [height, width, 3]."""
-        with self._lock:
-            last = self._last.get(camera.name)
-            if last is None or not np.array_equal(last[0], q):
-                last = (q.copy(), self._through_lens(self._render(q, camera), camera))
-                self._last[camera.name] = last
-        return last[1].copy()
-
-    def shown(self, q: Array, camera: Camera, look: Look, seed: int) -> Array:
-        """The same through a camera that is not perfect; the noise is that of the seed."""
-        if look == Look():
-            return self.picture(q, camera)
-        last = self._shown.get(camera.name)
-        if last is None or last[:2] != (seed, look) or not np.array_equal(last[2], q):
-            last = (seed, look, q.copy(), _exposed(self.picture(q, camera), look, seed))
-            self._shown[camera.name] = last
+    def render(self, q: Array, camera: Camera, effects: ImageEffects | None = None, seed: int = 0) -> Array:
+        """The image of a camera at positions q [nq], through its lens [height, width, 3]; `seed` is for the noise."""
+        if effects is None or effects == ImageEffects():
+            return self._clean(q, camera)
+        last = self._noisy.get(camera.name)
+        if last is None or last[:2] != (seed, effects) or not np.array_equal(last[2], q):
+            last = (seed, effects, q.copy(), _exposed(self._clean(q, camera), effects, seed))
+            self._noisy[camera.name] = last
         return last[3].copy()
 
     def close(self) -> None:
@@ -74,6 +65,14 @@ class Studio:
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
+
+    def _clean(self, q: Array, camera: Camera) -> Array:
+        with self._lock:
+            last = self._last.get(camera.name)
+            if last is None or not np.array_equal(last[0], q):
+                last = (q.copy(), self._through_lens(self._render(q, camera), camera))
+                self._last[camera.name] = last
+        return last[1].copy()
 
     def _render(self, q: Array, camera: Camera) -> Array:
         self._data.qpos[:] = q
@@ -96,18 +95,18 @@ class Studio:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filmed(Layer[W]):
-    """A world with cameras: adds `observation.images.<camera>` to what is seen."""
+class WithCameras(Wrapper[W]):
+    """A world with cameras: adds `observation.images.<camera>` to its observations."""
 
-    studio: Studio
+    renderer: MujocoRenderer
     cameras: tuple[Camera, ...] = ()
-    look: Look = field(default_factory=Look)
+    effects: ImageEffects = field(default_factory=ImageEffects)
     every: int = 1
-    """Control steps from one picture to the next; in between the last one is shown, with its stamp."""
+    """Control steps from one image to the next; in between the last one is repeated, with its time stamp."""
 
     @property
     def spec(self) -> Spec:
-        """What the numbers mean, pictures included."""
+        """The meaning of the numbers, images included."""
         inner, axes = self.world.spec, ("height", "width", "channels")
         shown = {
             f"observation.images.{c.name}": Channel(axes, "", (c.height, c.width, 3), "uint8") for c in self.cameras
@@ -115,12 +114,12 @@ class Filmed(Layer[W]):
         return replace(inner, observation={**inner.observation, **shown})
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Take the first picture."""
+        """Expose the first image."""
         key = np.broadcast_to(counter_rng.key(seed, self.key), state.batch).copy()
         return state.with_hidden(self.key, self._exposure(state, key, np.zeros(state.batch, int)))
 
     def step(self, state: State, action: Array) -> State:
-        """Take a picture when it is time for one."""
+        """Expose an image when one is due."""
         old, after = state.hidden[self.key], self.world.step(state, action)
         age = old["age"] + 1
         if int(age.flat[0] if age.ndim else age) >= self.every:
@@ -130,13 +129,13 @@ class Filmed(Layer[W]):
         return after.with_hidden(self.key, {**old, "age": age})
 
     def observe(self, state: State) -> Observation:
-        """What is seen, pictures included; worlds of a batch are rendered one after the other."""
+        """The observation with images; worlds of a batch are rendered one after the other."""
         seen, memory = dict(self.world.observe(state)), state.hidden[self.key]
         for index, camera in enumerate(self.cameras):
             frames = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
             for world in np.ndindex(*state.batch):
                 seed = int(counter_rng.uniform(memory["noise"][world], 1 + index)[-1] * 2**53)
-                frames[world] = self.studio.shown(memory["q"][world], camera, self.look, seed)
+                frames[world] = self.renderer.render(memory["q"][world], camera, self.effects, seed)
             frames.flags.writeable = False
             seen[f"observation.images.{camera.name}"] = frames
             if self.every > 1:
@@ -147,27 +146,27 @@ class Filmed(Layer[W]):
         return {"noise": key, "q": state.q, "age": age, "stamp": np.full(state.batch, float(state.t))}
 
 
-def filmed(
-    world: W, scene: Scene, cameras: Sequence[str] | None = None, look: Look | None = None, every: int = 1
-) -> Filmed[W]:
+def render_cameras(
+    world: W, scene: Scene, cameras: Sequence[str] | None = None, effects: ImageEffects | None = None, every: int = 1
+) -> WithCameras[W]:
     """A world with some of the scene's cameras (all where none are named)."""
     for name in cameras or ():
         if name not in scene.cameras:
             raise UnknownName("camera", name, scene.cameras)
     chosen = tuple(scene.cameras[name] for name in (cameras if cameras is not None else scene.cameras))
-    return Filmed(world, Studio(scene), chosen, look or Look(), every)
+    return WithCameras(world, MujocoRenderer(scene), chosen, effects or ImageEffects(), every)
 
 
-def _exposed(frame: Array, look: Look, seed: int) -> Array:
-    light = frame * (look.gain * np.asarray(look.tint))
-    if look.sigma:
+def _exposed(frame: Array, effects: ImageEffects, seed: int) -> Array:
+    light = frame * (effects.gain * np.asarray(effects.tint))
+    if effects.sigma:
         # Noise of millions of pixels: a generator seeded by the state is fast and still a function of it.
-        light += np.random.default_rng(seed).normal(0.0, look.sigma, frame.shape)
+        light += np.random.default_rng(seed).normal(0.0, effects.sigma, frame.shape)
     return np.clip(np.rint(light), 0, 255).astype(np.uint8)
 
 
-def graphics() -> str:
-    """Which graphics library renders here; raises Unsupported with what to install where none does."""
+def graphics_library() -> str:
+    """The OpenGL library that renders on this machine; `Unsupported` with what to install where there is none."""
     renderer = _new_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8)
     renderer.close()
     return os.environ.get("MUJOCO_GL", "default")
@@ -179,13 +178,13 @@ def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:
         return mujoco.Renderer(_fitting(model, height, width), height, width)
     except Exception as error:  # noqa: BLE001 - each graphics library fails in its own way
         raise Unsupported(
-            f"Pictures need an OpenGL library, and none works here ({type(error).__name__}: {_line(error)}). "
+            f"Rendering needs an OpenGL library, and none works here ({type(error).__name__}: {_line(error)}). "
             f"Install one with: {INSTALL}"
         ) from None
 
 
 def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
-    """The model if its off-screen buffer holds such a picture, else one told to make room."""
+    """The model, its off-screen buffer enlarged where it is too small."""
     if model.vis.global_.offwidth < width or model.vis.global_.offheight < height:
         model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
         model.vis.global_.offheight = max(height, model.vis.global_.offheight)
@@ -193,7 +192,7 @@ def _fitting(model: mujoco.MjModel, height: int, width: int) -> mujoco.MjModel:
 
 
 def _choose_library() -> None:
-    """Without a screen render off it; MuJoCo reads its choice from the environment, once, when it is imported."""
+    """Without a display render off-screen; MuJoCo reads its choice from the environment, once, when it is imported."""
     if sys.platform != "linux" or "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY"):
         return
     for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
@@ -220,7 +219,7 @@ def _undistorted_pixels(camera: Camera) -> Array:
 
 
 def _sample(frame: Array, at: Array) -> Array:
-    """A picture sampled between its pixels, bilinearly; black outside."""
+    """An image sampled bilinearly between its pixels; black outside."""
     height, width = frame.shape[:2]
     x, y = at[..., 0], at[..., 1]
     inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
@@ -229,9 +228,3 @@ def _sample(frame: Array, at: Array) -> Array:
     top = frame[y0, x0] * (1 - fx) + frame[y0, x0 + 1] * fx
     bottom = frame[y0 + 1, x0] * (1 - fx) + frame[y0 + 1, x0 + 1] * fx
     return np.where(inside[..., None], np.rint(top * (1 - fy) + bottom * fy), 0).astype(np.uint8)
-
-
-def pictures(seen: Mapping[str, Array]) -> dict[str, Array]:
-    """The camera pictures among what is seen, by camera."""
-    prefix = "observation.images."
-    return {k.removeprefix(prefix): v for k, v in seen.items() if k.startswith(prefix) and not k.endswith(".stamp")}

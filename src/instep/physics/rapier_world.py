@@ -25,11 +25,11 @@ from instep.scene import address
 from instep.scene.folder import Scene
 
 from .actuation import Drives, drives_of, gears_of
-from .engine_support import refuse
+from .engine_support import check_support
 from .link_tree import Pose, rotate
 from .rapier_build import Built, Seat, build, isometry, triple
 from .rapier_joints import Law, Motor, add_friction, fasten, fit_motors, motors_of
-from .sequential import LoopedWorld, recent
+from .sequential import SequentialWorld, recent
 from .state_checks import check_finite, checked_place
 
 Triple: TypeAlias = tuple[float, float, float]
@@ -50,7 +50,7 @@ class Plan:
     @classmethod
     def of(cls, model: mujoco.MjModel) -> Self:
         """The plan of a model, or `Unsupported` if rapier lacks something it needs."""
-        refuse(model, "rapier")
+        check_support(model, "rapier")
         built, drives, gears = build(model), drives_of(model), gears_of(model)
         motors = motors_of(model, built, drives, gears.dofs)
         fit_motors(built, drives, motors)
@@ -236,7 +236,7 @@ class Snapshot:
         return Snapshot, (self.model, self.bytes)
 
 
-class RapierWorld(LoopedWorld):
+class RapierWorld(SequentialWorld):
     """A scene in rapier.
 
     `step` depends on nothing but its arguments: rapier's whole state travels in `State.hidden` as bytes. A world that

@@ -13,7 +13,7 @@ from instep.core.world import Array, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .engine_support import refuse_params
+from .engine_support import check_params_support
 from .state_checks import check_batch_size, checked_wrench, settings_per_world
 
 
@@ -82,7 +82,7 @@ def recent(past: Array, memory: int, rest: Array) -> Array:
     return np.concatenate([np.repeat(filler, memory - have, axis=-2), past], axis=-2)
 
 
-class LoopedWorld(ABC):
+class SequentialWorld(ABC):
     """A scene in an engine that steps one world at a time; the engine adds `place`, `step` and `tuned`.
 
     What a world remembers, the commands on their way and the next nudge are kept in `State.hidden` under its name.
@@ -91,7 +91,7 @@ class LoopedWorld(ABC):
     def __init__(self, scene: Scene | str | Path, settings: Settings | None, engine: str):
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.settings: Settings = dict(settings or {})
-        refuse_params(self.settings, engine)
+        check_params_support(self.settings, engine)
         self._engine_name = engine
         self._variants = variants(self.scene, self.settings)
         self._lines = tuple(line_of(model, self._variants.steps) for model in self._variants.models)

@@ -16,7 +16,7 @@ from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, put, take
-from instep.core.wrapper import Layer, W
+from instep.core.wrapper import W, Wrapper
 
 Amount: TypeAlias = float | tuple[float, ...] | Array
 """A number, a tuple of one per label, or an array of one per world of a batch."""
@@ -24,7 +24,7 @@ STATE: tuple[str, ...] = ("observation.state",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Noisy(Layer[W]):
+class Noisy(Wrapper[W]):
     """Sensors with white noise of standard deviation `sigma`."""
 
     sigma: Amount = 0.0
@@ -49,7 +49,7 @@ class Noisy(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drifting(Layer[W]):
+class Drifting(Wrapper[W]):
     """Sensors whose bias grows by `rate` per second and wanders by `walk` per square root of a second."""
 
     rate: Amount = 0.0
@@ -79,7 +79,7 @@ class Drifting(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Quantized(Layer[W]):
+class Quantized(Wrapper[W]):
     """Sensors that count in steps of `size`, and commands that are rounded to steps of `action_size`."""
 
     size: Amount = 0.0
@@ -103,7 +103,7 @@ class Quantized(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Late(Layer[W]):
+class Late(Wrapper[W]):
     """Commands that take effect `action` steps later, and sensors that show what was `observation` steps ago.
 
     Before the first command the line is full of it, unless `place` was told the commands of the past.
@@ -141,7 +141,7 @@ class Late(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dropping(Layer[W]):
+class Dropping(Wrapper[W]):
     """A link that loses commands (the last one is held) and observations (the last one is shown again)."""
 
     action: Amount = 0.0
@@ -189,7 +189,7 @@ class Dropping(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sluggish(Layer[W]):
+class Sluggish(Wrapper[W]):
     """Motors that follow their command with a first-order lag of time constant `tau` [s]."""
 
     tau: Amount = 0.0
@@ -218,7 +218,7 @@ class Sluggish(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Backlash(Layer[W]):
+class Backlash(Wrapper[W]):
     """Gears with play: the joint's command moves only when the motor's has crossed the gap of width `gap`."""
 
     gap: Amount = 0.0
@@ -247,7 +247,7 @@ class Backlash(Layer[W]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Saturated(Layer[W]):
+class Saturated(Wrapper[W]):
     """Motors whose torque fades with speed: at most `torque` at rest, none at `speed`, along a straight line.
 
     A world that takes torques gets them clipped. For position servos give their `stiffness` [Nm/rad] and `damping`

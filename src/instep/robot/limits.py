@@ -24,7 +24,7 @@ import numpy as np
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State
-from instep.core.wrapper import Layer, W
+from instep.core.wrapper import W, Wrapper
 
 from .driver import SENT
 
@@ -126,7 +126,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guarded(Layer[W]):
+class Guarded(Wrapper[W]):
     """A world whose commands are kept inside limits; what was sent is observed as `action.sent`."""
 
     limits: Limits

@@ -21,7 +21,7 @@ from instep.core import counter_rng
 from instep.core.errors import BadInput
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Array, Channel, Observation, Spec, State, take
-from instep.core.wrapper import Layer, W
+from instep.core.wrapper import W, Wrapper
 from instep.scene.camera import Camera
 from instep.splat.raster.rasterizer import LayeredRasterizer
 
@@ -119,7 +119,7 @@ def extrapolate_poses(poses: Array, twists: Array, dt: float) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen(Layer[W]):
+class Seen(Wrapper[W]):
     """A world with cameras: adds `observation.images.<camera>` to what is observed, for one world or a batch."""
 
     layers: LayeredRasterizer

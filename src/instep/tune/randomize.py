@@ -17,7 +17,7 @@ import numpy as np
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator, World
-from instep.physics.mujoco_cameras import Filmed, Look, filmed
+from instep.physics.mujoco_cameras import ImageEffects, WithCameras, render_cameras
 from instep.robot.imperfect import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
 from instep.scene.folder import Scene
 
@@ -171,7 +171,7 @@ def appearance() -> Box:
     return Box(LOOKS)
 
 
-def look_of(settings: Mapping[str, float | Array], number: int = 0) -> Look:
+def look_of(settings: Mapping[str, float | Array], number: int = 0) -> ImageEffects:
     """The look of one draw; parameters that are not of a look are passed over, a misspelt one is not."""
     known = {param.address for param in LOOKS}
     for name in settings:
@@ -183,11 +183,11 @@ def look_of(settings: Mapping[str, float | Array], number: int = 0) -> Look:
         return float(given if isinstance(given, float | int) else given[number])
 
     tint = (value("look.red", 1.0), value("look.green", 1.0), value("look.blue", 1.0))
-    return Look(value("look.gain", 1.0), tint, value("look.noise", 0.0))
+    return ImageEffects(value("look.gain", 1.0), tint, value("look.noise", 0.0))
 
 
 def seen(
     world: World, scene: Scene, cameras: Sequence[str], settings: Mapping[str, float | Array], number: int = 0
-) -> Filmed:
+) -> WithCameras:
     """A world filmed with the look of one draw."""
-    return filmed(world, scene, tuple(cameras), look_of(settings, number))
+    return render_cameras(world, scene, tuple(cameras), look_of(settings, number))

@@ -12,7 +12,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.world import Array, Channel, Simulator, State
-from instep.physics.mujoco_cameras import Look, Studio
+from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.physics.open_world import rest_action
 from instep.scene.folder import Scene
 
@@ -31,7 +31,7 @@ BANK = 4
 class Shooting:
     """How a simulated robot is filmed."""
 
-    look: Look = field(default_factory=lambda: Look(0.9, (1.05, 0.95, 0.97), 3.0))
+    look: ImageEffects = field(default_factory=lambda: ImageEffects(0.9, (1.05, 0.95, 0.97), 3.0))
     late: int = 1
     """Rows by which pictures are late."""
     seed: int = 0
@@ -40,15 +40,15 @@ class Shooting:
 
 def film(scene: Scene, episode: Episode, shooting: Shooting | None = None, cameras: Sequence[str] = ()) -> Episode:
     """The episode of a scene with pictures of the scene's cameras (all where none are named), each with its stamp."""
-    studio = Studio(scene)
+    renderer = MujocoRenderer(scene)
     try:
 
         def taken(name: str, row: int) -> Array:
-            return studio.picture(episode.q[row], scene.cameras[name])
+            return renderer.render(episode.q[row], scene.cameras[name])
 
         return developed(scene, episode, taken, shooting, cameras)
     finally:
-        studio.close()
+        renderer.close()
 
 
 def developed(
@@ -104,7 +104,7 @@ def painted(scene: Scene, state: State, t: float) -> dict[str, Array]:
 class _Exposure:
     """Light and noise of one camera; noise is drawn once and shifted from frame to frame."""
 
-    def __init__(self, look: Look, shape: tuple[int, ...], seed: tuple[int, ...]):
+    def __init__(self, look: ImageEffects, shape: tuple[int, ...], seed: tuple[int, ...]):
         self._look, self._shape = look, shape
         rng = np.random.default_rng(seed)
         size = int(np.prod(shape))

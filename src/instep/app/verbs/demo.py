@@ -18,7 +18,7 @@ from instep.app.output import new_output
 from instep.app.simulated_robot import robot_process
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
-from instep.physics.mujoco_cameras import graphics
+from instep.physics.mujoco_cameras import graphics_library
 from instep.report.page import formatted, write_report
 from instep.robot.link import LinkWorld
 from instep.scene.folder import Scene
@@ -93,7 +93,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
 def _cameras(scene: Scene) -> tuple[list[str], str]:
     """The cameras to film with, or why there are none."""
     try:
-        graphics()
+        graphics_library()
     except Unsupported as error:
         return [], str(error)
     return list(scene.cameras), ""

@@ -71,20 +71,20 @@ def _engine(package: str) -> tuple[str, str, str]:
 
 
 def _graphics() -> tuple[str, str, str]:
-    from instep.physics.mujoco_cameras import Studio, graphics
+    from instep.physics.mujoco_cameras import MujocoRenderer, graphics_library
     from instep.scene.folder import Scene
 
     try:
-        library = graphics()
+        library = graphics_library()
     except Unsupported as error:
         return "camera pictures", BAD, str(error)
     scene = Scene.load("pusht")
-    studio, camera, (q, _) = Studio(scene), next(iter(scene.cameras.values())), scene.start(0)
-    studio.picture(q, camera)
+    renderer, camera, (q, _) = MujocoRenderer(scene), next(iter(scene.cameras.values())), scene.start(0)
+    renderer.render(q, camera)
     begin = time.perf_counter()
-    studio.picture(q, camera)
+    renderer.render(q, camera)
     took = 1e3 * (time.perf_counter() - begin)
-    studio.close()
+    renderer.close()
     verdict = GOOD if took < 16 else FAIR
     return "camera pictures", verdict, f"{library}, {camera.width} x {camera.height} in {took:.0f} ms"
 

@@ -89,15 +89,15 @@ def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *
     from matplotlib.image import imsave
 
     from instep.app.output import new_output
-    from instep.physics.mujoco_cameras import Studio
+    from instep.physics.mujoco_cameras import MujocoRenderer
 
     loaded = Scene.load(scene)
     if not loaded.cameras:
         raise BadInput(f"Scene {loaded.name!r} has no cameras; name some under [cameras] of its scene.toml.")
-    output, studio = new_output("scene-show", out), Studio(loaded)
+    output, renderer = new_output("scene-show", out), MujocoRenderer(loaded)
     for camera in loaded.cameras.values():
-        imsave(output.folder / f"{camera.name.replace('/', '_')}.png", studio.picture(loaded.start(0)[0], camera))
-    studio.close()
+        imsave(output.folder / f"{camera.name.replace('/', '_')}.png", renderer.render(loaded.start(0)[0], camera))
+    renderer.close()
     print(output.folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from instep.core.world import Array, Channel, Observation, Spec, State
-from instep.core.wrapper import Layer, W
+from instep.core.wrapper import W, Wrapper
 
 NO_GOAL = Channel()
 """What a task shows whose goal is the same in every episode."""
@@ -82,7 +82,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tasked(Layer[W]):
+class Tasked(Wrapper[W]):
     """Adds `observation.goal` to what is seen, and remembers in the state which events have been reached.
 
     It belongs outside all other wrappers: success is judged by where things are, not by what the sensors say.

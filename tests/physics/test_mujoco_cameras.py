@@ -7,7 +7,7 @@ import pytest
 
 from instep import Constant, MujocoWorld, Scene, rollout
 from instep.core.errors import UnknownName
-from instep.physics.mujoco_cameras import Look, Studio, filmed
+from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer, render_cameras
 from instep.scene.camera import Camera
 from instep.testing import WORLD_LAWS
 
@@ -35,7 +35,7 @@ def centre_of_red(image):
 
 def test_a_thing_appears_where_the_camera_projects_it(scene):
     camera = scene.cameras["eye"]
-    image = Studio(scene).picture(np.zeros(1), camera)
+    image = MujocoRenderer(scene).render(np.zeros(1), camera)
     world_from_camera = camera.body_from_camera
     point = np.linalg.inv(world_from_camera) @ np.array([0.3, 0.2, 0.0, 1.0])
     # A pixel is 13 mm here; the ball's outline is centred to about half a pixel.
@@ -45,15 +45,15 @@ def test_a_thing_appears_where_the_camera_projects_it(scene):
 def test_a_bent_lens_moves_it_as_its_polynomial_says(scene):
     straight = scene.cameras["eye"]
     camera = Camera("eye", 160, 120, straight.focal, straight.centre, "world", straight.body_from_camera, (-0.8,))
-    image = Studio(scene).picture(np.zeros(1), camera)
+    image = MujocoRenderer(scene).render(np.zeros(1), camera)
     point = (np.linalg.inv(camera.body_from_camera) @ np.array([0.3, 0.2, 0.0, 1.0]))[:3]
     assert centre_of_red(image) == pytest.approx(camera.project(point), abs=0.7)
     assert np.linalg.norm(camera.project(point) - straight.project(point)) > 0.7
 
 
 def test_light_and_noise_are_the_cameras_own_and_repeatable(scene):
-    plain = filmed(MujocoWorld(scene), scene)
-    dim = filmed(MujocoWorld(scene), scene, look=Look(gain=0.5, sigma=5.0))
+    plain = render_cameras(MujocoWorld(scene), scene)
+    dim = render_cameras(MujocoWorld(scene), scene, effects=ImageEffects(gain=0.5, sigma=5.0))
     clean = plain.observe(plain.reset(0))["observation.images.eye"].astype(float)
     noisy = dim.observe(dim.reset(0))["observation.images.eye"].astype(float)
     assert noisy[clean[..., 0] > 200].mean() == pytest.approx(0.5 * clean[clean[..., 0] > 200].mean(), rel=0.05)
@@ -62,7 +62,7 @@ def test_light_and_noise_are_the_cameras_own_and_repeatable(scene):
 
 
 def test_a_slow_camera_shows_its_last_picture_with_its_stamp(scene):
-    world = filmed(MujocoWorld(scene), scene, every=4)
+    world = render_cameras(MujocoWorld(scene), scene, every=4)
     episode = rollout(world, Constant(np.array([0.2])), steps=9)
     age = episode.t - episode["observation.images.eye.stamp"]
     assert np.round(age / world.spec.dt).tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
@@ -72,9 +72,9 @@ def test_a_slow_camera_shows_its_last_picture_with_its_stamp(scene):
 
 @pytest.mark.parametrize("law", WORLD_LAWS, ids=lambda law: law.__name__)
 def test_a_filmed_world_keeps_the_law(scene, law):
-    law(filmed(MujocoWorld(scene), scene, look=Look(sigma=2.0), every=2))
+    law(render_cameras(MujocoWorld(scene), scene, effects=ImageEffects(sigma=2.0), every=2))
 
 
 def test_a_camera_that_is_not_there_is_named(scene):
     with pytest.raises(UnknownName, match="Did you mean 'eye'"):
-        filmed(MujocoWorld(scene), scene, ["eyes"])
+        render_cameras(MujocoWorld(scene), scene, ["eyes"])
