@@ -34,7 +34,7 @@ from instep.data import Recorder
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
-from instep.robot.realtime import calm, first_in_line
+from instep.robot.realtime import lower_priority, realtime_priority
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
 from instep.scene.model import reader
@@ -213,9 +213,9 @@ def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path
     if folder is None:
         return Ran(rollout(twin, Pusher(filmed), steps=len(filmed)), filmed, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
-    with first_in_line(heirs=True):
+    with realtime_priority(inherit=True):
         recorder = Recorder(folder, spec)
-        calm(recorder.writer_pid)
+        lower_priority(recorder.writer_pid)
 
         def record(state: State, observation: Observation, action: Array) -> None:
             recorder(state, {**observation, **real.pictures(state)}, action)
@@ -250,7 +250,7 @@ def _plain_work(dt: float, size: float, frames: int) -> Array:
         return time.perf_counter() - begin
 
     n = round(20_000 * size / min(timed(20_000) for _ in range(20)))
-    with first_in_line():
+    with realtime_priority():
         start, times = time.perf_counter(), []
         for k in range(frames):
             times.append(timed(n))

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from instep.core.world import Spec, vector
-from instep.robot.control_loop import Safety
+from instep.robot.control_loop import SafetyOptions
 from instep.robot.driver import Reading
 from instep.robot.limits import Limits
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 from instep.robot.robot_server import RobotServer, ServerOptions, serve
 
 JOINTS = (*(f"joint_{i}" for i in range(6)), "left_carriage_joint")
@@ -84,8 +84,8 @@ def connected(ip="192.168.1.2"):
 
 
 def dry_run():
-    options = ServerOptions(safety=Safety(limits=LIMITS, hold_after=2.0, stop_after=5.0))
-    with RobotServer(Arm(PretendSdk()), options=options) as server, LinkWorld(server.address, server.token) as arm:
+    options = ServerOptions(safety=SafetyOptions(limits=LIMITS, hold_after=2.0, stop_after=5.0))
+    with RobotServer(Arm(PretendSdk()), options=options) as server, RobotWorld(server.address, server.token) as arm:
         state, target = arm.reset(), START + np.array([0.2, 0, 0, 0, 0, 0, 9.9])
         for _ in range(60):
             state = arm.step(state, target)
@@ -96,4 +96,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--dry-run"]:
         dry_run()
     else:
-        serve(Arm(connected(*sys.argv[1:])), ready=print, options=ServerOptions(safety=Safety(limits=LIMITS)))
+        serve(Arm(connected(*sys.argv[1:])), ready=print, options=ServerOptions(safety=SafetyOptions(limits=LIMITS)))

@@ -15,7 +15,7 @@ from instep.app.cli import main
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_settings, robot_process, simulate_robot
 from instep.core.errors import LinkLost
 from instep.robot.driver import WorldDriver
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 
 
 def test_a_policy_runs_on_the_stand_in_as_in_the_simulator():
@@ -23,7 +23,7 @@ def test_a_policy_runs_on_the_stand_in_as_in_the_simulator():
     policy = Constant(scene.rest_action() + 0.05)
     with (
         robot_process("pusht", ["--hidden", "5", "--pace", "step"]) as child,
-        LinkWorld(child.address, child.token) as robot,
+        RobotWorld(child.address, child.token) as robot,
     ):
         real = rollout(robot, policy, steps=60, seed=2)
         again = rollout(robot, policy, steps=60, seed=2)
@@ -37,7 +37,7 @@ def test_a_policy_runs_on_the_stand_in_as_in_the_simulator():
 def test_the_real_pace_is_kept():
     with (
         robot_process("cartpole", ["--hidden", "1", "--pace", "real"]) as child,
-        LinkWorld(child.address, child.token) as robot,
+        RobotWorld(child.address, child.token) as robot,
     ):
         state = robot.reset(0)
         begin = time.monotonic()
@@ -51,7 +51,7 @@ def test_the_real_pace_is_kept():
 def test_a_killed_stand_in_is_missed_in_a_sentence():
     with (
         robot_process("cartpole", ["--pace", "step"]) as child,
-        LinkWorld(child.address, child.token, timeout=1.0) as robot,
+        RobotWorld(child.address, child.token, timeout=1.0) as robot,
     ):
         state = robot.step(robot.reset(0), np.zeros(1))
         os.kill(child.pid, signal.SIGKILL)

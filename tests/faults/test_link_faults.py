@@ -30,10 +30,10 @@ from instep.core.errors import BadInput, LinkLost
 from instep.core.rollout import Script, rollout
 from instep.core.world import Spec
 from instep.robot.clock_sync import Clock
-from instep.robot.control_loop import RobotLoop, Safety
+from instep.robot.control_loop import RobotLoop, SafetyOptions
 from instep.robot.driver import Reading, WorldDriver
 from instep.robot.limits import Limits
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 from instep.robot.robot_server import RobotServer, ServerOptions
 from instep.robot.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
 
@@ -44,9 +44,9 @@ from point_mass_robot import NAMES, PointMass
 
 ROBOT = Path(__file__).resolve().parents[1] / "robot" / "point_mass_robot.py"
 PERIOD = 10_000_000
-PATIENT = ServerOptions(safety=Safety(hold_after=2.0, stop_after=5.0))
+PATIENT = ServerOptions(safety=SafetyOptions(hold_after=2.0, stop_after=5.0))
 """A busy test machine may sleep for longer than a robot should wait."""
-BRISK = ServerOptions(safety=Safety(hold_after=0.4, stop_after=0.8))
+BRISK = ServerOptions(safety=SafetyOptions(hold_after=0.4, stop_after=0.8))
 
 
 class Reality:
@@ -90,7 +90,7 @@ class Bench:
     def __init__(self, driver, pace="real", wall=time.time_ns, **safety):
         self.driver, self.now, self.told, self.seq = driver, 10**9, [], 0
         clock = Clock(source=lambda: self.now, wall_clock=wall)
-        self.loop = RobotLoop(driver, pace, Safety(clock=clock, **safety), self.told.append)
+        self.loop = RobotLoop(driver, pace, SafetyOptions(clock=clock, **safety), self.told.append)
         self.loop.begin()
 
     def command(self, action, seq: int | None = None) -> str:
@@ -171,7 +171,7 @@ def test_a_frozen_camera_is_seen_by_its_stamp_and_not_sent_again():
 
     with (
         RobotServer(WorldDriver(Stuck(frames=(40, 60, 3))), pace="step") as server,
-        LinkWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token) as link,
     ):
         seen = rollout(link, Script(np.zeros((30, 2))), steps=30)
     age = seen.t - seen["observation.images.top.stamp"]
@@ -252,17 +252,17 @@ def test_a_burst_over_the_wire_is_not_replayed():
 @pytest.mark.fault(6)
 def test_a_jump_of_the_wall_clock_changes_nothing_but_the_record():
     wall = [1_700_000_000_000_000_000]
-    bench, calm = Bench(Reality(), wall=lambda: wall[0]), Bench(Reality())
+    bench, lower_priority = Bench(Reality(), wall=lambda: wall[0]), Bench(Reality())
     for k in range(60):
         if k == 20:
             wall[0] += 3600 * 10**9
         if k == 40:
             wall[0] -= 7200 * 10**9
-        for each in (bench, calm):
+        for each in (bench, lower_priority):
             each.command([0.01 * k, 0.0])
             each.tick()
-    assert [s.mode for s in bench.told] == [s.mode for s in calm.told]
-    assert state_hash(bench.driver.written) == state_hash(calm.driver.written)
+    assert [s.mode for s in bench.told] == [s.mode for s in lower_priority.told]
+    assert state_hash(bench.driver.written) == state_hash(lower_priority.driver.written)
     assert np.all(np.diff([s.mono for s in bench.told]) == PERIOD), "the control clock never jumps"
     assert max(np.abs(np.diff([s.wall for s in bench.told]))) == 7200 * 10**9, "the record shows it"
 
@@ -270,10 +270,10 @@ def test_a_jump_of_the_wall_clock_changes_nothing_but_the_record():
 @pytest.mark.fault(7)
 def test_offset_and_drift_of_the_robots_clock_are_recovered_over_a_real_link():
     clock = Clock(offset=12.3, drift_ppm=3000.0)
-    options = ServerOptions(safety=Safety(clock=clock, hold_after=2.0, stop_after=5.0))
+    options = ServerOptions(safety=SafetyOptions(clock=clock, hold_after=2.0, stop_after=5.0))
     with (
         RobotServer(WorldDriver(PointMass()), options=options) as server,
-        LinkWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token) as link,
     ):
         state = link.reset(0)
         begin = time.monotonic()
@@ -412,8 +412,8 @@ def test_a_black_hole_is_noticed_on_both_sides_and_mended_by_itself():
     with (
         RobotServer(WorldDriver(PointMass()), options=BRISK) as server,
         Proxy(port_of(server.address)) as proxy,
-        LinkWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
-        LinkWorld(server.address, server.token, role="watch") as watcher,
+        RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
+        RobotWorld(server.address, server.token, role="watch") as watcher,
     ):
         state = link.reset(0)
         for _ in range(5):
@@ -437,7 +437,7 @@ def test_after_a_reset_of_the_connection_the_same_run_goes_on():
     with (
         RobotServer(WorldDriver(PointMass()), pace="step") as server,
         Proxy(port_of(server.address)) as proxy,
-        LinkWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=10.0) as link,
+        RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=10.0) as link,
     ):
         world, rng = PointMass(), np.random.default_rng(2)
         state, truth = link.reset(7), world.reset(7)
@@ -455,7 +455,7 @@ def test_a_link_that_trickles_is_as_good_as_lost():
     with (
         RobotServer(WorldDriver(PointMass()), pace="step") as server,
         Proxy(port_of(server.address)) as proxy,
-        LinkWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
+        RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
     ):
         state = link.reset(0)
         proxy.way = "trickle"
@@ -470,7 +470,7 @@ def test_a_link_that_trickles_is_as_good_as_lost():
 def test_a_robot_that_is_killed_and_restarted_is_found_again():
     with (
         robot_process(pace="step", token="t" * 64) as (process, address, token),
-        LinkWorld(address, token, timeout=10.0, reset_timeout=30.0) as link,
+        RobotWorld(address, token, timeout=10.0, reset_timeout=30.0) as link,
     ):
         state = link.step(link.reset(0), np.ones(2))
         process.kill()
@@ -486,7 +486,7 @@ def test_a_robot_that_is_killed_and_restarted_is_found_again():
 def test_a_robot_that_hangs_is_given_up_within_the_deadline_and_found_again_when_it_wakes():
     with (
         robot_process(pace="step") as (process, address, token),
-        LinkWorld(address, token, timeout=1.0, reset_timeout=20.0) as link,
+        RobotWorld(address, token, timeout=1.0, reset_timeout=20.0) as link,
     ):
         state = link.reset(0)
         process.send_signal(signal.SIGSTOP)
@@ -501,21 +501,21 @@ def test_a_robot_that_hangs_is_given_up_within_the_deadline_and_found_again_when
 @pytest.mark.fault(25)
 def test_a_client_that_dies_leaves_a_robot_that_holds_and_then_stops():
     code = (
-        "import sys, numpy as np\nfrom instep.robot.link import LinkWorld\n"
-        "link = LinkWorld(sys.argv[1], sys.argv[2])\nstate = link.reset(0)\n"
+        "import sys, numpy as np\nfrom instep.robot.link import RobotWorld\n"
+        "link = RobotWorld(sys.argv[1], sys.argv[2])\nstate = link.reset(0)\n"
         "print('go', flush=True)\nwhile True:\n    state = link.step(state, np.ones(2))\n"
     )
     with RobotServer(WorldDriver(PointMass()), options=BRISK) as server:
         command = [sys.executable, "-c", code, server.address, server.token]
         client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert client.stdout.readline() == "go\n"
-        with LinkWorld(server.address, server.token, role="watch") as watcher:
+        with RobotWorld(server.address, server.token, role="watch") as watcher:
             client.kill()
             client.wait()
             client.stdout.close()
             until(lambda: server.counts["stops"] == 1)
             assert watcher.latest().t > 0
-        with LinkWorld(server.address, server.token) as link:
+        with RobotWorld(server.address, server.token) as link:
             assert link.reset(0).t == 0.0, "another client may take over, by a reset"
 
 
@@ -552,7 +552,7 @@ def test_late_replies_of_an_old_connection_are_dropped():
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         port = server.socket.getsockname()[1]
-        with LinkWorld(f"ws://127.0.0.1:{port}", "token", timeout=5.0) as link:
+        with RobotWorld(f"ws://127.0.0.1:{port}", "token", timeout=5.0) as link:
             state = link.step(link.reset(0), np.zeros(2))
             assert state.q[0] == 1.0 and link.counts["link.late"] == 1 and len(connections) == 2
         server.shutdown()
@@ -621,8 +621,8 @@ def test_a_name_that_was_rebound_to_this_computer_is_refused(door):
 
 @pytest.mark.fault(42)
 def test_a_client_with_the_wrong_token_hears_what_to_do(door):
-    with pytest.raises(BadInput, match=r"refused the connection \(401\): Send the robot's token"):
-        LinkWorld(door.address, "0" * 64)
+    with pytest.raises(BadInput, match=r"refused the connection \(401\): Send the server's token"):
+        RobotWorld(door.address, "0" * 64)
 
 
 @pytest.mark.fault(42)
@@ -674,7 +674,7 @@ def test_half_handshakes_and_trickles_are_cut_off_while_a_good_client_is_served(
     for i, stranger in enumerate(strangers):
         stranger.sendall((b"", opening[: len(opening) // 2], rng.bytes(200), b"GET / HTTP/1.1\r\n" * 3)[i % 4])
     begin, done = time.monotonic(), 0
-    with LinkWorld(door.address, door.token, timeout=5.0) as link:
+    with RobotWorld(door.address, door.token, timeout=5.0) as link:
         state = link.reset(0)
         while time.monotonic() - begin < 2.5:
             for k, stranger in enumerate(strangers[:8]):
@@ -767,7 +767,7 @@ def work_of(process: subprocess.Popen) -> float:
 def test_ten_thousand_malformed_frames_leave_a_robot_that_serves_a_good_client():
     rng, per = np.random.default_rng(1), 16
     with robot_process(pace="step") as (process, address, token):
-        with LinkWorld(address, token, timeout=10.0) as link:
+        with RobotWorld(address, token, timeout=10.0) as link:
             state, truth, world = link.reset(0), PointMass().reset(0), PointMass()
             before, begin = memory_of(process), work_of(process)
             opening = handshake(address, token, "/watch")

@@ -222,9 +222,9 @@ def test_more_clients_than_allowed_are_turned_away(monkeypatch):
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
-    from instep.policy import policy_server as module
+    from instep.core import websocket as module
 
-    monkeypatch.setattr(module, "CLIENTS", 3)
+    monkeypatch.setattr(module, "MAX_CLIENTS", 3)
     headers = {"Authorization": "Bearer t"}
     with PolicyServer(Chunked(Counting(), 5), SPEC, token="t") as server:
         sockets = [connect(server.address, additional_headers=headers).__enter__() for _ in range(3)]

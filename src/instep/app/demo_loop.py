@@ -23,7 +23,7 @@ from instep.physics.open_world import open_world, without_delta
 from instep.policy.experts.push_expert import PushTo
 from instep.report.figures import lines_figure
 from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table, formatted
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.fit import Fit, ShootingOptions, fit
@@ -109,7 +109,7 @@ def goal_of(scene: Scene) -> tuple[float, float]:
     return float(x), float(y)
 
 
-def on_robot(robot: LinkWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
+def on_robot(robot: RobotWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
     """The policy on the simulated robot, one episode after the other, as on a robot."""
     policy, steps = PushTo(goal_of(scene)), round(SECONDS / scene.dt)
     return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(tell)]) for seed in seeds]

@@ -17,7 +17,7 @@ from instep.core.world import Array, Observation, State
 from instep.policy.experts.task_experts import expert_of
 from instep.report.figures import lines_figure
 from instep.report.page import ReportImage, Section, formatted
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 
@@ -87,7 +87,7 @@ class TwinRun:
         return q[:, at : at + 7]
 
 
-def run_through_twin(robot: LinkWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> TwinRun:
+def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> TwinRun:
     """Run the expert through a twin of the simulated robot until the twin's T covers its outline, or time is up."""
     task = task_of(scene)
     pictures = _CameraLog(scene, robot)
@@ -162,7 +162,7 @@ def section(twin: TwinRun) -> Section:
 class _CameraLog:
     """Keeps what the cameras saw, a second apart."""
 
-    def __init__(self, scene: Scene, robot: LinkWorld, every: int = 60):
+    def __init__(self, scene: Scene, robot: RobotWorld, every: int = 60):
         from instep.twin.projection import outline
 
         self._scene, self._robot, self._every = scene, robot, every

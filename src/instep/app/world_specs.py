@@ -36,9 +36,9 @@ def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[An
     if kind not in KINDS or not rest:
         raise BadInput(f"{words!r} is not a world; expected one of: {'; '.join(KINDS.values())}.")
     if kind == "robot":
-        from instep.robot.link import LinkWorld
+        from instep.robot.link import RobotWorld
 
-        return LinkWorld(rest, token)
+        return RobotWorld(rest, token)
     if kind == "recording":
         return nullcontext(_recording(rest))
     if kind == "twin":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from instep.core.errors import BadInput, LinkLost
+from instep.core.websocket import connect_blocking, connection_errors, explain, parse_address
 from instep.core.world import Policy, Spec
 
 from .array_codec import MAX_BYTES, pack, unpack
@@ -26,8 +26,7 @@ class OpenpiClient:
     """
 
     def __init__(self, address: str, *, token: str = "", deadline: float = DEADLINE):
-        if urlparse(address).scheme not in ("ws", "wss") or not urlparse(address).netloc:
-            raise BadInput(f"{address!r} is not an address of a policy server; ws://HOST:PORT was expected.")
+        parse_address(address, "policy server")
         self._address, self._token, self._deadline = address, token, deadline
         self._socket: Any = None
         self.metadata: Mapping[str, Any] = {}
@@ -53,8 +52,6 @@ class OpenpiClient:
             self._socket = None
 
     def _ask(self, request: dict[str, Any]) -> Mapping[str, Any]:
-        from websockets.exceptions import WebSocketException
-
         data = pack(request)
         if len(data) > MAX_BYTES:
             raise BadInput(f"A request of {len(data)} bytes is too large; at most {MAX_BYTES} go through.")
@@ -67,31 +64,24 @@ class OpenpiClient:
             raise LinkLost(
                 f"The policy server at {self._address} did not answer within {self._deadline:g} s; is it still running?"
             ) from None
-        except (OSError, WebSocketException) as error:
+        except connection_errors() as error:
             self.close()
-            raise LinkLost(f"The policy server at {self._address} hung up: {_line(error)}") from None
+            raise LinkLost(f"The policy server at {self._address} hung up: {explain(error)}.") from None
         return self._read(answer)
 
     def _reached(self) -> Any:
-        from websockets.exceptions import WebSocketException
-        from websockets.sync.client import connect
-
         if self._socket is not None:
             return self._socket
-        headers = {"Authorization": f"Api-Key {self._token}"} if self._token else {}
+        authorization = f"Api-Key {self._token}" if self._token else ""
         try:
-            opening = connect(
-                self._address, compression=None, max_size=MAX_BYTES, additional_headers=headers,
-                open_timeout=self._deadline, close_timeout=1.0,
-            )  # fmt: skip
-            self._socket = opening.__enter__()  # closed in `close`, as the connection outlives this call
+            self._socket = connect_blocking(self._address, authorization, MAX_BYTES, self._deadline)
             self.metadata = self._read(self._socket.recv(timeout=self._deadline))
         except TimeoutError:
             self.close()
             raise LinkLost(f"The policy server at {self._address} does not answer.") from None
-        except (OSError, WebSocketException) as error:
+        except connection_errors() as error:
             self.close()
-            raise LinkLost(f"There is no policy server at {self._address}: {_line(error)}") from None
+            raise LinkLost(f"There is no policy server at {self._address}: {explain(error)}.") from None
         return self._socket
 
     def _read(self, answer: str | bytes) -> Mapping[str, Any]:
@@ -111,7 +101,3 @@ def openpi_policy(address: str, spec: Spec, map_file: Path | None = None, *, tok
     client = OpenpiClient(address, token=token)
     client.connect()
     return played(Remote(client, read_map(map_file) if map_file else default_map(spec), spec))
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Safety:
+class SafetyOptions:
     """How a robot is kept safe while its commands come over a link."""
 
     limits: Limits | None = None
@@ -58,7 +58,7 @@ class Safety:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class RobotSnapshot:
     """The robot once: what its clients are told."""
 
     reading: Reading
@@ -76,7 +76,7 @@ class Snapshot:
 class RobotLoop:
     """Carries out the newest request each control period and publishes where the robot is."""
 
-    def __init__(self, driver: Driver, pace: Pace, safety: Safety, publish: Callable[[Snapshot], None]):
+    def __init__(self, driver: Driver, pace: Pace, safety: SafetyOptions, publish: Callable[[RobotSnapshot], None]):
         self._driver, self._safety, self._publish = driver, safety, publish
         self.pace: Pace = pace
         if safety.limits is not None and safety.limits.labels != driver.spec.action.labels:
@@ -324,7 +324,7 @@ class RobotLoop:
         self._tick += 1
         mono, wall = now, self.clock.wall()
         self._publish(
-            Snapshot(
+            RobotSnapshot(
                 self._reading, self._tick, self._episode, self._echo, self._mode, self._reason, self._sent, mono, wall
             )
         )

@@ -1,26 +1,42 @@
-"""A robot at the other end of a link, as a world."""
+"""The link to a robot: a `World` whose steps go over a websocket to a robot server.
+
+Connections may break: the session reconnects, and the watchdog of the robot decides what happens meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+import time
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from instep.core.errors import BadInput, LinkLost
+from instep.core.errors import BadInput, InstepError, LinkLost
 from instep.core.rollout import checked_action
+from instep.core.websocket import connect, connection_errors, explain, parse_address, refused
 from instep.core.world import Array, Observation, Spec, State
 
 from .clock_sync import ClockMatch
 from .driver import SENT, STAMP
-from .session import Live, Session
-from .wire import Command, Pace, Reset, Role
+from .wire import FROM_ROBOT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
 
 KEY = "link"
+HEARTBEAT_S = 0.1
+"""Time between heartbeats [s]."""
+SILENCE_S = 2.0
+"""A connection on which nothing comes for this long is given up [s]."""
 
 
-class LinkWorld:
+class RobotWorld:
     """A robot, or a simulated robot for one, behind an address. `step` blocks until the robot says where it went.
 
     `State.t` and the stamps of observations are the robot's time since the reset; `hidden["link"]` holds the tick,
@@ -37,7 +53,7 @@ class LinkWorld:
         role: Role = "control",
     ):
         self.address, self._timeout, self._reset_timeout = address, timeout, reset_timeout
-        self._session = Session(address, token, role)
+        self._session = LinkSession(address, token, role)
         try:
             self._hello = self._session.wait(timeout).hello
         except BaseException:
@@ -90,7 +106,7 @@ class LinkWorld:
         after, episode = int(memory["tick"]), int(memory["episode"])
         lockstep = self._hello.pace == "step"
 
-        def answered(live: Live, seq: int) -> bool:
+        def answered(live: LiveConnection, seq: int) -> bool:
             self._same_run(live, episode)
             report = live.report
             if report.mode == "stop" and report.tick > after:
@@ -98,7 +114,7 @@ class LinkWorld:
             # In lock-step a tick says it all: no other action can have led from one to the next.
             return report.tick > after if lockstep else 0 < seq <= report.echo
 
-        def request(live: Live, seq: int) -> Command:
+        def request(live: LiveConnection, seq: int) -> Command:
             self._same_run(live, episode)
             if lockstep and live.report.tick != after and live.report.mode != "stop":
                 raise BadInput(
@@ -120,29 +136,29 @@ class LinkWorld:
         return self._state(self._session.wait(self._timeout))
 
     def close(self) -> None:
-        """Hang up; the robot holds, then stops."""
+        """Close the link; the robot holds, then stops."""
         self._session.close()
 
-    def __enter__(self) -> LinkWorld:
+    def __enter__(self) -> RobotWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _same_run(self, live: Live, episode: int) -> None:
+    def _same_run(self, live: LiveConnection, episode: int) -> None:
         if live.hello.boot != self._hello.boot:
             raise LinkLost(f"The robot at {self.address} restarted in the middle of a run; reset it to begin anew.")
         if live.report.episode != episode:
             raise LinkLost(f"The robot at {self.address} was reset by someone else; reset it to begin anew.")
 
-    def _sound(self, live: Live) -> State:
+    def _sound(self, live: LiveConnection) -> State:
         if live.report.mode == "stop":
             raise LinkLost(
                 f"The robot at {self.address} has stopped: {live.report.reason} Make it safe, then reset it."
             )
         return self._state(live)
 
-    def _state(self, live: Live) -> State:
+    def _state(self, live: LiveConnection) -> State:
         report = live.report
         memory: dict[str, Any] = {
             "tick": np.int64(report.tick),
@@ -160,3 +176,225 @@ class LinkWorld:
         if KEY not in state.hidden or state.batch:
             raise BadInput("A robot takes one state at a time, and only one that it gave itself; begin with reset.")
         return state.hidden[KEY]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveConnection:
+    """A connection that works: the robot has said hello and where it is."""
+
+    hello: Hello
+    report: Report
+    """The newest one, with the newest frame of every camera."""
+
+
+class LinkSession:
+    """A conversation with a robot in a thread of its own: reconnects, sends heartbeats, keeps the newest state."""
+
+    def __init__(self, address: str, token: str, role: Role = "control"):
+        self.address = address.rstrip("/")
+        parse_address(self.address, "robot")
+        if not token.isascii():
+            raise BadInput("A robot's token is plain ASCII text, and this one is not.")
+        self._token, self._role = token, role
+        self.clock = ClockMatch()
+        """How far the robot's clock is ahead of this computer's."""
+        self.counts: Counter[str] = Counter()
+        """What this side saw: connections, messages dropped because they were late or old."""
+        self.robot_counts: Mapping[str, int] = {}
+        """What the robot has counted, as of its last answer."""
+        self._changed = threading.Condition()
+        self._live: LiveConnection | None = None
+        self._hello: Hello | None = None
+        self._refusals: dict[int, str] = {}
+        self._seq = 0
+        self._why = "it has not answered yet"
+        self._fatal: InstepError | None = None
+        self._socket: ClientConnection | None = None
+        self._runner = asyncio.Runner()
+        self._events = self._runner.get_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="instep-link", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has ended by itself in between
+                self._events.call_soon_threadsafe(self._cancel)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def wait(self, timeout: float) -> LiveConnection:
+        """The newest state, as soon as there is a connection that works."""
+        return self._until(lambda live: live, timeout, "connect")
+
+    def ask(
+        self,
+        request: Callable[[LiveConnection, int], Command | Reset],
+        answered: Callable[[LiveConnection, int], bool],
+        timeout: float,
+        what: str,
+    ) -> LiveConnection:
+        """Send a request and wait for the state that answers it; after a reconnect it is sent again.
+
+        `answered` is asked with the newest state and the request's sequence number, 0 before the request was sent
+        on this connection.
+        """
+        asked = ("", 0)
+
+        def look(live: LiveConnection) -> LiveConnection | None:
+            nonlocal asked
+            if asked[0] != live.hello.connection:
+                if asked[0] and answered(live, 0):
+                    return live
+                self._seq += 1
+                asked = (live.hello.connection, self._seq)
+                self._refusals.clear()
+                self._post(request(live, self._seq))
+                return None
+            if asked[1] in self._refusals:
+                raise BadInput(f"The robot at {self.address} refused: {self._refusals.pop(asked[1])}")
+            return live if answered(live, asked[1]) else None
+
+        return self._until(look, timeout, what)
+
+    def _until(
+        self, look: Callable[[LiveConnection], LiveConnection | None], timeout: float, what: str
+    ) -> LiveConnection:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                if self._fatal is not None:
+                    raise self._fatal
+                found = look(self._live) if self._live is not None else None
+                if found is not None:
+                    return found
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise LinkLost(self._timeout_text(timeout, what))
+                self._changed.wait(left)
+
+    def _timeout_text(self, timeout: float, what: str) -> str:
+        why = "the connection stands, but no new state came" if self._live is not None else self._why
+        return (
+            f"The robot at {self.address} did not {what} within {timeout:g} s: {why}. See that it runs and can be "
+            f"reached, then reset it."
+        )
+
+    def _post(self, message: Command | Reset) -> None:
+        data = pack(message)
+        self._events.call_soon_threadsafe(self._send_soon, data, message.connection)
+
+    def _send_soon(self, data: bytes, connection: str) -> None:
+        if self._socket is not None and self._hello is not None and self._hello.connection == connection:
+            task = self._events.create_task(self._send(self._socket, data))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _send(self, socket: ClientConnection, data: bytes) -> None:
+        with contextlib.suppress(*connection_errors()):  # the reader notices and redials
+            await socket.send(data)
+
+    def _run(self) -> None:
+        try:
+            with self._runner, contextlib.suppress(asyncio.CancelledError):
+                self._runner.run(self._keep_connected())
+        except BaseException as error:
+            with self._changed:
+                self._fatal = LinkLost(f"The link to {self.address} broke down: {error!r}.")
+                self._changed.notify_all()
+            raise
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        with self._changed:
+            self._fatal = LinkLost(f"The link to {self.address} was closed; open a new one.")
+            self._changed.notify_all()
+
+    async def _keep_connected(self) -> None:
+        self._task = asyncio.current_task()
+        pause = 0.05
+        while True:
+            try:
+                async with await connect(f"{self.address}/{self._role}", self._token, MAX_BYTES) as socket:
+                    self._socket = socket
+                    if await self._converse(socket):
+                        pause = 0.05
+            except (*connection_errors(), BadInput) as error:
+                self._lost(_reason(error))
+            finally:
+                self._socket = None
+            if self._fatal is not None:
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    async def _converse(self, socket: ClientConnection) -> bool:
+        """Receive until the connection breaks; returns whether it ever worked."""
+        self.counts["connections"] += 1
+        events = asyncio.get_running_loop()
+        heartbeats = events.create_task(self._send_heartbeats(socket))
+        try:
+            async with asyncio.timeout(SILENCE_S) as patience:
+                while True:
+                    data = await socket.recv()
+                    patience.reschedule(events.time() + SILENCE_S)
+                    self._take(unpack(data if isinstance(data, bytes) else b"", FROM_ROBOT))
+        except (*connection_errors(), BadInput) as error:
+            worked = self._live is not None
+            self._lost(_reason(error))
+            return worked
+        finally:
+            heartbeats.cancel()
+
+    async def _send_heartbeats(self, socket: ClientConnection) -> None:
+        with contextlib.suppress(*connection_errors()):
+            for number in range(2**62):
+                # The first few come quickly, so that the clocks are matched when the first state is asked for.
+                await asyncio.sleep(0.01 if number < 8 else HEARTBEAT_S)
+                if self._hello is not None:
+                    await socket.send(pack(Ping(self._hello.connection, time.monotonic_ns())))
+
+    def _lost(self, why: InstepError | str) -> None:
+        with self._changed:
+            self._live, self._hello = None, None
+            if isinstance(why, InstepError):
+                self._fatal = type(why)(f"The robot at {self.address} {why}")
+            else:
+                self._why = why
+            self._changed.notify_all()
+
+    def _take(self, message: object) -> None:
+        with self._changed:
+            if isinstance(message, Hello):
+                self._hello = message
+                return
+            if self._hello is None or getattr(message, "connection", "") != self._hello.connection:
+                self.counts["late"] += 1
+                return
+            if isinstance(message, Pong):
+                self.clock.add(message.sent * 1e-9, message.mono * 1e-9, time.monotonic())
+                self.robot_counts = message.counts
+            elif isinstance(message, Refused):
+                self._refusals[message.seq] = message.reason
+            elif isinstance(message, Report):
+                self._newest(self._hello, message)
+            self._changed.notify_all()
+
+    def _newest(self, hello: Hello, report: Report) -> None:
+        last = self._live.report if self._live is not None else None
+        if last is not None and report.tick <= last.tick:
+            self.counts["old"] += 1
+            return
+        if last is not None and report.episode == last.episode:
+            # A frame that was sent before is not sent again.
+            report = replace(report, seen={**last.seen, **report.seen})
+        self._live = LiveConnection(hello, report)
+
+
+def _reason(error: Exception) -> InstepError | str:
+    """Why a connection broke: an error for the user to act on, or a clause while the link goes on trying."""
+    if isinstance(error, BadInput):
+        return f"it sent what is no message of this link ({str(error).rstrip('.')})"
+    refusal = refused(error)
+    return BadInput(refusal) if refusal else explain(error)

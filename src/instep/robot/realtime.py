@@ -1,4 +1,4 @@
-"""Nothing of a loop's own in its way: no long searches for garbage, quick turns of threads, before other programs."""
+"""Real-time context: SCHED_FIFO where the machine allows it, frozen garbage collector, short GIL switch interval."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 PRIORITY = 20
-"""Place in the line of real-time threads, of 1 to 99: before all that is not urgent, behind the machine's own."""
-TURN = 5e-4
-"""How long another thread may keep Python's lock once the loop asks for it [s]."""
-NEVER = 1_000_000
-"""Searches of young objects between two searches of all."""
+"""SCHED_FIFO priority, of 1 to 99: above ordinary programs, below the kernel's own threads."""
+SWITCH_INTERVAL_S = 5e-4
+"""How long another thread may keep the GIL once the loop asks for it [s]."""
+NO_FULL_COLLECTION = 1_000_000
+"""Collections of young objects between two full ones."""
 
 
 @contextmanager
-def first_in_line(*, heirs: bool = False) -> Generator[None]:
-    """Run a paced loop before other programs, where the machine allows that; else as it is.
+def realtime_priority(*, inherit: bool = False) -> Generator[None]:
+    """Run a paced loop with real-time priority, where the machine allows it; with the other settings in any case.
 
-    With `heirs` the threads that are started inside are urgent too, as those should be that may hold Python's lock: a
-    loop that waits for a thread which waits for its turn gains nothing by its own place. So are processes; see `calm`.
-    Without, whatever a policy starts stands with everybody else.
+    With `inherit`, threads and processes that are started inside get the priority too: threads that may hold the GIL
+    need it, since the loop waits for them; for processes see `lower_priority`. Without, whatever a policy starts keeps
+    ordinary priority.
     """
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     gc.collect()
     gc.freeze()
-    # Objects of one frame are dropped with it; what is old by now need not be searched again and again.
-    gc.set_threshold(thresholds[0], thresholds[1], NEVER)
-    sys.setswitchinterval(TURN)
-    urgent = _urgent(heirs)
+    # Objects of one frame are dropped with it; what is old by now need not be searched again.
+    gc.set_threshold(thresholds[0], thresholds[1], NO_FULL_COLLECTION)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    scheduled = _schedule_fifo(inherit)
     try:
         yield
     finally:
-        if urgent:
+        if scheduled:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         sys.setswitchinterval(interval)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
-def calm(process: int) -> None:
-    """Let a process that was started in the loop's place stand behind it: one that writes files, for example."""
+def lower_priority(process: int) -> None:
+    """Take real-time priority from a process that inherited it, such as one that writes files."""
     if sys.platform == "linux":
         with suppress(ProcessLookupError, PermissionError):
             os.sched_setscheduler(process, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _urgent(heirs: bool) -> bool:
+def _schedule_fifo(inherit: bool) -> bool:
     if sys.platform != "linux":
         return False
     try:
-        policy = os.SCHED_FIFO if heirs else os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+        policy = os.SCHED_FIFO if inherit else os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         os.sched_setscheduler(0, policy, os.sched_param(PRIORITY))
     except PermissionError:
         return False

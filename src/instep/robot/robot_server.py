@@ -1,7 +1,7 @@
-"""A robot behind a websocket: one controller, any number of watchers, safe as it comes.
+"""Robot server: a driver behind a websocket, for one controller and any number of watchers.
 
 The robot's loop runs in one thread and never waits for the network; the network runs in another and holds, for each
-client, nothing but the newest state.
+client, only the newest state.
 """
 
 from __future__ import annotations
@@ -18,30 +18,38 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import numpy as np
-from websockets.asyncio.server import ServerConnection
-from websockets.asyncio.server import serve as serve_websocket
-from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
 
 from instep.core.errors import BadInput
+from instep.core.websocket import (
+    LOOPBACK,
+    Authenticator,
+    HttpReply,
+    RateLimiter,
+    WebsocketServer,
+    connection_errors,
+    expel,
+    new_token,
+)
 from instep.core.world import Array, Spec
 
-from .auth import LOCAL, ROLES, Bucket, Gate, new_token
-from .control_loop import RobotLoop, Safety, Snapshot
+from .control_loop import RobotLoop, RobotSnapshot, SafetyOptions
 from .driver import Driver
 from .wire import FROM_CLIENT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
 
-MAX_CLIENTS = 32
-FULL = f"The robot has {MAX_CLIENTS} clients already."
-SILENT = 0.5
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request
+
+ROLES: dict[str, Role] = {"/control": "control", "/watch": "watch"}
+"""What a client may do, by the path it connects to."""
+CONTROLLER_TIMEOUT_S = 0.5
 """A controller that has said nothing for this long may be replaced by another one [s]."""
 
 _log = logging.getLogger(__name__)
-# Strangers at the door are counted, not logged: a flood of them must not fill the disk.
-_quiet = logging.getLogger(__name__ + ".websockets")
-_quiet.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +60,7 @@ class ServerOptions:
     """Another host than this computer's own must be asked for, and is warned about."""
     origins: tuple[str, ...] = ()
     """Web pages that may connect."""
-    safety: Safety = field(default_factory=Safety)
+    safety: SafetyOptions = field(default_factory=SafetyOptions)
 
 
 def serve(
@@ -66,8 +74,8 @@ def serve(
 ) -> None:
     """Serve a robot until SIGINT or SIGTERM; `ready` is called with its address and token once it can be reached.
 
-    The driver is used by the calling thread alone, which must be the main one. This takes the process for itself:
-    threads switch every half millisecond, and what was allocated so far is not searched for garbage again.
+    The driver is used by the calling thread alone, which must be the main one. The process is set up for real time:
+    a thread switch interval of half a millisecond, and a frozen garbage collector.
     """
     over = threading.Event()
 
@@ -104,12 +112,12 @@ class RobotServer:
         self.token = token or new_token()
         """What a client must know."""
         _fits(driver.spec)
-        self._gate = Gate(self.token, self._options.host, self._options.origins)
+        rules = Authenticator(self.token, self._options.host, self._options.origins, tuple(ROLES))
         self._loop = RobotLoop(driver, pace, self._options.safety, self._publish)
-        self._network = _Network(self._gate, self._loop, driver.spec, (self._options.host, port))
+        self._network = _Network(rules, self._loop, driver.spec, (self._options.host, port))
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        if self._options.host not in LOCAL:
+        if self._options.host not in LOOPBACK:
             _log.warning(
                 "The robot listens on %s, where others can reach it; its token is all that keeps them out, and the "
                 "link is not encrypted. Use a tunnel.",
@@ -119,7 +127,7 @@ class RobotServer:
     @property
     def address(self) -> str:
         """Where clients connect, such as ws://127.0.0.1:43211."""
-        return self._network.address
+        return self._network.server.address
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -127,16 +135,16 @@ class RobotServer:
         return {**self._loop.counts, **self._network.counts}
 
     def run(self, over: threading.Event, ready: Callable[[str, str], None] | None = None) -> None:
-        """Serve in this thread until told that it is over."""
+        """Serve in this thread until `over` is set."""
         self._loop.begin()
         self._network.check()
-        self._network.start()
+        self._network.server.start()
         try:
             if ready is not None:
                 ready(self.address, self.token)
             self._loop.run(over)
         finally:
-            self._network.close()
+            self._network.server.close()
 
     def __enter__(self) -> RobotServer:
         """Serve in a thread of its own."""
@@ -162,23 +170,23 @@ class RobotServer:
         if self._thread is not None:
             self._thread.join()
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: RobotSnapshot) -> None:
         self._network.publish(snapshot)
 
 
 class _Client:
-    """One connection: who it is, and what it has been sent."""
+    """One connection: its role, its rates, and which frames it has been sent."""
 
     def __init__(self, socket: ServerConnection, role: Role):
         self.socket = socket
         self.role: Role = role
         self.connection = secrets.token_hex(16)
-        self.requests, self.questions = Bucket(5000.0, 5000.0), Bucket(100.0, 200.0)
+        self.requests, self.questions = RateLimiter(5000.0, 5000.0), RateLimiter(100.0, 200.0)
         self.wake = asyncio.Event()
         self.heard = time.monotonic()
         self._shown: dict[str, tuple[int, float]] = {}
 
-    def report(self, snapshot: Snapshot) -> Report:
+    def report(self, snapshot: RobotSnapshot) -> Report:
         """The newest state for this client; a frame it has already is left out."""
         reading = snapshot.reading
         seen: dict[str, Array] = {}
@@ -193,99 +201,44 @@ class _Client:
 
 
 class _Network:
-    """The websocket server and its thread."""
+    """The clients of a robot, in the thread of the websocket server."""
 
-    def __init__(self, gate: Gate, robot: RobotLoop, spec: Spec, place: tuple[str, int]):
-        self._gate, self._robot, self._spec, self._place = gate, robot, spec, place
-        self.counts: Counter[str] = Counter(dict.fromkeys(("connected", "strangers", "malformed", "floods"), 0))
-        self.address = ""
+    def __init__(self, rules: Authenticator, robot: RobotLoop, spec: Spec, place: tuple[str, int]):
+        self._rules, self._robot, self._spec = rules, robot, spec
+        self.counts: Counter[str] = Counter(dict.fromkeys(("connected", "unauthorized", "malformed", "floods"), 0))
         self._boot = secrets.token_hex(16)
         self._clients: set[_Client] = set()
-        self._latest: Snapshot | None = None
-        self._runner = asyncio.Runner()
-        self._over, self._bound = asyncio.Event(), threading.Event()
-        self._failure: OSError | None = None
-        self._thread = threading.Thread(target=self._run, name="instep-robot-network", daemon=True)
+        self._latest: RobotSnapshot | None = None
+        self.server = WebsocketServer(self._converse, self._admit, place, MAX_BYTES)
 
     def check(self) -> None:
         """Refuse a robot whose first state cannot be sent, before anyone asks for it."""
         if self._latest is not None:
             pack(_report(self._latest, self._boot, self._latest.reading.seen))
 
-    def start(self) -> None:
-        """Listen; raises BadInput where the port cannot be had."""
-        self._thread.start()
-        self._bound.wait()
-        if self._failure is not None:
-            host, port = self._place
-            raise BadInput(f"The robot cannot listen on {host}:{port} ({self._failure}); choose another port.")
-
-    def close(self) -> None:
-        """Say goodbye to everyone and end the thread."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has ended by itself in between
-                self._runner.get_loop().call_soon_threadsafe(self._over.set)
-            self._thread.join()
-
-    def publish(self, snapshot: Snapshot) -> None:
+    def publish(self, snapshot: RobotSnapshot) -> None:
         """Let everyone know, from the robot's thread; whoever is slow gets only the newest."""
         self._latest = snapshot
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the network has closed in between
-                self._runner.get_loop().call_soon_threadsafe(self._wake)
+        self.server.call(self._wake)
 
     def _wake(self) -> None:
         for client in self._clients:
             client.wake.set()
 
-    def _run(self) -> None:
-        try:
-            with self._runner:
-                self._runner.run(self._listen())
-        except OSError as error:
-            self._failure = error
-        finally:
-            self._bound.set()
-
-    async def _listen(self) -> None:
-        host, port = self._place
-        async with serve_websocket(
-            self._talk,
-            host,
-            port,
-            process_request=self._admit,
-            compression=None,
-            server_header=None,
-            open_timeout=2.0,
-            ping_interval=5.0,
-            ping_timeout=5.0,
-            close_timeout=1.0,
-            max_size=MAX_BYTES,
-            max_queue=4,
-            logger=_quiet,
-        ) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            name = f"[{host}]" if ":" in host else host
-            self.address = f"ws://{name}:{port}"
-            self._bound.set()
-            await self._over.wait()
-
-    def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
-        refusal = self._gate.refusal(request)
+    def _admit(self, request: Request) -> HttpReply | None:
+        refusal = self._rules.refusal(request)
         if refusal is not None:
-            self.counts["strangers"] += 1
-            return socket.respond(refusal.status, refusal.sentence + "\n")
-        if len(self._clients) >= MAX_CLIENTS:
-            return socket.respond(503, FULL + "\n")
+            self.counts["unauthorized"] += 1
+            return refusal
         controller = self._controller()
-        if request.path == "/control" and controller and time.monotonic() - controller.heard < SILENT:
-            return socket.respond(409, "Another controller holds the robot.\n")
+        if request.path == "/control" and controller and time.monotonic() - controller.heard < CONTROLLER_TIMEOUT_S:
+            return HttpReply(HTTPStatus.CONFLICT, "Another controller holds the robot.")
         return None
 
     def _controller(self) -> _Client | None:
         return next((client for client in self._clients if client.role == "control"), None)
 
-    async def _talk(self, socket: ServerConnection) -> None:
+    async def _converse(self, socket: ServerConnection) -> None:
         request = socket.request
         role = ROLES[request.path] if request is not None else "watch"
         old = self._controller() if role == "control" else None
@@ -294,31 +247,24 @@ class _Network:
             self._clients.discard(old)
             task = asyncio.ensure_future(old.socket.close(1008, "Another controller has taken over."))
             task.add_done_callback(lambda done: done.exception())
-        if len(self._clients) >= MAX_CLIENTS:
-            return await socket.close(1013, FULL)  # several came at once
         client = _Client(socket, role)
         self._clients.add(client)
         self.counts["connected"] += 1
-        try:
-            with contextlib.suppress(ConnectionClosed):  # the end of a conversation
-                await self._converse(client)
-        finally:
-            self._clients.discard(client)
-        return None
-
-    async def _converse(self, client: _Client) -> None:
         clock, pace = self._robot.clock, self._robot.pace
-        hello = Hello(client.connection, self._boot, client.role, pace, self._spec, clock.mono(), clock.wall())
-        await client.socket.send(pack(hello))
-        client.wake.set()
-        teller = asyncio.ensure_future(self._tell(client))
+        hello = Hello(client.connection, self._boot, role, pace, self._spec, clock.mono(), clock.wall())
+        publisher: asyncio.Task[None] | None = None
         try:
-            await self._hear(client)
+            await socket.send(pack(hello))
+            client.wake.set()
+            publisher = asyncio.create_task(self._publish_to(client))
+            await self._receive_from(client)
         finally:
-            teller.cancel()
+            if publisher is not None:
+                publisher.cancel()
+            self._clients.discard(client)
 
-    async def _tell(self, client: _Client) -> None:
-        with contextlib.suppress(ConnectionClosed):
+    async def _publish_to(self, client: _Client) -> None:
+        with contextlib.suppress(*connection_errors()):
             while True:
                 await client.wake.wait()
                 client.wake.clear()
@@ -331,7 +277,7 @@ class _Network:
                     return await client.socket.close(1011, "The robot's state cannot be sent.")
                 await client.socket.send(data)
 
-    async def _hear(self, client: _Client) -> None:
+    async def _receive_from(self, client: _Client) -> None:
         async for data in client.socket:
             client.heard = time.monotonic()
             try:
@@ -342,11 +288,11 @@ class _Network:
                     raise BadInput("A watcher may only ask for the time.")
             except BadInput as error:
                 self.counts["malformed"] += 1
-                return await _throw_out(client.socket, _brief(str(error), 120))
-            bucket = client.questions if isinstance(message, Ping) else client.requests
-            if not bucket.take():
+                return await expel(client.socket, _brief(str(error), 120))
+            limiter = client.questions if isinstance(message, Ping) else client.requests
+            if not limiter.take():
                 self.counts["floods"] += 1
-                return await _throw_out(client.socket, "Too many messages in a second.")
+                return await expel(client.socket, "Too many messages in a second.")
             await self._answer(client, message)
         return None
 
@@ -360,15 +306,7 @@ class _Network:
                 await client.socket.send(pack(Refused(client.connection, message.seq, _brief(reason, 500))))
 
 
-async def _throw_out(socket: ServerConnection, why: str) -> None:
-    """Close a connection that broke the rules; who does not take the hint does not keep the seat."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await socket.close(1008, why)
-    socket.transport.abort()
-
-
-def _report(snapshot: Snapshot, connection: str, seen: Mapping[str, Array]) -> Report:
+def _report(snapshot: RobotSnapshot, connection: str, seen: Mapping[str, Array]) -> Report:
     reading, (asked_by, seq) = snapshot.reading, snapshot.echo
     return Report(
         connection,

@@ -20,7 +20,7 @@ from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.mujoco_cameras import graphics_library
 from instep.report.page import formatted, write_report
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 from instep.scene.folder import Scene
 
 PATIENCE = 20.0
@@ -49,19 +49,19 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         def tick(_: str) -> None:
             progress.advance(task)
 
-        def on_robot(words: str, act: Callable[[LinkWorld], Any], *more: str) -> Any:
+        def on_robot(words: str, act: Callable[[RobotWorld], Any], *more: str) -> Any:
             options = ["--engine", "rapier", "--hidden", str(hidden), "--pace", "step", *more]
             with (
                 robot_process(loop.SCENE, options) as child,
-                LinkWorld(child.address, child.token, timeout=PATIENCE) as robot,
+                RobotWorld(child.address, child.token, timeout=PATIENCE) as robot,
             ):
                 progress.update(task, description=words)
                 return act(robot)
 
-        def pushed(robot: LinkWorld) -> list[Episode]:
+        def pushed(robot: RobotWorld) -> list[Episode]:
             return loop.on_robot(robot, scene, loop.TRAIN + loop.HELD_OUT, tick)
 
-        def twinned(robot: LinkWorld) -> TwinRun:
+        def twinned(robot: RobotWorld) -> TwinRun:
             return run_through_twin(robot, scene, loop.HELD_OUT[0], tick)
 
         words, reveal = "push the T on the simulated robot and in the simulator", str(output.folder / "hidden.json")

@@ -20,7 +20,7 @@ from instep.core.errors import BadInput
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Policy, Spec, Watcher
-from instep.robot.realtime import first_in_line
+from instep.robot.realtime import realtime_priority
 
 Positional = tyro.conf.Positional
 
@@ -90,7 +90,7 @@ def _ran(opened: Any, decider: Policy, how_long: tuple[int, int, str], trust: An
     """Run until the end, or until Ctrl-C: what was done by then is kept."""
     steps, seed, title = how_long
     log = Log(opened.spec, {"seed": str(seed), "ended": "interrupted"})
-    urgent = first_in_line() if title.rpartition(" in ")[2].startswith(("twin:", "robot:")) else nullcontext()
+    urgent = realtime_priority() if title.rpartition(" in ")[2].startswith(("twin:", "robot:")) else nullcontext()
     with bar() as progress, urgent:
         task = progress.add_task(title, total=steps, state="")
         try:

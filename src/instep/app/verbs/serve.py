@@ -13,8 +13,9 @@ from rich.console import Console
 from instep.app.rendered_cameras import open_seen
 from instep.app.world_specs import policy_from_spec
 from instep.core.errors import BadInput
+from instep.core.websocket import ALL_INTERFACES, LOOPBACK
 from instep.policy.policy_map import read_map
-from instep.policy.policy_server import LOOPBACK, PolicyServer
+from instep.policy.policy_server import PolicyServer
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.task import Tasked
@@ -53,7 +54,7 @@ def serve(
         seconds: stop after so long; 0 runs until it is ended.
 
     """
-    if host in ("0.0.0.0", "::") and not public:  # noqa: S104, refused
+    if host in ALL_INTERFACES and not public:
         raise BadInput(f"{host} would serve every network this machine is in; say --public if that is what you want.")
     loaded, console = Scene.load(scene), Console(stderr=True)
     world = Tasked(open_seen("mujoco", scene, virtual, cameras), task_of(loaded, task))

@@ -10,19 +10,19 @@ import threading
 
 import pytest
 
-from instep.robot.realtime import calm, first_in_line
+from instep.robot.realtime import lower_priority, realtime_priority
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its schedulers are set")
 
 
 def allowed() -> bool:
-    with first_in_line(heirs=True):
+    with realtime_priority(inherit=True):
         return sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO
 
 
 def test_everything_is_put_back_even_after_an_error() -> None:
     before = sys.getswitchinterval(), gc.get_threshold()
-    with pytest.raises(RuntimeError), first_in_line():
+    with pytest.raises(RuntimeError), realtime_priority():
         assert sys.getswitchinterval() < before[0] and gc.isenabled()
         raise RuntimeError
     assert (sys.getswitchinterval(), gc.get_threshold()) == before
@@ -42,12 +42,12 @@ def test_threads_of_the_loop_stand_with_it_only_where_asked_and_its_processes_ne
         thread.start()
         thread.join()
 
-    with first_in_line():
+    with realtime_priority():
         tell()
-    with first_in_line(heirs=True):
+    with realtime_priority(inherit=True):
         tell()
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        calm(child.pid)
+        lower_priority(child.pid)
         found.append(os.sched_getscheduler(child.pid))
     child.communicate(b"\n")
     assert found == [os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_BATCH]
@@ -57,4 +57,4 @@ def test_threads_of_the_loop_stand_with_it_only_where_asked_and_its_processes_ne
 def test_a_process_that_has_ended_is_let_be() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    calm(child.pid)
+    lower_priority(child.pid)

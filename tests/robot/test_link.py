@@ -19,10 +19,10 @@ import pytest
 from instep.core.errors import BadInput, LinkLost
 from instep.core.rollout import Script, rollout
 from instep.core.world import Channel, Spec, stack
-from instep.robot.control_loop import Safety
+from instep.robot.control_loop import SafetyOptions
 from instep.robot.driver import WorldDriver
 from instep.robot.limits import Limits
-from instep.robot.link import LinkWorld
+from instep.robot.link import RobotWorld
 from instep.robot.robot_server import RobotServer, ServerOptions
 from instep.testing import a_wrong_action_is_refused, numbers_fit_the_spec, the_same_seed_gives_the_same_episode
 
@@ -30,14 +30,14 @@ sys.path.append(str(Path(__file__).parent))
 from point_mass_robot import NAMES, PointMass
 
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (40, 2))
-PATIENT = ServerOptions(safety=Safety(hold_after=2.0, stop_after=5.0))
+PATIENT = ServerOptions(safety=SafetyOptions(hold_after=2.0, stop_after=5.0))
 """A busy test machine may sleep for longer than a robot should wait."""
 
 
 def test_in_lock_step_a_linked_world_gives_bit_for_bit_what_the_world_gives():
     world = PointMass(frames=(4, 6, 3))
     near = rollout(world, Script(ACTIONS), steps=40, seed=5)
-    with RobotServer(WorldDriver(world), pace="step") as server, LinkWorld(server.address, server.token) as link:
+    with RobotServer(WorldDriver(world), pace="step") as server, RobotWorld(server.address, server.token) as link:
         far = rollout(link, Script(ACTIONS), steps=40, seed=5)
         assert link.pace == "step"
     for name in near.columns:
@@ -51,14 +51,14 @@ def test_in_lock_step_a_linked_world_gives_bit_for_bit_what_the_world_gives():
     ids=lambda f: f.__name__,
 )
 def test_a_linked_world_keeps_the_laws_that_reality_can_keep(law):
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server, LinkWorld(server.address, server.token) as link:
+    with RobotServer(WorldDriver(PointMass()), pace="step") as server, RobotWorld(server.address, server.token) as link:
         law(link)
 
 
 def test_at_the_robots_pace_a_run_takes_its_time_and_time_goes_forward():
     with (
         RobotServer(WorldDriver(PointMass()), options=PATIENT) as server,
-        LinkWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token) as link,
     ):
         state = link.reset(0)
         begin, captured = time.monotonic(), [float(state.hidden["link"]["captured"])]
@@ -77,7 +77,7 @@ def test_at_the_robots_pace_a_run_takes_its_time_and_time_goes_forward():
 def test_a_camera_comes_at_its_own_rate_with_its_own_stamps():
     with (
         RobotServer(WorldDriver(PointMass(frames=(4, 6, 3))), pace="step") as server,
-        LinkWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token) as link,
     ):
         state = link.reset(0)
         for k in range(1, 10):
@@ -90,10 +90,10 @@ def test_a_camera_comes_at_its_own_rate_with_its_own_stamps():
 
 def test_the_action_that_was_sent_is_the_one_inside_the_limits():
     limits = Limits(NAMES, -0.5, 0.5, 1.0, 5.0)
-    options = ServerOptions(safety=Safety(limits=limits))
+    options = ServerOptions(safety=SafetyOptions(limits=limits))
     with (
         RobotServer(WorldDriver(PointMass()), pace="step", options=options) as server,
-        LinkWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token) as link,
     ):
         far = rollout(link, Script(np.full((50, 2), 9.0)), steps=50)
         sent = far["action.sent"][1:]
@@ -104,9 +104,9 @@ def test_the_action_that_was_sent_is_the_one_inside_the_limits():
 def test_any_number_may_watch_and_none_of_them_may_steer():
     with (
         RobotServer(WorldDriver(PointMass()), pace="step") as server,
-        LinkWorld(server.address, server.token) as link,
-        LinkWorld(server.address, server.token, role="watch", timeout=1.0) as one,
-        LinkWorld(server.address, server.token, role="watch") as two,
+        RobotWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token, role="watch", timeout=1.0) as one,
+        RobotWorld(server.address, server.token, role="watch") as two,
     ):
         state = link.reset(4)
         state = link.step(state, np.ones(2))
@@ -122,31 +122,31 @@ def test_any_number_may_watch_and_none_of_them_may_steer():
 
 
 def test_a_second_controller_waits_and_then_hears_why():
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server, LinkWorld(server.address, server.token) as link:
+    with RobotServer(WorldDriver(PointMass()), pace="step") as server, RobotWorld(server.address, server.token) as link:
         with pytest.raises(LinkLost, match="Another controller holds the robot"):
-            LinkWorld(server.address, server.token, timeout=0.4)
+            RobotWorld(server.address, server.token, timeout=0.4)
         assert link.reset(0).t == 0.0
 
 
 def test_an_address_or_a_token_that_is_none_is_refused_at_once():
     for address in ("127.0.0.1:80", "http://127.0.0.1:80", "ws://", ""):
-        with pytest.raises(BadInput, match="looks like ws://"):
-            LinkWorld(address, "token")
-    with pytest.raises(BadInput, match="looks like ws://"):
-        LinkWorld("ws://127.0.0.1:1", "tökén")
+        with pytest.raises(BadInput, match="is not an address of a robot"):
+            RobotWorld(address, "token")
+    with pytest.raises(BadInput, match="token is plain ASCII text"):
+        RobotWorld("ws://127.0.0.1:1", "tökén")
 
 
 def test_a_robot_that_is_not_there_is_missed_with_one_clear_sentence():
     begin = time.monotonic()
     with pytest.raises(LinkLost) as caught:
-        LinkWorld("ws://127.0.0.1:9", "token", timeout=0.5)
+        RobotWorld("ws://127.0.0.1:9", "token", timeout=0.5)
     assert 0.4 < time.monotonic() - begin < 3.0
     assert str(caught.value).startswith("The robot at ws://127.0.0.1:9 did not connect within 0.5 s: ")
     assert str(caught.value).endswith("See that it runs and can be reached, then reset it.")
 
 
 def test_a_state_of_another_world_and_a_batch_are_refused():
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server, LinkWorld(server.address, server.token) as link:
+    with RobotServer(WorldDriver(PointMass()), pace="step") as server, RobotWorld(server.address, server.token) as link:
         with pytest.raises(BadInput, match="begin with reset"):
             link.step(PointMass().reset(0), np.zeros(2))
         state = link.reset(0)
@@ -165,7 +165,7 @@ def test_a_state_of_another_world_and_a_batch_are_refused():
 def test_a_simulated_robot_that_diverges_is_told_as_it_is():
     with (
         RobotServer(WorldDriver(PointMass(breaks_at=0.3)), pace="step") as server,
-        LinkWorld(server.address, server.token) as link,
+        RobotWorld(server.address, server.token) as link,
     ):
         state = link.reset(0)
         with pytest.raises(LinkLost, match=r"has stopped: The point mass flew away\. Make it safe, then reset it\."):
@@ -180,7 +180,7 @@ def test_nothing_is_left_running_after_a_link():
         warnings.simplefilter("error")
         for _ in range(3):
             with RobotServer(WorldDriver(PointMass())) as server:
-                link = LinkWorld(server.address, server.token)
+                link = RobotWorld(server.address, server.token)
                 link.reset(0)
                 link.close()
                 link.close()
@@ -192,11 +192,11 @@ def test_nothing_is_left_running_after_a_link():
 
 def test_a_link_that_is_forgotten_lets_go_of_the_robot():
     with RobotServer(WorldDriver(PointMass()), pace="step") as server:
-        link = LinkWorld(server.address, server.token)
+        link = RobotWorld(server.address, server.token)
         link.reset(0)
         del link
         gc.collect()
-        with LinkWorld(server.address, server.token) as another:
+        with RobotWorld(server.address, server.token) as another:
             assert another.reset(0).t == 0.0
 
 
@@ -205,7 +205,7 @@ def test_a_served_robot_prints_nothing_and_ends_cleanly_when_asked(number):
     command = [sys.executable, str(Path(__file__).parent / "point_mass_robot.py"), "{}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     address, token = json.loads(process.stdout.readline())
-    with LinkWorld(address, token, timeout=5.0) as link:
+    with RobotWorld(address, token, timeout=5.0) as link:
         state = link.reset(0)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)

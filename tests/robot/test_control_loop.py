@@ -11,7 +11,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.robot.clock_sync import Clock
-from instep.robot.control_loop import RobotLoop, Safety, Snapshot
+from instep.robot.control_loop import RobotLoop, RobotSnapshot, SafetyOptions
 from instep.robot.driver import Reading, WorldDriver
 from instep.robot.limits import Limits
 from instep.robot.wire import Command, Reset
@@ -28,11 +28,11 @@ class Bench:
     def __init__(self, driver, pace="real", **safety):
         self.now, self.told, self.seq = 10**9, [], 0
         clock = Clock(source=lambda: self.now)
-        self.loop = RobotLoop(driver, pace, Safety(clock=clock, **safety), self.told.append)
+        self.loop = RobotLoop(driver, pace, SafetyOptions(clock=clock, **safety), self.told.append)
         self.loop.begin()
 
     @property
-    def last(self) -> Snapshot:
+    def last(self) -> RobotSnapshot:
         return self.told[-1]
 
     def command(self, *action: float, after: int | None = None) -> str:
@@ -236,4 +236,4 @@ def test_a_driver_whose_numbers_do_not_fit_its_spec_is_stopped(bench):
 
 def test_holding_must_come_before_stopping():
     with pytest.raises(BadInput, match="must hold before it stops"):
-        Safety(hold_after=0.6, stop_after=0.5)
+        SafetyOptions(hold_after=0.6, stop_after=0.5)
