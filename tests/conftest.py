@@ -3,24 +3,32 @@
 A test that needs what not every machine has asks for it by a fixture: `torch`, `sbi`, `ray`, `zmq`, `gsply`
 (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is skipped
 with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there only
-CUDA and recordings may be absent. A skip for any other reason fails the run.
+CUDA and recordings may be absent. A skip for any other reason fails the run. Tests marked `realtime` are described in
+`reference_loop`.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from types import ModuleType
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parent))
+from reference_loop import ReferenceLoop
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {"torch": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz"}
 """Optional library -> the extra that installs it."""
-NEEDS = re.compile(r"needs (CUDA|recordings|OpenGL|Chromium|Linux|privileges|torch|sbi|ray|zmq|gsply): ")
-NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings): ")
+NEEDS = re.compile(
+    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|torch|sbi|ray|zmq|gsply): "
+)
+NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
@@ -36,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SKIPPED] = {}
     config.pluginmanager.register(_SkipReasons(config), "skip-reasons")
+    config.pluginmanager.register(ReferenceLoop(Path(gettempdir())), "reference-loop")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

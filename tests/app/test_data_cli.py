@@ -14,6 +14,8 @@ import pytest
 from instep.app.cli import main
 from instep.data import load_episodes
 
+pytestmark = pytest.mark.realtime
+
 
 def test_what_is_recorded_is_read_back_and_survives_conversion(tmp_path, capsys):
     data = tmp_path / "data"

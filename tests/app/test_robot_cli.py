@@ -17,6 +17,8 @@ from instep.core.errors import LinkLost
 from instep.robot.driver import WorldDriver
 from instep.robot.link import RobotWorld
 
+pytestmark = pytest.mark.realtime
+
 
 def test_a_policy_runs_on_the_stand_in_as_in_the_simulator():
     scene = Scene.load("pusht")

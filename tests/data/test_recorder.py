@@ -15,6 +15,8 @@ from instep.core.world import Array, Channel, Observation, Spec, State, vector
 from instep.data import Recorder, RecordOptions, export_episodes, load_episodes, recover, streams_of
 from instep.data.recorder.recovery import finish_recording, record_episodes
 
+pytestmark = pytest.mark.realtime
+
 CAMERA = "observation.images.top"
 SMALL = RecordOptions(queue_mb=4)
 

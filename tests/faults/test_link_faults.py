@@ -42,6 +42,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "robot"))
 from link_proxy import Proxy
 from point_mass_robot import NAMES, PointMass
 
+pytestmark = pytest.mark.realtime
+
 ROBOT = Path(__file__).resolve().parents[1] / "robot" / "point_mass_robot.py"
 PERIOD = 10_000_000
 PATIENT = ServerOptions(safety=SafetyOptions(hold_after=2.0, stop_after=5.0))
@@ -502,7 +504,7 @@ def test_a_robot_that_hangs_is_given_up_within_the_deadline_and_found_again_when
 def test_a_client_that_dies_leaves_a_robot_that_holds_and_then_stops():
     code = (
         "import sys, numpy as np\nfrom instep.robot.link import RobotWorld\n"
-        "link = RobotWorld(sys.argv[1], sys.argv[2])\nstate = link.reset(0)\n"
+        "link = RobotWorld(sys.argv[1], sys.argv[2])\nstate = link.step(link.reset(0), np.ones(2))\n"
         "print('go', flush=True)\nwhile True:\n    state = link.step(state, np.ones(2))\n"
     )
     with RobotServer(WorldDriver(PointMass()), options=BRISK) as server:

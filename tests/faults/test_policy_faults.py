@@ -19,6 +19,8 @@ from instep.policy.chunking import Chunked
 from instep.policy.openpi import OpenpiClient
 from instep.policy.policy_server import PolicyServer
 
+pytestmark = pytest.mark.realtime
+
 SPEC = Spec(
     0.02,
     vector(["a", "b"], "rad"),

@@ -21,6 +21,8 @@ from instep.data import Recorder, RecordOptions, finish_recording, load_episodes
 from instep.data.recorder.journal import HEADER, TAIL, scan
 from instep.data.recorder.recovery import recover, recover_episode
 
+pytestmark = pytest.mark.realtime
+
 CAMERA = "observation.images.top"
 KILLS = 50
 SMALL = RecordOptions(queue_mb=4)

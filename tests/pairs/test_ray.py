@@ -33,6 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
+pytestmark = pytest.mark.realtime
+
 FLAG = Path({flag!r})
 
 

@@ -29,6 +29,8 @@ from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.task import Tasked
 
+pytestmark = pytest.mark.realtime
+
 SPEC = Spec(
     0.02,
     vector(["a", "b", "grip"], ["rad", "rad", "m"]),

@@ -29,6 +29,8 @@ from instep.testing import a_wrong_action_is_refused, numbers_fit_the_spec, the_
 sys.path.append(str(Path(__file__).parent))
 from point_mass_robot import NAMES, PointMass
 
+pytestmark = pytest.mark.realtime
+
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (40, 2))
 PATIENT = ServerOptions(safety=SafetyOptions(hold_after=2.0, stop_after=5.0))
 """A busy test machine may sleep for longer than a robot should wait."""

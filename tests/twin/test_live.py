@@ -10,6 +10,8 @@ from instep.app.simulated_robot import robot_process
 from instep.core.poses import angle_between
 from instep.data import load_episodes
 
+pytestmark = pytest.mark.realtime
+
 STEPS = 150
 
 
