@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.twin_run import Begun, How, correction, parked_joints
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
@@ -21,14 +20,28 @@ from instep.core.world import Array, Observation, State
 from instep.physics.open_world import open_world
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.camera_rig import Eyes
-from instep.twin.initialization import Prepared, eyes_of, on_one_clock, prepare
-from instep.twin.pose_filter import PoseFilter
-from instep.twin.projection import Place, place_of
-from instep.twin.tracking_scores import jitter, median_of_blocks, overlaps
-from instep.twin.twin import STAGES, Correction, Twin, Uncorrected
-from instep.twin.visual_forces import ForceOptions, VisualForces
-from instep.twin.warmup import film
+from instep.twin import (
+    CameraRig,
+    Correction,
+    ForceOptions,
+    NoCorrection,
+    PoseFilter,
+    RefinedRig,
+    Twin,
+    TwinOptions,
+    VisualForces,
+    block_median,
+    recorded_rig,
+    refine_rig,
+    silhouette_overlaps,
+)
+from instep.twin.camera_rig import align_stamps
+from instep.twin.factory import correction_of
+from instep.twin.projection import FreeBody, free_body
+from instep.twin.scene_geometry import parked_joints
+from instep.twin.tracking import jitter
+from instep.twin.twin import STAGES
+from rendered_recordings import render_recording
 from rows import row
 from sync import BEGIN, motion
 
@@ -43,14 +56,14 @@ NEAR, STRAIGHT = 0.003, np.radians(2)
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Each correction on the same episodes, one row per number."""
     scene = Scene.load("pusht")
-    pushed = film(scene, motion(scene, 120 if quick else 480, 0))
-    still = film(scene, _still(scene, 60 if quick else 150))
-    eyes = eyes_of(scene, pushed)
+    pushed = render_recording(scene, motion(scene, 120 if quick else 480, 0))
+    still = render_recording(scene, _still(scene, 60 if quick else 150))
+    rig = recorded_rig(scene, pushed)
     real = None if quick else _real(scene)
     rows: list[dict[str, Any]] = []
     for name, make in _corrections(scene).items():
-        rows += _pushed(name, scene, eyes, pushed, make(eyes))
-        rows += _kicked(name, scene, still, make(eyes), 1 if quick else 4)
+        rows += _pushed(name, scene, rig, pushed, make(rig))
+        rows += _kicked(name, scene, still, make(rig), 1 if quick else 4)
         if real is not None:
             rows += _on_recording(name, scene, real)
     return rows
@@ -59,10 +72,10 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 def _corrections(scene: Scene) -> dict[str, Any]:
     twice = ForceOptions(gain=4.0)
     return {
-        "pose filter": lambda eyes: PoseFilter(scene, eyes),
-        "visual forces": lambda eyes: VisualForces(PoseFilter(scene, eyes)),
-        "visual forces, twice the gain": lambda eyes: VisualForces(PoseFilter(scene, eyes), twice),
-        "physics alone": lambda eyes: Begun(PoseFilter(scene, eyes), Uncorrected()),
+        "pose filter": lambda rig: PoseFilter(scene, rig),
+        "visual forces": lambda rig: VisualForces(PoseFilter(scene, rig)),
+        "visual forces, twice the gain": lambda rig: VisualForces(PoseFilter(scene, rig), twice),
+        "physics alone": lambda rig: NoCorrection(PoseFilter(scene, rig)),
     }
 
 
@@ -85,29 +98,29 @@ def _still(scene: Scene, rows: int) -> Episode:
     return Episode(world.spec, columns)
 
 
-def _pushed(name: str, scene: Scene, eyes: Eyes, filmed: Episode, how: Correction) -> list[dict[str, Any]]:
+def _pushed(name: str, scene: Scene, rig: CameraRig, filmed: Episode, how: Correction) -> list[dict[str, Any]]:
     """How near the twin stays to a T that is pushed about by a simulated robot of other friction."""
     # Processor time: other programs on the machine are no part of a correction.
     twin = Twin(open_world(scene), Recording(filmed), how, clock=time.thread_time)
     episode = rollout(twin, Script(filmed.action), steps=len(filmed))
     error = np.linalg.norm(episode.q[BEGIN:, 2:5] - filmed.q[BEGIN:, 2:5], axis=1) * 1e3
     turn = np.degrees(angle_between(episode.q[BEGIN:, 5:9], filmed.q[BEGIN:, 5:9]))
-    shape = PoseFilter(scene, eyes).shape("tee")
-    found = overlaps(eyes, shape, filmed, episode.t, episode.q[:, 2:9])
+    shape = PoseFilter(scene, rig).outline("tee")
+    found = silhouette_overlaps(rig, shape, filmed, episode.t, episode.q[:, 2:9])
     stages = episode["twin.stages"][BEGIN:]
     work = (stages.sum(axis=1) - stages[:, STAGES.index("follow")]) * 1e3
     overlap = np.where(found.visible[BEGIN:] > 0.3, found.overlap[BEGIN:], np.nan)
     return [
-        row(f"{name}: median overlap, pushed", median_of_blocks(np.nanmean(overlap, axis=1))),
-        row(f"{name}: median pose error, pushed", median_of_blocks(error, "mm")),
-        row(f"{name}: median orientation error, pushed", median_of_blocks(turn, "deg")),
-        row(f"{name}: median processor time per frame", median_of_blocks(work, "ms")),
+        row(f"{name}: median overlap, pushed", block_median(np.nanmean(overlap, axis=1))),
+        row(f"{name}: median pose error, pushed", block_median(error, "mm")),
+        row(f"{name}: median orientation error, pushed", block_median(turn, "deg")),
+        row(f"{name}: median processor time per frame", block_median(work, "ms")),
     ]
 
 
 def _kicked(name: str, scene: Scene, filmed: Episode, how: Correction, kicks: int) -> list[dict[str, Any]]:
     """Trembling of a T at rest, and how soon the twin's comes home after a kick."""
-    place = place_of(scene.spec, "tee")
+    place = free_body(scene.spec, "tee")
     at, times = 30, []
     rest = rollout(Twin(open_world(scene), Recording(filmed), how), Script(filmed.action), steps=len(filmed))
     for k in range(kicks):
@@ -136,7 +149,7 @@ class Kicked:
     """A correction of a twin whose body is kicked once."""
 
     inner: Correction
-    place: Place
+    place: FreeBody
     when: float
     xi: Array
 
@@ -156,17 +169,17 @@ class Kicked:
         return self.inner(memory, predicted, seen, t)
 
 
-def _real(scene: Scene) -> tuple[Episode, Prepared] | None:
+def _real(scene: Scene) -> tuple[Episode, RefinedRig] | None:
     from instep.data import load_episodes
 
     for folder in RECORDINGS:
         if (folder / "pusht").is_dir():
-            episode = on_one_clock(load_episodes(folder / "pusht")[0])
-            return episode, prepare(scene, episode)
+            episode = align_stamps(load_episodes(folder / "pusht")[0])
+            return episode, refine_rig(scene, episode)
     return None
 
 
-def _on_recording(name: str, scene: Scene, real: tuple[Episode, Prepared]) -> list[dict[str, Any]]:
+def _on_recording(name: str, scene: Scene, real: tuple[Episode, RefinedRig]) -> list[dict[str, Any]]:
     """The real demonstration; the robot is parked out of the way, since its joints were not recorded."""
     episode, prepared = real
     kinds = {"pose filter": "pose", "visual forces": "forces", "physics alone": "none"}
@@ -174,10 +187,13 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, Prepared]) -> li
         return []
     parked = parked_joints(scene)
     action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
-    how = correction(scene, prepared, How(kinds[name]))  # type: ignore[arg-type]
+    options = TwinOptions(correct=kinds[name])  # type: ignore[arg-type]
+    outlines = {scene.objects[0]: prepared.refined.outline}
+    how = correction_of(scene, prepared.rig, options, outlines=outlines, touching=False)
     twin = Twin(open_world(scene), Recording(episode), how, park=parked)
     ran = rollout(twin, Constant(action), steps=len(episode))
-    found = overlaps(prepared.eyes, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
-    rows = [row(f"{name}: real recording, median overlap {c}", found.score(c, prepared.keys)) for c in found.cameras]
+    found = silhouette_overlaps(prepared.rig, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
+    scored = {c: found.score(c, prepared.key_rows) for c in found.cameras}
+    rows = [row(f"{name}: real recording, median overlap {c}", score) for c, score in scored.items()]
     trembling = jitter(ran.q[:, 2:9])[0]
     return [*rows, row(f"{name}: real recording, jitter at rest", trembling.value * 1e6, "um")]

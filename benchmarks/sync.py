@@ -39,13 +39,10 @@ from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
 from instep.scene.model import reader
 from instep.scene.tasks.catalog import task_of
-from instep.twin.camera_rig import IMAGES, Eyes
-from instep.twin.initialization import colour_of
-from instep.twin.pose_filter import FilterOptions, PoseFilter
-from instep.twin.segmentation import colour_mask
-from instep.twin.tracking_scores import median_of_blocks
-from instep.twin.twin import COUNTS, STAGES, Twin, log_of
-from instep.twin.warmup import Taken, developed, film
+from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median, correction_log
+from instep.twin.camera_rig import IMAGES
+from instep.twin.twin import COUNTS, STAGES
+from rendered_recordings import PerfectImage, render_recording, with_images
 from rows import row
 
 SETTINGS = {"geom.*.friction": 0.8, "actuator.*.kp": 600.0}
@@ -138,7 +135,7 @@ def at_rate(rate: int) -> Scene:
 def rendered(cut: Cut) -> Episode:
     """A film, made now."""
     scene = at_rate(cut[0])
-    return film(scene, motion(scene, cut[0] * cut[1], cut[2]))
+    return render_recording(scene, motion(scene, cut[0] * cut[1], cut[2]))
 
 
 def keep(folder: Path, cuts: Sequence[Cut] = CUTS) -> None:
@@ -154,7 +151,7 @@ def kept(folder: Path) -> Callable[[Cut], Episode]:
 
     def film_of(cut: Cut) -> Episode:
         scene = at_rate(cut[0])
-        return developed(scene, *unpack(folder / _file(cut), scene))
+        return with_images(scene, *unpack(folder / _file(cut), scene))
 
     return film_of
 
@@ -202,14 +199,10 @@ class Restless:
         return self._expert.act(seen) + shift
 
 
-def _eyes(scene: Scene) -> Eyes:
-    return Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, scene.objects[0])))
-
-
 def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path | None = None) -> Ran:
     """A run in real time; with a folder everything is recorded, pictures as well."""
     real = Paced(filmed, scene.dt)
-    twin = Twin(open_world(scene), real, PoseFilter(scene, _eyes(scene), options))
+    twin = Twin(open_world(scene), real, PoseFilter(scene, CameraRig.of(scene), options))
     if folder is None:
         return Ran(rollout(twin, Pusher(filmed), steps=len(filmed)), filmed, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
@@ -229,7 +222,7 @@ def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path
 def _dense(scene: Scene, filmed: Episode) -> tuple[float, int]:
     """Median error [m] of the same filter with a hundred iterations, not in real time; and over how many rows."""
     options = FilterOptions(iterations=100)
-    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, _eyes(scene), options))
+    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, CameraRig.of(scene), options))
     episode = rollout(twin, Pusher(filmed), steps=len(filmed))
     ran = Ran(episode, filmed, twin, Paced(filmed, scene.dt))
     return float(np.median(ran.error)), len(ran.error)
@@ -282,13 +275,13 @@ def _rows(rans: list[Ran], dense: tuple[float, int]) -> list[dict[str, Any]]:
         row("pose error over a dense reference", ratio, "x", at_most=1.1),
         row("p99 of lateness to the deadline", np.quantile(late, 0.99) * 1e3, "ms"),
     ]
-    shown = median_of_blocks(error * 1e3, "mm")
+    shown = block_median(error * 1e3, "mm")
     rows[5] |= {"low": shown.low, "high": shown.high}
     stages = np.concatenate([r.episode["twin.stages"][BEGIN:] for r in rans])
     for s, name in enumerate(STAGES):
         if name != "follow":
             rows.append(row(f"stage {name}, median", np.median(stages[:, s]) * 1e3, "ms"))
-    nis = np.concatenate([log_of(r.episode)["tee.nis"][BEGIN:] for r in rans])
+    nis = np.concatenate([correction_log(r.episode)["tee.nis"][BEGIN:] for r in rans])
     rows.append(row("mean NIS (3 expected)", float(np.nanmean(nis)), ""))
     rows.append(row("rows dropped by the recorder", sum(r.dropped for r in rans), ""))
     counts = np.sum([r.episode["twin.counts"][-1] for r in rans], axis=0)
@@ -406,7 +399,7 @@ def pack(path: Path, scene: Scene, episode: Episode) -> None:
     np.savez_compressed(path, **kept)
 
 
-def unpack(path: Path, scene: Scene) -> tuple[Episode, Taken]:
+def unpack(path: Path, scene: Scene) -> tuple[Episode, PerfectImage]:
     """The episode, and its pictures."""
     with np.load(path, allow_pickle=False) as file:
         parts = {name: file[name] for name in file.files}

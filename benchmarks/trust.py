@@ -23,13 +23,9 @@ from instep.policy.experts.task_experts import expert_of
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-from instep.twin.camera_rig import IMAGES, Eyes
-from instep.twin.initialization import colour_of
-from instep.twin.pose_filter import PoseFilter
-from instep.twin.segmentation import colour_mask
-from instep.twin.trust import calibrated
-from instep.twin.twin import Twin, log_of
-from instep.twin.warmup import Shooting, film
+from instep.twin import CameraRig, PoseFilter, Twin, calibrate_trust, correction_log
+from instep.twin.camera_rig import IMAGES
+from rendered_recordings import RenderOptions, render_recording
 from sync import Restless
 
 ROWS, ONSET, STILL = 84, 36, 90
@@ -42,7 +38,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Calibrate, judge, and return one row per number."""
     scene = Scene.load("pusht")
     calibrating, asked = (8, 8) if quick else (42, 40)
-    trust = calibrated([follow(scene, simulate_robot(scene, 1000 + seed)) for seed in range(calibrating)])
+    trust = calibrate_trust([follow(scene, simulate_robot(scene, 1000 + seed)) for seed in range(calibrating)])
     alpha = max(0.05, 1.01 / (1 + len(trust.scores)))  # few runs cannot promise less
     false_alarms, rows, delays = 0, [], []
     caught: dict[str, list[bool]] = {name: [] for name in FAULTS}
@@ -80,16 +76,15 @@ def simulate_robot(scene: Scene, seed: int) -> Episode:
     episode = rollout(world, policy, steps=STILL + ROWS, seed=seed).rows(STILL, None)
     episode = episode.with_columns({"timestamp": episode.t - episode.t[0]})
     tint = tuple(float(c) for c in 1 + 0.08 * rng.uniform(-1, 1, 3))
-    look = ImageEffects(float(rng.uniform(0.75, 1.1)), (tint[0], tint[1], tint[2]), float(rng.uniform(2, 4)))
-    return film(scene, episode, Shooting(look=look, seed=seed))
+    effects = ImageEffects(float(rng.uniform(0.75, 1.1)), (tint[0], tint[1], tint[2]), float(rng.uniform(2, 4)))
+    return render_recording(scene, episode, RenderOptions(effects=effects, seed=seed))
 
 
 def follow(scene: Scene, filmed: Episode) -> dict[str, Array]:
     """The log of a twin that follows a filmed episode."""
-    eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, scene.objects[0])))
-    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, eyes))
+    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, CameraRig.of(scene)))
     episode = rollout(twin, Script(filmed.action), steps=len(filmed))
-    return log_of(episode)
+    return correction_log(episode)
 
 
 def _one_camera(seed: int, scene: Scene) -> str:

@@ -10,7 +10,6 @@ import pytest
 from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_world, rollout
 from instep.app.gap_run import open_scene
 from instep.app.simulated_robot import Perturbation, simulate_robot
-from instep.app.twin_run import How, open_twin
 from instep.app.world_specs import world_from_eval_spec, world_from_spec
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
@@ -18,6 +17,7 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.physics.open_world import rest_action, without_delta
 from instep.robot.recorded_world import Recording
 from instep.scene.tasks.catalog import TASKS
+from instep.twin import TwinOptions, open_twin
 
 SERVO = """
 <mujoco>
@@ -81,7 +81,8 @@ def test_every_way_in_opens_the_same_simulator(tuned: Path):
 def test_the_twin_of_a_tuned_scene_has_its_actuator_models_and_delta(tuned: Path):
     sim = open_world(tuned)
     real = rollout(sim, Constant(np.array([0.5])), steps=60)
-    with open_twin(str(tuned), world_of(real), How(correct="none")) as twin:
+    with world_of(real) as world:
+        twin = open_twin(tuned, world, TwinOptions(correct="none"))
         assert isinstance(twin.sim, DeltaCorrected) and isinstance(twin.sim.world, ActuatedWorld)
         # The recording is what this simulator does, so the twin has nothing to correct.
         followed = rollout(twin, Constant(np.array([0.5])), steps=50)

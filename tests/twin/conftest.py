@@ -16,11 +16,8 @@ from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.camera_rig import IMAGES, Eyes
-from instep.twin.initialization import colour_of
-from instep.twin.pose_filter import FilterOptions, PoseFilter
-from instep.twin.segmentation import colour_mask
-from instep.twin.twin import Twin, log_of
+from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
+from instep.twin.camera_rig import IMAGES
 
 STEPS = 60
 
@@ -87,14 +84,13 @@ def filmed(opengl: str) -> Filmed:
 def follow() -> Callable[..., Run]:
     def run(filmed: Filmed, options: FilterOptions | None = None, **settings: float) -> Run:
         scene = filmed.scene
-        eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
         sim = MujocoWorld(scene)
         sim = sim.tuned({k.replace("__", "."): value for k, value in settings.items()}) if settings else sim
-        twin = Twin(sim, Recording(filmed.episode), PoseFilter(scene, eyes, options))
+        twin = Twin(sim, Recording(filmed.episode), PoseFilter(scene, CameraRig.of(scene), options))
         episode = rollout(twin, Script(filmed.episode.action), steps=len(filmed.episode))
         true = filmed.episode.q
         error = np.linalg.norm(episode.q[:, 2:5] - true[:, 2:5], axis=1)
         turn = angle_between(episode.q[:, 5:9], true[:, 5:9])
-        return Run(twin, episode, error, turn, log_of(episode))
+        return Run(twin, episode, error, turn, correction_log(episode))
 
     return run

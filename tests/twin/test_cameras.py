@@ -10,9 +10,10 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.scene.camera import Camera
-from instep.twin.camera_refinement import aligned, anchored, refine
-from instep.twin.pose_solver import Shot, moved, planar_basis
-from instep.twin.projection import Outline, outline, sight
+from instep.twin.camera_refinement import align_camera, anchor_to_prior, refine_cameras
+from instep.twin.camera_rig import MaskCrop
+from instep.twin.pose_solver import moved, planar_basis
+from instep.twin.projection import Outline, outline_of, project_outline
 
 TEE = """
 <mujoco><worldbody><body name="tee"><freejoint/>
@@ -24,7 +25,7 @@ BASIS = planar_basis(np.array([0.0, 0.0, 1.0]))
 
 @pytest.fixture(scope="module")
 def tee() -> Outline:
-    return outline(mujoco.MjModel.from_xml_string(TEE), "tee")
+    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
 
 
 def camera(name: str, lean: float, at: tuple[float, float, float]) -> Camera:
@@ -46,21 +47,21 @@ def shipped(view: Camera) -> Camera:
 
 
 @pytest.fixture(scope="module")
-def pictures(tee: Outline) -> list[list[Shot]]:
+def pictures(tee: Outline) -> list[list[MaskCrop]]:
     """What the true cameras show of a T in eight places, under the poses they are said to have."""
     rng, whole = np.random.default_rng(2), (0, 0, 240, 160)
-    rows: list[list[Shot]] = []
+    rows: list[list[MaskCrop]] = []
     for _ in range(8):
         xi = np.array([rng.uniform(-0.08, 0.08), rng.uniform(-0.06, 0.06), 0.02, 0, 0, rng.uniform(-3, 3)])
         T = moved(np.eye(4), xi)
-        masks = [sight(tee, view, T, T[:3, 3]).coverage(whole, 0.4) for view in TRUE]
-        rows.append([Shot(shipped(v), m, np.ones_like(m), whole, T) for v, m in zip(TRUE, masks, strict=True)])
+        masks = [project_outline(tee, view, T, T[:3, 3]).coverage(whole, 0.4) for view in TRUE]
+        rows.append([MaskCrop(shipped(v), m, np.ones_like(m), whole, T) for v, m in zip(TRUE, masks, strict=True)])
     return rows
 
 
-def test_a_held_camera_is_aligned_by_itself(tee: Outline, pictures: list[list[Shot]]) -> None:
-    two = refine(tee, [row[:2] for row in pictures], BASIS)
-    three = aligned(two, [row[2] for row in pictures], BASIS)
+def test_a_held_camera_is_aligned_by_itself(tee: Outline, pictures: list[list[MaskCrop]]) -> None:
+    two = refine_cameras(tee, [row[:2] for row in pictures], BASIS)
+    three = align_camera(two, [row[2] for row in pictures], BASIS)
     assert list(three.cameras) == ["a", "b", "c"]
     assert np.nanmedian(three.after[:, 2]) > 0.95 > np.nanmedian(three.before[:, 2])
     # It had no say: the others, the body's places and its size are as they were.
@@ -68,28 +69,32 @@ def test_a_held_camera_is_aligned_by_itself(tee: Outline, pictures: list[list[Sh
     assert np.array_equal(three.size, two.size)
 
 
-def test_other_pictures_of_a_held_camera_change_nothing_but_itself(tee: Outline, pictures: list[list[Shot]]) -> None:
-    two = refine(tee, [row[:2] for row in pictures], BASIS)
+def test_other_pictures_of_a_held_camera_change_nothing_but_itself(
+    tee: Outline, pictures: list[list[MaskCrop]]
+) -> None:
+    two = refine_cameras(tee, [row[:2] for row in pictures], BASIS)
     wrong = [replace(row[2], mask=np.roll(row[2].mask, 5, axis=1)) for row in pictures]
-    found = aligned(two, wrong, BASIS)
+    found = align_camera(two, wrong, BASIS)
     assert np.array_equal(found.poses, two.poses) and found.cameras["b"] is two.cameras["b"]
 
 
-def test_a_camera_that_never_sees_the_body_cannot_be_aligned(tee: Outline, pictures: list[list[Shot]]) -> None:
-    two = refine(tee, [row[:2] for row in pictures], BASIS)
-    with pytest.raises(BadInput, match="three pictures"):
-        aligned(two, [None] * len(pictures), BASIS)
+def test_a_camera_that_never_sees_the_body_cannot_be_aligned(tee: Outline, pictures: list[list[MaskCrop]]) -> None:
+    two = refine_cameras(tee, [row[:2] for row in pictures], BASIS)
+    with pytest.raises(BadInput, match="three images"):
+        align_camera(two, [None] * len(pictures), BASIS)
 
 
-def test_runs_with_and_without_a_camera_speak_of_the_same_table(tee: Outline, pictures: list[list[Shot]]) -> None:
+def test_runs_with_and_without_a_camera_speak_of_the_same_table(tee: Outline, pictures: list[list[MaskCrop]]) -> None:
     said = [shipped(view) for view in TRUE]
-    all_three = refine(tee, pictures, BASIS)
-    without = aligned(refine(tee, [row[:2] for row in pictures], BASIS), [row[2] for row in pictures], BASIS)
-    same = anchored(without, said, BASIS)
+    all_three = refine_cameras(tee, pictures, BASIS)
+    without = align_camera(
+        refine_cameras(tee, [row[:2] for row in pictures], BASIS), [row[2] for row in pictures], BASIS
+    )
+    same = anchor_to_prior(without, said, BASIS)
     apart = np.linalg.norm(same.poses[:, :3, 3] - all_three.poses[:, :3, 3], axis=1)
     assert np.median(apart) < 1e-3
     # A motion of everything over the table changes no picture, and is taken back.
     world = moved(np.eye(4), BASIS @ np.array([0.02, -0.01, 0.05]))
     gone = {n: replace(c, body_from_camera=world @ c.body_from_camera) for n, c in same.cameras.items()}
-    back = anchored(replace(same, cameras=gone, poses=world @ same.poses), said, BASIS)
+    back = anchor_to_prior(replace(same, cameras=gone, poses=world @ same.poses), said, BASIS)
     assert np.allclose(back.poses, same.poses, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Colours of pixels: the skin's edge, planted poses found by colours, light that changes, runs that repeat."""
+"""The photometric residual: surface Gaussians, planted poses found by colours, illumination, runs that repeat."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.camera import Camera
 from instep.splat.raster.rasterizer import Rasterizer
-from instep.twin.camera_rig import Frame
-from instep.twin.photometric import Colours, Photo, joined, repainted
-from instep.twin.pose_filter import FilterOptions
-from instep.twin.pose_solver import Sharpness, Shot, moved, planar_basis, solve
-from instep.twin.projection import Outline, outline, sight
-from instep.twin.surface_gaussians import Skin, skin_of
-from instep.twin.twin import Twin
+from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, TwinOptions
+from instep.twin.camera_rig import CameraFrame, MaskCrop
+from instep.twin.photometric import (
+    BodyColours,
+    PhotometricResidual,
+    SurfaceGaussians,
+    photometric_step,
+    surface_gaussians,
+)
+from instep.twin.pose_solver import moved, planar_basis, solve_pose
+from instep.twin.projection import Outline, outline_of, project_outline
+from instep.twin.segmentation import colour_mask
 
 TEE = """
 <mujoco><worldbody><body name="tee"><freejoint/>
@@ -32,12 +37,12 @@ TOP = np.array([0.9, 0.5, 0.1])
 
 @pytest.fixture(scope="module")
 def tee() -> Outline:
-    return outline(mujoco.MjModel.from_xml_string(TEE), "tee")
+    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
 
 
 @pytest.fixture(scope="module")
-def skin(tee: Outline) -> Skin:
-    return skin_of(tee, TOP)
+def surface(tee: Outline) -> SurfaceGaussians:
+    return surface_gaussians(tee, TOP)
 
 
 def camera(name: str, lean: float, at: tuple[float, float, float]) -> Camera:
@@ -51,85 +56,87 @@ def camera(name: str, lean: float, at: tuple[float, float, float]) -> Camera:
 CAMERAS = (camera("a", -0.2, (0.05, 0.1, 0.6)), camera("b", 0.5, (0.0, -0.3, 0.5)))
 
 
-def shaded(skin: Skin) -> np.ndarray:
+def shaded(surface: SurfaceGaussians) -> np.ndarray:
     """Colours of faces under a lamp from above and one side."""
     lamp = np.array([0.4, 0.2, 0.9])
-    return TOP * (0.4 + 0.6 * np.clip(skin.normals @ (lamp / np.linalg.norm(lamp)), 0, 1))[:, None]
+    return TOP * (0.4 + 0.6 * np.clip(surface.normals @ (lamp / np.linalg.norm(lamp)), 0, 1))[:, None]
 
 
-def photographed(skin: Skin, view: Camera, T: np.ndarray, gain: float = 1.0) -> np.ndarray:
-    """A picture of the skin before a grey table."""
-    image = Rasterizer(skin.painted(shaded(skin)), threads=1).render(view, pose(T)[None])
+def photographed(surface: SurfaceGaussians, view: Camera, T: np.ndarray, gain: float = 1.0) -> np.ndarray:
+    """An image of the surface in front of a grey table."""
+    image = Rasterizer(surface.with_colours(shaded(surface)), threads=1).render(view, pose(T)[None])
     colour = image.colour + (1 - image.alpha[..., None]) * 0.4
     return np.clip(255 * gain * colour, 0, 255).astype(np.uint8)
 
 
-def shot(tee: Outline, view: Camera, true: np.ndarray, believed: np.ndarray) -> Shot:
+def crop(tee: Outline, view: Camera, true: np.ndarray, predicted: np.ndarray) -> MaskCrop:
     whole = (0, 0, view.width, view.height)
-    mask = sight(tee, view, true, true[:3, 3]).coverage(whole, 0.4)
-    return Shot(view, mask, np.ones_like(mask), whole, believed)
+    mask = project_outline(tee, view, true, true[:3, 3]).coverage(whole, 0.4)
+    return MaskCrop(view, mask, np.ones_like(mask), whole, predicted)
 
 
-def test_a_skin_lies_on_the_body_and_nowhere_inside_it(tee: Outline, skin: Skin) -> None:
-    outward = skin.gaussians.means + 1e-3 * skin.normals
+def test_surface_gaussians_lie_on_the_body_and_nowhere_inside_it(tee: Outline, surface: SurfaceGaussians) -> None:
+    outward = surface.gaussians.means + 1e-3 * surface.normals
     inside = np.zeros(len(outward), bool)
     for x, y, wide, long in ((0, 0.04, 0.1, 0.025), (0, -0.06, 0.025, 0.075)):
         inside |= (np.abs(outward - [x, y, 0]) < [wide, long, 0.02]).all(axis=1)
     assert not inside.any()
-    assert np.allclose(np.linalg.norm(skin.normals, axis=1), 1)
+    assert np.allclose(np.linalg.norm(surface.normals, axis=1), 1)
 
 
 @pytest.mark.parametrize("view", CAMERAS, ids=lambda c: c.name)
-def test_the_edge_of_a_skin_is_the_edge_of_the_silhouette(tee: Outline, skin: Skin, view: Camera) -> None:
+def test_the_edge_of_surface_gaussians_is_the_edge_of_the_silhouette(
+    tee: Outline, surface: SurfaceGaussians, view: Camera
+) -> None:
     T = moved(np.eye(4), np.array([0.01, 0.02, 0.02, 0, 0, 0.7]))
-    alpha = Rasterizer(skin.gaussians, threads=1).render(view, pose(T)[None]).alpha
-    covered = sight(tee, view, T, T[:3, 3]).coverage((0, 0, view.width, view.height), 0.1)
+    alpha = Rasterizer(surface.gaussians, threads=1).render(view, pose(T)[None]).alpha
+    covered = project_outline(tee, view, T, T[:3, 3]).coverage((0, 0, view.width, view.height), 0.1)
     # To half a pixel: along the border of this T lie 250 pixels of its 2240.
     assert (alpha > 0.5).sum() == pytest.approx((covered > 0.5).sum(), rel=0.06)
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_a_planted_pose_is_found_by_colours(tee: Outline, skin: Skin, masks: bool) -> None:
-    believed = moved(np.eye(4), np.array([0.0, 0.0, 0.02, 0, 0, 0.3]))
-    true = moved(believed, np.array([0.003, -0.002, 0, 0, 0, 0.03]))
+def test_a_planted_pose_is_found_by_colours(tee: Outline, surface: SurfaceGaussians, masks: bool) -> None:
+    predicted = moved(np.eye(4), np.array([0.0, 0.0, 0.02, 0, 0, 0.3]))
+    true = moved(predicted, np.array([0.003, -0.002, 0, 0, 0, 0.03]))
     prior, basis = np.diag([0.01**2] * 3 + [0.1**2] * 3), planar_basis(np.array([0.0, 0.0, 1.0]))
-    shots = [shot(tee, view, true, believed) for view in CAMERAS]
-    frames = [Frame(view, photographed(skin, view, true), 0.0, 0.0) for view in CAMERAS]
-    photo, colours = Photo(skin), Colours(shaded(skin), shaded(skin), 0, np.ones(2))
-    found = solve(tee, shots, prior, basis, Sharpness(), 5 if masks else 1)
+    crops = [crop(tee, view, true, predicted) for view in CAMERAS]
+    frames = [CameraFrame(view, photographed(surface, view, true), 0.0, 0.0) for view in CAMERAS]
+    photo, colours = PhotometricResidual(surface), BodyColours(shaded(surface), shaded(surface), 0, np.ones(2))
+    found = solve_pose(tee, crops, prior, basis, 5 if masks else 1)
     for _ in range(1 if masks else 4):  # silhouettes are not looked at again
-        equations = photo.equations(shots, frames, [1.0, 1.0], found.xi, colours)
-        found = joined(found, equations, photo.exposure, prior, basis, masks)
-    at = moved(believed, found.xi)
+        equations = photo.equations(crops, frames, [1.0, 1.0], found.xi, colours)
+        found = photometric_step(found, equations, prior, basis, masks)
+    at = moved(predicted, found.xi)
     assert np.linalg.norm(at[:3, 3] - true[:3, 3]) < 2e-4
     assert abs(found.xi[5] - 0.03) < 2e-3
 
 
-def test_light_is_taken_off_before_colours_are_compared(tee: Outline, skin: Skin) -> None:
+def test_light_is_taken_off_before_colours_are_compared(tee: Outline, surface: SurfaceGaussians) -> None:
     T = moved(np.eye(4), np.array([0.0, 0.0, 0.02, 0, 0, 0.3]))
-    shots = [shot(tee, view, T, T) for view in CAMERAS]
-    photo, colours = Photo(skin), Colours(shaded(skin), shaded(skin), 0, np.ones(2))
-    bright = [Frame(view, photographed(skin, view, T, 0.6), 0.0, 0.0) for view in CAMERAS]
-    right, _ = photo.compared(shots, bright, [0.6, 0.6], colours)
-    wrong, _ = photo.compared(shots, bright, [1.0, 1.0], colours)
+    crops = [crop(tee, view, T, T) for view in CAMERAS]
+    photo, colours = PhotometricResidual(surface), BodyColours(shaded(surface), shaded(surface), 0, np.ones(2))
+    bright = [CameraFrame(view, photographed(surface, view, T, 0.6), 0.0, 0.0) for view in CAMERAS]
+    right, _ = photo.compare(crops, bright, [0.6, 0.6], colours)
+    wrong, _ = photo.compare(crops, bright, [1.0, 1.0], colours)
     assert right < 0.05 < 0.15 < wrong
 
 
-def test_colours_are_learned_from_what_cameras_show(tee: Outline, skin: Skin) -> None:
+def test_colours_are_learned_from_what_cameras_show(tee: Outline, surface: SurfaceGaussians) -> None:
     T = moved(np.eye(4), np.array([0.0, 0.0, 0.02, 0, 0, 0.3]))
-    shots = [shot(tee, view, T, T) for view in CAMERAS]
-    frames = [Frame(view, photographed(skin, view, T), 0.0, 0.0) for view in CAMERAS]
-    photo = Photo(skin)
+    crops = [crop(tee, view, T, T) for view in CAMERAS]
+    frames = [CameraFrame(view, photographed(surface, view, T), 0.0, 0.0) for view in CAMERAS]
+    photo = PhotometricResidual(surface)
     nothing = photo.unknown(2)
     assert not np.isfinite(nothing.used).any()
-    learned = repainted(nothing, photo.compared(shots, frames, [1.0, 1.0], nothing)[1])
-    up = skin.normals[:, 2] > 0.9
+    learned = nothing.updated(photo.compare(crops, frames, [1.0, 1.0], nothing)[1])
+    up = surface.normals[:, 2] > 0.9
     assert np.isfinite(learned.used).all()
-    assert np.median(np.abs(learned.used[up] - shaded(skin)[up])) < 0.03
+    assert np.median(np.abs(learned.used[up] - shaded(surface)[up])) < 0.03
 
 
 @pytest.mark.parametrize("residual", ["photo", "both"])
-def test_a_filter_that_compares_colours_follows_a_stand_in(filmed, follow, residual) -> None:
+def test_a_filter_that_compares_colours_follows_a_simulated_robot(filmed, follow, residual) -> None:
     run = follow(filmed, FilterOptions(residual=residual))
     assert np.median(run.error[10:]) < 1.5e-3 and np.degrees(np.median(run.turn[10:])) < 0.3
     assert np.nanmedian(run.log["tee.photo"][10:]) < 0.2
@@ -137,20 +144,16 @@ def test_a_filter_that_compares_colours_follows_a_stand_in(filmed, follow, resid
     assert np.array_equal(run.episode.q, again.episode.q)  # bit for bit
 
 
-def test_a_scan_takes_the_place_of_the_skin(filmed, tmp_path) -> None:
-    from instep.app.twin_run import How
+def test_a_scan_replaces_the_surface_gaussians(filmed, tmp_path) -> None:
     from instep.splat.io import save
-    from instep.twin.camera_rig import Eyes
-    from instep.twin.pose_filter import PoseFilter
-    from instep.twin.segmentation import colour_mask
 
     scene = filmed.scene
-    scan = skin_of(outline(scene.model, "tee"), TOP, pitch=0.02).gaussians
+    scan = surface_gaussians(outline_of(scene.model, "tee"), TOP, cell=0.02).gaussians
     save(tmp_path / "tee.ply", scan)
-    scans = How(residual="both", scan=tmp_path).scans()
+    scans = TwinOptions(residual="both", scan=tmp_path).scans()
     assert list(scans) == ["tee"] and len(scans["tee"]) == len(scan)
-    eyes = Eyes(tuple(scene.cameras.values()), colour_mask(TOP))
-    scanned = PoseFilter(scene, eyes, FilterOptions(residual="both"), scans=scans)
+    rig = replace(CameraRig.of(scene), mask=colour_mask(TOP))
+    scanned = PoseFilter(scene, rig, FilterOptions(residual="both"), scans=scans)
     twin = Twin(MujocoWorld(scene), Recording(filmed.episode), scanned)
     run = rollout(twin, Script(filmed.episode.action), steps=20)
     error = np.linalg.norm(run.q[10:, 2:5] - filmed.episode.q[10:20, 2:5], axis=1)
@@ -166,8 +169,8 @@ def test_the_log_tells_when_colours_do_not_fit(filmed, follow) -> None:
     assert np.nanmean(stained.log["tee.photo"][42:]) > 1.2 * np.nanmean(plain.log["tee.photo"][42:])
 
 
-def test_a_skin_keeps_its_shape_when_painted(skin: Skin) -> None:
-    painted = skin.painted(shaded(skin))
-    assert np.array_equal(painted.means, skin.gaussians.means)
-    assert np.allclose(painted.colours, shaded(skin))
-    assert replace(skin, gaussians=painted).gaussians is painted
+def test_surface_gaussians_keep_their_shape_in_other_colours(surface: SurfaceGaussians) -> None:
+    recoloured = surface.with_colours(shaded(surface))
+    assert np.array_equal(recoloured.means, surface.gaussians.means)
+    assert np.allclose(recoloured.colours, shaded(surface))
+    assert replace(surface, gaussians=recoloured).gaussians is recoloured

@@ -12,11 +12,8 @@ from instep.physics.mujoco_cameras import ImageEffects, render_cameras
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.camera_rig import IMAGES, Eyes
-from instep.twin.initialization import colour_of
-from instep.twin.pose_filter import PoseFilter
-from instep.twin.segmentation import colour_mask
-from instep.twin.twin import Twin
+from instep.twin import CameraRig, PoseFilter, Twin
+from instep.twin.camera_rig import IMAGES
 
 STEPS = 30
 
@@ -57,5 +54,4 @@ def test_other_pictures_give_other_set_points(recorded) -> None:
 
 
 def _twin(scene: Scene, real) -> Twin:
-    eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
-    return Twin(MujocoWorld(scene), real, PoseFilter(scene, eyes))
+    return Twin(MujocoWorld(scene), real, PoseFilter(scene, CameraRig.of(scene)))

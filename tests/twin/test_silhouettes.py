@@ -10,9 +10,13 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import transform
 from instep.scene.camera import Camera
 from instep.twin import silhouette_kernels
-from instep.twin.pose_solver import Sharpness, Shot, look, moved, planar_basis, solve
-from instep.twin.projection import Outline, outline, sight
-from instep.twin.segmentation import ColourMask, colour_mask, counted, read, strangers
+from instep.twin.camera_rig import MaskCrop
+from instep.twin.pose_solver import PixelNoise, compare_silhouette, moved, planar_basis, solve_pose
+from instep.twin.projection import Outline, outline_of, project_outline
+from instep.twin.segmentation import MIN_PURITY, ColourMask, colour_mask, segment
+from instep.twin.silhouette import median_chroma
+
+from .reference import counted, normal_equations, occluders
 
 TEE = """
 <mujoco><worldbody><geom type="plane" size="1 1 0.1"/>
@@ -26,7 +30,7 @@ TEE = """
 
 @pytest.fixture(scope="module")
 def tee() -> Outline:
-    return outline(mujoco.MjModel.from_xml_string(TEE), "tee")
+    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
 
 
 def looking_down(name: str = "top", at: tuple[float, float, float] = (0.05, 0.1, 0.6), lean: float = -0.2) -> Camera:
@@ -38,11 +42,11 @@ def looking_down(name: str = "top", at: tuple[float, float, float] = (0.05, 0.1,
     return Camera(name, 240, 160, (200.0, 200.0), (120.0, 80.0), body_from_camera=placed)
 
 
-def shown(shape: Outline, camera: Camera, T: np.ndarray) -> Shot:
+def shown(shape: Outline, camera: Camera, T: np.ndarray) -> MaskCrop:
     """What a camera would show of the body, exactly."""
     whole = (0, 0, camera.width, camera.height)
-    mask = sight(shape, camera, T, T[:3, 3]).coverage(whole, 0.4)
-    return Shot(camera, mask, np.ones_like(mask), whole, T)
+    mask = project_outline(shape, camera, T, T[:3, 3]).coverage(whole, 0.4)
+    return MaskCrop(camera, mask, np.ones_like(mask), whole, T)
 
 
 def test_parts_that_touch_are_made_to_overlap(tee: Outline) -> None:
@@ -54,99 +58,96 @@ def test_parts_that_touch_are_made_to_overlap(tee: Outline) -> None:
 def test_a_body_nobody_can_see_is_refused() -> None:
     model = mujoco.MjModel.from_xml_string(TEE)
     with pytest.raises(BadInput, match="no geom that a camera could see"):
-        outline(model, "ghost")
+        outline_of(model, "ghost")
     with pytest.raises(UnknownName, match="tee"):
-        outline(model, "tea")
+        outline_of(model, "tea")
 
 
 def test_coverage_counts_the_area_of_a_box() -> None:
     camera = looking_down(lean=0.0, at=(0.0, 0.0, 1.0))
     corners = np.array([[x, y, 0.0] for x in (-0.1, 0.1) for y in (-0.05, 0.05)])
     plate = Outline("plate", corners, np.array([0, 4]), 0.2)
-    covered = sight(plate, camera, np.eye(4), np.zeros(3)).coverage((0, 0, 240, 160), 0.1)
+    covered = project_outline(plate, camera, np.eye(4), np.zeros(3)).coverage((0, 0, 240, 160), 0.1)
     assert covered.sum() == pytest.approx(40 * 20, rel=0.01)  # 0.2 m x 0.1 m at 200 pixels per metre
 
 
 def test_derivatives_of_corners_agree_with_finite_differences(tee: Outline) -> None:
     camera, T = looking_down(), transform(np.array([0.02, 0.03, 0.02, 0.9, 0.1, -0.05, 0.4]))
     T[:3, :3] = np.linalg.qr(T[:3, :3])[0]
-    here = sight(tee, camera, T, T[:3, 3])
+    here = project_outline(tee, camera, T, T[:3, 3])
     for k in range(6):
         xi = np.zeros(6)
         xi[k] = 1e-6
-        there = sight(tee, camera, moved(T, xi), T[:3, 3])
+        there = project_outline(tee, camera, moved(T, xi), T[:3, 3])
         slope = (there.points - here.points) / 1e-6
-        assert np.allclose(slope, here.slopes[:, :, k], rtol=1e-3, atol=1e-2)
+        assert np.allclose(slope, here.jacobian[:, :, k], rtol=1e-3, atol=1e-2)
 
 
-def test_the_pull_is_the_slope_of_the_cost(tee: Outline) -> None:
+def test_the_gradient_is_that_of_the_cost(tee: Outline) -> None:
     camera, T = looking_down(), np.eye(4)
-    shot = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
-    shot = Shot(camera, shot.mask, shot.weight, shot.region, T)
-    sharp = Sharpness(robust=10.0, sigma=1.0, kappa=1.0)
-    pull = look(tee, shot, np.zeros(6), sharp, 0.7).pull
+    crop = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
+    crop = MaskCrop(camera, crop.mask, crop.weight, crop.region, T)
+    noise = PixelNoise(robust=10.0, sigma=1.0, kappa=1.0)
+    gradient = compare_silhouette(tee, crop, noise=noise).gradient
     whole = (0, 0, camera.width, camera.height)
 
     def cost(xi: np.ndarray) -> float:
         at = moved(T, xi)
-        return 0.5 * float(np.sum((sight(tee, camera, at, at[:3, 3]).coverage(whole, 0.7) - shot.mask) ** 2))
+        return 0.5 * float(np.sum((project_outline(tee, camera, at, at[:3, 3]).coverage(whole, 0.7) - crop.mask) ** 2))
 
     for k in (0, 1, 5):
         xi = np.zeros(6)
         xi[k] = 1e-4
         slope = (cost(xi) - cost(-xi)) / 2e-4
-        assert pull[k] == pytest.approx(slope, rel=0.08)  # edges change hands from pixel to pixel
+        assert gradient[k] == pytest.approx(slope, rel=0.08)  # edges change hands from pixel to pixel
 
 
 @pytest.mark.parametrize("soft", [0.7, 2.0, 5.0])
-def test_a_glance_sums_up_what_the_readable_equations_do(tee: Outline, soft: float) -> None:
+def test_the_compiled_equations_are_the_readable_ones(tee: Outline, soft: float) -> None:
     camera, T = looking_down(), moved(np.eye(4), np.array([0.01, 0.02, 0.02, 0.1, -0.05, 0.7]))
-    shot = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
-    weight = (np.random.default_rng(1).random(shot.mask.shape) < 0.8).astype(np.float32)
-    shot = Shot(camera, shot.mask, weight, shot.region, T)
-    sharp = Sharpness(sigma=1.0, kappa=1.0)
-    view = look(tee, shot, np.zeros(6), sharp, soft)
-    seen = sight(tee, camera, T, T[:3, 3], 8 if soft < 1 else 32)
+    crop = shown(tee, camera, moved(T, np.array([0.004, -0.003, 0, 0, 0, 0.05])))
+    weight = (np.random.default_rng(1).random(crop.mask.shape) < 0.8).astype(np.float32)
+    crop = MaskCrop(camera, crop.mask, weight, crop.region, T)
+    noise = PixelNoise(sigma=1.0, kappa=1.0, robust=0.5)
+    view = compare_silhouette(tee, crop, None, soft, noise=noise)
+    seen = project_outline(tee, camera, T, T[:3, 3], 8 if soft < 1 else 32)
     left, top, right, bottom = seen.region
     part = slice(top, bottom), slice(left, right)
-    H, g, tally = silhouette_kernels.normal_equations(
-        seen.points, seen.slopes, seen.edges, shot.mask[part], weight[part], np.array([left, top], float), soft, 0.5
+    H, g, tally = normal_equations(
+        seen.points, seen.jacobian, seen.edges, crop.mask[part], weight[part], np.array([left, top], float), soft, 0.5
     )
     scale = np.abs(H).max()
     assert np.abs(view.information - H).max() < 1e-5 * scale  # float32 sums of flat blocks
-    assert np.abs(view.pull - g).max() < 1e-4 * np.abs(g).max()
+    assert np.abs(view.gradient - g).max() < 1e-4 * np.abs(g).max()
     assert view.overlap == pytest.approx(tally[2] / tally[3], rel=1e-6)
     # Beyond six widths of the edge the fast one takes the silhouette as flat.
     assert view.residual == pytest.approx(np.sqrt(tally[0] / tally[1]), rel=3e-3)
     basis = planar_basis(np.array([0.0, 0.0, 1.0]))
-    planar = look(tee, shot, np.zeros(6), sharp, soft, basis)
+    planar = compare_silhouette(tee, crop, None, soft, basis, noise)
     assert np.allclose(planar.information, basis.T @ view.information @ basis, rtol=1e-9, atol=1e-9 * scale)
 
 
-def test_the_compiled_strength_is_the_plain_one() -> None:
-    from instep.twin.segmentation import PALE
-    from instep.twin.silhouette import strength_of
-
+def test_the_compiled_chroma_is_the_plain_one() -> None:
     rng = np.random.default_rng(4)
     mask = colour_mask(np.array([1.0, 0.3, 0.1]))
     pixels = np.clip(np.array([190, 70, 40]) + rng.normal(0, 20, (60, 80, 3)), 0, 255).astype(np.uint8)
     plain = mask.strength(pixels[::2, ::2], 100.0)
-    assert strength_of(pixels, mask.chroma, 100.0, 1.6 * PALE) == pytest.approx(plain, abs=0.5)
+    assert median_chroma(pixels, mask.chroma, 100.0, 1.6 * MIN_PURITY) == pytest.approx(plain, abs=0.5)
 
 
 def test_the_compiled_mask_is_the_plain_one() -> None:
     rng = np.random.default_rng(3)
     pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    backdrop = rng.integers(0, 200, (40, 50, 3)).astype(np.float32)
+    background = rng.integers(0, 200, (40, 50, 3)).astype(np.float32)
     mask: ColourMask = colour_mask(np.array([1.0, 0.3, 0.1]))
     plain = mask.soft(pixels, 120.0)
-    weight = counted(plain, strangers(pixels, backdrop))
-    fast_mask, fast_weight = read(mask, pixels, 120.0, backdrop)
+    weight = counted(plain, occluders(pixels, background))
+    fast_mask, fast_weight = segment(mask, pixels, 120.0, background)
     assert np.allclose(fast_mask, plain, atol=1e-5)
     assert np.mean(fast_weight != weight) < 0.002  # pixels whose mask lies on a threshold to the last bit
 
 
-def test_a_grey_body_cannot_be_told_by_its_colour() -> None:
+def test_a_grey_body_cannot_be_segmented_by_its_colour() -> None:
     with pytest.raises(BadInput, match="nearly grey"):
         colour_mask(np.array([0.5, 0.52, 0.5]))
 
@@ -157,10 +158,10 @@ def test_a_planted_pose_is_found_again(tee: Outline, off: tuple[float, float, fl
     T = np.eye(4)
     T[2, 3] = 0.02
     true = np.array([off[0], off[1], 0.0, 0.0, 0.0, off[2]])
-    shots = [shown(tee, camera, moved(T, true)) for camera in cameras]
-    shots = [Shot(s.camera, s.mask, s.weight, s.region, T) for s in shots]
+    crops = [shown(tee, camera, moved(T, true)) for camera in cameras]
+    crops = [MaskCrop(s.camera, s.mask, s.weight, s.region, T) for s in crops]
     basis = planar_basis(np.array([0.0, 0.0, 1.0]))
-    found = solve(tee, shots, np.diag([0.05**2] * 3 + [0.5**2] * 3), basis, Sharpness(), 25)
+    found = solve_pose(tee, crops, np.diag([0.05**2] * 3 + [0.5**2] * 3), basis, 25)
     assert np.linalg.norm(found.xi[:3] - true[:3]) < 5e-4
     assert abs(found.xi[5] - true[5]) < 0.01
     assert np.all(np.linalg.eigvalsh(found.covariance) > -1e-12)
@@ -169,19 +170,19 @@ def test_a_planted_pose_is_found_again(tee: Outline, off: tuple[float, float, fl
 def test_all_six_unknowns_are_found_off_the_table(tee: Outline) -> None:
     cameras = [looking_down("a"), looking_down("b", (0.0, -0.3, 0.5), 0.5), looking_down("c", (0.12, 0.0, 0.5), 0.1)]
     true = np.array([0.004, -0.003, 0.005, 0.03, -0.02, 0.05])
-    shots = [shown(tee, camera, moved(np.eye(4), true)) for camera in cameras]
-    shots = [Shot(s.camera, s.mask, s.weight, s.region, np.eye(4)) for s in shots]
-    found = solve(tee, shots, np.diag([0.05**2] * 3 + [0.5**2] * 3), np.eye(6), Sharpness(), 25)
+    crops = [shown(tee, camera, moved(np.eye(4), true)) for camera in cameras]
+    crops = [MaskCrop(s.camera, s.mask, s.weight, s.region, np.eye(4)) for s in crops]
+    found = solve_pose(tee, crops, np.diag([0.05**2] * 3 + [0.5**2] * 3), np.eye(6), 25)
     assert np.linalg.norm(found.xi[:3] - true[:3]) < 1e-3
     assert np.linalg.norm(found.xi[3:] - true[3:]) < 0.02
 
 
-def test_pixels_that_are_hidden_do_not_pull(tee: Outline) -> None:
+def test_occluded_pixels_have_no_effect(tee: Outline) -> None:
     camera = looking_down()
-    shot = shown(tee, camera, np.eye(4))
-    hidden = Shot(camera, np.zeros_like(shot.mask), np.zeros_like(shot.weight), shot.region, np.eye(4))
+    crop = shown(tee, camera, np.eye(4))
+    hidden = MaskCrop(camera, np.zeros_like(crop.mask), np.zeros_like(crop.weight), crop.region, np.eye(4))
     prior = np.diag([0.01**2] * 3 + [0.1**2] * 3)
-    found = solve(tee, [hidden], prior, np.eye(6), Sharpness(), 3)
+    found = solve_pose(tee, [hidden], prior, np.eye(6), 3)
     assert np.allclose(found.xi, 0) and np.allclose(found.covariance, prior)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.twin.trust import calibrated
-from instep.twin.twin import log_of
+from instep.twin import calibrate_trust, correction_log
 
 
 def nominal(seed: int, strange: float = 0.0) -> dict[str, np.ndarray]:
@@ -22,13 +21,13 @@ def nominal(seed: int, strange: float = 0.0) -> dict[str, np.ndarray]:
 
 
 def test_a_nominal_run_alarms_as_rarely_as_promised() -> None:
-    trust = calibrated([nominal(seed) for seed in range(120)])
+    trust = calibrate_trust([nominal(seed) for seed in range(120)])
     alarms = [trust.alarm(nominal(seed)) is not None for seed in range(1000, 1300)]
     assert np.mean(alarms) < 0.09  # alpha is 0.05; 300 runs leave a standard deviation of 0.013
 
 
 def test_a_strange_run_is_noticed_after_it_turns_strange() -> None:
-    trust = calibrated([nominal(seed) for seed in range(120)])
+    trust = calibrate_trust([nominal(seed) for seed in range(120)])
     rows = [trust.alarm(nominal(seed, 3.0)) for seed in range(2000, 2040)]
     found = [row for row in rows if row is not None]
     assert len(found) >= 38 and np.median(found) < 120
@@ -36,13 +35,13 @@ def test_a_strange_run_is_noticed_after_it_turns_strange() -> None:
 
 
 def test_trust_falls_as_scores_grow_and_stays_between_zero_and_one() -> None:
-    trust = calibrated([nominal(seed) for seed in range(30)])
+    trust = calibrate_trust([nominal(seed) for seed in range(30)])
     levels = trust.of(np.linspace(0, 50, 100))
     assert np.all(np.diff(levels) <= 0) and levels.max() <= 1 and levels.min() > 0
 
 
 def test_a_number_that_is_missing_is_as_bad_as_can_be() -> None:
-    trust = calibrated([nominal(seed) for seed in range(60)])
+    trust = calibrate_trust([nominal(seed) for seed in range(60)])
     log = nominal(5)
     log["tee.nis"][120:] = np.nan
     row = trust.alarm(log)
@@ -55,27 +54,27 @@ def test_rows_that_are_not_judged_are_in_no_window() -> None:
         log["cam.overlap"][:3], log["tee.nis"][:3] = 0.0, 1e6  # the twin still looks for its body
         return log
 
-    plain, late = (calibrated([make(seed) for seed in range(60)]) for make in (nominal, found_late))
+    plain, late = (calibrate_trust([make(seed) for seed in range(60)]) for make in (nominal, found_late))
     assert np.array_equal(plain.scores, late.scores)
     assert np.array_equal(plain.frames(nominal(70)), plain.frames(found_late(70)))
 
 
 def test_three_runs_are_too_few() -> None:
     with pytest.raises(BadInput, match="four nominal runs"):
-        calibrated([nominal(seed) for seed in range(3)])
+        calibrate_trust([nominal(seed) for seed in range(3)])
 
 
 def test_the_log_is_read_back_from_an_episode(filmed, follow) -> None:
     run = follow(filmed)
-    log = log_of(run.episode)
+    log = correction_log(run.episode)
     assert set(run.twin.correct.logged) | {"joints.error"} == set(log)
     assert np.nanmax(log["joints.error"]) == np.nanmax(np.abs(run.episode["twin.joint_error"]))
     with pytest.raises(BadInput, match="not run through a corrected twin"):
-        log_of(filmed.episode)
+        correction_log(filmed.episode)
 
 
-def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_path) -> None:
-    from instep.app.twin_run import calibrated_on, trusted
+def test_the_command_line_says_how_far_a_run_can_be_trust_scores(filmed, follow, tmp_path) -> None:
+    from instep.app.twin_run import calibrated_on, trust_scores
     from instep.data import write_dataset
 
     well = follow(filmed).episode
@@ -87,5 +86,5 @@ def test_the_command_line_says_how_far_a_run_can_be_trusted(filmed, follow, tmp_
 
     write_dataset([like(1.0) for _ in range(12)], tmp_path / "nominal")
     trust = calibrated_on(tmp_path / "nominal")
-    assert trusted(like(1.0), trust)["trust"].value > 0.1
-    assert trusted(like(6.0), trust)["trust"].value == pytest.approx(1 / 9)  # below all of eight
+    assert trust_scores(like(1.0), trust)["trust"].value > 0.1
+    assert trust_scores(like(6.0), trust)["trust"].value == pytest.approx(1 / 9)  # below all of eight

@@ -12,12 +12,9 @@ from instep.core.rollout import Constant, Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.twin.camera_rig import Eyes
-from instep.twin.initialization import colour_of
-from instep.twin.pose_filter import PoseFilter
-from instep.twin.segmentation import colour_mask
-from instep.twin.twin import COUNTS, STAGES, Blend, Twin, Uncorrected, blended, led
-from instep.twin.warmup import painted
+from instep.twin import CameraRig, JointBlend, NoCorrection, PoseFilter, Twin
+from instep.twin.factory import flat_images
+from instep.twin.twin import COUNTS, STAGES, adapt_lead, blend_joints
 
 MM, DEG = 1e-3, np.pi / 180
 
@@ -32,13 +29,13 @@ def test_the_twin_stays_on_the_body(filmed, follow) -> None:
 def test_physics_alone_does_not(filmed, follow) -> None:
     scene = filmed.scene
     sim = MujocoWorld(scene).tuned({"geom.*.friction": 0.1})
-    free = rollout(Twin(sim, Recording(filmed.episode), Uncorrected()), Script(filmed.episode.action), steps=60)
+    free = rollout(Twin(sim, Recording(filmed.episode), NoCorrection()), Script(filmed.episode.action), steps=60)
     apart = np.linalg.norm(free.q[-1, 2:4] - filmed.episode.q[-1, 2:4])
     assert apart > 5 * MM  # the scene's own start is elsewhere: nothing told the twin
 
 
 def test_a_step_depends_only_on_its_arguments(filmed) -> None:
-    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), Uncorrected())
+    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), NoCorrection())
     state = twin.reset(0)
     first, second = twin.step(state, filmed.episode.action[0]), twin.step(state, filmed.episode.action[0])
     assert np.array_equal(first.q, second.q) and np.array_equal(first.v, second.v)
@@ -57,7 +54,7 @@ def test_replaying_a_run_gives_every_set_point_again(filmed, follow) -> None:
 
 
 def test_the_real_robot_is_told_the_simulated_joints(filmed) -> None:
-    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), Uncorrected(), blend=Blend(gain=0.0))
+    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), NoCorrection(), blend=JointBlend(gain=0.0))
     state = twin.step(twin.reset(0), np.array([0.40, 0.30]))
     assert np.allclose(twin.sent(state), state.q[:2], atol=1e-12)
     assert np.abs(twin.sent(state) - [0.40, 0.30]).max() > 0.01  # not the policy's target
@@ -65,7 +62,7 @@ def test_the_real_robot_is_told_the_simulated_joints(filmed) -> None:
 
 def test_stages_and_overruns_are_counted_with_their_cause(filmed) -> None:
     ticks = iter(np.cumsum([0.0] + [0.001, 0.030, 0.001, 0.0, 0.0, 0.040] * 50))
-    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), Uncorrected(), clock=lambda: float(next(ticks)))
+    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), NoCorrection(), clock=lambda: float(next(ticks)))
     state = twin.step(twin.reset(0), filmed.episode.action[0])
     seen = twin.observe(state)
     counts = dict(zip(COUNTS, seen["twin.counts"], strict=True))
@@ -76,12 +73,12 @@ def test_stages_and_overruns_are_counted_with_their_cause(filmed) -> None:
 def test_a_robot_with_other_joints_is_refused() -> None:
     scene, arm = Scene.load("pusht"), Scene.load("so101")
     with pytest.raises(BadInput, match="neither a joint nor an action"):
-        Twin(MujocoWorld(scene), MujocoWorld(arm), Uncorrected())
+        Twin(MujocoWorld(scene), MujocoWorld(arm), NoCorrection())
 
 
 def test_a_reading_is_compared_with_the_joints_of_its_own_time() -> None:
     times, past = np.arange(10) * 0.01, (np.arange(10) * 0.01)[:, None] * 2.0  # joints moving at 2 rad/s
-    late = blended(Blend(gain=0.5, lag=0.02), past[-1], times, past, np.array([2.0 * 0.06]), 0.08)
+    late = blend_joints(JointBlend(gain=0.5, lag=0.02), past[-1], times, past, np.array([2.0 * 0.06]), 0.08)
     assert late.used and np.allclose(late.error, 0.0, atol=1e-12)
     assert np.allclose(late.q, past[-1])
 
@@ -89,38 +86,38 @@ def test_a_reading_is_compared_with_the_joints_of_its_own_time() -> None:
 @pytest.mark.parametrize("reading", [np.nan, np.inf, 3.0])
 def test_an_unsound_reading_moves_nothing(reading: float) -> None:
     times, past = np.arange(10) * 0.01, np.zeros((10, 1))
-    led = blended(Blend(), past[-1], times, past, np.array([reading]), 0.09)
-    assert not led.used and np.array_equal(led.q, past[-1])
+    found = blend_joints(JointBlend(), past[-1], times, past, np.array([reading]), 0.09)
+    assert not found.used and np.array_equal(found.q, past[-1])
 
 
 def test_a_lag_of_the_robot_is_learned_and_led_away() -> None:
     lead, speed = 0.0, np.array([0.2, 0.0])
     for _ in range(400):
         left = 0.06 - lead  # a robot that is 60 ms late and is told `lead` ahead
-        lead = led(Blend(), lead, -left * speed, speed)
+        lead = adapt_lead(JointBlend(), lead, -left * speed, speed)
     assert lead == pytest.approx(0.06, abs=1e-3)
-    assert led(Blend(), lead, np.array([0.01, 0.0]), np.zeros(2)) == lead  # at rest an offset is no lag
-    assert led(Blend(), lead, np.full(2, np.nan), speed) == lead
-    assert led(Blend(lead=0.0), 0.0, -0.06 * speed, speed) == 0.0
+    assert adapt_lead(JointBlend(), lead, np.array([0.01, 0.0]), np.zeros(2)) == lead  # at rest an offset is no lag
+    assert adapt_lead(JointBlend(), lead, np.full(2, np.nan), speed) == lead
+    assert adapt_lead(JointBlend(max_lead=0.0), 0.0, -0.06 * speed, speed) == 0.0
 
 
 def test_a_late_robot_is_told_where_the_joints_will_be(filmed) -> None:
     scene = filmed.scene
     slow = MujocoWorld(scene).tuned({"action.delay": 0.05})
 
-    def apart(blend: Blend) -> float:
+    def apart(blend: JointBlend) -> float:
         swing = 0.3 + 0.1 * np.sin(np.arange(240)[:, None] * 0.05 + np.array([0.0, 0.7]))
         swing[:, 1] -= 0.25  # clear of the T
-        run = rollout(Twin(MujocoWorld(scene), slow, Uncorrected(), blend=blend), Script(swing), steps=240)
+        run = rollout(Twin(MujocoWorld(scene), slow, NoCorrection(), blend=blend), Script(swing), steps=240)
         return float(np.median(np.abs(run.q[150:, :2] - run["twin.measured"][150:, :2])))
 
-    behind, led_on = apart(Blend(gain=0.0, lead=0.0)), apart(Blend(gain=0.0))
+    behind, led_on = apart(JointBlend(gain=0.0, max_lead=0.0)), apart(JointBlend(gain=0.0))
     assert led_on < 0.25 * behind and behind > 5 * MM
 
 
 def test_the_twin_of_a_still_world_stands_still(filmed) -> None:
     scene = filmed.scene
-    twin = Twin(MujocoWorld(scene), MujocoWorld(scene), Uncorrected())
+    twin = Twin(MujocoWorld(scene), MujocoWorld(scene), NoCorrection())
     episode = rollout(twin, Constant(scene.rest_action()), steps=20)
     assert np.abs(episode.q[-1, :2] - episode.q[0, :2]).max() < 5e-4  # servos give way a little on a tilted table
     assert episode["twin.counts"][-1][COUNTS.index("dropouts")] == 0
@@ -129,10 +126,9 @@ def test_the_twin_of_a_still_world_stands_still(filmed) -> None:
 def test_a_painted_body_is_found_where_it_is() -> None:
     scene = Scene.load("pusht")
     state = MujocoWorld(scene).reset(3)
-    eyes = Eyes(tuple(scene.cameras.values()), colour_mask(colour_of(scene, "tee")))
-    how = PoseFilter(scene, eyes)
+    tracker = PoseFilter(scene, CameraRig.of(scene))
     away = replace(state, q=np.concatenate([state.q[:2], state.q[2:4] + 0.03, state.q[4:]]))
-    found = how.begin(away, painted(scene, state, 0.0))
+    found = tracker.begin(away, flat_images(scene, state, 0.0))
     assert np.linalg.norm(found.q[2:4] - state.q[2:4]) < 2 * MM
 
 

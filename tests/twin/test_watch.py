@@ -8,15 +8,15 @@ import numpy as np
 from rich.progress import Progress, TextColumn
 
 from instep.app.twin_page import write_page
-from instep.app.twin_run import SHOWN_EVERY, Watch, said
+from instep.app.twin_run import STATUS_EVERY, TwinStatus, status_line
 from instep.core.world import State
-from instep.twin.trust import calibrated
+from instep.twin import calibrate_trust
 
 
-def watched(episode, trust=None) -> tuple[Watch, Progress, int]:
+def watched(episode, trust=None) -> tuple[TwinStatus, Progress, int]:
     progress = Progress(TextColumn("{task.fields[state]}"), disable=True)
     task = progress.add_task("run", total=len(episode), state="")
-    watch = Watch(progress, task, episode.spec, trust)
+    watch = TwinStatus(progress, task, episode.spec, trust)
     for row in range(len(episode)):
         seen = {name: episode[name][row] for name in episode.columns if name.startswith("twin.")}
         watch(State(episode.t[row], episode.q[row], episode.v[row]), seen, episode.action[row])
@@ -25,22 +25,22 @@ def watched(episode, trust=None) -> tuple[Watch, Progress, int]:
 
 def test_the_line_says_what_the_log_holds(filmed, follow) -> None:
     run = follow(filmed)
-    trust = calibrated([{n: v * (1 + 0.01 * k) for n, v in run.log.items()} for k in range(12)])
+    trust = calibrate_trust([{n: v * (1 + 0.01 * k) for n, v in run.log.items()} for k in range(12)])
     watch, progress, task = watched(run.episode, trust)
     line = progress.tasks[task].fields["state"]
     level = float(re.search(r"trust (\S+)", line).group(1))
     assert 0 < level <= 1
     assert f"NIS {run.log['tee.nis'][-1]:.1f}" in line and f"sigma {1e3 * run.log['tee.sigma'][-1]:.1f} mm" in line
     assert re.search(r"latency 17 ms .* work \d+\.\d ms  overruns \d+", line)  # one frame late
-    assert progress.tasks[task].completed == len(run.episode) // SHOWN_EVERY * SHOWN_EVERY
+    assert progress.tasks[task].completed == len(run.episode) // STATUS_EVERY * STATUS_EVERY
     assert np.array_equal(watch.log()["tee.nis"], run.log["tee.nis"][-24:], equal_nan=True)
 
 
 def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
     log = {name: np.array([value]) for name, value in {"tee.lost": 3.0, "tee.nis": np.nan, "a.frozen": 1.0}.items()}
-    assert "lost" in said(log) and "1 frozen" in said(log)
+    assert "lost" in status_line(log) and "1 frozen" in status_line(log)
     calm = {"tee.lost": np.zeros(1), "a.frozen": np.zeros(1), "tee.nis": np.full(1, 2.5)}
-    assert "lost" not in said(calm) and "frozen" not in said(calm) and "NIS 2.5" in said(calm)
+    assert "lost" not in status_line(calm) and "frozen" not in status_line(calm) and "NIS 2.5" in status_line(calm)
 
 
 def test_between_pictures_the_line_tells_of_the_last_one() -> None:
@@ -49,7 +49,9 @@ def test_between_pictures_the_line_tells_of_the_last_one() -> None:
         "tee.residual": np.array([0.1, np.nan]),
         "a.latency": np.array([0.1, 0.2]),
     }
-    assert "NIS 4.0" in said(log) and "residual 0.10" in said(log) and "latency 200 ms" in said(log)
+    assert (
+        "NIS 4.0" in status_line(log) and "residual 0.10" in status_line(log) and "latency 200 ms" in status_line(log)
+    )
 
 
 def test_the_page_draws_what_the_twin_says_of_itself(filmed, follow, tmp_path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +19,6 @@ from instep.report.page import ReportImage, Section, formatted
 from instep.robot.link import RobotWorld
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
-
-from .twin_run import How, open_twin
 
 SECONDS = 14.0
 """How long the policy may take at most [s]."""
@@ -89,38 +86,39 @@ class TwinRun:
 
 def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> TwinRun:
     """Run the expert through a twin of the simulated robot until the twin's T covers its outline, or time is up."""
+    from instep.twin import open_twin
+
     task = task_of(scene)
     pictures = _CameraLog(scene, robot)
-    with open_twin(scene.name, nullcontext(robot), How()) as twin:
-        done = np.zeros(0)
+    twin, done = open_twin(scene, robot), np.zeros(0)
 
-        def look(state: State, observation: Observation, action: Array) -> None:
-            tell("step")
-            pictures(state)
+    def watch(state: State, observation: Observation, action: Array) -> None:
+        tell("step")
+        pictures(state)
 
-        run = rollout(
-            twin,
-            expert_of(task, scene),
-            steps=round(SECONDS / scene.dt),
-            seed=seed,
-            watch=[look],
-            until=lambda state: bool(task.score(state, done, done) > 0.97),
-        )
+    run = rollout(
+        twin,
+        expert_of(task, scene),
+        steps=round(SECONDS / scene.dt),
+        seed=seed,
+        watch=[watch],
+        until=lambda state: bool(task.score(state, done, done) > 0.97),
+    )
     return TwinRun(scene, run, pictures.picked())
 
 
 def scores(twin: TwinRun) -> dict[str, Estimate]:
     """The twin's numbers for result.json."""
-    from instep.twin.tracking_scores import median_of_blocks
+    from instep.twin import block_median
 
     end = twin.to_goal(twin.true)[-1:]
     turn = angle_between(twin.true[-1:, 3:], np.array(twin.scene.model.body("goal").quat)[None])
     return {
         "twin: the robot's T from its goal, at the end": _one(float(end[0]), "m"),
         "twin: the robot's T from its heading, at the end": _one(float(turn[0]), "rad"),
-        "twin: distance of the two Ts": median_of_blocks(twin.apart[AFTER:], "m"),
-        "twin: angle between the two Ts": median_of_blocks(twin.turned[AFTER:], "rad"),
-        "twin: distance of the two pushers": median_of_blocks(twin.joints[AFTER:], "m"),
+        "twin: distance of the two Ts": block_median(twin.apart[AFTER:], "m"),
+        "twin: angle between the two Ts": block_median(twin.turned[AFTER:], "rad"),
+        "twin: distance of the two pushers": block_median(twin.joints[AFTER:], "m"),
         "twin: time until the T was there": _one(float(twin.run.t[-1] - twin.run.t[0]), "s"),
     }
 
@@ -163,10 +161,10 @@ class _CameraLog:
     """Keeps what the cameras saw, a second apart."""
 
     def __init__(self, scene: Scene, robot: RobotWorld, every: int = 60):
-        from instep.twin.projection import outline
+        from instep.twin import outline_of
 
         self._scene, self._robot, self._every = scene, robot, every
-        self._shape = outline(scene.model, scene.objects[0])
+        self._shape = outline_of(scene.model, scene.objects[0])
         self._at = scene.spec.q.labels.index(f"{scene.objects[0]}.x")
         self._states: list[State] = []
         self._kept: list[TwinMoment] = []
@@ -181,17 +179,16 @@ class _CameraLog:
         return tuple(self._kept[i] for i in sorted({0, len(self._kept) // 2, len(self._kept) - 1}))
 
     def _moment(self, state: State) -> TwinMoment:
+        from instep.twin import draw_outline, transform_at
         from instep.twin.camera_rig import IMAGES
-        from instep.twin.overlay import drawn
-        from instep.twin.projection import interpolated
 
         seen = self._robot.observe(state.hidden["twin"]["real"])
         times = np.array([s.t for s in self._states[-30:]])
         poses = np.stack([s.q[self._at : self._at + 7] for s in self._states[-30:]])
         images: list[Array] = []
         for name, camera in self._scene.cameras.items():
-            then = interpolated(times, poses, float(seen.get(f"{IMAGES}{name}.stamp", state.t)))
-            images.append(drawn(seen[IMAGES + name], camera, self._shape, then))
+            T = transform_at(times, poses, float(seen.get(f"{IMAGES}{name}.stamp", state.t)))
+            images.append(draw_outline(seen[IMAGES + name], camera, self._shape, T))
         first = seen[IMAGES + next(iter(self._scene.cameras))]
         return TwinMoment(state.t, state.q, first, np.concatenate(images, axis=1))
 

@@ -19,11 +19,11 @@ def write_page(
     folder: Path, title: str, episode: Episode, scores: Mapping[str, Estimate], trust: Any = None
 ) -> Path | None:
     """Write report.html of a run through a twin; None where the run was not corrected."""
-    from instep.twin.twin import log_of
+    from instep.twin import correction_log
 
     if "twin.correction" not in episode:
         return None
-    log, t = log_of(episode), episode.t - episode.t[0]
+    log, t = correction_log(episode), episode.t - episode.t[0]
     report = HtmlReport(
         title,
         f"{len(episode)} rows, {t[-1]:.1f} s",

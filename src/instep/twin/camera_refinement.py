@@ -1,8 +1,8 @@
-"""Camera poses refined from the recording itself: one body, seen many times by all cameras, must fit all of them.
+"""Camera poses refined from a recording: one body, seen in many frames by all cameras, must fit all of them.
 
-The unknowns are a motion of each camera (6), the body's pose on the table in each picture (3), and the body's size
-along its axes (3). A rigid motion of everything on the table changes no picture, so the shipped poses enter as a
-prior; where they disagree with each other, the pictures decide.
+The unknowns are a motion of each camera (6), the body's pose on the table in each frame (3), and the body's size along
+its axes (3). A rigid motion of everything on the table changes no image, so the given camera poses enter as a prior;
+where they disagree with each other, the images decide.
 """
 
 from __future__ import annotations
@@ -12,42 +12,59 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from instep.core.errors import BadInput
-from instep.core.poses import quat_from_matrix, quat_log
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array
 from instep.scene.camera import Camera
+from instep.scene.folder import Scene
 
-from .pose_solver import Sharpness, Shot, look, moved, overlap_of
-from .projection import Outline, kernels, sight
+from .camera_rig import CameraRig, MaskCrop, recorded_frames, recorded_rig
+from .global_search import find_body
+from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
+from .projection import Outline, free_body, model_of, outline_of, project_outline, silhouette
+from .scene_geometry import SupportPlane, support_plane
+from .segmentation import initial_strength
+
+KEY_FRAMES = 24
+"""Frames from which cameras are refined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefineOptions:
-    """How far the refinement may go."""
+    """The prior of the refinement."""
 
     shift: float = 0.02
-    """How far off a shipped camera position may be [m], one standard deviation."""
+    """Standard deviation of a given camera position [m]."""
     turn: float = 0.035
-    """How far off its orientation may be [rad], one standard deviation."""
+    """Standard deviation of a given camera orientation [rad]."""
     size: float = 0.04
-    """How far off the body's size may be, one standard deviation; 0 keeps the size."""
+    """Standard deviation of the body's size [share]; 0 keeps the size."""
     iterations: int = 30
-    softness: tuple[float, float] = (3.0, 0.7)
+    edge_width: tuple[float, float] = (3.0, EDGE_WIDTH_PX)
     """Edge width [pixels] in the first half of the iterations and after."""
+
+    @property
+    def camera_information(self) -> Array:
+        """Inverse variances of a camera's position and orientation [6]."""
+        return np.r_[np.full(3, self.shift**-2), np.full(3, self.turn**-2)]
+
+    def soft(self, iteration: int) -> float:
+        """The edge width at an iteration [pixels]."""
+        return self.edge_width[int(iteration >= self.iterations // 2)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Refined:
-    """Cameras that agree, what moved, and how well the pictures fit before and after."""
+class RefinedCameras:
+    """Cameras that agree, how far they moved, and how well the images fit before and after."""
 
     cameras: Mapping[str, Camera]
     outline: Outline
     size: Array
     """Factors of the body's size along its axes [3]."""
     poses: Array
-    """Transforms of the body in each picture [pictures, 4, 4]."""
+    """Transforms of the body in each frame [frames, 4, 4]."""
     before: Array
-    """Overlap of silhouettes [pictures, cameras], in the order of `cameras`, poses fitted to the shipped cameras."""
+    """Overlap of silhouettes [frames, cameras], in the order of `cameras`, with the given camera poses."""
     after: Array
     """The same with refined cameras."""
     shift: Mapping[str, float]
@@ -56,181 +73,232 @@ class Refined:
     """How far each camera turned [rad]."""
 
 
-def refine(
-    outline: Outline, shots: Sequence[Sequence[Shot]], basis: Array, options: RefineOptions | None = None
-) -> Refined:
-    """Refine cameras from pictures of one body; `shots` are by picture, then by camera, as the filter left them."""
-    if len(shots) < 3 or not shots[0]:
-        raise BadInput(f"Cameras need at least three pictures of the body to be refined, and {len(shots)} were given.")
+@dataclass(frozen=True, slots=True, eq=False)
+class RefinedRig:
+    """The camera rig of a recording with refined camera poses."""
+
+    rig: CameraRig
+    refined: RefinedCameras
+    key_rows: Array
+    """Rows of the recording that the cameras were refined on; scores leave them out."""
+    given: CameraRig
+    """The rig with the camera poses of the scene."""
+
+
+def refine_rig(
+    scene: Scene, episode: Episode, options: RefineOptions | None = None, *, held: Sequence[str] = ()
+) -> RefinedRig:
+    """The camera rig of a recording, with camera poses refined from the recording itself.
+
+    Held-out cameras affect neither the other cameras nor the body's pose and size; each is then aligned by itself to
+    what the others found in the same key frames.
+    """
+    rig = recorded_rig(scene, episode)
+    names = [camera.name for camera in rig.cameras]
+    for name in held:
+        if name not in names:
+            raise UnknownName("camera", name, names)
+    if len(set(held)) == len(names):
+        raise BadInput("All cameras are held out, so there is none to correct the twin by; hold out fewer.")
+    support = support_plane(model_of(scene))
+    if support is None:
+        raise BadInput(f"Cameras are refined from a body on a table, and scene {scene.name!r} has no plane.")
+    outline, basis = outline_of(model_of(scene), scene.objects[0]), planar_basis(support.normal)
+    stride = max(1, min(5, len(episode) // (2 * KEY_FRAMES)))
+    rows = np.arange(0, len(episode), stride)
+    crops = _tracked_crops(scene, rig, episode, rows, (outline, support), held)
+    used = len(names) - len(set(held))
+    whole = [i for i, row in enumerate(crops) if sum(crop.camera.name not in held for crop in row) == used]
+    spread = np.unique(np.linspace(0, len(whole) - 1, min(KEY_FRAMES, len(whole))).astype(int))
+    picked = [whole[int(i)] for i in spread]
+    refined = refine_cameras(
+        outline, [[crop for crop in crops[i] if crop.camera.name not in held] for i in picked], basis, options
+    )
+    for name in dict.fromkeys(held):
+        own = [next((crop for crop in crops[i] if crop.camera.name == name), None) for i in picked]
+        refined = align_camera(refined, own, basis, options)
+    if held:
+        refined = anchor_to_prior(refined, rig.cameras, basis, options)
+    cameras = tuple(refined.cameras[name] for name in names)
+    return RefinedRig(replace(rig, cameras=cameras), refined, rows[picked], rig)
+
+
+def _tracked_crops(
+    scene: Scene, rig: CameraRig, episode: Episode, rows: Array, body: tuple[Outline, SupportPlane], held: Sequence[str]
+) -> list[list[MaskCrop]]:
+    """The crops of the body in some rows, at the pose that the cameras which are not held out see it at."""
+    outline, support = body
+    start = support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0]))
+    frames = [recorded_frames(rig, episode, int(row)) for row in rows]
+    strength = {c.name: initial_strength(rig.mask, f.pixels) for c, f in zip(rig.cameras, frames[0], strict=True)}
+    pairs = [[(frame, strength[frame.camera.name]) for frame in some] for some in frames]
+    used = [[pair for pair in some if pair[0].camera.name not in held] for some in pairs]
+    pose = next((T for some in used if (T := find_body(rig, outline, start, support.normal, some)) is not None), None)
+    if pose is None:
+        raise BadInput(
+            f"No camera shows anything in the colour of {outline.name!r}; is this a recording of this scene?"
+        )
+    prior, basis = np.diag([0.01**2] * 3 + [0.1**2] * 3), planar_basis(support.normal)
+    crops: list[list[MaskCrop]] = []
+    for some in pairs:
+        shown = [crop for frame, s in some if (crop := rig.crop(frame, outline, pose, s)) is not None]
+        judged = [crop for crop in shown if crop.camera.name not in held]
+        if judged:
+            pose = moved(pose, solve_pose(outline, judged, prior, basis, 5).xi)
+        crops.append([replace(crop, world_from_body=pose) for crop in shown])
+    return crops
+
+
+def refine_cameras(
+    outline: Outline, crops: Sequence[Sequence[MaskCrop]], basis: Array, options: RefineOptions | None = None
+) -> RefinedCameras:
+    """Refine cameras from images of one body; `crops` are by frame, then by camera, at the tracked pose."""
+    if len(crops) < 3 or not crops[0]:
+        raise BadInput(f"Cameras need at least three images of the body to be refined, and {len(crops)} were given.")
     options = options or RefineOptions()
-    cameras = [shot.camera for shot in shots[0]]
-    poses = np.stack([row[0].world_from_body for row in shots])
-    first = [camera.body_from_camera for camera in cameras]
-    size = np.ones(3)
-    before = _overlaps(outline, shots, cameras, poses)
-    for k in range(options.iterations):
-        soft = options.softness[int(k >= options.iterations // 2)]
-        step = _step(outline.sized(size), size, shots, cameras, first, poses, basis, soft, options)
-        n = len(cameras)
+    cameras = [crop.camera for crop in crops[0]]
+    poses = np.stack([row[0].world_from_body for row in crops])
+    given = [camera.body_from_camera for camera in cameras]
+    n, k, size = len(cameras), basis.shape[1], np.ones(3)
+    before = _overlaps(outline, crops, cameras, poses)
+    for iteration in range(options.iterations):
+        soft = options.soft(iteration)
+        step = _step(outline.scaled(size), size, crops, cameras, given, poses, basis, soft, options)
         for c in range(n):
-            turned = cameras[c].body_from_camera
             xi = step[6 * c : 6 * c + 6]
-            cameras[c] = replace(cameras[c], body_from_camera=moved(turned, xi))
+            cameras[c] = replace(cameras[c], body_from_camera=moved(cameras[c].body_from_camera, xi))
         size = size + step[6 * n : 6 * n + 3]
         for i in range(len(poses)):
-            at = 6 * n + 3 + basis.shape[1] * i
-            poses[i] = moved(poses[i], basis @ step[at : at + basis.shape[1]])
-        if np.abs(step).max() < 1e-5 and k > options.iterations // 2:
+            at = 6 * n + 3 + k * i
+            poses[i] = moved(poses[i], basis @ step[at : at + k])
+        if np.abs(step).max() < 1e-5 and iteration > options.iterations // 2:
             break
-    after = _overlaps(outline.sized(size), shots, cameras, poses)
-    shift = {
-        c.name: float(np.linalg.norm(c.body_from_camera[:3, 3] - f[:3, 3])) for c, f in zip(cameras, first, strict=True)
-    }
-    turn = {c.name: _angle(c.body_from_camera, f) for c, f in zip(cameras, first, strict=True)}
+    after = _overlaps(outline.scaled(size), crops, cameras, poses)
     named = {c.name: c for c in cameras}
-    return Refined(named, outline.sized(size), size, poses, before, after, shift, turn)
+    shift, turn = _distances(named, [crop.camera for crop in crops[0]])
+    return RefinedCameras(named, outline.scaled(size), size, poses, before, after, shift, turn)
 
 
-def aligned(
-    refined: Refined, shots: Sequence[Shot | None], basis: Array, options: RefineOptions | None = None
-) -> Refined:
-    """The same with one more camera, aligned to what the others agree on; it has no say in where the body is.
+def align_camera(
+    refined: RefinedCameras, crops: Sequence[MaskCrop | None], basis: Array, options: RefineOptions | None = None
+) -> RefinedCameras:
+    """The result with one more camera, aligned to the others; it does not affect where the body is.
 
-    `shots` are its pictures, one for each of `refined.poses`; None where it does not see the body.
+    `crops` are its images, one for each of `refined.poses`; None where it does not see the body.
     """
     options = options or RefineOptions()
-    seen = [(i, shot) for i, shot in enumerate(shots) if shot is not None]
+    seen = [(i, crop) for i, crop in enumerate(crops) if crop is not None]
     if len(seen) < 3:
-        raise BadInput(f"A camera needs at least three pictures of the body to be aligned, and {len(seen)} show it.")
-    first = seen[0][1].camera
-    camera, outline, size = first, refined.outline, refined.size
-    weight = np.r_[np.full(3, options.shift**-2), np.full(3, options.turn**-2)]
-    scale = 1.0 / (Sharpness().sigma ** 2 * Sharpness().kappa)
+        raise BadInput(f"A camera needs at least three images of the body to be aligned, and {len(seen)} show it.")
+    given = camera = seen[0][1].camera
+    outline, size, weight = refined.outline, refined.size, options.camera_information
     for k in range(options.iterations):
-        soft = options.softness[int(k >= options.iterations // 2)]
-        known: Array = np.diag(weight)
-        pull: Array = weight * _motion_between(camera.body_from_camera, first.body_from_camera)
-        for i, shot in seen:
-            part, slope = _equations(outline, size, replace(shot, camera=camera), refined.poses[i], basis, soft)
-            known, pull = known + scale * part[:6, :6], pull + scale * slope[:6]
-        camera = replace(camera, body_from_camera=moved(camera.body_from_camera, -np.linalg.solve(known, pull)))
-    before, after = (np.full((len(shots), 1), np.nan) for _ in range(2))
-    for i, shot in seen:
-        before[i] = _overlaps(outline, [[shot]], [first], refined.poses[i : i + 1])
-        after[i] = _overlaps(outline, [[shot]], [camera], refined.poses[i : i + 1])
-    gone = _motion_between(camera.body_from_camera, first.body_from_camera)
+        soft = options.soft(k)
+        information: Array = np.diag(weight)
+        gradient: Array = weight * motion_between(given.body_from_camera, camera.body_from_camera)
+        for i, crop in seen:
+            H, g = _equations(outline, size, replace(crop, camera=camera), refined.poses[i], basis, soft)
+            information, gradient = information + MASK_NOISE.scale * H[:6, :6], gradient + MASK_NOISE.scale * g[:6]
+        step = -np.linalg.solve(information, gradient)
+        camera = replace(camera, body_from_camera=moved(camera.body_from_camera, step))
+    before, after = (np.full((len(crops), 1), np.nan) for _ in range(2))
+    for i, crop in seen:
+        before[i] = _overlaps(outline, [[crop]], [given], refined.poses[i : i + 1])
+        after[i] = _overlaps(outline, [[crop]], [camera], refined.poses[i : i + 1])
+    shift, turn = _distances({camera.name: camera}, [given])
     return replace(
         refined,
         cameras={**refined.cameras, camera.name: camera},
         before=np.concatenate([refined.before, before], axis=1),
         after=np.concatenate([refined.after, after], axis=1),
-        shift={**refined.shift, camera.name: float(np.linalg.norm(gone[:3]))},
-        turn={**refined.turn, camera.name: float(np.linalg.norm(gone[3:]))},
+        shift={**refined.shift, **shift},
+        turn={**refined.turn, **turn},
     )
 
 
-def anchored(
-    refined: Refined, shipped: Sequence[Camera], basis: Array, options: RefineOptions | None = None
-) -> Refined:
-    """The same with everything moved over the table together, until all cameras are nearest to where they came from.
+def anchor_to_prior(
+    refined: RefinedCameras, given: Sequence[Camera], basis: Array, options: RefineOptions | None = None
+) -> RefinedCameras:
+    """The result moved over the table as a whole, until all cameras are nearest to their given poses.
 
-    That changes no picture. It makes runs with and without some of the cameras speak of the same table.
+    That changes no image. It puts runs with and without some of the cameras into the same world frame.
     """
-    options = options or RefineOptions()
-    weight = np.r_[np.full(3, 1 / options.shift), np.full(3, 1 / options.turn)]
+    weight = np.sqrt((options or RefineOptions()).camera_information)
 
-    def off(world: Array) -> Array:
-        pairs = [(world @ refined.cameras[camera.name].body_from_camera, camera.body_from_camera) for camera in shipped]
-        return np.concatenate([weight * _motion_between(now, then) for now, then in pairs])
+    def error(world: Array) -> Array:
+        pairs = [(world @ refined.cameras[camera.name].body_from_camera, camera.body_from_camera) for camera in given]
+        return np.concatenate([weight * motion_between(then, now) for now, then in pairs])
+
+    def carried(world: Array, xi: Array) -> Array:
+        return moved(np.eye(4), xi) @ world  # rotated about the world's origin
 
     world = np.eye(4)
     for _ in range(20):
-        slopes = [(off(_carried(world, 1e-6 * way)) - off(_carried(world, -1e-6 * way))) / 2e-6 for way in basis.T]
-        step = np.linalg.lstsq(np.stack(slopes, axis=1), -off(world), rcond=None)[0]
-        world = _carried(world, basis @ step)
+        columns = [(error(carried(world, 1e-6 * xi)) - error(carried(world, -1e-6 * xi))) / 2e-6 for xi in basis.T]
+        step = np.linalg.lstsq(np.stack(columns, axis=1), -error(world), rcond=None)[0]
+        world = carried(world, basis @ step)
     cameras = {n: replace(c, body_from_camera=world @ c.body_from_camera) for n, c in refined.cameras.items()}
-    gone = {c.name: _motion_between(cameras[c.name].body_from_camera, c.body_from_camera) for c in shipped}
-    return replace(
-        refined,
-        cameras=cameras,
-        poses=world @ refined.poses,
-        shift={name: float(np.linalg.norm(motion[:3])) for name, motion in gone.items()},
-        turn={name: float(np.linalg.norm(motion[3:])) for name, motion in gone.items()},
-    )
-
-
-def _carried(world: Array, xi: Array) -> Array:
-    """A motion of everything, followed by another: translated, and turned about the world's origin."""
-    return moved(np.eye(4), xi) @ world
+    shift, turn = _distances(cameras, given)
+    return replace(refined, cameras=cameras, poses=world @ refined.poses, shift=shift, turn=turn)
 
 
 def _step(
-    outline: Outline, size: Array, shots: Sequence[Sequence[Shot]], cameras: Sequence[Camera], first: Sequence[Array],
-    poses: Array, basis: Array, soft: float, options: RefineOptions,
+    outline: Outline, size: Array, crops: Sequence[Sequence[MaskCrop]], cameras: Sequence[Camera],
+    given: Sequence[Array], poses: Array, basis: Array, soft: float, options: RefineOptions,
 ) -> Array:  # fmt: skip
     """One Gauss-Newton step of all unknowns: cameras, size, poses."""
     n, k = len(cameras), basis.shape[1]
     total = 6 * n + 3 + k * len(poses)
     H, g = np.zeros((total, total)), np.zeros(total)
-    sharp = Sharpness()
-    scale = 1.0 / (sharp.sigma**2 * sharp.kappa)
-    for i, row in enumerate(shots):
-        for c, shot in enumerate(row):
+    for i, row in enumerate(crops):
+        for c, crop in enumerate(row):
             at = np.r_[6 * c : 6 * c + 6, 6 * n : 6 * n + 3, 6 * n + 3 + k * i : 6 * n + 3 + k * (i + 1)]
-            part, pull = _equations(outline, size, replace(shot, camera=cameras[c]), poses[i], basis, soft)
-            H[np.ix_(at, at)] += scale * part
-            g[at] += scale * pull
-    weight = np.tile(np.r_[np.full(3, options.shift**-2), np.full(3, options.turn**-2)], n)
-    off = np.concatenate([_motion_between(c.body_from_camera, f) for c, f in zip(cameras, first, strict=True)])
-    stiff = options.size**-2 if options.size > 0 else 1e12
-    prior = np.r_[weight, np.full(3, stiff), np.full(k * len(poses), 1e-3 * 0.1**-2)]
+            part, gradient = _equations(outline, size, replace(crop, camera=cameras[c]), poses[i], basis, soft)
+            H[np.ix_(at, at)] += MASK_NOISE.scale * part
+            g[at] += MASK_NOISE.scale * gradient
+    weight = np.tile(options.camera_information, n)
+    off = np.concatenate([motion_between(T, c.body_from_camera) for c, T in zip(cameras, given, strict=True)])
+    size_information = options.size**-2 if options.size > 0 else 1e12
+    prior = np.r_[weight, np.full(3, size_information), np.full(k * len(poses), 1e-3 * 0.1**-2)]
     g[: 6 * n] += weight * off
-    g[6 * n : 6 * n + 3] += stiff * (size - 1)
+    g[6 * n : 6 * n + 3] += size_information * (size - 1)
     return -np.linalg.solve(H + np.diag(prior), g)
 
 
 def _equations(
-    outline: Outline, size: Array, shot: Shot, pose: Array, basis: Array, soft: float
+    outline: Outline, size: Array, crop: MaskCrop, pose: Array, basis: Array, soft: float
 ) -> tuple[Array, Array]:
     """J^T W J and J^T W r by (camera 6, size 3, pose k)."""
-    seen = sight(outline, shot.camera, pose, pose[:3, 3])
+    projected = project_outline(outline, crop.camera, pose, pose[:3, 3])
     total = 9 + int(basis.shape[1])
-    region = overlap_of(seen.region, shot.region)
-    if not seen.visible or region is None:
+    if not projected.visible:
         empty: tuple[Array, Array] = (np.zeros((total, total)), np.zeros(total))
         return empty
     # A motion of the camera is the opposite motion of the body about the camera.
-    eye = shot.camera.body_from_camera[:3, 3]
-    camera = -sight(outline, shot.camera, pose, eye).slopes
-    # Growing along a body axis moves each corner along it, by its own coordinate.
+    position = crop.camera.body_from_camera[:3, 3]
+    by_camera = -project_outline(outline, crop.camera, pose, position).jacobian
+    # Scaling along a body axis moves each corner along it, by its own coordinate.
     along = outline.corners[:, :, None] / size[:, None] * np.eye(3)
-    grow = seen.slopes[:, :, :3] @ (pose[:3, :3] @ along)
-    slopes = np.ascontiguousarray(np.concatenate([camera, grow, seen.slopes @ basis], axis=2))
-    left, top, right, bottom = region
-    part = slice(top - shot.region[1], bottom - shot.region[1]), slice(left - shot.region[0], right - shot.region[0])
-    corner = np.array([left, top], float)
-    found: tuple[Array, Array, Array] = kernels.normal_equations(
-        seen.points, slopes, seen.edges, shot.mask[part], shot.weight[part], corner, soft, Sharpness().robust
-    )
-    return np.asarray(found[0]), np.asarray(found[1])
+    by_size = projected.jacobian[:, :, :3] @ (pose[:3, :3] @ along)
+    jacobian = np.ascontiguousarray(np.concatenate([by_camera, by_size, projected.jacobian @ basis], axis=2))
+    H, g, _ = silhouette.outline_equations(
+        projected.points, jacobian, projected.edges, np.eye(total), crop.mask, crop.weight, crop.region,
+        projected.region, soft, MASK_NOISE.robust,
+    )  # fmt: skip
+    return np.asarray(H), np.asarray(g)
 
 
-def _overlaps(outline: Outline, shots: Sequence[Sequence[Shot]], cameras: Sequence[Camera], poses: Array) -> Array:
-    out = np.zeros((len(shots), len(cameras)))
-    for i, row in enumerate(shots):
-        for c, shot in enumerate(row):
-            view = look(
-                outline, replace(shot, camera=cameras[c], world_from_body=poses[i]), np.zeros(6), Sharpness(), 0.7
-            )
-            out[i, c] = view.overlap if view.visible > 0.3 else np.nan
+def _overlaps(outline: Outline, crops: Sequence[Sequence[MaskCrop]], cameras: Sequence[Camera], poses: Array) -> Array:
+    out = np.zeros((len(crops), len(cameras)))
+    for i, row in enumerate(crops):
+        for c, crop in enumerate(row):
+            fit = compare_silhouette(outline, replace(crop, camera=cameras[c], world_from_body=poses[i]))
+            out[i, c] = fit.overlap if fit.visible > 0.3 else np.nan
     return out
 
 
-def _motion_between(now: Array, then: Array) -> Array:
-    """The motion (translation, rotation) that took a transform from `then` to `now`."""
-    turn = quat_log(quat_from_matrix(now[:3, :3] @ then[:3, :3].T))
-    return np.concatenate([now[:3, 3] - then[:3, 3], turn])
-
-
-def _angle(a: Array, b: Array) -> float:
-    return float(np.linalg.norm(_motion_between(a, b)[3:]))
+def _distances(cameras: Mapping[str, Camera], given: Sequence[Camera]) -> tuple[dict[str, float], dict[str, float]]:
+    """How far cameras moved [m] and turned [rad] from their given poses."""
+    gone = {c.name: motion_between(c.body_from_camera, cameras[c.name].body_from_camera) for c in given}
+    shift = {name: float(np.linalg.norm(xi[:3])) for name, xi in gone.items()}
+    return shift, {name: float(np.linalg.norm(xi[3:])) for name, xi in gone.items()}

@@ -1,82 +1,156 @@
-"""The cameras of a twin: frames taken by their stamps, late, missing, frozen and doubtful ones told apart."""
+"""The cameras of a twin: frames by their stamps, and the segmented crops of a body in them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Observation
 from instep.scene.camera import Camera
+from instep.scene.folder import Scene
+from instep.splat.image import Region
 
-from .pose_solver import Shot
-from .projection import Outline, glances, lens_of
-from .segmentation import PALE, ColourMask, read
+from .projection import Outline, intrinsics, silhouette
+from .segmentation import MIN_PURITY, ColourMask, background_of, colour_mask, colour_of, initial_strength, segment
 
 IMAGES = "observation.images."
-AROUND = 30
-"""Pixels around the prediction in which the mask is made ready, so that the body may be found beside it."""
+MAX_MARGIN_PX = 30
+"""Pixels around the predicted body that are segmented, at most."""
+BACKGROUND_SAMPLES = 48
+"""Frames per camera from which its background is estimated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Frame:
-    """One picture and when it was taken."""
+class CameraFrame:
+    """One image and when it was taken."""
 
     camera: Camera
     pixels: Array
     stamp: float
     fingerprint: float
-    """A number that two different pictures hardly share."""
+    """A hash of the pixels: two different images hardly ever share it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Eyes:
-    """Cameras, what each sees behind everything that moves, and the colour that is looked for."""
+class MaskCrop:
+    """The segmented pixels around one body in one camera."""
+
+    camera: Camera
+    mask: Array
+    """Share of each pixel that shows the body [height, width], of the pixels of `region`."""
+    weight: Array
+    """Weight of each pixel [height, width]: 0 where something occludes it."""
+    region: Region
+    world_from_body: Array
+    """The predicted transform of the body when the image was taken (4 x 4)."""
+    chroma: float = 0.0
+    """Chroma of the body in this light [grey levels]."""
+    background: Array | None = None
+    """The background of these pixels [height, width, 3] [grey levels]; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CameraRig:
+    """Fixed cameras, their backgrounds, and the colour of the tracked body."""
 
     cameras: tuple[Camera, ...]
     mask: ColourMask
-    backdrops: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    backgrounds: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
-    def frames(self, seen: Observation, t: float) -> list[Frame | None]:
-        """The newest picture of each camera; None where there is none, or where it is no picture."""
-        return [self._frame(camera, seen, t) for camera in self.cameras]
+    @classmethod
+    def of(cls, scene: Scene, cameras: tuple[Camera, ...] | None = None) -> CameraRig:
+        """The cameras of a scene (all where none are given), for the first object of the scene."""
+        known = tuple(scene.cameras.values()) if cameras is None else cameras
+        return cls(known, colour_mask(colour_of(scene, scene.objects[0])))
 
-    def shot(
-        self, frame: Frame, outline: Outline, world_from_body: Array, strength: float, around: int = AROUND
-    ) -> Shot | None:
-        """The pixels around a body, made ready; None where the camera cannot see that place."""
+    def frames(self, observation: Observation, t: float) -> list[CameraFrame | None]:
+        """The newest frame of each camera; None where there is none, or where it has another size."""
+        return [self._frame(camera, observation, t) for camera in self.cameras]
+
+    def crop(
+        self, frame: CameraFrame, outline: Outline, world_from_body: Array, strength: float, margin: int = MAX_MARGIN_PX
+    ) -> MaskCrop | None:
+        """The pixels around a body, segmented; None where the camera cannot see that place."""
         camera = frame.camera
-        lens, size = lens_of(camera), (camera.width, camera.height)
-        region: tuple[int, int, int, int] = glances.around(
-            outline.corners, world_from_body, camera.body_from_camera, lens, around, *size
-        )
+        region: Region = silhouette.body_region(
+            outline.corners, world_from_body, camera.body_from_camera, intrinsics(camera), margin,
+            camera.width, camera.height,
+        )  # fmt: skip
         left, top, right, bottom = region
         if right - left <= 2 or bottom - top <= 2:
             return None
-        crop = frame.pixels[top:bottom, left:right]
-        whole = self.backdrops.get(camera.name)
-        behind = None if whole is None else whole[top:bottom, left:right]
-        mask, weight = read(self.mask, crop, strength, behind)
-        chroma = float(glances.strength_of(crop, self.mask.chroma, float(strength), 1.6 * PALE))
-        return Shot(camera, mask, weight, region, world_from_body, chroma, behind)
+        pixels = frame.pixels[top:bottom, left:right]
+        whole = self.backgrounds.get(camera.name)
+        background = None if whole is None else whole[top:bottom, left:right]
+        mask, weight = segment(self.mask, pixels, strength, background)
+        chroma = float(silhouette.median_chroma(pixels, self.mask.chroma, float(strength), 1.6 * MIN_PURITY))
+        return MaskCrop(camera, mask, weight, region, world_from_body, chroma, background)
 
-    def _frame(self, camera: Camera, seen: Observation, t: float) -> Frame | None:
+    def _frame(self, camera: Camera, observation: Observation, t: float) -> CameraFrame | None:
         name = IMAGES + camera.name
-        if name not in seen:
+        if name not in observation:
             return None
-        pixels = np.asarray(seen[name])
+        pixels = np.asarray(observation[name])
         if pixels.shape != (camera.height, camera.width, 3) or pixels.dtype != np.uint8:
             return None
-        stamp = float(seen[name + ".stamp"]) if name + ".stamp" in seen else t
+        stamp = float(observation[name + ".stamp"]) if name + ".stamp" in observation else t
         if not np.isfinite(stamp):
             return None
-        return Frame(
-            camera,
-            pixels,
-            stamp,
-            float(pixels[5::16, 7::16].astype(np.int64).ravel() @ _SPREAD[: pixels[5::16, 7::16].size]),
-        )
+        sampled = pixels[5::16, 7::16].astype(np.int64).ravel()
+        return CameraFrame(camera, pixels, stamp, float(sampled @ _HASH_WEIGHTS[: sampled.size]))
 
 
-_SPREAD = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
+_HASH_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
+
+
+def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
+    """The cameras of a scene that a recording holds, each with its background."""
+    cameras = tuple(camera for name, camera in scene.cameras.items() if IMAGES + name in episode.columns)
+    if not cameras:
+        shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES)]
+        raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
+    if len(scene.objects) != 1:
+        raise BadInput(f"The twin tracks one coloured body, and scene {scene.name!r} has {len(scene.objects)}.")
+    mask = colour_mask(colour_of(scene, scene.objects[0]))
+    rows = np.unique(np.linspace(0, len(episode) - 1, min(BACKGROUND_SAMPLES, len(episode))).astype(int))
+    backgrounds: dict[str, Array] = {}
+    for camera in cameras:
+        images = np.asarray(episode[IMAGES + camera.name][rows])
+        backgrounds[camera.name] = background_of(images, mask, recorded_strength(mask, images))
+    return CameraRig(cameras, mask, backgrounds)
+
+
+def recorded_frames(rig: CameraRig, episode: Episode, row: int) -> list[CameraFrame]:
+    """The frames of one row of a recording."""
+    out: list[CameraFrame] = []
+    for camera in rig.cameras:
+        name = IMAGES + camera.name
+        stamp = float(episode[name + ".stamp"][row]) if name + ".stamp" in episode else float(episode.t[row])
+        out.append(CameraFrame(camera, np.asarray(episode[name][row]), stamp, 0.0))
+    return out
+
+
+def recorded_strength(mask: ColourMask, images: Any) -> float:
+    """The chroma of the body in this light: the median over five images."""
+    rows = np.linspace(0, len(images) - 1, 5).astype(int)
+    return float(np.median([initial_strength(mask, np.asarray(images[int(row)])) for row in rows]))
+
+
+def align_stamps(episode: Episode) -> Episode:
+    """The episode with its image stamps on the clock of its rows.
+
+    Rows are counted from the start of the episode, stamps of some recordings from the start of their clock. Where the
+    stamps lie nearer to the rows after the start is subtracted, it is subtracted.
+    """
+    start, columns = float(episode.meta.get("start", 0.0)), dict[str, Array]()
+    for name in episode.columns:
+        if name.endswith(".stamp"):
+            stamps = np.asarray(episode[name], float)
+            ahead = float(np.median(stamps - episode.t))
+            columns[name] = stamps - start if abs(ahead - start) < abs(ahead) else stamps
+    return episode.with_columns(columns)

@@ -1,7 +1,7 @@
-"""Find a body that is not where it was believed to be: its colour in all cameras, then its orientation.
+"""Global search for a body: its colour in all cameras gives the position, trials all round give the orientation.
 
-Orientations are tried on every fourth pixel and the best of them followed there, then on every second: the search only
-has to come near enough for the filter to do the rest, and a robot waits for it.
+Orientations are tried on every fourth pixel and the best of them refined there, then on every second: the search only
+has to come near enough for the filter to converge, and a robot waits for it.
 """
 
 from __future__ import annotations
@@ -15,103 +15,100 @@ from instep.core.poses import matrix_from_quat, quat_exp
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
-from .camera_rig import Eyes, Frame
-from .pose_solver import Sharpness, Shot, look, moved, planar_basis, solve
+from .camera_rig import CameraFrame, CameraRig, MaskCrop
+from .pose_solver import compare_silhouette, moved, planar_basis, solve_pose
 from .projection import Outline
-from .segmentation import read
+from .segmentation import segment
 
-SKIP = 2
-"""Every how many pixels are looked at in the end."""
-COARSE = 4
-"""Every how many pixels are looked at while orientations are tried."""
-TURNS = 16
+FINE_STRIDE = 2
+"""Every how many pixels are compared in the end."""
+COARSE_STRIDE = 4
+"""Every how many pixels are compared while orientations are tried."""
+ORIENTATIONS = 16
 """Orientations that are tried all round."""
-TRIED = 4
-"""Of these, how many are followed to their optimum."""
-ENOUGH = 0.55
+REFINED_ORIENTATIONS = 4
+"""The best of these that are refined to their optimum."""
+FOUND_OVERLAP = 0.55
 """Overlap of silhouettes from which a body counts as found."""
-SURE = 0.8
+CERTAIN_OVERLAP = 0.8
 """Overlap from which no other orientation is tried: a T that lies the wrong way round overlaps by 0.7 at most."""
-FEW = 40
+MIN_PIXELS = 40
 """Pixels of the body's colour below which a camera does not show it."""
 
 
-def acquire(
-    eyes: Eyes, outline: Outline, near: Array, normal: Array, frames: Sequence[tuple[Frame, float]]
+def find_body(
+    rig: CameraRig, outline: Outline, near: Array, normal: Array, frames: Sequence[tuple[CameraFrame, float]]
 ) -> Array | None:
     """The transform of a body somewhere on its plane, as high and as flat as `near`; None where it is not seen."""
-    shots = _showing(eyes, frames, near, COARSE)
-    if not shots:
+    crops = _visible_crops(rig, frames, near, COARSE_STRIDE)
+    if not crops:
         return None
     basis, wide = planar_basis(normal), np.diag([0.1**2] * 3 + [1.0] * 3)
-    here = np.stack([_on_plane(shot, near, normal) for shot in shots])
-    starts = [near, *_turned(near, np.median(here, axis=0), normal)]
-    ranked = sorted(starts, key=lambda T: -overlap(outline, shots, T))
+    positions = np.stack([_position(crop, near, normal) for crop in crops])
+    starts = [near, *_rotated(near, np.median(positions, axis=0), normal)]
+    ranked = sorted(starts, key=lambda T: -_overlap(outline, crops, T))
 
-    def followed(start: Array, shots: Sequence[Shot]) -> Array:
-        tried = [replace(shot, world_from_body=start) for shot in shots]
-        return moved(start, solve(outline, tried, wide, basis, Sharpness(), 10).xi)
+    def refined(start: Array, crops: Sequence[MaskCrop]) -> Array:
+        tried = [replace(crop, world_from_body=start) for crop in crops]
+        return moved(start, solve_pose(outline, tried, wide, basis, 10).xi)
 
-    best, fit = ranked[0], 0.0
-    for start in ranked[:TRIED]:
-        at = followed(start, shots)
-        fits = overlap(outline, shots, at)
-        if fits > fit:
-            best, fit = at, fits
-        if fits > SURE:
+    best, best_overlap = ranked[0], 0.0
+    for start in ranked[:REFINED_ORIENTATIONS]:
+        at = refined(start, crops)
+        overlap = _overlap(outline, crops, at)
+        if overlap > best_overlap:
+            best, best_overlap = at, overlap
+        if overlap > CERTAIN_OVERLAP:
             break
-    fine = _showing(eyes, frames, near, SKIP)
-    at = followed(best, fine) if fine else best
-    return at if fine and overlap(outline, fine, at) > ENOUGH else None
+    fine = _visible_crops(rig, frames, near, FINE_STRIDE)
+    at = refined(best, fine) if fine else best
+    return at if fine and _overlap(outline, fine, at) > FOUND_OVERLAP else None
 
 
-def overlap(outline: Outline, shots: Sequence[Shot], T: Array) -> float:
-    """The mean overlap over cameras of the whole picture: what lies outside the silhouette counts against it."""
-    views = [look(outline, replace(shot, world_from_body=T), np.zeros(6), Sharpness(), 2.0) for shot in shots]
-    return sum(view.overlap for view in views) / len(views)
-
-
-def on_plane(camera: Camera, pixel: Array, point: Array, normal: Array) -> Array:
-    """Where the ray of a pixel meets the plane through a point [3]; the lens is taken as perfect."""
-    ray = np.array([*((pixel - np.array(camera.centre)) / np.array(camera.focal)), 1.0])
-    direction = camera.body_from_camera[:3, :3] @ ray
-    eye = camera.body_from_camera[:3, 3]
-    return eye + direction * (normal @ (point - eye)) / (normal @ direction)
-
-
-def coarse(camera: Camera, skip: int = SKIP) -> Camera:
+def subsampled(camera: Camera, stride: int) -> Camera:
     """The camera whose pixels are every few of this one's, the middle one of each cell."""
-    middle = skip // 2 + 0.5
-    cx, cy = ((c - middle) / skip + 0.5 for c in camera.centre)
-    width, height = -(-(camera.width - skip // 2) // skip), -(-(camera.height - skip // 2) // skip)
-    focal = (camera.focal[0] / skip, camera.focal[1] / skip)
+    middle = stride // 2 + 0.5
+    cx, cy = ((c - middle) / stride + 0.5 for c in camera.centre)
+    width, height = -(-(camera.width - stride // 2) // stride), -(-(camera.height - stride // 2) // stride)
+    focal = (camera.focal[0] / stride, camera.focal[1] / stride)
     return replace(camera, width=width, height=height, focal=focal, centre=(cx, cy))
 
 
-def _showing(eyes: Eyes, frames: Sequence[tuple[Frame, float]], near: Array, skip: int) -> list[Shot]:
-    """Every few pixels of the pictures that show anything in the body's colour."""
-    shots = [_whole(eyes, frame, strength, near, skip) for frame, strength in frames]
-    return [shot for shot in shots if np.sum((shot.mask > 0.5) & (shot.weight > 0)) > FEW // skip**2]
+def _overlap(outline: Outline, crops: Sequence[MaskCrop], T: Array) -> float:
+    """The mean overlap over cameras of the whole image: what lies outside the silhouette counts against it."""
+    fits = [compare_silhouette(outline, replace(crop, world_from_body=T), soft=2.0) for crop in crops]
+    return sum(fit.overlap for fit in fits) / len(fits)
 
 
-def _whole(eyes: Eyes, frame: Frame, strength: float, near: Array, skip: int) -> Shot:
-    camera, part = coarse(frame.camera, skip), slice(skip // 2, None, skip)
-    behind = eyes.backdrops.get(frame.camera.name)
+def _visible_crops(
+    rig: CameraRig, frames: Sequence[tuple[CameraFrame, float]], near: Array, stride: int
+) -> list[MaskCrop]:
+    """The images that show anything in the body's colour, subsampled."""
+    crops = [_whole_image(rig, frame, strength, near, stride) for frame, strength in frames]
+    return [crop for crop in crops if np.sum((crop.mask > 0.5) & (crop.weight > 0)) > MIN_PIXELS // stride**2]
+
+
+def _whole_image(rig: CameraRig, frame: CameraFrame, strength: float, near: Array, stride: int) -> MaskCrop:
+    camera, part = subsampled(frame.camera, stride), slice(stride // 2, None, stride)
+    background = rig.backgrounds.get(frame.camera.name)
     pixels = np.ascontiguousarray(frame.pixels[part, part])
-    mask, weight = read(eyes.mask, pixels, strength, None if behind is None else behind[part, part], halo=1)
-    return Shot(camera, mask, weight, (0, 0, camera.width, camera.height), near)
+    mask, weight = segment(rig.mask, pixels, strength, None if background is None else background[part, part], halo=1)
+    return MaskCrop(camera, mask, weight, (0, 0, camera.width, camera.height), near)
 
 
-def _on_plane(shot: Shot, near: Array, normal: Array) -> Array:
-    """Where the ray through the middle of the coloured pixels meets the plane through the body's origin."""
-    rows, columns = np.nonzero((shot.mask > 0.5) & (shot.weight > 0))
+def _position(crop: MaskCrop, near: Array, normal: Array) -> Array:
+    """Where the ray through the middle of the coloured pixels meets the plane through the body; no lens distortion."""
+    rows, columns = np.nonzero((crop.mask > 0.5) & (crop.weight > 0))
     pixel = np.array([np.median(columns) + 0.5, np.median(rows) + 0.5])
-    return on_plane(shot.camera, pixel, near[:3, 3], normal)
+    camera = crop.camera
+    ray = np.array([*((pixel - np.array(camera.centre)) / np.array(camera.focal)), 1.0])
+    direction, origin = camera.body_from_camera[:3, :3] @ ray, camera.body_from_camera[:3, 3]
+    return origin + direction * (normal @ (near[:3, 3] - origin)) / (normal @ direction)
 
 
-def _turned(near: Array, at: Array, normal: Array) -> list[Array]:
+def _rotated(near: Array, at: Array, normal: Array) -> list[Array]:
     out: list[Array] = []
-    for angle in np.linspace(0, 2 * np.pi, TURNS, endpoint=False):
+    for angle in np.linspace(0, 2 * np.pi, ORIENTATIONS, endpoint=False):
         T = near.copy()
         T[:3, :3] = matrix_from_quat(quat_exp(angle * normal)) @ near[:3, :3]
         T[:3, 3] = at

@@ -1,4 +1,4 @@
-"""The pose of one body from what cameras show: maximum a posteriori by Gauss-Newton.
+"""The pose of one body from silhouettes in several cameras: maximum a posteriori by Gauss-Newton.
 
 The unknown is a motion xi = (translation, rotation about the body's origin) in the world, applied on the left of the
 body's pose in every camera's frame, restricted to the columns of a basis B (all six, or three on a table):
@@ -15,122 +15,117 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array
-from instep.scene.camera import Camera
 
-from .projection import MARGIN, Outline, glances, lens_of
+from .camera_rig import MaskCrop
+from .projection import MARGIN_PX, Outline, intrinsics, silhouette
 
-ALL_SIX = np.eye(6)
-"""Motions of a body that is free: three translations, three rotations."""
-ENOUGH = 1e-4
-"""A step below this [m, rad] is the last: the next picture goes on from there."""
+FREE_MOTIONS = np.eye(6)
+"""Motions of a free body: three translations, three rotations."""
+MIN_STEP = 1e-4
+"""Gauss-Newton ends after a step below this [m, rad]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharpness:
-    """How pixels are weighed."""
+class PixelNoise:
+    """The noise model of pixels: how a residual is weighted."""
 
-    softness: float = 0.7
-    """Width of a silhouette's edge [pixels]."""
-    sigma: float = 0.25
-    """Standard deviation of a pixel's mask [share]."""
+    sigma: float
+    """Standard deviation of a pixel [share of full scale]."""
     kappa: float = 5.0
-    """How many pixels err together: pixels along one edge are wrong in the same way."""
-    robust: float = 0.5
-    """Residual beyond which a pixel pulls no harder [share]."""
+    """Number of pixels whose errors are correlated: pixels along one edge err together."""
+    robust: float
+    """Huber threshold: a residual beyond this pulls no harder [share of full scale]."""
+
+    @property
+    def scale(self) -> float:
+        """Weight of a squared residual."""
+        return 1.0 / (self.sigma**2 * self.kappa)
+
+
+MASK_NOISE = PixelNoise(sigma=0.25, robust=0.5)
+"""Noise of silhouette masks."""
+EDGE_WIDTH_PX = 0.7
+"""Width of the edge of a silhouette [pixels]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shot:
-    """What one camera shows of one body."""
-
-    camera: Camera
-    mask: Array
-    """Share of each pixel that shows the body [height, width], of the pixels of `region`."""
-    weight: Array
-    """How far each pixel counts [height, width]: 0 where something hides it."""
-    region: tuple[int, int, int, int]
-    world_from_body: Array
-    """Where the prediction puts the body when the shutter opened (4 x 4)."""
-    chroma: float = 0.0
-    """How strongly the body is coloured in this light [grey levels]."""
-    behind: Array | None = None
-    """What the camera sees there without the body [height, width, 3] [grey levels]; None where that is not known."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class View:
-    """How one camera's pixels agree with a pose."""
+class SilhouetteFit:
+    """How the pixels of one camera agree with a pose."""
 
     information: Array
-    """J^T W J / (sigma^2 kappa) along the motions that were asked for [k, k]."""
-    pull: Array
+    """J^T W J / (sigma^2 kappa) along the columns of the basis [k, k]."""
+    gradient: Array
     """J^T W r / (sigma^2 kappa) [k]."""
     residual: float
     """Root mean square of mask residuals over the pixels that count [share]."""
     overlap: float
     """Intersection over union of predicted and shown silhouette, over the pixels that count."""
     visible: float
-    """Share of the predicted silhouette that nothing hides."""
+    """Share of the predicted silhouette that nothing occludes."""
     shown: float
-    """Area that shows the body, over the predicted area that nothing hides."""
+    """Area that shows the body, over the predicted area that nothing occludes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Solution:
-    """A motion of the body, how sure it is, and how each camera agrees with it."""
+class PoseSolution:
+    """A motion of the body, its covariance, and how each camera agrees with it."""
 
     xi: Array
     """Translation [m] and rotation [rad] from the prediction [6]."""
     covariance: Array
     """Of xi [6, 6]."""
     information: Array
-    """What the cameras alone say, along the columns of the basis [k, k]."""
-    views: tuple[View, ...]
+    """Information of the cameras alone, along the columns of the basis [k, k]."""
+    fits: tuple[SilhouetteFit, ...]
 
 
-def solve(
-    outline: Outline, shots: Sequence[Shot], prior: Array, basis: Array, sharpness: Sharpness, iterations: int = 3
-) -> Solution:
+def solve_pose(
+    outline: Outline, crops: Sequence[MaskCrop], prior: Array, basis: Array, iterations: int = 3,
+    noise: PixelNoise = MASK_NOISE,
+) -> PoseSolution:  # fmt: skip
     """The most likely motion of a body, given the covariance [6, 6] of its prediction.
 
-    Where silhouettes barely overlap the first iterations look at softer edges, which reach farther.
+    Where silhouettes barely overlap the first iterations use softer edges, which reach farther.
     """
-    inside = np.linalg.inv(basis.T @ prior @ basis)
+    prior_information = np.linalg.inv(basis.T @ prior @ basis)
     eta = np.zeros(basis.shape[1])
-    soft = sharpness.softness
 
-    def looks(soft: float) -> tuple[View, ...]:
-        return tuple(look(outline, shot, basis @ eta, sharpness, soft, basis) for shot in shots)
+    def compare(soft: float) -> tuple[SilhouetteFit, ...]:
+        return tuple(compare_silhouette(outline, crop, basis @ eta, soft, basis, noise) for crop in crops)
 
-    views = looks(soft)
+    fits = compare(EDGE_WIDTH_PX)
     for left in range(iterations, 0, -1):
-        wide = _softness(views, soft) if left > 1 else soft
-        known, pull = _summed(views if wide == soft else looks(wide))
-        step = np.linalg.solve(known + inside, pull + inside @ eta)
+        soft = _edge_width(fits) if left > 1 else EDGE_WIDTH_PX
+        information, gradient = _summed(fits if soft == EDGE_WIDTH_PX else compare(soft))
+        step = np.linalg.solve(information + prior_information, gradient + prior_information @ eta)
         eta = eta - step
-        if wide == soft and np.abs(step).max() < ENOUGH:
-            break  # what was seen before so small a step still holds
-        views = looks(soft)
-    information, _ = _summed(views)
-    within = np.linalg.inv(information + inside)
-    return Solution(basis @ eta, basis @ within @ basis.T, information, views)
+        if soft == EDGE_WIDTH_PX and np.abs(step).max() < MIN_STEP:
+            break  # the fits before so small a step still hold
+        fits = compare(EDGE_WIDTH_PX)
+    information, _ = _summed(fits)
+    covariance = np.linalg.inv(information + prior_information)
+    return PoseSolution(basis @ eta, basis @ covariance @ basis.T, information, fits)
 
 
-def look(outline: Outline, shot: Shot, xi: Array, sharpness: Sharpness, soft: float, basis: Array = ALL_SIX) -> View:
-    """How a camera's pixels agree with the body moved by xi, and how that changes along the columns of a basis."""
-    margin = MARGIN if soft < 1 else 4 * MARGIN
-    H, g, tally = glances.glance(
-        outline.corners, outline.starts, basis, shot.world_from_body, xi, shot.camera.body_from_camera,
-        lens_of(shot.camera), shot.mask, shot.weight, shot.region, soft, sharpness.robust, margin,
+def compare_silhouette(
+    outline: Outline, crop: MaskCrop, xi: Array | None = None, soft: float = EDGE_WIDTH_PX, basis: Array = FREE_MOTIONS,
+    noise: PixelNoise = MASK_NOISE,
+) -> SilhouetteFit:  # fmt: skip
+    """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis."""
+    margin = MARGIN_PX if soft < 1 else 4 * MARGIN_PX
+    H, g, tally = silhouette.pose_equations(
+        outline.corners, outline.starts, basis, crop.world_from_body, np.zeros(6) if xi is None else xi,
+        crop.camera.body_from_camera, intrinsics(crop.camera), crop.mask, crop.weight, crop.region, soft, noise.robust,
+        margin,
     )  # fmt: skip
     if tally[7] <= 0:
-        return View(H, g, 1.0, 0.0, 0.0, 0.0)
-    scale = 1.0 / (sharpness.sigma**2 * sharpness.kappa)
+        return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
     squared, counts, both, either, covered, free, shows, area = tally.tolist()
-    return View(
-        H * scale,
-        g * scale,
+    return SilhouetteFit(
+        H * noise.scale,
+        g * noise.scale,
         (squared / max(counts, 1e-9)) ** 0.5,
         both / max(either, 1e-9),
         free / max(area, covered, 1e-9),
@@ -139,14 +134,14 @@ def look(outline: Outline, shot: Shot, xi: Array, sharpness: Sharpness, soft: fl
 
 
 def moved(world_from_body: Array, xi: Array) -> Array:
-    """A transform (4 x 4) moved by xi: translated, and turned about the body's own origin."""
-    return np.asarray(glances.turned(world_from_body, xi))
+    """A transform (4 x 4) moved by xi: translated, and rotated about the body's own origin."""
+    return np.asarray(silhouette.moved_transform(world_from_body, xi))
 
 
-def overlap_of(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> tuple[int, int, int, int] | None:
-    """The pixels two regions share; None where they share none."""
-    left, top, right, bottom = max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])
-    return (left, top, right, bottom) if right > left and bottom > top else None
+def motion_between(before: Array, after: Array) -> Array:
+    """The motion xi [6] that takes a transform to another: translation, and rotation about the body's origin."""
+    turn = quat_log(quat_from_matrix(after[:3, :3] @ before[:3, :3].T))
+    return np.concatenate([after[:3, 3] - before[:3, 3], turn])
 
 
 def planar_basis(normal: Array) -> Array:
@@ -159,15 +154,15 @@ def planar_basis(normal: Array) -> Array:
     return basis
 
 
-def _summed(views: Sequence[View]) -> tuple[Array, Array]:
-    known, pull = views[0].information.copy(), views[0].pull.copy()
-    for view in views[1:]:
-        known += view.information
-        pull += view.pull
-    return known, pull
+def _summed(fits: Sequence[SilhouetteFit]) -> tuple[Array, Array]:
+    information, gradient = fits[0].information.copy(), fits[0].gradient.copy()
+    for fit in fits[1:]:
+        information += fit.information
+        gradient += fit.gradient
+    return information, gradient
 
 
-def _softness(views: Sequence[View], soft: float) -> float:
+def _edge_width(fits: Sequence[SilhouetteFit]) -> float:
     """Softer edges the less the silhouettes overlap; 0.8 is a body a few pixels off."""
-    worst = min((v.overlap for v in views if v.visible > 0.1), default=1.0)
-    return soft if worst > 0.8 else 2.0 if worst > 0.6 else 5.0
+    worst = min((fit.overlap for fit in fits if fit.visible > 0.1), default=1.0)
+    return EDGE_WIDTH_PX if worst > 0.8 else 2.0 if worst > 0.6 else 5.0

@@ -1,11 +1,4 @@
-"""The edge of libraries without types: MuJoCo's bindings, and the compiled kernels. What they return is `Any`.
-
-The shape of a body as a camera sees it: its convex parts, by their corners.
-
-One body in one camera: where its corners fall, and how they move with it.
-
-Where a body stands in a world's numbers: its pose in q, its twist in v.
-"""
+"""Outlines of bodies and their projection into cameras; the edge of untyped libraries: MuJoCo, compiled kernels."""
 
 from __future__ import annotations
 
@@ -19,26 +12,34 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, pose
 from instep.core.world import Array, Spec
 from instep.scene.camera import Camera
+from instep.splat.image import Region
 
 mujoco: Any = import_module("mujoco")
-kernels: Any = import_module("instep.twin.silhouette_kernels")
-glances: Any = import_module("instep.twin.silhouette")
+silhouette_kernels: Any = import_module("instep.twin.silhouette_kernels")
+silhouette: Any = import_module("instep.twin.silhouette")
+
+CIRCLE_CORNERS = 20
+"""Corners along a circle that approximate a round geom."""
+CONTACT_TOLERANCE_M = 1e-4
+"""Corners this near to the surface of another part touch it [m]."""
+MARGIN_PX = 8
+"""Pixels around the predicted silhouette that are compared."""
+OVERLAY_COLOUR = np.array([0, 255, 80], np.uint8)
 
 
 def model_of(scene: Any) -> Any:
-    """The compiled model of a scene."""
+    """The compiled MuJoCo model of a scene."""
     return scene.model
 
 
-ROUND = 20
-"""Corners along a circle that stand for a round shape."""
-TOUCH = 1e-4
-"""Corners this near to another part's surface touch it [m]."""
+def visible_geoms(model: Any, body: int) -> list[int]:
+    """The geoms of a body that are not transparent."""
+    return [g for g in range(model.ngeom) if model.geom_bodyid[g] == body and model.geom_rgba[g, 3] > 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
-    """The convex parts of one body. The projection of a part is the convex hull of its projected corners."""
+    """The convex parts of one body; the silhouette of a part is the convex hull of its projected corners."""
 
     name: str
     corners: Array
@@ -48,22 +49,25 @@ class Outline:
     reach: float
     """Greatest distance of a corner from the body's origin [m]."""
 
-    def sized(self, factors: Array) -> Outline:
-        """The same shape stretched along the body's axes."""
-        return _outline(self.name, [part * factors for part in np.split(self.corners, self.starts[1:-1])])
+    @property
+    def parts(self) -> list[Array]:
+        """Corners of each part [n, 3]."""
+        return np.split(self.corners, self.starts[1:-1])
+
+    def scaled(self, factors: Array) -> Outline:
+        """The same shape scaled along the body's axes."""
+        return _outline(self.name, [part * factors for part in self.parts])
 
 
-def outline(model: Any, body: str) -> Outline:
-    """The shape of a body's visible geoms."""
+def outline_of(model: Any, body: str) -> Outline:
+    """The outline of a body's visible geoms."""
     names = [model.body(b).name for b in range(model.nbody)]
     if body not in names:
         raise UnknownName("body", body, names)
-    b = names.index(body)
-    geoms = [g for g in range(model.ngeom) if model.geom_bodyid[g] == b and model.geom_rgba[g, 3] > 0]
-    parts = [_corners(model, g) for g in geoms]
+    parts = [_corners(model, g) for g in visible_geoms(model, names.index(body))]
     parts = [part for part in parts if len(part)]
     if not parts:
-        raise BadInput(f"The body {body!r} has no geom that a camera could see, so the twin cannot look for it.")
+        raise BadInput(f"The body {body!r} has no geom that a camera could see, so the twin cannot track it.")
     return _outline(body, _overlapped(parts))
 
 
@@ -95,8 +99,8 @@ def _corners(model: Any, g: int) -> Array:
 
 
 def _circle(radius: float, z: float) -> Array:
-    angle = np.linspace(0, 2 * np.pi, ROUND, endpoint=False)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.full(ROUND, z)], axis=1)
+    angle = np.linspace(0, 2 * np.pi, CIRCLE_CORNERS, endpoint=False)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.full(CIRCLE_CORNERS, z)], axis=1)
 
 
 def _mesh(model: Any, mesh: int) -> Array:
@@ -113,9 +117,9 @@ def _mesh(model: Any, mesh: int) -> Array:
 
 
 def _overlapped(parts: list[Array]) -> list[Array]:
-    """Parts that touch made to overlap, or their common face would look like an edge of the body.
+    """Parts that touch, extended until they overlap: their common face is not an edge of the silhouette.
 
-    A corner that lies on the box around another part is moved to the middle of that box, across the face.
+    A corner on the bounding box of another part is moved to the centre of that box, across the face.
     """
     out = [part.copy() for part in parts]
     for i, part in enumerate(parts):
@@ -123,10 +127,10 @@ def _overlapped(parts: list[Array]) -> list[Array]:
             if i == j:
                 continue
             low, high = other.min(axis=0), other.max(axis=0)
-            near = np.all((part >= low - TOUCH) & (part <= high + TOUCH), axis=1)
+            near = np.all((part >= low - CONTACT_TOLERANCE_M) & (part <= high + CONTACT_TOLERANCE_M), axis=1)
             for axis in range(3):
                 for face in (low[axis], high[axis]):
-                    on = near & (np.abs(part[:, axis] - face) < TOUCH)
+                    on = near & (np.abs(part[:, axis] - face) < CONTACT_TOLERANCE_M)
                     # Only a face that lies wholly inside the other part; a flush side is a true edge of the body.
                     whole = on.sum() >= 3 and not np.allclose(part[:, axis], face)
                     beyond = np.all(part[~on, axis] <= face) if face == low[axis] else np.all(part[~on, axis] >= face)
@@ -135,26 +139,17 @@ def _overlapped(parts: list[Array]) -> list[Array]:
     return out
 
 
-MARGIN = 8
-"""Pixels around the predicted silhouette that are looked at."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class ProjectedOutline:
     """The projected outline of a body, and its derivative by motions of the body."""
 
     points: Array
     """Projected corners [n, 2] [pixels]."""
-    slopes: Array
+    jacobian: Array
     """Their derivatives by (translation, rotation about `centre`) in the world [n, 2, 6]."""
     edges: Array
-    region: tuple[int, int, int, int]
-    """Left, top, right, bottom of the pixels that matter; empty where the body is out of view."""
-
-    @property
-    def area(self) -> float:
-        """Area of the body's largest part [pixels], wherever it falls."""
-        return float(kernels.area_of(self.points, self.edges))
+    region: Region
+    """The pixels that can show the body, and a margin; empty where the body is out of view."""
 
     @property
     def visible(self) -> bool:
@@ -162,37 +157,54 @@ class Sight:
         left, top, right, bottom = self.region
         return right - left > 2 and bottom - top > 2
 
-    def coverage(self, region: tuple[int, int, int, int] | None = None, soft: float = 0.25) -> Array:
-        """The silhouette in a region (its own where none is given), soft at its edge [height, width]."""
+    def coverage(self, region: Region | None = None, soft: float = 0.25) -> Array:
+        """The silhouette in a region (its own where none is given), with a soft edge [height, width]."""
         left, top, right, bottom = region or self.region
         corner = np.array([left, top], float)
-        return kernels.coverage(self.edges, corner, bottom - top, right - left, soft)
+        return silhouette_kernels.coverage(self.edges, corner, bottom - top, right - left, soft)
 
 
-def sight(outline: Outline, camera: Camera, world_from_body: Array, centre: Array, margin: int = MARGIN) -> Sight:
-    """Project a body at a transform (4 x 4) into a camera that stands in the world."""
-    lens = lens_of(camera)
-    points, slopes = kernels.placed(outline.corners, world_from_body, camera.body_from_camera, lens, centre)
-    if not np.isfinite(points[0, 0]):
-        return Sight(np.zeros((0, 2)), np.zeros((0, 2, 6)), np.zeros((0, 7)), (0, 0, 0, 0))
-    low, high = points.min(axis=0), points.max(axis=0)
-    region = (
-        max(int(low[0]) - margin, 0),
-        max(int(low[1]) - margin, 0),
-        min(int(high[0]) + 1 + margin, camera.width),
-        min(int(high[1]) + 1 + margin, camera.height),
+def project_outline(
+    outline: Outline, camera: Camera, world_from_body: Array, centre: Array, margin: int = MARGIN_PX
+) -> ProjectedOutline:
+    """Project a body at a transform (4 x 4) into a camera that is fixed in the world."""
+    points, jacobian = silhouette_kernels.project_corners(
+        outline.corners, world_from_body, camera.body_from_camera, intrinsics(camera), centre
     )
-    return Sight(points, slopes, kernels.edges_of(points, outline.starts), region)
+    if not np.isfinite(points[0, 0]):
+        return ProjectedOutline(np.zeros((0, 2)), np.zeros((0, 2, 6)), np.zeros((0, 7)), (0, 0, 0, 0))
+    region = silhouette.region_around(points, margin, camera.width, camera.height)
+    return ProjectedOutline(points, jacobian, silhouette_kernels.edges_of(points, outline.starts), region)
 
 
-def lens_of(camera: Camera) -> Array:
+def draw_outline(image: Array, camera: Camera, outline: Outline, world_from_body: Array) -> Array:
+    """An image [height, width, 3] with the outline of a body at a transform (4 x 4) drawn over it."""
+    out = image.copy()
+    projected = project_outline(outline, camera, world_from_body, world_from_body[:3, 3])
+    if not projected.visible:
+        return out
+    left, top, right, bottom = projected.region
+    inside = projected.coverage() > 0.5
+    edge = np.zeros_like(inside)
+    edge[:-1] |= inside[:-1] != inside[1:]
+    edge[:, :-1] |= inside[:, :-1] != inside[:, 1:]
+    out[top:bottom, left:right][edge] = OVERLAY_COLOUR
+    return out
+
+
+def intrinsics(camera: Camera) -> Array:
     """fx, fy, cx, cy, k1, k2, p1, p2, k3 [9], as the kernels take them."""
     return np.array([*camera.focal, *camera.centre, *(*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]])
 
 
+def transform_at(times: Array, poses: Array, t: float) -> Array:
+    """The transform (4 x 4) at time t between poses xyz + wxyz [n, 7] at ascending times, held at both ends."""
+    return np.asarray(silhouette.transform_at(np.ascontiguousarray(times), np.ascontiguousarray(poses), float(t)))
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The coordinates of one free body: position and quaternion from `q`, linear and angular velocity from `v`."""
+class FreeBody:
+    """Where a free body stands in the state: position and quaternion from index `q`, twist from index `v`."""
 
     name: str
     q: int
@@ -200,46 +212,31 @@ class Place:
 
     def transform(self, q: Array) -> Array:
         """world_from_body (4 x 4)."""
-        return np.asarray(glances.placed_at(q[self.q : self.q + 7]))
+        return np.asarray(silhouette.transform_of_pose(q[self.q : self.q + 7]))
 
     def put(self, q: Array, world_from_body: Array) -> Array:
-        """Positions with the body moved there."""
+        """Positions with the body at a transform."""
         out = q.copy()
         out[self.q : self.q + 7] = pose(world_from_body)
         return out
 
     def moved(self, q: Array, xi: Array) -> Array:
-        """Positions with the body translated by xi[:3] and turned about its own origin by xi[3:]."""
+        """Positions with the body translated by xi[:3] and rotated about its own origin by xi[3:]."""
         out = q.copy()
-        out[self.q : self.q + 7] = glances.shifted(q[None, self.q : self.q + 7], xi)[0]
+        out[self.q : self.q + 7] = silhouette.moved_poses(q[None, self.q : self.q + 7], xi)[0]
         return out
 
     def add_twist(self, q: Array, v: Array, twist: Array) -> Array:
-        """Velocities with a twist in the world added; angular velocity is kept in the body's axes."""
+        """Velocities with a twist in the world's frame added; angular velocity is kept in the body's frame."""
         out = v.copy()
         out[self.v : self.v + 3] += twist[:3]
         out[self.v + 3 : self.v + 6] += self.transform(q)[:3, :3].T @ twist[3:]
         return out
 
 
-def place_of(spec: Spec, body: str) -> Place:
-    """Where a free body stands in the numbers of a world."""
+def free_body(spec: Spec, body: str) -> FreeBody:
+    """The coordinates of a free body in the state of a world."""
     first, speed = f"{body}.x", f"{body}.vx"
     if first not in spec.q.labels:
         raise UnknownName("free body", body, sorted({n.rpartition(".")[0] for n in spec.q.labels if "." in n}))
-    return Place(body, spec.q.labels.index(first), spec.v.labels.index(speed))
-
-
-def interpolated(times: Array, poses: Array, t: float) -> Array:
-    """The pose xyz + wxyz at time t between remembered ones [n, 7], held at both ends; times rise."""
-    after = int(np.searchsorted(times, t))
-    if after <= 0:
-        return poses[0]
-    if after >= len(times):
-        return poses[-1]
-    a, b = poses[after - 1], poses[after]
-    share = (t - times[after - 1]) / max(times[after] - times[after - 1], 1e-9)
-    b = np.concatenate([b[:3], b[3:] if np.dot(a[3:], b[3:]) >= 0 else -b[3:]])
-    out = a + share * (b - a)
-    out[3:] /= np.linalg.norm(out[3:])
-    return out
+    return FreeBody(body, spec.q.labels.index(first), spec.v.labels.index(speed))

@@ -1,11 +1,17 @@
-"""One look of one camera at one body, in one compiled call: move, project, compare, and sum up the equations.
+"""Compiled normal equations of silhouettes: the residual between a predicted outline and a mask, by motions of a body.
 
-The same numbers as `cover.normal_equations`, sooner. Two things make it fast. A pixel's row of the Jacobian is
+With d the signed distance of a pixel to the projected outline (negative inside), the predicted coverage is
 
-    dc/dxi = steep ((1 - s) A + s B),   A = n . du_a/dxi,  B = n . du_b/dxi
+    c(d) = 1 / (1 + exp(d / s)),    dc/dxi = c (1 - c) / s * n . du/dxi
 
-with s the place of its nearest point between the corners a and b of an edge, so five sums per edge stand for all
-columns of the Jacobian. And a block of pixels is compared only with the edges that can be nearest somewhere in it.
+where n is the outward normal of the nearest edge, u its nearest point, and s the softness [pixels]. The residual is
+c - m with m the share of the pixel in the colour of the body. Two things make the sums fast. With l the
+position of the nearest point between the corners a and b of an edge, a row of the Jacobian is
+
+    dc/dxi = c (1 - c) / s ((1 - l) A + l B),   A = n . du_a/dxi,  B = n . du_b/dxi
+
+so five sums per edge stand for all columns. And a block of pixels is compared only with the edges that can be nearest
+to one of its pixels.
 """
 
 # pyright: basic, reportUnknownParameterType=false
@@ -18,17 +24,17 @@ import math
 import numpy as np
 from numba import njit
 
-from .silhouette_kernels import OPTIONS, area_of, edges_of, nearest, placed
+from .silhouette_kernels import OPTIONS, area_of, edges_of, project_corners, signed_distance
 
 BLOCK = 4
-"""Side of a block of pixels that is taken together."""
+"""Side of a block of pixels that shares its candidate edges [pixels]."""
 REACH = 0.7072 * BLOCK
-"""From the middle of a block to its corners [pixels]."""
+"""Distance from the centre of a block to its corners [pixels]."""
 
 
 @njit(**OPTIONS)
-def turned(world_from_body, xi):  # pragma: no cover - compiled
-    """A transform (4 x 4) translated by xi[:3] and turned about its own origin by the rotation vector xi[3:]."""
+def moved_transform(world_from_body, xi):  # pragma: no cover - compiled
+    """A transform (4 x 4) translated by xi[:3] and rotated about its own origin by the rotation vector xi[3:]."""
     out = world_from_body.copy()
     angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
     half = 0.5 * angle
@@ -48,8 +54,8 @@ def turned(world_from_body, xi):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def believed(times, poses, t):  # pragma: no cover - compiled
-    """The transform (4 x 4) at time t between remembered poses xyz + wxyz [n, 7], held at both ends; times rise."""
+def transform_at(times, poses, t):  # pragma: no cover - compiled
+    """The transform (4 x 4) at time t, interpolated between poses xyz + wxyz [n, 7] and held at both ends."""
     n = times.shape[0]
     after = 0
     while after < n and times[after] < t:
@@ -65,11 +71,11 @@ def believed(times, poses, t):  # pragma: no cover - compiled
         for i in range(7):
             end = poses[after, i] if i < 3 or same >= 0 else -poses[after, i]
             mixed[i] = poses[after - 1, i] + share * (end - poses[after - 1, i])
-    return placed_at(mixed)
+    return transform_of_pose(mixed)
 
 
 @njit(**OPTIONS)
-def placed_at(pose):  # pragma: no cover - compiled
+def transform_of_pose(pose):  # pragma: no cover - compiled
     """The transform (4 x 4) of a pose xyz + wxyz."""
     size = math.sqrt(pose[3] ** 2 + pose[4] ** 2 + pose[5] ** 2 + pose[6] ** 2)
     w, x, y, z = pose[3] / size, pose[4] / size, pose[5] / size, pose[6] / size
@@ -82,8 +88,8 @@ def placed_at(pose):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def shifted(poses, xi):  # pragma: no cover - compiled
-    """Poses xyz + wxyz [n, 7], all moved by the same motion: translated, and turned each about its own origin."""
+def moved_poses(poses, xi):  # pragma: no cover - compiled
+    """Poses xyz + wxyz [n, 7], moved by one motion xi: translated, and rotated each about its own origin."""
     out = poses.copy()
     angle = math.sqrt(xi[3] * xi[3] + xi[4] * xi[4] + xi[5] * xi[5])
     share = 0.5 if angle < 2e-9 else math.sin(0.5 * angle) / angle
@@ -98,14 +104,14 @@ def shifted(poses, xi):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def region_of(points, margin, width, height):  # pragma: no cover - compiled
-    """Left, top, right, bottom of the pixels around projected corners."""
+def region_around(points, margin, width, height):  # pragma: no cover - compiled
+    """Left, top, right, bottom of the bounding box of projected corners, widened by a margin and cut to the image."""
     low_x = high_x = points[0, 0]
     low_y = high_y = points[0, 1]
     for i in range(points.shape[0]):
         low_x, high_x = min(low_x, points[i, 0]), max(high_x, points[i, 0])
         low_y, high_y = min(low_y, points[i, 1]), max(high_y, points[i, 1])
-    # Far outside the picture a corner may be beyond whole numbers.
+    # Far outside the image a corner may exceed the integer range.
     low_x, low_y = min(max(low_x, -1e6), 1e6), min(max(low_y, -1e6), 1e6)
     high_x, high_y = min(max(high_x, -1e6), 1e6), min(max(high_y, -1e6), 1e6)
     return (
@@ -117,48 +123,65 @@ def region_of(points, margin, width, height):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def around(corners, world_from_body, eye, lens, margin, width, height):  # pragma: no cover - compiled
-    """The region of a body in a camera; empty where it is not wholly before it."""
-    points, _ = placed(corners, world_from_body, eye, lens, world_from_body[:3, 3])
+def body_region(
+    corners, world_from_body, world_from_camera, lens, margin, width, height
+):  # pragma: no cover - compiled
+    """The bounding box of a body in a camera; empty where the body is not wholly in front of it."""
+    points, _ = project_corners(corners, world_from_body, world_from_camera, lens, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
         return (0, 0, 0, 0)
-    return region_of(points, margin, width, height)
+    return region_around(points, margin, width, height)
 
 
 @njit(**OPTIONS)
-def glance(
-    corners, starts, basis, world_from_body, xi, eye, lens, mask, weight, region, soft, robust, margin
+def pose_equations(
+    corners, starts, basis, world_from_body, xi, world_from_camera, lens, mask, weight, region, soft, robust, margin
 ):  # pragma: no cover - compiled
     """J^T W J [k, k], J^T W r [k] by motions along the columns of `basis` [6, k], and a tally [8].
 
-    `mask` and `weight` are the pixels of `region` (left, top, right, bottom). The tally is that of
-    `cover.normal_equations`, then the area of the largest part; it is all zero where nothing can be seen.
+    `mask` and `weight` are the pixels of `region` (left, top, right, bottom). The tally is that of `outline_equations`;
+    it is all zero where the body is out of view.
+    """
+    k = basis.shape[1]
+    here = moved_transform(world_from_body, xi)
+    points, jacobian = project_corners(corners, here, world_from_camera, lens, here[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return np.zeros((k, k)), np.zeros(k), np.zeros(8)
+    window = region_around(points, margin, region[2], region[3])
+    edges = edges_of(points, starts)
+    return outline_equations(points, jacobian, edges, basis, mask, weight, region, window, soft, robust)
+
+
+@njit(**OPTIONS)
+def outline_equations(
+    points, jacobian, edges, basis, mask, weight, region, window, soft, robust
+):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] of a projected outline, and a tally [8], over the pixels of `window` in `region`.
+
+    `jacobian` [corners, 2, m] holds the derivatives of `points` [corners, 2], `basis` [m, k] the combinations of them.
+    The tally: sum of w r^2, sum of w, intersection and union of the silhouettes, predicted area, predicted area that is
+    not occluded, area shown, area of the largest part; all zero where fewer than three pixels can show the body.
     """
     k = basis.shape[1]
     H, g, tally = np.zeros((k, k)), np.zeros(k), np.zeros(8)
-    here = turned(world_from_body, xi)
-    points, slopes = placed(corners, here, eye, lens, here[:3, 3])
-    if not np.isfinite(points[0, 0]):
-        return H, g, tally
-    left, top, right, bottom = region_of(points, margin, region[2], region[3])
+    left, top, right, bottom = window
     if right - left <= 2 or bottom - top <= 2:
         return H, g, tally
     left, top = max(left, region[0]), max(top, region[1])
+    right, bottom = min(right, region[2]), min(bottom, region[3])
     if right <= left or bottom <= top:
         return H, g, tally
-    edges = edges_of(points, starts)
     sums = np.zeros((edges.shape[0], 5))
-    window = (left, top, right, bottom)
-    _scan(points, edges, mask, weight, window, region, soft, robust, sums, tally)
+    _scan(points, edges, mask, weight, (left, top, right, bottom), region, soft, robust, sums, tally)
     tally[7] = area_of(points, edges)
-    _assemble(edges, slopes, basis, sums, H, g)
+    _assemble(edges, jacobian, basis, sums, H, g)
     return H, g, tally
 
 
 @njit(**OPTIONS)
 def _scan(points, edges, mask, weight, window, region, soft, robust, sums, tally):  # pragma: no cover - compiled
     left, top, right, bottom = window
-    # Of each edge that is near: normal, offset, part, and the place along it as a linear function of the pixel.
+    # Of each candidate edge: normal, offset, part, and the position along it as a linear function of the pixel.
     near, which = np.empty((edges.shape[0], 7)), np.empty(edges.shape[0], np.int64)
     band = 6.0 * soft + REACH
     for y0 in range(top, bottom, BLOCK):
@@ -166,14 +189,14 @@ def _scan(points, edges, mask, weight, window, region, soft, robust, sums, tally
             block = (x0, y0, min(x0 + BLOCK, right), min(y0 + BLOCK, bottom))
             middle, n = _candidates(x0 + 0.5 * BLOCK, y0 + 0.5 * BLOCK, points, edges, near, which)
             if abs(middle) > band:
-                _flat(mask, weight, block, region, 1.0 if middle < 0 else 0.0, tally)
+                _add_uniform_block(mask, weight, block, region, 1.0 if middle < 0 else 0.0, tally)
             else:
-                _edged(near, which, n, mask, weight, block, region, 1.0 / soft, robust, sums, tally)
+                _add_edge_block(near, which, n, mask, weight, block, region, 1.0 / soft, robust, sums, tally)
 
 
 @njit(**OPTIONS)
 def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compiled
-    """Signed distance of a block's middle to the outline, and the edges that can be nearest to a pixel of the block."""
+    """Signed distance of a block's centre to the outline, and the edges that can be nearest to one of its pixels."""
     best, m = 1e30, edges.shape[0]
     start, n = 0, 0
     while start < m:
@@ -196,8 +219,8 @@ def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compile
 
 
 @njit(**OPTIONS)
-def _flat(mask, weight, block, region, inside, tally):  # pragma: no cover - compiled
-    """Add pixels that are all inside or all outside to the tally."""
+def _add_uniform_block(mask, weight, block, region, inside, tally):  # pragma: no cover - compiled
+    """Add a block that lies wholly inside or outside to the tally."""
     x0, y0, x1, y1 = block
     both = shows = squared = counts = 0.0
     for i in range(y0 - region[1], y1 - region[1]):
@@ -218,8 +241,10 @@ def _flat(mask, weight, block, region, inside, tally):  # pragma: no cover - com
 
 
 @njit(**OPTIONS)
-def _edged(near, which, n, mask, weight, block, region, steepness, robust, sums, tally):  # pragma: no cover - compiled
-    """Add pixels near the outline to the tally and to the sums of their edges."""
+def _add_edge_block(
+    near, which, n, mask, weight, block, region, steepness, robust, sums, tally
+):  # pragma: no cover - compiled
+    """Add a block that the outline crosses to the tally and to the sums of its edges."""
     x0, y0, x1, y1 = block
     both = either = free = shows = squared = counts = covered = 0.0
     for yy in range(y0, y1):
@@ -261,8 +286,8 @@ def _edged(near, which, n, mask, weight, block, region, steepness, robust, sums,
             counts += w
             if steep:
                 along = min(max(near[e, 4] * x + near[e, 5] * y - near[e, 6], 0.0), 1.0)
-                slope = c * (1.0 - c) * steepness
-                before, after = slope * (1.0 - along), slope * along
+                gradient = c * (1.0 - c) * steepness
+                before, after = gradient * (1.0 - along), gradient * along
                 f = which[e]
                 sums[f, 0] += w * before * before
                 sums[f, 1] += w * before * after
@@ -279,17 +304,17 @@ def _edged(near, which, n, mask, weight, block, region, steepness, robust, sums,
 
 
 @njit(**OPTIONS)
-def _assemble(edges, slopes, basis, sums, H, g):  # pragma: no cover - compiled
-    """The equations from the sums of the edges."""
+def _assemble(edges, jacobian, basis, sums, H, g):  # pragma: no cover - compiled
+    """Assemble the normal equations from the sums per edge."""
     k = basis.shape[1]
     A, B = np.empty(k), np.empty(k)
     for e in range(edges.shape[0]):
         a, b, nx, ny = int(edges[e, 0]), int(edges[e, 1]), edges[e, 2], edges[e, 3]
         for p in range(k):
             A[p] = B[p] = 0.0
-            for s in range(6):
-                A[p] += (nx * slopes[a, 0, s] + ny * slopes[a, 1, s]) * basis[s, p]
-                B[p] += (nx * slopes[b, 0, s] + ny * slopes[b, 1, s]) * basis[s, p]
+            for s in range(basis.shape[0]):
+                A[p] += (nx * jacobian[a, 0, s] + ny * jacobian[a, 1, s]) * basis[s, p]
+                B[p] += (nx * jacobian[b, 0, s] + ny * jacobian[b, 1, s]) * basis[s, p]
         for p in range(k):
             g[p] += sums[e, 3] * A[p] + sums[e, 4] * B[p]
             for q in range(k):
@@ -298,25 +323,27 @@ def _assemble(edges, slopes, basis, sums, H, g):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def hide(corners, starts, world_from_body, eye, lens, weight, region, grow):  # pragma: no cover - compiled
-    """Take the weight from the pixels of a region that a body hides, and from `grow` pixels around it."""
-    points, _ = placed(corners, world_from_body, eye, lens, world_from_body[:3, 3])
+def mask_out_body(
+    corners, starts, world_from_body, world_from_camera, lens, weight, region, margin_px
+):  # pragma: no cover - compiled
+    """Set the weight of the pixels that a body occludes, and of `margin_px` pixels around it, to zero."""
+    points, _ = project_corners(corners, world_from_body, world_from_camera, lens, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
         return
-    left, top, right, bottom = region_of(points, 2, region[2], region[3])
+    left, top, right, bottom = region_around(points, 2, region[2], region[3])
     left, top = max(left, region[0]), max(top, region[1])
     edges = edges_of(points, starts)
     for y in range(top, bottom):
         for x in range(left, right):
             if weight[y - region[1], x - region[0]] > 0:
-                d, _ = nearest(x + 0.5, y + 0.5, edges)
-                if d < grow:
+                d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+                if d < margin_px:
                     weight[y - region[1], x - region[0]] = 0.0
 
 
 @njit(**OPTIONS)
-def strength_of(pixels, chroma, expected, purity):  # pragma: no cover - compiled
-    """The median chroma of every second pixel that clearly shows the body, to half a grey level; `mask.strength`."""
+def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compiled
+    """The median chroma of every second pixel that clearly shows the body, to half a grey level."""
     bins, n = np.zeros(1024, np.int64), 0
     for i in range(0, pixels.shape[0], 2):
         for j in range(0, pixels.shape[1], 2):
@@ -337,14 +364,27 @@ def strength_of(pixels, chroma, expected, purity):  # pragma: no cover - compile
 
 @njit(**OPTIONS)
 def sample_colours(
-    means, normals, world_from_body, eye, lens, pixels, mask, weight, region, facing, scale, expected, seen, tally
+    means,
+    normals,
+    world_from_body,
+    world_from_camera,
+    lens,
+    pixels,
+    mask,
+    weight,
+    region,
+    facing,
+    scale,
+    expected,
+    seen,
+    tally,
 ):  # pragma: no cover - compiled
     """Add to `seen` [n, 4] the colours (times `scale`) and the count of points that this camera shows.
 
     A point counts where its face is turned to the camera and its pixel clearly shows the body. `tally` [2] gains the
     squares of what these pixels differ by from `expected` [n, 3], and their count.
     """
-    points, _ = placed(means, world_from_body, eye, lens, world_from_body[:3, 3])
+    points, _ = project_corners(means, world_from_body, world_from_camera, lens, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
         return
     normal, ray = np.empty(3), np.empty(3)
@@ -356,7 +396,7 @@ def sample_colours(
             continue
         towards = far = plain = 0.0
         for a in range(3):
-            normal[a], ray[a] = 0.0, eye[a, 3] - world_from_body[a, 3]
+            normal[a], ray[a] = 0.0, world_from_camera[a, 3] - world_from_body[a, 3]
             for b in range(3):
                 normal[a] += world_from_body[a, b] * normals[i, b]
                 ray[a] -= world_from_body[a, b] * means[i, b]

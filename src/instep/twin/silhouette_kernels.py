@@ -1,11 +1,7 @@
-"""How well a body's silhouette covers the pixels that show it, and how that changes as the body moves; compiled.
+"""Compiled geometry of silhouettes: project corners, take convex hulls, measure distances to the outline; pixel masks.
 
-With d the signed distance of a pixel to the projected outline (negative inside), the predicted coverage is
-
-    c(d) = 1 / (1 + exp(d / s)),    dc/dxi = c (1 - c) / s * n . du/dxi
-
-where n is the outward normal of the nearest edge, u its nearest point, and s the softness [pixels]. The residual is
-c - m with m the share of the pixel that the camera shows in the body's colour.
+A body is a union of convex parts. The silhouette of a part is the convex hull of its projected corners; the signed
+distance of a pixel to the silhouette of the body is the least over its parts (negative inside).
 """
 
 # pyright: basic, reportUnknownParameterType=false
@@ -19,13 +15,11 @@ import numpy as np
 from numba import njit
 
 OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp"}}
-BLOCK = 8
-"""Side of a block of pixels that is skipped if it lies wholly inside or outside."""
 
 
 @njit(**OPTIONS)
 def hull(points, first, last, out):  # pragma: no cover - compiled
-    """Indices of the convex hull of points[first:last] in `out`, going round once; returns how many."""
+    """Write the indices of the convex hull of points[first:last] to `out`, counter-clockwise; return how many."""
     n = last - first
     order = np.empty(n, np.int64)
     for i in range(n):  # insertion sort by x, then y: parts have few corners
@@ -59,7 +53,7 @@ def _turn(p, a, b, c):  # pragma: no cover - compiled
 
 @njit(**OPTIONS)
 def edges_of(points, starts):  # pragma: no cover - compiled
-    """Edges of all parts [edges, 7]: from, to, normal x, normal y, offset, length, part; the normal points outward."""
+    """Hull edges of all parts [edges, 7]: from, to, outward normal x and y, offset, length, part."""
     total = points.shape[0]
     edges = np.empty((2 * total, 7))
     ring = np.empty(2 * total + 2, np.int64)
@@ -72,7 +66,7 @@ def edges_of(points, starts):  # pragma: no cover - compiled
             length = math.sqrt(dx * dx + dy * dy)
             if length < 1e-9:
                 continue
-            # The hull goes round such that its inside is on the left; the right side is out.
+            # The hull is counter-clockwise, so the right side of an edge is outside.
             nx, ny = dy / length, -dx / length
             edges[m, 0], edges[m, 1], edges[m, 2], edges[m, 3] = a, b, nx, ny
             edges[m, 4], edges[m, 5], edges[m, 6] = nx * points[a, 0] + ny * points[a, 1], length, part
@@ -81,18 +75,18 @@ def edges_of(points, starts):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def placed(corners, world_from_body, world_from_camera, lens, centre):  # pragma: no cover - compiled
+def project_corners(corners, world_from_body, world_from_camera, lens, centre):  # pragma: no cover - compiled
     """Projected corners [n, 2] and their derivatives by (translation, rotation about `centre`) [n, 2, 6].
 
     `lens` holds fx, fy, cx, cy, k1, k2, p1, p2, k3. With the camera's rotation R and the motion (dt, dw) of a corner p,
-    d p_camera = R^T (dt + dw x (p - centre)); the pinhole's derivative takes it to pixels. The lens bends where corners
-    fall; its effect on the derivative is left out, a few per cent at the border of a wide lens. The first corner is NaN
-    where the body is not wholly before the camera.
+    d p_camera = R^T (dt + dw x (p - centre)); the pinhole's derivative takes it to pixels. Lens distortion moves
+    corners; its effect on the derivative, a few per cent at the border of a wide lens, is neglected. The first corner
+    is NaN where the body is not wholly in front of the camera.
     """
     n = corners.shape[0]
-    points, slopes = np.empty((n, 2)), np.empty((n, 2, 6))
-    R, eye = world_from_camera[:3, :3], world_from_camera[:3, 3]
-    p, local, slope = np.empty(3), np.empty(3), np.empty(3)
+    points, jacobian = np.empty((n, 2)), np.empty((n, 2, 6))
+    R, camera_position = world_from_camera[:3, :3], world_from_camera[:3, 3]
+    p, local, gradient = np.empty(3), np.empty(3), np.empty(3)
     for i in range(n):
         for a in range(3):
             p[a] = world_from_body[a, 3]
@@ -101,10 +95,10 @@ def placed(corners, world_from_body, world_from_camera, lens, centre):  # pragma
         for a in range(3):
             local[a] = 0.0
             for b in range(3):
-                local[a] += R[b, a] * (p[b] - eye[b])
+                local[a] += R[b, a] * (p[b] - camera_position[b])
         if not local[2] > 0.01:
             points[0, 0] = np.nan
-            return points, slopes
+            return points, jacobian
         x, y, z = local[0] / local[2], local[1] / local[2], local[2]
         r2 = x * x + y * y
         radial = 1 + r2 * (lens[4] + r2 * (lens[5] + r2 * lens[8]))
@@ -115,18 +109,18 @@ def placed(corners, world_from_body, world_from_camera, lens, centre):  # pragma
         for row in range(2):
             f, ratio = lens[row] / z, (x if row == 0 else y)
             for b in range(3):
-                slope[b] = f * (R[b, row] - ratio * R[b, 2])
-                slopes[i, row, b] = slope[b]
-            # slope . (dw x arm) = dw . (arm x slope)
-            slopes[i, row, 3] = ay * slope[2] - az * slope[1]
-            slopes[i, row, 4] = az * slope[0] - ax * slope[2]
-            slopes[i, row, 5] = ax * slope[1] - ay * slope[0]
-    return points, slopes
+                gradient[b] = f * (R[b, row] - ratio * R[b, 2])
+                jacobian[i, row, b] = gradient[b]
+            # gradient . (dw x arm) = dw . (arm x gradient)
+            jacobian[i, row, 3] = ay * gradient[2] - az * gradient[1]
+            jacobian[i, row, 4] = az * gradient[0] - ax * gradient[2]
+            jacobian[i, row, 5] = ax * gradient[1] - ay * gradient[0]
+    return points, jacobian
 
 
 @njit(**OPTIONS)
 def area_of(points, edges):  # pragma: no cover - compiled
-    """Area of the largest projected part [pixels^2]; parts overlap, so their sum would count some pixels twice."""
+    """Area of the largest projected part [pixels^2]; parts overlap, so their sum would count pixels twice."""
     best, total, part = 0.0, 0.0, -1.0
     for e in range(edges.shape[0]):
         if edges[e, 6] != part:
@@ -137,8 +131,8 @@ def area_of(points, edges):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def nearest(x, y, edges):  # pragma: no cover - compiled
-    """Signed distance of a pixel to the outline, and the edge it belongs to."""
+def signed_distance(x, y, edges):  # pragma: no cover - compiled
+    """Signed distance of a pixel to the outline [pixels], and the index of the nearest edge."""
     best, which = 1e30, -1
     part, far, edge = -1.0, -1e30, -1
     for e in range(edges.shape[0]):
@@ -155,89 +149,11 @@ def nearest(x, y, edges):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def normal_equations(points, slopes, edges, mask, weight, corner, soft, robust):  # pragma: no cover - compiled
-    """J^T W J, J^T W r of one body in one camera, and a tally.
+def segment_pixels(pixels, chroma, strength, background, known, limits, halo):  # pragma: no cover - compiled
+    """Body mask and pixel weight [height, width] of pixels [height, width, 3] by colour and background.
 
-    `points` [n, 2] are the projected corners, `slopes` [n, 2, k] their derivatives, `mask` and `weight` the pixels of
-    a region whose top left is `corner`. The tally holds: sum of w r^2, sum of w, intersection and union of the
-    silhouettes, predicted area, predicted area that is not hidden, area shown. Pixels are taken in blocks, because
-    most blocks lie wholly inside or outside, where nothing changes with the pose.
-    """
-    k = slopes.shape[2]
-    H, g, row, tally = np.zeros((k, k)), np.zeros(k), np.empty(k), np.zeros(7)
-    height, width = mask.shape
-    band = 6.0 * soft + BLOCK * 0.7072
-    for top in range(0, height, BLOCK):
-        for left in range(0, width, BLOCK):
-            bottom, right = min(top + BLOCK, height), min(left + BLOCK, width)
-            middle, _ = nearest(left + 0.5 * BLOCK + corner[0], top + 0.5 * BLOCK + corner[1], edges)
-            if abs(middle) > band:
-                _plain(mask, weight, top, bottom, left, right, 1.0 if middle < 0 else 0.0, tally)
-                continue
-            for i in range(top, bottom):
-                y = i + corner[1] + 0.5
-                for j in range(left, right):
-                    x = j + corner[0] + 0.5
-                    d, e = nearest(x, y, edges)
-                    inside = 1.0 if d < 0 else 0.0
-                    w, m = weight[i, j], mask[i, j]
-                    tally[4] += inside
-                    if w <= 0:
-                        continue
-                    shown = 1.0 if m > 0.5 else 0.0
-                    tally[2] += inside * shown * w
-                    tally[3] += max(inside, shown) * w
-                    tally[5] += inside * w
-                    tally[6] += shown * w
-                    z = min(max(d / soft, -30.0), 30.0)
-                    c = 1.0 / (1.0 + math.exp(z))
-                    r = c - m
-                    size = abs(r)
-                    if size > robust:
-                        w *= robust / size
-                    tally[0] += w * r * r
-                    tally[1] += w
-                    if abs(z) > 6.0:
-                        continue
-                    a, b = int(edges[e, 0]), int(edges[e, 1])
-                    along = ((x - points[a, 0]) * -edges[e, 3] + (y - points[a, 1]) * edges[e, 2]) / edges[e, 5]
-                    along = min(max(along, 0.0), 1.0)
-                    steep = c * (1.0 - c) / soft
-                    for p in range(k):
-                        ux = (1.0 - along) * slopes[a, 0, p] + along * slopes[b, 0, p]
-                        uy = (1.0 - along) * slopes[a, 1, p] + along * slopes[b, 1, p]
-                        row[p] = steep * (edges[e, 2] * ux + edges[e, 3] * uy)
-                    for p in range(k):
-                        g[p] += w * row[p] * r
-                        for q in range(p + 1):
-                            H[p, q] += w * row[p] * row[q]
-    for p in range(k):
-        for q in range(p):
-            H[q, p] = H[p, q]
-    return H, g, tally
-
-
-@njit(**OPTIONS)
-def _plain(mask, weight, top, bottom, left, right, inside, tally):  # pragma: no cover - compiled
-    """Add pixels that are all inside or all outside to the tally."""
-    for i in range(top, bottom):
-        for j in range(left, right):
-            w, m = weight[i, j], mask[i, j]
-            tally[4] += inside
-            shown = 1.0 if m > 0.5 else 0.0
-            tally[2] += inside * shown * w
-            tally[3] += max(inside, shown) * w
-            tally[5] += inside * w
-            tally[6] += shown * w
-            tally[0] += w * (inside - m) * (inside - m)
-            tally[1] += w
-
-
-@njit(**OPTIONS)
-def read_pixels(pixels, chroma, strength, backdrop, known, limits, halo):  # pragma: no cover - compiled
-    """Mask and weight of pixels [height, width, 3]; the formulas of `mask.soft`, `mask.strangers`, `mask.counted`.
-
-    `limits` holds full, pale, white, strange, least and most shade; `known` says whether there is a backdrop.
+    `limits` holds the full-chroma share, least purity, overexposure level, background tolerance and range of shading;
+    `known` says whether a background image is given. `halo` widens occluders by that many pixels.
     """
     height, width = pixels.shape[:2]
     mask, weight = np.empty((height, width), np.float32), np.ones((height, width), np.float32)
@@ -252,7 +168,7 @@ def read_pixels(pixels, chroma, strength, backdrop, known, limits, halo):  # pra
                 continue
             odd = min(r, g, b) > white
             if not odd:
-                x, y, z = backdrop[i, j, 0], backdrop[i, j, 1], backdrop[i, j, 2]
+                x, y, z = background[i, j, 0], background[i, j, 1], background[i, j, 2]
                 k = min(max((r * x + g * y + b * z) / max(x * x + y * y + z * z, 1.0), low), high)
                 odd = max(abs(r - k * x), abs(g - k * y), abs(b - k * z)) > strange
             if odd:
@@ -274,11 +190,11 @@ def read_pixels(pixels, chroma, strength, backdrop, known, limits, halo):  # pra
 
 @njit(**OPTIONS)
 def coverage(edges, corner, height, width, soft):  # pragma: no cover - compiled
-    """The predicted coverage of the pixels of a region."""
+    """Soft silhouette of the pixels of a region [height, width]: 1 / (1 + exp(distance / soft))."""
     out = np.empty((height, width), np.float32)
     for i in range(height):
         for j in range(width):
-            d, _ = nearest(j + corner[0] + 0.5, i + corner[1] + 0.5, edges)
+            d, _ = signed_distance(j + corner[0] + 0.5, i + corner[1] + 0.5, edges)
             z = min(max(d / soft, -30.0), 30.0)
             out[i, j] = 1.0 / (1.0 + math.exp(z))
     return out

@@ -5,10 +5,6 @@
     corrected = correct(predicted, measured, real.observe(measured))
 
 The real world sets the pace by blocking in `step`. Wrap it in `Guarded` to hold its limits.
-
-What a correction is: a prediction and what was seen go in, a better state comes out.
-
-Joint blending: the simulated robot is led back to the measured one, each compared with itself at the same time.
 """
 
 from __future__ import annotations
@@ -26,9 +22,24 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
 from instep.physics.open_world import rest_action
 
+MIN_JOINT_SPEED = 0.03
+"""Norm of the joint velocities from which a lag is distinguishable from an offset [rad/s or m/s]."""
+LEAD_GAIN = 0.06
+"""Share of the remaining lag by which the lead is adapted per step."""
+KEY = "twin"
+STAGES = ("predict", "follow", "observe", "blend", "correct")
+"""Stages of a step; `follow` is the real world's own time, in which the twin waits."""
+COUNTS = ("overruns", *(f"overrun.{stage}" for stage in STAGES if stage != "follow"), "missed", "dropouts")
+"""Running totals: steps whose own work took longer than a period, by the longest stage; periods by which the real
+world's clock was ahead, for which the simulated world caught up; steps without a valid joint reading."""
+HISTORY = 64
+"""Actions that are kept for simulators with latency, and joint positions for late readings."""
+MAX_CATCH_UP_STEPS = 30
+"""Most simulated steps in one step of the twin, after a pause of the real world."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Corrected:
+class CorrectedState:
     """A corrected state, and what the correction remembers and reports."""
 
     q: Array
@@ -36,125 +47,122 @@ class Corrected:
     v: Array
     """Velocities, corrected."""
     memory: Mapping[str, Any]
-    """What it needs next time: a tree of arrays."""
+    """State of the correction for its next call: a tree of arrays."""
     log: Mapping[str, float]
     """Numbers of this frame, under names that `Correction.logged` lists."""
     wrench: Array | None = field(default=None)
-    """Force and torque on each body of the model [bodies, 6], felt for the next step; none where None."""
+    """Force and torque on each body of the model [bodies, 6], applied during the next step; None for none."""
 
 
 class Correction(Protocol):
-    """Something that pulls a simulated world towards what cameras show."""
+    """Corrects the state of a simulated world by camera images."""
 
     @property
     def logged(self) -> tuple[str, ...]:
         """The names of its numbers per frame."""
         ...
 
-    def begin(self, state: State, seen: Observation) -> Corrected:
-        """Find the bodies in the first pictures."""
+    def begin(self, state: State, observation: Observation) -> CorrectedState:
+        """Find the bodies in the first images."""
         ...
 
-    def __call__(self, memory: Mapping[str, Any], predicted: State, seen: Observation, t: float) -> Corrected:
-        """Correct a prediction for time t [s] on the clock of the stamps in `seen`."""
+    def __call__(
+        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
+    ) -> CorrectedState:
+        """Correct a prediction for time t [s] on the clock of the image stamps."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Uncorrected:
+class NoCorrection:
     """No correction: physics only, the baseline of every comparison."""
 
-    logged: tuple[str, ...] = ()
+    finder: Correction | None = None
+    """Finds the bodies in the first images, where given; else they start where the scene has them."""
 
-    def begin(self, state: State, seen: Observation) -> Corrected:
-        """Leave the state as it is."""
-        return Corrected(state.q, state.v, {}, {})
+    @property
+    def logged(self) -> tuple[str, ...]:
+        """Nothing is logged."""
+        return ()
 
-    def __call__(self, memory: Mapping[str, Any], predicted: State, seen: Observation, t: float) -> Corrected:
+    def begin(self, state: State, observation: Observation) -> CorrectedState:
+        """Leave the state as it is, or as the finder sees it."""
+        if self.finder is None:
+            return CorrectedState(state.q, state.v, {}, {})
+        return replace(self.finder.begin(state, observation), memory={}, log={})
+
+    def __call__(
+        self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
+    ) -> CorrectedState:
         """Leave the prediction as it is."""
-        return Corrected(predicted.q, predicted.v, {}, {})
-
-
-MOVING = 0.03
-"""Speed of joints from which a lag can be told from an offset [rad/s or m/s]."""
-LEARNED = 0.06
-"""Share of what is left of the lag that is learned per step."""
+        return CorrectedState(predicted.q, predicted.v, {}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blend:
-    """How the twin's joints follow those that were measured.
+class JointBlend:
+    """How the twin's joints follow the measured ones.
 
     The real robot follows the simulated one by `lag`, so a reading of time t is compared with the simulated joints of
-    t - lag; the difference is a true difference, not the delay, and a share of it is added to the simulated joints.
+    t - lag: the difference is a true difference, not the delay. A share of it is added to the simulated joints.
     """
 
     gain: float = 0.5
-    """Share of the difference that is added per step. A robot whose servos are softer or stiffer than believed stands
-    elsewhere as long as it moves; what it pushes then stands elsewhere too."""
+    """Share of the difference that is added per step. A robot whose servos are softer or stiffer than modelled stands
+    elsewhere while it moves, and so does what it pushes."""
     lag: float = 0.0
-    """How long the real robot takes to be where the simulated one was [s]."""
-    most: float = 0.01
-    """Largest step [rad or m]."""
-    jump: float = 0.3
-    """A difference beyond this is no reading of this robot [rad or m]; it is left out and counted."""
-    stale: float = 0.05
-    """Age from which a reading says nothing about now [s]."""
-    lead: float = 0.12
-    """The robot is told where the simulated joints will be, ahead by as much as it is found to lag; this is the most
-    [s]. With 0 it is told where they are, and stays behind."""
+    """Delay of the real robot behind the simulated one [s]."""
+    max_step: float = 0.01
+    """Largest correction of a joint per step [rad or m]."""
+    max_error: float = 0.3
+    """A difference beyond this is an invalid reading [rad or m]; it is ignored and counted."""
+    max_age: float = 0.05
+    """Age from which a reading is ignored [s]."""
+    max_lead: float = 0.12
+    """The robot is commanded to where the simulated joints will be, ahead by its estimated lag, at most by this [s].
+    With 0 it is commanded to where they are, and lags behind."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blended:
-    """New joint positions, and what was found."""
+class BlendedJoints:
+    """New joint positions, and the measured error."""
 
     q: Array
     error: Array
-    """Measured less simulated joints at the same time [joints]; NaN where there was no sound reading."""
+    """Measured less simulated joints at the same time [joints]; NaN where there was no valid reading."""
     used: bool
 
 
-def led(blend: Blend, lead: float, error: Array, speed: Array) -> float:
-    """How far ahead the robot is to be told [s], from the last difference [joints] and the simulated speed [joints].
+def adapt_lead(blend: JointBlend, lead: float, error: Array, velocity: Array) -> float:
+    """The next lead of the commands [s], from the last joint error [joints] and the simulated velocity [joints].
 
-    A robot that is late by r shows a difference -r v, so -e . v / v . v is what is left of the lag; a share of it is
-    added while joints move, so that the lead settles in about half a second.
+    A robot that is late by r shows an error -r v, so -e . v / v . v is the remaining lag; a share of it is added while
+    joints move, so that the lead settles in about half a second.
     """
-    moving = float(speed @ speed)
-    if not np.isfinite(error).all() or moving < MOVING**2:
+    squared = float(velocity @ velocity)
+    if not np.isfinite(error).all() or squared < MIN_JOINT_SPEED**2:
         return lead
-    left = -float(error @ speed) / moving
-    return float(np.clip(lead + LEARNED * np.clip(left, -blend.lead, blend.lead), 0.0, blend.lead))
+    remaining = -float(error @ velocity) / squared
+    limit = blend.max_lead
+    return float(np.clip(lead + LEAD_GAIN * np.clip(remaining, -limit, limit), 0.0, limit))
 
 
-def blended(blend: Blend, q: Array, times: Array, past: Array, reading: Array, stamp: float) -> Blended:
-    """Lead joints q [joints] towards a reading of time `stamp` [s]; `past` [n, joints] are those of `times` [n]."""
+def blend_joints(blend: JointBlend, q: Array, times: Array, past: Array, reading: Array, stamp: float) -> BlendedJoints:
+    """Move joints q [joints] towards a reading of time `stamp` [s]; `past` [n, joints] are those of `times` [n]."""
     at = stamp - blend.lag
-    if not np.isfinite(reading).all() or not np.isfinite(stamp) or at < times[0] or times[-1] - stamp > blend.stale:
-        return Blended(q, np.full(q.shape, np.nan), False)
+    if not np.isfinite(reading).all() or not np.isfinite(stamp) or at < times[0] or times[-1] - stamp > blend.max_age:
+        return BlendedJoints(q, np.full(q.shape, np.nan), False)
     then = np.array([np.interp(at, times, past[:, j]) for j in range(past.shape[1])])
     error = reading - then
-    if np.abs(error).max(initial=0.0) > blend.jump:
-        return Blended(q, error, False)
-    return Blended(q + np.clip(blend.gain * error, -blend.most, blend.most), error, True)
-
-
-KEY = "twin"
-STAGES = ("predict", "follow", "observe", "blend", "correct")
-"""What a step consists of; `follow` is the real world's own time, in which the twin waits."""
-PAST = 64
-"""Actions that are kept for simulators with latency, and joint positions for readings that come late."""
-CATCH_UP = 30
-"""Most simulated steps in one step of the twin, after a pause of the real world."""
+    if np.abs(error).max(initial=0.0) > blend.max_error:
+        return BlendedJoints(q, error, False)
+    return BlendedJoints(q + np.clip(blend.gain * error, -blend.max_step, blend.max_step), error, True)
 
 
 class Twin:
     """A simulated world kept in step with a real one; a World like both.
 
-    `observe` shows what the simulated world shows, and under `twin.*` how far to trust it: per frame the numbers of the
-    correction, joint differences, what the real world measured and was sent, stage times and overruns. `images=True`
-    adds the real pictures.
+    `observe` shows what the simulated world shows, and under `twin.*` how the twin is doing: the numbers of the
+    correction, joint errors, measured joints and commands, stage times, overruns. `images=True` adds the real images.
     """
 
     def __init__(
@@ -163,22 +171,22 @@ class Twin:
         real: World,
         correct: Correction,
         *,
-        blend: Blend | None = None,
+        blend: JointBlend | None = None,
         park: Mapping[str, float] | None = None,
         images: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.sim, self.real, self.correct = sim, real, correct
-        self.blend = blend or Blend()
+        self.blend = blend or JointBlend()
         self.park: Mapping[str, float] = park or {}
-        """Where joints stand that the real world does not show."""
+        """Positions of joints that the real world does not measure."""
         self.images = images
         self._clock = clock
         joints = [n for n in sim.spec.q.labels if n in real.spec.q.labels and "." not in n]
         self._joints = tuple(joints)
         self._sim_q = np.array([sim.spec.q.labels.index(n) for n in joints], int)
         self._real_q = np.array([real.spec.q.labels.index(n) for n in joints], int)
-        self._follow = _sources(sim.spec, real.spec)
+        self._follow = _command_sources(sim.spec, real.spec)
 
     @property
     def scene(self) -> Any:
@@ -187,7 +195,7 @@ class Twin:
 
     @property
     def spec(self) -> Spec:
-        """What the numbers mean: the simulated world's, and what the twin says about itself."""
+        """The simulated world's spec, and the channels `twin.*`."""
         inner, named = self.sim.spec, dict[str, Channel]()
         if self.correct.logged:
             named["twin.correction"] = vector(self.correct.logged)
@@ -204,22 +212,22 @@ class Twin:
     def reset(self, seed: int = 0) -> State:
         """Begin where the real world is: its joints, and the bodies its cameras show."""
         real = self.real.reset(seed)
-        seen = self.real.observe(real)
+        observation = self.real.observe(real)
         start = self.sim.reset(seed)
         q = start.q.copy()
         for name, value in self.park.items():
             q[self.sim.spec.q.labels.index(name)] = value
         q[self._sim_q] = real.q[self._real_q]
-        found = self.correct.begin(replace(start, t=real.t, q=q, v=np.zeros_like(start.v)), seen)
-        past = np.tile(self._rest(q), (PAST, 1))
+        found = self.correct.begin(replace(start, t=real.t, q=q, v=np.zeros_like(start.v)), observation)
+        past = np.tile(self._rest(q), (HISTORY, 1))
         sim = self.sim.place(found.q, np.zeros_like(start.v), real.t, past)
         memory: dict[str, Any] = {
             "sim": sim,
             "real": real,
             "correction": dict(found.memory),
             "past": past,
-            "t": np.full(PAST, real.t),
-            "joints": np.tile(sim.q[self._sim_q], (PAST, 1)),
+            "t": np.full(HISTORY, real.t),
+            "joints": np.tile(sim.q[self._sim_q], (HISTORY, 1)),
             "log": self._log(found, np.full(len(self._joints), np.nan), np.zeros(len(STAGES)), np.zeros(len(COUNTS))),
             "lead": np.zeros(()),
             "sent": self._command(sim, past[-1], 0.0),
@@ -229,30 +237,30 @@ class Twin:
     def step(self, state: State, action: Array) -> State:
         """Predict, let the real world follow, measure, correct."""
         action = checked_action(action, self.sim.spec, state.batch)
-        memory, watch = state.hidden[KEY], _Watch(self._clock)
+        memory, timer = state.hidden[KEY], _StageTimer(self._clock)
         past = np.concatenate([memory["past"][1:], [action]])
         sim = self.sim.step(memory["sim"], action)
-        watch("predict")
+        timer("predict")
         sent = self._command(sim, action, float(memory["lead"]))
         real = self.real.step(memory["real"], sent)
-        watch("follow")
-        seen = self.real.observe(real)
-        watch("observe")
-        sim, extra = self._in_time(sim, real.t, action)
-        watch("predict")
+        timer("follow")
+        observation = self.real.observe(real)
+        timer("observe")
+        sim, extra = self._catch_up(sim, real.t, action)
+        timer("predict")
         times, joints = np.append(memory["t"][1:], real.t), np.concatenate([memory["joints"][1:], [sim.q[self._sim_q]]])
-        sim_led, error, used = self._blend(sim, real, seen, times, joints)
-        speed = (joints[-1] - joints[-2]) / self.sim.spec.dt
-        lead = np.asarray(led(self.blend, float(memory["lead"]), error, speed))
-        watch("blend")
-        found = self.correct(memory["correction"], sim_led, seen, real.t)
+        blended, error, used = self._blend(sim, real, observation, times, joints)
+        velocity = (joints[-1] - joints[-2]) / self.sim.spec.dt
+        lead = np.asarray(adapt_lead(self.blend, float(memory["lead"]), error, velocity))
+        timer("blend")
+        found = self.correct(memory["correction"], blended, observation, real.t)
         sim = self._inject(sim, found, past)
-        watch("correct")
-        counts = _counted(memory["log"]["counts"], watch, self.sim.spec.dt, extra, used)
+        timer("correct")
+        counts = _updated_counts(memory["log"]["counts"], timer, self.sim.spec.dt, extra, used)
         joints[-1] = sim.q[self._sim_q]
         memory = {
             "sim": sim, "real": real, "correction": dict(found.memory), "past": past, "t": times, "joints": joints,
-            "log": self._log(found, error, watch.spent, counts), "lead": lead, "sent": sent,
+            "log": self._log(found, error, timer.spent, counts), "lead": lead, "sent": sent,
         }  # fmt: skip
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
@@ -276,27 +284,28 @@ class Twin:
         """The set point that the real robot was last given."""
         return state.hidden[KEY]["sent"]
 
-    def _in_time(self, sim: State, t: float, action: Array) -> tuple[State, int]:
-        """Let the simulated world catch up where the real one took longer than a period."""
+    def _catch_up(self, sim: State, t: float, action: Array) -> tuple[State, int]:
+        """Step the simulated world on where the real one took longer than a period."""
         behind = round((t - sim.t) / self.sim.spec.dt)
-        steps = min(max(behind, 0), CATCH_UP)
+        steps = min(max(behind, 0), MAX_CATCH_UP_STEPS)
         for _ in range(steps):
             sim = self.sim.step(sim, action)
         return sim, steps
 
     def _blend(
-        self, sim: State, real: State, seen: Observation, times: Array, joints: Array
+        self, sim: State, real: State, observation: Observation, times: Array, joints: Array
     ) -> tuple[State, Array, bool]:
         if not len(self._joints):
             return sim, np.zeros(0), True
-        stamp = float(np.max(seen["observation.state.stamp"])) if "observation.state.stamp" in seen else real.t
-        found = blended(self.blend, sim.q[self._sim_q], times, joints, real.q[self._real_q], stamp)
+        stamps = observation.get("observation.state.stamp")
+        stamp = real.t if stamps is None else float(np.max(stamps))
+        found = blend_joints(self.blend, sim.q[self._sim_q], times, joints, real.q[self._real_q], stamp)
         q = sim.q.copy()
         q[self._sim_q] = found.q
         return replace(sim, q=q), found.error, found.used
 
-    def _inject(self, sim: State, found: Corrected, past: Array) -> State:
-        """The corrected state: placed where it differs from the prediction, nudged where a wrench is asked for."""
+    def _inject(self, sim: State, found: CorrectedState, past: Array) -> State:
+        """The corrected state: placed where it differs from the prediction, nudged where there is a wrench."""
         if not (np.array_equal(found.q, sim.q) and np.array_equal(found.v, sim.v)):
             if not (np.isfinite(found.q).all() and np.isfinite(found.v).all()):
                 raise BadInput("The correction is not finite; the twin keeps its last state.")
@@ -304,31 +313,23 @@ class Twin:
         return sim if found.wrench is None else self.sim.nudge(sim, found.wrench)
 
     def _command(self, sim: State, action: Array, lead: float) -> Array:
-        """What the real robot is told: where the simulated joints will be after its lag; else the policy's own action.
-
-        `lead` is learned from how late the robot was so far, and nought at first.
-        """
+        """The command of the real robot: the simulated joints, extrapolated by `lead` [s]; else the policy's action."""
         return np.array([sim.q[i] + lead * sim.v[j] if j >= 0 else action[i] for i, j in self._follow], float)
 
     def _rest(self, q: Array) -> Array:
-        """Actions that hold joints where they are: position targets for those that are named like joints."""
+        """Actions that hold the joints: position targets for those that are named like joints."""
         rest = rest_action(self.sim)
         for i, name in enumerate(self.sim.spec.action.labels):
             if name in self.sim.spec.q.labels and self.sim.spec.action.units[i] in ("rad", "m"):
                 rest[i] = q[self.sim.spec.q.labels.index(name)]
         return rest
 
-    def _log(self, found: Corrected, joint_error: Array, stages: Array, counts: Array) -> dict[str, Array]:
+    def _log(self, found: CorrectedState, joint_error: Array, stages: Array, counts: Array) -> dict[str, Array]:
         correction = np.array([found.log.get(name, np.nan) for name in self.correct.logged])
         return {"correction": correction, "joint_error": joint_error, "stages": stages, "counts": counts}
 
 
-COUNTS = ("overruns", *(f"overrun.{stage}" for stage in STAGES if stage != "follow"), "missed", "dropouts")
-"""Running totals: steps whose own work took longer than a period, by the stage that took most; periods that the real
-world's clock was ahead, and for which the simulated world caught up; steps without a sound joint reading."""
-
-
-class _Watch:
+class _StageTimer:
     """Times of the stages of one step."""
 
     def __init__(self, clock: Callable[[], float]):
@@ -345,10 +346,10 @@ class _Watch:
         return float(self.spent.sum() - self.spent[STAGES.index("follow")])
 
 
-def _counted(before: Array, watch: _Watch, dt: float, extra: int, read: bool) -> Array:
+def _updated_counts(before: Array, timer: _StageTimer, dt: float, extra: int, read: bool) -> Array:
     counts = before.copy()
-    if watch.work > dt:
-        own = watch.spent.copy()
+    if timer.work > dt:
+        own = timer.spent.copy()
         own[STAGES.index("follow")] = -1.0
         counts[0] += 1
         counts[COUNTS.index(f"overrun.{STAGES[int(np.argmax(own))]}")] += 1
@@ -357,9 +358,9 @@ def _counted(before: Array, watch: _Watch, dt: float, extra: int, read: bool) ->
     return counts
 
 
-def _sources(sim: Spec, real: Spec) -> list[tuple[int, int]]:
-    """For each action of the real robot: where the simulated joint of that name stands in q and in v; where there is
-    no such joint, the policy's action of that name, and -1."""
+def _command_sources(sim: Spec, real: Spec) -> list[tuple[int, int]]:
+    """For each action of the real robot: the index of the simulated joint of that name in q and in v; where there is
+    no such joint, the index of the policy's action of that name, and -1."""
     found: list[tuple[int, int]] = []
     for name, unit in zip(real.action.labels, real.action.units, strict=True):
         if name in sim.q.labels and unit in ("rad", "m"):
@@ -374,12 +375,7 @@ def _sources(sim: Spec, real: Spec) -> list[tuple[int, int]]:
     return found
 
 
-def correction_log(twin: Twin, columns: Mapping[str, Array]) -> dict[str, Array]:
-    """The numbers of the correction of a run of this twin, by name [rows]."""
-    return {name: columns["twin.correction"][:, i] for i, name in enumerate(twin.correct.logged)}
-
-
-def log_of(episode: Episode) -> dict[str, Array]:
+def correction_log(episode: Episode) -> dict[str, Array]:
     """The numbers of the correction of a run, by name [rows], and `joints.error`, the largest of the joints."""
     known = episode.spec.observation
     if "twin.correction" not in known or "twin.correction" not in episode:
@@ -389,8 +385,3 @@ def log_of(episode: Episode) -> dict[str, Array]:
     if "twin.joint_error" in episode:
         log["joints.error"] = np.abs(episode["twin.joint_error"]).max(axis=1)
     return log
-
-
-def channel(spec: Spec, name: str) -> Channel:
-    """A channel of observations by name."""
-    return spec.observation[name]

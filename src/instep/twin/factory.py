@@ -1,0 +1,113 @@
+"""Make a twin of a scene and a real world: its simulator, its cameras and its correction, compiled before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.world import Array, Simulator, State, World
+from instep.physics.open_world import open_world, rest_action
+from instep.scene.folder import Scene
+from instep.splat.gaussians import Gaussians
+
+from .camera_rig import IMAGES, CameraRig
+from .pose_filter import FilterOptions, PoseFilter
+from .projection import Outline, free_body, model_of, outline_of, project_outline
+from .segmentation import colour_of
+from .twin import Correction, NoCorrection, Twin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinOptions:
+    """How a twin is corrected."""
+
+    correct: Literal["pose", "forces", "none"] = "pose"
+    """By a pose filter, by visual forces, or not at all (physics only)."""
+    residual: Literal["mask", "photo", "both"] = "mask"
+    """What a pose filter compares: silhouettes, colours of pixels, or both."""
+    hold: tuple[str, ...] = ()
+    """Held-out cameras: scored, but not used by the correction."""
+    scan: Path | None = None
+    """Folder of Gaussians, one file per body, for the colours; Gaussians on the surface of the model where None."""
+
+    def scans(self) -> dict[str, Gaussians]:
+        """Gaussians by body."""
+        if self.scan is None:
+            return {}
+        from instep.splat.io import load_folder
+
+        found = load_folder(self.scan)
+        return {name: found.on(name) for name in found.names}
+
+
+def open_twin(
+    scene: Scene | str | Path, real: World, options: TwinOptions | None = None, *, images: bool = False
+) -> Twin:
+    """A twin of a robot or another world whose cameras are those of the scene; `images` keeps the real images.
+
+    The first call compiles the correction, so that a robot that waits for its first command is not stopped by its
+    watchdog.
+    """
+    scene = scene if isinstance(scene, Scene) else Scene.load(scene)
+    options, sim = options or TwinOptions(), open_world(scene)
+    if options.correct == "none":
+        return Twin(sim, real, NoCorrection(), images=images)
+    cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation)
+    if not cameras or not scene.objects:
+        raise BadInput(
+            "A twin is corrected by cameras, and this robot shows none of the scene's "
+            f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
+        )
+    correct = correction_of(scene, CameraRig.of(scene, cameras), options)
+    warm_up(scene, sim, correct)
+    return Twin(sim, real, correct, images=images)
+
+
+def correction_of(
+    scene: Scene, rig: CameraRig, options: TwinOptions, *, outlines: Mapping[str, Outline] | None = None,
+    touching: bool = True,
+) -> Correction:  # fmt: skip
+    """The correction that options name, for a camera rig; `touching` says whether the robot's joints are known."""
+    chosen = FilterOptions(touching=touching, hold=options.hold, residual=options.residual)
+    finder = PoseFilter(scene, rig, chosen, outlines=outlines, scans=options.scans())
+    if options.correct == "none":
+        return NoCorrection(finder)
+    if options.correct == "pose":
+        return finder
+    from .visual_forces import VisualForces
+
+    return VisualForces(finder)
+
+
+def warm_up(scene: Scene, sim: Simulator, correct: Correction) -> None:
+    """Step and correct once on flat images, so that every kernel is compiled before a robot waits.
+
+    A robot stops after half a second without a command; loading a kernel for the first time takes longer.
+    """
+    state = sim.step(sim.reset(0), rest_action(sim))
+    found = correct.begin(state, flat_images(scene, state, state.t))
+    for k in (1, 2):
+        t = state.t + k * scene.dt
+        found = correct(found.memory, state, flat_images(scene, state, t), t)
+    sim.place(found.q, found.v, state.t)
+
+
+def flat_images(scene: Scene, state: State, t: float) -> dict[str, Array]:
+    """Images of a scene's first object without a renderer: its silhouette in its own colour on grey."""
+    name = scene.objects[0]
+    outline, T = outline_of(model_of(scene), name), free_body(scene.spec, name).transform(state.q)
+    colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8)
+    images: dict[str, Array] = {}
+    for camera in scene.cameras.values():
+        image = np.full((camera.height, camera.width, 3), 100 + round(t / scene.dt) % 20, np.uint8)
+        projected = project_outline(outline, camera, T, T[:3, 3])
+        if projected.visible:
+            left, top, right, bottom = projected.region
+            image[top:bottom, left:right][projected.coverage() > 0.5] = colour
+        images[IMAGES + camera.name], images[IMAGES + camera.name + ".stamp"] = image, np.asarray(t)
+    return images

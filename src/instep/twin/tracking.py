@@ -1,0 +1,173 @@
+"""Track a body through a recording with a twin, and score the result by the recorded images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.poses import angle_between
+from instep.core.rollout import Constant, rollout
+from instep.core.statistics import Estimate, bootstrap
+from instep.core.world import Array, Spec, Watcher
+from instep.physics.open_world import open_world, rest_action
+from instep.robot.recorded_world import Recording
+from instep.scene.folder import Scene
+
+from .camera_refinement import RefinedRig, refine_rig
+from .camera_rig import IMAGES, CameraRig, align_stamps, recorded_frames, recorded_strength
+from .factory import TwinOptions, correction_of
+from .pose_solver import compare_silhouette
+from .projection import Outline, draw_outline, transform_at
+from .scene_geometry import parked_joints
+from .twin import STAGES, Twin
+
+MIN_VISIBLE_SHARE = 0.3
+"""Share of a body that a camera must see for its overlap to count."""
+BLOCK_ROWS = 55
+"""Rows per block of the bootstrap: about a second, within which frames are not independent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackedRecording:
+    """A run of the twin through a recording."""
+
+    scene: Scene
+    episode: Episode
+    """The recording."""
+    run: Episode
+    """What the twin did."""
+    cameras: RefinedRig
+    options: TwinOptions
+
+    @property
+    def poses(self) -> Array:
+        """Pose of the body, xyz + wxyz, row by row [rows, 7]."""
+        at = self.scene.spec.q.labels.index(f"{self.scene.objects[0]}.x")
+        return self.run.q[:, at : at + 7]
+
+    def overlaps(self) -> SilhouetteOverlaps:
+        """The overlap of the twin's silhouette with every image, in the refined cameras."""
+        return silhouette_overlaps(self.cameras.rig, self.cameras.refined.outline, self.episode, self.run.t, self.poses)
+
+    def scores(self, found: SilhouetteOverlaps) -> dict[str, Estimate]:
+        """The scores of the run: overlaps per camera, jitter at rest, time per frame."""
+        refined, key_rows = self.cameras.refined, self.cameras.key_rows
+        scores = {f"overlap {name}": found.score(name, key_rows) for name in found.cameras}
+        if self.options.hold:
+            given = silhouette_overlaps(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
+            scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.hold}
+        for name in found.cameras:
+            hidden = float(found.excluded(name))
+            scores[f"rows with too little of the body {name}"] = Estimate(hidden, hidden, hidden, len(self.run), "rows")
+        scores["jitter at rest"], scores["jitter at rest, orientation"] = jitter(self.poses)
+        stages = self.run["twin.stages"][1:]
+        waiting = stages[:, STAGES.index("follow")] + stages[:, STAGES.index("observe")]
+        scores["time per frame"] = bootstrap(stages.sum(axis=1) - waiting, unit="s")
+        for c, name in enumerate(refined.cameras):
+            before = refined.before[:, c]
+            finite = before[np.isfinite(before)]
+            scores[f"overlap before refining {name}"] = bootstrap(finite if len(finite) else np.zeros(1))
+        return scores
+
+    def columns(self, found: SilhouetteOverlaps) -> dict[str, Array]:
+        """The run row by row: time, pose, overlaps, and the numbers of the correction."""
+        labels = ("x", "y", "z", "qw", "qx", "qy", "qz")
+        columns = {"timestamp": self.run.t, **{name: self.poses[:, i] for i, name in enumerate(labels)}}
+        columns |= {f"{name}.overlap": found.overlap[:, c] for c, name in enumerate(found.cameras)}
+        columns |= {f"{name}.visible": found.visible[:, c] for c, name in enumerate(found.cameras)}
+        if "twin.correction" in self.run.columns:
+            logged = self.run.spec.observation["twin.correction"].labels
+            columns |= {f"twin.{n}": self.run["twin.correction"][:, i] for i, n in enumerate(logged)}
+        return columns
+
+    def overlay(self, row: int) -> Array:
+        """The images of all cameras side by side with the twin's silhouette."""
+        frames = recorded_frames(self.cameras.rig, self.episode, row)
+        outline, t, poses = self.cameras.refined.outline, self.run.t, self.poses
+        images = [draw_outline(f.pixels, f.camera, outline, transform_at(t, poses, f.stamp)) for f in frames]
+        return np.concatenate(images, axis=1)
+
+
+def track_recording(
+    scene: Scene, recording: Episode, options: TwinOptions | None = None, *,
+    watch: Callable[[Spec], Sequence[Watcher]] = lambda spec: (),
+) -> TrackedRecording:  # fmt: skip
+    """Run a twin through a recording without joint readings: its robot is parked, the real one an unknown occluder.
+
+    `watch` makes the watchers of the rollout from the spec of the twin.
+    """
+    options, episode = options or TwinOptions(), align_stamps(recording)
+    cameras, parked, sim = refine_rig(scene, episode, held=options.hold), parked_joints(scene), open_world(scene)
+    outlines = {scene.objects[0]: cameras.refined.outline}
+    correct = correction_of(scene, cameras.rig, options, outlines=outlines, touching=False)
+    twin = Twin(sim, Recording(episode), correct, park=parked)
+    action = rest_action(sim)
+    for i, label in enumerate(sim.spec.action.labels):
+        action[i] = parked.get(label, action[i])
+    run = rollout(twin, Constant(action), steps=len(episode), watch=watch(twin.spec))
+    return TrackedRecording(scene, episode, run, cameras, options)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SilhouetteOverlaps:
+    """The overlap of a body's silhouette with the images, row by row."""
+
+    cameras: tuple[str, ...]
+    overlap: Array
+    """Intersection over union of silhouettes [rows, cameras], over pixels that nothing occludes."""
+    visible: Array
+    """Share of the silhouette that nothing occludes [rows, cameras]."""
+
+    def score(self, camera: str, without: Sequence[int] | Array = ()) -> Estimate:
+        """The median overlap of one camera with its interval; rows that show too little are left out."""
+        c = self.cameras.index(camera)
+        rows = self.visible[:, c] >= MIN_VISIBLE_SHARE
+        rows[list(without)] = False
+        return block_median(self.overlap[rows, c])
+
+    def excluded(self, camera: str) -> int:
+        """Rows in which the camera sees too little of the body."""
+        return int(np.sum(self.visible[:, self.cameras.index(camera)] < MIN_VISIBLE_SHARE))
+
+
+def silhouette_overlaps(
+    rig: CameraRig, outline: Outline, episode: Episode, times: Array, poses: Array
+) -> SilhouetteOverlaps:
+    """Compare poses xyz + wxyz [rows, 7] at times [rows] with every image of a recording, at the image's own stamp."""
+    rows = len(poses)
+    overlap, visible = np.zeros((rows, len(rig.cameras))), np.zeros((rows, len(rig.cameras)))
+    strengths = [recorded_strength(rig.mask, episode[IMAGES + camera.name]) for camera in rig.cameras]
+    for row in range(rows):
+        for c, frame in enumerate(recorded_frames(rig, episode, row)):
+            crop = rig.crop(frame, outline, transform_at(times, poses, frame.stamp), strengths[c])
+            if crop is not None:
+                fit = compare_silhouette(outline, crop)
+                overlap[row, c], visible[row, c] = fit.overlap, fit.visible
+    return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
+
+
+def block_median(values: Array, unit: str = "") -> Estimate:
+    """A median with the interval of a bootstrap over blocks of consecutive rows."""
+    if len(values) == 0:
+        return Estimate(float("nan"), float("nan"), float("nan"), 0, unit)
+    blocks = [values[i : i + BLOCK_ROWS] for i in range(0, len(values), BLOCK_ROWS)]
+    rng = np.random.default_rng((0, 0xB10C))
+    medians: list[float] = []
+    for _ in range(500):
+        sampled: list[Array] = [blocks[int(i)] for i in rng.integers(0, len(blocks), len(blocks))]
+        medians.append(float(np.median(np.concatenate(sampled))))
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return Estimate(float(np.median(values)), float(low), float(high), len(blocks), unit)
+
+
+def jitter(poses: Array) -> tuple[Estimate, Estimate]:
+    """Jitter of a pose at rest: root mean square of second differences [m], [rad], over the slowest half."""
+    step = np.linalg.norm(np.diff(poses[:, :3], axis=0), axis=1)
+    bend = np.linalg.norm(np.diff(poses[:, :3], n=2, axis=0), axis=1)
+    turn = angle_between(poses[:-1, 3:], poses[1:, 3:])
+    smooth = np.convolve(step, np.ones(15) / 15, mode="same")
+    still = smooth[:-1] <= np.median(smooth)
+    return bootstrap(bend[still], unit="m"), bootstrap(np.abs(np.diff(turn))[still], unit="rad")
