@@ -310,9 +310,9 @@ def test_rapier_reads_back_what_was_placed(name):
     v = np.linspace(-0.3, 0.3, sim.model.nv)
     placed = sim.place(state.q, v)
     assert np.array_equal(placed.q, state.q) and np.array_equal(placed.v, v)
-    from instep.physics.rapier_world import Engine
+    from instep.physics.rapier_world import RapierEngine
 
-    q, speed = Engine.placed(sim._plans[0], state.q, v).read()
+    q, speed = RapierEngine.placed(sim._setups[0], state.q, v).read()
     # Rapier keeps 24 bits.
     assert q == pytest.approx(state.q, abs=2e-6)
     assert speed == pytest.approx(v, abs=2e-6)

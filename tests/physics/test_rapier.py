@@ -117,7 +117,7 @@ def test_a_kept_engine_and_a_restored_one_agree_bit_for_bit():
     for _ in range(40):
         kept, restored = one.step(state, action), two.step(state, action)
         assert np.array_equal(kept.q, restored.q) and np.array_equal(kept.v, restored.v)
-        assert kept.hidden[KEY]["snapshot"].item() == restored.hidden[KEY]["snapshot"].item()
+        assert kept.hidden[KEY]["memory"].item() == restored.hidden[KEY]["memory"].item()
         state = kept
 
 
@@ -211,7 +211,7 @@ def test_more_kinds_of_geoms_than_bits_are_told_apart_too(tmp_path):
         tail += "</body>"
     floor = '<geom name="floor" type="plane" pos="0 0 -0.5" size="5 5 1"/>'
     sim = made(tmp_path, floor + chain + tail)
-    assert sim._plans[0].built.rules is not None
+    assert sim._setups[0].built.hooks is not None
     state = run(sim, sim.reset(), 6)
     assert np.isfinite(state.q).all()
 

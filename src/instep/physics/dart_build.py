@@ -1,10 +1,8 @@
-"""A DART world from a compiled MuJoCo model: same bodies, joints, order and units.
-
-The geoms of a model as DART shapes.
+"""Builds a DART world from a compiled MuJoCo model: same bodies, joints, shapes, order and units.
 
 DART decides by body what may touch, and takes the smaller friction of two shapes, where MuJoCo decides by geom and by
-pair. So a link wears its geoms on massless bodies that are welded to it, one for every friction its geoms can meet,
-and only bodies of the same friction meet each other.
+pair. So the geoms of a link are put on massless bodies that are welded to it, one for every friction its geoms can
+have, and only bodies of the same friction collide.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ import numpy as np
 from instep.core.errors import MissingExtra, Unsupported
 from instep.core.world import Array
 
-from .contact_rules import friction, may_touch
+from .contact_rules import contact_pairs, pair_friction
 from .engine_support import active_equalities, disabled
-from .link_tree import BALL, FREE, HINGE, Link, Pose, Tree, tree_of
+from .link_tree import BALL, FREE, HINGE, Link, LinkTree, Pose, link_tree
 
-LIGHT = 1e-9
-"""Mass of a body that only holds something [kg]; DART needs some."""
+MASSLESS_KG = 1e-9
+"""Mass of a body that only carries shapes or a joint [kg]; DART needs some."""
 _PLANE, _SPHERE = int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_SPHERE)
 _CAPSULE, _CYLINDER = int(mujoco.mjtGeom.mjGEOM_CAPSULE), int(mujoco.mjtGeom.mjGEOM_CYLINDER)
 _BOX = int(mujoco.mjtGeom.mjGEOM_BOX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coat:
+class FrictionGroup:
     """Geoms of one link that meet the same geoms with the same friction."""
 
     link: int
@@ -41,60 +39,60 @@ class Coat:
 
 
 def isometry(dart: Any, pose: Pose) -> Any:
-    """A pose in DART's words."""
+    """A pose as a DART isometry."""
     return dart.math.Isometry3(pose.matrix, pose.pos)
 
 
-def add_shapes(model: mujoco.MjModel, dart: Any, tree: Tree, bodies: list[Any], apart: Any) -> None:
-    """Put shapes on the bodies of all links, and tell the filter `apart` which must not touch."""
-    coats = _coats(model, tree)
-    worn: list[Any] = []
-    for coat in coats:
-        alone = sum(other.link == coat.link for other in coats) == 1
-        worn.append(bodies[coat.link] if alone else _tail(dart, bodies[coat.link], len(worn)))
-        for geom in coat.geoms:
-            pose = tree.in_link[model.geom_bodyid[geom]]
+def add_shapes(model: mujoco.MjModel, dart: Any, tree: LinkTree, bodies: list[Any], collision_filter: Any) -> None:
+    """Add shapes to the bodies of all links, and tell the collision filter which bodies must not touch."""
+    groups = _friction_groups(model, tree)
+    carriers: list[Any] = []
+    for group in groups:
+        alone = sum(other.link == group.link for other in groups) == 1
+        carriers.append(bodies[group.link] if alone else _massless_body(dart, bodies[group.link], len(carriers)))
+        for geom in group.geoms:
+            pose = tree.link_from_body[model.geom_bodyid[geom]]
             pose = pose @ Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
-            node = worn[-1].createShapeNode(_shape(model, dart, geom))
+            node = carriers[-1].createShapeNode(_shape(model, dart, geom))
             node.setRelativeTransform(isometry(dart, pose))
             node.createCollisionAspect()
             node.createDynamicsAspect()
-            node.getDynamicsAspect().setFrictionCoeff(coat.friction)
+            node.getDynamicsAspect().setFrictionCoeff(group.friction)
             node.getDynamicsAspect().setRestitutionCoeff(0.0)
-    for i, one in enumerate(coats):
-        for j, other in enumerate(coats[:i]):
+    for i, one in enumerate(groups):
+        for j, other in enumerate(groups[:i]):
             if one.friction != other.friction or not one.meets[other.geoms].any():
-                apart.addBodyNodePairToBlackList(worn[i], worn[j])
+                collision_filter.addBodyNodePairToBlackList(carriers[i], carriers[j])
 
 
-def _coats(model: mujoco.MjModel, tree: Tree) -> list[Coat]:
-    touch = may_touch(model)
-    rub = friction(model, touch)
-    meeting = np.maximum(rub.own[:, None], rub.own[None, :])
-    for pair, value in rub.pairs.items():
+def _friction_groups(model: mujoco.MjModel, tree: LinkTree) -> list[FrictionGroup]:
+    touch = contact_pairs(model)
+    friction = pair_friction(model, touch)
+    meeting = np.maximum(friction.own[:, None], friction.own[None, :])
+    for pair, value in friction.pairs.items():
         meeting[pair] = value
-    coats: list[Coat] = []
+    groups: list[FrictionGroup] = []
     for geom in (int(g) for g in np.flatnonzero(touch.any(axis=0))):
         link = int(tree.link_of[model.geom_bodyid[geom]])
         for value in sorted({float(x) for x in meeting[geom, touch[geom]]}):
             meets = touch[geom] & (meeting[geom] == value)
-            for coat in coats:
-                if (coat.link, coat.friction) == (link, value) and np.array_equal(coat.meets, meets):
-                    coat.geoms.append(geom)
+            for group in groups:
+                if (group.link, group.friction) == (link, value) and np.array_equal(group.meets, meets):
+                    group.geoms.append(geom)
                     break
             else:
-                coats.append(Coat(link, value, [geom], meets))
-    return coats
+                groups.append(FrictionGroup(link, value, [geom], meets))
+    return groups
 
 
-def _tail(dart: Any, body: Any, number: int) -> Any:
+def _massless_body(dart: Any, body: Any, number: int) -> Any:
     """A massless body welded to another."""
-    joint, tail = body.createWeldJointAndBodyNodePair()
-    joint.setName(f"tail{number}")
-    tail.setName(f"tail{number}")
-    tail.setInertia(dart.dynamics.Inertia(LIGHT, np.zeros(3), LIGHT * np.eye(3)))
-    tail.setGravityMode(False)
-    return tail
+    joint, massless = body.createWeldJointAndBodyNodePair()
+    joint.setName(f"massless{number}")
+    massless.setName(f"massless{number}")
+    massless.setInertia(dart.dynamics.Inertia(MASSLESS_KG, np.zeros(3), MASSLESS_KG * np.eye(3)))
+    massless.setGravityMode(False)
+    return massless
 
 
 def _shape(model: mujoco.MjModel, dart: Any, geom: int) -> Any:
@@ -119,9 +117,6 @@ def _shape(model: mujoco.MjModel, dart: Any, geom: int) -> Any:
     raise Unsupported(f"The engine 'dart' has no ellipsoids and meshes, as geom {name!r} is; run this scene in MuJoCo.")
 
 
-_HERE = Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
-
-
 def dartpy() -> Any:
     """The library, which has no types; `MissingExtra` if it is not there."""
     try:
@@ -132,55 +127,55 @@ def dartpy() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where the coordinates of a joint are kept, in MuJoCo's vectors and in DART's."""
+class DartJoint:
+    """Indices of a joint's coordinates in MuJoCo's vectors and in DART's."""
 
     joint: int
-    place: int
-    """Where it stands in q."""
+    q_index: int
+    """Index in q."""
     dof: int
-    """Where it stands in v."""
+    """Index in v."""
     skeleton: int
-    """Skeleton it belongs to."""
-    slot: int
-    """Where it stands among the coordinates of the skeleton."""
+    """Index of its skeleton."""
+    offset: int
+    """Index among the coordinates of the skeleton."""
     body: Any
     """Body node that it moves."""
-    made: Any
-    """The joint itself."""
+    joint_node: Any
+    """DART's joint."""
 
 
 @dataclass(slots=True, eq=False)
-class Built:
-    """A DART world and where everything is in it."""
+class DartModel:
+    """A DART world and the handles of everything in it."""
 
     dart: Any
     world: Any
-    tree: Tree
+    tree: LinkTree
     bodies: list[Any] = field(default_factory=list[Any])
     """Body node of each link."""
     skeletons: list[Any] = field(default_factory=list[Any])
     """Skeletons that can move."""
-    axes: list[Seat] = field(default_factory=list[Seat])
-    balls: list[Seat] = field(default_factory=list[Seat])
-    free: list[Seat] = field(default_factory=list[Seat])
-    carried: list[int] = field(default_factory=list[int])
-    """Links whose weight is applied as a force, since DART carries all of it or none."""
+    axes: list[DartJoint] = field(default_factory=list[DartJoint])
+    balls: list[DartJoint] = field(default_factory=list[DartJoint])
+    free: list[DartJoint] = field(default_factory=list[DartJoint])
+    weighted: list[int] = field(default_factory=list[int])
+    """Links whose weight is applied as a force, since DART applies gravity fully or not at all."""
 
 
-def build(model: mujoco.MjModel, armature: Array) -> Built:
+def build(model: mujoco.MjModel, armature: Array) -> DartModel:
     """The DART world of a model, all joints at their reference and at rest."""
-    _refuse(model)
+    _check_equalities(model)
     dart = dartpy()
     world = dart.simulation.World()
     world.setTimeStep(float(model.opt.timestep))
     world.setGravity((np.zeros(3) if disabled(model, "GRAVITY") else model.opt.gravity).tolist())
     # The other detectors give a box one contact point, or let it sink in.
     world.setCollisionDetector(dart.simulation.CollisionDetectorType.ODE)
-    asleep = world.getDeactivationOptions()
-    asleep.mEnabled = False
-    world.setDeactivationOptions(asleep)
-    built = Built(dart, world, tree_of(model))
+    sleeping = world.getDeactivationOptions()
+    sleeping.mEnabled = False
+    world.setDeactivationOptions(sleeping)
+    built = DartModel(dart, world, link_tree(model))
     for index in range(len(built.tree.links)):
         _add(model, built, index, armature)
     add_shapes(
@@ -193,15 +188,15 @@ def build(model: mujoco.MjModel, armature: Array) -> Built:
     return built
 
 
-def _refuse(model: mujoco.MjModel) -> None:
+def _check_equalities(model: mujoco.MjModel) -> None:
     geared = (int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON))
     for e in active_equalities(model):
         if int(model.eq_type[e]) not in geared:
             name = model.equality(e).name
-            raise Unsupported(f"The engine 'dart' gears joints but does not tie bodies, as equality {name!r} does.")
+            raise Unsupported(f"The engine 'dart' couples joints but not bodies, as equality {name!r} does.")
 
 
-def _add(model: mujoco.MjModel, built: Built, index: int, armature: Array) -> None:
+def _add(model: mujoco.MjModel, built: DartModel, index: int, armature: Array) -> None:
     link, dart = built.tree.links[index], built.dart
     if index == 0:
         ground = dart.dynamics.Skeleton("0")
@@ -213,52 +208,54 @@ def _add(model: mujoco.MjModel, built: Built, index: int, armature: Array) -> No
     if not inside:
         built.skeletons.append(dart.dynamics.Skeleton(str(index)))
     number = next(i for i, s in enumerate(built.skeletons) if s.getName() == str(built.tree.root_of(index)))
-    parent, rest = (built.bodies[link.parent] if inside else None), link.rest
+    parent, rest = (built.bodies[link.parent] if inside else None), link.parent_from_link
     for joint in link.joints or (-1,):
-        made, body = _joint(model, dart, joint, built.skeletons[number], parent)
-        _frame(model, dart, made, joint, rest)
+        joint_node, body = _joint(model, dart, joint, built.skeletons[number], parent)
+        _frame(model, dart, joint_node, joint, rest)
         last = joint == (link.joints or (-1,))[-1]
         body.setInertia(_inertia(model, dart, link if last else None, joint, armature))
         if joint >= 0:
-            _note(model, built, Seat(*_places(model, joint), number, _slot(made), body, made))
-        parent, rest = body, _HERE
+            _register(
+                model, built, DartJoint(*_q_dofs(model, joint), number, _coordinate(joint_node), body, joint_node)
+            )
+        parent, rest = body, Pose.identity()
     built.bodies.append(parent)
-    _weigh(model, built, index, armature)
+    _apply_weight(model, built, index, armature)
 
 
 def _joint(model: mujoco.MjModel, dart: Any, joint: int, skeleton: Any, parent: Any) -> tuple[Any, Any]:
     kind = int(model.jnt_type[joint]) if joint >= 0 else -1
     words = {-1: "Weld", FREE: "Free", BALL: "Ball", HINGE: "Revolute"}
     make = getattr(skeleton, f"create{words.get(kind, 'Prismatic')}JointAndBodyNodePair")
-    made, body = make() if parent is None else make(parent)
-    made.setName(f"joint{joint}")
-    return made, body
+    joint_node, body = make() if parent is None else make(parent)
+    joint_node.setName(f"joint{joint}")
+    return joint_node, body
 
 
-def _frame(model: mujoco.MjModel, dart: Any, made: Any, joint: int, rest: Pose) -> None:
+def _frame(model: mujoco.MjModel, dart: Any, joint_node: Any, joint: int, rest: Pose) -> None:
     if joint < 0:
-        made.setTransformFromParentBodyNode(isometry(dart, rest))
+        joint_node.setTransformFromParentBodyNode(isometry(dart, rest))
         return
     if model.jnt_type[joint] == FREE:
         return
-    outer = Pose(model.jnt_pos[joint].copy(), _HERE.quat)
-    made.setTransformFromParentBodyNode(isometry(dart, rest @ outer))
-    made.setTransformFromChildBodyNode(isometry(dart, outer))
+    outer = Pose(model.jnt_pos[joint].copy(), Pose.identity().quat)
+    joint_node.setTransformFromParentBodyNode(isometry(dart, rest @ outer))
+    joint_node.setTransformFromChildBodyNode(isometry(dart, outer))
     if model.jnt_type[joint] == BALL:
         return
-    made.setAxis(model.jnt_axis[joint])
+    joint_node.setAxis(model.jnt_axis[joint])
     if model.jnt_limited[joint] and not (disabled(model, "LIMIT") or disabled(model, "CONSTRAINT")):
         low, high = model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]]
-        made.setPositionLowerLimit(0, float(low))
-        made.setPositionUpperLimit(0, float(high))
-        made.setLimitEnforcement(True)
+        joint_node.setPositionLowerLimit(0, float(low))
+        joint_node.setPositionUpperLimit(0, float(high))
+        joint_node.setLimitEnforcement(True)
 
 
 def _inertia(model: mujoco.MjModel, dart: Any, link: Link | None, joint: int, armature: Array) -> Any:
-    """The spatial inertia of a link with the rotor of its motor, which turns or slides with it about its axis."""
-    mass = max(link.mass, LIGHT) if link else LIGHT
+    """The spatial inertia of a link with the armature of its joint, about or along the joint's axis."""
+    mass = max(link.mass, MASSLESS_KG) if link else MASSLESS_KG
     com = link.com if link else np.zeros(3)
-    moment = link.inertia if link and link.mass > 0 else LIGHT * np.eye(3)
+    moment = link.inertia if link and link.mass > 0 else MASSLESS_KG * np.eye(3)
     tensor = np.array(dart.dynamics.Inertia(mass, com, moment).getSpatialTensor())
     rotor = float(armature[model.jnt_dofadr[joint]]) if joint >= 0 and model.jnt_type[joint] != FREE else 0.0
     if rotor > 0:
@@ -268,25 +265,25 @@ def _inertia(model: mujoco.MjModel, dart: Any, link: Link | None, joint: int, ar
     return dart.dynamics.Inertia(tensor)
 
 
-def _weigh(model: mujoco.MjModel, built: Built, index: int, armature: Array) -> None:
-    """Let DART weigh the links it can; the rotor of a slide must not weigh anything."""
+def _apply_weight(model: mujoco.MjModel, built: DartModel, index: int, armature: Array) -> None:
+    """Leave gravity to DART where it can; the armature of a slide must not have weight."""
     link = built.tree.links[index]
     slides = [j for j in link.joints if model.jnt_type[j] not in (FREE, BALL, HINGE)]
     rotor = any(armature[model.jnt_dofadr[j]] > 0 for j in slides)
     if link.gravcomp != 0 or rotor:
         built.bodies[index].setGravityMode(False)
         if link.gravcomp != 1:
-            built.carried.append(index)
+            built.weighted.append(index)
 
 
-def _note(model: mujoco.MjModel, built: Built, seat: Seat) -> None:
-    kind = int(model.jnt_type[seat.joint])
-    (built.free if kind == FREE else built.balls if kind == BALL else built.axes).append(seat)
+def _register(model: mujoco.MjModel, built: DartModel, at: DartJoint) -> None:
+    kind = int(model.jnt_type[at.joint])
+    (built.free if kind == FREE else built.balls if kind == BALL else built.axes).append(at)
 
 
-def _places(model: mujoco.MjModel, joint: int) -> tuple[int, int, int]:
+def _q_dofs(model: mujoco.MjModel, joint: int) -> tuple[int, int, int]:
     return joint, int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
 
 
-def _slot(made: Any) -> int:
-    return int(made.getIndexInSkeleton(0))
+def _coordinate(joint_node: Any) -> int:
+    return int(joint_node.getIndexInSkeleton(0))

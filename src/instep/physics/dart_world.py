@@ -1,14 +1,13 @@
-"""One DART world, put into a state, driven and read in MuJoCo's words.
+"""DART as a Simulator: a third opinion, in double precision, with contacts as a complementarity problem.
 
-DART as a Simulator: a third opinion, in double precision, with contacts as a complementarity problem.
-
-It is built from the compiled MuJoCo model like rapier. `docs/engines.md` says how each field of the model is taken
-over, and what is refused. It needs the extra `engines`.
+It is built from the compiled MuJoCo model like rapier. `docs/engines.md` says how each field of the model is mapped,
+and what is refused. It needs the extra `engines`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,76 +15,74 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import Unsupported
-from instep.core.rollout import checked_action
-from instep.core.world import Array, Settings, State
+from instep.core.world import Array, Settings
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .actuation import drives_of, firmness, gears_of, scalar_positions
-from .dart_build import Built, Seat, build, dartpy, isometry
+from .actuation import friction_damping, joint_actuation, joint_couplings, scalar_positions
+from .dart_build import DartJoint, DartModel, build, dartpy, isometry
 from .engine_support import check_support
 from .link_tree import Pose, rotate
-from .sequential import SequentialWorld, recent
-from .state_checks import check_finite, checked_place
+from .sequential import SequentialWorld, Stepped
 
-FAR = 1e5
+MAX_COORDINATE = 1e5
 """Positions [m, rad] and velocities beyond this are a divergence."""
 
 
-HEAVIER = 1.4
-"""How much more inertia a joint may get from the rotors of others before a model is refused."""
+MAX_INERTIA_RATIO = 1.4
+"""Largest factor by which the rotors of other joints may raise the inertia of a joint."""
 
 
-class Engine:
-    """A world of one model. DART remembers nothing between steps but positions and velocities, so one serves all."""
+class DartEngine:
+    """One DART world of a model; its state is positions and velocities alone, so one engine serves all worlds."""
 
     def __init__(self, model: mujoco.MjModel):
         check_support(model, "dart")
-        self.model, self.drives, self.gears = model, drives_of(model), gears_of(model)
-        self.built: Built = build(model, self.drives.armature)
-        self._places, self._dofs = scalar_positions(model)
-        self._check_weight()
-        self._firm = np.array([firmness(model, int(d)) for d in self._dofs])
-        for seat in (*self.built.balls, *self.built.free):
-            for i in range(3 if seat in self.built.balls else 6):
+        self.model, self.actuation, self.couplings = model, joint_actuation(model), joint_couplings(model)
+        self.built: DartModel = build(model, self.actuation.armature)
+        _, self._dofs = scalar_positions(model)
+        self._check_inertia()
+        self._friction_damping = np.array([friction_damping(model, int(d)) for d in self._dofs])
+        for at in (*self.built.balls, *self.built.free):
+            for i in range(3 if at in self.built.balls else 6):
                 # MuJoCo's free joint lists linear motion first, DART's angular.
-                own = seat.dof + (i if seat in self.built.balls else (i + 3) % 6)
-                seat.made.setDampingCoefficient(i, float(self.drives.damping[own]))
+                own = at.dof + (i if at in self.built.balls else (i + 3) % 6)
+                at.joint_node.setDampingCoefficient(i, float(self.actuation.damping[own]))
 
-    def _check_weight(self) -> None:
-        """Refuse a model whose rotors, which DART can only hang on the links, would burden the joints before them."""
+    def _check_inertia(self) -> None:
+        """Refuse a model whose armature, added to the links, would raise the inertia of the joints before them."""
         data = mujoco.MjData(self.model)
         data.qpos[:] = self.model.key_qpos[0] if self.model.nkey else self.model.qpos0
         mujoco.mj_forward(self.model, data)
         true = np.zeros((self.model.nv, self.model.nv))
         mujoco.mj_fullM(self.model, data, true)
         self.place(data.qpos, np.zeros(self.model.nv))
-        for seat in self.built.axes:
-            mass = self.built.skeletons[seat.skeleton].getMassMatrix()[seat.slot, seat.slot]
-            times, name = mass / true[seat.dof, seat.dof], self.model.joint(seat.joint).name
-            if times > HEAVIER:
+        for at in self.built.axes:
+            mass = self.built.skeletons[at.skeleton].getMassMatrix()[at.offset, at.offset]
+            times, name = mass / true[at.dof, at.dof], self.model.joint(at.joint).name
+            if times > MAX_INERTIA_RATIO:
                 raise Unsupported(
                     f"The engine 'dart' has no armature of its own and would make joint {name!r} {times:.1f} times as "
                     f"heavy by that of the joints after it; run this scene in MuJoCo or rapier."
                 )
 
     def place(self, q: Array, v: Array) -> None:
-        """Go to these positions and velocities."""
-        for seat in self.built.axes:
-            seat.made.setPosition(0, float(q[seat.place] - self.model.qpos0[seat.place]))
-            seat.made.setVelocity(0, float(v[seat.dof]))
-        for seat in self.built.balls:
-            turn = _unit(q[seat.place : seat.place + 4])
-            seat.made.setPositions(seat.made.convertToPositions(Pose(np.zeros(3), turn).matrix))
-            seat.made.setVelocities(v[seat.dof : seat.dof + 3])
-        for seat in self.built.free:
-            turn = _unit(q[seat.place + 3 : seat.place + 7])
-            seat.made.setTransform(isometry(self.built.dart, Pose(q[seat.place : seat.place + 3], turn)))
-            seat.made.setLinearVelocity(v[seat.dof : seat.dof + 3])
-            seat.made.setAngularVelocity(rotate(turn, v[seat.dof + 3 : seat.dof + 6]))
+        """Set positions and velocities."""
+        for at in self.built.axes:
+            at.joint_node.setPosition(0, float(q[at.q_index] - self.model.qpos0[at.q_index]))
+            at.joint_node.setVelocity(0, float(v[at.dof]))
+        for at in self.built.balls:
+            turn = _unit(q[at.q_index : at.q_index + 4])
+            at.joint_node.setPositions(at.joint_node.convertToPositions(Pose(np.zeros(3), turn).matrix))
+            at.joint_node.setVelocities(v[at.dof : at.dof + 3])
+        for at in self.built.free:
+            turn = _unit(q[at.q_index + 3 : at.q_index + 7])
+            at.joint_node.setTransform(isometry(self.built.dart, Pose(q[at.q_index : at.q_index + 3], turn)))
+            at.joint_node.setLinearVelocity(v[at.dof : at.dof + 3])
+            at.joint_node.setAngularVelocity(rotate(turn, v[at.dof + 3 : at.dof + 6]))
 
     def load(self, raw: Array) -> None:
-        """Go back to a state that was saved."""
+        """Restore a saved state."""
         begin = 0
         for skeleton in self.built.skeletons:
             n = skeleton.getNumDofs()
@@ -94,91 +91,91 @@ class Engine:
             begin += 2 * n
 
     def save(self) -> Array:
-        """All there is to know of the state."""
+        """The whole state."""
         parts = [part for s in self.built.skeletons for part in (s.getPositions(), s.getVelocities())]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def read(self) -> tuple[Array, Array]:
         """Positions and velocities, in MuJoCo's order and conventions."""
         q, v = np.empty(self.model.nq), np.empty(self.model.nv)
-        for seat in self.built.axes:
-            q[seat.place] = seat.made.getPosition(0) + self.model.qpos0[seat.place]
-            v[seat.dof] = seat.made.getVelocity(0)
-        for seat in self.built.balls:
-            q[seat.place : seat.place + 4] = _wxyz(seat.made.convertToRotation(seat.made.getPositions()))
-            v[seat.dof : seat.dof + 3] = seat.made.getVelocities()
-        for seat in self.built.free:
-            self._read_free(seat, q, v)
-        return (q * np.nan, v * np.nan) if self._lost() else (q, v)
+        for at in self.built.axes:
+            q[at.q_index] = at.joint_node.getPosition(0) + self.model.qpos0[at.q_index]
+            v[at.dof] = at.joint_node.getVelocity(0)
+        for at in self.built.balls:
+            q[at.q_index : at.q_index + 4] = _wxyz(at.joint_node.convertToRotation(at.joint_node.getPositions()))
+            v[at.dof : at.dof + 3] = at.joint_node.getVelocities()
+        for at in self.built.free:
+            self._read_free(at, q, v)
+        return (q * np.nan, v * np.nan) if self._diverged() else (q, v)
 
-    def turned_like(self, q: Array, before: Array) -> Array:
-        """The positions with quaternions on the side of those before; DART keeps matrices, which have no side."""
+    def same_sign(self, q: Array, before: Array) -> Array:
+        """The positions with quaternions of the sign they had before; DART keeps matrices, which have none."""
         q = q.copy()
-        for begin in [seat.place + 3 for seat in self.built.free] + [seat.place for seat in self.built.balls]:
+        for begin in [at.q_index + 3 for at in self.built.free] + [at.q_index for at in self.built.balls]:
             if q[begin : begin + 4] @ before[begin : begin + 4] < 0:
                 q[begin : begin + 4] *= -1
         return q
 
     def run(self, commands: Array, wrench: Array | None) -> None:
-        """Go forward one physics step per row of commands [steps, nu], under a wrench [bodies, 6] where given."""
+        """Take one physics step per row of commands [steps, nu], under a wrench [bodies, 6] where given."""
         for command in commands:
-            self._drive(command)
-            self._weigh()
+            self._actuate(command)
+            self._apply_weight()
             if wrench is not None:
-                self._push(wrench)
-            if self._lost():
+                self._apply_wrench(wrench)
+            if self._diverged():
                 # The collision detector ends the process on coordinates beyond its range.
                 return
             self.built.world.step()
 
-    def _lost(self) -> bool:
-        """Whether a position or velocity is beyond what a sound simulation has."""
+    def _diverged(self) -> bool:
+        """Whether a position or velocity is out of range."""
         return not all(
-            np.abs(part).max(initial=0.0) < FAR
+            np.abs(part).max(initial=0.0) < MAX_COORDINATE
             for skeleton in self.built.skeletons
             for part in (skeleton.getPositions(), skeleton.getVelocities())
         )
 
-    def _read_free(self, seat: Seat, q: Array, v: Array) -> None:
-        pose = seat.body.getTransform()
+    def _read_free(self, at: DartJoint, q: Array, v: Array) -> None:
+        pose = at.body.getTransform()
         turn = np.asarray(pose.quaternion().wxyz())
-        q[seat.place : seat.place + 3] = pose.translation()
-        q[seat.place + 3 : seat.place + 7] = turn
-        v[seat.dof : seat.dof + 3] = seat.body.getLinearVelocity()
-        v[seat.dof + 3 : seat.dof + 6] = rotate(turn * [1.0, -1.0, -1.0, -1.0], seat.body.getAngularVelocity())
+        q[at.q_index : at.q_index + 3] = pose.translation()
+        q[at.q_index + 3 : at.q_index + 7] = turn
+        v[at.dof : at.dof + 3] = at.body.getLinearVelocity()
+        v[at.dof + 3 : at.dof + 6] = rotate(turn * [1.0, -1.0, -1.0, -1.0], at.body.getAngularVelocity())
 
-    def _drive(self, command: Array) -> None:
-        """Torques and damping of all hinges and slides, by MuJoCo's law, for one physics step."""
+    def _actuate(self, command: Array) -> None:
+        """Torques and damping of all hinges and slides, by MuJoCo's actuator model, for one physics step."""
         q, v = np.zeros(self.model.nv), np.zeros(self.model.nv)
-        for seat in self.built.axes:
-            q[seat.dof] = seat.made.getPosition(0) + self.model.qpos0[seat.place]
-            v[seat.dof] = seat.made.getVelocity(0)
-        torque, damping = self.drives.pull(q, v, command)
-        damping = damping + self.drives.damping
-        # Dry friction is a damper up to the speed at which the joint slips; DART's own forgets the rotor's inertia.
-        most, speed = self.drives.frictionloss[self._dofs], v[self._dofs]
-        slips = self._firm * np.abs(speed) > most
-        damping[self._dofs] += np.where((most > 0) & ~slips, self._firm, 0.0)
+        for at in self.built.axes:
+            q[at.dof] = at.joint_node.getPosition(0) + self.model.qpos0[at.q_index]
+            v[at.dof] = at.joint_node.getVelocity(0)
+        torque, damping = self.actuation.torque_and_damping(q, v, command)
+        damping = damping + self.actuation.damping
+        # Dry friction is a damper up to the speed at which the joint slips; DART's own ignores the armature.
+        most, speed = self.actuation.frictionloss[self._dofs], v[self._dofs]
+        slips = self._friction_damping * np.abs(speed) > most
+        damping[self._dofs] += np.where((most > 0) & ~slips, self._friction_damping, 0.0)
         torque[self._dofs] -= np.where(slips, most * np.sign(speed), 0.0)
-        if len(self.gears.first):
-            torque = torque + self.gears.torque(q, v, torque - damping * v)
-        for seat in self.built.axes:
-            seat.made.setDampingCoefficient(0, float(damping[seat.dof]))
-            seat.made.setForce(0, float(torque[seat.dof]))
+        if len(self.couplings.driven):
+            torque = torque + self.couplings.torque(q, v, torque - damping * v)
+        for at in self.built.axes:
+            at.joint_node.setDampingCoefficient(0, float(damping[at.dof]))
+            at.joint_node.setForce(0, float(torque[at.dof]))
 
-    def _weigh(self) -> None:
+    def _apply_weight(self) -> None:
         gravity = np.asarray(self.built.world.getGravity())
-        for index in self.built.carried:
+        for index in self.built.weighted:
             link = self.built.tree.links[index]
             weight = (1 - link.gravcomp) * link.mass * gravity
             self.built.bodies[index].addExtForce(weight, link.com, False, True)
 
-    def _push(self, wrench: Array) -> None:
+    def _apply_wrench(self, wrench: Array) -> None:
         tree = self.built.tree
         for row in np.flatnonzero(wrench.any(axis=1)):
             link = int(tree.link_of[row + 1])
             if link:
-                at = tree.in_link[row + 1].apply(self.model.body_ipos[row + 1])
+                at = tree.link_from_body[row + 1].apply(self.model.body_ipos[row + 1])
                 self.built.bodies[link].addExtForce(wrench[row, :3], at, False, True)
                 self.built.bodies[link].addExtTorque(wrench[row, 3:], False)
 
@@ -193,7 +190,7 @@ def _wxyz(matrix: Array) -> Array:
 
 
 KEY = "dart"
-"""Coordinates, commands on their way and the nudge of each world are kept under this key."""
+"""Coordinates, delayed commands and the nudge of each world are kept under this key."""
 
 
 class DartWorld(SequentialWorld):
@@ -202,61 +199,31 @@ class DartWorld(SequentialWorld):
     def __init__(self, scene: Scene | str | Path, *, settings: Settings | None = None):
         dartpy()
         super().__init__(scene, settings, KEY)
-        self._engines = tuple(Engine(model) for model in self._variants.models)
+        self._engines = tuple(DartEngine(model) for model in self._variants.models)
         self._lock = threading.Lock()
 
-    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
-        """The state with these positions and velocities; `past` actions that are still on their way will arrive."""
-        q, v = checked_place(self.model, q, v)
-        rows: list[Array] = []
-        with self._lock:
-            for one, speed in zip(q.reshape(-1, q.shape[-1]), v.reshape(-1, v.shape[-1]), strict=True):
-                self._engines[0].place(one, speed)
-                rows.append(self._engines[0].save())
-        hidden = {
-            "raw": np.stack(rows).reshape(*q.shape[:-1], -1),
-            **self._begun(q.shape[:-1], past),
-        }
-        return State(t, q, v, {KEY: hidden})
-
-    def step(self, state: State, action: Array) -> State:
-        """One control period later. Raises `Diverged` where the result is not finite."""
-        action = checked_action(action, self.spec, state.batch)
-        own: dict[str, Array] = state.hidden[KEY]
-        n = int(np.prod(state.batch))
-        past = recent(own["past"], self._memory, self.scene.rest_action())
-        flat_past, flat_action = past.reshape(n, *past.shape[-2:]), action.reshape(n, action.shape[-1])
-        raw, wrench, before = own["raw"].reshape(n, -1), own["wrench"].reshape(n, -1, 6), state.q.reshape(n, -1)
-        with self._lock:
-            done = [
-                self._step_one(self._variants.index(i, n), raw[i], flat_past[i], flat_action[i], wrench[i])
-                for i in range(n)
-            ]
-        hidden = {
-            "raw": np.stack([part[2] for part in done]).reshape(own["raw"].shape),
-            **self._gone_on(past, action),
-        }
-        sides = [self._engines[0].turned_like(part[0], one) for part, one in zip(done, before, strict=True)]
-        q = np.stack(sides).reshape(state.q.shape)
-        v = np.stack([part[1] for part in done]).reshape(state.v.shape)
-        return check_finite(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "dart")
-
     def tuned(self, settings: Settings) -> DartWorld:
-        """The same world with some parameters turned; arrays hold one value per world of a batch."""
+        """The same world with some parameters set; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
         return DartWorld(self.scene, settings={**self.settings, **resolved})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.scene, self.settings)
 
-    def _step_one(
-        self, which: int, raw: Array, past: Array, action: Array, wrench: Array
-    ) -> tuple[Array, Array, Array]:
-        engine, line = self._engines[which], self._lines[which]
-        engine.load(raw)
-        commands = engine.drives.clipped(line.arriving(past[self._memory - line.memory :], action))
-        engine.run(commands, wrench if wrench.any() else None)
-        return *engine.read(), engine.save()
+    def _placed(self, which: int, q: Array, v: Array) -> Array:
+        self._engines[which].place(q, v)
+        return self._engines[which].save()
+
+    def _stepped(self, which: int, before: Stepped, commands: Array, wrench: Array | None) -> Stepped:
+        engine = self._engines[which]
+        engine.load(before.memory)
+        engine.run(engine.actuation.clipped(commands), wrench)
+        q, v = engine.read()
+        return Stepped(engine.same_sign(q, before.q), v, engine.save())
+
+    def _map(self, work: Callable[[int], Any], n: int) -> list[Any]:
+        with self._lock:
+            return super()._map(work, n)
 
 
 def _rebuilt(scene: Scene, settings: Settings) -> DartWorld:

@@ -1,4 +1,4 @@
-"""What a second engine cannot do, said before it starts rather than left out."""
+"""Checks that another engine supports a MuJoCo model: what it lacks is refused, never left out."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def check_support(model: mujoco.MjModel, engine: str) -> None:
 
 
 def check_params_support(settings: Settings, engine: str) -> None:
-    """Raise `Unsupported` if a parameter is turned that only MuJoCo has: turning it would change nothing."""
+    """Raise `Unsupported` if a parameter is set that only MuJoCo has: it would change nothing."""
     for address in settings:
         for pattern in _PARAMS_OF_MUJOCO:
             if fnmatchcase(address, pattern):
-                raise _cannot(engine, f"has nothing that {address!r} stands for, so turning it would change nothing")
+                raise _unsupported(engine, f"has no counterpart of {address!r}, so setting it would change nothing")
 
 
 def disabled(model: mujoco.MjModel, flag: str) -> bool:
-    """Whether the model turns a part of the physics off."""
+    """Whether the model disables a part of the physics."""
     return bool(int(model.opt.disableflags) & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}")))
 
 
@@ -60,10 +60,10 @@ def active_equalities(model: mujoco.MjModel) -> list[int]:
 
 def _options(model: mujoco.MjModel, engine: str) -> None:
     if model.opt.density > 0 or model.opt.viscosity > 0 or np.any(model.opt.wind):
-        raise _cannot(engine, "has no air or water (density, viscosity or wind of <option>)")
+        raise _unsupported(engine, "has no air or water (density, viscosity or wind of <option>)")
     for flag, words in _OVERRIDES.items():
         if int(model.opt.enableflags) & int(getattr(mujoco.mjtEnableBit, flag)):
-            raise _cannot(engine, f"has no {words} (flag of <option>)")
+            raise _unsupported(engine, f"has no {words} (flag of <option>)")
 
 
 def _parts(model: mujoco.MjModel, engine: str) -> None:
@@ -73,9 +73,9 @@ def _parts(model: mujoco.MjModel, engine: str) -> None:
         (model.npair, "contact pairs"),
     ):
         if count:
-            raise _cannot(engine, f"cannot read {words}, and this model has {count}")
+            raise _unsupported(engine, f"cannot read {words}, and this model has {count}")
     if model.na:
-        raise _cannot(engine, "keeps no activation of actuators (dyntype other than none)")
+        raise _unsupported(engine, "keeps no activation of actuators (dyntype other than none)")
 
 
 def _joints(model: mujoco.MjModel, engine: str) -> None:
@@ -97,7 +97,7 @@ def _joints(model: mujoco.MjModel, engine: str) -> None:
             (kind == BALL and model.jnt_limited[j], "limits of ball joints"),
         ):
             if wrong:
-                raise _cannot(engine, f"has no {words}, as joint {name!r} does")
+                raise _unsupported(engine, f"has no {words}, as joint {name!r} does")
 
 
 def _actuators(model: mujoco.MjModel, engine: str) -> None:
@@ -107,17 +107,19 @@ def _actuators(model: mujoco.MjModel, engine: str) -> None:
     for a in range(model.nu):
         name = model.actuator(a).name
         if model.actuator_trntype[a] not in known:
-            raise _cannot(engine, f"drives joints and fixed tendons only, not sites or bodies as {name!r} does")
+            raise _unsupported(engine, f"actuation joints and fixed tendons only, not sites or bodies as {name!r} does")
         if model.actuator_gaintype[a] not in (fixed, affine) or model.actuator_biastype[a] not in (none, line):
-            raise _cannot(engine, f"has motors and servos only, not the muscle, DC motor, PID or user law of {name!r}")
+            raise _unsupported(
+                engine, f"has motors and servos only, not the muscle, DC motor, PID or user model of {name!r}"
+            )
         if model.actuator_ctrlnum[a] != 1:
-            raise _cannot(engine, f"has one command per actuator, and {name!r} takes {model.actuator_ctrlnum[a]}")
+            raise _unsupported(engine, f"has one command per actuator, and {name!r} takes {model.actuator_ctrlnum[a]}")
         if np.any(model.actuator_dampingpoly[a]):
-            raise _cannot(engine, f"has no dampers that are polynomials, as actuator {name!r} does")
+            raise _unsupported(engine, f"has no dampers that are polynomials, as actuator {name!r} does")
         joint = model.actuator_trnid[a, 0]
         if model.actuator_trntype[a] != known[2] and model.jnt_type[joint] in (FREE, BALL):
-            raise _cannot(
-                engine, f"drives hinges and slides only, and {name!r} drives joint {model.joint(joint).name!r}"
+            raise _unsupported(
+                engine, f"actuation hinges and slides only, and {name!r} actuation joint {model.joint(joint).name!r}"
             )
 
 
@@ -126,11 +128,11 @@ def _tendons(model: mujoco.MjModel, engine: str) -> None:
     for t in range(model.ntendon):
         rows = slice(model.tendon_adr[t], model.tendon_adr[t] + model.tendon_num[t])
         if np.any(model.wrap_type[rows] != joint):
-            raise _cannot(engine, f"has fixed tendons only, and {model.tendon(t).name!r} runs through space")
+            raise _unsupported(engine, f"has fixed tendons only, and {model.tendon(t).name!r} runs through space")
         fields = ("stiffness", "damping", "frictionloss", "armature", "limited", "actfrclimited", "springyield")
         for field in fields:
             if np.any(getattr(model, f"tendon_{field}")[t]):
-                raise _cannot(engine, f"has tendons that only pull, and {model.tendon(t).name!r} has {field}")
+                raise _unsupported(engine, f"has tendons that only pull, and {model.tendon(t).name!r} has {field}")
 
 
 def _geoms(model: mujoco.MjModel, engine: str) -> None:
@@ -145,8 +147,8 @@ def _geoms(model: mujoco.MjModel, engine: str) -> None:
             (model.geom_margin[g] < 0, "shapes that shrink (margin below 0)"),
         ):
             if wrong:
-                raise _cannot(engine, f"has no {words}, as geom {name!r} does")
+                raise _unsupported(engine, f"has no {words}, as geom {name!r} does")
 
 
-def _cannot(engine: str, sentence: str) -> Unsupported:
+def _unsupported(engine: str, sentence: str) -> Unsupported:
     return Unsupported(f"The engine {engine!r} {sentence}; run this scene in MuJoCo.")

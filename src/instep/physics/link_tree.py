@@ -1,6 +1,6 @@
-"""The rigid links of a model: what another engine builds its bodies and joints from.
+"""Rigid links of a MuJoCo model, from which other engines build their bodies and joints.
 
-MuJoCo keeps a body for every frame of a description; engines pay for each. Bodies without joints are therefore melted
+MuJoCo keeps a body for every frame of a description; engines pay for each. Bodies without joints are therefore merged
 into their parent, with mass, centre and inertia added up in double precision.
 """
 
@@ -19,7 +19,7 @@ SLIDE, HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pose:
-    """A place and a turn."""
+    """A rigid transform: position and rotation."""
 
     pos: Array
     """Position [m]."""
@@ -30,8 +30,13 @@ class Pose:
         return Pose(self.apply(other.pos), _product(self.quat, other.quat))
 
     def apply(self, point: Array) -> Array:
-        """A point in this frame, seen from the outer frame."""
+        """A point of this frame in the outer frame."""
         return self.pos + rotate(self.quat, point)
+
+    @classmethod
+    def identity(cls) -> Pose:
+        """The transform that changes nothing."""
+        return cls(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
 
     @property
     def matrix(self) -> Array:
@@ -42,15 +47,15 @@ class Pose:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """Bodies that move as one."""
+    """Bodies that move as one rigid link."""
 
     bodies: tuple[int, ...]
     """Bodies of the model; the frame of the first is the frame of the link."""
     parent: int
-    """Link it hangs on; 0 is the world."""
+    """Parent link; 0 is the world."""
     joints: tuple[int, ...]
     """Joints of the model between parent and link, from the parent outwards; none where it is fixed."""
-    rest: Pose
+    parent_from_link: Pose
     """Frame of the link in the frame of its parent, all joints at their reference."""
     mass: float
     """[kg]."""
@@ -59,17 +64,17 @@ class Link:
     inertia: Array
     """About the centre of mass, in the axes of the link [3, 3] [kg m2]."""
     gravcomp: float
-    """Share of its weight that is carried."""
+    """Share of its weight that is compensated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tree:
+class LinkTree:
     """All links of a model; link 0 is the world and what is fixed to it."""
 
     links: tuple[Link, ...]
     link_of: Array
     """Link of each body [nbody]."""
-    in_link: tuple[Pose, ...]
+    link_from_body: tuple[Pose, ...]
     """Frame of each body in the frame of its link."""
 
     def free(self, link: int, model: mujoco.MjModel) -> bool:
@@ -78,56 +83,57 @@ class Tree:
         return len(joints) == 1 and model.jnt_type[joints[0]] == FREE
 
     def root_of(self, link: int) -> int:
-        """The link next to the world that a link hangs on."""
+        """The ancestor of a link whose parent is the world."""
         while self.links[link].parent != 0:
             link = self.links[link].parent
         return link
 
 
-def tree_of(model: mujoco.MjModel) -> Tree:
+def link_tree(model: mujoco.MjModel) -> LinkTree:
     """The links of a model."""
     members: list[list[int]] = [[0]]
     link_of = np.zeros(model.nbody, int)
-    in_link = [Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))]
+    link_from_body = [Pose.identity()]
     for body in range(1, model.nbody):
         parent = int(model.body_parentid[body])
         pose = Pose(model.body_pos[body].copy(), model.body_quat[body].copy())
-        if _melts(model, body, members[link_of[parent]]):
+        if _merges(model, body, members[link_of[parent]]):
             link_of[body] = link_of[parent]
             members[link_of[body]].append(body)
-            in_link.append(in_link[parent] @ pose)
+            link_from_body.append(link_from_body[parent] @ pose)
         else:
             link_of[body] = len(members)
             members.append([body])
-            in_link.append(Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0])))
-    links = tuple(_link(model, bodies, link_of, in_link) for bodies in members)
-    return Tree(links, link_of, tuple(in_link))
+            link_from_body.append(Pose.identity())
+    links = tuple(_link(model, bodies, link_of, link_from_body) for bodies in members)
+    return LinkTree(links, link_of, tuple(link_from_body))
 
 
-def centred(tree: Tree, model: mujoco.MjModel) -> Tree:
+def centred_on_mass(tree: LinkTree, model: mujoco.MjModel) -> LinkTree:
     """The same links, with the frames of free links moved to their centres of mass."""
-    moved = {index: tree.links[index].com for index in range(len(tree.links)) if tree.free(index, model)}
-    links, in_link = list(tree.links), list(tree.in_link)
+    shift = {index: tree.links[index].com for index in range(len(tree.links)) if tree.free(index, model)}
+    links, link_from_body = list(tree.links), list(tree.link_from_body)
     for index, link in enumerate(links):
-        if index in moved:
+        if index in shift:
             links[index] = replace(link, com=np.zeros(3))
-        elif link.parent in moved:
-            links[index] = replace(link, rest=Pose(link.rest.pos - moved[link.parent], link.rest.quat))
-    for body, pose in enumerate(in_link):
-        away = moved.get(int(tree.link_of[body]))
-        if away is not None:
-            in_link[body] = Pose(pose.pos - away, pose.quat)
-    return replace(tree, links=tuple(links), in_link=tuple(in_link))
+        elif link.parent in shift:
+            pose = link.parent_from_link
+            links[index] = replace(link, parent_from_link=Pose(pose.pos - shift[link.parent], pose.quat))
+    for body, pose in enumerate(link_from_body):
+        offset = shift.get(int(tree.link_of[body]))
+        if offset is not None:
+            link_from_body[body] = Pose(pose.pos - offset, pose.quat)
+    return replace(tree, links=tuple(links), link_from_body=tuple(link_from_body))
 
 
 def rotate(quat: Array, vector: Array) -> Array:
-    """A vector turned by a quaternion."""
+    """A vector rotated by a quaternion."""
     mujoco.mju_rotVecQuat(out := np.empty(3), np.asarray(vector, float), quat)
     return out
 
 
-def towards(axis: Array) -> Array:
-    """The quaternion that turns the x axis into another."""
+def quat_from_x_axis(axis: Array) -> Array:
+    """The quaternion that rotates the x axis into another."""
     axis = axis / np.linalg.norm(axis)
     if axis[0] < -1 + 1e-9:
         return np.array([0.0, 0.0, 0.0, 1.0])
@@ -135,7 +141,7 @@ def towards(axis: Array) -> Array:
     return quat / np.linalg.norm(quat)
 
 
-def principal(inertia: Array) -> tuple[Array, Array]:
+def principal_inertia(inertia: Array) -> tuple[Array, Array]:
     """Principal moments [kg m2] and the quaternion of their axes."""
     moments, axes = np.linalg.eigh((inertia + inertia.T) / 2)
     if np.linalg.det(axes) < 0:
@@ -144,39 +150,39 @@ def principal(inertia: Array) -> tuple[Array, Array]:
     return np.maximum(moments, 0.0), quat
 
 
-def _melts(model: mujoco.MjModel, body: int, into: list[int]) -> bool:
-    """A body without joints melts into a link whose weight is carried to the same share."""
+def _merges(model: mujoco.MjModel, body: int, into: list[int]) -> bool:
+    """Whether a body without joints can be merged into a link: one with the same gravity compensation."""
     if model.body_jntnum[body]:
         return False
     if into[0] == 0 or model.body_mass[body] == 0:
         return True
-    heavy = [b for b in into if model.body_mass[b] > 0]
-    return not heavy or bool(model.body_gravcomp[body] == model.body_gravcomp[heavy[0]])
+    massive = [b for b in into if model.body_mass[b] > 0]
+    return not massive or bool(model.body_gravcomp[body] == model.body_gravcomp[massive[0]])
 
 
-def _link(model: mujoco.MjModel, bodies: list[int], link_of: Array, in_link: list[Pose]) -> Link:
+def _link(model: mujoco.MjModel, bodies: list[int], link_of: Array, link_from_body: list[Pose]) -> Link:
     first = bodies[0]
     above = int(model.body_parentid[first])
-    rest = in_link[above] @ Pose(model.body_pos[first].copy(), model.body_quat[first].copy())
+    parent_from_link = link_from_body[above] @ Pose(model.body_pos[first].copy(), model.body_quat[first].copy())
     joints = range(model.body_jntadr[first], model.body_jntadr[first] + model.body_jntnum[first])
-    mass, com, inertia = _together(model, bodies, in_link)
-    heavy = [b for b in bodies if model.body_mass[b] > 0]
-    gravcomp = float(model.body_gravcomp[heavy[0]]) if heavy else 0.0
+    mass, com, inertia = _combined(model, bodies, link_from_body)
+    massive = [b for b in bodies if model.body_mass[b] > 0]
+    gravcomp = float(model.body_gravcomp[massive[0]]) if massive else 0.0
     parent = int(link_of[above]) if first else -1
-    return Link(tuple(bodies), parent, tuple(joints), rest, mass, com, inertia, gravcomp)
+    return Link(tuple(bodies), parent, tuple(joints), parent_from_link, mass, com, inertia, gravcomp)
 
 
-def _together(model: mujoco.MjModel, bodies: list[int], in_link: list[Pose]) -> tuple[float, Array, Array]:
-    """Mass, centre and inertia of several bodies as one, in the frame of the link."""
+def _combined(model: mujoco.MjModel, bodies: list[int], link_from_body: list[Pose]) -> tuple[float, Array, Array]:
+    """Mass, centre of mass and inertia of several bodies as one, in the frame of the link."""
     mass = float(sum(model.body_mass[b] for b in bodies))
-    centres = {b: in_link[b].apply(model.body_ipos[b]) for b in bodies}
+    centres = {b: link_from_body[b].apply(model.body_ipos[b]) for b in bodies}
     com = sum((model.body_mass[b] * centres[b] for b in bodies), np.zeros(3)) / mass if mass else np.zeros(3)
     inertia = np.zeros((3, 3))
     for b in bodies:
-        axes = Pose(np.zeros(3), _product(in_link[b].quat, model.body_iquat[b])).matrix
-        away = centres[b] - com
+        axes = Pose(np.zeros(3), _product(link_from_body[b].quat, model.body_iquat[b])).matrix
+        offset = centres[b] - com
         inertia += axes @ np.diag(model.body_inertia[b]) @ axes.T
-        inertia += model.body_mass[b] * (away @ away * np.eye(3) - np.outer(away, away))
+        inertia += model.body_mass[b] * (offset @ offset * np.eye(3) - np.outer(offset, offset))
     return mass, com, inertia
 
 

@@ -1,9 +1,7 @@
-"""A rapier world from a compiled MuJoCo model: same bodies, joints, order and units.
+"""Builds a rapier world from a compiled MuJoCo model: same bodies, joints, colliders, order and units.
 
 Hinges, slides and balls become multibody joints, in which positions are coordinates and nothing drifts. A body with
 several joints gets a massless link before each but the last. A free body is the root of a multibody of its own.
-
-The geoms of a model as rapier colliders.
 """
 
 from __future__ import annotations
@@ -19,9 +17,19 @@ import rapier3d as rapier
 from instep.core.errors import Unsupported
 from instep.core.world import Array
 
-from .contact_rules import Friction, friction, groups, may_touch
+from .contact_rules import PairFriction, collision_groups, contact_pairs, pair_friction
 from .engine_support import disabled
-from .link_tree import BALL, HINGE, Link, Pose, Tree, centred, principal, towards, tree_of
+from .link_tree import (
+    BALL,
+    HINGE,
+    Link,
+    LinkTree,
+    Pose,
+    centred_on_mass,
+    link_tree,
+    principal_inertia,
+    quat_from_x_axis,
+)
 
 _PLANE, _SPHERE = int(mujoco.mjtGeom.mjGEOM_PLANE), int(mujoco.mjtGeom.mjGEOM_SPHERE)
 _CAPSULE, _ELLIPSOID = int(mujoco.mjtGeom.mjGEOM_CAPSULE), int(mujoco.mjtGeom.mjGEOM_ELLIPSOID)
@@ -32,32 +40,32 @@ _Z_FROM_Y = Pose(np.zeros(3), np.array([math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0
 
 
 def isometry(pose: Pose) -> rapier.Isometry3:
-    """A pose in rapier's words."""
+    """A pose as a rapier isometry."""
     w, x, y, z = (float(part) for part in pose.quat)
     return rapier.Isometry3(triple(pose.pos), rapier.Rotation3(w, x, y, z))
 
 
 def triple(values: Array) -> tuple[float, float, float]:
-    """A vector in rapier's words."""
+    """A vector as a tuple of floats."""
     return float(values[0]), float(values[1]), float(values[2])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shapes:
-    """The geoms that can touch something, and what rapier must ask about some of them."""
+class Colliders:
+    """Colliders of the geoms that can touch something, and the hooks some of them need."""
 
     geoms: tuple[int, ...]
     """Geom of each collider, in the order they are inserted."""
     colliders: tuple[tuple[int, rapier.ColliderBuilder], ...]
     """Link and collider of each."""
-    rules: Rules | None
-    """Asked at every contact where the engine's own rules do not say what MuJoCo does; None where they do."""
+    hooks: ContactHooks | None
+    """Called at every contact where rapier's own rules differ from MuJoCo's; None where they do not."""
 
 
-class Rules:
-    """Answers rapier during a step: whether two geoms touch at all, and with what friction."""
+class ContactHooks:
+    """Contact callbacks of rapier: whether two geoms touch at all, and with what friction."""
 
-    def __init__(self, geoms: tuple[int, ...], touch: Array, friction: Friction):
+    def __init__(self, geoms: tuple[int, ...], touch: Array, friction: PairFriction):
         self._geoms, self._touch, self._friction = geoms, touch, friction
 
     def filter_contact_pair(self, context: Any) -> Any:
@@ -72,30 +80,31 @@ class Rules:
             context.friction = self._friction.pairs[pair]
 
 
-def shapes(model: mujoco.MjModel, tree: Tree) -> Shapes:
+def colliders(model: mujoco.MjModel, tree: LinkTree) -> Colliders:
     """Every geom that can touch something, as a collider."""
-    touch = may_touch(model)
-    bits, rub = groups(model, touch), friction(model, touch)
+    touch = contact_pairs(model)
+    bits, friction = collision_groups(model, touch), pair_friction(model, touch)
     geoms = tuple(int(g) for g in np.flatnonzero(touch.any(axis=0)))
-    special = {g for pair in rub.pairs for g in pair}
+    special = {g for pair in friction.pairs for g in pair}
     made: list[tuple[int, rapier.ColliderBuilder]] = []
     for g in geoms:
-        asked = rapier.ActiveHooks.empty()
+        hooked = rapier.ActiveHooks.empty()
         if g in special:
-            asked = asked | rapier.ActiveHooks.MODIFY_SOLVER_CONTACTS
+            hooked = hooked | rapier.ActiveHooks.MODIFY_SOLVER_CONTACTS
         if bits is None:
-            asked = asked | rapier.ActiveHooks.FILTER_CONTACT_PAIRS
-        collider = _collider(model, tree, g).friction(float(rub.own[g])).active_hooks(asked)
+            hooked = hooked | rapier.ActiveHooks.FILTER_CONTACT_PAIRS
+        collider = _collider(model, tree, g).friction(float(friction.own[g])).active_hooks(hooked)
         if bits is not None:
             sides = rapier.Group(int(bits.member[g])), rapier.Group(int(bits.partner[g]))
             collider = collider.collision_groups(rapier.InteractionGroups(*sides))
         made.append((int(tree.link_of[model.geom_bodyid[g]]), collider))
-    rules = Rules(geoms, touch, rub) if special or bits is None else None
-    return Shapes(geoms, tuple(made), rules)
+    hooks = ContactHooks(geoms, touch, friction) if special or bits is None else None
+    return Colliders(geoms, tuple(made), hooks)
 
 
-def _collider(model: mujoco.MjModel, tree: Tree, geom: int) -> rapier.ColliderBuilder:
-    pose = tree.in_link[model.geom_bodyid[geom]] @ Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
+def _collider(model: mujoco.MjModel, tree: LinkTree, geom: int) -> rapier.ColliderBuilder:
+    body_from_geom = Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
+    pose = tree.link_from_body[model.geom_bodyid[geom]] @ body_from_geom
     shape, turn = _shape(model, geom)
     collider = rapier.Collider.new(shape).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
     # Both engines let a geom push from its margin on, as if it were inflated.
@@ -104,9 +113,9 @@ def _collider(model: mujoco.MjModel, tree: Tree, geom: int) -> rapier.ColliderBu
 
 
 def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
-    """The shape of a geom, and how it is turned in the geom's frame."""
+    """The shape of a geom, and its pose in the geom's frame."""
     kind, size = int(model.geom_type[geom]), [float(s) for s in model.geom_size[geom]]
-    same = Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+    same = Pose.identity()
     shapes = rapier.SharedShape
     if kind == _PLANE:
         return shapes.halfspace((0.0, 0.0, 1.0)), same
@@ -123,10 +132,10 @@ def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
 
 
 def _vertices(model: mujoco.MjModel, geom: int) -> Array:
-    """Corners of the convex hull of a mesh, as MuJoCo collides it."""
+    """Vertices of the convex hull of a mesh, as MuJoCo collides it."""
     mesh = int(model.geom_dataid[geom])
     if model.geom_type[geom] != _MESH or mesh < 0:
-        raise Unsupported(f"The engine 'rapier' does not know the shape of geom {model.geom(geom).name!r}.")
+        raise Unsupported(f"The engine 'rapier' has no shape for geom {model.geom(geom).name!r}.")
     first = int(model.mesh_vertadr[mesh])
     points = model.mesh_vert[first : first + int(model.mesh_vertnum[mesh])]
     graph = int(model.mesh_graphadr[mesh])
@@ -144,73 +153,73 @@ def _sphere(points: int = 400) -> Array:
     return np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=1)
 
 
-ITERATIONS = 4
+SOLVER_ITERATIONS = 4
 """Solver substeps inside one physics step."""
-SLOP = 1e-4
-"""Penetration that is left alone [m]; rapier's own 5 mm is for games."""
+ALLOWED_PENETRATION_M = 1e-4
+"""Penetration that is not corrected [m]; rapier's default of 5 mm is for games."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where the coordinates of a joint are kept, in MuJoCo's vectors and in rapier's."""
+class RapierJoint:
+    """Indices of a joint's coordinates in MuJoCo's vectors and in rapier's."""
 
     joint: int
-    place: int
-    """Where it stands in q."""
+    q_index: int
+    """Index in q."""
     dof: int
-    """Where it stands in v."""
+    """Index in v."""
     body: Any
     """Rigid body that it moves."""
-    arm: int
-    """Multibody it belongs to."""
+    multibody: int
+    """Index of its multibody."""
     link: int
     """Link of the multibody that it moves."""
-    slot: int
-    """Where it stands among the coordinates of the multibody."""
+    offset: int
+    """Index among the coordinates of the multibody."""
     com: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Centre of mass of a free body, in its frame [m]; rapier's frame is there."""
 
 
 @dataclass(slots=True, eq=False)
-class Built:
-    """A rapier world and where everything is in it."""
+class RapierModel:
+    """A rapier world and the handles of everything in it."""
 
     world: Any
-    tree: Tree
+    tree: LinkTree
     bodies: list[Any] = field(default_factory=list[Any])
     """Rigid body of each link."""
-    arms: list[Any] = field(default_factory=list[Any])
-    """A joint of each multibody, by which the multibody is found again."""
-    axes: list[Seat] = field(default_factory=list[Seat])
+    multibodies: list[Any] = field(default_factory=list[Any])
+    """A joint handle of each multibody, from which the multibody is looked up."""
+    axes: list[RapierJoint] = field(default_factory=list[RapierJoint])
     """Hinges and slides."""
-    balls: list[Seat] = field(default_factory=list[Seat])
-    free: list[Seat] = field(default_factory=list[Seat])
-    before: dict[int, Any] = field(default_factory=dict[int, Any])
+    balls: list[RapierJoint] = field(default_factory=list[RapierJoint])
+    free: list[RapierJoint] = field(default_factory=list[RapierJoint])
+    inner_body: dict[int, Any] = field(default_factory=dict[int, Any])
     """Rigid body on the inner side of each joint."""
-    rules: Rules | None = None
-    """Asked at every contact, where contacts need it."""
+    hooks: ContactHooks | None = None
+    """Called at every contact, where contacts need it."""
 
 
-def build(model: mujoco.MjModel) -> Built:
+def build(model: mujoco.MjModel) -> RapierModel:
     """The rapier world of a model, all joints at their reference and at rest, no motors running."""
-    plain = tree_of(model)
+    plain = link_tree(model)
     # Rapier moves the root of a multibody as if its frame were at its centre of mass.
-    tree = centred(plain, model)
-    built = Built(_empty(model), tree)
+    tree = centred_on_mass(plain, model)
+    built = RapierModel(_empty(model), tree)
     hinges: list[tuple[int, int, Any]] = []
     for index in range(len(tree.links)):
         hinges += _add(model, built, index)
-    made = shapes(model, tree)
+    made = colliders(model, tree)
     for link, collider in made.colliders:
         built.world.colliders.insert_with_parent(collider, built.bodies[link], built.world.rigid_bodies)
-    built.rules = made.rules
-    _number(model, built, hinges, plain)
+    built.hooks = made.hooks
+    _index_joints(model, built, hinges, plain)
     return built
 
 
-def frames(model: mujoco.MjModel, joint: int, rest: Pose) -> tuple[Pose, Pose]:
+def joint_frames(model: mujoco.MjModel, joint: int, rest: Pose) -> tuple[Pose, Pose]:
     """Frame of a joint on its inner and on its outer body; its x axis is the axis of the joint."""
-    axis = np.array([1.0, 0.0, 0.0, 0.0]) if model.jnt_type[joint] == BALL else towards(model.jnt_axis[joint])
+    axis = np.array([1.0, 0.0, 0.0, 0.0]) if model.jnt_type[joint] == BALL else quat_from_x_axis(model.jnt_axis[joint])
     outer = Pose(model.jnt_pos[joint].copy(), axis)
     return rest @ outer, outer
 
@@ -225,14 +234,14 @@ def _empty(model: mujoco.MjModel) -> Any:
     world = rapier.PhysicsWorld(gravity=triple(gravity))
     solver = world.integration_parameters
     solver.dt = float(model.opt.timestep)
-    solver.num_solver_iterations = ITERATIONS
-    solver.normalized_allowed_linear_error = SLOP
+    solver.num_solver_iterations = SOLVER_ITERATIONS
+    solver.normalized_allowed_linear_error = ALLOWED_PENETRATION_M
     # Contacts kept over 5 cm of motion are for large scenes.
     solver.contact_recycling = False
     return world
 
 
-def _add(model: mujoco.MjModel, built: Built, index: int) -> list[tuple[int, int, Any]]:
+def _add(model: mujoco.MjModel, built: RapierModel, index: int) -> list[tuple[int, int, Any]]:
     """Insert a link and the joints that hold it; (joint, root link, handle) of each."""
     link, insert = built.tree.links[index], built.world.add_body
     if index == 0:
@@ -241,41 +250,41 @@ def _add(model: mujoco.MjModel, built: Built, index: int) -> list[tuple[int, int
     if built.tree.free(index, model):
         built.bodies.append(insert(_dynamic(link).build()))
         # Rapier's contacts of plain bodies are for speed: friction is either not shared between sliding and turning, or
-        # askew by up to a fifth. Those of multibodies are not, so a massless tail makes every free body one.
-        tail = insert(rapier.RigidBody.dynamic().can_sleep(False).build())
-        fixed = _joint(model, -1, Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0])))
-        return [(-1, index, built.world.multibody_joints.insert(built.bodies[index], tail, fixed))]
+        # askew by up to a fifth. Those of multibodies are not, so a second, massless body makes every free body one.
+        massless = insert(rapier.RigidBody.dynamic().can_sleep(False).build())
+        fixed = _joint(model, -1, Pose.identity())
+        return [(-1, index, built.world.multibody_joints.insert(built.bodies[index], massless, fixed))]
     inner = built.bodies[link.parent]
     if link.parent == 0:
         # A root of its own keeps the mass matrices of separate robots separate.
         inner = insert(rapier.RigidBody.fixed().build())
     made: list[tuple[int, int, Any]] = []
-    rest, joints = link.rest, link.joints or (-1,)
+    rest, joints = link.parent_from_link, link.joints or (-1,)
     for joint in joints:
         last = joint == joints[-1]
         outer = insert((_dynamic(link) if last else rapier.RigidBody.dynamic().can_sleep(False)).build())
-        built.before[joint] = inner
+        built.inner_body[joint] = inner
         handle = built.world.multibody_joints.insert(inner, outer, _joint(model, joint, rest))
         made.append((joint, built.tree.root_of(index), handle))
-        inner, rest = outer, Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+        inner, rest = outer, Pose.identity()
     built.bodies.append(inner)
     return made
 
 
 def _dynamic(link: Link) -> Any:
-    moments, axes = principal(link.inertia)
+    moments, axes = principal_inertia(link.inertia)
     w, x, y, z = (float(part) for part in axes)
-    heavy = rapier.MassProperties(triple(link.com), link.mass, triple(moments), rapier.Rotation3(w, x, y, z))
-    body = rapier.RigidBody.dynamic().additional_mass_properties(heavy).can_sleep(False)
+    properties = rapier.MassProperties(triple(link.com), link.mass, triple(moments), rapier.Rotation3(w, x, y, z))
+    body = rapier.RigidBody.dynamic().additional_mass_properties(properties).can_sleep(False)
     return body.gravity_scale(1.0 - link.gravcomp).gyroscopic_forces(True)
 
 
 def _joint(model: mujoco.MjModel, joint: int, rest: Pose) -> Any:
-    """A multibody joint without motors; -1 is one without freedom."""
+    """A multibody joint without motors; -1 is a fixed one."""
     masks = rapier.JointAxesMask
     if joint < 0:
         return rapier.GenericJoint.builder(masks.LOCKED_FIXED_AXES).local_frame1(isometry(rest)).build()
-    inner, outer = frames(model, joint, rest)
+    inner, outer = joint_frames(model, joint, rest)
     locked = masks.LOCKED_SPHERICAL_AXES if model.jnt_type[joint] == BALL else (
         masks.LOCKED_REVOLUTE_AXES if model.jnt_type[joint] == HINGE else masks.LOCKED_PRISMATIC_AXES
     )  # fmt: skip
@@ -286,26 +295,28 @@ def _joint(model: mujoco.MjModel, joint: int, rest: Pose) -> Any:
     return made.build()
 
 
-def _number(model: mujoco.MjModel, built: Built, made: list[tuple[int, int, Any]], plain: Tree) -> None:
-    """Find out where rapier keeps each coordinate."""
+def _index_joints(model: mujoco.MjModel, built: RapierModel, made: list[tuple[int, int, Any]], plain: LinkTree) -> None:
+    """Look up where rapier keeps each coordinate."""
     roots: dict[int, int] = {}
     joints = built.world.multibody_joints
     for joint, root, handle in made:
         if root not in roots:
-            roots[root] = len(built.arms)
-            built.arms.append(handle)
+            roots[root] = len(built.multibodies)
+            built.multibodies.append(handle)
             joints.get(handle)[0].forward_kinematics(built.world.rigid_bodies, True)
-        arm, (multibody, member) = roots[root], joints.get(handle)
+        multibody, member = joints.get(handle)
         if joint < 0:
             continue
         link = multibody.get_link(member)
-        seat = _seat(model, joint, link.rigid_body, arm, member, link.assembly_id)
-        (built.balls if model.jnt_type[joint] == BALL else built.axes).append(seat)
+        at = _joint_at(model, joint, link.rigid_body, roots[root], member, link.assembly_id)
+        (built.balls if model.jnt_type[joint] == BALL else built.axes).append(at)
     for index, link in enumerate(built.tree.links):
         if index and built.tree.free(index, model):
-            seat = _seat(model, link.joints[0], built.bodies[index], roots[index], 0, 0)
-            built.free.append(replace(seat, com=triple(plain.links[index].com)))
+            at = _joint_at(model, link.joints[0], built.bodies[index], roots[index], 0, 0)
+            built.free.append(replace(at, com=triple(plain.links[index].com)))
 
 
-def _seat(model: mujoco.MjModel, joint: int, body: Any, arm: int, link: int, slot: int) -> Seat:
-    return Seat(joint, int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint]), body, arm, link, slot)
+def _joint_at(model: mujoco.MjModel, joint: int, body: Any, multibody: int, link: int, offset: int) -> RapierJoint:
+    return RapierJoint(
+        joint, int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint]), body, multibody, link, offset
+    )

@@ -1,15 +1,14 @@
-"""One live rapier world: placed, driven and read in MuJoCo's words.
-
-Rapier as a Simulator: a second opinion on every scene, from an engine that shares no mathematics with MuJoCo.
+"""Rapier as a Simulator: a second opinion on every scene, from an engine that shares no code with MuJoCo.
 
 It is built from the compiled MuJoCo model, so that joints, order, units and parameters are the same by construction.
-`docs/engines.md` says how each field of the model is taken over, and what is refused.
+`docs/engines.md` says how each field of the model is mapped, and what is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,165 +18,163 @@ import mujoco
 import numpy as np
 import rapier3d as rapier
 
-from instep.core.rollout import checked_action
-from instep.core.world import Array, Settings, State
+from instep.core.world import Array, Settings
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .actuation import Drives, drives_of, gears_of
+from .actuation import JointActuation, joint_actuation, joint_couplings
 from .engine_support import check_support
 from .link_tree import Pose, rotate
-from .rapier_build import Built, Seat, build, isometry, triple
-from .rapier_joints import Law, Motor, add_friction, fasten, fit_motors, motors_of
-from .sequential import SequentialWorld, recent
-from .state_checks import check_finite, checked_place
+from .rapier_build import RapierJoint, RapierModel, build, isometry, triple
+from .rapier_joints import ComputedTorques, JointMotor, add_equalities, add_joint_friction, joint_motors, set_motors
+from .sequential import SequentialWorld, Stepped
 
 Triple: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """How one model is built, driven and read; worlds with that model share it."""
+class RapierSetup:
+    """How one model is built, actuated and read; worlds with that model share it."""
 
     model: mujoco.MjModel
-    built: Built
-    drives: Drives
-    motors: tuple[Motor, ...]
-    law: Law
-    blank: bytes
+    built: RapierModel
+    actuation: JointActuation
+    motors: tuple[JointMotor, ...]
+    computed: ComputedTorques
+    initial: bytes
     """The world with all joints at their reference and at rest."""
 
     @classmethod
     def of(cls, model: mujoco.MjModel) -> Self:
-        """The plan of a model, or `Unsupported` if rapier lacks something it needs."""
+        """The setup of a model, or `Unsupported` if rapier lacks something it needs."""
         check_support(model, "rapier")
-        built, drives, gears = build(model), drives_of(model), gears_of(model)
-        motors = motors_of(model, built, drives, gears.dofs)
-        fit_motors(built, drives, motors)
-        fasten(model, built)
-        add_friction(model, built, drives, motors)
-        law = Law.of(model, drives, motors, gears)
-        return cls(model, built, drives, motors, law, built.world.snapshot())
+        built, actuation, couplings = build(model), joint_actuation(model), joint_couplings(model)
+        motors = joint_motors(model, built, actuation, couplings.dofs)
+        set_motors(built, actuation, motors)
+        add_equalities(model, built)
+        add_joint_friction(model, built, actuation, motors)
+        computed = ComputedTorques.of(model, actuation, motors, couplings)
+        return cls(model, built, actuation, motors, computed, built.world.snapshot())
 
 
-class Engine:
-    """A world of its own that goes forward; the state it is in can be taken out as bytes and put back."""
+class RapierEngine:
+    """One rapier world; its state can be saved as bytes and restored."""
 
-    def __init__(self, plan: Plan, snapshot: bytes):
-        self.plan = plan
+    def __init__(self, setup: RapierSetup, snapshot: bytes):
+        self.setup = setup
         self._world: Any = rapier.PhysicsWorld.restore(snapshot)
-        self._world.physics_hooks = plan.built.rules
+        self._world.physics_hooks = setup.built.hooks
         self._bodies: Any = self._world.rigid_bodies
         joints = self._world.multibody_joints
-        self._arms = [joints.get(handle)[0] for handle in plan.built.arms]
-        self._lost = False
-        self._simple = [motor for motor in plan.motors if motor.kind != "law" and motor.actuator >= 0]
+        self._multibodies = [joints.get(handle)[0] for handle in setup.built.multibodies]
+        self._diverged = False
+        self._followers = [motor for motor in setup.motors if motor.kind != "computed" and motor.actuator >= 0]
 
     @classmethod
-    def placed(cls, plan: Plan, q: Array, v: Array) -> Self:
-        """An engine at these positions and velocities, without memory of contacts."""
-        engine = cls(plan, plan.blank)
+    def placed(cls, setup: RapierSetup, q: Array, v: Array) -> Self:
+        """An engine at these positions and velocities, without warm-started contacts."""
+        engine = cls(setup, setup.initial)
         engine._place(q, v)
         return engine
 
     def snapshot(self) -> bytes:
-        """All there is to know of the state."""
+        """The whole state as bytes."""
         return self._world.snapshot()
 
     def run(self, commands: Array, wrench: Array | None) -> None:
-        """Go forward one physics step per row of commands [steps, nu], under a wrench [bodies, 6] where given."""
+        """Take one physics step per row of commands [steps, nu], under a wrench [bodies, 6] where given."""
         last = None
         for command in commands:
             if last is None or (command != last).any():
-                for motor in self._simple:
-                    motor.follow(self._arms[motor.seat.arm], float(command[motor.actuator]))
+                for motor in self._followers:
+                    motor.follow(self._multibodies[motor.at.multibody], float(command[motor.actuator]))
                 last = command
-            if self.plan.law.motors:
-                self.plan.law.apply(self._arms, command)
+            if self.setup.computed.motors:
+                self.setup.computed.apply(self._multibodies, command)
             if wrench is not None:
-                self._push(wrench)
+                self._apply_wrench(wrench)
             self._world.step()
-            # Rapier stops what became non-finite and goes on; that must not look like a body at rest.
-            self._lost = self._lost or not self._world.quarantine.is_empty()
+            # Rapier stops what became non-finite and goes on; that must not pass for a body at rest.
+            self._diverged = self._diverged or not self._world.quarantine.is_empty()
         if wrench is not None:
-            self._rest()
+            self._clear_forces()
 
     def read(self) -> tuple[Array, Array]:
         """Positions and velocities, in MuJoCo's order and conventions."""
-        model, built = self.plan.model, self.plan.built
+        model, built = self.setup.model, self.setup.built
         q, v = np.empty(model.nq), np.empty(model.nv)
-        positions = [arm.generalized_position() for arm in self._arms]
-        speeds = [arm.generalized_velocity() for arm in self._arms]
-        for seat in built.axes:
-            q[seat.place] = positions[seat.arm][seat.slot] + model.qpos0[seat.place]
-            v[seat.dof] = speeds[seat.arm][seat.slot]
-        for seat in built.balls:
-            turn = _wxyz(self._arms[seat.arm].get_link(seat.link).joint_rot)
-            q[seat.place : seat.place + 4] = turn
-            v[seat.dof : seat.dof + 3] = rotate(_conjugate(turn), np.array(speeds[seat.arm][seat.slot : seat.slot + 3]))
-        for seat in built.free:
-            self._read_free(seat, speeds[seat.arm][seat.slot : seat.slot + 6], q, v)
-        return (q * np.nan, v * np.nan) if self._lost else (q, v)
+        positions = [multibody.generalized_position() for multibody in self._multibodies]
+        speeds = [multibody.generalized_velocity() for multibody in self._multibodies]
+        for at in built.axes:
+            q[at.q_index] = positions[at.multibody][at.offset] + model.qpos0[at.q_index]
+            v[at.dof] = speeds[at.multibody][at.offset]
+        for at in built.balls:
+            turn = _wxyz(self._multibodies[at.multibody].get_link(at.link).joint_rot)
+            q[at.q_index : at.q_index + 4] = turn
+            v[at.dof : at.dof + 3] = rotate(_conjugate(turn), np.array(speeds[at.multibody][at.offset : at.offset + 3]))
+        for at in built.free:
+            self._read_free(at, speeds[at.multibody][at.offset : at.offset + 6], q, v)
+        return (q * np.nan, v * np.nan) if self._diverged else (q, v)
 
-    def _read_free(self, seat: Seat, speeds: list[float], q: Array, v: Array) -> None:
-        body = self._bodies[seat.body]
+    def _read_free(self, at: RapierJoint, speeds: list[float], q: Array, v: Array) -> None:
+        body = self._bodies[at.body]
         # The speeds of the body itself lag by one iteration of the solver; those of the multibody do not.
         (x, y, z, w), spin = body.rotation.to_tuple(), (speeds[3], speeds[4], speeds[5])
         # Rapier's frame is at the centre of mass and moves with it.
-        arm = _turned(w, x, y, z, seat.com)
+        arm = _rotated(w, x, y, z, at.com)
         sideways = _cross(spin, arm)
-        place = [a - b for a, b in zip(body.translation.to_tuple(), arm, strict=True)]
+        position = [a - b for a, b in zip(body.translation.to_tuple(), arm, strict=True)]
         speed = [a - b for a, b in zip(speeds[:3], sideways, strict=True)]
-        q[seat.place : seat.place + 7] = (*place, w, x, y, z)
-        v[seat.dof : seat.dof + 6] = (*speed, *_turned(w, -x, -y, -z, spin))
+        q[at.q_index : at.q_index + 7] = (*position, w, x, y, z)
+        v[at.dof : at.dof + 6] = (*speed, *_rotated(w, -x, -y, -z, spin))
 
     def _place(self, q: Array, v: Array) -> None:
-        built, reference = self.plan.built, self.plan.model.qpos0
-        moves = [np.zeros(arm.ndofs) for arm in self._arms]
-        speeds = [np.zeros(arm.ndofs) for arm in self._arms]
-        for seat in built.axes:
-            moves[seat.arm][seat.slot] = q[seat.place] - reference[seat.place]
-            speeds[seat.arm][seat.slot] = v[seat.dof]
-        for seat in built.balls:
-            turn = q[seat.place : seat.place + 4] / np.linalg.norm(q[seat.place : seat.place + 4])
+        built, reference = self.setup.built, self.setup.model.qpos0
+        moves = [np.zeros(multibody.ndofs) for multibody in self._multibodies]
+        speeds = [np.zeros(multibody.ndofs) for multibody in self._multibodies]
+        for at in built.axes:
+            moves[at.multibody][at.offset] = q[at.q_index] - reference[at.q_index]
+            speeds[at.multibody][at.offset] = v[at.dof]
+        for at in built.balls:
+            turn = q[at.q_index : at.q_index + 4] / np.linalg.norm(q[at.q_index : at.q_index + 4])
             mujoco.mju_quat2Vel(way := np.empty(3), turn, 1.0)
-            moves[seat.arm][seat.slot : seat.slot + 3] = way
-            speeds[seat.arm][seat.slot : seat.slot + 3] = rotate(turn, v[seat.dof : seat.dof + 3])
-        for seat in built.free:
-            speeds[seat.arm][seat.slot : seat.slot + 6] = np.concatenate(self._place_free(seat, q, v))
-        for arm, move, speed in zip(self._arms, moves, speeds, strict=True):
-            arm.apply_displacements(move.tolist())
-            arm.forward_kinematics(self._bodies, True)
-            arm.set_generalized_velocity(speed.tolist())
-            arm.update_rigid_bodies(self._bodies, True)
+            moves[at.multibody][at.offset : at.offset + 3] = way
+            speeds[at.multibody][at.offset : at.offset + 3] = rotate(turn, v[at.dof : at.dof + 3])
+        for at in built.free:
+            speeds[at.multibody][at.offset : at.offset + 6] = np.concatenate(self._place_free(at, q, v))
+        for multibody, move, speed in zip(self._multibodies, moves, speeds, strict=True):
+            multibody.apply_displacements(move.tolist())
+            multibody.forward_kinematics(self._bodies, True)
+            multibody.set_generalized_velocity(speed.tolist())
+            multibody.update_rigid_bodies(self._bodies, True)
 
-    def _place_free(self, seat: Seat, q: Array, v: Array) -> tuple[Array, Array]:
-        turn = q[seat.place + 3 : seat.place + 7] / np.linalg.norm(q[seat.place + 3 : seat.place + 7])
-        spin = rotate(turn, v[seat.dof + 3 : seat.dof + 6])
-        arm = rotate(turn, np.array(seat.com))
-        linear = v[seat.dof : seat.dof + 3] + np.cross(spin, arm)
-        body = self._bodies[seat.body]
-        body.position = isometry(Pose(q[seat.place : seat.place + 3] + arm, turn))
+    def _place_free(self, at: RapierJoint, q: Array, v: Array) -> tuple[Array, Array]:
+        turn = q[at.q_index + 3 : at.q_index + 7] / np.linalg.norm(q[at.q_index + 3 : at.q_index + 7])
+        spin = rotate(turn, v[at.dof + 3 : at.dof + 6])
+        arm = rotate(turn, np.array(at.com))
+        linear = v[at.dof : at.dof + 3] + np.cross(spin, arm)
+        body = self._bodies[at.body]
+        body.position = isometry(Pose(q[at.q_index : at.q_index + 3] + arm, turn))
         body.linvel, body.angvel = triple(linear), triple(spin)
         return linear, spin
 
-    def _push(self, wrench: Array) -> None:
+    def _apply_wrench(self, wrench: Array) -> None:
         """Forces on bodies for one physics step."""
-        self._rest()
-        tree, model = self.plan.built.tree, self.plan.model
+        self._clear_forces()
+        tree, model = self.setup.built.tree, self.setup.model
         for row in np.flatnonzero(wrench.any(axis=1)):
             link = int(tree.link_of[row + 1])
             if link == 0:
                 continue
-            body = self._bodies[self.plan.built.bodies[link]]
+            body = self._bodies[self.setup.built.bodies[link]]
             at = Pose(_xyz(body.translation), _wxyz(body.rotation)).apply(
-                tree.in_link[row + 1].apply(model.body_ipos[row + 1])
+                tree.link_from_body[row + 1].apply(model.body_ipos[row + 1])
             )
             body.add_force_at_point(triple(wrench[row, :3]), triple(at))
             body.add_torque(triple(wrench[row, 3:]))
 
-    def _rest(self) -> None:
-        for handle in self.plan.built.bodies[1:]:
+    def _clear_forces(self) -> None:
+        for handle in self.setup.built.bodies[1:]:
             body = self._bodies[handle]
             body.reset_forces()
             body.reset_torques()
@@ -196,8 +193,8 @@ def _conjugate(quat: Array) -> Array:
     return quat * np.array([1.0, -1.0, -1.0, -1.0])
 
 
-def _turned(w: float, x: float, y: float, z: float, vector: Triple) -> Triple:
-    """A vector turned by a quaternion: in plain numbers, since arrays this small cost more than they hold."""
+def _rotated(w: float, x: float, y: float, z: float, vector: Triple) -> Triple:
+    """A vector rotated by a quaternion, in plain floats: arrays this small are slower."""
     a, b, c = vector
     tx, ty, tz = 2 * (y * c - z * b), 2 * (z * a - x * c), 2 * (x * b - y * a)
     return a + w * tx + y * tz - z * ty, b + w * ty + z * tx - x * tz, c + w * tz + x * ty - y * tx
@@ -208,15 +205,15 @@ def _cross(a: Triple, b: Triple) -> Triple:
 
 
 KEY = "rapier"
-"""Snapshot, commands on their way and the nudge of each world are kept under this key."""
-LIVE = 512
-"""How many worlds are kept ready to go on from the state they returned last."""
-DIGEST = 16
-"""Bytes that say which model a snapshot is of."""
+"""Snapshot, delayed commands and the nudge of each world are kept under this key."""
+MAX_LIVE_ENGINES = 512
+"""How many engines are kept in the state they returned last."""
+DIGEST_BYTES = 16
+"""Length of the fingerprint of the model of a snapshot."""
 
 
 class Snapshot:
-    """Rapier's state as bytes, and which model they are of.
+    """Rapier's state as bytes, and the fingerprint of its model.
 
     Bytes alone would become text to numpy, which drops zeros at their end.
     """
@@ -240,111 +237,63 @@ class RapierWorld(SequentialWorld):
     """A scene in rapier.
 
     `step` depends on nothing but its arguments: rapier's whole state travels in `State.hidden` as bytes. A world that
-    returned a state also keeps the engine that is in it, which saves putting the bytes back; results are the same.
+    returned a state also keeps the engine that is in it, which saves restoring the bytes; results are the same.
     """
 
     def __init__(self, scene: Scene | str | Path, *, threads: int = 1, settings: Settings | None = None):
         super().__init__(scene, settings, KEY)
         self.threads = threads
         """Threads a batch is stepped on; all cores where 0."""
-        self._plans = tuple(Plan.of(model) for model in self._variants.models)
+        self._setups = tuple(RapierSetup.of(model) for model in self._variants.models)
         self._digests = tuple(_digest(model) for model in self._variants.models)
-        self._live: dict[int, tuple[Snapshot, Engine]] = {}
-
-    def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
-        """The state with these positions and velocities; `past` actions that are still on their way will arrive."""
-        q, v = checked_place(self.model, q, v)
-        flat_q, flat_v = q.reshape(-1, q.shape[-1]), v.reshape(-1, v.shape[-1])
-        snapshots = np.empty(len(flat_q), object)
-        for i in range(len(flat_q)):
-            # A batch placed in a world whose parameters differ per world is still placed where it has another size.
-            which = i if self._variants.each and len(flat_q) == len(self._plans) else 0
-            snapshots[i] = self._keep(which, Engine.placed(self._plans[which], flat_q[i], flat_v[i]))
-        hidden = {
-            "snapshot": snapshots.reshape(q.shape[:-1]),
-            **self._begun(q.shape[:-1], past),
-        }
-        return State(t, q, v, {KEY: hidden})
-
-    def step(self, state: State, action: Array) -> State:
-        """One control period later. Raises `Diverged` where the result is not finite."""
-        action = checked_action(action, self.spec, state.batch)
-        own: dict[str, Array] = state.hidden[KEY]
-        n = int(np.prod(state.batch))
-        past = recent(own["past"], self._memory, self.scene.rest_action())
-        tasks = _Tasks(
-            q=state.q.reshape(n, -1),
-            v=state.v.reshape(n, -1),
-            snapshot=np.asarray(own["snapshot"], object).reshape(n),
-            past=past.reshape(n, *past.shape[-2:]),
-            wrench=own["wrench"].reshape(n, -1, 6),
-            action=action.reshape(n, action.shape[-1]),
-        )
-        done = self._each(lambda i: self._step_one(tasks, i, n), n)
-        snapshots = np.empty(n, object)
-        for i, (_, _, snapshot) in enumerate(done):
-            snapshots[i] = snapshot
-        hidden = {
-            "snapshot": snapshots.reshape(state.batch),
-            **self._gone_on(past, action),
-        }
-        q = np.stack([part[0] for part in done]).reshape(state.q.shape)
-        v = np.stack([part[1] for part in done]).reshape(state.v.shape)
-        return check_finite(State(state.t + self.spec.dt, q, v, {KEY: hidden}), self.scene.name, "rapier")
+        self._live: dict[int, tuple[Snapshot, RapierEngine]] = {}
 
     def tuned(self, settings: Settings) -> RapierWorld:
-        """The same world with some parameters turned; arrays hold one value per world of a batch."""
+        """The same world with some parameters set; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
         return RapierWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.scene, self.threads, self.settings)
 
-    def _step_one(self, tasks: _Tasks, i: int, n: int) -> tuple[Array, Array, Snapshot]:
-        which = self._variants.index(i, n)
-        plan, line = self._plans[which], self._lines[which]
-        engine = self._engine(which, tasks.snapshot[i], tasks.q[i], tasks.v[i])
-        past = tasks.past[i, self._memory - line.memory :]
-        commands = plan.drives.clipped(line.arriving(past, tasks.action[i]))
-        engine.run(commands, tasks.wrench[i] if tasks.wrench[i].any() else None)
-        q, v = engine.read()
-        return q, v, self._keep(which, engine)
+    def _placed(self, which: int, q: Array, v: Array) -> Snapshot:
+        return self._keep(which, RapierEngine.placed(self._setups[which], q, v))
 
-    def _engine(self, which: int, snapshot: Snapshot, q: Array, v: Array) -> Engine:
-        """An engine in a state: the one that is there already, one put back, or one placed if the parameters differ."""
+    def _stepped(self, which: int, before: Stepped, commands: Array, wrench: Array | None) -> Stepped:
+        engine = self._engine(which, before)
+        engine.run(self._setups[which].actuation.clipped(commands), wrench)
+        q, v = engine.read()
+        return Stepped(q, v, self._keep(which, engine))
+
+    def _engine(self, which: int, before: Stepped) -> RapierEngine:
+        """An engine in a state: the live one, one restored, or one placed where the parameters differ."""
+        snapshot: Snapshot = before.memory
         kept, engine = self._live.pop(id(snapshot), (None, None))
-        plan = self._plans[which]
-        if kept is snapshot and engine is not None and engine.plan is plan:
+        setup = self._setups[which]
+        if kept is snapshot and engine is not None and engine.setup is setup:
             return engine
         if snapshot.model == self._digests[which]:
-            return Engine(plan, snapshot.bytes)
-        return Engine.placed(plan, q, v)
+            return RapierEngine(setup, snapshot.bytes)
+        return RapierEngine.placed(setup, before.q, before.v)
 
-    def _keep(self, which: int, engine: Engine) -> Snapshot:
+    def _keep(self, which: int, engine: RapierEngine) -> Snapshot:
         snapshot = Snapshot(self._digests[which], engine.snapshot())
-        while len(self._live) >= LIVE:
+        while len(self._live) >= MAX_LIVE_ENGINES:
             self._live.pop(next(iter(self._live)), None)
         self._live[id(snapshot)] = (snapshot, engine)
         return snapshot
 
-    def _each(self, work: Any, n: int) -> list[tuple[Array, Array, Snapshot]]:
+    def _map(self, work: Callable[[int], Any], n: int) -> list[Any]:
         workers = min(n, self.threads or os.cpu_count() or 1)
         if workers <= 1:
-            return [work(i) for i in range(n)]
+            return super()._map(work, n)
         with ThreadPoolExecutor(workers) as pool:
             return list(pool.map(work, range(n), chunksize=-(-n // workers)))
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tasks:
-    """What each world of a batch starts from; the first axis is the world."""
-
-    q: Array
-    v: Array
-    snapshot: Array
-    past: Array
-    wrench: Array
-    action: Array
+    def _stacked(self, memories: Sequence[Any], batch: tuple[int, ...]) -> Array:
+        out = np.empty(len(memories), object)
+        out[:] = memories
+        return out.reshape(batch)
 
 
 def _rebuilt(scene: Scene, threads: int, settings: Settings) -> RapierWorld:
@@ -354,4 +303,4 @@ def _rebuilt(scene: Scene, threads: int, settings: Settings) -> RapierWorld:
 def _digest(model: mujoco.MjModel) -> bytes:
     """A fingerprint of a model, so that a state of one is not continued with the masses of another."""
     mujoco.mj_saveModel(model, None, whole := np.empty(mujoco.mj_sizeModel(model), np.uint8))
-    return hashlib.blake2b(whole.tobytes(), digest_size=DIGEST).digest()
+    return hashlib.blake2b(whole.tobytes(), digest_size=DIGEST_BYTES).digest()
