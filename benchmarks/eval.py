@@ -14,8 +14,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from instep import open_world
-from instep.core.world import Array, Observation, stack
-from instep.core.wrapper import Wrapper
+from instep.core.world import Array, Observation, Wrapper, stack
 from instep.evaluate.episode_batch import run_batch
 from instep.policy.experts.task_experts import expert_of
 from instep.scene.folder import Scene, SceneSimulator

@@ -8,8 +8,7 @@ import pytest
 from instep import MujocoWorld, Script, rollout
 from instep.core.errors import Diverged
 from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
-from instep.core.world import State
-from instep.core.wrapper import Wrapper
+from instep.core.world import State, Wrapper
 
 
 class Exploding(Wrapper):

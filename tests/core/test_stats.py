@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from instep.core.distributions import beta_cdf, beta_quantile, binomial_mass, binomial_tail, student_quantile
-from instep.core.statistics import jackknife, mmrv_null, pearson, pooled, spearman, wilson
+from instep.core.statistics import (
+    beta_cdf,
+    beta_quantile,
+    binomial_mass,
+    binomial_tail,
+    jackknife,
+    mmrv_null,
+    pearson,
+    pooled,
+    spearman,
+    student_quantile,
+    wilson,
+)
 from instep.core.trials import (
     anytime,
     clopper_pearson,

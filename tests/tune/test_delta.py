@@ -7,7 +7,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.errors import BadInput
-from instep.core.wrapper import Wrapper
+from instep.core.world import Wrapper
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
 from instep.physics.open_world import open_world, without_delta
 from instep.scene.folder import Scene

@@ -16,8 +16,7 @@ import numpy as np
 
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
-from instep.core.world import Array, Channel, Observation, Spec, State, World
-from instep.core.wrapper import W, Wrapper
+from instep.core.world import Array, Channel, Observation, Spec, State, W, World, Wrapper
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses

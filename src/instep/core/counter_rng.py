@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of a key, so that a world may be noisy and still depend only on its arguments.
+"""Counter-based random numbers: a pure function of a key, so that a noisy world depends only on its arguments.
 
 A key is a uint64 per world of a batch. Mixing is SplitMix64; a batch gives bit for bit what a loop gives.
 """

@@ -1,4 +1,4 @@
-"""An episode: what happened, as columns of equal length."""
+"""Episodes: recorded or simulated runs as columns of equal length."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .world import Array, Observation, Spec, State
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """Rows of one run. Row i holds the state before action i, what was seen there, and action i.
+    """Rows of one run. Row i holds the state before action i, its observation, and action i.
 
     The usual columns are `timestamp` [s], `q`, `v`, `action` and the observations under their LeRobot names;
-    `q.stamp` or `observation.images.top.stamp` [s] stand beside a channel that was captured at another time.
+    `q.stamp` or `observation.images.top.stamp` [s] are the times of a channel that was captured at another time.
     """
 
     spec: Spec

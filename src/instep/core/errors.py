@@ -1,4 +1,4 @@
-"""What can go wrong, each said in one sentence: what happened, what was expected, what to do."""
+"""Errors a user can act on; each message is one sentence: what happened, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class MissingExtra(InstepError):
 
 
 class Unsupported(InstepError):
-    """Something an engine, a format or a machine cannot do, said rather than faked."""
+    """Something an engine, a format or a machine cannot do."""
 
 
 class Diverged(InstepError):
     """A simulation left the range of finite numbers.
 
     `worlds` are the rows of the batch that failed, `state` is the state in which their rows are NaN and
-    all others are sound, and `record` is an Episode of the last states before (set by rollout and replay).
+    all others are finite, and `record` is an Episode of the last states before (set by rollout and replay).
     """
 
     def __init__(self, message: str, worlds: tuple[int, ...] = (0,), state: Any = None, record: Any = None):

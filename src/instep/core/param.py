@@ -63,34 +63,34 @@ class Param:
         return Address.parse(self.address)
 
     def to_unit(self, value: Array | float) -> Array:
-        """Where a value stands between the bounds, 0 at low and 1 at high."""
+        """A value in unit coordinates: 0 at the low bound, 1 at the high one."""
         if self.log:
             return np.log(np.asarray(value) / self.low) / np.log(self.high / self.low)
         return (np.asarray(value) - self.low) / (self.high - self.low)
 
     def from_unit(self, share: Array | float) -> Array:
-        """The value at a share of the way from low to high."""
+        """The value at unit coordinates."""
         if self.log:
             return self.low * (self.high / self.low) ** np.asarray(share)
         return self.low + (self.high - self.low) * np.asarray(share)
 
 
 class Belief(Protocol):
-    """A prior, a posterior, a randomisation range, an automatic-randomisation box."""
+    """A distribution over parameters: prior, posterior, randomisation range or ADR box."""
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        """Draw n settings, address -> [n]."""
+        """Sample n settings, address -> [n]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Every value between the bounds of each param, equally likely (in decades where the param is logarithmic)."""
+    """Uniform between the bounds of each parameter (in the logarithm where the parameter is logarithmic)."""
 
     params: tuple[Param, ...]
 
     def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        """n draws of every parameter, address -> [n]."""
+        """n samples of every parameter, address -> [n]."""
         return {param.address: param.from_unit(rng.random(n)) for param in self.params}
 
 

@@ -33,7 +33,7 @@ def quat_inv(quat: Array) -> Array:
 
 
 def rotate(quat: Array, point: Array) -> Array:
-    """Points [..., 3] turned by unit quaternions [..., 4]."""
+    """Points [..., 3] rotated by unit quaternions [..., 4]."""
     q, p = np.asarray(quat, float), np.asarray(point, float)
     twice = 2.0 * np.cross(q[..., 1:], p)
     return p + q[..., :1] * twice + np.cross(q[..., 1:], twice)

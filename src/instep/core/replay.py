@@ -18,7 +18,7 @@ from .errors import BadInput, Diverged, UnknownName
 from .world import Array, Simulator, Spec, State, put, take
 
 MEMORY = 64
-"""How many actions before an anchor a simulator is told, for worlds with latency."""
+"""How many actions before an anchor a simulator is given, for worlds with latency."""
 CHUNK = 4096
 """How many windows are simulated in one batch."""
 Visit: TypeAlias = Callable[[int, Array, State], None]
@@ -28,7 +28,7 @@ Watch: TypeAlias = Callable[[int], None]
 
 
 def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episode:
-    """What the simulator predicts for each row of an episode, placed anew at every `anchor`-th row.
+    """Predict each row of an episode in a simulator that is placed anew at every `anchor`-th row.
 
     `anchor=1` predicts each row from the one before (one-step), `anchor=k` from up to k rows before, and
     `anchor=None` from the first row only (open loop). Row 0 is where the simulator was placed.
@@ -54,7 +54,7 @@ def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aligned:
-    """An episode in the words of a simulator: its joints, its order, its actions."""
+    """An episode in the order of a simulator's joints and actions."""
 
     q: Array
     """Positions [rows, nq]."""

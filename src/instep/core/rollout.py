@@ -28,7 +28,7 @@ def rollout(
     until: Ending | None = None,
     watch: Sequence[Watcher] = (),
 ) -> Episode:
-    """Run a policy in a world for some steps, or until it is over, and return what happened.
+    """Run a policy in a world for some steps, or until an ending, and return the episode.
 
     A simulation that diverges raises `Diverged` with the last states in its `record`.
     """
@@ -64,7 +64,7 @@ def rollouts(
 ) -> list[Episode]:
     """Run a policy in a batch of worlds, one per seed, each control interval one call for all of them.
 
-    An episode ends by itself: `meta["ended"]` is "steps", "until" or "diverged" (its last row is the last sound one).
+    An episode ends by itself: `meta["ended"]` is "steps", "until" or "diverged" (its last row is the last finite one).
     """
     _check(steps)
     state = stack([world.reset(seed) for seed in seeds])
@@ -85,7 +85,7 @@ def rollouts(
         except Diverged as error:
             lost = np.asarray(error.worlds)
             endings.end(np.isin(np.arange(len(seeds)), lost), row, "diverged")
-            # The lost worlds wait at their last sound state; their episodes are over.
+            # Diverged worlds wait at their last finite state; their episodes are over.
             state = put(error.state, lost, take(state, lost))
     return endings.cut(log.episodes([{"seed": str(seed)} for seed in seeds]))
 

@@ -1,7 +1,4 @@
-"""Trials that succeed or fail: one rate, two rates, paired rates, equivalence, and how many trials each needs.
-
-Few real trials and many virtual ones: prediction-powered estimates, and tests that may be looked at any time.
-"""
+"""Statistics of success and failure: rates, differences, paired tests, equivalence, sample sizes, sequential tests."""
 
 from __future__ import annotations
 
@@ -11,14 +8,22 @@ from math import atanh, ceil, nan, sqrt, tanh
 
 import numpy as np
 
-from .distributions import beta_quantile, binomial_mass, binomial_tail, normal_quantile, student_quantile
 from .errors import BadInput
-from .statistics import Z95, Estimate, wilson
+from .statistics import (
+    Z95,
+    Estimate,
+    beta_quantile,
+    binomial_mass,
+    binomial_tail,
+    normal_quantile,
+    student_quantile,
+    wilson,
+)
 from .world import Array
 
 
 def clopper_pearson(successes: int, n: int) -> Estimate:
-    """A success rate with the exact interval of Clopper and Pearson, which never covers less than it says."""
+    """A success rate with the exact interval of Clopper and Pearson, whose coverage is at least 95 %."""
     point = wilson(successes, n)
     low = 0.0 if successes == 0 else beta_quantile(0.025, successes, n - successes + 1)
     high = 1.0 if successes == n else beta_quantile(0.975, successes + 1, n - successes)
@@ -100,7 +105,7 @@ def equivalence(only_first: int, only_second: int, n: int, margin: float) -> Equ
     if not 0 < margin < 1:
         raise BadInput(f"A margin of equivalence lies between 0 and 1, not {margin:g}.")
     difference = paired_difference(only_first, only_second, n, confidence=0.90)
-    # A discordance of nothing would need no pairs; one more pair than seen is the honest guess.
+    # A discordance of nothing would need no pairs; one more pair than seen is assumed.
     discordance = max(only_first + only_second, 1) / n
     within = -margin < difference.low and difference.high < margin
     return Equivalence(difference, margin, within, pairs_for_equivalence(discordance, margin))
@@ -116,9 +121,9 @@ def pairs_for_equivalence(discordance: float, margin: float, *, power: float = 0
 
 
 def trials_for_difference(first: float, second: float, *, power: float = 0.8) -> int:
-    """Trials per side with which two independent rates are told apart, two-sided at 5 %."""
+    """Trials per side with which two independent rates are distinguished, two-sided at 5 %."""
     if first == second:
-        raise BadInput("Equal rates cannot be told apart with any number of trials.")
+        raise BadInput("Equal rates cannot be distinguished by any number of trials.")
     middle = (first + second) / 2
     spread = normal_quantile(0.975) * sqrt(2 * middle * (1 - middle))
     spread += normal_quantile(power) * sqrt(first * (1 - first) + second * (1 - second))

@@ -1,10 +1,14 @@
-"""The language of the house: a world maps a state and an action to the next state."""
+"""Worlds, states and policies: a world maps a state and an action to the next state.
+
+`World` is anything that moves (a robot, a recording, an engine, a twin), `Simulator` one that can also be placed,
+nudged and tuned, and `Wrapper` the base of worlds around worlds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +17,7 @@ from .errors import BadInput
 
 Array: TypeAlias = NDArray[Any]
 Observation: TypeAlias = Mapping[str, Array]
-"""LeRobot feature name -> value; `<name>.stamp` [s] stands beside a sensor that is older than the state."""
+"""LeRobot feature name -> value; `<name>.stamp` [s] is the time of a sensor that is older than the state."""
 Settings: TypeAlias = Mapping[str, float | Array]
 """Parameter address -> value; an array holds one value per world of a batch."""
 MapFn: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
@@ -22,7 +26,7 @@ MapFn: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What a vector or an image holds: names, units, shape, type."""
+    """Description of a vector or an image: labels, units, shape, type."""
 
     labels: tuple[str, ...] = ()
     unit: str = ""
@@ -45,23 +49,23 @@ def vector(labels: Sequence[str], unit: str | Sequence[str] = "", dtype: str = "
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a world's numbers mean."""
+    """Description of a world's numbers."""
 
     dt: float
     """Control period [s]."""
     q: Channel
-    """Positions: joints, then the coordinates of free bodies, as the world's labels say."""
+    """Positions: joints and coordinates of free bodies, in the order of the labels."""
     v: Channel
     """Velocities."""
     action: Channel
-    """What `step` takes."""
+    """Input of `step`."""
     observation: Mapping[str, Channel] = field(default_factory=dict[str, Channel])
-    """What `observe` returns."""
+    """Result of `observe`, by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Where a world is. The last axis is the vector, leading axes are a batch of worlds."""
+    """State of a world. The last axis is the vector, leading axes are a batch of worlds."""
 
     t: float
     """Time [s]; worlds of a batch share it."""
@@ -70,8 +74,8 @@ class State:
     v: Array
     """Velocities [..., nv]."""
     hidden: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The rest of the Markov state, keyed by the layer that wrote it: a tree of arrays, States, tuples and
-    mappings whose leaves have the same leading axes as `q`. No layer reads another's key."""
+    """The rest of the Markov state, keyed by the world or wrapper that wrote it: a tree of arrays, States, tuples and
+    mappings whose leaves have the same leading axes as `q`. None reads another's key."""
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -79,7 +83,7 @@ class State:
         return self.q.shape[:-1]
 
     def with_hidden(self, key: str, value: Any) -> State:
-        """The same state with one layer's memory replaced."""
+        """The same state with the memory under one key replaced."""
         return replace(self, hidden={**self.hidden, key: value})
 
 
@@ -88,7 +92,7 @@ class World(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """What its numbers mean."""
+        """Description of its numbers."""
         ...
 
     def reset(self, seed: int = 0) -> State:
@@ -101,12 +105,12 @@ class World(Protocol):
         ...
 
     def observe(self, state: State) -> Observation:
-        """What the sensors show in a state."""
+        """The sensor readings in a state."""
         ...
 
 
 class Simulator(World, Protocol):
-    """A world with the powers reality lacks: place, nudge, tune."""
+    """A world that can do what a robot cannot: be placed, nudged and tuned."""
 
     def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities. `past` [..., steps, nu] are the most recent actions,
@@ -118,28 +122,97 @@ class Simulator(World, Protocol):
         ...
 
     def tuned(self, settings: Settings) -> Self:
-        """The same world with some parameters turned."""
+        """The same world with some parameters set."""
         ...
 
 
 class Policy(Protocol):
-    """What decides."""
+    """A controller: observations in, actions out."""
 
     def reset(self, seed: int = 0) -> None:
         """Forget the last episode."""
         ...
 
     def act(self, observation: Observation) -> Array:
-        """The action for what is seen; leading axes are a batch."""
+        """The action for an observation; leading axes are a batch."""
         ...
 
 
 class Watcher(Protocol):
-    """Something that looks on while a world runs: a viewer, a recorder, a progress bar."""
+    """A callback on every row of a run: a viewer, a recorder, a progress bar."""
 
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
-        """See one row of a run: the state, what was observed there, and the action taken."""
+        """Take one row of a run: the state, its observation, and the action."""
         ...
+
+
+W = TypeVar("W", bound=World)
+S = TypeVar("S", bound=Simulator)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wrapper(Generic[W]):
+    """A world around a world, which passes everything through.
+
+    A wrapper is a final class on top of this one that changes some of `begin`, `inward`, `step` and `observe`. Around a
+    Simulator it is a Simulator, around a robot it is only a World, and the type checker knows which.
+    """
+
+    world: W
+
+    params: ClassVar[Mapping[str, str]] = {}
+    """Parameter address -> field, for the parameters that are the wrapper's own."""
+
+    @property
+    def spec(self) -> Spec:
+        """Description of the numbers."""
+        return self.world.spec
+
+    @property
+    def key(self) -> str:
+        """Key of this wrapper's memory in `State.hidden`, different from that of an equal one further inside."""
+        depth, inner = 0, cast(Any, self.world)
+        while isinstance(inner, Wrapper):
+            depth += type(cast(Any, inner)) is type(self)
+            inner = cast(Any, inner).world
+        name = type(self).__name__.lower()
+        return f"{name}.{depth}" if depth else name
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """A fresh state of the world inside, with this wrapper's memory added."""
+        return state
+
+    def inward(self, past: Array) -> Array:
+        """The actions the world inside received while this one was given `past` [..., steps, nu]."""
+        return past
+
+    def reset(self, seed: int = 0) -> State:
+        """A state to start from."""
+        return self.begin(self.world.reset(seed), seed, None)
+
+    def step(self, state: State, action: Array) -> State:
+        """The state one control period later."""
+        return self.world.step(state, action)
+
+    def observe(self, state: State) -> Observation:
+        """The sensor readings."""
+        return self.world.observe(state)
+
+    def place(self: Wrapper[S], q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
+        """The state with these positions and velocities."""
+        inside = None if past is None else self.inward(past)
+        return self.begin(self.world.place(q, v, t, inside), 0, past)
+
+    def nudge(self: Wrapper[S], state: State, wrench: Array) -> State:
+        """The state with a wrench on each body, felt for one step."""
+        return self.world.nudge(state, wrench)
+
+    def tuned(self, settings: Settings) -> Self:
+        """The same with parameters set: its own here, the others in the world inside."""
+        own = {self.params[name]: value for name, value in settings.items() if name in self.params}
+        rest = {name: value for name, value in settings.items() if name not in self.params}
+        inside: Any = self.world  # a Simulator, or `tuned` is not there to be called
+        return replace(self, world=inside.tuned(rest) if rest else inside, **own)
 
 
 Tree = TypeVar("Tree")

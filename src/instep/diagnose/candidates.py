@@ -15,12 +15,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from instep.core.distributions import student_quantile
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError
 from instep.core.param import Address
 from instep.core.replay import Aligned, aligned
-from instep.core.statistics import Estimate
+from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Settings, Simulator
 from instep.gap.channels import Channels, channels
 from instep.gap.horizon import HorizonOptions, predict_windows, windows_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.statistics import INFORMATIVE, Estimate, mmrv, mmrv_interval, mmrv_null, pearson, spearman, wilson
+from instep.core.statistics import MIN_POLICIES, Estimate, mmrv, mmrv_interval, mmrv_null, pearson, spearman, wilson
 from instep.core.trials import newcombe
 from instep.core.world import Array
 
@@ -53,14 +53,14 @@ class RankAgreement:
     @property
     def informative(self) -> bool:
         """Whether anything may be concluded from so many policies."""
-        return len(self.policies) >= INFORMATIVE
+        return len(self.policies) >= MIN_POLICIES
 
     @property
     def words(self) -> str:
         """What may be concluded, in one sentence."""
         k, r = len(self.policies), self.correlation
         if not self.informative:
-            return f"Not informative: {k} policies; a correlation needs at least {INFORMATIVE}."
+            return f"Not informative: {k} policies; a correlation needs at least {MIN_POLICIES}."
         if r.low <= 0:
             return f"Nothing follows: over {k} policies the correlation may be {r.low:.2f} to {r.high:.2f}."
         v = self.violation.value

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, nan, sqrt
 
-from instep.core.distributions import normal_quantile
-from instep.core.statistics import Estimate
+from instep.core.statistics import Estimate, normal_quantile
 from instep.core.trials import mcnemar, paired_difference, pairs_for_equivalence
 
 from .episode_batch import EpisodeResult

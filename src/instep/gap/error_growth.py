@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from instep.core.distributions import binomial_tail, student_quantile
 from instep.core.errors import BadInput
-from instep.core.statistics import Estimate, jackknife
+from instep.core.statistics import Estimate, binomial_tail, jackknife, student_quantile
 from instep.core.world import Array
 
 from .channels import scipy

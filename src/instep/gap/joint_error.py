@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.core.distributions import student_quantile
 from instep.core.errors import BadInput
 from instep.core.poses import angle_between
-from instep.core.statistics import Estimate, pooled
+from instep.core.statistics import Estimate, pooled, student_quantile
 from instep.core.world import Array
 
 from .arm_kinematics import Arm, selected

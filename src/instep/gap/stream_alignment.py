@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.core.distributions import student_quantile
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.statistics import Estimate, pooled
+from instep.core.statistics import Estimate, pooled, student_quantile
 from instep.core.world import Array
 
 from .channels import QUAT, channels

@@ -12,10 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from instep.core.distributions import student_quantile
 from instep.core.errors import BadInput
 from instep.core.poses import angle_between, normalized
-from instep.core.statistics import Estimate
+from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array
 
 WINDOWS = 5

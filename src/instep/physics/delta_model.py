@@ -16,8 +16,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Spec, State
-from instep.core.wrapper import S, Wrapper
+from instep.core.world import Array, S, Spec, State, Wrapper
 from instep.scene.folder import Scene, SceneSimulator
 
 DELTA_FILE = "delta.npz"

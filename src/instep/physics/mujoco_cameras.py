@@ -17,8 +17,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import UnknownName, Unsupported
-from instep.core.world import Array, Channel, Observation, Spec, State
-from instep.core.wrapper import W, Wrapper
+from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
 

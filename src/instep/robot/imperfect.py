@@ -15,8 +15,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Spec, State, put, take
-from instep.core.wrapper import W, Wrapper
+from instep.core.world import Array, Observation, Spec, State, W, Wrapper, put, take
 
 Amount: TypeAlias = float | tuple[float, ...] | Array
 """A number, a tuple of one per label, or an array of one per world of a batch."""

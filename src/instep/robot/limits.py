@@ -23,8 +23,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Spec, State
-from instep.core.wrapper import W, Wrapper
+from instep.core.world import Array, Observation, Spec, State, W, Wrapper
 
 from .driver import SENT
 

@@ -20,8 +20,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import BadInput
 from instep.core.poses import quat_exp, quat_mul
-from instep.core.world import Array, Channel, Observation, Spec, State, take
-from instep.core.wrapper import W, Wrapper
+from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper, take
 from instep.scene.camera import Camera
 from instep.splat.raster.rasterizer import LayeredRasterizer
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from instep.core.world import Array, Channel, Observation, Spec, State
-from instep.core.wrapper import W, Wrapper
+from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
 
 NO_GOAL = Channel()
 """What a task shows whose goal is the same in every episode."""
