@@ -23,8 +23,7 @@ from instep.core.rollout import rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
 from instep.policy.array_codec import pack, unpack
 from instep.policy.experts.task_experts import expert_of
-from instep.policy.openpi import openpi_policy
-from instep.policy.policy_server import PolicyServer
+from instep.policy.openpi import PolicyServer, openpi_policy
 from rows import row
 
 TOKEN = secrets.token_urlsafe(16)

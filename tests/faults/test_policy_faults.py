@@ -12,12 +12,10 @@ import pytest
 
 from instep import BadInput, LinkLost
 from instep.core.world import Array, Observation, Spec, vector
-from instep.policy.adapters import Function
+from instep.policy.adapters import FunctionPolicy
 from instep.policy.array_codec import pack, unpack
-from instep.policy.background_policy import Background
-from instep.policy.chunking import Chunked
-from instep.policy.openpi import OpenpiClient
-from instep.policy.policy_server import PolicyServer
+from instep.policy.chunking import AsyncChunked, Chunked
+from instep.policy.openpi import OpenpiClient, PolicyServer
 
 pytestmark = pytest.mark.realtime
 
@@ -65,7 +63,7 @@ def seen(t: float) -> Observation:
 @pytest.mark.fault(22)
 def test_a_silent_policy_is_played_to_the_end_of_its_chunk_and_then_held():
     slow = Slow()
-    policy = Background(slow, SPEC, execute=2, blend=0, submit=slow.submit)
+    policy = AsyncChunked(slow, SPEC, execute=2, blend=0, submit=slow.submit)
     assert policy.act(seen(0.5)).tolist() == [0.5, 0.0], "before the first answer the robot stays; a speed is zero"
     slow.answer()
     played = [policy.act(seen(0.1)).tolist() for _ in range(5)]
@@ -83,7 +81,7 @@ def test_a_silent_policy_is_played_to_the_end_of_its_chunk_and_then_held():
 @pytest.mark.fault(21)
 def test_a_policy_that_raises_twice_is_held():
     slow = Slow()
-    policy = Background(slow, SPEC, execute=1, blend=0, submit=slow.submit)
+    policy = AsyncChunked(slow, SPEC, execute=1, blend=0, submit=slow.submit)
     policy.act(seen(0.0))
     slow.answer()
     policy.act(seen(0.0))
@@ -106,7 +104,7 @@ def test_a_policy_that_raises_twice_is_held():
 )
 def test_answers_that_cannot_be_used_are_refused_and_after_two_the_robot_holds(answer, reason):
     slow = Slow()
-    policy = Background(slow, SPEC, execute=1, blend=0, submit=slow.submit)
+    policy = AsyncChunked(slow, SPEC, execute=1, blend=0, submit=slow.submit)
     policy.act(seen(0.2))
     for _ in range(2):
         slow.say(answer)
@@ -118,7 +116,7 @@ def test_answers_that_cannot_be_used_are_refused_and_after_two_the_robot_holds(a
 @pytest.mark.fault(26)
 def test_an_answer_that_comes_after_its_horizon_is_dropped():
     slow = Slow()
-    policy = Background(slow, SPEC, execute=1, blend=0, submit=slow.submit)
+    policy = AsyncChunked(slow, SPEC, execute=1, blend=0, submit=slow.submit)
     for _ in range(8):
         policy.act(seen(0.4))
     slow.answer()
@@ -129,7 +127,7 @@ def test_an_answer_that_comes_after_its_horizon_is_dropped():
 @pytest.mark.fault(26)
 def test_an_answer_to_the_last_episode_is_not_taken():
     slow = Slow()
-    policy = Background(slow, SPEC, execute=1, blend=0, submit=slow.submit)
+    policy = AsyncChunked(slow, SPEC, execute=1, blend=0, submit=slow.submit)
     policy.act(seen(0.0))
     stale = slow.waiting[0][0]
     policy.reset()
@@ -140,7 +138,7 @@ def test_an_answer_to_the_last_episode_is_not_taken():
 @pytest.mark.fault(24)
 def test_a_seam_between_chunks_is_smaller_than_the_chunks_differ():
     slow = Slow()
-    policy = Background(slow, SPEC, execute=2, blend=3, submit=slow.submit)
+    policy = AsyncChunked(slow, SPEC, execute=2, blend=3, submit=slow.submit)
     policy.act(seen(0.0))
     slow.say(np.zeros((6, 2)))
     policy.act(seen(0.0)), policy.act(seen(0.0))
@@ -160,7 +158,7 @@ class Counting:
 
 
 def test_a_real_thread_decides_in_the_background():
-    policy = Background(Counting(), Spec(0.02, SPEC.q, SPEC.v, vector(["a"], "rad"), {}), execute=5)
+    policy = AsyncChunked(Counting(), Spec(0.02, SPEC.q, SPEC.v, vector(["a"], "rad"), {}), execute=5)
     observation = {"observation.state": np.array([1.0])}
     for _ in range(2000):
         if policy.act(observation)[0] >= 100:
@@ -175,7 +173,7 @@ def test_whatever_a_function_raises_becomes_one_sentence():
         return seen["nothing of that name"]
 
     with pytest.raises(BadInput, match="broken raised KeyError"):
-        Function(broken).act(seen(0.0))
+        FunctionPolicy(broken).act(seen(0.0))
 
 
 @pytest.mark.fault(25)
@@ -183,7 +181,7 @@ def test_a_server_that_comes_back_is_reached_again():
     server = PolicyServer(Chunked(Counting(), 5), SPEC, token="t")
     with server:
         address, port = server.address, server.address.rpartition(":")[2]
-        client = OpenpiClient(address, token="t", deadline=2)
+        client = OpenpiClient(address, token="t", timeout=2)
         assert client.infer([{"state": np.zeros(2, "f4")}])[0]["actions"].shape == (500, 2)
     with pytest.raises(LinkLost):
         client.infer([{"state": np.zeros(2, "f4")}])
@@ -202,7 +200,7 @@ def test_many_bad_frames_end_their_own_connection_and_nothing_else():
     rng = np.random.default_rng(3)
     good = pack({"state": np.zeros(2, "f4")})
     with PolicyServer(Chunked(Counting(), 5), SPEC, token="t") as server:
-        client = OpenpiClient(server.address, token="t", deadline=5)
+        client = OpenpiClient(server.address, token="t", timeout=5)
         client.connect()
         before = memory()
         for _ in range(150):
@@ -250,7 +248,7 @@ def test_clients_that_never_read_do_not_stop_the_others():
         threads = [threading.Thread(target=_flood, args=(socket, request), daemon=True) for socket in deaf]
         for thread in threads:
             thread.start()
-        client = OpenpiClient(server.address, token="t", deadline=5)
+        client = OpenpiClient(server.address, token="t", timeout=5)
         assert unpack(pack(client.infer([{"state": np.zeros(2, "f4")}])[0]))["actions"].shape == (500, 2)
         for socket in deaf:
             socket.socket.close()

@@ -18,7 +18,7 @@ from instep.evaluate.comparison import compare_policies
 from instep.evaluate.episode_batch import EpisodeResult, run_batch
 from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate, run_eval_batch
 from instep.evaluate.result_store import ParquetStore, write_episodes
-from instep.policy.adapters import Function
+from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import Latency
 from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
@@ -77,19 +77,19 @@ def cart(tmp_path: Path) -> Path:
     return path
 
 
-def goer(world: object) -> Function:
+def goer(world: object) -> FunctionPolicy:
     """Goes to the point."""
-    return Function(lambda seen: seen["observation.goal"])
+    return FunctionPolicy(lambda seen: seen["observation.goal"])
 
 
-def half(world: object) -> Function:
+def half(world: object) -> FunctionPolicy:
     """Goes to the point where that lies on the right, else stays."""
-    return Function(lambda seen: np.where(seen["observation.goal"] > 0, seen["observation.goal"], 0.0))
+    return FunctionPolicy(lambda seen: np.where(seen["observation.goal"] > 0, seen["observation.goal"], 0.0))
 
 
-def runaway(world: object) -> Function:
+def runaway(world: object) -> FunctionPolicy:
     """Runs away where the point lies far on the left."""
-    return Function(lambda seen: np.where(seen["observation.goal"] < -0.5, -9.0, seen["observation.goal"]))
+    return FunctionPolicy(lambda seen: np.where(seen["observation.goal"] < -0.5, -9.0, seen["observation.goal"]))
 
 
 def place(path: Path) -> WorldSpec:
@@ -136,7 +136,7 @@ def test_a_world_that_diverges_ends_its_own_episode_only(cart):
         return np.where(seen["observation.goal"] < -0.5, 9e9, seen["observation.goal"])
 
     cart.write_text(CART.replace('kp="40"', 'kp="4000"'))
-    done = evaluate([PolicySpec("wild", lambda w: Function(wild))], [place(cart)], Go(), range(40))
+    done = evaluate([PolicySpec("wild", lambda w: FunctionPolicy(wild))], [place(cart)], Go(), range(40))
     outcomes = np.array([row.outcome for row in done.results["wild", "mujoco"]])
     far = targets(range(40)) < -0.5
     assert (outcomes[far] == "diverged").all()
@@ -295,16 +295,16 @@ def test_a_policy_server_that_goes_away_is_the_machinery_s_failure(cart):
     def gone(seen: Observation) -> Array:
         raise LinkLost("The policy server stopped answering.")
 
-    done = evaluate([PolicySpec("gone", lambda w: Function(gone))], [place(cart)], Go(), range(4))
+    done = evaluate([PolicySpec("gone", lambda w: FunctionPolicy(gone))], [place(cart)], Go(), range(4))
     assert done.broken("gone", "mujoco") == 4
     assert "stopped answering" in done.results["gone", "mujoco"][0].why
 
 
 def test_latency_of_a_policy_equals_late_sensors(cart):
     world, go = MujocoWorld(cart), Go()
-    late = run_batch(Tasked(Late(world, observation=3), go), Function(nervous), range(6))
-    slow = run_batch(Tasked(world, go), Latency(Function(nervous), 3), range(6))
-    quick = run_batch(Tasked(world, go), Function(nervous), range(6))
+    late = run_batch(Tasked(Late(world, observation=3), go), FunctionPolicy(nervous), range(6))
+    slow = run_batch(Tasked(world, go), Latency(FunctionPolicy(nervous), 3), range(6))
+    quick = run_batch(Tasked(world, go), FunctionPolicy(nervous), range(6))
     assert [r.digest for r in slow.ended] != [r.digest for r in quick.ended]
     assert [r.digest for r in late.ended] == [r.digest for r in slow.ended]
 
@@ -315,7 +315,7 @@ def nervous(seen: Observation) -> Array:
 
 
 def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
-    make = PolicySpec("nervous", lambda w: Function(nervous))
+    make = PolicySpec("nervous", lambda w: FunctionPolicy(nervous))
     quick = evaluate([make], [place(cart)], Go(), range(40))
     slow = evaluate([make], [place(cart)], Go(), range(40), options=EvalOptions(latency=25))
     assert quick.success("nervous", "mujoco").value > 0.9
@@ -414,7 +414,7 @@ def test_a_policy_that_raises_says_so_in_one_sentence(cart):
         return seen["observation.images.top"]
 
     with pytest.raises(BadInput, match="wrong raised KeyError"):
-        evaluate([PolicySpec("wrong", lambda w: Function(wrong))], [place(cart)], Go(), range(3))
+        evaluate([PolicySpec("wrong", lambda w: FunctionPolicy(wrong))], [place(cart)], Go(), range(3))
 
 
 def test_speed_jumps_and_saturation_are_measured(cart):

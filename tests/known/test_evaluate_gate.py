@@ -17,7 +17,7 @@ from instep.evaluate.engine_parity import ParityWorld, check_parity
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.gate_rules import GateRule, GateRules, Variation, gate_rules_from, read_gate_rules
 from instep.evaluate.policy_gate import gate, write_junit
-from instep.policy.adapters import Function
+from instep.policy.adapters import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import NO_GOAL
 
@@ -93,11 +93,11 @@ def side(engine: type, scene: Scene, name: str) -> tuple[WorldSpec, Scene]:
     return WorldSpec(name, partial(engine, scene)), scene
 
 
-def straight(world: object) -> Function:
-    return Function(lambda seen: np.zeros(np.shape(seen["observation.state"])))
+def straight(world: object) -> FunctionPolicy:
+    return FunctionPolicy(lambda seen: np.zeros(np.shape(seen["observation.state"])))
 
 
-def overfit(world: object) -> Function:
+def overfit(world: object) -> FunctionPolicy:
     """Moves only where positions have digits that single precision lacks: an accident of one engine."""
 
     def act(seen: Observation) -> Array:
@@ -105,7 +105,7 @@ def overfit(world: object) -> Function:
         rounded = ((q == q.astype(np.float32)) & (np.abs(q - [[0.1, 0.2]]) > 1e-3)).any(axis=-1, keepdims=True)
         return np.where(rounded, 0.5, 0.0) * np.ones(2)
 
-    return Function(act)
+    return FunctionPolicy(act)
 
 
 RULES = GateRules(

@@ -10,7 +10,7 @@ import pytest
 from instep import MujocoWorld
 from instep.core.world import Observation
 from instep.evaluate.failure_mining import EVERY, corrective_demos, find_failure_states
-from instep.policy.adapters import Function
+from instep.policy.adapters import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 
@@ -43,7 +43,7 @@ def fleeing(observation: Observation) -> np.ndarray:
 
 def test_the_states_of_the_failed_episodes_are_found_and_no_others(world):
     planted = {seed for seed in SEEDS if world.task.draw(seed)[0] < -0.05}
-    found = find_failure_states(world, Function(one_sided), SEEDS)
+    found = find_failure_states(world, FunctionPolicy(one_sided), SEEDS)
     assert found is not None
     assert planted and set(found.seeds) == planted
     assert found.tried == len(SEEDS) and found.states.batch == (len(planted),)
@@ -54,20 +54,20 @@ def test_the_states_of_the_failed_episodes_are_found_and_no_others(world):
 
 
 def test_a_policy_that_never_fails_has_nothing_to_mine(world):
-    assert find_failure_states(world, Function(going), SEEDS) is None
-    nothing = corrective_demos(world, Function(going), Function(going), SEEDS, wanted=3, batch=8)
+    assert find_failure_states(world, FunctionPolicy(going), SEEDS) is None
+    nothing = corrective_demos(world, FunctionPolicy(going), FunctionPolicy(going), SEEDS, wanted=3, batch=8)
     assert (nothing.episodes, nothing.tried, nothing.failed) == ((), 24, 0)
 
 
 def test_states_just_before_something_is_lost_are_not_taken(world):
-    found = find_failure_states(world, Function(fleeing), range(4))
+    found = find_failure_states(world, FunctionPolicy(fleeing), range(4))
     assert found is not None
     assert (np.abs(found.states.q) < 3).all()
     assert (world.failure(found.states) < 0).all(), "an expert could still do it"
 
 
 def test_an_expert_goes_on_from_where_the_policy_failed(world):
-    found = corrective_demos(world, Function(one_sided), Function(going), SEEDS, wanted=5, batch=8)
+    found = corrective_demos(world, FunctionPolicy(one_sided), FunctionPolicy(going), SEEDS, wanted=5, batch=8)
     assert len(found.episodes) == 5
     assert found.tried <= len(SEEDS) and found.failed >= 5
     for episode in found.episodes:
@@ -79,5 +79,5 @@ def test_an_expert_goes_on_from_where_the_policy_failed(world):
 
 
 def test_only_what_the_expert_does_is_shown(world):
-    nothing = corrective_demos(world, Function(one_sided), Function(one_sided), SEEDS, wanted=5)
+    nothing = corrective_demos(world, FunctionPolicy(one_sided), FunctionPolicy(one_sided), SEEDS, wanted=5)
     assert nothing.episodes == () and nothing.failed > 0

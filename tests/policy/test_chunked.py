@@ -9,8 +9,7 @@ import pytest
 
 from instep import BadInput
 from instep.core.world import Array, Observation
-from instep.policy.chunking import Chunked, Ensembled, Latency
-from instep.policy.policy_server import as_chunks
+from instep.policy.chunking import Chunked, Ensembled, Latency, as_chunk_policy
 
 
 @dataclass
@@ -57,7 +56,7 @@ def test_a_chunk_takes_over_bit_by_bit():
 
 
 def test_a_chunk_that_is_too_short_is_refused():
-    with pytest.raises(BadInput, match="A chunk of 8 actions cannot be played for 7 steps at a latency of 2"):
+    with pytest.raises(BadInput, match="A chunk of 8 actions cannot be executed for 7 steps at a latency of 2"):
         play(Chunked(Counter(8), 7, latency=2), 1)
 
 
@@ -93,6 +92,6 @@ def test_latency_acts_on_what_was_seen_that_many_steps_ago():
 
 def test_the_chunks_of_a_policy_are_found_for_serving():
     counter = Counter()
-    assert as_chunks(Chunked(counter, 3)) is counter
-    single = as_chunks(Latency(Chunked(counter, 1), 0))
+    assert as_chunk_policy(Chunked(counter, 3)) is counter
+    single = as_chunk_policy(Latency(Chunked(counter, 1), 0))
     assert single.infer({"observation.state": np.ones((1, 1))}).shape == (1, 1, 1)

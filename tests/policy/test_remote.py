@@ -16,15 +16,13 @@ from websockets.sync.server import serve
 
 from instep import BadInput, LinkLost, MujocoWorld, UnknownName, rollouts
 from instep.core.world import Array, Channel, Observation, Spec, vector
-from instep.policy.adapters import Function, as_policy
+from instep.policy.adapters import FunctionPolicy, as_policy
 from instep.policy.array_codec import pack, unpack
 from instep.policy.chunking import Chunked
 from instep.policy.experts.task_experts import expert_of
 from instep.policy.groot import GrootClient, groot_policy
-from instep.policy.openpi import OpenpiClient, openpi_policy
-from instep.policy.policy_map import Image, PolicyMap, Vector, default_map, padded, read_map
-from instep.policy.policy_server import PolicyServer
-from instep.policy.remote import Remote, played, received
+from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy
+from instep.policy.policy_map import ImageEntry, PolicyMap, RemotePolicy, VectorEntry, default_map, padded, read_map
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.task import Tasked
@@ -148,7 +146,7 @@ def test_a_policy_is_not_served_beyond_this_machine_without_a_token():
         (pack({"images": {}}), "no entry of the policy's answer named 'state'"),
         (pack({"state": np.zeros(2, "f4"), "images": {"top": np.zeros((4, 6, 3), "u1")}}), "3 numbers were expected"),
         (pack({"state": np.full(3, np.nan), "images": {"top": np.zeros((4, 6, 3), "u1")}}), "not finite"),
-        (pack({"state": np.zeros(3), "images": {"top": np.zeros((4, 6, 3))}}), "not a picture of bytes"),
+        (pack({"state": np.zeros(3), "images": {"top": np.zeros((4, 6, 3))}}), "not an image of bytes"),
     ],
 )
 def test_a_request_that_cannot_be_used_gets_one_sentence_and_no_traceback(message, words):
@@ -202,7 +200,7 @@ def test_a_server_that_never_answers_is_given_up():
         time.sleep(3)
 
     with peer(mute) as address:
-        client = OpenpiClient(address, deadline=0.3)
+        client = OpenpiClient(address, timeout=0.3)
         begin = time.monotonic()
         with pytest.raises(LinkLost, match=r"did not answer within 0\.3 s"):
             client.infer([{"state": np.zeros(3)}])
@@ -222,7 +220,7 @@ def test_an_answer_that_is_late_is_never_taken_for_the_next_one():
             socket.send(pack({"actions": np.full((1, 3), float(mine))}))
 
     with peer(late) as address:
-        client = OpenpiClient(address, deadline=0.3)
+        client = OpenpiClient(address, timeout=0.3)
         with pytest.raises(LinkLost):
             client.infer([{}])
         assert client.infer([{}])[0]["actions"][0, 0] == 2
@@ -236,7 +234,7 @@ def test_a_server_that_hangs_up_is_told_from_one_that_is_wrong():
         socket.close()
 
     with peer(rude) as address, pytest.raises(LinkLost, match="hung up"):
-        OpenpiClient(address, deadline=2).infer([{}])
+        OpenpiClient(address, timeout=2).infer([{}])
 
 
 @pytest.mark.fault(23)
@@ -261,7 +259,7 @@ def test_an_answer_that_cannot_be_used_is_said(answer, words):
         time.sleep(0.2)
 
     with peer(odd) as address, pytest.raises(BadInput, match=words):
-        played(Remote(OpenpiClient(address, deadline=2), default_map(SPEC), SPEC)).act(seen())
+        RemotePolicy(OpenpiClient(address, timeout=2), default_map(SPEC), SPEC).executed().act(seen())
 
 
 def test_a_map_puts_joints_units_and_pictures_where_the_policy_wants_them(tmp_path):
@@ -280,13 +278,13 @@ def test_a_map_puts_joints_units_and_pictures_where_the_policy_wants_them(tmp_pa
     assert request["images"]["cam"].shape == (3, 8, 8) and request["prompt"] == "go"
     actions = mapped.actions({"actions": np.array([[0.25, 0.5, 0.6]])}, seen(), SPEC, None)
     assert np.allclose(actions, [[0.5, -0.25, 0.02]]), "labels decide the order, scales and offsets are undone"
-    back = received({**request, "images": {"cam": request["images"]["cam"]}}, mapped, SPEC)
+    back = mapped.observation({**request, "images": {"cam": request["images"]["cam"]}}, SPEC)
     assert np.allclose(back["observation.state"], seen()["observation.state"])
     assert back["observation.images.top"].shape == (8, 8, 3)
 
 
 def test_delta_actions_are_added_to_where_the_joints_stand():
-    mapped = PolicyMap((), (Vector("actions", ("a", "b", "grip"), kind="delta"),))
+    mapped = PolicyMap((), (VectorEntry("actions", ("a", "b", "grip"), kind="delta"),))
     actions = mapped.actions({"actions": np.array([[0.1, 0.0, 0.0]])}, seen(3), SPEC, 2)
     assert np.allclose(actions[0], seen(3)["observation.state"][2] + [0.1, 0, 0])
 
@@ -298,7 +296,7 @@ def test_a_corner_stays_the_corner_it_was():
     assert out.shape == (40, 40, 3)
     assert out[:10].sum() == 0 and out[30:].sum() == 0, "padded above and below"
     assert out[11, 1].tolist() == [255, 0, 0]
-    chw = PolicyMap((), (), (Image("top", "cam", "CHW"),)).request({"observation.images.top": picture}, SPEC, None)
+    chw = PolicyMap((), (), (ImageEntry("top", "cam", "CHW"),)).request({"observation.images.top": picture}, SPEC, None)
     assert chw["cam"][0, 0, 0] == 255 and chw["cam"][1, 0, 0] == 0
 
 
@@ -322,11 +320,13 @@ def test_a_map_that_cannot_be_used_is_refused(tmp_path, text, error, words):
 
 def test_a_missing_camera_or_joint_is_named():
     with pytest.raises(UnknownName, match=r"no camera named 'tap'\. Did you mean 'top'"):
-        PolicyMap((), (), (Image("tap", "x"),)).request(seen(), SPEC, None)
+        PolicyMap((), (), (ImageEntry("tap", "x"),)).request(seen(), SPEC, None)
     with pytest.raises(UnknownName, match=r"no observed value named 'gripp'\. Did you mean 'grip'"):
-        PolicyMap((Vector("s", ("gripp",)),), ()).request(seen(), SPEC, None)
+        PolicyMap((VectorEntry("s", ("gripp",)),), ()).request(seen(), SPEC, None)
     with pytest.raises(UnknownName, match="no action named 'c'"):
-        PolicyMap((), (Vector("actions", ("a", "b", "c")),)).actions({"actions": np.zeros((1, 3))}, seen(), SPEC, None)
+        PolicyMap((), (VectorEntry("actions", ("a", "b", "c")),)).actions(
+            {"actions": np.zeros((1, 3))}, seen(), SPEC, None
+        )
 
 
 GROOT = """
@@ -447,7 +447,7 @@ def test_every_release_of_groot_is_spoken(release, layout, mark, tmp_path, zmq):
 def test_a_groot_server_that_is_silent_is_given_up_and_can_be_asked_again(tmp_path, zmq):
     socket = zmq.Context.instance().socket(zmq.REP)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
-    client = GrootClient(f"tcp://127.0.0.1:{port}", deadline=0.2)
+    client = GrootClient(f"tcp://127.0.0.1:{port}", timeout=0.2)
     with pytest.raises(LinkLost, match=r"did not answer within 0\.2 s"):
         client.ping()
     socket.recv()
@@ -459,7 +459,7 @@ def test_a_groot_server_that_is_silent_is_given_up_and_can_be_asked_again(tmp_pa
 
     thread = threading.Thread(target=later)
     thread.start()
-    client = GrootClient(f"tcp://127.0.0.1:{port}", deadline=3)
+    client = GrootClient(f"tcp://127.0.0.1:{port}", timeout=3)
     assert client.ping(), "the socket was rebuilt"
     thread.join()
     client.close()
@@ -476,7 +476,7 @@ def test_what_groot_cannot_be_is_refused(tmp_path):
 
 
 def test_functions_classes_and_policies_are_policies():
-    assert isinstance(as_policy(lambda seen: np.zeros(3)), Function)
+    assert isinstance(as_policy(lambda seen: np.zeros(3)), FunctionPolicy)
     policy = Chunked(Echo(), 1)
     assert as_policy(policy) is policy
     with pytest.raises(BadInput, match="neither a function nor"):

@@ -1,7 +1,4 @@
-"""A Python function as a policy.
-
-A policy trained with LeRobot, as a policy.
-"""
+"""Adapters: a Python function, or a policy trained with LeRobot, as a Policy."""
 
 from __future__ import annotations
 
@@ -16,21 +13,20 @@ import numpy as np
 from instep.core.errors import BadInput, InstepError, MissingExtra
 from instep.core.world import Array, Observation, Policy, Spec
 
-from .policy_map import CAMERA, PolicyMap, default_map, read_map
-from .remote import batch_of
+from .policy_map import CAMERA, PolicyMap, batch_of, default_map, read_map
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A policy that asks a function for each action. What the function raises becomes one sentence."""
+class FunctionPolicy:
+    """A function of the observation as a policy; an exception of it becomes a BadInput."""
 
     function: Callable[[Observation], Any]
 
     def reset(self, seed: int = 0) -> None:
-        """A function has nothing to forget."""
+        """A function has no state."""
 
     def act(self, observation: Observation) -> Array:
-        """What the function returns."""
+        """The action that the function returns."""
         try:
             return np.asarray(self.function(observation), float)
         except InstepError:
@@ -41,13 +37,13 @@ class Function:
 
 
 def as_policy(thing: Any) -> Policy:
-    """A policy of a function, of a policy class without arguments, or of a policy as it is."""
+    """A policy from a function, a policy class without arguments, or a policy."""
     if inspect.isclass(thing):
         thing = cast(Callable[[], Any], thing)()
     if callable(getattr(thing, "act", None)) and callable(getattr(thing, "reset", None)):
         return cast(Policy, thing)
     if callable(thing):
-        return Function(thing)
+        return FunctionPolicy(thing)
     raise BadInput(f"{thing!r} is neither a function nor something with act and reset, so it is not a policy.")
 
 
@@ -59,12 +55,12 @@ class LerobotPolicy:
     map: PolicyMap
     spec: Spec
     before: Any = None
-    """LeRobot's processor of observations, where the policy was saved with one."""
+    """LeRobot's preprocessor, where the policy was saved with one."""
     after: Any = None
-    """LeRobot's processor of actions."""
+    """LeRobot's postprocessor."""
 
     def reset(self, seed: int = 0) -> None:
-        """Forget the last episode."""
+        """Begin an episode."""
         self.policy.reset()
 
     def act(self, observation: Observation) -> Array:
@@ -79,13 +75,13 @@ class LerobotPolicy:
             name = "observation.state" if vector.key == "state" else vector.key
             tensors[name] = torch.from_numpy(np.stack([request[vector.key] for request in requests]))
         for image in self.map.image:
-            pictured = np.asarray(observation[CAMERA + image.camera])
-            pictures = np.moveaxis(pictured.reshape(-1, *pictured.shape[-3:]), -1, 1)
-            tensors[CAMERA + image.camera] = torch.from_numpy(pictures.astype(np.float32) / 255)
+            images = np.asarray(observation[CAMERA + image.camera])
+            images = np.moveaxis(images.reshape(-1, *images.shape[-3:]), -1, 1)
+            tensors[CAMERA + image.camera] = torch.from_numpy(images.astype(np.float32) / 255)
         with torch.inference_mode():
-            said = self.policy.select_action(self.before(tensors) if self.before else tensors)
-            said = self.after(said) if self.after else said
-        actions = np.asarray(said.cpu().numpy() if hasattr(said, "cpu") else said, float)
+            answer = self.policy.select_action(self.before(tensors) if self.before else tensors)
+            answer = self.after(answer) if self.after else answer
+        actions = np.asarray(answer.cpu().numpy() if hasattr(answer, "cpu") else answer, float)
         if actions.shape[:1] != (len(rows),):
             raise BadInput(f"The LeRobot policy answered with shape {actions.shape} for {len(rows)} worlds.")
         parts = [

@@ -1,8 +1,7 @@
-"""Arrays in msgpack, as openpi and GR00T write them, decoded only after they were checked.
+"""Arrays in msgpack, as openpi and GR00T encode them, decoded only after they were checked.
 
-Whatever comes over a wire may be hostile. The usual decoders build arrays from a dtype the peer names, or unpickle:
-here a dtype must be on a short list, every size is compared with the bytes that are there before memory is taken, and
-nothing names a class.
+Messages may be hostile. The usual decoders build arrays of any dtype the peer names, or unpickle. Here a dtype must be
+on a short list, every size is compared with the bytes received before memory is allocated, and no class is named.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_BYTES = 8 * 2**20
 """Size of the largest message [bytes]."""
 MAX_DIMENSIONS = 5
 DTYPES = frozenset(["u1", "u2", "i4", "i8", "f2", "f4", "f8", "b1"])
-"""What an array may hold."""
+"""Allowed dtypes of arrays."""
 Layout = Literal["openpi", "as_npy", "msgpack-numpy"]
 
 
@@ -39,7 +38,7 @@ def unpack(data: bytes) -> Any:
     try:
         return msgpack.unpackb(
             data,
-            object_hook=_revive,
+            object_hook=_decode,
             raw=False,
             strict_map_key=True,
             max_str_len=2**16,
@@ -56,7 +55,7 @@ def unpack(data: bytes) -> Any:
 
 
 def checked_array(data: Any, dtype: Any, shape: Any, order: Literal["C", "F"] = "C") -> Array:
-    """An array of bytes, a dtype and a shape from a peer, if they fit each other and the list of what is allowed."""
+    """The array of bytes, dtype and shape from a peer, if they fit each other and are allowed."""
     if not isinstance(data, bytes) or not isinstance(dtype, str) or not isinstance(shape, list | tuple):
         raise BadInput("An array in a message must have bytes, the name of a dtype and a shape.")
     if dtype[1:] not in DTYPES or dtype[:1] not in "<|=>" or len(dtype) != 3:
@@ -71,8 +70,8 @@ def checked_array(data: Any, dtype: Any, shape: Any, order: Literal["C", "F"] = 
     return flat.reshape(tuple(shape), order=order).astype(kind.newbyteorder("="))
 
 
-def _revive(node: dict[Any, Any]) -> Any:
-    """What a map of a message stands for: an array in one of three layouts, a number, or itself."""
+def _decode(node: dict[Any, Any]) -> Any:
+    """The value of a map in a message: an array in one of three layouts, a number, or the map itself."""
     if b"__ndarray__" in node:
         return checked_array(node.get(b"data"), node.get(b"dtype"), node.get(b"shape"))
     if b"__npgeneric__" in node:
@@ -100,7 +99,7 @@ def _scalar(value: Any, dtype: Any) -> Any:
 
 
 def from_npy(data: Any) -> Array:
-    """An array in NumPy's file format. NumPy's own reader takes memory for the shape a header claims; this does not."""
+    """An array in NumPy's file format. NumPy's own reader allocates the shape that a header claims; this does not."""
     if not isinstance(data, bytes) or len(data) < 10 or data[:6] != b"\x93NUMPY" or data[6] not in (1, 2):
         raise BadInput("An array in a message is not in NumPy's file format.")
     wide = data[6] == 2

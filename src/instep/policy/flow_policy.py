@@ -23,7 +23,7 @@ from instep.core.world import Array, Observation, Spec
 
 from .chunking import Chunked
 from .observation_encoding import POSES, Inputs
-from .remote import batch_of
+from .policy_map import batch_of
 
 FREQUENCIES = 8
 """Sines and cosines by which the net is told how far along the flow it is."""

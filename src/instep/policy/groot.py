@@ -13,26 +13,25 @@ from instep.core.errors import BadInput, LinkLost, MissingExtra
 from instep.core.world import Policy, Spec
 
 from .array_codec import Layout, pack, unpack
-from .policy_map import PolicyMap, read_map
-from .remote import Remote, played
+from .policy_map import PolicyMap, RemotePolicy, read_map
 
-DEADLINE = 15.0
-"""How long an answer may take [s]; N1.5 and N1.6 say so and never apply it."""
+REPLY_TIMEOUT_S = 15.0
+"""Longest time to wait for an answer [s], as GR00T documents it (N1.5 and N1.6 never apply theirs)."""
 Release = Literal["n1.5", "n1.6", "n1.7"]
 OLD_MARK, NEW_MARK = "__ModalityConfig_class__", "__ModalityConfig__"
 
 
 class GrootClient:
-    """Requests and replies, one at a time. A reply that is late costs the socket: ZMQ's REQ cannot ask again."""
+    """Requests and replies, one at a time. A late reply closes the socket: a ZMQ REQ socket cannot send again."""
 
-    def __init__(self, address: str, release: Release = "n1.6", *, token: str = "", deadline: float = DEADLINE):
+    def __init__(self, address: str, release: Release = "n1.6", *, token: str = "", timeout: float = REPLY_TIMEOUT_S):
         if not address.startswith(("tcp://", "ipc://", "inproc://")):
             raise BadInput(f"{address!r} is not an address of a GR00T server; tcp://HOST:PORT was expected.")
         if release not in ("n1.5", "n1.6", "n1.7"):
             raise BadInput(
-                f"GR00T release {release!r} is not known: n1.5, n1.6 and n1.7 are. N1 sends pickles: refused."
+                f"GR00T release {release!r} is not known: n1.5, n1.6 and n1.7 are. N1 sends pickles, which are refused."
             )
-        self._address, self._release, self._token, self._deadline = address, release, token, deadline
+        self._address, self._release, self._token, self._timeout = address, release, token, timeout
         self._socket: Any = None
         self._layout: Layout | None = None
 
@@ -41,7 +40,7 @@ class GrootClient:
         return self._call("ping", None).get("status") == "ok"
 
     def reset(self) -> None:
-        """Tell the server that an episode begins; N1.5 has no word for it."""
+        """Tell the server that an episode begins; N1.5 has no such message."""
         if self._release != "n1.5" and self._layout is not None:
             self._call("reset", {"options": None})
 
@@ -54,7 +53,7 @@ class GrootClient:
         return _unstacked(reply, len(requests))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
@@ -67,7 +66,7 @@ class GrootClient:
             raw = self._raw("get_modality_config", None, "as_npy")
         except BadInput:
             raw = b""
-        # The marker is a plain string of the reply: no need to build anything from it.
+        # The marker is a plain string of the reply, so nothing is decoded.
         if OLD_MARK.encode() in raw:
             self._layout = "as_npy"
         elif NEW_MARK.encode() in raw:
@@ -94,20 +93,20 @@ class GrootClient:
             request["data"] = data
         if self._token:
             request["api_token"] = self._token
-        socket = self._reached()
+        socket = self._connected()
         try:
             socket.send(pack(request, layout))
             return socket.recv()
         except zmq.Again:
             self.close()
             raise LinkLost(
-                f"The policy server at {self._address} did not answer within {self._deadline:g} s; is it still running?"
+                f"The policy server at {self._address} did not answer within {self._timeout:g} s; is it still running?"
             ) from None
         except zmq.ZMQError as error:
             self.close()
             raise LinkLost(f"The policy server at {self._address} cannot be reached: {error}") from None
 
-    def _reached(self) -> Any:
+    def _connected(self) -> Any:
         if self._socket is None:
             try:
                 import zmq
@@ -116,14 +115,14 @@ class GrootClient:
             self._socket = zmq.Context.instance().socket(zmq.REQ)
             self._socket.setsockopt(zmq.LINGER, 0)
             for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
-                self._socket.setsockopt(option, int(1e3 * self._deadline))
+                self._socket.setsockopt(option, int(1e3 * self._timeout))
             self._socket.setsockopt(zmq.MAXMSGSIZE, 8 * 2**20)
             self._socket.connect(self._address)
         return self._socket
 
 
 def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, token: str = "") -> Policy:
-    """The policy of a GR00T server, played as its map says; asked once, so that a dead server is found at once."""
+    """The policy of a GR00T server, executed as its map says; pinged at once, so that a dead server is found."""
     if map_file is None:
         raise BadInput("A GR00T server needs a map of its groups of joints: groot:tcp://HOST:PORT#MAP.toml.")
     mapped = read_map(map_file)
@@ -131,7 +130,7 @@ def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, toke
     client = GrootClient(address, release, token=token)
     if not client.ping():
         raise LinkLost(f"What answers at {address} is not a GR00T server.")
-    return played(Remote(client, _with_language(mapped), spec))
+    return RemotePolicy(client, _with_language(mapped), spec).executed()
 
 
 def _with_language(mapped: PolicyMap) -> PolicyMap:

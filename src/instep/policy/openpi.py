@@ -1,43 +1,68 @@
-"""A client of policy servers that speak openpi's websocket protocol."""
+"""openpi's websocket protocol: a client of policy servers, and a server of policies.
+
+The server listens on loopback by default, takes a token, checks every message, and sends no tracebacks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from instep.core.errors import BadInput, LinkLost
-from instep.core.websocket import connect_blocking, connection_errors, explain, parse_address
+import numpy as np
+
+from instep.core.errors import BadInput, InstepError, LinkLost
+from instep.core.websocket import (
+    LOOPBACK,
+    Authenticator,
+    HttpReply,
+    WebsocketServer,
+    connect_blocking,
+    connection_errors,
+    explain,
+    parse_address,
+)
 from instep.core.world import Policy, Spec
 
 from .array_codec import MAX_BYTES, pack, unpack
-from .policy_map import default_map, read_map
-from .remote import Remote, played
+from .chunking import ChunkPolicy, as_chunk_policy
+from .policy_map import PolicyMap, RemotePolicy, default_map, read_map
 
-DEADLINE = 10.0
-"""How long an answer may take [s]."""
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request
+
+log = logging.getLogger(__name__)
+REPLY_TIMEOUT_S = 10.0
+"""Longest time to wait for an answer [s]."""
 
 
 class OpenpiClient:
-    """One connection; the server speaks first, then each request has one answer.
+    """A connection: the server sends its metadata, then each request has one answer.
 
-    An answer that comes too late closes the connection, so that it can never be taken for the answer to a later
-    request.
+    A late answer closes the connection, so that it is never taken for the answer to a later request.
     """
 
-    def __init__(self, address: str, *, token: str = "", deadline: float = DEADLINE):
+    def __init__(self, address: str, *, token: str = "", timeout: float = REPLY_TIMEOUT_S):
         parse_address(address, "policy server")
-        self._address, self._token, self._deadline = address, token, deadline
+        self._address, self._token, self._timeout = address, token, timeout
         self._socket: Any = None
         self.metadata: Mapping[str, Any] = {}
-        """What the server said of itself when it was reached."""
+        """The metadata that the server sent when it was connected."""
 
     def connect(self) -> None:
-        """Reach the server, where that is not done yet."""
-        self._reached()
+        """Connect to the server, unless that is done."""
+        self._connected()
 
     def reset(self) -> None:
-        """Tell the server that an episode begins, if it offers to be told."""
+        """Tell the server that an episode begins, if it takes resets."""
         if self.metadata.get("reset") is True and self._socket is not None:
             self.infer([{"endpoint": "reset"}])
 
@@ -46,7 +71,7 @@ class OpenpiClient:
         return [self._ask(request) for request in requests]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -55,27 +80,27 @@ class OpenpiClient:
         data = pack(request)
         if len(data) > MAX_BYTES:
             raise BadInput(f"A request of {len(data)} bytes is too large; at most {MAX_BYTES} go through.")
-        socket = self._reached()
+        socket = self._connected()
         try:
             socket.send(data)
-            answer = socket.recv(timeout=self._deadline)
+            answer = socket.recv(timeout=self._timeout)
         except TimeoutError:
             self.close()
             raise LinkLost(
-                f"The policy server at {self._address} did not answer within {self._deadline:g} s; is it still running?"
+                f"The policy server at {self._address} did not answer within {self._timeout:g} s; is it still running?"
             ) from None
         except connection_errors() as error:
             self.close()
             raise LinkLost(f"The policy server at {self._address} hung up: {explain(error)}.") from None
         return self._read(answer)
 
-    def _reached(self) -> Any:
+    def _connected(self) -> Any:
         if self._socket is not None:
             return self._socket
         authorization = f"Api-Key {self._token}" if self._token else ""
         try:
-            self._socket = connect_blocking(self._address, authorization, MAX_BYTES, self._deadline)
-            self.metadata = self._read(self._socket.recv(timeout=self._deadline))
+            self._socket = connect_blocking(self._address, authorization, MAX_BYTES, self._timeout)
+            self.metadata = self._read(self._socket.recv(timeout=self._timeout))
         except TimeoutError:
             self.close()
             raise LinkLost(f"The policy server at {self._address} does not answer.") from None
@@ -88,7 +113,7 @@ class OpenpiClient:
         if isinstance(answer, str):
             # openpi's servers send a traceback as text, and close.
             self.close()
-            last = (answer.strip().splitlines() or ["without a word"])[-1][:300]
+            last = (answer.strip().splitlines() or ["without a reason"])[-1][:300]
             raise BadInput(f"The policy server at {self._address} refused: {last}")
         message = unpack(answer)
         if not isinstance(message, dict):
@@ -97,7 +122,117 @@ class OpenpiClient:
 
 
 def openpi_policy(address: str, spec: Spec, map_file: Path | None = None, *, token: str = "") -> Policy:
-    """The policy of an openpi server, played as its map says; asked once, so that a dead server is found at once."""
+    """The policy of an openpi server, executed as its map says; connected at once, so that a dead server is found."""
     client = OpenpiClient(address, token=token)
     client.connect()
-    return played(Remote(client, read_map(map_file) if map_file else default_map(spec), spec))
+    return RemotePolicy(client, read_map(map_file) if map_file else default_map(spec), spec).executed()
+
+
+class PolicyServer:
+    """A policy behind a websocket, used with `with`: it answers until the block ends.
+
+    All inference is in one thread, one request at a time, so the policy need not be thread-safe.
+    """
+
+    def __init__(
+        self, policy: Policy | ChunkPolicy, spec: Spec, *, token: str, mapped: PolicyMap | None = None,
+        host: str = "127.0.0.1", port: int = 0,
+    ):  # fmt: skip
+        if host not in LOOPBACK and not token:
+            raise BadInput(f"A policy served on {host} can be used by anyone there; give it a token.")
+        self._policy, self._spec, self._map = as_chunk_policy(policy), spec, mapped or default_map(spec)
+        self._rules = Authenticator(token, host)
+        self._server = WebsocketServer(self._serve_client, self._admit, (host, port), MAX_BYTES)
+        self._requests: queue.SimpleQueue[tuple[Callable[[], bytes], asyncio.Future[bytes]] | None] = (
+            queue.SimpleQueue()
+        )
+
+    def __enter__(self) -> PolicyServer:
+        self._server.start()
+        threading.Thread(target=self._infer, name="instep-policy", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+        self._requests.put(None)
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self._server.address
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client receives first."""
+        return {
+            "reset": True,
+            "actions": list(self._spec.action.labels),
+            "period": self._spec.dt,
+            "state": [vector.key for vector in self._map.state],
+            "images": [image.key for image in self._map.image],
+        }
+
+    def _admit(self, request: Request) -> HttpReply | None:
+        return HttpReply(HTTPStatus.OK, "OK") if request.path == "/healthz" else self._rules.refusal(request)
+
+    async def _serve_client(self, socket: ServerConnection) -> None:
+        """Answer one client, until it disconnects or sends something that cannot be read."""
+        await socket.send(pack(self.metadata))
+        before: float | None = None
+        async for message in socket:
+            begin = time.perf_counter()
+            answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            self._requests.put((lambda message=message, before=before: self._answer(message, before), answered))
+            try:
+                answer = await answered
+            except InstepError as error:
+                return await _refuse(socket, str(error))
+            except Exception:
+                log.exception("The policy failed")  # for us to read, not for the client
+                return await _refuse(socket, "The policy failed; the server's log says why.")
+            await socket.send(answer)
+            before = 1e3 * (time.perf_counter() - begin)
+        return None
+
+    def _infer(self) -> None:
+        """Answer requests in the order in which they come, until the server is closed."""
+        while (request := self._requests.get()) is not None:
+            work, answered = request
+            answer: bytes | None = None
+            failure: Exception | None = None
+            try:
+                answer = work()
+            except Exception as error:  # noqa: BLE001 - raised again where the client waits
+                failure = error
+            with suppress(RuntimeError):  # the server has ended in between
+                answered.get_loop().call_soon_threadsafe(_settle, answered, answer, failure)
+
+    def _answer(self, message: str | bytes, before: float | None) -> bytes:
+        if isinstance(message, str):
+            raise BadInput("A text was received; requests are msgpack in binary messages.")
+        request = unpack(message)
+        if not isinstance(request, dict):
+            raise BadInput(f"A request must be a map, not a {type(request).__name__}.")
+        if request.get("endpoint") == "reset":
+            self._policy.reset()
+            return pack({"reset": True})
+        observation = self._map.observation(request, self._spec)
+        begin = time.perf_counter()
+        actions = np.asarray(self._policy.infer(observation), np.float32)
+        took = 1e3 * (time.perf_counter() - begin)
+        timing = {"infer_ms": took} if before is None else {"infer_ms": took, "prev_total_ms": before}
+        return pack({"actions": actions, "policy_timing": {"infer_ms": took}, "server_timing": timing})
+
+
+def _settle(answered: asyncio.Future[bytes], answer: bytes | None, failure: Exception | None) -> None:
+    if answered.done():  # its client has gone
+        return
+    if failure is not None:
+        answered.set_exception(failure)
+    elif answer is not None:
+        answered.set_result(answer)
+
+
+async def _refuse(socket: ServerConnection, sentence: str) -> None:
+    await socket.send(sentence)
+    await socket.close(1011, "refused")

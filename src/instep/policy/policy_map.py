@@ -1,12 +1,14 @@
-"""What a foreign policy calls the numbers of our worlds: one file per robot and policy.
+"""The map between a remote policy's names and units and those of a world, and the remote policy itself.
+
+A map is a TOML file, one per robot and policy:
 
 prompt = "push the T onto its outline"
-execute = 8                        # actions of a chunk that are played
+execute = 8                        # actions of a chunk that are executed
 
 [[state]]                          # a vector the policy gets
 key = "state"                      # '>' goes one level down: 'state>left_arm'
-joints = ["pusher_x", "pusher_y"]  # labels of our observations, in the policy's order
-scale = [1.0, 1.0]                 # policy = ours * scale + offset; unit = "deg" for degrees
+joints = ["pusher_x", "pusher_y"]  # labels of the world's observations, in the policy's order
+scale = [1.0, 1.0]                 # policy = world * scale + offset; unit = "deg" for degrees
 
 [[image]]
 camera = "cam_high"
@@ -17,7 +19,7 @@ size = [224, 224]                  # padded, not stretched
 [[action]]
 key = "actions"
 joints = ["pusher_x", "pusher_y"]
-kind = "absolute"                  # or "delta", added to where the joint stands
+kind = "absolute"                  # or "delta", added to the position of the joint
 """
 
 from __future__ import annotations
@@ -27,36 +29,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import pi
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.world import Array, Observation, Spec
+from instep.core.world import Array, Observation, Policy, Spec
+
+from .chunking import Chunked, Ensembled
 
 CAMERA = "observation.images."
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
-    """A vector of joints as the policy has it."""
+class VectorEntry:
+    """A vector of the policy: joints, units, and whether actions are absolute."""
 
     key: str
     joints: tuple[str, ...]
     scale: tuple[float, ...] = ()
     offset: tuple[float, ...] = ()
     unit: str = ""
-    """'deg' where the policy counts in degrees what we count in radians."""
+    """'deg' where the policy has degrees and the world has radians."""
     kind: Literal["absolute", "delta"] = "absolute"
     dtype: str = "float32"
 
-    def to_policy(self, ours: Array) -> Array:
-        """Our numbers as the policy's."""
-        return (ours * self._scale + self._offset).astype(self.dtype)
+    def to_policy(self, values: Array) -> Array:
+        """The world's values in the policy's units."""
+        return (values * self._scale + self._offset).astype(self.dtype)
 
-    def to_ours(self, theirs: Array) -> Array:
-        """The policy's numbers as ours."""
-        return (np.asarray(theirs, float) - self._offset) / self._scale
+    def to_world(self, values: Array) -> Array:
+        """The policy's values in the world's units."""
+        return (np.asarray(values, float) - self._offset) / self._scale
 
     @property
     def _scale(self) -> Array:
@@ -69,8 +73,8 @@ class Vector:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A camera's picture as the policy has it."""
+class ImageEntry:
+    """An image of the policy: camera, layout and size."""
 
     camera: str
     key: str
@@ -81,38 +85,38 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class PolicyMap:
-    """How observations become what a policy gets, and what it says becomes actions."""
+    """How observations become requests to a policy, and its answers become actions."""
 
-    state: tuple[Vector, ...]
-    action: tuple[Vector, ...]
-    image: tuple[Image, ...] = ()
+    state: tuple[VectorEntry, ...]
+    action: tuple[VectorEntry, ...]
+    image: tuple[ImageEntry, ...] = ()
     prompt: str = ""
     prompt_key: str = "prompt"
     execute: int = 0
-    """Actions of a chunk that are played; all of them where 0."""
+    """Actions of a chunk that are executed; all of them where 0."""
     ensemble: float | None = None
-    """Decay of temporal ensembling, where it is wanted."""
+    """Decay of temporal ensembling; None for none."""
     release: str = ""
     """Release of a GR00T server: n1.5, n1.6 or n1.7."""
 
-    def request(self, seen: Observation, spec: Spec, row: int | None) -> dict[str, Any]:
-        """What the policy gets, of one world of a batch or of a single one."""
+    def request(self, observation: Observation, spec: Spec, row: int | None) -> dict[str, Any]:
+        """The request for one world of a batch, or for a single one."""
         out: dict[str, Any] = {}
         for vector in self.state:
-            put_at(out, vector.key, vector.to_policy(_row(_gathered(vector.joints, seen, spec), row)))
+            put_at(out, vector.key, vector.to_policy(_row(_gathered(vector.joints, observation, spec), row)))
         for image in self.image:
             name = CAMERA + image.camera
-            if name not in seen:
+            if name not in observation:
                 raise UnknownName(
-                    "camera", image.camera, [n.removeprefix(CAMERA) for n in seen if n.startswith(CAMERA)]
+                    "camera", image.camera, [n.removeprefix(CAMERA) for n in observation if n.startswith(CAMERA)]
                 )
-            put_at(out, image.key, _pictured(_row(np.asarray(seen[name]), row), image))
+            put_at(out, image.key, _image(_row(np.asarray(observation[name]), row), image))
         if self.prompt:
             put_at(out, self.prompt_key, self.prompt)
         return out
 
-    def actions(self, reply: Mapping[str, Any], seen: Observation, spec: Spec, row: int | None) -> Array:
-        """Our actions [horizon, nu] of what the policy said."""
+    def actions(self, reply: Mapping[str, Any], observation: Observation, spec: Spec, row: int | None) -> Array:
+        """The actions [horizon, nu] of an answer."""
         place = {label: i for i, label in enumerate(spec.action.labels)}
         parts = [self._part(vector, reply) for vector in self.action]
         horizon = parts[0].shape[-2]
@@ -122,19 +126,39 @@ class PolicyMap:
                 raise BadInput(
                     f"The policy's {vector.key!r} has shape {part.shape}, but {len(vector.joints)} joints are mapped."
                 )
-            ours = vector.to_ours(part)
+            values = vector.to_world(part)
             if vector.kind == "delta":
-                ours = ours + _row(_gathered(vector.joints, seen, spec), row)
+                values = values + _row(_gathered(vector.joints, observation, spec), row)
             for j, label in enumerate(vector.joints):
                 if label not in place:
                     raise UnknownName("action", label, place)
-                out[:, place[label]] = ours[:, j]
+                out[:, place[label]] = values[:, j]
         if not np.isfinite(out).all():
             bad = [label for label, i in place.items() if not np.isfinite(out[:, i]).all()]
             raise BadInput(f"The policy's actions for {', '.join(bad)} are missing or not finite numbers.")
         return out
 
-    def _part(self, vector: Vector, reply: Mapping[str, Any]) -> Array:
+    def observation(self, request: Mapping[str, Any], spec: Spec) -> dict[str, Array]:
+        """The observation of a client's request: the map, read backwards."""
+        out: dict[str, Array] = {}
+        for vector in self.state:
+            values = np.asarray(get_at(request, vector.key))
+            if values.dtype.kind not in "fiu" or values.shape != (len(vector.joints),):
+                raise BadInput(f"{vector.key!r} has shape {values.shape}; {len(vector.joints)} numbers were expected.")
+            if not np.isfinite(values).all():
+                raise BadInput(f"{vector.key!r} holds numbers that are not finite.")
+            for label, value in zip(vector.joints, vector.to_world(values), strict=True):
+                name, own = _channel_of(label, spec)
+                labels = spec.observation[name].labels
+                out.setdefault(name, np.full(len(labels), np.nan))[labels.index(own)] = value
+        for image in self.image:
+            pixels = np.asarray(get_at(request, image.key))
+            if pixels.dtype != np.uint8 or pixels.ndim != 3:
+                raise BadInput(f"{image.key!r} is not an image of bytes with three axes.")
+            out[CAMERA + image.camera] = np.moveaxis(pixels, 0, -1) if image.layout == "CHW" else pixels
+        return out
+
+    def _part(self, vector: VectorEntry, reply: Mapping[str, Any]) -> Array:
         found = np.asarray(get_at(reply, vector.key))
         if found.dtype.kind not in "fiu":
             raise BadInput(f"The policy's {vector.key!r} is not an array of numbers.")
@@ -146,19 +170,64 @@ class PolicyMap:
         return found
 
 
+class PolicyClient(Protocol):
+    """A connection to a policy server."""
+
+    def reset(self) -> None:
+        """Tell the server that an episode begins, where its protocol has that."""
+        ...
+
+    def infer(self, requests: Sequence[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """One answer per request; LinkLost where none comes in time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemotePolicy:
+    """A chunk policy on a server."""
+
+    client: PolicyClient
+    map: PolicyMap
+    spec: Spec
+
+    def reset(self, seed: int = 0) -> None:
+        """Tell the server that an episode begins."""
+        self.client.reset()
+
+    def infer(self, observation: Observation) -> Array:
+        """The server's next actions [..., horizon, nu]."""
+        batch = batch_of(observation)
+        if len(batch) > 1:
+            raise BadInput(f"A remote policy takes one world or one batch of them, not a batch of shape {batch}.")
+        rows: list[int | None] = [None] if not batch else list(range(batch[0]))
+        answers = self.client.infer([self.map.request(observation, self.spec, row) for row in rows])
+        parts = [
+            self.map.actions(answer, observation, self.spec, row) for answer, row in zip(answers, rows, strict=True)
+        ]
+        if len({part.shape for part in parts}) > 1:
+            raise BadInput("The policy's answers to one batch have different lengths; one horizon was expected.")
+        return parts[0] if not batch else np.stack(parts)
+
+    def executed(self) -> Policy:
+        """The policy that executes its chunks as the map says."""
+        if self.map.ensemble is not None:
+            return Ensembled(self, self.map.ensemble)
+        return Chunked(self, self.map.execute)
+
+
 def default_map(spec: Spec, prompt: str = "") -> PolicyMap:
-    """The map for a policy that calls things as we do: `state`, `images>NAME`, `actions`."""
-    state: list[Vector] = []
+    """The map of a policy with the world's own names: `state`, `images>NAME`, `actions`."""
+    state: list[VectorEntry] = []
     for name, channel in spec.observation.items():
         if channel.labels and not name.startswith(CAMERA) and len(channel.shape) == 1:
             key = "state" if name == "observation.state" else name
-            state.append(Vector(key, tuple(f"{name}/{label}" for label in channel.labels)))
+            state.append(VectorEntry(key, tuple(f"{name}/{label}" for label in channel.labels)))
     images = [
-        Image(name.removeprefix(CAMERA), f"images>{name.removeprefix(CAMERA)}")
+        ImageEntry(name.removeprefix(CAMERA), f"images>{name.removeprefix(CAMERA)}")
         for name in spec.observation
         if name.startswith(CAMERA)
     ]
-    return PolicyMap(tuple(state), (Vector("actions", spec.action.labels),), tuple(images), prompt)
+    return PolicyMap(tuple(state), (VectorEntry("actions", spec.action.labels),), tuple(images), prompt)
 
 
 def read_map(path: Path) -> PolicyMap:
@@ -166,15 +235,17 @@ def read_map(path: Path) -> PolicyMap:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise BadInput(f"There is no file {str(path)!r}; a map says what a policy calls our numbers.") from None
+        raise BadInput(
+            f"There is no file {str(path)!r}; a map gives the policy's names of the world's values."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
     _known(table, PolicyMap, path.name)
     made: dict[str, Any] = {k: v for k, v in table.items() if k not in ("state", "action", "image")}
-    for name, kind in (("state", Vector), ("action", Vector), ("image", Image)):
+    for name, kind in (("state", VectorEntry), ("action", VectorEntry), ("image", ImageEntry)):
         made[name] = tuple(_entry(kind, entry, f"[[{name}]] of {path.name}") for entry in table.get(name, ()))
     if not made["action"]:
-        raise BadInput(f"{path.name} has no [[action]]; a map must say where the policy's actions go.")
+        raise BadInput(f"{path.name} has no [[action]]; a map must list the policy's actions.")
     return PolicyMap(**made)
 
 
@@ -218,48 +289,55 @@ def _known(entry: Mapping[str, Any], kind: type[Any], where: str) -> None:
             raise UnknownName(f"entry under {where}", key, known)
 
 
-def _gathered(labels: Sequence[str], seen: Observation, spec: Spec) -> Array:
-    """Values by their labels; 'observation.velocity/elbow' names the channel too, where a label is in several."""
+def _gathered(labels: Sequence[str], observation: Observation, spec: Spec) -> Array:
+    """Values by their labels; 'observation.velocity/elbow' names the channel too, where several have the label."""
     columns: list[Array] = []
     for label in labels:
-        channel, _, own = label.rpartition("/")
-        names = [channel] if channel else [n for n, c in spec.observation.items() if label in c.labels]
-        if not names or names[0] not in seen or own not in spec.observation[names[0]].labels:
-            known = [x for n, c in spec.observation.items() if n in seen for x in c.labels]
-            raise UnknownName("observed value", label, known)
-        columns.append(np.asarray(seen[names[0]])[..., spec.observation[names[0]].labels.index(own)])
+        name, own = _channel_of(label, spec)
+        if name not in observation:
+            raise UnknownName("observation", name, observation)
+        columns.append(np.asarray(observation[name])[..., spec.observation[name].labels.index(own)])
     return np.stack(columns, axis=-1) if columns else np.zeros(0)
+
+
+def _channel_of(label: str, spec: Spec) -> tuple[str, str]:
+    """The channel that a label is in, and the label without it."""
+    channel, _, own = label.rpartition("/")
+    for name, known in spec.observation.items():
+        if own in known.labels and name == (channel or name):
+            return name, own
+    raise UnknownName("observed value", label, [x for c in spec.observation.values() for x in c.labels])
 
 
 def _row(values: Array, row: int | None) -> Array:
     return values if row is None else values[row]
 
 
-def _pictured(picture: Array, image: Image) -> Array:
-    picture = np.asarray(picture, np.uint8)
+def _image(pixels: Array, image: ImageEntry) -> Array:
+    pixels = np.asarray(pixels, np.uint8)
     if image.size is not None:
-        picture = padded(picture, image.size)
-    return np.ascontiguousarray(np.moveaxis(picture, -1, 0)) if image.layout == "CHW" else picture
+        pixels = padded(pixels, image.size)
+    return np.ascontiguousarray(np.moveaxis(pixels, -1, 0)) if image.layout == "CHW" else pixels
 
 
-def padded(picture: Array, size: tuple[int, int]) -> Array:
-    """A picture scaled to fit into a size, the rest black, as openpi's clients do."""
+def padded(image: Array, size: tuple[int, int]) -> Array:
+    """An image scaled to fit into a size, the rest black, as openpi's clients do."""
     height, width = size
-    h, w = picture.shape[:2]
+    h, w = image.shape[:2]
     if (h, w) == (height, width):
-        return picture
+        return image
     factor = max(w / width, h / height)
     inner_h, inner_w = max(1, int(h / factor)), max(1, int(w / factor))
-    out = np.zeros((height, width, picture.shape[2]), np.uint8)
+    out = np.zeros((height, width, image.shape[2]), np.uint8)
     top, left = (height - inner_h) // 2, (width - inner_w) // 2
-    out[top : top + inner_h, left : left + inner_w] = _resized(picture, inner_h, inner_w)
+    out[top : top + inner_h, left : left + inner_w] = _resized(image, inner_h, inner_w)
     return out
 
 
-def _resized(picture: Array, height: int, width: int) -> Array:
-    """Bilinear, with a filter as wide as the step where the picture shrinks, as PIL's."""
-    rows, columns = _weights(picture.shape[0], height), _weights(picture.shape[1], width)
-    soft = np.einsum("yh,hwc,xw->yxc", rows, picture.astype(float), columns, optimize=True)
+def _resized(image: Array, height: int, width: int) -> Array:
+    """Bilinear, with a filter as wide as the step where the image shrinks, as PIL's."""
+    rows, columns = _weights(image.shape[0], height), _weights(image.shape[1], width)
+    soft = np.einsum("yh,hwc,xw->yxc", rows, image.astype(float), columns, optimize=True)
     return np.clip(np.rint(soft), 0, 255).astype(np.uint8)
 
 
@@ -270,3 +348,11 @@ def _weights(old: int, new: int) -> Array:
     apart = np.abs(np.arange(old) + 0.5 - centre[:, None]) / reach
     weight = np.maximum(1 - apart, 0)
     return weight / weight.sum(axis=1, keepdims=True)
+
+
+def batch_of(observation: Observation) -> tuple[int, ...]:
+    """The leading axes of an observation: () for one world, (n,) for n of them."""
+    for name, value in observation.items():
+        if not name.endswith(".stamp"):
+            return np.shape(value)[: -3 if name.startswith(CAMERA) else -1]
+    return ()

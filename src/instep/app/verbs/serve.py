@@ -14,8 +14,8 @@ from instep.app.rendered_cameras import open_seen
 from instep.app.world_specs import policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK
+from instep.policy.openpi import PolicyServer
 from instep.policy.policy_map import read_map
-from instep.policy.policy_server import PolicyServer
 from instep.scene.folder import Scene
 from instep.scene.tasks.catalog import task_of
 from instep.scene.tasks.task import Tasked
