@@ -19,7 +19,7 @@ from instep.evaluate.episode_batch import run_batch
 from instep.policy.experts.task_experts import expert_of
 from instep.scene.folder import Scene, SceneSimulator
 from instep.scene.model import body_poses
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 from physics import THREADS, WORLDS, Case, Mlp, Recorded, against_gymnasium, interleaved, make_env
 from physics import play as play_env

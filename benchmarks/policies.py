@@ -131,7 +131,7 @@ def worlds(name: str, settings: dict[str, float], threads: int = 1) -> Any:
     from instep import open_world
     from instep.app.simulated_robot import Perturbation, simulate_robot
     from instep.scene.folder import Scene
-    from instep.scene.tasks.catalog import task_of
+    from instep.scene.tasks import task_of
     from instep.scene.tasks.task import Tasked
 
     scene = Scene.load(SCENE)
@@ -145,7 +145,7 @@ def expert() -> Any:
     """The scripted expert."""
     from instep.policy.experts.task_experts import expert_of
     from instep.scene.folder import Scene
-    from instep.scene.tasks.catalog import task_of
+    from instep.scene.tasks import task_of
 
     scene = Scene.load(SCENE)
     return expert_of(task_of(scene), scene)

@@ -156,7 +156,7 @@ def own_client(count: int) -> list[dict[str, Any]]:
     """An expert behind the link does what it does in this process, and how long a round trip takes."""
     from instep import open_world
     from instep.scene.folder import Scene
-    from instep.scene.tasks.catalog import task_of
+    from instep.scene.tasks import task_of
     from instep.scene.tasks.task import Tasked
 
     scene = Scene.load("pusht")

@@ -37,8 +37,8 @@ from instep.policy.experts.task_experts import expert_of
 from instep.robot.realtime import lower_priority, realtime_priority
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.scene.model import reader
-from instep.scene.tasks.catalog import task_of
+from instep.scene.model import observation_reader
+from instep.scene.tasks import task_of
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, block_median, correction_log
 from instep.twin.camera_rig import IMAGES
 from instep.twin.twin import COUNTS, STAGES
@@ -129,7 +129,7 @@ def at_rate(rate: int) -> Scene:
     scene = Scene.load("pusht")
     model = copy.copy(scene.model)
     model.opt.timestep = 1 / (8 * rate)
-    return replace(scene, model=model, reader=reader(model, 1 / rate, scene.robot, scene.objects))
+    return replace(scene, model=model, reader=observation_reader(model, 1 / rate, scene.robot, scene.objects))
 
 
 def rendered(cut: Cut) -> Episode:

@@ -22,7 +22,7 @@ from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.twin import CameraRig, PoseFilter, Twin, calibrate_trust, correction_log
 from instep.twin.camera_rig import IMAGES
 from rendered_recordings import RenderOptions, render_recording

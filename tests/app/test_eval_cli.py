@@ -19,7 +19,7 @@ from instep.core.world import Channel
 from instep.policy.flow_policy import Recipe, save_policy
 from instep.policy.observation_encoding import Inputs
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 
 SCENE = "diff_drive"

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 import instep.app.gym_envs
 from instep import BadInput, UnknownName
-from instep.scene.tasks.catalog import TASKS
+from instep.scene.tasks import TASKS
 
 IDS = [f"instep/{entry.title}-v0" for entry in TASKS.values()]
 

@@ -51,23 +51,23 @@ class Go:
     dwell: float = 0.05
     events: tuple[str, ...] = ("near", "there")
     failures: tuple[str, ...] = ("ran away",)
-    shows: Channel = SHOWN
+    goal_channel: Channel = SHOWN
 
-    def draw(self, seed: int) -> Array:
+    def sample_goal(self, seed: int) -> Array:
         return 2 * counter_rng.uniform(counter_rng.key(seed, "go"), 1) - 1
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
-        return np.array(drawn)
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
+        return np.array(goal)
 
-    def signs(self, state: State, drawn: Array) -> Array:
-        away = np.abs(state.q[..., 0] - drawn[..., 0])
+    def conditions(self, state: State, goal: Array) -> Array:
+        away = np.abs(state.q[..., 0] - goal[..., 0])
         return np.stack([away < 0.3, away < 0.05], axis=-1)
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         return (np.abs(state.q[..., 0]) > 3)[..., None]
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
-        return np.clip(1 - np.abs(state.q[..., 0] - drawn[..., 0]), 0, 1)
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
+        return np.clip(1 - np.abs(state.q[..., 0] - goal[..., 0]), 0, 1)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def place(path: Path) -> WorldSpec:
 
 
 def targets(seeds: range) -> np.ndarray:
-    return np.array([Go().draw(seed)[0] for seed in seeds])
+    return np.array([Go().sample_goal(seed)[0] for seed in seeds])
 
 
 def test_a_planted_success_rate_is_found(cart):

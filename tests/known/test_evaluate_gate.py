@@ -64,21 +64,21 @@ class Straighten:
     dwell: float = 0.1
     events: tuple[str, ...] = ("straight",)
     failures: tuple[str, ...] = ()
-    shows: Channel = NO_GOAL
+    goal_channel: Channel = NO_GOAL
 
-    def draw(self, seed: int) -> Array:
+    def sample_goal(self, seed: int) -> Array:
         return np.zeros(0)
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
         return np.zeros((*state.batch, 0))
 
-    def signs(self, state: State, drawn: Array) -> Array:
+    def conditions(self, state: State, goal: Array) -> Array:
         return (np.abs(state.q) < 0.03).all(axis=-1)[..., None]
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         return np.zeros((*state.batch, 0), bool)
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
         return np.exp(-np.abs(state.q).sum(axis=-1))
 
 

@@ -42,15 +42,15 @@ def fleeing(observation: Observation) -> np.ndarray:
 
 
 def test_the_states_of_the_failed_episodes_are_found_and_no_others(world):
-    planted = {seed for seed in SEEDS if world.task.draw(seed)[0] < -0.05}
-    found = find_failure_states(world, FunctionPolicy(one_sided), SEEDS)
+    planted = {seed for seed in SEEDS if world.task.sample_goal(seed)[0] < -0.05}
+    found = find_failure_states(world, Function(one_sided), SEEDS)
     assert found is not None
     assert planted and set(found.seeds) == planted
     assert found.tried == len(SEEDS) and found.states.batch == (len(planted),)
     assert all(row % EVERY == 0 and world.steps // 2 - EVERY < row <= world.steps for row in found.rows)
     assert not world.success(found.states).any()
     goals = world.observe(found.states)["observation.goal"][:, 0]
-    assert np.allclose(goals, [world.task.draw(seed)[0] for seed in found.seeds]), "a state keeps its own goal"
+    assert np.allclose(goals, [world.task.sample_goal(seed)[0] for seed in found.seeds]), "a state keeps its own goal"
 
 
 def test_a_policy_that_never_fails_has_nothing_to_mine(world):
@@ -73,7 +73,7 @@ def test_an_expert_goes_on_from_where_the_policy_failed(world):
     for episode in found.episodes:
         assert episode.meta["world"] == "failure state"
         assert episode.t[0] == 0
-        goal = world.task.draw(int(episode.meta["seed"]))[0]
+        goal = world.task.sample_goal(int(episode.meta["seed"]))[0]
         assert abs(episode["q"][0, 0]) < 0.05, "the policy had stayed where it was"
         assert abs(episode["q"][-1, 0] - goal) < 0.06
 

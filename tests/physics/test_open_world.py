@@ -16,7 +16,7 @@ from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from instep.physics.mujoco_world import MujocoWorld
 from instep.physics.open_world import rest_action, without_delta
 from instep.robot.recorded_world import Recording
-from instep.scene.tasks.catalog import TASKS
+from instep.scene.tasks import TASKS
 from instep.twin import TwinOptions, open_twin
 
 SERVO = """

@@ -12,7 +12,7 @@ from instep.policy.experts.push_planning import contacts, detours, grip_of, heli
 from instep.policy.experts.task_experts import expert_of
 from instep.policy.experts.tip_control import Tip, rotation_between
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import TASKS, task_of
+from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.task import Tasked
 
 SEEDS = {"pusht": 4, "pusht_arm": 2, "handover": 2, "reach": 8, "track": 4, "course": 4}
@@ -27,7 +27,7 @@ def run(name: str, seeds: range) -> tuple[Tasked, np.ndarray]:
     state = stack([world.reset(seed) for seed in seeds])
     for _ in range(world.steps):
         state = world.step(state, expert.act(world.observe(state)))
-        if world.over(state).all():
+        if world.done(state).all():
             break
     return world, world.success(state)
 

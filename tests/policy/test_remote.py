@@ -24,7 +24,7 @@ from instep.policy.groot import GrootClient, groot_policy
 from instep.policy.openpi import OpenpiClient, PolicyServer, openpi_policy
 from instep.policy.policy_map import ImageEntry, PolicyMap, RemotePolicy, VectorEntry, default_map, padded, read_map
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 
 pytestmark = pytest.mark.realtime

@@ -11,7 +11,7 @@ from instep import BadInput, MujocoWorld, RapierWorld, UnknownName, stack, take
 from instep.core.world import put
 from instep.robot.imperfect import Late
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import TASKS, task_of
+from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.push_task import PushOnto, wrapped
 from instep.scene.tasks.task import Tasked
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
@@ -42,10 +42,10 @@ def test_a_world_with_a_task_keeps_the_law(name, law):
 @pytest.mark.parametrize("name", TASKS)
 def test_the_goal_comes_from_the_seed_and_nothing_else(name):
     task = tasked(name).task
-    assert np.array_equal(task.draw(5), task.draw(5))
-    if task.shows.labels:
-        assert not np.array_equal(task.draw(5), task.draw(6))
-        assert tasked(name).observe(tasked(name).reset(5))["observation.goal"].shape == task.shows.shape
+    assert np.array_equal(task.sample_goal(5), task.sample_goal(5))
+    if task.goal_channel.labels:
+        assert not np.array_equal(task.sample_goal(5), task.sample_goal(6))
+        assert tasked(name).observe(tasked(name).reset(5))["observation.goal"].shape == task.goal_channel.shape
 
 
 def test_a_block_on_its_outline_is_done_only_after_it_stayed_there():
@@ -58,7 +58,7 @@ def test_a_block_on_its_outline_is_done_only_after_it_stayed_there():
     while not world.success(state):
         state, steps = world.step(state, state.q[:2]), steps + 1
     assert steps * world.spec.dt == pytest.approx(world.task.dwell, abs=1.5 * world.spec.dt)
-    assert world.when(state)[-1] == pytest.approx(state.t)
+    assert world.event_times(state)[-1] == pytest.approx(state.t)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_a_block_out_of_reach_is_a_failure_that_stays():
     world = tasked("pusht")
     x, y, turn = world.task.target
     state = world.place(pose_q(world, x + 0.4, y, turn), world.reset(0).v)
-    assert world.failure(state) == 0 and world.over(state)
+    assert world.failure(state) == 0 and world.done(state)
     assert world.failure(world.step(state, state.q[:2])) == 0
 
 
 def test_events_count_in_order_only():
     world = tasked("course")
-    gates = world.task.draw(0).reshape(-1, 2)
+    gates = world.task.sample_goal(0).reshape(-1, 2)
     home = world.reset(0)
 
     def at(gate):
@@ -111,10 +111,10 @@ def test_events_count_in_order_only():
 
     memory = world.place(at(gates[0]), home.v).hidden["tasked"]
     second = world.world.place(at(gates[1]), home.v)
-    third = world._noted(world.world.place(at(gates[2]), home.v), memory)
+    third = world._updated(world.world.place(at(gates[2]), home.v), memory)
     assert world.reached(second.with_hidden("tasked", memory)).sum() == 1
     assert np.isfinite(third["when"]).sum() == 1, "gate 3 does not count before gate 2"
-    assert np.isfinite(world._noted(second, memory)["when"]).sum() == 2
+    assert np.isfinite(world._updated(second, memory)["when"]).sum() == 2
 
 
 def test_a_batch_of_tasks_is_judged_world_by_world():
@@ -141,7 +141,7 @@ def test_both_engines_draw_the_same_starts_and_goals():
     for name in ("pusht", "reach", "course"):
         a, b = tasked(name).reset(11), tasked(name, "rapier").reset(11)
         assert np.allclose(a.q, b.q, atol=1e-6)
-        assert np.array_equal(a.hidden["tasked"]["drawn"], b.hidden["tasked"]["drawn"])
+        assert np.array_equal(a.hidden["tasked"]["goal"], b.hidden["tasked"]["goal"])
 
 
 def test_a_scene_without_a_task_says_how_to_name_one():

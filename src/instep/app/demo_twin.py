@@ -18,7 +18,7 @@ from instep.report.figures import lines_figure
 from instep.report.page import ReportImage, Section, formatted
 from instep.robot.link import RobotWorld
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 
 SECONDS = 14.0
 """How long the policy may take at most [s]."""

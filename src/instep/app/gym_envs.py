@@ -19,7 +19,7 @@ from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.world import Array, Observation, Spec, State, World, put, stack
 from instep.physics.open_world import Engine, open_world
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import TASKS, task_of
+from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.task import Tasked
 
 try:
@@ -143,7 +143,7 @@ class InstepEnv(gymnasium.Env[dict[str, Any], Array]):
             raise BadInput("An episode begins with reset; step came before it.")
         self._state, self._step = self._world.step(self._state, np.asarray(action, float)), self._step + 1
         reward = float(self._world.score(self._state))
-        over = bool(self._world.over(self._state))
+        over = bool(self._world.done(self._state))
         late = self._step >= self._max_episode_steps and not over
         return self._shown.observe(self._state), reward, over, late, self._info()
 
@@ -214,7 +214,7 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
         self._steps += 1
         if anew.any():
             self._restart(np.flatnonzero(anew), [None] * self.num_envs)
-        over, reward = np.array(self._world.over(self._state)), np.array(self._world.score(self._state), float)
+        over, reward = np.array(self._world.done(self._state)), np.array(self._world.score(self._state), float)
         reward[anew] = 0.0
         late = (self._steps >= self._max_episode_steps) & ~over
         self._ended = over | late

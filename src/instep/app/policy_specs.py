@@ -11,7 +11,7 @@ from typing import Any
 from instep.core.errors import BadInput
 from instep.core.world import Policy, World
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 
 KINDS = {
     "hold": "hold, stays where it starts",

@@ -158,13 +158,13 @@ class _Book:
         self._steps[~self._over] += 1
         self._strayed |= lost & ~self._over
         self.diverged = lost
-        self._end(state, (np.asarray(self._world.over(state)) | lost) & ~self._over)
+        self._end(state, (np.asarray(self._world.done(state)) | lost) & ~self._over)
 
     def close(self, state: State, seeds: Sequence[int]) -> tuple[EpisodeResult, ...]:
         """How each episode ended; those that still go on ran out of time."""
         self._end(state, ~self._over)
         task, dt = self._world.task, self._world.spec.dt
-        when, wrong = self._world.when(state), np.asarray(self._world.failure(state))
+        when, wrong = self._world.event_times(state), np.asarray(self._world.failure(state))
         ms = float(np.median(self._times)) * 1e3
         rows: list[EpisodeResult] = []
         for i, seed in enumerate(seeds):

@@ -37,7 +37,7 @@ def demonstrate(
         state = world.step(state, action)
         done = np.asarray(world.success(state)) & (end < 0)
         end[done] = row + 1
-        if (np.asarray(world.over(state)) | (end >= 0)).all():
+        if (np.asarray(world.done(state)) | (end >= 0)).all():
             break
     notes = [{"seed": str(seed), "task": world.task.text, "world": "demonstration"} for seed in seeds]
     episodes = log.episodes(notes)
@@ -124,7 +124,7 @@ def find_failure_states(
     for row in range(world.steps):
         action = checked_action(policy.act(world.observe(state)), world.spec, state.batch)
         state, lost = step_batch(world, state, action, lost)
-        end = np.where((np.asarray(world.over(state)) | lost) & (end == world.steps), row + 1, end)
+        end = np.where((np.asarray(world.done(state)) | lost) & (end == world.steps), row + 1, end)
         if (row + 1) % EVERY == 0:
             kept.append(state)
         if (end <= row + 1).all():

@@ -1,4 +1,4 @@
-"""Parameter address <-> model field: `joint.elbow.damping`, `geom.tee.friction`, `actuator.*.kp`, `action.delay`."""
+"""Parameter addresses and the model fields they map to: `joint.elbow.damping`, `actuator.*.kp`, `action.delay`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DELAY = "action.delay"
 TIMESTEP = "option.timestep"
 """Physics step [s]; the engine takes the nearest that divides the control period."""
 LONGEST_DELAY = 0.25
-"""Upper bound of delays [s]; the room actuators are given to remember their commands."""
+"""Largest delay [s]: how long actuators buffer their commands."""
 
 # Plain numbers: MuJoCo's enums do not equal the integers of a model's arrays.
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
@@ -43,11 +43,11 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """How a word after the name of a part becomes numbers of the model."""
+class _Mapping:
+    """How a field of an address maps to numbers of the model."""
 
     targets: tuple[tuple[str, tuple[int, ...], float], ...]
-    """Field, index within the part's row, factor."""
+    """Array of the model, index within the element's row, factor."""
     unit: str
     low: float
     high: float
@@ -55,72 +55,72 @@ class _Kind:
 
 
 _OF_JOINT = {
-    "damping": _Kind((("dof_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
+    "damping": _Mapping((("dof_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
     # How much damping rises with speed; below 0 it falls, as that of grease does.
-    "drag": _Kind((("dof_dampingpoly", (0,), 1),), "Nm s2/rad2", -1e1, 1e1, False),
-    "frictionloss": _Kind((("dof_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
-    "armature": _Kind((("dof_armature", (), 1),), "kg m2", 1e-6, 1e1),
-    # How hard dry friction holds; MuJoCo's default of 0.9 lets a loaded joint creep by centimetres a second.
-    "friction_stiffness": _Kind((("dof_solimp", (0,), 1), ("dof_solimp", (1,), 1)), "1", 0.5, 0.99999, False),
-    "stiffness": _Kind((("jnt_stiffness", (), 1),), "Nm/rad", 1e-4, 1e3),
-    "springref": _Kind((("qpos_spring", (), 1),), "rad", -math.pi, math.pi, False),
+    "drag": _Mapping((("dof_dampingpoly", (0,), 1),), "Nm s2/rad2", -1e1, 1e1, False),
+    "frictionloss": _Mapping((("dof_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
+    "armature": _Mapping((("dof_armature", (), 1),), "kg m2", 1e-6, 1e1),
+    # Constraint impedance of dry friction; MuJoCo's default of 0.9 lets a loaded joint creep by centimetres a second.
+    "friction_stiffness": _Mapping((("dof_solimp", (0,), 1), ("dof_solimp", (1,), 1)), "1", 0.5, 0.99999, False),
+    "stiffness": _Mapping((("jnt_stiffness", (), 1),), "Nm/rad", 1e-4, 1e3),
+    "springref": _Mapping((("qpos_spring", (), 1),), "rad", -math.pi, math.pi, False),
 }
 _OF_SERVO = {
-    "kp": _Kind((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (1,), -1)), "Nm/rad", 1e-2, 1e4),
-    "kv": _Kind((("actuator_biasprm", (2,), -1),), "Nm s/rad", 1e-4, 1e3),
+    "kp": _Mapping((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (1,), -1)), "Nm/rad", 1e-2, 1e4),
+    "kv": _Mapping((("actuator_biasprm", (2,), -1),), "Nm s/rad", 1e-4, 1e3),
 }
 _OF_SPEED_SERVO = {
-    "kv": _Kind((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (2,), -1)), "Nm s/rad", 1e-4, 1e3),
+    "kv": _Mapping((("actuator_gainprm", (0,), 1), ("actuator_biasprm", (2,), -1)), "Nm s/rad", 1e-4, 1e3),
 }
-_OFFSET = {"bias": _Kind((("actuator_biasprm", (0,), 1),), "Nm", -1e2, 1e2, False)}
-_OF_MOTOR = {"gain": _Kind((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
-_OF_ACTUATOR = {"gear": _Kind((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
+_OFFSET = {"bias": _Mapping((("actuator_biasprm", (0,), 1),), "Nm", -1e2, 1e2, False)}
+_OF_MOTOR = {"gain": _Mapping((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
+_OF_ACTUATOR = {"gear": _Mapping((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
 _RANGED = {
-    "low": _Kind((("actuator_ctrlrange", (0,), 1),), "rad", -1e3, 1e3, False),
-    "high": _Kind((("actuator_ctrlrange", (1,), 1),), "rad", -1e3, 1e3, False),
+    "low": _Mapping((("actuator_ctrlrange", (0,), 1),), "rad", -1e3, 1e3, False),
+    "high": _Mapping((("actuator_ctrlrange", (1,), 1),), "rad", -1e3, 1e3, False),
 }
 _LIMITED = {
-    "force": _Kind((("actuator_forcerange", (0,), -1), ("actuator_forcerange", (1,), 1)), "Nm", 1e-2, 1e4),
+    "force": _Mapping((("actuator_forcerange", (0,), -1), ("actuator_forcerange", (1,), 1)), "Nm", 1e-2, 1e4),
 }
-_DELAYED = {"delay": _Kind((("actuator_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
+_DELAYED = {"delay": _Mapping((("actuator_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
 _OF_BODY = {
-    "mass": _Kind((("body_mass", (), 1),), "kg", 1e-4, 1e3),
-    "com_x": _Kind((("body_ipos", (0,), 1),), "m", -1.0, 1.0, False),
-    "com_y": _Kind((("body_ipos", (1,), 1),), "m", -1.0, 1.0, False),
-    "com_z": _Kind((("body_ipos", (2,), 1),), "m", -1.0, 1.0, False),
-    "inertia_x": _Kind((("body_inertia", (0,), 1),), "kg m2", 1e-8, 1e2),
-    "inertia_y": _Kind((("body_inertia", (1,), 1),), "kg m2", 1e-8, 1e2),
-    "inertia_z": _Kind((("body_inertia", (2,), 1),), "kg m2", 1e-8, 1e2),
-    "gravcomp": _Kind((("body_gravcomp", (), 1),), "1", 0.0, 1.5, False),
+    "mass": _Mapping((("body_mass", (), 1),), "kg", 1e-4, 1e3),
+    "com_x": _Mapping((("body_ipos", (0,), 1),), "m", -1.0, 1.0, False),
+    "com_y": _Mapping((("body_ipos", (1,), 1),), "m", -1.0, 1.0, False),
+    "com_z": _Mapping((("body_ipos", (2,), 1),), "m", -1.0, 1.0, False),
+    "inertia_x": _Mapping((("body_inertia", (0,), 1),), "kg m2", 1e-8, 1e2),
+    "inertia_y": _Mapping((("body_inertia", (1,), 1),), "kg m2", 1e-8, 1e2),
+    "inertia_z": _Mapping((("body_inertia", (2,), 1),), "kg m2", 1e-8, 1e2),
+    "gravcomp": _Mapping((("body_gravcomp", (), 1),), "1", 0.0, 1.5, False),
 }
 _OF_GEOM = {
-    "friction": _Kind((("geom_friction", (0,), 1),), "1", 0.01, 2.0),
-    "torsion": _Kind((("geom_friction", (1,), 1),), "m", 1e-5, 0.1),
-    "rolling": _Kind((("geom_friction", (2,), 1),), "m", 1e-6, 0.01),
-    "solref_time": _Kind((("geom_solref", (0,), 1),), "s", 1e-3, 0.2),
-    "solref_damp": _Kind((("geom_solref", (1,), 1),), "1", 0.05, 3.0),
-    "solimp_depth": _Kind((("geom_solimp", (2,), 1),), "m", 1e-5, 0.05),
-    "solimp_hard": _Kind((("geom_solimp", (1,), 1),), "1", 0.5, 0.9999, False),
-    "pos_z": _Kind((("geom_pos", (2,), 1),), "m", -2.0, 2.0, False),
+    "friction": _Mapping((("geom_friction", (0,), 1),), "1", 0.01, 2.0),
+    "torsion": _Mapping((("geom_friction", (1,), 1),), "m", 1e-5, 0.1),
+    "rolling": _Mapping((("geom_friction", (2,), 1),), "m", 1e-6, 0.01),
+    "solref_time": _Mapping((("geom_solref", (0,), 1),), "s", 1e-3, 0.2),
+    "solref_damp": _Mapping((("geom_solref", (1,), 1),), "1", 0.05, 3.0),
+    "solimp_depth": _Mapping((("geom_solimp", (2,), 1),), "m", 1e-5, 0.05),
+    "solimp_hard": _Mapping((("geom_solimp", (1,), 1),), "1", 0.5, 0.9999, False),
+    "pos_z": _Mapping((("geom_pos", (2,), 1),), "m", -2.0, 2.0, False),
 }
 _OF_TENDON = {
-    "damping": _Kind((("tendon_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
-    "frictionloss": _Kind((("tendon_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
-    "armature": _Kind((("tendon_armature", (), 1),), "kg m2", 1e-6, 1e1),
-    "friction_stiffness": _Kind(
+    "damping": _Mapping((("tendon_damping", (), 1),), "Nm s/rad", 1e-4, 1e2),
+    "frictionloss": _Mapping((("tendon_frictionloss", (), 1),), "Nm", 1e-4, 1e2),
+    "armature": _Mapping((("tendon_armature", (), 1),), "kg m2", 1e-6, 1e1),
+    "friction_stiffness": _Mapping(
         (("tendon_solimp_fri", (0,), 1), ("tendon_solimp_fri", (1,), 1)), "1", 0.5, 0.99999, False
     ),
-    "stiffness": _Kind((("tendon_stiffness", (), 1),), "Nm/rad", 1e-4, 1e4),
+    "stiffness": _Mapping((("tendon_stiffness", (), 1),), "Nm/rad", 1e-4, 1e4),
     # The length below which it pushes; between this and the other end of its springlength nothing pulls.
-    "dead_band": _Kind((("tendon_lengthspring", (0,), 1),), "rad", -10.0, 10.0, False),
+    "dead_band": _Mapping((("tendon_lengthspring", (0,), 1),), "rad", -10.0, 10.0, False),
 }
-_OF_SENSOR = {"delay": _Kind((("sensor_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
+_OF_SENSOR = {"delay": _Mapping((("sensor_delay", (), 1),), "s", 0.0, LONGEST_DELAY, False)}
 _OPTIONS = {
-    "timestep": _Kind((("opt.timestep", (), 1),), "s", 1e-4, 2e-2),
-    "gravity": _Kind((("opt.gravity", (2,), -1),), "m/s2", 0.0, 20.0, False),
-    "impratio": _Kind((("opt.impratio", (), 1),), "1", 0.1, 100.0),
-    "density": _Kind((("opt.density", (), 1),), "kg/m3", 0.0, 2000.0, False),
-    "viscosity": _Kind((("opt.viscosity", (), 1),), "Pa s", 0.0, 1.0, False),
+    "timestep": _Mapping((("opt.timestep", (), 1),), "s", 1e-4, 2e-2),
+    "gravity": _Mapping((("opt.gravity", (2,), -1),), "m/s2", 0.0, 20.0, False),
+    "impratio": _Mapping((("opt.impratio", (), 1),), "1", 0.1, 100.0),
+    "density": _Mapping((("opt.density", (), 1),), "kg/m3", 0.0, 2000.0, False),
+    "viscosity": _Mapping((("opt.viscosity", (), 1),), "Pa s", 0.0, 1.0, False),
 }
 
 
@@ -139,7 +139,7 @@ def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
         if not hits and _of_body(model, pattern)[1]:
             hits = [pattern]
         if not hits:
-            raise UnknownName("param", pattern, known)
+            raise UnknownName("parameter", pattern, known)
         found.update(dict.fromkeys(hits))
     return list(found)
 
@@ -168,7 +168,7 @@ def params(
 
 
 def read(model: mujoco.MjModel, names: Iterable[str]) -> dict[str, float]:
-    """Where the parameters stand in a model."""
+    """The values of parameters in a model."""
     values = {}
     for address in matching(model, names):
         if address == DELAY:
@@ -180,7 +180,7 @@ def read(model: mujoco.MjModel, names: Iterable[str]) -> dict[str, float]:
 
 
 def write(model: mujoco.MjModel, settings: Settings) -> mujoco.MjModel:
-    """A copy of the model with parameters turned; the addresses may be patterns."""
+    """A copy of the model with parameters set; the addresses may be patterns."""
     changed = copy.copy(model)
     for address, value in ordered(model, settings).items():
         number = np.asarray(value, float)
@@ -201,12 +201,12 @@ def ordered(model: mujoco.MjModel, settings: Settings) -> dict[str, float | np.n
             raise BadInput(f"The value of {pattern!r} must be a finite number, not {value}.")
         resolved.update(dict.fromkeys(matching(model, [pattern]), value))
     for name in resolved:
-        _refuse_shortcut(model, name)
+        _check_simple_body(model, name)
     return dict(sorted(resolved.items(), key=lambda item: Address.parse(item[0]).field != "mass"))
 
 
-def _refuse_shortcut(model: mujoco.MjModel, name: str) -> None:
-    """MuJoCo treats a body whose centre of mass is its origin as a simple one, and refuses to move that later."""
+def _check_simple_body(model: mujoco.MjModel, name: str) -> None:
+    """Refuse to move the centre of mass of a body that MuJoCo compiled as simple (centre of mass at its origin)."""
     at = Address.parse(name)
     if at.kind == "body" and at.field.startswith("com_") and model.body(at.name).simple[0]:
         raise BadInput(
@@ -221,16 +221,16 @@ def needs_memory(settings: Iterable[str]) -> bool:
 
 
 def targets(model: mujoco.MjModel, address: str) -> tuple[Target, ...]:
-    """The numbers of the model that an address stands for."""
+    """The numbers of the model that an address maps to."""
     if address == DELAY:
         return tuple(Target("actuator_delay", (a,)) for a in range(model.nu))
     kind, rows = _table(model).get(address) or _of_body(model, address)
     if not rows:
-        raise UnknownName("param", address, addresses(model))
+        raise UnknownName("parameter", address, addresses(model))
     return _targets(model, kind, rows)
 
 
-def _targets(model: mujoco.MjModel, kind: _Kind, rows: Sequence[int]) -> tuple[Target, ...]:
+def _targets(model: mujoco.MjModel, kind: _Mapping, rows: Sequence[int]) -> tuple[Target, ...]:
     out = []
     for row in rows:
         for field, inner, factor in kind.targets:
@@ -243,9 +243,9 @@ def _targets(model: mujoco.MjModel, kind: _Kind, rows: Sequence[int]) -> tuple[T
     return tuple(out)
 
 
-def _table(model: mujoco.MjModel) -> Mapping[str, tuple[_Kind, list[int]]]:
-    """How each address is written, kept for every model, since walking through one takes a millisecond."""
-    # What a walk depends on and a caller may change in place.
+def _table(model: mujoco.MjModel) -> Mapping[str, tuple[_Mapping, list[int]]]:
+    """The mapping of each address, cached for every model, since walking through one takes a millisecond."""
+    # What the walk depends on and a caller may change in place.
     marks = b"".join(
         array.tobytes()
         for array in (
@@ -259,26 +259,26 @@ def _table(model: mujoco.MjModel) -> Mapping[str, tuple[_Kind, list[int]]]:
     return kept[1]
 
 
-def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
-    """Every address that stands for one part, with how it is written and which rows it has."""
+def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Mapping, list[int]]]:
+    """Every address of one element, with its mapping and its rows."""
     for j in range(model.njnt):
         name, dof = model.joint(j).name, int(model.jnt_dofadr[j])
         free = model.jnt_type[j] == _FREE
         width = {0: 6, 1: 3}.get(int(model.jnt_type[j]), 1)
-        for word, kind in _OF_JOINT.items():
-            if free and word in ("stiffness", "springref"):
+        for field_name, kind in _OF_JOINT.items():
+            if free and field_name in ("stiffness", "springref"):
                 continue
             field = kind.targets[0][0]
             rows = list(range(dof, dof + width)) if field.startswith("dof_") else [j]
             if field == "qpos_spring":
                 rows = [int(model.jnt_qposadr[j])]
-            yield f"joint.{name}.{word}", _linear(kind) if model.jnt_type[j] == _SLIDE else kind, rows
+            yield f"joint.{name}.{field_name}", _linear(kind) if model.jnt_type[j] == _SLIDE else kind, rows
     for a in range(model.nu):
         name, joint = model.actuator(a).name, model.actuator_trnid[a, 0]
         slides = model.actuator_trntype[a] == _ON_JOINT and model.jnt_type[joint] == _SLIDE
-        for word, kind in _actuator_kinds(model, a).items():
-            yield f"actuator.{name}.{word}", _linear(kind) if slides else kind, [a]
-    for kind_name, count, words in (
+        for field_name, kind in _actuator_kinds(model, a).items():
+            yield f"actuator.{name}.{field_name}", _linear(kind) if slides else kind, [a]
+    for kind_name, count, fields_of in (
         ("body", model.nbody, _OF_BODY),
         ("geom", model.ngeom, _OF_GEOM),
     ):
@@ -286,19 +286,19 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Kind, list[int]]]:
             name = getattr(model, kind_name)(i).name
             if kind_name == "body" and model.body_mass[i] == 0:
                 continue
-            for word, kind in words.items():
-                yield f"{kind_name}.{name}.{word}", kind, [i]
+            for field_name, kind in fields_of.items():
+                yield f"{kind_name}.{name}.{field_name}", kind, [i]
     for t in range(model.ntendon):
-        for word, kind in _OF_TENDON.items():
-            yield f"tendon.{model.tendon(t).name}.{word}", kind if _turns(model, t) else _linear(kind), [t]
+        for field_name, kind in _OF_TENDON.items():
+            yield f"tendon.{model.tendon(t).name}.{field_name}", kind if _rotates(model, t) else _linear(kind), [t]
     for s in range(model.nsensor):
         if model.sensor_history[s, 0] > 0:
             yield f"sensor.{model.sensor(s).name}.delay", _OF_SENSOR["delay"], [s]
-    for word, kind in _OPTIONS.items():
-        yield f"option.{word}", kind, [0]
+    for field_name, kind in _OPTIONS.items():
+        yield f"option.{field_name}", kind, [0]
 
 
-def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
+def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Mapping]:
     fixed = model.actuator_gaintype[a] == _FIXED
     affine = model.actuator_biastype[a] == _AFFINE
     kinds = dict(_OF_ACTUATOR)
@@ -317,20 +317,20 @@ def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Kind]:
     return kinds | _DELAYED
 
 
-def _turns(model: mujoco.MjModel, tendon: int) -> bool:
+def _rotates(model: mujoco.MjModel, tendon: int) -> bool:
     """Whether the length of a tendon is an angle: the sum of angles of hinges, each times its share."""
     rows = slice(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
     joints = model.wrap_objid[rows][model.wrap_type[rows] == _WRAP_JOINT]
     return len(joints) == model.tendon_num[tendon] and not (model.jnt_type[joints] == _SLIDE).any()
 
 
-def _linear(kind: _Kind) -> _Kind:
+def _linear(kind: _Mapping) -> _Mapping:
     """The same for a joint that slides."""
     return replace(kind, unit=_LINEAR_UNITS.get(kind.unit, kind.unit))
 
 
-def _of_body(model: mujoco.MjModel, address: str) -> tuple[_Kind, list[int]]:
-    """`geom.BODY.friction` stands for all geoms of a body where no geom has that name."""
+def _of_body(model: mujoco.MjModel, address: str) -> tuple[_Mapping, list[int]]:
+    """`geom.BODY.friction` means all geoms of a body where no geom has that name."""
     at = Address.parse(address)
     body = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, at.name) if at.name else -1
     if at.kind != "geom" or at.field not in _OF_GEOM or body < 0:

@@ -1,11 +1,16 @@
-"""A camera: intrinsics, lens, and where it is mounted."""
+"""Cameras: intrinsics, lens distortion, mounting, and the cameras of a MuJoCo model."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import mujoco
 import numpy as np
 
+from instep.core.errors import UnknownName
 from instep.core.world import Array
 
 
@@ -23,7 +28,7 @@ class Camera:
     body: str = "world"
     """The body it is mounted on."""
     body_from_camera: Array = field(default_factory=lambda: np.eye(4))
-    """Where it sits on that body, a 4 x 4 transform."""
+    """Its pose on that body, a 4 x 4 transform."""
     distortion: tuple[float, ...] = ()
     """k1, k2, p1, p2, k3 of OpenCV's model; none for a perfect lens."""
 
@@ -55,3 +60,32 @@ def distort(ideal: Array, coefficients: tuple[float, ...]) -> Array:
         ],
         axis=-1,
     )
+
+
+def camera_names(model: mujoco.MjModel) -> list[str]:
+    """The cameras of a model that have a name."""
+    return [name for c in range(model.ncam) if (name := model.camera(c).name)]
+
+
+def camera_of(model: mujoco.MjModel, name: str, given: Mapping[str, Any]) -> Camera:
+    """A camera of the model; MuJoCo looks along -z with y up, a Camera along +z with y down."""
+    if name not in camera_names(model):
+        raise UnknownName("camera", name, camera_names(model))
+    camera = model.camera(name)
+    width, height = (int(x) for x in model.cam_resolution[camera.id])
+    if width <= 1 or height <= 1:
+        width, height = int(given.get("width", 320)), int(given.get("height", 240))
+    sensor, intrinsic = model.cam_sensorsize[camera.id], model.cam_intrinsic[camera.id]
+    if sensor[1] > 0:
+        fx, fy = intrinsic[0] / sensor[0] * width, intrinsic[1] / sensor[1] * height
+        cx, cy = width / 2 - intrinsic[2] / sensor[0] * width, height / 2 - intrinsic[3] / sensor[1] * height
+    else:
+        fx = fy = height / 2 / math.tan(math.radians(float(model.cam_fovy[camera.id])) / 2)
+        cx, cy = width / 2, height / 2
+    body_from_camera = np.eye(4)
+    mujoco.mju_quat2Mat(rotation := np.zeros(9), model.cam_quat[camera.id])
+    body_from_camera[:3, :3] = rotation.reshape(3, 3) @ np.diag([1.0, -1.0, -1.0])
+    body_from_camera[:3, 3] = model.cam_pos[camera.id]
+    body = model.body(model.cam_bodyid[camera.id]).name
+    lens = tuple(float(k) for k in given.get("distortion", ()))
+    return Camera(name, width, height, (float(fx), float(fy)), (float(cx), float(cy)), body, body_from_camera, lens)

@@ -1,4 +1,4 @@
-"""A scene: a folder that says what is there, or a robot file taken as it is."""
+"""Scenes: a folder with a model, roles, cameras and settings, or a robot file taken as it is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from instep.core.param import Param
 from instep.core.world import Array, Settings, Simulator, Spec
 
 from . import address
-from .camera import Camera
-from .model import Reader, compile_model, free_bodies, reader, scalar_joints
-from .model_source import Source, read_source
+from .camera import Camera, camera_names, camera_of
+from .model import ObservationReader, compile_model, free_bodies, observation_reader, scalar_joints
+from .model_source import ModelSource, read_source
 from .settings_file import read_table
 
 SCENE_FILE = "scene.toml"
@@ -31,15 +31,15 @@ _TOP = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """What is there: a model, who plays which part in it, where it may begin."""
+    """A model with its robot, objects, cameras, initial states and settings."""
 
     root: Path
     name: str
     model: mujoco.MjModel
     """The compiled model, with the scene's own settings written into it. Shared: never change it."""
-    reader: Reader
-    """The names of its numbers, and what is seen of them."""
-    source: Source
+    reader: ObservationReader
+    """Labels of the model's coordinates, and the observations read from them."""
+    source: ModelSource
     about: str = ""
     robot: tuple[str, ...] = ()
     """Joints of the robot, in the order of `observation.state`."""
@@ -48,17 +48,17 @@ class Scene:
     tips: tuple[str, ...] = ()
     """Sites that count as end effectors."""
     cameras: Mapping[str, Camera] = field(default_factory=dict[str, Camera])
-    begin: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Where `reset` may begin: a keyframe, and ranges by coordinate label."""
+    initial: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Initial states: a keyframe, and ranges by coordinate label."""
     bounds: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Bounds of parameters that differ from the usual, by pattern."""
+    """Bounds of parameters that differ from the defaults, by pattern."""
     settings: Settings = field(default_factory=dict[str, float])
-    """Parameters that were turned since the model was written, as fitted."""
+    """Parameters that differ from the model file, such as identified ones."""
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def spec(self) -> Spec:
-        """What the numbers of the scene mean."""
+        """Description of the scene's numbers."""
         return self.reader.spec
 
     @property
@@ -88,14 +88,14 @@ class Scene:
         return address.params(self.model, patterns or ("*",), self.bounds)
 
     def delayed_model(self) -> mujoco.MjModel:
-        """The same model, whose actuators remember their commands, as native delays need."""
+        """The same model, whose actuators buffer their commands, as native delays need."""
         model = compile_model(self.source, history=address.LONGEST_DELAY)
         return address.write(model, self.settings) if self.settings else model
 
     def start(self, seed: int = 0) -> tuple[Array, Array]:
-        """Positions and velocities to begin with; the same for every engine."""
+        """Initial positions and velocities of a seed; the same for every engine."""
         q, v, _ = self._rest()
-        ranges = {k: r for k, r in self.begin.items() if k != "keyframe"}
+        ranges = {k: r for k, r in self.initial.items() if k != "keyframe"}
         shares = counter_rng.uniform(counter_rng.key(seed, "start"), max(1, len(ranges)))
         labels, free = self.spec.q.labels, free_bodies(self.model)
         for (label, (low, high)), share in zip(ranges.items(), shares, strict=False):
@@ -108,7 +108,7 @@ class Scene:
         return q, v
 
     def rest_action(self) -> Array:
-        """The action that keeps the scene where it starts: the keyframe's, or where each servo stands."""
+        """The action that keeps the scene where it starts: the keyframe's, or the initial position of each servo."""
         q, _, action = self._rest()
         if action is not None:
             return action
@@ -121,7 +121,7 @@ class Scene:
         return held
 
     def _rest(self) -> tuple[Array, Array, Array | None]:
-        key = self.begin.get("keyframe")
+        key = self.initial.get("keyframe")
         if key is None:
             return self.model.qpos0.copy(), np.zeros(self.model.nv), None
         frame = self.model.key(key)
@@ -148,7 +148,7 @@ class SceneSimulator(Simulator, Protocol):
 
 
 def shipped() -> list[str]:
-    """The names of the scenes that come with the package."""
+    """The names of the shipped scenes."""
     return sorted(path.parent.name for path in LIBRARY.glob(f"*/{SCENE_FILE}"))
 
 
@@ -159,10 +159,10 @@ def scene_of_file(path: Path) -> Scene:
     steps = max(1, round((1 / 60) / model.opt.timestep))
     robot = tuple(scalar_joints(model))
     objects = tuple(free_bodies(model))
-    read = reader(model, steps * model.opt.timestep, robot, objects)
-    begin = {"keyframe": model.key(0).name} if model.nkey and model.key(0).name else {}
+    read = observation_reader(model, steps * model.opt.timestep, robot, objects)
+    initial = {"keyframe": model.key(0).name} if model.nkey and model.key(0).name else {}
     cameras = {name: camera_of(model, name, {}) for name in camera_names(model)}
-    return Scene(path.parent, path.stem, model, read, source, "", robot, objects, (), cameras, begin, {}, {}, {})
+    return Scene(path.parent, path.stem, model, read, source, "", robot, objects, (), cameras, initial, {}, {}, {})
 
 
 def _from_folder(root: Path) -> Scene:
@@ -175,9 +175,9 @@ def _from_folder(root: Path) -> Scene:
     robot = tuple(table.get("robot", {}).get("joints", ()))
     objects = tuple(table.get("objects", {}).get("bodies", ()))
     dt = _period(root, table, model)
-    read = reader(model, dt, robot, objects, table.get("robot", {}).get("action_unit", ""))
-    begin = table.get("start", {})
-    _check_start(root, begin, model, read)
+    read = observation_reader(model, dt, robot, objects, table.get("robot", {}).get("action_unit", ""))
+    initial = table.get("start", {})
+    _check_start(root, initial, model, read)
     cameras = {name: camera_of(model, name, given) for name, given in table.get("cameras", {}).items()}
     tips = table.get("robot", {})
     tips = tuple(tips.get("tips", [tips["tip"]] if "tip" in tips else []))
@@ -186,7 +186,7 @@ def _from_folder(root: Path) -> Scene:
         if tip not in sites:
             raise UnknownName("site", tip, sites)
     return Scene(
-        root, root.resolve().name, model, read, source, table.get("about", ""), robot, objects, tips, cameras, begin,
+        root, root.resolve().name, model, read, source, table.get("about", ""), robot, objects, tips, cameras, initial,
         table.get("params", {}), settings, table.get("task", {}),
     )  # fmt: skip
 
@@ -212,11 +212,11 @@ def _period(root: Path, table: Mapping[str, Any], model: mujoco.MjModel) -> floa
     return 1 / rate
 
 
-def _check_start(root: Path, begin: Mapping[str, Any], model: mujoco.MjModel, read: Reader) -> None:
+def _check_start(root: Path, initial: Mapping[str, Any], model: mujoco.MjModel, read: ObservationReader) -> None:
     keys = [model.key(k).name for k in range(model.nkey)]
     free = free_bodies(model)
     known = [*read.spec.q.labels, *(f"{body}.yaw" for body in free)]
-    for label, given in begin.items():
+    for label, given in initial.items():
         if label == "keyframe":
             if given not in keys:
                 raise UnknownName("keyframe", str(given), keys)
@@ -224,32 +224,3 @@ def _check_start(root: Path, begin: Mapping[str, Any], model: mujoco.MjModel, re
             raise UnknownName("coordinate", label, known)
         elif not (isinstance(given, list) and len(given) == 2 and all(math.isfinite(x) for x in given)):
             raise BadInput(f"{label!r} under [start] of {root.name}/scene.toml must be [low, high], not {given!r}.")
-
-
-def camera_names(model: mujoco.MjModel) -> list[str]:
-    """The cameras of a model that have a name."""
-    return [name for c in range(model.ncam) if (name := model.camera(c).name)]
-
-
-def camera_of(model: mujoco.MjModel, name: str, given: Mapping[str, Any]) -> Camera:
-    """A camera of the model; MuJoCo looks along -z with y up, a Camera along +z with y down."""
-    if name not in camera_names(model):
-        raise UnknownName("camera", name, camera_names(model))
-    camera = model.camera(name)
-    width, height = (int(x) for x in model.cam_resolution[camera.id])
-    if width <= 1 or height <= 1:
-        width, height = int(given.get("width", 320)), int(given.get("height", 240))
-    sensor, intrinsic = model.cam_sensorsize[camera.id], model.cam_intrinsic[camera.id]
-    if sensor[1] > 0:
-        fx, fy = intrinsic[0] / sensor[0] * width, intrinsic[1] / sensor[1] * height
-        cx, cy = width / 2 - intrinsic[2] / sensor[0] * width, height / 2 - intrinsic[3] / sensor[1] * height
-    else:
-        fx = fy = height / 2 / math.tan(math.radians(float(model.cam_fovy[camera.id])) / 2)
-        cx, cy = width / 2, height / 2
-    body_from_camera = np.eye(4)
-    mujoco.mju_quat2Mat(turned := np.zeros(9), model.cam_quat[camera.id])
-    body_from_camera[:3, :3] = turned.reshape(3, 3) @ np.diag([1.0, -1.0, -1.0])
-    body_from_camera[:3, 3] = model.cam_pos[camera.id]
-    body = model.body(model.cam_bodyid[camera.id]).name
-    lens = tuple(float(k) for k in given.get("distortion", ()))
-    return Camera(name, width, height, (float(fx), float(fy)), (float(cx), float(cy)), body, body_from_camera, lens)

@@ -1,9 +1,4 @@
-"""From a checked description to a MuJoCo model that all rooms can rely on.
-
-What the numbers of a model are called, and which of them are seen.
-
-Where the bodies and sites of a scene are, for any positions, without stepping anything.
-"""
+"""MuJoCo models of scenes: compilation, labels and units of coordinates, observations, forward kinematics."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ import numpy as np
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Observation, Spec, vector
 
-from .model_source import Source
+from .model_source import ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +24,10 @@ mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
 _MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
 
 
-def compile_model(source: Source, *, history: float = 0.0) -> mujoco.MjModel:
-    """The model of a description, with every part named and automatic reset off.
+def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjModel:
+    """The model of a description, with every element named and automatic reset off.
 
-    `history` [s] gives each actuator room to remember its commands for that long, which native delays need.
+    `history` [s] is how long each actuator buffers its commands, which native delays need.
     """
     spec = _spec(source)
     # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
@@ -50,21 +45,21 @@ def compile_model(source: Source, *, history: float = 0.0) -> mujoco.MjModel:
     return model
 
 
-def _spec(source: Source) -> Any:
+def _spec(source: ModelSource) -> Any:
     try:
         return mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
     except (ValueError, mujoco.FatalError) as error:
         raise _broken(source, error) from None
 
 
-def _broken(source: Source, error: Exception) -> BadInput:
+def _broken(source: ModelSource, error: Exception) -> BadInput:
     # The compiler's message has several lines, the first of which says what and the second where.
     what = "; ".join(line.strip() for line in str(error).splitlines()[:2] if line.strip())
     return BadInput(f"MuJoCo cannot compile {source.path.name}: {what.removeprefix('Error: ').rstrip('.')}.")
 
 
 def _name_all(spec: Any) -> None:
-    """Give unnamed parts names, so that every part has an address."""
+    """Name unnamed elements, so that each has an address."""
     for number, body in enumerate(spec.bodies):
         body.name = body.name or _fresh("body", number, spec.bodies)
         for kind, parts in (("geom", body.geoms), ("joint", body.joints), ("site", body.sites)):
@@ -83,7 +78,7 @@ def _fresh(stem: str, number: int | None, taken: Any, fallback: int = 1) -> str:
     return name
 
 
-def _check(source: Source, model: mujoco.MjModel) -> None:
+def _check(source: ModelSource, model: mujoco.MjModel) -> None:
     for field in _MUST_BE_FINITE:
         if not np.isfinite(getattr(model, field)).all():
             raise BadInput(f"{source.path.name} has a value in {field} that is not a finite number.")
@@ -99,16 +94,16 @@ TWIST = ("vx", "vy", "vz", "wx", "wy", "wz")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reader:
+class ObservationReader:
     """Reads observations out of positions and velocities."""
 
     spec: Spec
     robot_q: Array
-    """Where the robot's joints stand in q."""
+    """Indices in q of the robot's joints."""
     robot_v: Array
-    """Where they stand in v."""
+    """Their indices in v."""
     objects_q: Array
-    """Where the poses of the objects stand in q."""
+    """Indices in q of the poses of the objects."""
 
     def observe(self, q: Array, v: Array) -> Observation:
         """The robot's joints and the poses of the objects, under their LeRobot names."""
@@ -121,12 +116,12 @@ class Reader:
         return seen
 
 
-def reader(
+def observation_reader(
     model: mujoco.MjModel, dt: float, robot: Sequence[str], objects: Sequence[str], action_unit: str = ""
-) -> Reader:
-    """The names of a model's numbers, and a reader of what a scene says is seen.
+) -> ObservationReader:
+    """The labels and units of a model's coordinates, and the observations of robot and objects.
 
-    Actions are in the unit the actuators suggest, unless the scene knows better (volts behind a gear ratio).
+    Actions are in the unit of the actuators, unless `action_unit` says otherwise (volts behind a gear ratio).
     """
     q_labels, q_units, v_labels, v_units = _coordinates(model)
     joints = {model.joint(j).name: j for j in range(model.njnt)}
@@ -148,11 +143,11 @@ def reader(
     names = [model.actuator(a).name for a in range(model.nu)]
     action = vector(names, action_unit or _action_units(model))
     spec = Spec(dt, vector(q_labels, q_units), vector(v_labels, v_units), action, observation)
-    return Reader(spec, robot_q, robot_v, objects_q)
+    return ObservationReader(spec, robot_q, robot_v, objects_q)
 
 
 def free_bodies(model: mujoco.MjModel) -> dict[str, int]:
-    """The bodies that move freely, and where their pose starts in q."""
+    """The bodies with a free joint, and the index of their pose in q."""
     joints = [j for j in range(model.njnt) if model.jnt_type[j] == _FREE]
     return {model.body(model.jnt_bodyid[j]).name: int(model.jnt_qposadr[j]) for j in joints}
 

@@ -1,4 +1,4 @@
-"""Read a robot description from a stranger: confined to its folder, bounded in size, without entities.
+"""Reads untrusted robot descriptions: confined to their folder, bounded in size, without entities.
 
 MuJoCo follows `../` includes, hangs on a large `replicate` and accepts a NaN mass. So the file is parsed here first,
 its includes are put in place, its files are read under one root, and MuJoCo gets plain XML and a dictionary of bytes.
@@ -53,7 +53,7 @@ _TEXTURE_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefr
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A description without includes or paths: XML and the bytes of the files it names."""
 
     path: Path
@@ -61,7 +61,7 @@ class Source:
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
-def read_source(path: Path, root: Path | None = None) -> Source:
+def read_source(path: Path, root: Path | None = None) -> ModelSource:
     """Read an MJCF or URDF file; includes, meshes and textures must lie under `root` (default: the file's folder)."""
     path = Path(path)
     reader = _Reader((root or path.parent).resolve(), path.name)
@@ -74,11 +74,11 @@ def read_source(path: Path, root: Path | None = None) -> Source:
         reader.confine_mjcf(tree)
     else:
         raise BadInput(f"{path.name} starts with <{tree.tag}>, but a robot is described by <mujoco> or <robot> (URDF).")
-    return Source(path, ET.tostring(tree, encoding="unicode"), reader.files)
+    return ModelSource(path, ET.tostring(tree, encoding="unicode"), reader.files)
 
 
 class _Reader:
-    """One reading of one description: counts what it has seen."""
+    """One reading of one description, with counters of its size."""
 
     def __init__(self, root: Path, name: str):
         self.root, self.name = root, name
@@ -109,12 +109,12 @@ class _Reader:
             depth -= 1
             builder.end(tag)
 
-        def refuse(*_: object) -> int:
+        def reject(*_: object) -> int:
             raise BadInput(f"{path.name} declares a DOCTYPE or an entity, which is refused; remove it.")
 
         parser.StartElementHandler, parser.EndElementHandler = start, end
-        parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = refuse
-        parser.ExternalEntityRefHandler = refuse
+        parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = reject
+        parser.ExternalEntityRefHandler = reject
         try:
             parser.Parse(path.read_bytes(), True)
         except expat.ExpatError as error:
@@ -204,7 +204,7 @@ class _Reader:
                     element.set(name, key)
 
     def confine_urdf(self, tree: ET.Element) -> None:
-        """The same for URDF, where paths may begin with package:// and are looked up under the root only."""
+        """The same for URDF, where paths may start with package:// and are looked up under the root only."""
         self.check(tree, 1)
         for link in tree.iter("link"):
             for visual in link.findall("visual"):

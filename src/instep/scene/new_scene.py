@@ -12,23 +12,23 @@ from instep.core.errors import BadInput
 
 from .folder import SCENE_FILE, Scene, scene_of_file
 from .model import scalar_joints
-from .model_source import Source
+from .model_source import ModelSource
 from .settings_file import write_scene_table
 
 STIFFNESS = 10.0
-"""A servo that is made up gets this share of its joint's torque limit per radian [1/rad]."""
+"""Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A new scene folder and what was decided for it."""
+class NewScene:
+    """A new scene folder and what was added to it."""
 
     scene: Scene
     servos: int
     """How many joints were given a position servo because the robot file has no actuators."""
 
 
-def make_scene(robot: Path, folder: Path) -> Made:
+def make_scene(robot: Path, folder: Path) -> NewScene:
     """Write a scene folder around an MJCF or URDF file, with the meshes and textures it uses; nothing is edited."""
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"The folder {str(folder)!r} is not empty; give a new one.")
@@ -42,10 +42,10 @@ def make_scene(robot: Path, folder: Path) -> Made:
         (folder / "assets").rmdir()
     (folder / "scene.xml").write_text(xml, encoding="utf-8")
     write_scene_table(folder / SCENE_FILE, scene, f"{robot.stem}, made from {robot.name}.")
-    return Made(Scene.load(folder), servos)
+    return NewScene(Scene.load(folder), servos)
 
 
-def _canonical(source: Source, model: mujoco.MjModel) -> tuple[str, int]:
+def _canonical(source: ModelSource, model: mujoco.MjModel) -> tuple[str, int]:
     """The description as MJCF whose files lie under assets/; a robot without actuators gets position servos."""
     spec = mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
     servos = 0
@@ -72,7 +72,7 @@ def _add_servo(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str) -> None:
     most = float(model.jnt_actfrcrange[joint.id, 1]) if model.jnt_actfrclimited[joint.id] else 0.0
     kp = STIFFNESS * (most or 10.0)
     servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-    # Critical damping needs the inertia; a tenth of the stiffness is calm for arms from hobby to industry size.
+    # Critical damping needs the inertia; a tenth of the stiffness is stable for arms from hobby to industry size.
     servo.set_to_position(kp=kp, kv=kp / 10)
     if model.jnt_limited[joint.id]:
         servo.ctrlrange, servo.ctrllimited = [low, high], True

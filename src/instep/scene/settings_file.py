@@ -35,8 +35,8 @@ def write_scene_table(path: Path, scene: Scene, about: str = "") -> None:
     parts: dict[str, dict[str, object]] = {"robot": {"joints": list(scene.robot)}}
     if scene.objects:
         parts["objects"] = {"bodies": list(scene.objects)}
-    if "keyframe" in scene.begin:
-        parts["start"] = {"keyframe": scene.begin["keyframe"]}
+    if "keyframe" in scene.initial:
+        parts["start"] = {"keyframe": scene.initial["keyframe"]}
     for name, entries in parts.items():
         table.add(name, tomlkit.item(entries))
     if scene.cameras:

@@ -32,7 +32,7 @@ from instep.policy.training import TrainOptions
 from instep.policy.training import train as learn
 from instep.report.page import write_report
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 
 from .evaluate import limits_of

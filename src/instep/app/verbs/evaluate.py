@@ -27,7 +27,7 @@ from instep.evaluate.evaluation import evaluate as run_all
 from instep.evaluate.result_store import ParquetStore, write_episodes
 from instep.report.page import write_report
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.tune.randomize import belief_addresses, parse_belief, with_imperfections
 
 Positional = tyro.conf.Positional

@@ -25,7 +25,7 @@ from instep.evaluate.result_store import ParquetStore
 from instep.report.page import Headline as Headline
 from instep.report.page import HtmlReport, Number, Section, Table, write_report
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 
 from .evaluate import limits_of
 

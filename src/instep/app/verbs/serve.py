@@ -17,7 +17,7 @@ from instep.core.websocket import ALL_INTERFACES, LOOPBACK
 from instep.policy.openpi import PolicyServer
 from instep.policy.policy_map import read_map
 from instep.scene.folder import Scene
-from instep.scene.tasks.catalog import task_of
+from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 
 Positional = tyro.conf.Positional

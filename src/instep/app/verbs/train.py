@@ -131,7 +131,7 @@ def _judged(folder: Path, scene: str, task: str, world: Callable[[], World], cou
     from instep.evaluate.episode_batch import run_batch
     from instep.policy.flow_policy import load_policy
     from instep.scene.folder import Scene
-    from instep.scene.tasks.catalog import task_of
+    from instep.scene.tasks import task_of
     from instep.scene.tasks.task import Tasked
 
     tasked = Tasked(world(), task_of(Scene.load(scene), task))

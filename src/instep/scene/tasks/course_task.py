@@ -12,9 +12,9 @@ from instep.scene.folder import Scene
 from instep.scene.model import free_bodies
 
 GATES = np.array([[0.5, 0.3], [0.7, -0.3], [0.1, -0.6], [-0.6, -0.3], [-0.5, 0.5], [0.1, 0.7]])
-"""Where the gates stand before each is moved at random [m]."""
+"""Nominal positions of the gates, before each is moved at random [m]."""
 SHOWN = vector(["gate.x", "gate.y", "after.x", "after.y"], "m")
-"""What a driver sees of the course: the next gate and the one after it."""
+"""Goal channel: the next gate and the one after it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,7 @@ class Course:
 
     name: str
     body: int
-    """Where the pose of the robot starts in q."""
+    """Index in q of the pose of the robot."""
     width: float = 0.06
     """How near the middle of a gate counts [m]."""
     shift: float = 0.1
@@ -33,38 +33,38 @@ class Course:
     dwell: float = 0.0
     events: tuple[str, ...] = tuple(f"gate {i + 1}" for i in range(len(GATES)))
     failures: tuple[str, ...] = ("left the course", "tipped over")
-    shows: Channel = SHOWN
+    goal_channel: Channel = SHOWN
 
     @classmethod
     def of(cls, scene: Scene, name: str) -> Course:
         """The course for the first object of a scene, a robot on wheels."""
         return cls(name, free_bodies(scene.model)[scene.objects[0]])
 
-    def draw(self, seed: int) -> Array:
+    def sample_goal(self, seed: int) -> Array:
         """The gates, one after the other."""
         moved = self.shift * (2 * counter_rng.uniform(counter_rng.key(seed, "gates"), GATES.size) - 1)
         return GATES.reshape(-1) + moved
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
         """The next gate and the one after it."""
-        gates = drawn.reshape(*drawn.shape[:-1], -1, 2)
+        gates = goal.reshape(*goal.shape[:-1], -1, 2)
         count = np.minimum(reached.sum(axis=-1), len(GATES) - 1)
         after = np.minimum(count + 1, len(GATES) - 1)
         pick = np.stack([count, after], axis=-1)[..., None]
-        return np.take_along_axis(gates, pick, axis=-2).reshape(*drawn.shape[:-1], 4)
+        return np.take_along_axis(gates, pick, axis=-2).reshape(*goal.shape[:-1], 4)
 
-    def signs(self, state: State, drawn: Array) -> Array:
-        """Whether the robot stands in each gate."""
-        gates = drawn.reshape(*drawn.shape[:-1], -1, 2)
+    def conditions(self, state: State, goal: Array) -> Array:
+        """Whether the robot is in each gate."""
+        gates = goal.reshape(*goal.shape[:-1], -1, 2)
         here = state.q[..., self.body : self.body + 2]
         return np.linalg.norm(gates - here[..., None, :], axis=-1) < self.width
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         """Whether the robot is far from all gates, or lies on its side."""
         q = state.q[..., self.body : self.body + 7]
         upright = 1 - 2 * (q[..., 4] ** 2 + q[..., 5] ** 2)
         return np.stack([np.hypot(q[..., 0], q[..., 1]) > 1.5, upright < 0.7], axis=-1)
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
-        """The share of the gates that are behind."""
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
+        """The share of the gates that were passed."""
         return reached.mean(axis=-1)

@@ -12,8 +12,8 @@ from instep.scene.model import free_bodies, site_poses
 
 from .task import NO_GOAL
 
-HELD = 0.03
-"""How near its tip an arm holds a thing [m]."""
+GRASP_DISTANCE_M = 0.03
+"""Largest distance from the tip of an arm to an object it holds [m]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,11 +23,11 @@ class Handover:
     name: str
     scene: Scene
     cube: int
-    """Where the pose of the cube starts in q."""
+    """Index in q of the pose of the cube."""
     arms: Array
-    """Where the arms' joints stand in q: left, then right [2, joints]."""
+    """Indices in q of the arms' joints: left, then right [2, joints]."""
     grippers: Array
-    """Where the opening of each gripper stands in q [2]."""
+    """Indices in q of the gripper openings [2]."""
     home: Array
     """The arms' joints at home [2, joints]."""
     table: float
@@ -48,7 +48,7 @@ class Handover:
         "home again",
     )
     failures: tuple[str, ...] = ("cube dropped",)
-    shows: Channel = NO_GOAL
+    goal_channel: Channel = NO_GOAL
 
     @classmethod
     def of(cls, scene: Scene, name: str) -> Handover:
@@ -61,43 +61,43 @@ class Handover:
         half = float(model.geom(scene.objects[0]).size[2])
         return cls(name, scene, cube, arms, grippers, rest[arms], float(rest[cube + 2]), half)
 
-    def draw(self, seed: int) -> Array:
-        """Nothing."""
+    def sample_goal(self, seed: int) -> Array:
+        """Empty: there is no sampled goal."""
         return np.zeros(0)
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
-        """Nothing."""
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
+        """Empty: there is no sampled goal."""
         return np.zeros((*state.batch, 0))
 
-    def signs(self, state: State, drawn: Array) -> Array:
-        """The eight events, each a sign in positions and openings."""
+    def conditions(self, state: State, goal: Array) -> Array:
+        """Conditions of the eight events, on positions and gripper openings."""
         q, cube = state.q, state.q[..., self.cube : self.cube + 3]
         tips = site_poses(self.scene.model, q, self.scene.tips)[..., :3]
         away = np.linalg.norm(tips - cube[..., None, :], axis=-1)
         opening = q[..., self.grippers]
-        closed = (away < HELD) & (np.abs(opening - self.half) < 0.2 * self.half)
+        closed = (away < GRASP_DISTANCE_M) & (np.abs(opening - self.half) < 0.2 * self.half)
         lifted = cube[..., 2] > self.table + 0.05
         lies = np.abs(cube[..., 2] - self.table) < 0.01
         at_home = (np.abs(q[..., self.arms] - self.home) < 0.15).all(axis=(-1, -2))
-        free = (opening > 1.25 * self.half) | (away > 2 * HELD)
+        free = (opening > 1.25 * self.half) | (away > 2 * GRASP_DISTANCE_M)
         return np.stack(
             [
                 at_home,
                 closed[..., 0],
-                lifted & (away[..., 0] < HELD),
-                lifted & (away[..., 1] < 4 * HELD),
+                lifted & (away[..., 0] < GRASP_DISTANCE_M),
+                lifted & (away[..., 1] < 4 * GRASP_DISTANCE_M),
                 lifted & closed[..., 1],
-                lifted & free[..., 0] & (away[..., 1] < HELD),
+                lifted & free[..., 0] & (away[..., 1] < GRASP_DISTANCE_M),
                 lies & free.all(axis=-1) & (cube[..., 1] < -0.1),
                 lies & at_home,
             ],
             axis=-1,
         )
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         """Whether the cube fell off the table."""
         return (state.q[..., self.cube + 2] < self.table - 0.1)[..., None]
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
-        """The share of the events that are behind."""
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
+        """The share of the events that were reached."""
         return reached.mean(axis=-1)

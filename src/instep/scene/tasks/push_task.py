@@ -15,8 +15,8 @@ from instep.scene.model import free_bodies
 
 from .task import NO_GOAL
 
-GRAIN = 0.005
-"""Distance of the points by which overlap is counted [m]."""
+POINT_SPACING_M = 0.005
+"""Spacing of the points by which overlap is counted [m]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,9 +25,9 @@ class PushOnto:
 
     name: str
     body: int
-    """Where the pose of the block starts in q."""
+    """Index in q of the pose of the block."""
     target: tuple[float, float, float]
-    """Where it belongs: x [m], y [m], heading [rad]."""
+    """Target pose: x [m], y [m], heading [rad]."""
     shape: tuple[tuple[float, float, float, float], ...]
     """The block as rectangles: left, bottom, right, top [m], in its own frame."""
     coverage: float = 0.9
@@ -37,7 +37,7 @@ class PushOnto:
     dwell: float = 0.1
     events: tuple[str, ...] = ("near", "turned", "done")
     failures: tuple[str, ...] = ("block lost",)
-    shows: Channel = NO_GOAL
+    goal_channel: Channel = NO_GOAL
 
     @classmethod
     def of(cls, scene: Scene, name: str) -> PushOnto:
@@ -48,11 +48,11 @@ class PushOnto:
         target = (float(goal.pos[0]), float(goal.pos[1]), float(2 * np.arctan2(z, w)))
         return cls(name, body, target, _rectangles(model, scene.objects[0]))
 
-    def draw(self, seed: int) -> Array:
-        """Nothing: the outline is painted on the table."""
+    def sample_goal(self, seed: int) -> Array:
+        """Empty: the outline is fixed."""
         return np.zeros(0)
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
         """Nothing."""
         return np.zeros((*state.batch, 0))
 
@@ -61,28 +61,28 @@ class PushOnto:
         q = state.q[..., self.body : self.body + 7]
         return np.concatenate([q[..., :2], heading(q[..., 3:7])[..., None]], axis=-1)
 
-    def signs(self, state: State, drawn: Array) -> Array:
+    def conditions(self, state: State, goal: Array) -> Array:
         """Near: within 3 cm. Turned: that, and within 0.15 rad. Done: covering enough of the outline."""
         q = state.q
         near = np.hypot(q[..., self.body] - self.target[0], q[..., self.body + 1] - self.target[1]) < 0.03
-        signs = np.zeros((*near.shape, 3), bool)
-        signs[..., 0] = near
+        conditions = np.zeros((*near.shape, 3), bool)
+        conditions[..., 0] = near
         if near.any():  # most blocks are far away most of the time, and counting points takes longer than all the rest
             away = self.pose(state)[near] - np.array(self.target)
             turned = np.abs(wrapped(away[..., 2])) < 0.15
             done = np.array(turned)
             done[turned] = self._covered(away[turned]) >= self.coverage
-            signs[near, 1], signs[near, 2] = turned, done
-        return signs
+            conditions[near, 1], conditions[near, 2] = turned, done
+        return conditions
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         """Whether the block fell over, or was pushed out of reach."""
         q = state.q[..., self.body : self.body + 7]
         upright = 1 - 2 * (q[..., 4] ** 2 + q[..., 5] ** 2)
         away = np.hypot(q[..., 0] - self.target[0], q[..., 1] - self.target[1])
         return ((upright < 0.9) | (away > 0.35))[..., None]
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
         """The share of the outline that is covered."""
         return self._covered(self.pose(state) - np.array(self.target))
 
@@ -130,7 +130,7 @@ def _points(shape: tuple[tuple[float, float, float, float], ...]) -> Array:
     """Points spread evenly over the block."""
     out = []
     for left, bottom, right, top in shape:
-        x = np.arange(left + GRAIN / 2, right, GRAIN)
-        y = np.arange(bottom + GRAIN / 2, top, GRAIN)
+        x = np.arange(left + POINT_SPACING_M / 2, right, POINT_SPACING_M)
+        y = np.arange(bottom + POINT_SPACING_M / 2, top, POINT_SPACING_M)
         out.append(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2))
     return np.concatenate(out)

@@ -11,10 +11,10 @@ from instep.core.world import Array, Channel, State, vector
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 
-SPAN = 0.6
-"""Share of each joint's range, around its middle, from which goals are drawn; the rest are folded poses."""
-LOWEST = 0.03
-"""No goal lies lower [m]: the arm's own stand is there."""
+GOAL_RANGE = 0.6
+"""Share of each joint's range, around its middle, from which goals are sampled; the rest are folded poses."""
+MIN_GOAL_HEIGHT_M = 0.03
+"""Smallest height of a goal [m]: below is the base of the arm."""
 POINT = vector(["target.x", "target.y", "target.z"], "m")
 MOVING = vector([*POINT.labels, "target.vx", "target.vy", "target.vz"], ["m"] * 3 + ["m/s"] * 3)
 
@@ -32,31 +32,31 @@ class Reach:
     dwell: float = 0.3
     events: tuple[str, ...] = ("near", "reached")
     failures: tuple[str, ...] = ()
-    shows: Channel = POINT
+    goal_channel: Channel = POINT
 
-    def draw(self, seed: int) -> Array:
+    def sample_goal(self, seed: int) -> Array:
         """A point the arm can reach: where its tip is in some pose."""
-        return drawn_tip(self.scene, seed)
+        return sampled_tip(self.scene, seed)
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
         """The point."""
-        return np.array(drawn)
+        return np.array(goal)
 
-    def signs(self, state: State, drawn: Array) -> Array:
+    def conditions(self, state: State, goal: Array) -> Array:
         """Near: within 3 cm. Reached: within the tolerance."""
-        away = self._away(state, drawn)
+        away = self._away(state, goal)
         return np.stack([away < 0.03, away < self.tolerance], axis=-1)
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         """Nothing can go wrong for good."""
         return np.zeros((*state.batch, 0), bool)
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
         """1 at the point, 0 from 30 cm on."""
-        return np.clip(1 - self._away(state, drawn) / 0.3, 0, 1)
+        return np.clip(1 - self._away(state, goal) / 0.3, 0, 1)
 
-    def _away(self, state: State, drawn: Array) -> Array:
-        return np.linalg.norm(tip(self.scene, state.q) - drawn, axis=-1)
+    def _away(self, state: State, goal: Array) -> Array:
+        return np.linalg.norm(tip(self.scene, state.q) - goal, axis=-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,46 +78,46 @@ class Track:
     dwell: float = 0.0
     events: tuple[str, ...] = ("caught up", "half a round", "one round", "two rounds")
     failures: tuple[str, ...] = ("lost the target",)
-    shows: Channel = MOVING
+    goal_channel: Channel = MOVING
 
-    def draw(self, seed: int) -> Array:
+    def sample_goal(self, seed: int) -> Array:
         """The middle of the loop, the direction in which it leans, and where on it the point starts."""
         lean, phase = counter_rng.uniform(counter_rng.key(seed, "track"), 2)
         middle = np.array([0.24, 0.0, 0.12]) + 0.03 * (counter_rng.uniform(counter_rng.key(seed, "middle"), 3) - 0.5)
         return np.array([*middle, 2 * np.pi * lean, 2 * np.pi * phase])
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
         """Where the point is now, and how it moves."""
-        return np.concatenate(self.target(state.t, drawn), axis=-1)
+        return np.concatenate(self.target(state.t, goal), axis=-1)
 
-    def target(self, t: float | Array, drawn: Array) -> tuple[Array, Array]:
+    def target(self, t: float | Array, goal: Array) -> tuple[Array, Array]:
         """Place [m] and velocity [m/s] of the point at a time."""
         rate = 2 * np.pi / self.period
-        angle, lean = drawn[..., 4] + rate * t, drawn[..., 3]
+        angle, lean = goal[..., 4] + rate * t, goal[..., 3]
         side = np.stack([np.cos(lean), np.zeros_like(lean), np.sin(lean)], axis=-1)
         cross = np.broadcast_to(np.array([0.0, 1.0, 0.0]), side.shape)
         c, s = np.cos(angle)[..., None], np.sin(angle)[..., None]
-        return drawn[..., :3] + self.radius * (c * cross + s * side), self.radius * rate * (c * side - s * cross)
+        return goal[..., :3] + self.radius * (c * cross + s * side), self.radius * rate * (c * side - s * cross)
 
-    def signs(self, state: State, drawn: Array) -> Array:
+    def conditions(self, state: State, goal: Array) -> Array:
         """Caught up: near the point. Then so much time on it."""
-        near = self._away(state, drawn) < self.tolerance
+        near = self._away(state, goal) < self.tolerance
         rounds = np.array([0.0, 0.5, 1.0, 2.0]) * self.period
         # The last step of an episode is a little before its end.
         late = np.asarray(state.t)[..., None] >= np.where(rounds > 0, self.grace + rounds, 0.0) - 0.05
         return near[..., None] & late
 
-    def wrong(self, state: State, drawn: Array) -> Array:
+    def failed(self, state: State, goal: Array) -> Array:
         """Whether the tip is away from the point after the grace."""
-        lost = (self._away(state, drawn) > self.tolerance) & (state.t > self.grace)
+        lost = (self._away(state, goal) > self.tolerance) & (state.t > self.grace)
         return np.asarray(lost)[..., None]
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
         """1 on the point, 0 from 10 cm on."""
-        return np.clip(1 - self._away(state, drawn) / 0.1, 0, 1)
+        return np.clip(1 - self._away(state, goal) / 0.1, 0, 1)
 
-    def _away(self, state: State, drawn: Array) -> Array:
-        return np.linalg.norm(tip(self.scene, state.q) - self.target(state.t, drawn)[0], axis=-1)
+    def _away(self, state: State, goal: Array) -> Array:
+        return np.linalg.norm(tip(self.scene, state.q) - self.target(state.t, goal)[0], axis=-1)
 
 
 def tip(scene: Scene, q: Array) -> Array:
@@ -125,7 +125,7 @@ def tip(scene: Scene, q: Array) -> Array:
     return site_poses(scene.model, q, scene.tips[:1])[..., 0, :3]
 
 
-def drawn_tip(scene: Scene, seed: int) -> Array:
+def sampled_tip(scene: Scene, seed: int) -> Array:
     """Where the tip is in a pose drawn from the middle of the joints' ranges, above the stand."""
     q, _ = scene.start(seed)
     model, key = scene.model, counter_rng.key(seed, "reach")
@@ -133,8 +133,8 @@ def drawn_tip(scene: Scene, seed: int) -> Array:
     low, high = model.jnt_range[ids].T
     while True:
         key = counter_rng.following(key)
-        share = 0.5 + SPAN * (counter_rng.uniform(key, len(ids)) - 0.5)
+        share = 0.5 + GOAL_RANGE * (counter_rng.uniform(key, len(ids)) - 0.5)
         q[model.jnt_qposadr[ids]] = low + share * (high - low)
         point = tip(scene, q)
-        if point[2] > LOWEST and np.hypot(point[0], point[1]) > 0.12:
+        if point[2] > MIN_GOAL_HEIGHT_M and np.hypot(point[0], point[1]) > 0.12:
             return point

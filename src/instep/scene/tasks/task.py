@@ -1,7 +1,4 @@
-"""What a task is: goals, signs of progress, and what counts as failure. It has no memory; `Tasked` keeps that.
-
-A world with a task: it draws the goal, keeps count of the events, and knows when it is over.
-"""
+"""Tasks: goals, events and failures of an episode, and `Tasked`, the wrapper that keeps track of them."""
 
 from __future__ import annotations
 
@@ -13,127 +10,127 @@ import numpy as np
 from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
 
 NO_GOAL = Channel()
-"""What a task shows whose goal is the same in every episode."""
+"""Goal channel of a task whose goal is the same in every episode."""
 
 
 class Task(Protocol):
-    """What should be done in a scene.
+    """What should be done in a scene; a task is stateless.
 
-    Events come in order: one counts once its sign has held for `dwell` seconds and all before it have been reached.
-    The task has succeeded when the last event has been reached. In the states it is shown, `t` is the time since the
-    start of each world's own episode [...].
+    Events come in order: one is reached once its condition has held for `dwell` seconds and all before it have been
+    reached. The task has succeeded when the last event has been reached. In the states it is given, `t` is the time
+    since the start of each world's own episode [...].
     """
 
     @property
     def name(self) -> str:
-        """What the command line calls it."""
+        """Name on the command line."""
         ...
 
     @property
     def text(self) -> str:
-        """The instruction, for policies that read."""
+        """Instruction, for language-conditioned policies."""
         ...
 
     @property
     def seconds(self) -> float:
-        """How long an episode may take [s]."""
+        """Time limit of an episode [s]."""
         ...
 
     @property
     def dwell(self) -> float:
-        """How long a sign must hold to count [s]."""
+        """How long a condition must hold [s]."""
         ...
 
     @property
     def events(self) -> tuple[str, ...]:
-        """The stages, in order; the last one is success."""
+        """Names of the stages, in order; the last one is success."""
         ...
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What can go wrong for good."""
+        """Names of the failures that end an episode."""
         ...
 
     @property
-    def shows(self) -> Channel:
-        """What `observation.goal` holds; without labels there is no such observation."""
+    def goal_channel(self) -> Channel:
+        """Description of `observation.goal`; without labels there is no such observation."""
         ...
 
-    def draw(self, seed: int) -> Array:
+    def sample_goal(self, seed: int) -> Array:
         """The goal of the episode with this seed."""
         ...
 
-    def goal(self, state: State, drawn: Array, reached: Array) -> Array:
-        """What a policy sees of the goal now; `reached` [..., events] says which events are behind it."""
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
+        """The goal as a policy observes it; `reached` [..., events] are the events so far."""
         ...
 
-    def signs(self, state: State, drawn: Array) -> Array:
-        """Whether the sign of each event is there [..., events]."""
+    def conditions(self, state: State, goal: Array) -> Array:
+        """Whether the condition of each event holds [..., events]."""
         ...
 
-    def wrong(self, state: State, drawn: Array) -> Array:
-        """Whether each failure is there [..., failures]."""
+    def failed(self, state: State, goal: Array) -> Array:
+        """Whether each failure has happened [..., failures]."""
         ...
 
-    def score(self, state: State, drawn: Array, reached: Array) -> Array:
-        """How well things stand now, 0 to 1."""
+    def score(self, state: State, goal: Array, reached: Array) -> Array:
+        """Progress in this state, 0 to 1."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tasked(Wrapper[W]):
-    """Adds `observation.goal` to what is seen, and remembers in the state which events have been reached.
+    """A world with a task: adds `observation.goal`, and keeps in the state which events have been reached.
 
-    It belongs outside all other wrappers: success is judged by where things are, not by what the sensors say.
+    It belongs outside all other wrappers: success is judged by the true state, not by sensor readings.
     """
 
     task: Task
 
     @property
     def spec(self) -> Spec:
-        """What the numbers mean, the goal included."""
+        """Description of the numbers, the goal included."""
         inner = self.world.spec
-        if not self.task.shows.labels:
+        if not self.task.goal_channel.labels:
             return inner
-        return replace(inner, observation={**inner.observation, "observation.goal": self.task.shows})
+        return replace(inner, observation={**inner.observation, "observation.goal": self.task.goal_channel})
 
     @property
     def steps(self) -> int:
-        """Control steps an episode may take."""
+        """Time limit of an episode in control steps."""
         return max(1, round(self.task.seconds / self.world.spec.dt))
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Draw the goal and look whether the first signs are there already."""
-        drawn = np.broadcast_to(self.task.draw(seed), (*state.batch, np.size(self.task.draw(seed)))).copy()
+        """Sample the goal and evaluate the events of the first state."""
+        goal = np.broadcast_to(self.task.sample_goal(seed), (*state.batch, np.size(self.task.sample_goal(seed)))).copy()
         memory = {
-            "drawn": drawn,
+            "goal": goal,
             "held": np.zeros((*state.batch, len(self.task.events)), int),
             "when": np.full((*state.batch, len(self.task.events)), np.nan),
-            "wrong": np.full(state.batch, -1),
+            "failure": np.full(state.batch, -1),
             "age": np.zeros(state.batch, int),
         }
-        return state.with_hidden(self.key, self._noted(state, memory))
+        return state.with_hidden(self.key, self._updated(state, memory))
 
     def step(self, state: State, action: Array) -> State:
-        """One control period later, with the events that happened in it."""
+        """One control period later, with the events of that period."""
         after, memory = self.world.step(state, action), state.hidden[self.key]
-        return after.with_hidden(self.key, self._noted(after, {**memory, "age": memory["age"] + 1}))
+        return after.with_hidden(self.key, self._updated(after, {**memory, "age": memory["age"] + 1}))
 
     def observe(self, state: State) -> Observation:
-        """What the sensors show, and the goal."""
-        seen = self.world.observe(state)
-        if not self.task.shows.labels:
-            return seen
+        """The observation with the goal."""
+        observation = self.world.observe(state)
+        if not self.task.goal_channel.labels:
+            return observation
         memory = state.hidden[self.key]
-        goal = self.task.goal(self._own(state, memory), memory["drawn"], self.reached(state))
-        return {**seen, "observation.goal": goal}
+        goal = self.task.observed_goal(self._own(state, memory), memory["goal"], self.reached(state))
+        return {**observation, "observation.goal": goal}
 
     def reached(self, state: State) -> Array:
         """Which events have been reached [..., events]."""
         return np.isfinite(state.hidden[self.key]["when"])
 
-    def when(self, state: State) -> Array:
-        """When each event was reached, since the start [s], NaN where it was not [..., events]."""
+    def event_times(self, state: State) -> Array:
+        """Time of each event since the start [s], NaN where it was not reached [..., events]."""
         return state.hidden[self.key]["when"].copy()
 
     def success(self, state: State) -> Array:
@@ -142,32 +139,32 @@ class Tasked(Wrapper[W]):
 
     def failure(self, state: State) -> Array:
         """Which failure came first, an index into the task's failures, or -1 [...]."""
-        return np.asarray(state.hidden[self.key]["wrong"])
+        return np.asarray(state.hidden[self.key]["failure"])
 
     def score(self, state: State) -> Array:
-        """How well things stand now, 0 to 1 [...]."""
+        """Progress in this state, 0 to 1 [...]."""
         memory = state.hidden[self.key]
-        return self.task.score(self._own(state, memory), memory["drawn"], self.reached(state))
+        return self.task.score(self._own(state, memory), memory["goal"], self.reached(state))
 
-    def over(self, state: State) -> Array:
-        """Whether nothing can change any more: done, or failed for good [...]."""
+    def done(self, state: State) -> Array:
+        """Whether the episode is over: success or failure [...]."""
         return self.success(state) | (self.failure(state) >= 0)
 
     def _own(self, state: State, memory: dict[str, Any]) -> State:
         """The state with each world's own time: worlds of a batch may have started at different times."""
         return replace(state, t=memory["age"] * self.world.spec.dt)
 
-    def _noted(self, state: State, memory: dict[str, Any]) -> dict[str, Any]:
-        state, task, drawn = self._own(state, memory), self.task, memory["drawn"]
-        held = np.where(task.signs(state, drawn), memory["held"] + 1, 0)
+    def _updated(self, state: State, memory: dict[str, Any]) -> dict[str, Any]:
+        state, task, goal = self._own(state, memory), self.task, memory["goal"]
+        held = np.where(task.conditions(state, goal), memory["held"] + 1, 0)
         enough = held * self.world.spec.dt >= task.dwell - 1e-9
         before = np.isfinite(memory["when"])
         # An event counts when all before it do; several may be reached at once.
         now = np.logical_and.accumulate(before | (enough & (held > 0)), axis=-1)
         when = np.where(now & ~before, np.asarray(state.t)[..., None], memory["when"])
-        wrong = memory["wrong"]
+        wrong = memory["failure"]
         if task.failures:
-            seen = task.wrong(state, drawn)
+            seen = task.failed(state, goal)
             first = np.where(seen.any(axis=-1), np.argmax(seen, axis=-1), -1)
             wrong = np.where((wrong < 0) & ~before[..., -1], first, wrong)
-        return {**memory, "held": held, "when": when, "wrong": np.asarray(wrong)}
+        return {**memory, "held": held, "when": when, "failure": np.asarray(wrong)}
