@@ -43,7 +43,7 @@ def fleeing(observation: Observation) -> np.ndarray:
 
 def test_the_states_of_the_failed_episodes_are_found_and_no_others(world):
     planted = {seed for seed in SEEDS if world.task.sample_goal(seed)[0] < -0.05}
-    found = find_failure_states(world, Function(one_sided), SEEDS)
+    found = find_failure_states(world, FunctionPolicy(one_sided), SEEDS)
     assert found is not None
     assert planted and set(found.seeds) == planted
     assert found.tried == len(SEEDS) and found.states.batch == (len(planted),)
