@@ -31,8 +31,8 @@ from instep.core.poses import angle_between
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State
 from instep.data import Recorder
+from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.realtime import lower_priority, realtime_priority
 from instep.robot.recorded_world import Recording

@@ -17,8 +17,8 @@ from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.core.statistics import wilson
 from instep.core.world import Array
+from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects
-from instep.physics.open_world import open_world
 from instep.policy.experts.task_experts import expert_of
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.statistics import Estimate
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.delta_action import DeltaOptions, learn_delta
 from instep.tune.delta_eval import Squares, error_reductions, squared_errors

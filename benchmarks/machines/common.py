@@ -20,7 +20,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Simulator
 from instep.data import load_episodes
 from instep.physics.actuators import with_inputs
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import named_params

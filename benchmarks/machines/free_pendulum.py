@@ -11,7 +11,7 @@ from instep.core.episode import Episode
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Settings, Simulator
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.beliefs import Posterior
 from instep.tune.fit import ShootingOptions, fit

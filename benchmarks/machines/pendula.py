@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions
 from instep.tune.held_out import window_errors

@@ -14,7 +14,7 @@ from instep.core.poses import matrix_from_quat
 from instep.core.replay import Aligned, aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions
 from instep.tune.gates import contact_search

@@ -32,8 +32,8 @@ from .core.world import stack as stack
 from .core.world import take as take
 
 if TYPE_CHECKING:
+    from .physics.engines import open_world as open_world
     from .physics.mujoco_world import MujocoWorld as MujocoWorld
-    from .physics.open_world import open_world as open_world
     from .physics.rapier_world import RapierWorld as RapierWorld
     from .scene.folder import Scene as Scene
 
@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 _LATER = {
     "MujocoWorld": "instep.physics.mujoco_world",
     "RapierWorld": "instep.physics.rapier_world",
-    "open_world": "instep.physics.open_world",
+    "open_world": "instep.physics.engines",
     "Scene": "instep.scene.folder",
 }
 

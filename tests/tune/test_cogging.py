@@ -8,7 +8,7 @@ import pytest
 from instep import MujocoWorld
 from instep.core.errors import UnknownName
 from instep.physics.actuators import ActuatedWorld, read_actuators
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import auto_params, command_limits

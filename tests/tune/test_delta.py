@@ -9,7 +9,7 @@ from instep import MujocoWorld
 from instep.core.errors import BadInput
 from instep.core.world import Wrapper
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
-from instep.physics.open_world import open_world, without_delta
+from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene
 from instep.tune.delta_action import DeltaOptions, learn_delta, permuted_control
 from instep.tune.delta_eval import evaluate_delta, learn_and_evaluate

@@ -7,9 +7,9 @@ import pytest
 
 from instep import Constant, MujocoWorld, Script, rollout
 from instep.core.errors import BadInput, UnknownName
+from instep.physics.actuator_models import friction_limit
 from instep.physics.actuators import ActuatedWorld, read_actuators, with_inputs
-from instep.physics.friction import friction_limit
-from instep.physics.open_world import open_world
+from instep.physics.engines import open_world
 from instep.scene.folder import Scene
 from instep.tune.param_selection import command_limits, named_params
 from instep.tune.promotion import promote

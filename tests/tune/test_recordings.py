@@ -9,7 +9,7 @@ from instep import MujocoWorld
 from instep.app.gap_run import at_rate, read
 from instep.core.replay import aligned
 from instep.physics.actuators import with_inputs
-from instep.physics.open_world import without_delta
+from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import auto_params, named_params

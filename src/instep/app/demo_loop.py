@@ -18,8 +18,8 @@ from instep.core.world import Array, Observation, State, Watcher
 from instep.gap.gap_figures import horizon_figure, runs_figure
 from instep.gap.gap_result import Curve, Gap, RunPair
 from instep.gap.horizon import measure_horizon
+from instep.physics.engines import open_world, without_delta
 from instep.physics.mujoco_cameras import MujocoRenderer
-from instep.physics.open_world import open_world, without_delta
 from instep.policy.experts.push_expert import PushTo
 from instep.report.figures import lines_figure
 from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table, formatted

@@ -39,7 +39,7 @@ from instep.gap.paired_runs import compare_runs
 from instep.gap.preparation import prepare
 from instep.gap.stream_alignment import Timing, align_all_streams, stream_groups, timing
 from instep.physics.actuators import with_inputs
-from instep.physics.open_world import Engine, open_world
+from instep.physics.engines import Engine, open_world
 from instep.report.page import Headline, HtmlReport, Number, Section, write_report
 from instep.scene.folder import Scene, shipped
 

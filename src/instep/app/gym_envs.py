@@ -17,7 +17,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
 from instep.core.world import Array, Observation, Spec, State, World, put, stack
-from instep.physics.open_world import Engine, open_world
+from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.task import Tasked

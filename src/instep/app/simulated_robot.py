@@ -20,8 +20,8 @@ import numpy as np
 
 from instep.core.errors import LinkLost
 from instep.core.world import Array, Simulator, Spec, World
+from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
-from instep.physics.open_world import Engine, open_world
 from instep.robot.driver import Driver, Reading
 from instep.robot.imperfect import Late, Noisy, Quantized
 from instep.scene import address

@@ -16,8 +16,8 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
+from instep.physics.engines import Engine, open_world, rest_action
 from instep.physics.mujoco_cameras import render_cameras
-from instep.physics.open_world import Engine, open_world, rest_action
 from instep.scene.folder import Scene
 
 from .simulated_robot import Perturbation, simulate_robot

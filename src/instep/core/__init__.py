@@ -1,1 +1,72 @@
-"""The foundation: states, worlds, episodes, parameters, statistics. NumPy only."""
+"""Core types: states, worlds, episodes, parameters, errors, poses and statistics. NumPy only."""
+
+from .episode import Episode, Log
+from .errors import BadInput, Diverged, InstepError, LinkLost, MissingExtra, UnknownName, Unsupported
+from .param import Address, Belief, Box, Param
+from .replay import Aligned, aligned, replay, replay_all, rollout_windows
+from .rollout import Constant, Script, rollout, rollouts
+from .statistics import Estimate, bootstrap, jackknife, pooled, wilson
+from .world import (
+    Array,
+    Channel,
+    MapFn,
+    Observation,
+    Policy,
+    Settings,
+    Simulator,
+    Spec,
+    State,
+    Watcher,
+    World,
+    Wrapper,
+    put,
+    stack,
+    take,
+    vector,
+)
+
+__all__ = [
+    "Address",
+    "Aligned",
+    "Array",
+    "BadInput",
+    "Belief",
+    "Box",
+    "Channel",
+    "Constant",
+    "Diverged",
+    "Episode",
+    "Estimate",
+    "InstepError",
+    "LinkLost",
+    "Log",
+    "MapFn",
+    "MissingExtra",
+    "Observation",
+    "Param",
+    "Policy",
+    "Script",
+    "Settings",
+    "Simulator",
+    "Spec",
+    "State",
+    "UnknownName",
+    "Unsupported",
+    "Watcher",
+    "World",
+    "Wrapper",
+    "aligned",
+    "bootstrap",
+    "jackknife",
+    "pooled",
+    "put",
+    "replay",
+    "replay_all",
+    "rollout",
+    "rollout_windows",
+    "rollouts",
+    "stack",
+    "take",
+    "vector",
+    "wilson",
+]

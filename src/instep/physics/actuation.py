@@ -13,7 +13,7 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .engine_support import active_equalities, disabled
+from .engine_checks import active_equalities, disabled
 from .link_tree import HINGE, SLIDE
 
 _JOINT, _TENDON = int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON)

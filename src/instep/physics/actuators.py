@@ -1,8 +1,8 @@
 """Actuator models of a scene in MuJoCo: speed- and load-dependent friction, cogging, motors on a limited supply.
 
 MuJoCo's dry friction is one number per joint. An `ActuatedWorld` sets that number before every physics step from the
-speed and load of the joint (see `friction`), the stiffness and force limits of a servo from its firmware gain and the
-supply voltage left under its current, and applies the cogging torque (see `cogging`). The parameters are kept in
+speed and load of the joint (see `actuator_models`), the stiffness and force limits of a servo from its firmware gain
+and the supply voltage left under its current, and applies the cogging torque. The parameters are kept in
 `actuators.toml` beside `scene.toml`, by address:
 
     [settings]
@@ -37,10 +37,19 @@ from instep.core.world import Array, Channel, Observation, Settings, Spec, State
 from instep.scene.folder import Scene
 from instep.scene.settings_file import read_table
 
-from .cogging import COGGING, COUNT, HARMONICS, Cogging, cogging_of, is_cogging_param
-from .friction import TERMS, Term, friction_limit
+from .actuator_models import (
+    COGGING,
+    COUNT,
+    HARMONICS,
+    TERMS,
+    Cogging,
+    Term,
+    cogging_of,
+    friction_limit,
+    is_cogging_param,
+)
+from .engine_checks import check_batch_size, check_finite
 from .mujoco_world import KEY, SENSORS, MujocoWorld, tuned_batch
-from .state_checks import check_batch_size, check_finite
 
 ACTUATORS_FILE = "actuators.toml"
 LOADS = "actuators"

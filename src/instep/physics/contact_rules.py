@@ -9,7 +9,7 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .engine_support import disabled
+from .engine_checks import disabled
 
 MAX_GROUPS = 32
 """How many collision groups an engine has bits for."""

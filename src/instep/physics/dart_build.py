@@ -17,7 +17,7 @@ from instep.core.errors import MissingExtra, Unsupported
 from instep.core.world import Array
 
 from .contact_rules import contact_pairs, pair_friction
-from .engine_support import active_equalities, disabled
+from .engine_checks import active_equalities, disabled
 from .link_tree import BALL, FREE, HINGE, Link, LinkTree, Pose, link_tree
 
 MASSLESS_KG = 1e-9

@@ -21,7 +21,7 @@ from instep.scene.folder import Scene
 
 from .actuation import friction_damping, joint_actuation, joint_couplings, scalar_positions
 from .dart_build import DartJoint, DartModel, build, dartpy, isometry
-from .engine_support import check_support
+from .engine_checks import check_support
 from .link_tree import Pose, rotate
 from .sequential import SequentialWorld, Stepped
 

@@ -1,6 +1,6 @@
-"""A delta-action model: what is added to a command so that the simulator does what the robot did.
+"""Delta-action model: a learned correction of commands, so that the simulator does what the robot did.
 
-Where parameters leave an error, it is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
+The error that parameters leave is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
 physical. Outside the states it was trained on the delta is zero, and it is never larger than in training.
 """
 
@@ -22,32 +22,32 @@ from instep.scene.folder import Scene, SceneSimulator
 DELTA_FILE = "delta.npz"
 
 MEMORY = 10
-"""Commands before the present one that the features see."""
+"""Commands before the present one that are features."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaModel:
-    """What to add to a command, as a function of state, command and the commands before."""
+    """The correction of a command as a function of state, command and earlier commands."""
 
     labels: tuple[str, ...]
-    """Actions it corrects."""
+    """Labels of the actions it corrects."""
     centre: Array
-    """Of the raw features [joints, raw]."""
+    """Mean of the raw features [joints, raw]."""
     size: Array
-    """Their spread [joints, raw]."""
+    """Standard deviation of the raw features [joints, raw]."""
     waves: Array
-    """Directions of the cosines [joints, raw, waves]."""
+    """Frequencies of the random cosine features [joints, raw, waves]."""
     phase: Array
-    """[joints, waves]."""
+    """Phases of the random cosine features [joints, waves]."""
     weight: Array
-    """[joints, raw + waves + 1]."""
+    """Regression weights [joints, raw + waves + 1]."""
     reach: Array
-    """Distance from the training states up to which each joint's delta counts [joints]."""
+    """Distance from the training states beyond which a joint's delta is zero [joints]."""
     most: Array
     """Largest delta [joints]."""
 
     def __call__(self, q: Array, v: Array, actions: Array) -> Array:
-        """The delta [..., joints] for positions and velocities of the driven joints and the commands up to now
+        """The delta [..., joints] for positions and velocities of the corrected joints and the commands up to now
         [..., MEMORY + 1, joints], oldest first."""
         raw = (features(q, v, actions) - self.centre) / self.size
         wide = random_features(raw, self.waves, self.phase)
@@ -68,7 +68,7 @@ class DeltaModel:
                 parts = {name: np.asarray(file[name]) for name in file.files}
                 return cls(tuple(str(label) for label in parts.pop("labels")), **parts)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"The delta action {str(path)!r} cannot be read: {error}.") from None
+            raise BadInput(f"The delta-action model {str(path)!r} cannot be read: {error}.") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,30 +93,30 @@ class DeltaCorrected(Wrapper[S]):
         return cast(SceneSimulator, self.world).substeps
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Remember the last commands; before the first one the memory is full of it."""
+        """Keep the last commands; before the first one the history repeats it."""
         size = self.spec.action.shape[0]
         if past is None:
-            line = np.full((*state.batch, MEMORY, size), np.nan)
+            history = np.full((*state.batch, MEMORY, size), np.nan)
         else:
-            known = np.broadcast_to(past, (*state.batch, *np.shape(past)[-2:]))
-            line = known[..., np.maximum(np.arange(-MEMORY, 0) + known.shape[-2], 0), :].astype(float)
-        return state.with_hidden(self.key, line)
+            given = np.broadcast_to(past, (*state.batch, *np.shape(past)[-2:]))
+            history = given[..., np.maximum(np.arange(-MEMORY, 0) + given.shape[-2], 0), :].astype(float)
+        return state.with_hidden(self.key, history)
 
     def step(self, state: State, action: Array) -> State:
         """Add the delta to the command."""
         action = checked_action(action, self.spec, state.batch)
-        line = np.asarray(state.hidden[self.key], float)
-        line = np.where(np.isnan(line), action[..., None, :], line)
-        full = np.concatenate([line, action[..., None, :]], axis=-2)
+        history = np.asarray(state.hidden[self.key], float)
+        history = np.where(np.isnan(history), action[..., None, :], history)
+        full = np.concatenate([history, action[..., None, :]], axis=-2)
         sent = action
         if self.delta is not None:
-            q, v, a = places(self.spec, self.delta.labels)
+            q, v, a = label_indices(self.spec, self.delta.labels)
             sent = action.copy()
             sent[..., a] += self.delta(state.q[..., q], state.v[..., v], full[..., a])
         return self.world.step(state, sent).with_hidden(self.key, full[..., 1:, :])
 
 
-def driven(spec: Spec) -> tuple[str, ...]:
+def position_actions(spec: Spec) -> tuple[str, ...]:
     """The actions that are position commands of a joint of that name."""
     names: list[str] = []
     for label, unit in zip(spec.action.labels, spec.action.units, strict=True):
@@ -126,7 +126,7 @@ def driven(spec: Spec) -> tuple[str, ...]:
 
 
 def features(q: Array, v: Array, actions: Array) -> Array:
-    """What is known when a command is given, per joint [..., joints, raw]."""
+    """Raw features at the time of a command, per joint [..., joints, raw]."""
     now, short, long = actions[..., -1, :], actions[..., -1 - MEMORY // 3, :], actions[..., 0, :]
     own = [now - q, v, np.tanh(v / 0.05), now - short, short - long, np.tanh((now - long) / 0.02), q]
     size = q.shape[-1]
@@ -140,8 +140,8 @@ def random_features(raw: Array, waves: Array, phase: Array) -> Array:
     return np.concatenate([raw, cosines, np.ones((*raw.shape[:-1], 1))], axis=-1)
 
 
-def places(spec: Spec, labels: Sequence[str]) -> tuple[list[int], list[int], list[int]]:
-    """Where labels stand among positions, velocities and actions."""
+def label_indices(spec: Spec, labels: Sequence[str]) -> tuple[list[int], list[int], list[int]]:
+    """Indices of labels among positions, velocities and actions."""
     return (
         [spec.q.labels.index(label) for label in labels],
         [spec.v.labels.index(label) for label in labels],

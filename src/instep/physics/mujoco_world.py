@@ -15,7 +15,7 @@ from instep.core.world import Array, Channel, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .state_checks import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
+from .engine_checks import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
 
 KEY = "mujoco"
 """The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
@@ -35,7 +35,7 @@ class MujocoWorld:
     def __init__(self, scene: Scene | str | Path, *, threads: int = 0, settings: Settings | None = None):
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.threads = threads
-        """Threads a batch is stepped on; where 0, as many as there are cores and work for."""
+        """Threads that step a batch; where 0, as many as there are cores and work for."""
         self.settings: Settings = dict(settings or {})
         self._model, self._steps, self._each = _prepared(self.scene, self.settings)
         self._nsim = max((len(value) for value in self._each.values()), default=0)
@@ -47,7 +47,7 @@ class MujocoWorld:
 
     @property
     def spec(self) -> Spec:
-        """What the numbers mean."""
+        """Description of the numbers."""
         return self._spec
 
     @property
@@ -66,7 +66,7 @@ class MujocoWorld:
         return self._steps
 
     def reset(self, seed: int = 0) -> State:
-        """Where the scene begins with this seed."""
+        """The initial state of the scene with this seed."""
         q, v = self.scene.start(seed)
         return self.place(q, v)
 
@@ -80,8 +80,8 @@ class MujocoWorld:
         commands = rest if past is None else np.asarray(past, float)
         rows[..., layout.ctrl] = commands[..., -1, :] if past is not None else rest
         if layout.history.stop > layout.history.start:
-            self._remember(rows[..., layout.history], t, commands if past is not None else rest[None])
-        return self._state(t, rows, self._sense(rows))
+            self._fill_history(rows[..., layout.history], t, commands if past is not None else rest[None])
+        return self._state(t, rows, self._sensor_readings(rows))
 
     def step(self, state: State, action: Array) -> State:
         """One control period later. Raises `Diverged` where the result is not finite."""
@@ -100,18 +100,18 @@ class MujocoWorld:
             except mjbatch.SimulationError as failure:
                 error = str(failure)
             after = batch.state.copy()
-            sensed = batch.bind("sensordata").copy() if self._model.nsensor else None
+            sensors = batch.bind("sensordata").copy() if self._model.nsensor else None
         after[:, layout.xfrc] = 0.0  # a nudge is felt for one step
-        sensed = sensed.reshape(*state.batch, -1) if sensed is not None else None
-        new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensed)
+        sensors = sensors.reshape(*state.batch, -1) if sensors is not None else None
+        new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensors)
         return check_finite(new, self.scene.name, "MuJoCo", error)
 
     def observe(self, state: State) -> Observation:
         """The robot's joints, the objects' poses, and the model's own sensors where it has any."""
-        seen = dict(self.scene.reader.observe(state.q, state.v))
+        observation = dict(self.scene.reader.observe(state.q, state.v))
         if SENSORS in state.hidden:
-            seen["observation.sensors"] = state.hidden[SENSORS]
-        return seen
+            observation["observation.sensors"] = state.hidden[SENSORS]
+        return observation
 
     def nudge(self, state: State, wrench: Array) -> State:
         """The state with a force [N] and torque [Nm] at the centre of mass of each body, felt for one step."""
@@ -122,7 +122,7 @@ class MujocoWorld:
         return state.with_hidden(KEY, rows)
 
     def tuned(self, settings: Settings) -> MujocoWorld:
-        """The same world with some parameters turned; arrays hold one value per world of a batch."""
+        """The same world with some parameters set; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
         return MujocoWorld(self.scene, threads=self.threads, settings={**self.settings, **resolved})
 
@@ -151,24 +151,24 @@ class MujocoWorld:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return max(1, min(cores, n * self._steps // STEPS_PER_THREAD))
 
-    def _state(self, t: float, rows: Array, sensed: Array | None) -> State:
+    def _state(self, t: float, rows: Array, sensors: Array | None) -> State:
         layout = self._layout
-        hidden = {KEY: rows} if sensed is None else {KEY: rows, SENSORS: sensed}
+        hidden = {KEY: rows} if sensors is None else {KEY: rows, SENSORS: sensors}
         return State(t, rows[..., layout.qpos].copy(), rows[..., layout.qvel].copy(), hidden)
 
-    def _sense(self, rows: Array) -> Array | None:
+    def _sensor_readings(self, rows: Array) -> Array | None:
         if not self._model.nsensor:
             return None
         flat = rows.reshape(-1, rows.shape[-1])
         with self._lock:
             batch = self._batch(len(flat))
             batch.state[:] = flat
-            sensed = batch.bind("sensordata")
+            sensors = batch.bind("sensordata")
             batch.forward()
-            return sensed.reshape(*rows.shape[:-1], -1).copy()
+            return sensors.reshape(*rows.shape[:-1], -1).copy()
 
-    def _remember(self, history: Array, t: float, commands: Array) -> None:
-        """Fill the actuators' memory with the commands before t, the oldest of them held before that."""
+    def _fill_history(self, history: Array, t: float, commands: Array) -> None:
+        """Fill the actuators' buffers with the commands before t, the oldest of them held before that."""
         model, steps = self._model, self._steps
         for a in range(model.nu):
             samples = int(model.actuator_history[a, 0])
@@ -184,7 +184,7 @@ class MujocoWorld:
 
 
 class _Layout:
-    """Where the parts of the integration state stand in its row."""
+    """Indices of the parts of the integration state in its row."""
 
     def __init__(self, model: mujoco.MjModel):
         one = mjbatch.Batch(model, 1, 1)

@@ -18,7 +18,7 @@ from instep.core.errors import Unsupported
 from instep.core.world import Array
 
 from .contact_rules import PairFriction, collision_groups, contact_pairs, pair_friction
-from .engine_support import disabled
+from .engine_checks import disabled
 from .link_tree import (
     BALL,
     HINGE,

@@ -20,7 +20,7 @@ from instep.core.errors import Unsupported
 from instep.core.world import Array
 
 from .actuation import JointActuation, JointCouplings, friction_damping
-from .engine_support import active_equalities, disabled
+from .engine_checks import active_equalities, disabled
 from .link_tree import Pose
 from .rapier_build import RapierJoint, RapierModel, axis_of, isometry, joint_frames
 

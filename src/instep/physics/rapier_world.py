@@ -23,7 +23,7 @@ from instep.scene import address
 from instep.scene.folder import Scene
 
 from .actuation import JointActuation, joint_actuation, joint_couplings
-from .engine_support import check_support
+from .engine_checks import check_support
 from .link_tree import Pose, rotate
 from .rapier_build import RapierJoint, RapierModel, build, isometry, triple
 from .rapier_joints import ComputedTorques, JointMotor, add_equalities, add_joint_friction, joint_motors, set_motors

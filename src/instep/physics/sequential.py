@@ -16,8 +16,14 @@ from instep.core.world import Array, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .engine_support import check_params_support
-from .state_checks import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
+from .engine_checks import (
+    check_batch_size,
+    check_finite,
+    check_params_support,
+    checked_place,
+    checked_wrench,
+    settings_per_world,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,15 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import rollout_positions
 from instep.core.world import Array, Simulator
-from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, driven, features, places, random_features
+from instep.physics.delta_model import (
+    MEMORY,
+    DeltaCorrected,
+    DeltaModel,
+    features,
+    label_indices,
+    position_actions,
+    random_features,
+)
 
 from .windows import Windows, cut
 
@@ -63,7 +71,7 @@ def learn_delta(
     on the others, whole or in part, and a joint whose error does not fall there gets none.
     """
     options = options or DeltaOptions()
-    labels = tuple(joints) or driven(sim.spec)
+    labels = tuple(joints) or position_actions(sim.spec)
     if not labels:
         raise BadInput("A delta action is learnt for joints that follow position commands, and this scene has none.")
     if options.rounds < 1:
@@ -91,7 +99,7 @@ def _learnt(sim: Simulator, episodes: Sequence[Episode], labels: tuple[str, ...]
 def _share(sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode]) -> Array:
     """How much of a delta lowers each joint's error on recordings it was not learnt from most [joints]."""
     windows = cut(sim, episodes, span=max(2, round(TRIED / sim.spec.dt)), skip=MEMORY, limit=400)
-    q, _, _ = places(sim.spec, delta.labels)
+    q, _, _ = label_indices(sim.spec, delta.labels)
     actions = np.moveaxis(windows.action, 1, 0)
     errors: list[Array] = []
     for share in SHARES:
@@ -107,7 +115,7 @@ def _share(sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode]) -> Ar
 
 def _labels(sim: Simulator, windows: Windows, labels: Sequence[str], delta: DeltaModel | None) -> tuple[Array, Array]:
     """The delta that brings each stretch to where the robot went, and the features along it."""
-    q, v, a = places(sim.spec, labels)
+    q, v, a = label_indices(sim.spec, labels)
     world: Simulator = sim if delta is None else DeltaCorrected(sim, delta)
     actions = np.moveaxis(windows.action, 1, 0)
     shift = np.zeros((len(windows), len(labels)))

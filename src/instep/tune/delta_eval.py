@@ -12,7 +12,7 @@ from instep.core.episode import Episode
 from instep.core.replay import rollout_positions
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
-from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, places
+from instep.physics.delta_model import MEMORY, DeltaCorrected, DeltaModel, label_indices
 
 from .delta_action import DeltaOptions, learn_delta, permuted_control
 from .windows import cut
@@ -52,7 +52,7 @@ def squared_errors(
     """Squared errors at each horizon as tuned, with the delta and with noise of its size."""
     longest = max(1, round(max(HORIZONS) / sim.spec.dt))
     windows = cut(sim, episodes, span=longest, skip=MEMORY, limit=limit)
-    q, v, a = places(sim.spec, delta.labels)
+    q, v, a = label_indices(sim.spec, delta.labels)
     history = np.concatenate([windows.past[:, -MEMORY:], windows.action[:, :1]], axis=1)[..., a]
     control = permuted_control(delta, (windows.q[:, q], windows.v[:, v], history), seed)
     worlds = {"tuned": sim, "delta": DeltaCorrected(sim, delta), "noise": DeltaCorrected(sim, control)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, State, World
-from instep.physics.open_world import open_world, rest_action
+from instep.physics.engines import open_world, rest_action
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 

@@ -12,7 +12,7 @@ from instep.core.poses import angle_between
 from instep.core.rollout import Constant, rollout
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Spec, Watcher
-from instep.physics.open_world import open_world, rest_action
+from instep.physics.engines import open_world, rest_action
 from instep.robot.recorded_world import Recording
 from instep.scene.folder import Scene
 

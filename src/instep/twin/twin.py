@@ -20,7 +20,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
-from instep.physics.open_world import rest_action
+from instep.physics.engines import rest_action
 
 MIN_JOINT_SPEED = 0.03
 """Norm of the joint velocities from which a lag is distinguishable from an offset [rad/s or m/s]."""

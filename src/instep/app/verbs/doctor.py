@@ -61,7 +61,7 @@ def _python() -> tuple[str, str, str]:
 
 def _engine(package: str) -> tuple[str, str, str]:
     from instep import Constant, rollout
-    from instep.physics.open_world import Engine, open_world
+    from instep.physics.engines import Engine, open_world
 
     engines: dict[str, Engine] = {"mujoco": "mujoco", "rapier3d": "rapier"}
     world = open_world("pusht", engines[package])
@@ -91,7 +91,7 @@ def _graphics() -> tuple[str, str, str]:
 
 def _threads() -> tuple[str, str, str]:
     from instep.core.world import stack
-    from instep.physics.open_world import open_world
+    from instep.physics.engines import open_world
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     speeds = []

@@ -60,7 +60,7 @@ def excite(
     """
     from instep.app.output import new_output
     from instep.core.errors import BadInput
-    from instep.physics.open_world import open_world
+    from instep.physics.engines import open_world
     from instep.scene.folder import Scene
     from instep.tune.excitation import ExciteOptions
     from instep.tune.excitation import excite as search

@@ -15,7 +15,7 @@ from rich.console import Console
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
 from instep.core.errors import BadInput, UnknownName
-from instep.physics.open_world import Engine
+from instep.physics.engines import Engine
 from instep.robot.driver import Driver, WorldDriver
 from instep.robot.robot_server import serve
 from instep.scene.folder import Scene

@@ -152,7 +152,7 @@ class Loaded:
 def _load(asked: Asked) -> Loaded:
     from instep.app.gap_run import at_rate, read
     from instep.physics.actuators import with_inputs
-    from instep.physics.open_world import without_delta
+    from instep.physics.engines import without_delta
     from instep.scene.folder import Scene
     from instep.tune.gates import split
     from instep.tune.param_selection import auto_params, named_params

@@ -18,8 +18,8 @@ from instep.core.param import Address
 from instep.core.world import Array, World
 from instep.scene.folder import Scene, SceneSimulator
 
+from .actuator_models import COUNT
 from .actuators import ACTUATORS_FILE, ActuatedWorld, read_actuators
-from .cogging import COUNT
 from .delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from .mujoco_world import MujocoWorld
 

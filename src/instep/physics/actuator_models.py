@@ -1,11 +1,22 @@
-"""Cogging: torque that is periodic in the angle of a motor (magnets, an eccentric rotor, an uneven drum).
+"""Actuator models: dry friction that depends on speed and load, and cogging torque.
 
-A motor behind a gear of n turns per turn of its joint adds, at an angle x of the joint,
+Friction, the servo models M1 to M6 (Rhoban/bam) as one formula. With w the speed of a joint, t_e the external torque
+(weight, inertia of others), t_m the torque of the motor, L = |t_e - t_m| and s = exp(-|w / w_s|^a), the largest
+friction torque is
+
+    F = Kc + Kl L + |Ke t_e - Km t_m| + s (Kcs + Kls L + |Kes t_e - Kms t_m| + Q),
+    Q = Keq t_e^2 where |t_e| < |t_m|, else Kmq t_m^2, and only where the two torques have opposite signs.
+
+M1 is Kc alone, M2 adds Kcs, M3 adds Kl, M4 adds Kcs, Kl and Kls, M5 has Ke, Km, Kes, Kms in place of Kl and Kls, and M6
+adds Q. Viscous friction is the damping of the joint and is not part of it.
+
+Cogging, torque that is periodic in the motor angle (magnets, an eccentric rotor, an uneven drum). A motor behind a gear
+of n turns per turn of its joint adds, at an angle x of the joint,
 
     t = s sin(n x) + c cos(n x) + s2 sin(2 n x) + c2 cos(2 n x).
 
-Where cables share motors between joints, x is the length of the fixed tendon that stands for the motor, and t pulls on
-all of its joints.
+Where cables share motors between joints, x is the length of the fixed tendon of the motor, and t acts on all of its
+joints.
 """
 
 from __future__ import annotations
@@ -19,7 +30,67 @@ import numpy as np
 from instep.core.param import Address
 from instep.core.world import Array, Settings
 
-from .friction import Term
+_FIXED = int(mujoco.mjtWrap.mjWRAP_JOINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One parameter of an actuator model: its default, search range and unit."""
+
+    default: float
+    low: float
+    high: float
+    unit: str
+    log: bool = True
+
+
+TERMS: Mapping[str, Term] = {
+    "static": Term(0.0, 1e-4, 0.5, "Nm"),
+    "static_speed": Term(0.1, 5e-3, 3.0, "rad/s"),
+    "static_shape": Term(1.0, 0.5, 4.0, "1", False),
+    "load": Term(0.0, 1e-3, 0.5, "1"),
+    "load_static": Term(0.0, 1e-3, 1.0, "1"),
+    "load_out": Term(0.0, 1e-3, 0.5, "1"),
+    "load_in": Term(0.0, 1e-3, 0.5, "1"),
+    "load_out_static": Term(0.0, 1e-3, 1.0, "1"),
+    "load_in_static": Term(0.0, 1e-3, 1.0, "1"),
+    "square_out": Term(0.0, 1e-5, 0.01, "1/Nm"),
+    "square_in": Term(0.0, 1e-5, 0.01, "1/Nm"),
+}
+"""Kcs, w_s, a, Kl, Kls, Ke, Km, Kes, Kms, Keq, Kmq."""
+
+
+def friction_limit(coulomb: Array, terms: Mapping[str, Array], speed: Array, external: Array, motor: Array) -> Array:
+    """The largest friction torque of each joint [..., joints]; missing terms are zero."""
+    total = np.asarray(coulomb, float)
+    gap = np.abs(external - motor)
+    if "load" in terms:
+        total = total + terms["load"] * gap
+    if "load_out" in terms or "load_in" in terms:
+        total = total + np.abs(terms.get("load_out", 0.0) * external - terms.get("load_in", 0.0) * motor)
+    rest = _at_rest(terms, external, motor, gap)
+    if rest is None:
+        return total
+    width = terms.get("static_speed", np.asarray(TERMS["static_speed"].default))
+    shape = terms.get("static_shape", np.asarray(TERMS["static_shape"].default))
+    return total + rest * np.exp(-((np.abs(speed) / width) ** shape))
+
+
+def _at_rest(terms: Mapping[str, Array], external: Array, motor: Array, gap: Array) -> Array | None:
+    """What friction is larger at rest than at speed; None where there is no such term."""
+    parts: list[Array] = []
+    if "static" in terms:
+        parts.append(np.broadcast_to(terms["static"], gap.shape))
+    if "load_static" in terms:
+        parts.append(terms["load_static"] * gap)
+    if "load_out_static" in terms or "load_in_static" in terms:
+        parts.append(np.abs(terms.get("load_out_static", 0.0) * external - terms.get("load_in_static", 0.0) * motor))
+    if "square_out" in terms or "square_in" in terms:
+        back = np.abs(external) < np.abs(motor)
+        square = np.where(back, terms.get("square_out", 0.0) * external**2, terms.get("square_in", 0.0) * motor**2)
+        parts.append(np.where(external * motor < 0, square, 0.0))
+    return np.sum(parts, axis=0) if parts else None
+
 
 COUNT = "cogging_count"
 """Turns of the motor per turn of its joint, or per turn of the angle that its tendon measures."""
@@ -31,7 +102,6 @@ HARMONICS: Mapping[str, Term] = {
 }
 """Amplitudes of the first and second harmonic of the motor angle."""
 COGGING: Mapping[str, Term] = {COUNT: Term(1.0, 1.0, 1000.0, "1", False), **HARMONICS}
-_FIXED = int(mujoco.mjtWrap.mjWRAP_JOINT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,8 +13,8 @@ from instep.app.simulated_robot import Perturbation, simulate_robot
 from instep.app.world_specs import world_from_eval_spec, world_from_spec
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
+from instep.physics.engines import rest_action, without_delta
 from instep.physics.mujoco_world import MujocoWorld
-from instep.physics.open_world import rest_action, without_delta
 from instep.robot.recorded_world import Recording
 from instep.scene.tasks import TASKS
 from instep.twin import TwinOptions, open_twin
