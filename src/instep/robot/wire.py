@@ -150,7 +150,7 @@ def pack(message: Message) -> bytes:
     """A message as bytes; the fields stand in the order of the class."""
     kind = type(message).__name__.lower()
     body = {field.name: _plain(getattr(message, field.name)) for field in fields(message)}
-    data = cast(bytes, msgpack.packb({"version": VERSION, "kind": kind, **body}))
+    data = msgpack.packb({"version": VERSION, "kind": kind, **body})
     if len(data) > MAX_BYTES:
         raise BadInput(
             f"A {kind} message of {len(data)} bytes was to be sent, but {MAX_BYTES} is the most; use smaller images."

@@ -1,0 +1,13 @@
+"""MessagePack: bytes to objects and back."""
+
+from collections.abc import Callable
+from typing import Any
+
+class ExtType:
+    code: int
+    data: bytes
+    def __init__(self, code: int, data: bytes) -> None: ...
+
+def packb(o: Any, *, default: Callable[[Any], Any] | None = None, **options: Any) -> bytes: ...
+def unpackb(packed: bytes, *, object_hook: Callable[[Any], Any] | None = None, **options: Any) -> Any: ...
+def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,3 @@
+"""The script that draws figures in a page."""
+
+def get_plotlyjs() -> str: ...

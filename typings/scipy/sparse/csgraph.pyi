@@ -1,0 +1,5 @@
+"""Shortest paths."""
+
+from typing import Any
+
+def dijkstra(csgraph: Any, **options: Any) -> Any: ...
