@@ -133,14 +133,14 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Simulated seconds per second with one virtual camera at 10 Hz and a small convolutional policy."""
     import torch
 
-    from instep.policy.image_encoder import TorchEyes
+    from instep.policy.networks import EncoderNet
 
     torch.set_num_threads(THREADS)
     world, case = tasked(seconds)
     count = 20
     seen = SeenAtTimes(world.world, *virtual_camera(world.world), every=6)
-    eyes, net = TorchEyes(1, 96).eval(), Mlp(case)
-    policy = Looking(eyes, net, every=6)
+    encoder, net = EncoderNet(1).eval(), Mlp(case)
+    policy = Looking(encoder, net, every=6)
     took = interleaved({"ours": lambda: run_batch(Tasked(seen, world.task), policy, range(count))}, repeats)["ours"]
     value = count * case.steps * case.world.spec.dt / took
     return [
@@ -211,7 +211,7 @@ class SeenAtTimes(Wrapper[SceneSimulator]):
 class Looking:
     """A policy that looks at each new picture with a small CNN and acts by an MLP."""
 
-    eyes: Any
+    encoder: Any
     net: Mlp
     every: int
 
@@ -225,6 +225,6 @@ class Looking:
             import torch
 
             with torch.inference_mode():
-                sight = self.eyes([torch.from_numpy(observation["observation.images.virtual"])]).numpy()
+                sight = self.encoder([torch.from_numpy(observation["observation.images.virtual"])]).numpy()
             action = action + 1e-3 * sight[:, : action.shape[1]]
         return action

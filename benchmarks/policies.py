@@ -160,7 +160,7 @@ def collect(seeds: Sequence[int]) -> list[Any]:
 
 def sensed(episode: Any) -> Any:
     """The episode with the positions and velocities that sensors told: those of the block by differences."""
-    from instep.policy.observation_encoding import heading
+    from instep.scene.tasks.push_task import heading
 
     pose, dt = episode["observation.environment_state"], episode.spec.dt
     turn = np.gradient(np.unwrap(heading(pose[:, 3:])), dt)[:, None]
@@ -190,7 +190,7 @@ def train(job: tuple[Training, list[Any], Path, Plan]) -> str:
     asked, episodes, out, plan = job
     options = TrainOptions(
         steps=asked.steps,
-        every=asked.steps,
+        checkpoint_every=asked.steps,
         width=plan.width,
         frame=FRAME,
         seed=asked.seed,

@@ -216,9 +216,9 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
     asked, folders, out, camera, plan = job
     if not _trained(out / asked.folder, plan):
         options = TrainOptions(
-            steps=asked.steps, every=asked.steps, width=plan.width, seed=asked.seed, threads=1,
+            steps=asked.steps, checkpoint_every=asked.steps, width=plan.width, seed=asked.seed, threads=1,
             frame=None if WHOLE in asked.name else FRAME,
-            cameras=(camera,), channels=CHANNELS, pictures=plan.pictures,
+            cameras=(camera,), channels=CHANNELS, images_per_step=plan.pictures,
             device="cuda" if torch.cuda.is_available() else "cpu",
         )  # fmt: skip
         learn([_loaded(folder, camera) for folder in folders], out / asked.folder, options)
@@ -255,29 +255,29 @@ def note_minutes(camera: str, out: Path, plan: Plan) -> None:
     from instep.policy.training import TrainOptions
     from instep.policy.training import train as learn
 
-    episodes, stands = [sight(camera).develop(e) for e in policies.collect([SHOWN])], list[Any]()
+    episodes, reports = [sight(camera).develop(e) for e in policies.collect([SHOWN])], list[Any]()
     options = TrainOptions(
-        steps=200, every=100, width=plan.width, frame=FRAME, threads=2, cameras=(camera,), channels=CHANNELS,
-        pictures=plan.pictures,
+        steps=200, checkpoint_every=100, width=plan.width, frame=FRAME, threads=2, cameras=(camera,), channels=CHANNELS,
+        images_per_step=plan.pictures,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        learn(episodes, Path(folder), options, tell=stands.append)
+        learn(episodes, Path(folder), options, progress=reports.append)
     book = _opened(out / camera / "study.json")
-    book.record["minutes"] = (stands[1].seconds - stands[0].seconds) / 100 * plan.steps / 60
+    book.record["minutes"] = (reports[1].seconds - reports[0].seconds) / 100 * plan.steps / 60
     book.record["processor"] = f"{platform.machine()}, {os.cpu_count()} cores"
     book.save()
 
 
 def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     """How far off the eyes of a policy are on demonstrations that nothing was trained on."""
-    from instep.policy.observation_encoding import heading
+    from instep.scene.tasks.push_task import heading
 
     episodes = policies.collect(range(MINED - 1000, MINED - 1000 + (2 if plan == QUICK else 8)))
     _, world = seen("simulated robot", {}, camera)
-    spotter = _policy(folder, world).policy.spotter
+    pose_estimator = _policy(folder, world).policy.pose_estimator
     off, turned = [], []
     for episode in map(sight(camera).develop, episodes):
-        said, true = spotter(episode.columns, (len(episode),)), episode["observation.environment_state"]
+        said, true = pose_estimator(episode.columns, (len(episode),)), episode["observation.environment_state"]
         off.append(np.hypot(*(said - true)[:, :2].T) * 1e3)
         angle = heading(said[:, 3:]) - heading(true[:, 3:])
         turned.append(np.degrees(np.abs((angle + np.pi) % (2 * np.pi) - np.pi)))

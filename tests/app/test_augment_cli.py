@@ -50,7 +50,7 @@ def test_a_policy_is_taught_where_it_fails_measured_again_and_nothing_is_done_tw
     assert result["demonstrations"] == 3 and result["failed"] >= 3
     assert {"success, before in mujoco", "success, after in mujoco"} <= set(result["scores"])
     assert len(load_episodes(out / "demonstrations")) == 3
-    facts = json.loads((out / "policy/policy.json").read_text())["facts"]
+    facts = json.loads((out / "policy/policy.json").read_text())["metadata"]
     assert facts["episodes"] == "7", "the old demonstrations and the new ones"
     stamp = (out / "demonstrations/meta/info.json").stat().st_mtime_ns
     assert main(asked(policy, data, out)) == 0

@@ -16,8 +16,8 @@ import pytest
 from instep import MujocoWorld
 from instep.app.cli import main
 from instep.core.world import Channel
-from instep.policy.flow_policy import Recipe, save_policy
-from instep.policy.observation_encoding import Inputs
+from instep.policy.flow_policy import PolicyDescription, save_policy
+from instep.policy.observation_encoding import PolicyInputs
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
@@ -51,25 +51,25 @@ def weights(folder: Path, *, camera: str = "", bad: float = 0.0, extra: int = 0)
     """A policy of small random weights for the scene, as training writes it."""
     scene = Scene.load(SCENE)
     spec = Tasked(MujocoWorld(scene), task_of(scene)).spec
-    inputs = Inputs.of(spec)
+    inputs = PolicyInputs.of(spec)
     if camera:
         shown = {**spec.observation, f"observation.images.{camera}": Channel((), "", (8, 8, 3), "uint8")}
-        inputs = Inputs.of(replace(spec, observation=shown), cameras=(camera,))
-    recipe = Recipe(inputs, spec.action.labels, (False,) * len(spec.action.labels), 4, 2, 2, spec.dt)
-    size, seen, width = 4 * len(recipe.actions), inputs.size + extra, 8
+        inputs = PolicyInputs.of(replace(spec, observation=shown), cameras=(camera,))
+    description = PolicyDescription(inputs, spec.action.labels, (False,) * len(spec.action.labels), 4, 2, 2, spec.dt)
+    size, seen, width = 4 * len(description.actions), inputs.size + extra, 8
     rng = np.random.default_rng(0)
 
     def some(*shape: int) -> np.ndarray:
         return rng.normal(0, 0.1, shape).astype(np.float32)
 
     tensors = {
-        "scale.seen_mean": some(seen), "scale.seen_size": np.ones(seen, np.float32),
+        "scale.feature_mean": some(seen), "scale.feature_size": np.ones(seen, np.float32),
         "scale.action_mean": some(size), "scale.action_size": np.ones(size, np.float32),
-        "net.enter.weight": some(width, seen + size + 16), "net.enter.bias": some(width),
+        "net.input.weight": some(width, seen + size + 16), "net.input.bias": some(width),
         "net.norm.weight": some(width), "net.norm.bias": some(width),
-        "net.leave.weight": some(size, width), "net.leave.bias": some(size) + np.float32(bad),
+        "net.output.weight": some(size, width), "net.output.bias": some(size) + np.float32(bad),
     }  # fmt: skip
-    return save_policy(folder, recipe, tensors)
+    return save_policy(folder, description, tensors)
 
 
 def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path, capsys):

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from instep import __version__
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 
 @dataclass(slots=True)
@@ -62,6 +65,15 @@ def new_output(verb: str, out: Path | None, *, seed: int = 0) -> Output:
     except OSError as error:
         raise BadInput(f"The folder {str(out)!r} cannot be written: {error.strerror}.") from None
     return Output(out, verb, seed)
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """A progress bar on standard error with a description, a count and the time left, then further columns."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    usual = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*usual, *columns, console=Console(stderr=True), transient=True, refresh_per_second=5)
 
 
 def write_json(path: Path, content: Any) -> Path:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, Spec, State
 
-from .output import Output, write_json
+from .output import Output, progress_bar, write_json
 
 if TYPE_CHECKING:
     from instep.twin import TrackedRecording, Trust, Twin, TwinOptions
@@ -27,11 +26,9 @@ STATUS_ROWS = 24
 """Rows that a status line summarises."""
 
 
-def progress_bar() -> Progress:
+def status_bar() -> Progress:
     """A progress bar with a status field."""
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    state = TextColumn("{task.fields[state]}")
-    return Progress(*columns, state, console=Console(stderr=True), transient=True, refresh_per_second=5)
+    return progress_bar(TextColumn("{task.fields[state]}"))
 
 
 class TwinStatus:

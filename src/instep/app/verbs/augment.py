@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from instep.app.cluster import open_map
 from instep.app.eval_page import comparisons, page, scores_of, terminal
-from instep.app.output import Output, content_hash, new_output
+from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, read_sight, sight_mark
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
@@ -29,7 +28,7 @@ from instep.evaluate.result_store import ParquetStore
 from instep.policy.experts.task_experts import expert_of
 from instep.policy.flow_policy import load_policy
 from instep.policy.training import TrainOptions
-from instep.policy.training import train as learn
+from instep.policy.training import train as train_policy
 from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
@@ -40,7 +39,7 @@ from .train import HELD_OUT
 
 Positional = tyro.conf.Positional
 SHOWN, MINED = 100_000, 400_000
-"""Seeds of the first starts of demonstrations, and of those from which failures are looked for; policies are judged on
+"""Seeds of the first starts of demonstrations, and of those tried to find failures; policies are evaluated on
 others."""
 
 
@@ -54,7 +53,7 @@ def augment(
     tries: int = 1000,
     task: str = "",
     world: str = "mujoco",
-    judge: tuple[str, ...] = (),
+    eval_worlds: tuple[str, ...] = (),
     seeds: int = 200,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
@@ -64,30 +63,30 @@ def augment(
     on: str = "",
     out: Path | None = None,
 ) -> int:
-    """Mine the states in which a policy fails virtually, collect expert demonstrations there, retrain and re-measure.
+    """Find states in which a policy fails in simulation, collect expert demonstrations there, retrain and re-evaluate.
 
-    The folder holds demonstrations/ (a LeRobot dataset), policy/ (trained anew on DATA and them), and a report that
-    compares the policies start by start. The same command with the same --out goes on where it was stopped. With
-    'expert' for the policy, the demonstrations are of ordinary starts, and nothing is trained: data to begin with.
+    The folder holds demonstrations/ (a LeRobot dataset), policy/ (trained on DATA and them), and a report that
+    compares the policies start by start. The same command with the same --out continues an interrupted run. With
+    'expert' for the policy, demonstrations are collected from ordinary starts, and nothing is trained.
 
     Args:
         policy: a folder that instep train wrote, or expert.
-        scene: the scene to look for failures in.
+        scene: the scene to find failures in.
         data: the datasets that the policy was trained on.
         demos: how many demonstrations to collect.
-        tries: from how many starts failures are looked for at most.
-        task: which task of the scene; its first where not given.
-        world: engine to look for failures in.
-        judge: worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given.
-        seeds: from how many starts they are compared.
-        cameras: cameras of the scene that are filmed in demonstrations of the expert from ordinary starts.
-        virtual: a file of virtual cameras (TOML), rendered from Gaussians, that the policy looks at and demonstrations
-            show; --cameras then chooses among them.
-        image_every: control steps from one picture to the next.
+        tries: most starts that are tried to find failures.
+        task: task of the scene; its first where not given.
+        world: engine to find failures in.
+        eval_worlds: worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given.
+        seeds: held-out starts of the comparison.
+        cameras: cameras of the scene whose images demonstrations of the expert from ordinary starts hold.
+        virtual: a file of virtual cameras (TOML), rendered from Gaussians, that the policy uses and demonstrations
+            hold; --cameras then chooses among them.
+        image_every: control steps from one image to the next.
         steps: steps of training, where they should differ from those of the policy.
-        device: where the net is trained: cpu or cuda.
+        device: device of the training: cpu or cuda.
         on: where the comparison runs: ray, ray://HOST:PORT or processes:N.
-        out: folder to write, or to go on with; a new one under runs/ where not given.
+        out: folder to write, or to continue; a new one under runs/ where not given.
 
     """
     loaded, console = Scene.load(scene), Console(stderr=True)
@@ -104,7 +103,7 @@ def augment(
     output = new_output("augment", out)
     for source in (Path(policy), *data):
         output.read(source)
-    with console.status("look for failures, and show how it is done"):
+    with console.status("find failures, and demonstrate the task there"):
         first = range(MINED, MINED + tries)
         show = partial(corrective_demos, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
         found = _collected(output.folder, show, develop)
@@ -112,7 +111,7 @@ def augment(
     # Pictures that come from files were compressed; a policy that acts sees them as they are rendered.
     taught = [develop(episode) for episode in (*_loaded(data), *found.episodes)]
     after = _trained(taught, output.folder / "policy", options, console)
-    done = _compared(output, (policy, str(after)), tasked, (scene, judge or (world,), seeds, on), sight)
+    done = _compared(output, (policy, str(after)), tasked, (scene, eval_worlds or (world,), seeds, on), sight)
     return _write(output, done, found, console)
 
 
@@ -138,7 +137,7 @@ def _shown(
 
     pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
     (wanted, develop), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
-    with console.status("the expert shows how it is done"):
+    with console.status("demonstrations of the expert"):
         while len(kept) < wanted and tried < 4 * wanted + few:
             kept += demonstrate(tasked, expert, range(SHOWN + tried, SHOWN + tried + few))
             tried += few
@@ -181,7 +180,7 @@ def _collected(
     if not found.episodes:
         raise BadInput(
             f"The policy failed {found.failed} times in {found.tried} starts, and from none of those states the expert "
-            "did the task; there is nothing to teach. Try more --tries, or another --world."
+            "did the task; nothing can be learned. Try more --tries, or another --world."
         )
     found = replace(found, episodes=tuple(develop(episode) for episode in found.episodes))
     write_dataset(found.episodes, where)
@@ -195,10 +194,9 @@ def _said(found: CorrectiveDemos, wanted: int) -> str:
 
 
 def _trained(episodes: Sequence[Episode], folder: Path, options: TrainOptions, console: Console) -> Path:
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task(f"train on {len(episodes)} episodes", total=options.steps)
-        learn(episodes, folder, options, tell=lambda now: progress.update(bar, completed=now.step))
+        train_policy(episodes, folder, options, progress=lambda now: progress.update(bar, completed=now.step))
     return folder
 
 

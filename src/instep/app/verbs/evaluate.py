@@ -12,11 +12,11 @@ from typing import Annotated, cast
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from instep.app.cluster import open_map
 from instep.app.eval_page import comparisons, film, page, scores_of, terminal
-from instep.app.output import Output, content_hash, new_output
+from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, sight_mark
 from instep.app.world_specs import policy_from_spec
@@ -121,8 +121,7 @@ def limits_of(scene: Scene) -> Array:
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[tuple[Progress, TaskID]]:
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar() as progress:
         yield progress, progress.add_task("evaluate", total=total)
 
 

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as TerminalTable
 
 from instep.app.cluster import open_map
-from instep.app.output import content_hash, new_output
+from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.rendered_cameras import open_seen, sight_mark
 from instep.app.world_specs import policy_from_spec
@@ -68,8 +67,7 @@ def gate(
     output.read(rules)
     sides = [_side(word, asked.scene, (virtual, cameras, 1)) for word in asked.worlds]
     candidate = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress, open_map(on) as mapped:
+    with progress_bar() as progress, open_map(on) as mapped:
         total = asked.seeds * len(sides) * len(asked.variations)
         bar = progress.add_task("compare the engines", total=total)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from instep.app.output import progress_bar
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
@@ -53,8 +53,7 @@ def record(
         opened = with_cameras(plain, cameras, image_every)
         decider = policy_from_spec(policy, opened)
         meta = {"task": task or f"{policy} in {world}", "world": world}
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Recorder(data, opened.spec, meta=meta) as recorder, Progress(*columns, console=console) as progress:
+        with Recorder(data, opened.spec, meta=meta) as recorder, progress_bar() as progress:
             bar = progress.add_task(f"{policy} in {world}", total=episodes * steps)
 
             def tick(state: State, observation: Observation, action: Array) -> None:

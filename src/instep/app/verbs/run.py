@@ -13,7 +13,7 @@ from rich.table import Table
 
 from instep.app.output import new_output
 from instep.app.twin_page import write_page
-from instep.app.twin_run import TwinStatus, calibrated_on, progress_bar, trust_scores, twin_of, write_tracking
+from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
 from instep.app.world_specs import policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
@@ -97,7 +97,7 @@ def _ran(opened: Any, decider: Policy, run: tuple[int, int, str], trust: Trust |
     steps, seed, title = run
     log = Log(opened.spec, {"seed": str(seed), "ended": "interrupted"})
     urgent = realtime_priority() if title.rpartition(" in ")[2].startswith(("twin:", "robot:")) else nullcontext()
-    with progress_bar() as progress, urgent:
+    with status_bar() as progress, urgent:
         task = progress.add_task(title, total=steps, state="")
         try:
             return rollout(
@@ -123,7 +123,7 @@ def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, ou
 
     output = new_output("run", out)
     output.read(Path(words.partition(":")[2].partition("#")[0]))
-    with progress_bar() as progress:
+    with status_bar() as progress:
         task = progress.add_task("refine camera poses from the recording", total=len(recording), state="")
 
         def watching(spec: Spec) -> list[Watcher]:

@@ -1,4 +1,4 @@
-"""The verb serve: a policy of ours behind openpi's protocol."""
+"""The verb serve: serve a policy over openpi's protocol."""
 
 from __future__ import annotations
 

@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from instep.app.output import Output, new_output
+from instep.app.output import Output, new_output, progress_bar
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World
 from instep.policy.observation_encoding import STATE
-from instep.policy.training import Progress as Stand
-from instep.policy.training import TrainOptions
-from instep.policy.training import train as learn
+from instep.policy.training import TrainOptions, TrainProgress
+from instep.policy.training import train as train_policy
 
 Positional = tyro.conf.Positional
 HELD_OUT = 200_000
-"""Seed of the first start on which a training is judged; far from those of demonstrations."""
+"""Seed of the first held-out start; far from those of demonstrations."""
 
 
 def train(
@@ -33,10 +30,10 @@ def train(
     scene: str = "",
     task: str = "",
     world: str = "mujoco",
-    judge: int = 0,
+    eval_starts: int = 0,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
-    blind: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
     frame: tuple[str, ...] = (),
     steps: int = 6000,
     batch: int = 256,
@@ -48,33 +45,34 @@ def train(
     device: str = "cpu",
     seed: int = 0,
 ) -> int:
-    """Clone behaviour: learn chunks of actions from what was seen, by flow matching; small nets for two cores.
+    """Behaviour cloning: learn chunks of actions from observations, by flow matching, with small networks for two
+    cores.
 
     The policy is written as weights (safetensors) and a description (JSON), at checkpoints and at the end; the same
-    command goes on with a training that was stopped. Policies without cameras run without torch.
+    command continues an interrupted training. Policies without cameras run without torch.
 
     Args:
         data: one or more datasets (LeRobot folders), then the folder of the policy.
         mapping: mapping of the data: a file (.toml), or the name of a shipped one.
-        scene: scene to judge checkpoints in, with --judge.
-        task: which task of the scene; its first where not given.
-        world: engine to judge in, or perturbed:SEED.
-        judge: judge each checkpoint on so many virtual starts that are not in the data.
-        cameras: cameras to look at, by name.
-        virtual: a file of virtual cameras (TOML), with --scene: their pictures are rendered anew from what the data
-            tells, so that any recording of joints and poses will do; --cameras chooses among them.
-        blind: channels not to look at, such as observation.environment_state.
-        frame: see and act in the frame of a body on a table: the joints that are the x and y of what touches it, and
-            its name, such as pusher_x pusher_y tee. With --cameras and --blind observation.environment_state the
-            policy is not told where the body is: eyes learn to tell it, from the poses in the data.
+        scene: scene to evaluate checkpoints in, with --eval-starts.
+        task: task of the scene; its first where not given.
+        world: engine to evaluate in, or perturbed:SEED.
+        eval_starts: evaluate each checkpoint from so many held-out starts.
+        cameras: cameras that the policy uses, by name.
+        virtual: a file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data,
+            so that any recording of joints and poses will do; --cameras chooses among them.
+        without: channels that the policy does not use, such as observation.environment_state.
+        frame: observe and act in the frame of a body on a table: the joints that are the x and y of the contact point,
+            and its name, such as pusher_x pusher_y tee. With --cameras and --without observation.environment_state
+            a pose estimator is learned from the poses in the data.
         steps: steps of training.
         batch: examples per step.
-        rate: largest step size.
-        width: width of the net.
+        rate: largest learning rate.
+        width: width of the network.
         horizon: actions of a chunk.
-        execute: actions of a chunk that are played.
+        execute: actions of a chunk that are executed.
         threads: threads of the training; where 0, one without cameras and all with them.
-        device: where the net is trained: cpu or cuda.
+        device: device of the training: cpu or cuda.
         seed: seed of the weights and of the order of examples.
 
     """
@@ -85,11 +83,11 @@ def train(
     if len(data) < 2:
         raise BadInput("instep train takes one or more datasets and then the folder of the policy.")
     *sources, folder = data
-    if judge and not scene:
-        raise BadInput("--judge needs --scene, the scene in which checkpoints are judged.")
+    if eval_starts and not scene:
+        raise BadInput("--eval-starts needs --scene, the scene in which checkpoints are evaluated.")
     if len(frame) not in (0, 3):
         raise BadInput(f"--frame takes two joints and a body, not {len(frame)} words.")
-    output, console = new_output("train", Path(folder), seed=seed), Console(stderr=True)
+    output = new_output("train", Path(folder), seed=seed)
     episodes = []
     for source in sources:
         output.read(Path(source))
@@ -101,33 +99,30 @@ def train(
         cameras, episodes = tuple(c.name for c in sight.cameras), [sight.develop(episode) for episode in episodes]
     options = TrainOptions(
         steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
-        cameras=cameras, channels=tuple(name for name in STATE if name not in blind), every=max(1, min(2000, steps)),
-        frame=(frame[0], frame[1], frame[2]) if frame else None, device=device,
+        cameras=cameras, channels=tuple(name for name in STATE if name not in without), device=device,
+        checkpoint_every=max(1, min(2000, steps)), frame=(frame[0], frame[1], frame[2]) if frame else None,
     )  # fmt: skip
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    stands: list[Stand] = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    reports: list[TrainProgress] = []
+    with progress_bar() as progress:
         bar = progress.add_task(f"{len(episodes)} episodes", total=steps)
 
-        def tell(now: Stand) -> None:
-            stands.append(now)
-            judged = "" if now.success is None else f", success {100 * now.success:.0f} %"
-            console.print(f"step {now.step}: loss {now.loss:.4f}{judged}, {now.seconds:.0f} s", highlight=False)
+        def show(now: TrainProgress) -> None:
+            reports.append(now)
+            success = "" if now.success is None else f", success {100 * now.success:.0f} %"
+            progress.print(f"step {now.step}: loss {now.loss:.4f}{success}, {now.seconds:.0f} s", highlight=False)
             progress.update(bar, completed=now.step)
 
-        ask = (
-            None
-            if not judge
-            else lambda where: _judged(where, scene, task, partial(open_seen, world, scene, virtual, cameras), judge)
-        )
-        learn(episodes, output.folder, options, judge=ask, tell=tell)
-    _write(output, stands, judge)
+        def evaluate(where: Path) -> float:
+            return _success(where, scene, task, partial(open_seen, world, scene, virtual, cameras), eval_starts)
+
+        train_policy(episodes, output.folder, options, evaluate=evaluate if eval_starts else None, progress=show)
+    _write(output, reports, eval_starts)
     print(output.folder)
     return 0
 
 
-def _judged(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
-    """The share of held-out starts from which the policy in a folder does the task."""
+def _success(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
+    """The success rate of the policy in a folder from held-out starts."""
     from instep.evaluate.episode_batch import run_batch
     from instep.policy.flow_policy import load_policy
     from instep.scene.folder import Scene
@@ -139,9 +134,9 @@ def _judged(folder: Path, scene: str, task: str, world: Callable[[], World], cou
     return sum(row.success for row in ended) / count
 
 
-def _write(output: Output, stands: list[Stand], judge: int) -> None:
+def _write(output: Output, reports: list[TrainProgress], starts: int) -> None:
     scores: dict[str, Estimate] = {}
-    if stands and (share := stands[-1].success) is not None:
-        scores["success on held-out starts"] = wilson(round(share * judge), judge)
-    curve = [{"step": s.step, "loss": s.loss, "seconds": s.seconds, "success": s.success} for s in stands]
+    if reports and (rate := reports[-1].success) is not None:
+        scores["success on held-out starts"] = wilson(round(rate * starts), starts)
+    curve = [{"step": r.step, "loss": r.loss, "seconds": r.seconds, "success": r.success} for r in reports]
     output.write(scores, curve=curve)

@@ -24,7 +24,7 @@ from instep.policy.flow_policy import (
     time_features,
     write_weights,
 )
-from instep.policy.observation_encoding import Inputs
+from instep.policy.observation_encoding import PolicyInputs
 
 SPEC = Spec(
     0.02,
@@ -58,7 +58,9 @@ def learned(tmp_path_factory, torch) -> Path:
     from instep.policy.training import TrainOptions, train
 
     folder = tmp_path_factory.mktemp("policy")
-    options = TrainOptions(steps=500, every=250, batch=64, width=64, blocks=2, horizon=8, execute=4, threads=1)
+    options = TrainOptions(
+        steps=500, checkpoint_every=250, batch=64, width=64, blocks=2, horizon=8, execute=4, threads=1
+    )
     return train([towards(seed) for seed in range(60)], folder, options)
 
 
@@ -94,7 +96,7 @@ def test_a_policy_without_cameras_runs_without_torch(learned):
 
 
 def test_the_net_in_numpy_is_the_net_that_was_trained(learned, torch):
-    from instep.policy.training import TorchFlowNet
+    from instep.policy.networks import TorchFlowNet
 
     _, tensors = read_policy(learned)
     own = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
@@ -135,7 +137,7 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path, torch):
     from instep.policy.training import TrainOptions, train
 
     episodes = [towards(seed, 20) for seed in range(6)]
-    options = TrainOptions(steps=60, every=20, batch=16, width=16, blocks=1, horizon=4, execute=2, threads=1)
+    options = TrainOptions(steps=60, checkpoint_every=20, batch=16, width=16, blocks=1, horizon=4, execute=2, threads=1)
     whole = read_weights(train(episodes, tmp_path / "whole", options) / "weights.safetensors")
 
     class Stop(Exception):
@@ -146,9 +148,9 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path, torch):
             raise Stop
 
     with pytest.raises(Stop):
-        train(episodes, tmp_path / "parts", options, tell=stop)
+        train(episodes, tmp_path / "parts", options, progress=stop)
     seen = []
-    train(episodes, tmp_path / "parts", options, tell=lambda now: seen.append(now.step))
+    train(episodes, tmp_path / "parts", options, progress=lambda now: seen.append(now.step))
     assert seen == [60]
     parts = read_weights(tmp_path / "parts/weights.safetensors")
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
@@ -160,7 +162,7 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path, torch):
 def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path, cuda):
     from instep.policy.training import TrainOptions, train
 
-    options = TrainOptions(steps=40, every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, rate=1e-3)
+    options = TrainOptions(steps=40, checkpoint_every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, rate=1e-3)
     episodes = [towards(seed, 20) for seed in range(6)]
     here = read_weights(train(episodes, tmp_path / "cpu", options) / "weights.safetensors")
     there = read_weights(train(episodes, tmp_path / "cuda", replace(options, device="cuda")) / "weights.safetensors")
@@ -171,10 +173,10 @@ def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path, cuda
 def test_a_checkpoint_is_judged(tmp_path, torch):
     from instep.policy.training import TrainOptions, train
 
-    options = TrainOptions(steps=20, every=10, batch=8, width=8, blocks=1, horizon=4, execute=2, threads=1)
-    stands = []
-    train([towards(0)], tmp_path, options, judge=lambda folder: 0.25, tell=stands.append)
-    assert [(s.step, s.success) for s in stands] == [(10, 0.25), (20, 0.25)]
+    options = TrainOptions(steps=20, checkpoint_every=10, batch=8, width=8, blocks=1, horizon=4, execute=2, threads=1)
+    reports = []
+    train([towards(0)], tmp_path, options, evaluate=lambda folder: 0.25, progress=reports.append)
+    assert [(s.step, s.success) for s in reports] == [(10, 0.25), (20, 0.25)]
 
 
 def test_pictures_tell_where_things_are(tmp_path, torch):
@@ -207,8 +209,8 @@ def test_pictures_tell_where_things_are(tmp_path, torch):
         }
         episodes.append(Episode(spec, columns))
     options = TrainOptions(
-        steps=220, every=220, batch=32, width=48, blocks=1, horizon=2, execute=1, threads=1, cameras=("top",),
-        image_size=32, rate=3e-3,
+        steps=220, checkpoint_every=220, batch=32, width=48, blocks=1, horizon=2, execute=1, threads=1,
+        cameras=("top",), image_size=32, rate=3e-3,
     )  # fmt: skip
     policy = load_policy(train(episodes, tmp_path, options), spec)
     goals = rng.uniform(-1, 1, (40, 2))
@@ -223,7 +225,7 @@ def test_pictures_tell_where_things_are(tmp_path, torch):
 def test_poses_become_places_and_axes():
     labels = ["tee.x", "tee.y", "tee.z", "tee.qw", "tee.qx", "tee.qy", "tee.qz"]
     spec = replace(SPEC, observation={"observation.environment_state": vector(["extra", *labels])})
-    inputs = Inputs.of(spec)
+    inputs = PolicyInputs.of(spec)
     half = np.sqrt(0.5)
     features = inputs.features({"observation.environment_state": np.array([7, 1, 2, 3, half, 0, 0, half])})
     assert np.allclose(features, [7, 1, 2, 3, 0, 1, 0, -1, 0, 0])
@@ -257,34 +259,34 @@ def lying(angle: float, place: np.ndarray, point: np.ndarray, rows: int = 6) -> 
 
 
 def test_in_the_frame_of_a_block_a_push_is_one_push_however_it_lies():
-    from instep.policy.training import TrainOptions, examples, recipe_of
+    from instep.policy.training import TrainOptions, describe_policy, training_data
 
     rng = np.random.default_rng(3)
     episodes = [lying(angle, rng.uniform(-1, 1, 2), np.array([-0.1, 0.02])) for angle in rng.uniform(-3, 3, 7)]
-    recipe = recipe_of(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=4, execute=2))
-    data = examples(episodes, recipe)
+    description = describe_policy(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=4, execute=2))
+    data = training_data(episodes, description)
     assert np.allclose(data.chunks, np.tile([0.1, 0.0], 4), atol=1e-6)
-    assert np.allclose(data.seen[:, 7:9], [-0.1, 0.02], atol=1e-6), "where the stick is"
-    assert np.allclose(data.seen[:, -2:], [0.3, 0.0], atol=1e-6), "how it moves"
-    assert data.seen.shape[1] == 27, "nothing of the world's frame is left"
-    plain = recipe_of(episodes, TrainOptions(horizon=4, execute=2))
-    assert np.ptp(examples(episodes, plain).chunks, axis=0).max() > 0.1
-    again = Inputs.from_json(json.loads(json.dumps(recipe.inputs.as_json())))
-    assert again == recipe.inputs
+    assert np.allclose(data.features[:, 7:9], [-0.1, 0.02], atol=1e-6), "where the stick is"
+    assert np.allclose(data.features[:, -2:], [0.3, 0.0], atol=1e-6), "how it moves"
+    assert data.features.shape[1] == 27, "nothing of the world's frame is left"
+    plain = describe_policy(episodes, TrainOptions(horizon=4, execute=2))
+    assert np.ptp(training_data(episodes, plain).chunks, axis=0).max() > 0.1
+    again = PolicyInputs.from_json(json.loads(json.dumps(description.inputs.as_json())))
+    assert again == description.inputs
 
 
 def test_what_is_said_in_the_frame_of_a_block_is_done_in_the_world():
-    from instep.policy.training import TrainOptions, recipe_of
+    from instep.policy.training import TrainOptions, describe_policy
 
     episodes = [lying(1.1, np.array([0.2, -0.4]), np.array([0.05, 0.0]))]
-    recipe = recipe_of(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=3, execute=2))
-    seen = {name: episodes[0][name] for name in recipe.inputs.channels}
+    description = describe_policy(episodes, TrainOptions(frame=("x", "y", "tee"), horizon=3, execute=2))
+    seen = {name: episodes[0][name] for name in description.inputs.channels}
     steps = np.random.default_rng(0).normal(size=(6, 3, 2))
-    there = recipe.to_frame(seen, steps)
+    there = description.to_body(seen, steps)
     assert not np.allclose(there, steps)
-    assert np.allclose(recipe.from_frame(seen, there), steps)
+    assert np.allclose(description.to_world(seen, there), steps)
     one = {name: value[0] for name, value in seen.items()}
-    assert np.allclose(recipe.to_frame(one, steps[0]), there[0]), "one world is a batch of one"
+    assert np.allclose(description.to_body(one, steps[0]), there[0]), "one world is a batch of one"
 
 
 @pytest.mark.parametrize(
@@ -295,10 +297,10 @@ def test_what_is_said_in_the_frame_of_a_block_is_done_in_the_world():
     ],
 )
 def test_a_frame_of_things_that_are_not_there_is_refused(frame, words):
-    from instep.policy.training import TrainOptions, recipe_of
+    from instep.policy.training import TrainOptions, describe_policy
 
     with pytest.raises(UnknownName, match=words):
-        recipe_of([lying(0.0, np.zeros(2), np.zeros(2))], TrainOptions(frame=frame))
+        describe_policy([lying(0.0, np.zeros(2), np.zeros(2))], TrainOptions(frame=frame))
 
 
 @pytest.mark.parametrize(
@@ -321,10 +323,10 @@ def test_a_policy_is_not_run_in_a_world_it_was_not_trained_for(learned, change, 
 
 def test_weights_that_are_not_finite_are_refused(learned, tmp_path):
     tensors = read_weights(learned / "weights.safetensors")
-    tensors["net.leave.bias"][0] = np.nan
+    tensors["net.output.bias"][0] = np.nan
     (tmp_path / "policy.json").write_bytes((learned / "policy.json").read_bytes())
     write_weights(tmp_path / "weights.safetensors", tensors)
-    with pytest.raises(BadInput, match=r"'net.leave.bias' of weights.safetensors holds numbers that are not finite"):
+    with pytest.raises(BadInput, match=r"'net.output.bias' of weights.safetensors holds numbers that are not finite"):
         load_policy(tmp_path, SPEC)
 
 

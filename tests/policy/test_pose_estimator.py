@@ -1,4 +1,4 @@
-"""Eyes that tell where a body is: they find it, the policy acts on what they say, and nobody tells it the pose."""
+"""The pose estimator of an image policy: it finds a body, and the policy acts on the estimate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from instep import BadInput, Episode, UnknownName
 from instep.core.world import Channel, Spec, vector
-from instep.policy.observation_encoding import POSES, Inputs, heading
+from instep.policy.observation_encoding import POSES, PolicyInputs
+from instep.scene.tasks.push_task import heading
 
 POSE = [f"block.{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz")]
 SPEC = Spec(
@@ -61,8 +62,9 @@ def options(torch):
     from instep.policy.training import TrainOptions
 
     return TrainOptions(
-        steps=200, every=200, batch=32, width=32, blocks=1, horizon=1, execute=1, threads=1, rate=8e-3, image_size=32,
-        decay=0.95, pictures=32, frame=("x", "y", "block"), cameras=("top",), channels=("observation.state",),
+        steps=200, checkpoint_every=200, batch=32, width=32, blocks=1, horizon=1, execute=1, threads=1, rate=8e-3,
+        image_size=32, ema_decay=0.95, images_per_step=32, frame=("x", "y", "block"), cameras=("top",),
+        channels=("observation.state",),
     )  # fmt: skip
 
 
@@ -73,19 +75,19 @@ def learned(tmp_path_factory, options) -> Path:
     return train([pushed(seed) for seed in range(50)], tmp_path_factory.mktemp("spot"), options)
 
 
-def test_eyes_find_a_block_that_they_have_not_seen_lying_there(learned):
+def test_a_block_is_found_at_poses_that_are_not_in_the_data(learned):
     from instep.policy.flow_policy import load_policy
 
-    spotter, unseen = load_policy(learned, BLIND).policy.spotter, pushed(999, 40)
-    said = spotter(unseen.columns, (40,))
+    pose_estimator, unseen = load_policy(learned, BLIND).policy.pose_estimator, pushed(999, 40)
+    said = pose_estimator(unseen.columns, (40,))
     true = unseen[POSES][:, 1:]
     assert np.median(np.hypot(*(said - true)[:, :2].T)) < 0.06, "the block may lie anywhere within 0.8 m"
     angle = (heading(said[:, 3:]) - heading(true[:, 3:]) + np.pi) % (2 * np.pi) - np.pi
     assert np.median(np.abs(angle)) < 0.4
-    assert spotter({k: v[0] for k, v in unseen.columns.items()}, ()).shape == (7,)
+    assert pose_estimator({k: v[0] for k, v in unseen.columns.items()}, ()).shape == (7,)
 
 
-def test_a_policy_that_is_not_told_the_pose_acts_on_what_its_eyes_say(learned):
+def test_a_policy_acts_on_the_estimated_pose(learned):
     from instep.policy.flow_policy import load_policy
 
     policy, unseen = load_policy(learned, BLIND), pushed(998, 40)
@@ -107,47 +109,47 @@ def test_a_world_without_the_camera_is_refused(learned):
         load_policy(learned, bare)
 
 
-@pytest.mark.parametrize("lost", ["spot.nets.0.conv.0.weight", "scale.spot_mean"])
-def test_eyes_of_another_policy_are_refused(learned, tmp_path, lost):
+@pytest.mark.parametrize("lost", ["pose.nets.0.conv.0.weight", "scale.pose_mean"])
+def test_weights_of_another_policy_are_refused(learned, tmp_path, lost):
     from instep.policy.flow_policy import load_policy, read_policy, save_policy
 
-    recipe, tensors = read_policy(learned)
-    save_policy(tmp_path, recipe, {name: value for name, value in tensors.items() if name != lost})
+    description, tensors = read_policy(learned)
+    save_policy(tmp_path, description, {name: value for name, value in tensors.items() if name != lost})
     with pytest.raises(BadInput, match="they are not of this policy"):
         load_policy(tmp_path, BLIND)
 
 
-def test_what_is_spotted_survives_the_file_of_the_policy(options):
-    from instep.policy.training import recipe_of
+def test_the_estimated_body_survives_the_file_of_the_policy(options):
+    from instep.policy.training import describe_policy
 
-    recipe = recipe_of([pushed(0)], options)
-    assert recipe.inputs.spotted == "block" and recipe.inputs.channels[POSES] == tuple(POSE)
-    assert Inputs.from_json(json.loads(json.dumps(recipe.inputs.as_json()))) == recipe.inputs
-    old = {k: v for k, v in recipe.inputs.as_json().items() if k != "spotted"}
-    assert Inputs.from_json(old).spotted == "", "policies of earlier releases are told their poses"
+    description = describe_policy([pushed(0)], options)
+    assert description.inputs.estimated_body == "block" and description.inputs.channels[POSES] == tuple(POSE)
+    assert PolicyInputs.from_json(json.loads(json.dumps(description.inputs.as_json()))) == description.inputs
+    old = {k: v for k, v in description.inputs.as_json().items() if k != "estimated_body"}
+    assert PolicyInputs.from_json(old).estimated_body == "", "a policy without an estimated body observes its poses"
 
 
-def test_eyes_may_err_by_what_the_rest_of_the_net_has_learned_from(options):
-    from instep.policy.training import examples, recipe_of
+def test_the_network_learns_from_poses_with_noise(options):
+    from instep.policy.training import describe_policy, training_data
 
     episodes = [pushed(seed) for seed in range(20)]
-    recipe = recipe_of(episodes, options)
-    sure, doubtful = examples(episodes, recipe), examples(episodes, recipe, (0.02, 0.1))
+    description = describe_policy(episodes, options)
+    sure, doubtful = training_data(episodes, description), training_data(episodes, description, (0.02, 0.1))
     assert np.allclose(sure.chunks, np.tile([0.1, 0.0], (len(sure.chunks), 1)), atol=1e-6)
     turn = np.arctan2(doubtful.chunks[:, 1], doubtful.chunks[:, 0])
     assert 0.08 < turn.std() < 0.12
-    assert np.array_equal(sure.poses, doubtful.poses), "eyes learn from poses as they were"
+    assert np.array_equal(sure.poses, doubtful.poses), "targets are without noise"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"frame": ("x", "y", "brick")}, "no body named 'brick'"),
-        ({"channels": ("observation.goal",)}, "need observation.state"),
+        ({"channels": ("observation.goal",)}, "needs observation.state"),
     ],
 )
-def test_eyes_for_what_is_not_there_are_refused(options, change, words):
-    from instep.policy.training import recipe_of
+def test_estimating_what_is_not_in_the_data_is_refused(options, change, words):
+    from instep.policy.training import describe_policy
 
     with pytest.raises((UnknownName, BadInput), match=words):
-        recipe_of([pushed(0)], replace(options, **change))
+        describe_policy([pushed(0)], replace(options, **change))
