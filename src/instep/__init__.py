@@ -1,9 +1,18 @@
-"""Keep a robot and its simulated twin in step: measure the gap, say what causes it, close it."""
+"""Keep a robot and its simulated twin in step: measure the gap, say what causes it, close it.
+
+    scene = instep.load_scene("pusht")                    # a shipped scene, a folder, an MJCF or URDF file
+    sim = instep.open_world(scene)                        # a Simulator, with everything that was tuned into the scene
+    episodes = instep.load_episodes("recordings")         # LeRobot, CSV, MCAP, ROS bags, ...
+    gap = instep.measure_gap(sim, episodes)               # how far the simulator is from the recordings
+    result = instep.identify(sim, episodes)               # which parameters close the gap, and how well they are known
+
+Names are loaded when they are first used; importing the package loads NumPy only.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .core.episode import Episode as Episode
 from .core.errors import BadInput as BadInput
@@ -32,23 +41,44 @@ from .core.world import stack as stack
 from .core.world import take as take
 
 if TYPE_CHECKING:
+    from .app.connecting import connect as connect
+    from .data.loading import load_episodes as load_episodes
     from .physics.engines import open_world as open_world
     from .physics.mujoco_world import MujocoWorld as MujocoWorld
     from .physics.rapier_world import RapierWorld as RapierWorld
     from .scene.folder import Scene as Scene
+    from .scene.folder import load_scene as load_scene
+    from .twin.factory import open_twin as open_twin
+    from .twin.twin import Twin as Twin
 
 __version__ = "0.1.0"
 
-# Names whose modules import more than NumPy are loaded when first used.
-_LATER = {
-    "MujocoWorld": "instep.physics.mujoco_world",
-    "RapierWorld": "instep.physics.rapier_world",
-    "open_world": "instep.physics.engines",
-    "Scene": "instep.scene.folder",
+# Names whose modules import more than NumPy, by module.
+_LAZY = {
+    "app.connecting": ("connect",),
+    "data.loading": ("load_episodes",),
+    "physics.engines": ("open_world",),
+    "physics.mujoco_world": ("MujocoWorld",),
+    "physics.rapier_world": ("RapierWorld",),
+    "scene.folder": ("Scene", "load_scene"),
+    "twin.factory": ("open_twin",),
+    "twin.twin": ("Twin",),
 }
+_MODULES = {name: module for module, names in _LAZY.items() for name in names}
+
+__all__ = [
+    "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "InstepError", "LinkLost",
+    "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script", "Simulator", "Spec", "State",
+    "Twin", "UnknownName", "Unsupported", "World", "connect", "load_episodes", "load_scene", "open_twin", "open_world",
+    "replay", "rollout", "rollouts", "stack", "take",
+]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return getattr(import_module(f"instep.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'instep' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -128,6 +128,11 @@ class Scene:
         return frame.qpos.copy(), frame.qvel.copy(), frame.ctrl.copy()
 
 
+def load_scene(where: str | Path) -> Scene:
+    """A shipped scene by name, a scene folder, or an MJCF or URDF file taken as a scene."""
+    return Scene.load(where)
+
+
 class SceneSimulator(Simulator, Protocol):
     """A Simulator that was made of a scene."""
 
