@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .actuators import ActuatedWorld, with_inputs
@@ -32,27 +33,15 @@ __all__ = [
     "without_delta",
 ]
 
-# Modules are loaded when one of their names is first used.
-_MODULES = {
-    "ActuatedWorld": "actuators",
-    "with_inputs": "actuators",
-    "DartWorld": "dart_world",
-    "DeltaCorrected": "delta_model",
-    "DeltaModel": "delta_model",
-    "ImageEffects": "mujoco_cameras",
-    "MujocoRenderer": "mujoco_cameras",
-    "WithCameras": "mujoco_cameras",
-    "render_cameras": "mujoco_cameras",
-    "MujocoWorld": "mujoco_world",
-    "Engine": "engines",
-    "open_world": "engines",
-    "rest_action": "engines",
-    "without_delta": "engines",
-    "RapierWorld": "rapier_world",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "actuators": "ActuatedWorld with_inputs",
+        "dart_world": "DartWorld",
+        "delta_model": "DeltaCorrected DeltaModel",
+        "engines": "Engine open_world rest_action without_delta",
+        "mujoco_cameras": "ImageEffects MujocoRenderer WithCameras render_cameras",
+        "mujoco_world": "MujocoWorld",
+        "rapier_world": "RapierWorld",
+    },
+)

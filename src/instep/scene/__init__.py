@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .camera import Camera
@@ -31,26 +32,15 @@ __all__ = [
     "write_settings",
 ]
 
-# Modules are loaded when one of their names is first used.
-_MODULES = {
-    "Camera": "camera",
-    "LIBRARY": "folder",
-    "Scene": "folder",
-    "SceneSimulator": "folder",
-    "shipped": "folder",
-    "body_poses": "model",
-    "site_poses": "model",
-    "NewScene": "new_scene",
-    "make_scene": "new_scene",
-    "write_settings": "settings_file",
-    "TASKS": "tasks",
-    "task_of": "tasks",
-    "Task": "tasks.task",
-    "Tasked": "tasks.task",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "camera": "Camera",
+        "folder": "LIBRARY Scene SceneSimulator shipped",
+        "model": "body_poses site_poses",
+        "new_scene": "NewScene make_scene",
+        "settings_file": "write_settings",
+        "tasks": "TASKS task_of",
+        "tasks.task": "Task Tasked",
+    },
+)
