@@ -170,16 +170,16 @@ def sensed(episode: Any) -> Any:
 
 
 def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
-    """The params with which MuJoCo best predicts the demonstrations; contacts leave the cost without a useful slope."""
+    """The parameters with which MuJoCo best predicts demonstrations, by CMA-ES: contacts leave no gradient."""
     from instep import Param, open_world
     from instep.scene.folder import Scene
-    from instep.tune.cma_search import CmaOptions, search
+    from instep.tune.cma_search import CmaOptions, cma_search
 
     params = [Param(address, low, high, log=True) for address, (low, high) in PARAMS.items()]
     params.append(Param("action.delay", 0.0, 0.12))
     options = CmaOptions(window=0.5, limit=8 if quick else 48, generations=2 if quick else 24)
     plain = [replace(e, columns={k: e.columns[k] for k in ("timestamp", "q", "v", "action")}) for e in episodes]
-    return search(open_world(Scene.load(SCENE), threads=2), plain, params, options).settings
+    return cma_search(open_world(Scene.load(SCENE), threads=2), plain, params, options).settings
 
 
 def train(job: tuple[Training, list[Any], Path, Plan]) -> str:

@@ -11,8 +11,7 @@ import numpy as np
 from instep.core.statistics import Estimate
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.delta_action import DeltaOptions, learn_delta
-from instep.tune.delta_eval import Squares, error_reductions, squared_errors
+from instep.tune.delta_action import DeltaOptions, Squares, error_reductions, learn_delta, squared_errors
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import auto_params
 from rows import row
@@ -54,10 +53,10 @@ def so101_delta(out: Path, quick: bool) -> list[dict[str, Any]]:
     rows = []
     for horizon in ("0.5 s", "1 s"):
         for name, goal in (("delta", 0.15), ("noise", None)):
-            gain = removed[horizon][name]
-            ok = None if goal is None else gain["value"] >= goal and gain["low"] > 0
+            gain: Estimate = getattr(removed[horizon], name)
+            ok = None if goal is None else gain.value >= goal and gain.low > 0
             label = "delta action" if name == "delta" else "noise of its size"
-            found = Estimate(100 * gain["value"], 100 * gain["low"], 100 * gain["high"], len(parts), "%")
+            found = Estimate(100 * gain.value, 100 * gain.low, 100 * gain.high, len(parts), "%")
             least = None if goal is None else 100 * goal
             rows.append(row(f"so101, error removed after {horizon} by {label}", found, at_least=least, ok=ok))
     return [*rows, *_left_over(parts)]
@@ -111,7 +110,7 @@ def _so101_fold(scene: Scene, episodes: list[Any], fold: int, out: Path) -> Any:
     """The scene fitted to all motions but every third one; found once and kept for the row of the delta."""
     inside = [e for i, e in enumerate(episodes) if i % FOLDS != fold]
     choice = auto_params(scene, inside)
-    sim = without_delta(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.fixed)
     kept = out / f"so101_fold_{fold}.json"
     if not kept.is_file():
         options = ShootingOptions(window=2.0, limit=64, start=choice.start, starts=1, local=True, iterations=20)
@@ -132,7 +131,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     scene = Scene.load("wam7")
     episodes = recorded("quanser_wam", "quanser_wam/wam7", scene)
     choice = auto_params(scene, episodes)
-    sim = without_delta(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.fixed)
     options = ShootingOptions(
         window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20
     )

@@ -71,10 +71,10 @@ def identified(
 ) -> tuple[Simulator, dict[str, float]]:
     """A scene with parameters identified from recordings, and their values."""
     choice = named_params(scene, params, {})
-    sim = without_delta(scene).tuned({**choice.held, **held}) if {**choice.held, **held} else without_delta(scene)
+    sim = without_delta(scene).tuned({**choice.fixed, **held}) if {**choice.fixed, **held} else without_delta(scene)
     start = {**choice.start, **options.start}
     found = fit(sim, episodes, choice.params, replace(options, start=start))
-    return sim.tuned(found.settings), {**choice.held, **held, **found.settings}
+    return sim.tuned(found.settings), {**choice.fixed, **held, **found.settings}
 
 
 def rms(error: np.ndarray) -> np.ndarray:

@@ -56,7 +56,7 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
     scene = Scene.load("chaotic_pendulum")
     episodes = recorded("ibm_double_pendulum", "ibm_double_pendulum", scene)
     choice = named_params(scene, BARS, {})
-    sim = without_delta(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.fixed)
     start = choice.start
     for window, limit in WINDOWS[:1] if quick else WINDOWS:
         options = ShootingOptions(window=window, limit=12 if quick else limit, start=start, starts=1, iterations=20)

@@ -17,13 +17,12 @@ import numpy as np
 from instep import Scene, open_world
 from instep.core.param import Belief, Box, Param
 from instep.core.world import Array, Simulator
-from instep.tune.beliefs import GaussianBelief
+from instep.tune.beliefs import GaussianBelief, MixtureBelief, widened
 from instep.tune.excitation import ExcitationDesign, ExciteOptions, chirp, energy, evaluate_motion, excite
 from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
 from instep.tune.fit import Fit, ShootingOptions, fit
 from instep.tune.identifiability import identifiability
 from instep.tune.posterior import Method, infer, laplace
-from instep.tune.randomize import MixtureBelief, widened
 
 from .known_worlds import Bed, bed, pendulum, servo
 from .peers import c2st_score

@@ -223,7 +223,7 @@ def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
     from sbi.inference import NPE
     from sbi.utils import BoxUniform
 
-    from instep.tune.neural_posterior import _quiet, _Untold
+    from instep.tune.posterior import _NoTracker, _quiet
 
     rng = np.random.default_rng(5)
     target = likelihood(found)
@@ -235,7 +235,7 @@ def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
     seen = np.nan_to_num(rows[:, pick]) + rng.standard_normal((sims, len(pick)))
     with _quiet(torch, 0):
         trainer = NPE(
-            prior=BoxUniform(torch.zeros(params), torch.ones(params)), tracker=_Untold(), show_progress_bars=False
+            prior=BoxUniform(torch.zeros(params), torch.ones(params)), tracker=_NoTracker(), show_progress_bars=False
         )
         trainer.append_simulations(_tensor(points), _tensor(seen))
         network = trainer.train(max_num_epochs=200)

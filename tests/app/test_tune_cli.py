@@ -114,7 +114,7 @@ def test_stopping_a_posterior_by_hand_keeps_the_params(scene, data, tmp_path, mo
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("instep.tune.posterior.infer", stop)
+    monkeypatch.setattr("instep.tune.identification.infer", stop)
     asked = ["--params", "joint.hinge.damping", *FEW, "--posterior", "eki", "--out", str(tmp_path / "out")]
     assert main(["tune", str(data), str(scene), *asked]) == 0
     assert "Stopped" in complaint(capsys)

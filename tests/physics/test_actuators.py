@@ -11,8 +11,8 @@ from instep.physics.actuator_models import friction_limit
 from instep.physics.actuators import ActuatedWorld, read_actuators, with_inputs
 from instep.physics.engines import open_world
 from instep.scene.folder import Scene
+from instep.tune.param_export import promote
 from instep.tune.param_selection import command_limits, named_params
-from instep.tune.promotion import promote
 
 RAIL = """
 <mujoco>

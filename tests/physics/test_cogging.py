@@ -11,8 +11,8 @@ from instep.physics.actuators import ActuatedWorld, read_actuators
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.fit import ShootingOptions, fit
+from instep.tune.param_export import promote
 from instep.tune.param_selection import auto_params, command_limits
-from instep.tune.promotion import promote
 
 WRIST = """
 <mujoco>
@@ -123,7 +123,7 @@ def test_auto_seeks_cables_and_cogging_where_the_scene_gives_ranges(scene):
     names = [param.address for param in choice.params]
     assert "tendon.left.frictionloss" in names and "tendon.left.damping" not in names
     assert "tendon.left.cogging_cos" in names and "tendon.right.cogging_sin" not in names
-    assert choice.held["tendon.right.friction_stiffness"] > 0.99
+    assert choice.fixed["tendon.right.friction_stiffness"] > 0.99
 
 
 def test_friction_and_cogging_of_a_differential_are_found_again_and_promoted(scene, tmp_path):

@@ -98,7 +98,7 @@ def world_of(episode: Episode):
 def test_a_gymnasium_environment_of_a_tuned_scene_has_its_actuator_models(tmp_path: Path):
     pytest.importorskip("gymnasium")
     from instep.app.gym_envs import InstepEnv
-    from instep.tune.promotion import promote
+    from instep.tune.param_export import promote
 
     name, task = next((name, task) for name, task in TASKS.items() if task.scene == "so101")
     scene = promote(Scene.load(task.scene), {"joint.elbow_flex.static": 0.5}, tmp_path / "so101", {})

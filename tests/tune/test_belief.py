@@ -7,7 +7,7 @@ import pytest
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.tune.beliefs import GaussianBelief, SampleBelief, estimates, inflated, load, save
+from instep.tune.beliefs import GaussianBelief, SampleBelief, estimates, load_belief, save_belief, widened
 
 PARAMS = (Param("joint.a.damping", 0.1, 10.0, True, "Nm s/rad"), Param("action.delay", 0.0, 0.2, False, "s"))
 
@@ -25,7 +25,7 @@ def cloud() -> SampleBelief:
 @pytest.mark.parametrize("kind", ["normal", "cloud"])
 def test_a_saved_belief_comes_back_as_it_was(kind, request, tmp_path):
     belief = request.getfixturevalue(kind)
-    again = load(save(belief, tmp_path / "belief.json"))
+    again = load_belief(save_belief(belief, tmp_path / "belief.json"))
     first, second = (b.sample(50, np.random.default_rng(1)) for b in (belief, again))
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
@@ -53,7 +53,7 @@ def test_a_direction_of_which_nothing_is_known_fills_its_box():
 
 
 def test_an_inflated_belief_is_less_sure_of_the_same_value(normal):
-    before, after = estimates(normal), estimates(inflated(normal, 2.0))
+    before, after = estimates(normal), estimates(widened(normal, 2.0))
     for name in before:
         assert after[name].value == pytest.approx(before[name].value, rel=0.05)
         assert after[name].high - after[name].low > 1.5 * (before[name].high - before[name].low)
@@ -62,4 +62,4 @@ def test_an_inflated_belief_is_less_sure_of_the_same_value(normal):
 def test_a_file_that_is_no_belief_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "other.json").write_text('{"kind": "gaussian"}')
     with pytest.raises(BadInput, match="is not a belief that instep saved"):
-        load(tmp_path / "other.json")
+        load_belief(tmp_path / "other.json")

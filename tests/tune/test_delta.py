@@ -11,9 +11,8 @@ from instep.core.world import Wrapper
 from instep.physics.delta_model import DELTA_FILE, MEMORY, DeltaCorrected, DeltaModel
 from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene
-from instep.tune.delta_action import DeltaOptions, learn_delta, permuted_control
-from instep.tune.delta_eval import evaluate_delta, learn_and_evaluate
-from instep.tune.promotion import promote
+from instep.tune.delta_action import DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta, permuted_control
+from instep.tune.param_export import promote
 
 FEW = DeltaOptions(limit=400, rounds=2, waves=40, stretch=0.2)
 
@@ -34,8 +33,8 @@ def taught(servo, recorded):
 def test_a_delta_lowers_the_error_on_other_recordings_and_noise_of_its_size_does_not(servo, taught):
     _, held_out, delta = taught
     found = evaluate_delta(servo, delta, held_out)
-    assert found["0.5 s"]["delta"]["value"] > 0.4
-    assert found["0.5 s"]["noise"]["value"] < 0.1
+    assert found["0.5 s"].delta.value > 0.4
+    assert found["0.5 s"].noise.value < 0.1
 
 
 def test_outside_what_it_was_trained_on_the_delta_is_nought_and_it_is_never_larger_than_in_training(taught):
@@ -67,11 +66,10 @@ def test_a_delta_lies_beside_the_scene_is_opened_with_it_and_left_behind_by_a_pr
     assert not (promote(Scene.load(folder), {"joint.hinge.damping": 0.1}, tmp_path / "new", {}) / DELTA_FILE).exists()
 
 
-def test_a_delta_is_not_kept_where_the_simulator_was_right_already(servo, recorded, tmp_path):
+def test_a_delta_is_not_kept_where_the_simulator_was_right_already(servo, recorded):
     episodes = recorded(servo, {}, range(6), noise=0.0005)
-    found = learn_and_evaluate(servo, episodes[:4], episodes[4:], tmp_path / DELTA_FILE)
-    assert not found["kept"]
-    assert not (tmp_path / DELTA_FILE).exists()
+    found = learn_and_evaluate(servo, episodes[:4], episodes[4:])
+    assert not found.kept and not found.as_dict()["kept"]
 
 
 def test_a_broken_file_is_named(tmp_path):

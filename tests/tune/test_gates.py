@@ -8,7 +8,7 @@ import pytest
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.tune.fit import ShootingOptions, fit
-from instep.tune.gates import GateOptions, split, tune
+from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.held_out import window_errors
 from instep.tune.identifiability import identifiability
 
@@ -25,7 +25,7 @@ def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_froz
     assert len(weak.weak) == 1
     assert {name for name, _ in weak.weak[0].parts} == set(names)
     assert len({np.sign(share) for _, share in weak.weak[0].parts}) == 1
-    assert "rise together" in weak.weak[0].words
+    assert "rise together" in weak.weak[0].message
     assert len(weak.unidentifiable) == 1
 
 
@@ -38,14 +38,14 @@ def test_a_param_without_effect_is_named_and_left_alone(servo, recorded):
     ]
     weak = identifiability(fit(servo, episodes, params, QUICK))
     assert weak.unidentifiable == ("joint.other.damping",)
-    assert weak.weak[0].words == "the recordings say nothing about 'joint.other.damping'"
+    assert weak.weak[0].message == "the recordings hold no information about 'joint.other.damping'"
 
 
 def test_a_sound_run_passes_every_gate(servo, recorded):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
     params = servo.scene.params(*truth)
     options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
-    result = tune(servo, split(recorded(servo, truth, range(6))), params, options, GATES)
+    result = gated_fit(servo, split(recorded(servo, truth, range(6))), params, options, GATES)
     assert [g.name for g in result.gates] == [
         "telemetry",
         "identifiability",
@@ -54,7 +54,7 @@ def test_a_sound_run_passes_every_gate(servo, recorded):
         "whiteness",
         "held-out",
     ]
-    assert result.passed, [g.words for g in result.gates if not g.passed]
+    assert result.passed, [g.message for g in result.gates if not g.passed]
     assert result.settings["actuator.hinge.kp"] == pytest.approx(6.0, rel=0.02)
 
 
@@ -65,24 +65,27 @@ def test_params_told_only_together_are_turned_and_stay_near_where_they_were(weig
     start = {names[0]: 0.03, names[1]: 3.0, names[2]: 0.15}
     options = ShootingOptions(window=0.5, starts=1, start=start)
     episodes = split(recorded(weightless, truth, range(6)))
-    result = tune(sim, episodes, weightless.scene.params(*names), options, GateOptions(seeds=1, draws=0))
+    result = gated_fit(sim, episodes, weightless.scene.params(*names), options, GateOptions(seeds=1, draws=0))
     found = result.settings
-    assert len(result.weak.confounded) == 1 and not result.weak.unobservable
-    assert f"a prior holds them near where they were: {result.weak.confounded[0]}" in result.gates[1].words
+    assert len(result.identifiability.confounded) == 1 and not result.identifiability.unobservable
+    assert (
+        f"a prior holds them near their initial values: {result.identifiability.confounded[0]}"
+        in result.gates[1].message
+    )
     assert found[names[1]] / found[names[0]] == pytest.approx(200, rel=0.02)
     assert found[names[2]] / found[names[0]] == pytest.approx(5, rel=0.02)
-    assert 0.5 < found[result.weak.confounded[0]] / start[result.weak.confounded[0]] < 2.0
+    assert 0.5 < found[result.identifiability.confounded[0]] / start[result.identifiability.confounded[0]] < 2.0
 
 
 def test_a_param_that_was_right_already_is_not_promoted(servo, recorded):
     names = ["joint.hinge.damping"]
     params = servo.scene.params(*names)
     options = ShootingOptions(window=0.5, starts=1, start={names[0]: 0.05})
-    result = tune(servo, split(recorded(servo, {}, range(6))), params, options, GateOptions(seeds=1, draws=0))
+    result = gated_fit(servo, split(recorded(servo, {}, range(6))), params, options, GateOptions(seeds=1, draws=0))
     held_out = result.gates[-1]
     assert not held_out.passed
     assert not result.passed
-    assert "At least 5 %" in held_out.words
+    assert "At least 5 %" in held_out.message
 
 
 @pytest.mark.parametrize("after", [1, 4, 12])
@@ -98,10 +101,10 @@ def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recor
             raise KeyboardInterrupt
 
     options = ShootingOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
-    result = tune(servo, split(recorded(servo, truth, range(6))), servo.scene.params(*truth), options, watch=watch)
+    result = gated_fit(servo, split(recorded(servo, truth, range(6))), servo.scene.params(*truth), options, watch=watch)
     assert calls == after
     assert not result.passed
-    assert "Stopped by hand" in result.gates[2].words
+    assert "Interrupted" in result.gates[2].message
     assert set(result.settings) == set(truth)
     assert abs(result.settings["actuator.hinge.kp"] - 6.0) < 2.0
 
@@ -126,7 +129,7 @@ def test_a_clock_that_runs_backwards_is_a_fault(servo, recorded):
     bad = episodes[1].with_columns({"timestamp": t})
     params = servo.scene.params("joint.hinge.damping")
     with pytest.raises(BadInput, match="clock runs backwards or stands still at row 50"):
-        tune(servo, ([episodes[0]], [bad]), params, QUICK, GATES)
+        gated_fit(servo, ([episodes[0]], [bad]), params, QUICK, GATES)
 
 
 def test_whole_runs_are_held_out(servo, recorded):
@@ -150,7 +153,7 @@ def test_a_run_is_judged_against_the_scene_as_it_was_given(servo, recorded):
     start = {"joint.hinge.damping": 0.05, "actuator.hinge.kv": 3.0}
     fitted, held_out = split(recorded(servo, {"joint.hinge.damping": 0.2}, range(6)))
     options = ShootingOptions(window=0.5, starts=1, start=start)
-    result = tune(servo, (fitted, held_out), servo.scene.params(*start), options, GateOptions(seeds=1, draws=0))
-    assert len(result.weak.unidentifiable) == 1
+    result = gated_fit(servo, (fitted, held_out), servo.scene.params(*start), options, GateOptions(seeds=1, draws=0))
+    assert len(result.identifiability.unidentifiable) == 1
     squares, _ = window_errors(servo, held_out, start, 0.5)
     assert result.comparison.channels["hinge"][0] == pytest.approx(float(np.sqrt(squares[:, 0].mean())))

@@ -11,9 +11,8 @@ from instep import MujocoWorld
 from instep.core.episode import Log
 from instep.core.param import Param
 from instep.scene.folder import Scene
-from instep.tune.predictability import predictable_windows
 from instep.tune.shooting import Shooter
-from instep.tune.windows import cut
+from instep.tune.windows import cut_windows, predictable_windows
 
 PENDULUM = """
 <mujoco>
@@ -48,7 +47,7 @@ def recorded(world, angle):
 
 def test_a_hanging_pendulum_is_foreseen_to_the_end_and_an_upright_one_is_not(world):
     episodes = [recorded(world, 0.5), recorded(world, np.pi - 0.002)]
-    windows = cut(world, episodes, span=round(2 / world.spec.dt) - 1)
+    windows = cut_windows(world, episodes, span=round(2 / world.spec.dt) - 1)
     kept = predictable_windows(world, windows).inside.sum(axis=1)
     whole = windows.inside.sum(axis=1)
     assert kept[0] == whole[0]
@@ -56,13 +55,15 @@ def test_a_hanging_pendulum_is_foreseen_to_the_end_and_an_upright_one_is_not(wor
 
 
 def test_less_noise_is_foreseen_further(world):
-    windows = cut(world, [recorded(world, np.pi - tilt) for tilt in (0.002, 0.003)], span=round(2 / world.spec.dt) - 1)
+    windows = cut_windows(
+        world, [recorded(world, np.pi - tilt) for tilt in (0.002, 0.003)], span=round(2 / world.spec.dt) - 1
+    )
     quiet = replace(windows, noise_q=windows.noise_q / 10, noise_v=windows.noise_v / 10)
     assert predictable_windows(world, quiet).inside.sum() > predictable_windows(world, windows).inside.sum()
 
 
 def test_rows_that_do_not_count_are_not_simulated_and_the_rest_is_the_same(world):
-    windows = cut(world, [recorded(world, 0.5), recorded(world, 1.0)], span=round(2 / world.spec.dt) - 1)
+    windows = cut_windows(world, [recorded(world, 0.5), recorded(world, 1.0)], span=round(2 / world.spec.dt) - 1)
     inside = windows.inside.copy()
     inside[1, 80:] = False
     params = (Param("joint.hinge.damping", 1e-4, 1e-1, log=True),)
@@ -81,5 +82,5 @@ def test_a_pendulum_without_a_motor_is_foreseen_too(tmp_path):
     for _ in range(100):
         log(state, free.observe(state), np.zeros(0))
         state = free.step(state, np.zeros(0))
-    windows = cut(free, [log.episode()], span=40)
+    windows = cut_windows(free, [log.episode()], span=40)
     np.testing.assert_array_equal(predictable_windows(free, windows).inside, windows.inside)

@@ -11,7 +11,14 @@ from instep.core.errors import UnknownName
 from instep.tune.beliefs import GaussianBelief
 from instep.tune.fit import ShootingOptions, fit
 from instep.tune.posterior import infer, laplace, likelihood
-from instep.tune.posterior_checks import TRUTHS, Calibration, calibration, check_posterior, misspecification, predicted
+from instep.tune.posterior_checks import (
+    TRUTHS,
+    Calibration,
+    calibration,
+    check_posterior,
+    misspecification,
+    predictive_band,
+)
 
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
 QUICK = ShootingOptions(window=0.5, stride=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
@@ -87,17 +94,19 @@ def test_a_model_without_the_delay_of_the_machine_is_called_wrong_and_the_right_
 
 def test_held_out_rows_lie_inside_the_band_of_predictions(found, servo, recorded):
     other = recorded(servo, TRUTH, range(7, 9), noise=0.002, steps=126)
-    band = predicted(servo, laplace(found), other, found)
+    band = predictive_band(servo, laplace(found), other, found)
     assert 0.75 <= band.inside.value <= 1.0
 
 
-def test_a_judged_posterior_leaves_files_and_words(found, servo, recorded, tmp_path):
+def test_a_checked_posterior_writes_files_and_a_message(found, servo, recorded, tmp_path):
     other = recorded(servo, TRUTH, [9], noise=0.002, steps=126)
-    said = check_posterior(laplace(found), found, other, tmp_path)
+    checked = check_posterior(laplace(found), found, other)
+    checked.save(tmp_path)
+    said = checked.as_dict()
     for name in said["files"]:
         assert (tmp_path / name).stat().st_size > 0
     assert said["truths"] == TRUTHS["laplace"]
-    assert "recordings" in said["words"] or "Residuals" in said["words"]
+    assert "recordings" in said["message"] or "Residuals" in said["message"]
 
 
 def test_an_unknown_method_is_answered_with_the_nearest(found):

@@ -9,7 +9,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.promotion import promote, scene_hash
+from instep.tune.param_export import promote, scene_hash
 
 
 def test_a_promoted_scene_loads_with_its_settings_and_the_old_one_is_untouched(tmp_path, scene_folder):

@@ -1,4 +1,4 @@
-"""Randomisation: draws from any belief turn the parameters of worlds, sensors and motors included."""
+"""Randomization: samples of any belief set the parameters of worlds, sensors, motors and images."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
-from instep.tune.beliefs import GaussianBelief, SampleBelief, save
-from instep.tune.dropo import DropoOptions, dropo
-from instep.tune.randomize import (
+from instep.tune.beliefs import (
+    GaussianBelief,
     IndependentBeliefs,
     MixtureBelief,
-    appearance,
+    SampleBelief,
     belief_addresses,
     load_belief,
-    look_of,
-    parse_belief,
+    save_belief,
     to_box,
     widened,
+)
+from instep.tune.fit import ShootingOptions, fit
+from instep.tune.posterior import infer
+from instep.tune.randomize import (
+    DropoOptions,
+    appearance,
+    dropo_from_episodes,
+    image_effects,
+    parse_belief,
     with_imperfections,
 )
 
@@ -41,7 +48,7 @@ def test_a_mixture_takes_its_share_from_the_prior():
 
 
 def test_beliefs_that_speak_about_the_same_param_are_not_joined():
-    with pytest.raises(BadInput, match="Two beliefs speak about"):
+    with pytest.raises(BadInput, match="Two beliefs are about"):
         IndependentBeliefs((NORMAL, NORMAL)).sample(3, np.random.default_rng(0))
 
 
@@ -70,7 +77,7 @@ def test_layers_that_no_param_asks_for_are_not_put_on(servo):
 
 
 def test_files_and_ranges_are_varied_together(servo, tmp_path):
-    save(NORMAL, tmp_path / "belief.json")
+    save_belief(NORMAL, tmp_path / "belief.json")
     scene = servo.scene
     for where in (tmp_path, tmp_path / "belief.json"):
         belief = parse_belief([str(where), "sensor.noise=0..0.01", "body.link.mass=0.3..0.5"], scene)
@@ -97,13 +104,13 @@ def test_two_beliefs_that_differ_are_told_apart_by_their_names():
     assert repr(SampleBelief((DAMPING,), points)) != repr(SampleBelief((DAMPING,), other))
 
 
-def test_a_look_comes_from_the_same_draws_as_physics():
+def test_appearance_is_sampled_with_physics():
     drawn = IndependentBeliefs((NORMAL, appearance())).sample(5, np.random.default_rng(0))
-    looks = [look_of(drawn, i) for i in range(5)]
-    assert len({look.gain for look in looks}) == 5
-    assert all(0 <= look.sigma <= 8 for look in looks)
-    with pytest.raises(UnknownName, match=r"look\.gain"):
-        look_of({"look.gian": 1.0})
+    effects = [image_effects(drawn, i) for i in range(5)]
+    assert len({e.gain for e in effects}) == 5
+    assert all(0 <= e.sigma <= 8 for e in effects)
+    with pytest.raises(UnknownName, match=r"appearance\.brightness"):
+        image_effects({"appearance.brightnes": 1.0})
 
 
 def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded):
@@ -115,13 +122,21 @@ def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded
 
     options = DropoOptions(steps=8, windows=12, draws=8, generations=12, population=6)
     params = servo.scene.params("joint.hinge.damping")
-    alike = dropo(servo, machines([0.1] * 4), params, options)
-    apart = dropo(servo, machines([0.03, 0.06, 0.15, 0.3]), params, options)
+    alike = dropo_from_episodes(servo, machines([0.1] * 4), params, options)
+    apart = dropo_from_episodes(servo, machines([0.03, 0.06, 0.15, 0.3]), params, options)
     assert np.sqrt(apart.covariance[0, 0]) > 2 * np.sqrt(alike.covariance[0, 0])
     assert float(params[0].from_unit(alike.mean[0])) == pytest.approx(0.1, rel=0.2)
 
 
-def test_a_script_plays_in_a_dressed_world(servo):
+def test_dropo_from_the_windows_of_a_fit_is_centred_on_the_machine(servo, recorded):
+    episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(4), noise=1e-4, steps=126)
+    params = servo.scene.params("joint.hinge.damping")
+    found = fit(servo, episodes, params, ShootingOptions(window=0.2, starts=1, iterations=5))
+    belief = infer(found, "dropo")
+    assert float(params[0].from_unit(belief.mean[0])) == pytest.approx(0.1, rel=0.3)
+
+
+def test_a_script_plays_in_a_world_with_imperfections(servo):
     world = with_imperfections(servo, ["sensor.noise", "action.backlash"]).tuned({"sensor.noise": 0.01})
     episode = rollout(world, Script(np.zeros((5, 1))), steps=5)
     assert len(episode) == 5

@@ -31,7 +31,7 @@ def arm(recordings):
     choice = auto_params(scene, runs[:1])
     names = {f"{kind}.{j}.{word}" for kind in ("actuator", "joint") for j in JOINTS for word in WORDS}
     names |= {"body.link_2.gravcomp", "body.link_4.gravcomp"}
-    held = {name: value for name, value in choice.held.items() if not name.startswith("tendon.")}
+    held = {name: value for name, value in choice.fixed.items() if not name.startswith("tendon.")}
     # One thread: six windows a step are too little work to share.
     sim = MujocoWorld(scene, threads=1).tuned({**held, "option.timestep": 0.002})
     params = [param for param in choice.params if param.address in names]
@@ -76,7 +76,7 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     scene = Scene.load("servo_pendulum")
     runs = with_inputs(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
     choice = named_params(scene, SERVO, {})
-    sim = without_delta(scene).tuned(choice.held)
+    sim = without_delta(scene).tuned(choice.fixed)
     options = ShootingOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)
     found = fit(sim, [runs[i] for i in (0, 4, 8)], choice.params, options)
     before, after = (

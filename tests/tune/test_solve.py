@@ -70,10 +70,12 @@ def test_a_fit_through_contact_finds_the_truth_and_covers_it(found):
 
 def test_ripples_of_the_cost_make_intervals_wider(found):
     smooth, rough = (
-        least_squares.linearise(found.problem, replace(found.point, nudge=nudge), both_sides=True)
-        for nudge in (least_squares.NUDGE, least_squares.WIDEST)
+        least_squares.linearise(found.problem, replace(found.point, difference_step=step), both_sides=True)
+        for step in (least_squares.DIFFERENCE_STEP, least_squares.MAX_DIFFERENCE_STEP)
     )
-    plain = least_squares.linearise(found.problem, replace(found.point, nudge=least_squares.WIDEST))
-    assert not least_squares.rough(replace(found.point, nudge=least_squares.NUDGE))
+    plain = least_squares.linearise(
+        found.problem, replace(found.point, difference_step=least_squares.MAX_DIFFERENCE_STEP)
+    )
+    assert not least_squares.rough(replace(found.point, difference_step=least_squares.DIFFERENCE_STEP))
     assert (np.diag(np.linalg.inv(rough.curvature)) > np.diag(np.linalg.inv(plain.curvature))).all()
     assert smooth.curvature.shape == rough.curvature.shape == (2, 2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import Diverged
-from instep.tune.posterior import drawn, svgd_flow
+from instep.tune.posterior import svgd_flow, weighted_samples
 
 
 @pytest.mark.parametrize("size", [3, 10, 30])
@@ -30,7 +30,7 @@ def test_draws_have_the_curve_of_a_bent_target():
     bent, spread = [], []
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        cloud = drawn(log, svgd_flow(slope, 1.22 * rng.standard_normal((30, 2)), 12), 400, rng)
+        cloud = weighted_samples(log, svgd_flow(slope, 1.22 * rng.standard_normal((30, 2)), 12), 400, rng)
         bent.append(np.corrcoef(cloud[:, 0] ** 2, cloud[:, 1])[0, 1])
         spread.append(cloud.std(axis=0))
     # 0.71 is that of the target, 0 that of any normal distribution.
@@ -41,11 +41,12 @@ def test_draws_have_the_curve_of_a_bent_target():
 def test_draws_undo_what_particles_have_wrong():
     rng = np.random.default_rng(0)
     narrow = 0.2 + 0.8 * rng.standard_normal((40, 2))
-    cloud = drawn(lambda z: -0.5 * (z**2).sum(axis=1), narrow, 4000, rng)
+    cloud = weighted_samples(lambda z: -0.5 * (z**2).sum(axis=1), narrow, 4000, rng)
     np.testing.assert_allclose(cloud.mean(axis=0), 0.0, atol=0.1)
     np.testing.assert_allclose(cloud.std(axis=0), 1.0, atol=0.1)
 
 
 def test_particles_in_a_desert_are_an_error_in_words():
     with pytest.raises(Diverged, match="shorter windows"):
-        drawn(lambda z: np.full(len(z), -np.inf), np.random.default_rng(0).random((5, 2)), 10, np.random.default_rng(0))
+        rng = np.random.default_rng(0)
+        weighted_samples(lambda z: np.full(len(z), -np.inf), rng.random((5, 2)), 10, rng)

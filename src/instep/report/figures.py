@@ -136,6 +136,17 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
     return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit or '1'}]"}}}
 
 
+def band_traces(x: Array, low: Array, high: Array, **common: Any) -> list[dict[str, Any]]:
+    """A shaded band between two lines, as two traces."""
+    edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", **common}
+    below, above = downsampled(x, low), downsampled(x, high)
+    fill = {"fill": "tonexty", "fillcolor": series_color(0, 0.18), "name": "90 % band"}
+    return [
+        edge | {"x": below[0], "y": below[1], "showlegend": False, "name": "band, low end"},
+        edge | {"x": above[0], "y": above[1], **fill},
+    ]
+
+
 def downsampled(x: Array, y: Array, most: int = MAX_POINTS) -> tuple[Array, Array]:
     """A line of at most `most` points that keeps the lowest and the highest of each stretch."""
     if len(x) <= most:

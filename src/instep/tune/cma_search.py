@@ -1,9 +1,9 @@
-"""Search where the cost has no slope: contacts, backlash, bad starts. CMA-ES, one batch per generation."""
+"""Global search without derivatives by CMA-ES, one batch of simulations per generation, for rough costs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,25 +13,33 @@ from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.world import Array, Simulator
 
+from .fit import ShootingOptions, start_value
 from .least_squares import Watch
 from .shooting import Shooter
-from .windows import Windows, cut
+from .windows import Windows, cut_windows
+
+CONTACT_WINDOWS = 120
+"""Most windows of a search for contact parameters."""
+CONTACT_GENERATIONS = 70
+"""Generations of such a search; a dozen parameters that begin a third of their ranges away need as many."""
+FREE_BODY_DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
+"""Label suffixes of the directions of a free body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CmaOptions:
-    """How long and how wide to search."""
+    """Duration and width of a search."""
 
     window: float | None = None
     """Length of a window [s]; whole episodes where None."""
     limit: int | None = 256
-    """Most windows used, evenly chosen."""
-    start: dict[str, float] = field(default_factory=dict[str, float])
-    """Where to begin, by address; the middle of the range where none is given."""
-    scale: dict[str, float] = field(default_factory=dict[str, float])
-    """Size of a residual that counts as one, by coordinate; the spread of the motion where none is given."""
+    """Most windows used, evenly spaced."""
+    start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Initial mean, by address; the middle of the range where none is given."""
+    scale: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Scale of the residuals by coordinate; the spread of the motion where none is given."""
     spread: float = 0.2
-    """First spread of the candidates, as a share of the ranges."""
+    """Initial standard deviation, as a share of the ranges."""
     generations: int = 40
     population: int = 0
     """Candidates per generation; chosen by the number of parameters where 0."""
@@ -50,8 +58,10 @@ class CmaResult:
     history: Array
     """Best cost of each generation."""
     worlds: int
+    """Windows simulated."""
     seconds: float
     stopped: bool = False
+    """Whether the search was interrupted."""
 
     @property
     def settings(self) -> dict[str, float]:
@@ -59,7 +69,7 @@ class CmaResult:
         return {param.address: float(param.from_unit(self.x[i])) for i, param in enumerate(self.params)}
 
 
-def search(
+def cma_search(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
@@ -67,10 +77,10 @@ def search(
     *,
     watch: Watch | None = None,
 ) -> CmaResult:
-    """Find parameters that predict the recordings in the mean of absolute, not squared, errors.
+    """Minimise the mean absolute error of the predictions of recordings.
 
-    Runs that tumble differently after an impact would own a sum of squares; here each window counts alike. It knows no
-    uncertainty: hand the result over to `fit` where the cost has a slope. Ctrl-C returns the best so far.
+    A sum of squares would be dominated by windows that tumble differently after an impact; here each window counts
+    alike. There is no uncertainty: pass the result to `fit` where the cost is smooth. Ctrl-C returns the best so far.
     """
     options = options or CmaOptions()
     if not params:
@@ -78,13 +88,12 @@ def search(
     began = time.perf_counter()
     rows = max(len(e) for e in episodes) - 1
     span = rows if options.window is None else max(1, round(options.window / sim.spec.dt))
-    windows = cut(sim, episodes, span=span, limit=options.limit)
+    windows = cut_windows(sim, episodes, span=span, limit=options.limit)
     shooter = Shooter(sim, windows, tuple(params))
     scale = _scale(windows, options)
-    first = np.array([float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in params])
-    first = np.clip(first, 0.01, 0.99)
-    best = (first, float(costs(shooter, first[None], scale)[0]))
-    begin_cost, history, stopped = best[1], [best[1]], False
+    first = np.clip([float(k.to_unit(start_value(k, options.start))) for k in params], 0.01, 0.99)
+    best = (first, float(mean_errors(shooter, first[None], scale)[0]))
+    first_cost, history, stopped = best[1], [best[1]], False
     try:
         for x, cost in _generations(shooter, scale, first, options):
             best = (x, cost) if cost < best[1] else best
@@ -94,13 +103,45 @@ def search(
     except KeyboardInterrupt:
         stopped = True
     seconds = time.perf_counter() - began
-    return CmaResult(tuple(params), best[0], best[1], begin_cost, np.array(history), shooter.worlds, seconds, stopped)
+    return CmaResult(tuple(params), best[0], best[1], first_cost, np.array(history), shooter.worlds, seconds, stopped)
 
 
-def costs(shooter: Shooter, points: Array, scale: Array) -> Array:
+def contact_search(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    params: Sequence[Param],
+    options: ShootingOptions,
+    *,
+    watch: Watch | None = None,
+) -> CmaResult:
+    """CMA-ES for contact parameters from the start of a fit's options.
+
+    Residuals are scaled by the mean error of their kind at the start, so that positions and rotations weigh alike.
+    """
+    limit = min(options.limit or CONTACT_WINDOWS, CONTACT_WINDOWS)
+    windows = cut_windows(sim, episodes, span=max(1, round(options.window / sim.spec.dt)), limit=limit)
+    first = np.array([[float(k.to_unit(start_value(k, options.start))) for k in params]])
+    residual = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(params))(np.clip(first, 0.0, 1.0))[0]))
+    size = residual[windows.inside].mean(axis=0)
+    kinds = [label[:-1] if label[-2:] in FREE_BODY_DIRECTIONS else label for label in windows.tangent.labels]
+    scale = {
+        label: max(float(np.mean([s for s, other in zip(size, kinds, strict=True) if other == kind])), 1e-9)
+        for label, kind in zip(windows.tangent.labels, kinds, strict=True)
+    }
+    search = CmaOptions(
+        window=options.window,
+        limit=limit,
+        start=options.start,
+        scale=scale,
+        generations=CONTACT_GENERATIONS,
+        seed=options.seed,
+    )
+    return cma_search(sim, episodes, params, search, watch=watch)
+
+
+def mean_errors(shooter: Shooter, points: Array, scale: Array) -> Array:
     """Mean over windows and rows of the scaled error of each candidate [candidates]; a divergence counts as ten."""
-    seen = shooter.windows.tangent.seen
-    residual = shooter(points)[..., seen] / scale
+    residual = shooter(points)[..., shooter.windows.tangent.measured] / scale
     size = np.sqrt((residual**2).mean(axis=-1))
     inside = shooter.windows.inside
     each = np.where(inside, np.where(np.isfinite(size), size, 10.0), 0.0).sum(axis=-1) / inside.sum(axis=-1)
@@ -116,10 +157,10 @@ def _generations(shooter: Shooter, scale: Array, first: Array, options: CmaOptio
     optimizer = CMA(mean=first, sigma=options.spread, bounds=bounds, seed=rng_seed, population_size=size)
     for _ in range(options.generations):
         points = np.array([optimizer.ask() for _ in range(optimizer.population_size)])
-        found = costs(shooter, points, scale)
-        optimizer.tell(list(zip(points, found.tolist(), strict=True)))
-        at = int(np.argmin(found))
-        yield points[at], float(found[at])
+        errors = mean_errors(shooter, points, scale)
+        optimizer.tell(list(zip(points, errors.tolist(), strict=True)))
+        at = int(np.argmin(errors))
+        yield points[at], float(errors[at])
         if optimizer.should_stop():
             return
 
@@ -128,6 +169,6 @@ def _scale(windows: Windows, options: CmaOptions) -> Array:
     form = windows.tangent
     motion = np.abs(form.minus(windows.target, windows.q[:, None]))
     spread = np.where(windows.inside[..., None], motion, 0.0).sum(axis=(0, 1)) / max(1, int(windows.inside.sum()))
-    names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
-    spread = np.maximum(spread[form.seen], 1e-9)
+    names = form.measured_labels
+    spread = np.maximum(spread[form.measured], 1e-9)
     return np.array([options.scale.get(name, float(s)) for name, s in zip(names, spread, strict=True)])

@@ -1,25 +1,28 @@
-"""A delta action: what to add to a command so that the simulator does what the robot did.
+"""Learning of a delta-action model: what to add to a command so that the simulator does what the robot did.
 
-Where parameters leave an error, it is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
-physical. No reinforcement learning is needed: over a short stretch of a recording the change of the action that brings
-the simulator to where the robot went is a small least-squares problem,
+The error that parameters leave is put into the action, s' = f(s, a + delta(s, a)), which keeps contacts and limits
+physical. No reinforcement learning is needed: over a short window of a recording the change of the action that brings
+the simulator to the measured positions is a small least-squares problem,
 
     min_d sum_k |x_k - f_k(a) - B_k d|^2 + rho |d|^2,   B_k = df_k / da from a second rollout,
 
 and a ridge regression on smooth features learns d from what is known when the command is given. Outside the states it
-was trained on the delta is nought, and it is never larger than in training.
+was trained on the delta is zero, and it is never larger than in training. The model is evaluated on held-out recordings
+against a control of the same size without information.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import rollout_positions
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.delta_model import (
     MEMORY,
@@ -31,30 +34,30 @@ from instep.physics.delta_model import (
     random_features,
 )
 
-from .windows import Windows, cut
+from .windows import Windows, cut_windows
 
-NUDGE = 0.03
-"""Change of the commands that differentiates a stretch: as large as the friction band of a servo, or nothing moves."""
-
-
+COMMAND_STEP = 0.03
+"""Change of the commands for finite differences: as large as the friction band of a servo, or nothing moves."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of a delta that are tried."""
-TRIED = 1.0
+"""Scales of a delta that are tried on each joint."""
+SHARE_WINDOW_S = 1.0
 """Length of the windows they are tried over [s]; the second half counts."""
-WORTH = 0.02
-"""Share of a joint's error that must be gone for it to get a delta."""
+MIN_REDUCTION = 0.02
+"""Relative reduction of a joint's error from which on it gets a delta."""
+HORIZONS = (0.25, 0.5, 1.0)
+"""Times after the start of a window at which errors are compared [s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaOptions:
-    """How a delta is learnt."""
+    """Options of learning a delta."""
 
     stretch: float = 0.4
-    """Length of the stretches one delta is found for [s]."""
+    """Length of the windows over which one delta is estimated [s]."""
     limit: int = 2000
-    """Most stretches used, evenly chosen."""
+    """Most windows used, evenly spaced."""
     rounds: int = 3
-    """Times the labels are found anew with the delta learnt so far."""
+    """Times the targets are estimated with the delta learnt so far."""
     waves: int = 120
     """Random cosine features per joint."""
     ridge: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
@@ -62,13 +65,50 @@ class DeltaOptions:
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaReduction:
+    """Error at one horizon without a delta, and its relative reduction by the delta and by the control."""
+
+    before: Estimate
+    delta: Estimate
+    noise: Estimate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaEvaluation:
+    """A delta-action model and its effect on held-out recordings."""
+
+    model: DeltaModel
+    reductions: dict[str, DeltaReduction]
+    """By horizon."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it helps by the rule of the held-out gate, at both longer horizons."""
+        longer = [self.reductions[f"{h:g} s"].delta for h in HORIZONS[1:]]
+        return all(gain.low > 0 and gain.value >= 0.05 for gain in longer)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `result.json` holds of it."""
+        model, found = self.model, {horizon: asdict(reduction) for horizon, reduction in self.reductions.items()}
+        return {"kept": self.kept, "joints": list(model.labels), "largest": model.most.tolist(), **found}
+
+
+def learn_and_evaluate(
+    sim: Simulator, fitted: Sequence[Episode], held_out: Sequence[Episode], *, seed: int = 0
+) -> DeltaEvaluation:
+    """Learn a delta from some recordings, and evaluate it on others."""
+    delta = learn_delta(sim, fitted, DeltaOptions(seed=seed))
+    return DeltaEvaluation(delta, evaluate_delta(sim, delta, held_out, seed=seed))
+
+
 def learn_delta(
     sim: Simulator, episodes: Sequence[Episode], options: DeltaOptions | None = None, joints: Sequence[str] = ()
 ) -> DeltaModel:
     """Learn a delta for the position servos of a simulator from recordings.
 
-    How much of it each joint gets is decided by replay: a delta learnt from three quarters of the recordings is tried
-    on the others, whole or in part, and a joint whose error does not fall there gets none.
+    The scale of it for each joint is chosen by replay: a delta learnt from three quarters of the recordings is tried on
+    the others, whole or in part, and a joint whose error does not fall there gets none.
     """
     options = options or DeltaOptions()
     labels = tuple(joints) or position_actions(sim.spec)
@@ -87,18 +127,18 @@ def learn_delta(
 
 def _learnt(sim: Simulator, episodes: Sequence[Episode], labels: tuple[str, ...], options: DeltaOptions) -> DeltaModel:
     span = max(2, round(options.stretch / sim.spec.dt))
-    windows = cut(sim, episodes, span=span, skip=MEMORY, limit=options.limit)
-    targets, inputs = _labels(sim, windows, labels, None)
+    windows = cut_windows(sim, episodes, span=span, skip=MEMORY, limit=options.limit)
+    targets, inputs = _targets(sim, windows, labels, None)
     delta = _regress(inputs, targets, windows.run, labels, options)
     for _ in range(options.rounds - 1):
-        targets, inputs = _labels(sim, windows, labels, delta)
+        targets, inputs = _targets(sim, windows, labels, delta)
         delta = _regress(inputs, targets, windows.run, labels, options)
     return delta
 
 
 def _share(sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode]) -> Array:
-    """How much of a delta lowers each joint's error on recordings it was not learnt from most [joints]."""
-    windows = cut(sim, episodes, span=max(2, round(TRIED / sim.spec.dt)), skip=MEMORY, limit=400)
+    """The scale of a delta that minimises each joint's error on recordings it was not learnt from [joints]."""
+    windows = cut_windows(sim, episodes, span=max(2, round(SHARE_WINDOW_S / sim.spec.dt)), skip=MEMORY, limit=400)
     q, _, _ = label_indices(sim.spec, delta.labels)
     actions = np.moveaxis(windows.action, 1, 0)
     errors: list[Array] = []
@@ -109,40 +149,40 @@ def _share(sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode]) -> Ar
         left = np.where(windows.inside[..., None], left, 0.0)[:, left.shape[1] // 2 :]
         errors.append(np.sqrt((left**2).mean(axis=(0, 1))))
     best = np.argmin(errors, axis=0)
-    gone = np.min(errors, axis=0) < (1 - WORTH) * errors[0]
+    gone = np.min(errors, axis=0) < (1 - MIN_REDUCTION) * errors[0]
     return np.where(gone, np.array(SHARES)[best], 0.0)
 
 
-def _labels(sim: Simulator, windows: Windows, labels: Sequence[str], delta: DeltaModel | None) -> tuple[Array, Array]:
-    """The delta that brings each stretch to where the robot went, and the features along it."""
+def _targets(sim: Simulator, windows: Windows, labels: Sequence[str], delta: DeltaModel | None) -> tuple[Array, Array]:
+    """The delta that brings each window to the measured positions, and the features along it."""
     q, v, a = label_indices(sim.spec, labels)
     world: Simulator = sim if delta is None else DeltaCorrected(sim, delta)
     actions = np.moveaxis(windows.action, 1, 0)
     shift = np.zeros((len(windows), len(labels)))
     rho = 0.01 * actions.shape[0]
     for _ in range(2):
-        base = _after(world, windows, actions, a, shift)[..., q]
-        moved = _after(world, windows, actions, a, shift + NUDGE)[..., q]
-        slope = (moved - base) / NUDGE
+        base = _rolled_out(world, windows, actions, a, shift)[..., q]
+        moved = _rolled_out(world, windows, actions, a, shift + COMMAND_STEP)[..., q]
+        gradient = (moved - base) / COMMAND_STEP
         left = np.where(windows.inside[..., None], windows.target[..., q] - base, 0.0)
-        shift = shift + (slope * left).sum(axis=1) / ((slope**2).sum(axis=1) + rho)
+        shift = shift + (gradient * left).sum(axis=1) / ((gradient**2).sum(axis=1) + rho)
     history = np.concatenate([windows.past[:, -MEMORY:], windows.action], axis=1)[..., a]
-    # Not the start: an error of the start velocity is in the label and would be learnt as if it were the robot's.
+    # Not the start: an error of the start velocity is in the target and would be learnt as the robot's.
     rows = [actions.shape[0] // 3, 2 * actions.shape[0] // 3]
     dt = sim.spec.dt
     path = np.concatenate([windows.q[:, None], windows.target], axis=1)[..., q]
     speed = np.concatenate([windows.v[:, None, v], np.gradient(path, dt, axis=1)[:, 1:]], axis=1)
     inputs = np.stack([features(path[:, r], speed[:, r], history[:, r : r + MEMORY + 1]) for r in rows], axis=1)
     if delta is not None:
-        told = [delta(path[:, r], speed[:, r], history[:, r : r + MEMORY + 1]) for r in rows]
-        shift = shift + np.mean(told, axis=0)
+        learnt = [delta(path[:, r], speed[:, r], history[:, r : r + MEMORY + 1]) for r in rows]
+        shift = shift + np.mean(learnt, axis=0)
     return shift, inputs
 
 
-def _after(world: Simulator, windows: Windows, actions: Array, places: Sequence[int], shift: Array) -> Array:
-    told = actions.copy()
-    told[..., places] += shift[None]
-    return np.nan_to_num(rollout_positions(world, world.place(windows.q, windows.v, 0.0, windows.past), told))
+def _rolled_out(world: Simulator, windows: Windows, actions: Array, places: Sequence[int], shift: Array) -> Array:
+    commands = actions.copy()
+    commands[..., places] += shift[None]
+    return np.nan_to_num(rollout_positions(world, world.place(windows.q, windows.v, 0.0, windows.past), commands))
 
 
 def _regress(inputs: Array, targets: Array, run: Array, labels: tuple[str, ...], options: DeltaOptions) -> DeltaModel:
@@ -179,8 +219,52 @@ def _ridge(x: Array, y: Array, group: Array, penalties: Sequence[float]) -> Arra
     return np.linalg.solve(x.T @ x + best * np.eye(x.shape[1]), x.T @ y)
 
 
+Squares = dict[str, tuple[Array, dict[str, Array]]]
+"""By horizon: the recording of each window, and squared errors [windows, joints] by world."""
+
+
+def evaluate_delta(
+    sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
+) -> dict[str, DeltaReduction]:
+    """Relative reduction of the error at each horizon, by the delta and by a control of the same size."""
+    return error_reductions(squared_errors(sim, delta, episodes, limit=limit, seed=seed), seed=seed)
+
+
+def squared_errors(
+    sim: Simulator, delta: DeltaModel, episodes: Sequence[Episode], *, limit: int = 1000, seed: int = 0
+) -> Squares:
+    """Squared errors at each horizon as tuned, with the delta and with a control of the same size."""
+    longest = max(1, round(max(HORIZONS) / sim.spec.dt))
+    windows = cut_windows(sim, episodes, span=longest, skip=MEMORY, limit=limit)
+    q, v, a = label_indices(sim.spec, delta.labels)
+    history = np.concatenate([windows.past[:, -MEMORY:], windows.action[:, :1]], axis=1)[..., a]
+    control = permuted_control(delta, (windows.q[:, q], windows.v[:, v], history), seed)
+    worlds = {"tuned": sim, "delta": DeltaCorrected(sim, delta), "noise": DeltaCorrected(sim, control)}
+    actions = np.moveaxis(windows.action, 1, 0)
+    errors: dict[str, Array] = {}
+    for name, world in worlds.items():
+        state = world.place(windows.q, windows.v, 0.0, windows.past)
+        errors[name] = (rollout_positions(world, state, actions) - windows.target)[..., q] ** 2
+    out: Squares = {}
+    for horizon in HORIZONS:
+        row = max(1, round(horizon / sim.spec.dt)) - 1
+        kept = windows.inside[:, row]
+        out[f"{horizon:g} s"] = windows.run[kept], {name: e[kept, row] for name, e in errors.items()}
+    return out
+
+
+def error_reductions(found: Squares, *, seed: int = 0) -> dict[str, DeltaReduction]:
+    """Estimates from squared errors: whole recordings are resampled, joints weigh by their error without a delta."""
+    return {
+        horizon: DeltaReduction(
+            _rms(at["tuned"], run, seed), *(_reduction(at["tuned"], at[name], run, seed) for name in ("delta", "noise"))
+        )
+        for horizon, (run, at) in found.items()
+    }
+
+
 def permuted_control(delta: DeltaModel, inputs: tuple[Array, Array, Array], seed: int = 0) -> DeltaModel:
-    """A control that knows nothing: the same features with weights in another order, and deltas of the same size.
+    """A control without information: the same features with permuted weights, and deltas of the same size.
 
     `inputs` are positions, velocities and commands of states where the sizes are compared.
     """
@@ -192,3 +276,28 @@ def permuted_control(delta: DeltaModel, inputs: tuple[Array, Array, Array], seed
     control = replace(delta, weight=weight)
     sizes = [np.sqrt((one(*inputs) ** 2).mean(axis=0)) for one in (delta, control)]
     return replace(delta, weight=weight * (sizes[0] / np.maximum(sizes[1], 1e-12))[:, None])
+
+
+def _rms(squared_errors: Array, run: Array, seed: int) -> Estimate:
+    """Root mean square per joint, averaged over joints, with whole recordings resampled."""
+    drawn = _sums(squared_errors, run, seed)
+    values = np.sqrt(drawn).mean(axis=-1)
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high), len(np.unique(run)), "rad")
+
+
+def _reduction(before: Array, after: Array, run: Array, seed: int) -> Estimate:
+    first, second = _sums(before, run, seed), _sums(after, run, seed)
+    share = 1 - np.sqrt(second).mean(axis=-1) / np.sqrt(first).mean(axis=-1)
+    low, high = np.quantile(share[1:], [0.025, 0.975])
+    return Estimate(float(share[0]), float(low), float(high), len(np.unique(run)), "1")
+
+
+def _sums(squared_errors: Array, run: Array, seed: int, draws: int = 1000) -> Array:
+    """Mean squares per joint: of all recordings, then of recordings drawn with replacement [1 + draws, joints]."""
+    names = np.unique(run)
+    totals = np.stack([squared_errors[run == name].sum(axis=0) for name in names])
+    counts = np.array([(run == name).sum() for name in names], float)
+    picks = np.random.default_rng((seed, 0xDE)).integers(0, len(names), (draws, len(names)))
+    picks = np.concatenate([np.arange(len(names))[None], picks])
+    return totals[picks].sum(axis=1) / counts[picks].sum(axis=1)[:, None]

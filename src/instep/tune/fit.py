@@ -1,4 +1,4 @@
-"""Identify parameters from recordings: where they stand, and how well that is known."""
+"""Identification of parameters by multiple shooting: estimates and their uncertainty."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
 from .least_squares import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
-from .predictability import predictable_windows
 from .shooting import Shooter
-from .windows import Windows, cut
+from .windows import Windows, cut_windows, predictable_windows
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What was known before: a value, and how far it may be off."""
+    """A Gaussian prior of a parameter."""
 
     value: float
     spread: float
@@ -33,61 +32,61 @@ class Prior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShootingOptions:
-    """How to search; the defaults suit smooth problems of up to thirty parameters."""
+    """Options of a multiple-shooting fit; the defaults suit smooth problems of up to thirty parameters."""
 
     window: float = 1.0
     """Length of a window [s]."""
     stride: float | None = None
     """Time between starts of windows [s]; the window's length where None."""
     skip: float | None = None
-    """Rows left out at the beginning of each recording [s]; where None, as long as a delay that is sought could be,
+    """Rows left out at the beginning of each recording [s]; where None, the upper bound of a delay to be identified,
     since the commands before the first row are unknown."""
     limit: int | None = 512
-    """Most windows used, evenly chosen; all where None."""
+    """Most windows used, evenly spaced; all where None."""
     start: Mapping[str, float] = field(default_factory=dict[str, float])
     """Where the first search begins, by address; the middle of the range where none is given."""
     starts: int = 3
     """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
     random_starts: bool = False
-    """Whether `start` is left out, so that every search begins at the best of points spread evenly."""
+    """Whether every search begins at the best of the Sobol points, and none at `start`."""
     start_range: float = 1.0
-    """Share of each range, around `start`, over which those points are spread; all of it where 1."""
+    """Share of each range, around `start`, that the Sobol points cover; all of it where 1."""
     fixed_start: bool = False
     """Whether start states of windows are taken as measured, rather than estimated within their noise."""
     drop_unpredictable: bool = False
-    """Whether rows are left out that noise of the start alone carries too far, as near an upright pendulum."""
+    """Whether rows are left out whose prediction is dominated by noise of the start state (an upright pendulum)."""
     priors: Mapping[str, Prior] = field(default_factory=dict[str, Prior])
-    """What was known before, by address."""
+    """Priors by address."""
     scale: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Size of a residual that counts as one, by coordinate; found from the data where none is given."""
+    """Scale of the residuals by coordinate; estimated from the data where none is given."""
     local: bool = False
-    """Whether a param of a joint or its actuator is taken to move that joint alone when derivatives are formed, which
-    needs far fewer simulations for arms with high gear ratios; the cost itself neglects nothing."""
+    """Whether derivatives take a parameter of a joint or its actuator to move that joint alone, which needs far fewer
+    simulations for arms with high gear ratios; the cost itself neglects nothing."""
     robust: float = 3.0
     """Residuals beyond this many scales count linearly; 0 for plain squares."""
     iterations: int = 40
-    """Most steps of one search."""
+    """Most iterations of one search."""
     tolerance: float = 1e-4
-    """Relative change of the cost that counts as none."""
+    """Relative change of the cost below which a search has converged."""
     seed: int = 0
-    """Seed of the points the searches begin at."""
+    """Seed of the Sobol points."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """Where the parameters stand, how well that is known, and how well the recordings are explained."""
+    """Estimated parameters, their uncertainty, and the residuals that are left."""
 
     params: tuple[Param, ...]
     problem: Problem
-    """What was weighed against what."""
+    """The least-squares problem that was solved."""
     point: Point
     """The best point, with its residuals and start states."""
     covariance: Array
     """Of the parameters in unit coordinates [parameters, parameters], from the windows' own scatter."""
     information: Array
-    """What the data alone say about them, correlated rows counted once [parameters, parameters]."""
+    """Fisher information of the data alone, correlated rows counted once [parameters, parameters]."""
     first_cost: float
-    """The cost where the first search began, under the same weights."""
+    """The cost at the given start, under the same weights."""
     worlds: int
     """Windows simulated altogether."""
     seconds: float
@@ -110,7 +109,7 @@ class Fit:
 
     @property
     def windows(self) -> Windows:
-        """What was fitted."""
+        """The windows that were fitted."""
         return self.problem.shooter.windows
 
     @property
@@ -124,7 +123,7 @@ class Fit:
         return {name: self.interval(name, 0.95) for name in self.settings}
 
     def interval(self, address: str, level: float = 0.9) -> Estimate:
-        """A parameter's value with an interval of another level; it never leaves the parameter's bounds."""
+        """A parameter's value with its interval at a level, cut off at the parameter's bounds."""
         index = [param.address for param in self.params].index(address)
         n, param = len(self.windows), self.params[index]
         factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.params)))
@@ -140,9 +139,9 @@ class Fit:
 
     @property
     def rms(self) -> dict[str, float]:
-        """Error left over the windows, by coordinate."""
+        """Root mean square residual over the windows, by coordinate."""
         form = self.windows.tangent
-        names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
+        names = form.measured_labels
         count = max(1, int(self.windows.inside.sum()))
         return dict(zip(names, np.sqrt((self.point.residual**2).sum(axis=(0, 1)) / count).tolist(), strict=True))
 
@@ -168,7 +167,7 @@ def fit(
     stride = None if options.stride is None else max(1, round(options.stride / dt))
     delays = [param.high for param in params if param.parts.field == "delay"]
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
-    windows = cut(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
+    windows = cut_windows(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
     if options.drop_unpredictable:
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
@@ -183,35 +182,35 @@ def fit(
 def _search(
     shooter: Shooter, options: ShootingOptions, watch: Watch | None
 ) -> tuple[Point, Point, Problem, list[float], bool]:
-    """The best point, where the first search began, the problem, the costs of the searches, whether it was stopped."""
+    """The best point, the given start, the problem, the costs of the searches, and whether it was interrupted."""
     given = _start(shooter.params, options)
-    problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.seen.sum())))
+    problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.measured.sum())))
     points = _candidates(problem, given, options)
     problem = replace(problem, scale=_scale(shooter, options, points[0]))
     ended: list[Point] = points[:1]
     stopped = False
     try:
-        # Several searches are brief, and only the best is finished.
+        # Where there are several searches each is short, and only the best is finished.
         brief, loose = (max(4, options.iterations // 4), 10.0) if options.starts > 1 else (options.iterations, 1.0)
-        ended = [_again(problem, p) for p in ended]
+        ended = [_reweighted(problem, p) for p in ended]
         for point in points[: options.starts]:
-            ended.append(descend(problem, _again(problem, point), brief, loose * options.tolerance, watch))
+            ended.append(descend(problem, _reweighted(problem, point), brief, loose * options.tolerance, watch))
         ended.sort(key=lambda p: p.cost)
-        # The size of residuals is known only now; weigh again and finish the best search under the final weights.
+        # The scale of the residuals is known only now: finish the best search under the final weights.
         problem = replace(problem, scale=_scale(shooter, options, ended[0]))
-        done = descend(problem, _again(problem, ended[0]), options.iterations, options.tolerance, watch)
+        done = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, watch)
         ended = [done, *ended[1:]]
     except KeyboardInterrupt as stop:
         stopped = True
         ended += [stop.point] if isinstance(stop, Interrupted) else []
-        ended = sorted((_again(problem, p) for p in ended), key=lambda p: p.cost)
-    best = _again(problem, ended[0])
+        ended = sorted((_reweighted(problem, p) for p in ended), key=lambda p: p.cost)
+    best = _reweighted(problem, ended[0])
     first = evaluate(problem, given[None])[0]
     return best, first, problem, [p.cost for p in ended], stopped
 
 
 def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
-    """The given start, then the best of many points spread evenly over the bounds."""
+    """The given start, then the Sobol points within the bounds by their cost."""
     many = 8 * (options.starts - 1 + options.random_starts)
     spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
     middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
@@ -220,7 +219,7 @@ def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> lis
     if not np.isfinite([p.cost for p in points]).any():
         raise Diverged(
             f"All {len(points)} settings tried diverged within {options.window:g} s; use shorter windows, narrower "
-            "bounds or a start that is sound."
+            "bounds or a start that does not diverge."
         )
     others = sorted((p for p in points[1:] if np.isfinite(p.cost)), key=lambda p: p.cost)
     if options.random_starts and others:
@@ -229,7 +228,7 @@ def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> lis
     return [first, *others]
 
 
-def _again(problem: Problem, point: Point) -> Point:
+def _reweighted(problem: Problem, point: Point) -> Point:
     """The same point under other weights."""
     return replace(point, cost=cost_of(problem, point.x, point.starts, point.residual))
 
@@ -238,9 +237,9 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
     windows, params = shooter.windows, shooter.params
     motion = np.abs(windows.tangent.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
     noise = np.concatenate([windows.noise_q, windows.noise_v])
-    # A start that is exact to a millionth of the motion is taken as it is.
+    # A start state whose noise is below a millionth of the motion is not estimated.
     moves = noise > 1e-6 * np.concatenate([motion, motion / shooter.sim.spec.dt])
-    moves &= np.tile(windows.tangent.seen, 2) & (not options.fixed_start)
+    moves &= np.tile(windows.tangent.measured, 2) & (not options.fixed_start)
     mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
     for i, param in enumerate(params):
         if param.address in options.priors:
@@ -248,27 +247,27 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
             mean[i] = param.to_unit(prior.value)
             span = np.log(param.high / param.low) if param.log else param.high - param.low
             sigma[i] = prior.spread / span
-    reach = _reach(params, windows) if options.local else None
+    affected = _affected(params, windows) if options.local else None
     contacts = len(windows.tangent.quat_q) > 0
-    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, reach, contacts)
+    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, affected, contacts)
 
 
-def _reach(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
+def _affected(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
     """A joint's or actuator's parameter moves the coordinate of that name; any other parameter moves all."""
     form = windows.tangent
-    names = np.array(form.labels)[form.seen]
-    reach = np.ones((len(params), len(names)), bool)
+    names = np.array(form.labels)[form.measured]
+    affected = np.ones((len(params), len(names)), bool)
     for i, param in enumerate(params):
         at = param.parts
         if at.kind in ("joint", "actuator") and at.name in names:
-            reach[i] = names == at.name
-    return reach, np.tile(np.array(form.labels)[:, None] == names[None], (2, 1))
+            affected[i] = names == at.name
+    return affected, np.tile(np.array(form.labels)[:, None] == names[None], (2, 1))
 
 
 def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
-    """Size of the residuals per channel: their root mean square, rare large ones cut off, never below the noise."""
+    """Scale of the residuals per channel: their root mean square, outliers clipped, never below the noise."""
     form = shooter.windows.tangent
-    names = [label for label, seen in zip(form.labels, form.seen, strict=True) if seen]
+    names = form.measured_labels
     for name in options.scale:
         if name not in names:
             raise UnknownName("coordinate", name, names)
@@ -276,17 +275,17 @@ def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
     size = np.sqrt(np.nansum(point.residual**2, axis=(0, 1)) / count)
     for _ in range(4 if options.robust else 0):
         size = np.sqrt(np.nansum(np.minimum(point.residual**2, (3 * size) ** 2), axis=(0, 1)) / count)
-    floor = np.maximum(shooter.windows.noise_q[form.seen], 1e-9 * max(float(size.max(initial=0.0)), 1e-9))
+    floor = np.maximum(shooter.windows.noise_q[form.measured], 1e-9 * max(float(size.max(initial=0.0)), 1e-9))
     size = np.maximum(size, floor)
     return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
 
 
 def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
-    """Covariance of the parameters from the scatter of whole windows, and what the data alone say.
+    """Covariance of the parameters, and the Fisher information of the data alone.
 
-    Rows of one window are not independent, so a window counts as one observation: the sandwich estimator, or, where
-    windows are few, the usual one with the residuals' correlation time taken into account. What params and start states
-    took of the noise is missing from the residuals, so both count as degrees of freedom.
+    Rows of one window are correlated, so a window counts as one observation: the sandwich estimator, or, where windows
+    are few, the usual one with the correlation time of the residuals. Parameters and start states both count as
+    degrees of freedom.
     """
     normal = linearise(problem, point, both_sides=True)
     prior = np.diag(problem.prior_sigma**-2.0)
@@ -306,7 +305,7 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
 
 
 def correlation_time(residual: Array) -> float:
-    """How many rows of a window count as one: the correlation time of the residuals, in rows."""
+    """The correlation time of the residuals, in rows: how many rows of a window count as one."""
     span = residual.shape[1]
     if span < 4:
         return float(span)
@@ -323,7 +322,7 @@ def correlation_time(residual: Array) -> float:
 
 
 def _inverse(matrix: Array) -> Array:
-    """The inverse, infinite along directions the data do not see."""
+    """The inverse, infinite along directions without information."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     blind = values <= 1e-12 * max(float(values.max(initial=0.0)), 1e-300)
     if not blind.any():
@@ -344,10 +343,14 @@ def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
     return out
 
 
+def start_value(param: Param, start: Mapping[str, float]) -> float:
+    """The given start of a parameter, or the middle of its range."""
+    return start.get(param.address, float(param.from_unit(0.5)))
+
+
 def _start(params: Sequence[Param], options: ShootingOptions) -> Array:
-    values = [options.start.get(k.address, float(k.from_unit(0.5))) for k in params]
-    units = np.array([float(k.to_unit(v)) for k, v in zip(params, values, strict=True)])
-    # A start on a bound can stall there, so it is moved inside; a delay further, for below a physics step it is none.
+    units = np.array([float(k.to_unit(start_value(k, options.start))) for k in params])
+    # A search can stall on a bound, so its start is moved inside; a delay further, for below a physics step it is zero.
     low = np.where([k.parts.field == "delay" for k in params], 0.1, 0.01)
     return np.clip(units, low, 0.99)
 

@@ -1,4 +1,8 @@
-"""The gates of an identification, in order, each with a verdict in words."""
+"""Gated identification: check recordings, fit, and check the fit; each gate has a verdict and a message.
+
+The gates in order: telemetry, identifiability, solve (independent searches agree), recovery (of planted parameters),
+whiteness (of residuals, advice only) and held-out (error on recordings that were not fitted).
+"""
 
 from __future__ import annotations
 
@@ -11,64 +15,61 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
-from instep.core.world import Simulator
+from instep.core.world import Array, Simulator
 
-from .cma_search import CmaOptions, CmaResult, search
-from .fit import Fit, Prior, ShootingOptions, correlation_time, fit
+from .cma_search import contact_search
+from .fit import Fit, Prior, ShootingOptions, correlation_time, fit, start_value
 from .held_out import HeldOutComparison, compare
 from .identifiability import UNIFORM, Identifiability, identifiability
 from .least_squares import Watch, cost_of, evaluate
-from .parameter_recovery import recover_parameters, some
-from .recording_checks import recording_problems, recording_warnings
-from .shooting import Shooter
-from .windows import cut
+from .parameter_recovery import recover_parameters, subset
 
-SEARCHED = 120
-"""Windows with contact that are searched over."""
-GENERATIONS = 70
-"""Of such a search; a dozen parameters that begin a third of their ranges away need as many."""
-DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
-"""Endings of the directions of a free body."""
-AROUND = 0.5
-"""Share of each range, around the end of the first look, in which the other searches begin."""
-GOLDEN = (np.sqrt(5) - 1) / 2
-"""The golden section."""
-COARSE = 64
-"""Windows used while searching; the best search is finished over all of them."""
+RESTART_RANGE = 0.5
+"""Share of each range, around the first fit, in which the other searches begin."""
+COARSE_WINDOWS = 64
+"""Most windows of all searches but the last."""
+MIN_RECOVERED = 0.85
+"""Share of planted parameters that must lie inside their 90 % intervals."""
+GOLDEN_SECTION = (np.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """One check of a run."""
+    """The verdict of one gate."""
 
     name: str
     passed: bool
-    words: str
+    message: str
     scores: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
+
+    @property
+    def required(self) -> bool:
+        """Whether promotion needs it; whiteness of residuals is advice."""
+        return self.name != "whiteness"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tuned:
-    """What a run found, and whether it may be trusted."""
+class GatedFit:
+    """A fit and the gates it went through."""
 
     fit: Fit
     gates: tuple[GateResult, ...]
-    weak: Identifiability
+    identifiability: Identifiability
     comparison: HeldOutComparison
     start: Mapping[str, float]
-    """Where the parameters stood before."""
-    left: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Where the parameters that could not be told were left."""
+    """Values of the parameters before."""
+    unidentified: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Values at which unobservable parameters were held."""
 
     @property
     def passed(self) -> bool:
-        """Whether the settings may be promoted: all gates but the advice on residual colour were passed."""
-        return all(gate.passed for gate in self.gates if gate.name != "whiteness")
+        """Whether all required gates were passed."""
+        return all(gate.passed for gate in self.gates if gate.required)
 
     @property
     def settings(self) -> dict[str, float]:
-        """The identified values, and those of the parameters that could not be told."""
-        return {**self.left, **self.fit.settings}
+        """The identified values, and those of the unobservable parameters."""
+        return {**self.unidentified, **self.fit.settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +77,13 @@ class GateOptions:
     """How much work each gate does."""
 
     seeds: int = 4
-    """Independent searches whose answers must agree."""
+    """Independent searches whose results must agree."""
     draws: int = 10
-    """Planted truths in the recovery gate; 0 leaves it out, and says so."""
+    """Planted parameter sets in the recovery gate; 0 skips it."""
     seed: int = 0
 
 
-def tune(
+def gated_fit(
     sim: Simulator,
     episodes: tuple[Sequence[Episode], Sequence[Episode]],
     params: Sequence[Param],
@@ -90,143 +91,85 @@ def tune(
     gates: GateOptions | None = None,
     *,
     watch: Watch | None = None,
-) -> Tuned:
-    """Run all gates on recordings to fit and recordings held out; nothing is solved before the data are checked."""
+) -> GatedFit:
+    """Identify parameters from recordings to fit, and check them on recordings held out."""
     gates = gates or GateOptions()
     fitted, held_out = episodes
-    passed = [_telemetry([*fitted, *held_out])]
+    results = [_telemetry([*fitted, *held_out])]
     given, stopped = options.start, False
-    if _contact_alone(params):
-        looked = contact_search(sim, fitted, params, options, watch=watch)
-        options, gates, stopped = from_there(options, looked), replace(gates, seeds=1), looked.stopped
-    look = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
-    first = fit(sim, fitted, params, look, watch=watch)
+    if _contact_only(params):
+        found = contact_search(sim, fitted, params, options, watch=watch)
+        options = replace(options, start={**options.start, **found.settings}, iterations=0)
+        gates, stopped = replace(gates, seeds=1), found.stopped
+    brief = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
+    first = fit(sim, fitted, params, brief, watch=watch)
     first = replace(first, stopped=first.stopped or stopped)
     weak = identifiability(first, first.problem.prior_sigma)
-    passed.append(_identifiability(weak))
+    results.append(_identifiability(weak))
     if not weak.identifiable:
         raise BadInput(
-            f"None of the {len(params)} parameters can be identified from these recordings: {weak.weak[0].words}."
+            f"None of the {len(params)} parameters can be identified from these recordings: {weak.weak[0].message}."
         )
     kept = [param for param in params if param.address not in weak.unobservable]
-    frozen = _left(first, weak.unobservable, options)
-    held = sim.tuned(frozen) if frozen else sim
-    begun = _only(_tied(options, params, weak), kept, first)
-    solved = None if first.stopped else _solve(held, fitted, kept, begun, gates, watch)
+    fixed = _fixed_values(first, weak.unobservable, options)
+    solved = None
+    if not first.stopped:
+        begun = _continued(_with_priors(options, params, weak), kept, first)
+        solved = _solve(sim.tuned(fixed) if fixed else sim, fitted, kept, begun, gates, watch)
     if solved is None:
-        # The first look turned all parameters, so none was left.
-        words, frozen = "Stopped by hand; the best settings of the first look are kept.", dict[str, float]()
-        solved = replace(first, stopped=True), GateResult("solve", False, words)
-    found, agreed = solved
-    passed.append(agreed)
-    passed.append(_recovery(found, gates))
-    passed.append(_whiteness(found))
-    # Against the scene as it was given: parameters that cannot be told may have been moved as well.
-    before = {param.address: given.get(param.address, float(param.from_unit(0.5))) for param in params}
-    after = {**frozen, **found.settings}
-    comparison = compare(sim, held_out, before, after, window=options.window, seed=gates.seed)
-    passed.append(_held_out(comparison))
-    return Tuned(found, tuple(passed), weak, comparison, dict(given), frozen)
+        # The first fit estimated all parameters, so none was fixed.
+        message, fixed = "Interrupted; the best settings of the first fit are kept.", dict[str, float]()
+        solved = replace(first, stopped=True), GateResult("solve", False, message)
+    result, agreed = solved
+    results += [agreed, _recovery(result, gates), _whiteness(result)]
+    # Against the scene as it was given: unobservable parameters may have been moved as well.
+    before = {param.address: start_value(param, given) for param in params}
+    comparison = compare(sim, held_out, before, {**fixed, **result.settings}, window=options.window, seed=gates.seed)
+    results.append(_held_out(comparison))
+    return GatedFit(result, tuple(results), weak, comparison, dict(given), fixed)
 
 
-def _contact_alone(params: Sequence[Param]) -> bool:
-    """Whether what is sought shows in impacts only, where the cost has steps and no slope to follow."""
+def _contact_only(params: Sequence[Param]) -> bool:
+    """Whether all parameters act through impacts only, where the cost has steps and no useful gradient."""
     kinds = {param.parts.kind for param in params}
     return "geom" in kinds and kinds <= {"geom", "body", "option"}
 
 
-def contact_search(
-    sim: Simulator,
-    episodes: Sequence[Episode],
-    params: Sequence[Param],
-    options: ShootingOptions,
-    *,
-    watch: Watch | None = None,
-) -> CmaResult:
-    """Where CMA-ES gets to from the start of the options.
+def _with_priors(options: ShootingOptions, params: Sequence[Param], weak: Identifiability) -> ShootingOptions:
+    """The options with a Gaussian prior at the initial value of each confounded parameter.
 
-    An error counts by how large errors of its kind are at the start, so that places and turns weigh alike.
-    """
-    limit = min(options.limit or SEARCHED, SEARCHED)
-    windows = cut(sim, episodes, span=max(1, round(options.window / sim.spec.dt)), limit=limit)
-    first = np.array([[float(k.to_unit(options.start.get(k.address, float(k.from_unit(0.5))))) for k in params]])
-    left = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(params))(np.clip(first, 0.0, 1.0))[0]))
-    size = left[windows.inside].mean(axis=0)
-    kinds = [label[:-1] if label[-2:] in DIRECTIONS else label for label in windows.tangent.labels]
-    scale = {
-        label: max(float(np.mean([s for s, other in zip(size, kinds, strict=True) if other == kind])), 1e-9)
-        for label, kind in zip(windows.tangent.labels, kinds, strict=True)
-    }
-    look = CmaOptions(
-        window=options.window,
-        limit=limit,
-        start=dict(options.start),
-        scale=scale,
-        generations=GENERATIONS,
-        seed=options.seed,
-    )
-    return search(sim, episodes, params, look, watch=watch)
-
-
-def from_there(options: ShootingOptions, found: CmaResult) -> ShootingOptions:
-    """The options with the start that a search found, and no steps to follow from there."""
-    return replace(options, start={**options.start, **found.settings}, iterations=0)
-
-
-def _tied(options: ShootingOptions, params: Sequence[Param], weak: Identifiability) -> ShootingOptions:
-    """The options with a prior for parameters that are told only together with others: near where they were.
-
-    Held fast they would spoil the rest: what they were may be wrong, and others would make up for it.
+    Fixing them instead would bias the others, which would compensate for a wrong value.
     """
     priors = dict(options.priors)
     for param in params:
         if param.address in weak.confounded and param.address not in priors:
             span = np.log(param.high / param.low) if param.log else param.high - param.low
-            value = options.start.get(param.address, float(param.from_unit(0.5)))
-            priors[param.address] = Prior(value, UNIFORM * float(span))
+            priors[param.address] = Prior(start_value(param, options.start), UNIFORM * float(span))
     return replace(options, priors=priors)
 
 
-def _left(first: Fit, names: Sequence[str], options: ShootingOptions) -> dict[str, float]:
-    """Where params that cannot be told are left: where they were, or, if that explains the data worse, where they went.
+def _fixed_values(first: Fit, names: Sequence[str], options: ShootingOptions) -> dict[str, float]:
+    """Values of unobservable parameters: as given, or as fitted where the given value explains the data worse.
 
-    A damping of a hundredth of what matters has no effect, so it cannot be told; but what it was before may have had.
+    A damping of a hundredth of what matters has no effect, so it is unobservable; its value before may have had one.
     """
-    left: dict[str, float] = {}
+    fixed: dict[str, float] = {}
     for i, param in enumerate(first.params):
         if param.address not in names or param.address not in options.start:
             continue
         x = first.x.copy()
         x[i] = float(np.clip(param.to_unit(options.start[param.address]), 0.0, 1.0))
-        back = evaluate(first.problem, x[None], first.point.starts[None])[0]
-        worse = back.cost > 1.02 * first.cost
-        left[param.address] = first.settings[param.address] if worse else options.start[param.address]
-    return left
+        given = evaluate(first.problem, x[None], first.point.starts[None])[0]
+        worse = given.cost > 1.02 * first.cost
+        fixed[param.address] = first.settings[param.address] if worse else options.start[param.address]
+    return fixed
 
 
-def _telemetry(episodes: Sequence[Episode]) -> GateResult:
-    wrong = recording_problems(episodes)
-    if wrong:
-        raise BadInput(wrong[0] if len(wrong) == 1 else f"{wrong[0]} There are {len(wrong) - 1} more such faults.")
-    rows = sum(len(e) for e in episodes)
-    noted = recording_warnings(episodes)
-    return GateResult(
-        "telemetry", True, " ".join([f"{len(episodes)} recordings, {rows} rows, clocks and order fine.", *noted])
-    )
-
-
-def _identifiability(weak: Identifiability) -> GateResult:
-    if not weak.weak:
-        return GateResult(
-            "identifiability", True, f"All {len(weak.identifiable)} parameters are identifiable from these recordings."
-        )
-    said = "; ".join(direction.words for direction in weak.weak[:4])
-    more = f" (and {len(weak.weak) - 4} more directions)" if len(weak.weak) > 4 else ""
-    left = f" Left where they were: {', '.join(weak.unobservable)}." if weak.unobservable else ""
-    tied = ""
-    if weak.confounded:
-        tied = f" Hardly identifiable, so a prior holds them near where they were: {', '.join(weak.confounded)}."
-    return GateResult("identifiability", bool(weak.identifiable), f"{said}{more}.{left}{tied}")
+def _continued(options: ShootingOptions, params: Sequence[Param], first: Fit) -> ShootingOptions:
+    """The options for the remaining parameters, starting at the first fit."""
+    names = {param.address for param in params}
+    priors = {name: prior for name, prior in options.priors.items() if name in names}
+    return replace(options, start={n: v for n, v in first.settings.items() if n in names}, priors=priors)
 
 
 def _solve(
@@ -237,27 +180,27 @@ def _solve(
     gates: GateOptions,
     watch: Watch | None,
 ) -> tuple[Fit, GateResult] | None:
-    """Search from several places over some of the windows, then finish the best search over all of them.
+    """Search from several starts over some of the windows, then finish the best search over all of them.
 
-    None where it was stopped before the first search had anything to show.
+    None where it was interrupted before the first search had a result.
     """
     fits, stopped = _searches(sim, episodes, params, (_coarse(options), gates), watch)
     if not fits:
         return None
-    # Weights differ a little between the searches, so all are judged under those of the first.
+    # Weights differ a little between the searches, so all are compared under those of the first.
     problem = fits[0].problem
     costs = [cost_of(problem, f.point.x, f.point.starts, f.point.residual) for f in fits]
     ranked = sorted(range(len(fits)), key=lambda i: costs[i])
     best = fits[ranked[0]]
-    # Fits within one per cent of the best cost count as found; their spread is the doubt of the search.
+    # Fits within one per cent of the best cost agree with it; their spread is the uncertainty of the search.
     good = np.stack([fits[i].x for i in ranked if costs[i] <= 1.01 * costs[ranked[0]]])
     spread = float(np.ptp(good, axis=0).max()) if len(good) > 1 else 0.0
     apart = [k.address for k, s in zip(params, np.ptp(good, axis=0), strict=True) if s > 0.05]
-    words = (
-        f"{len(good)} of {len(fits)} searches agree to within 1 % of the cost; params differ by at most {spread:.1%} "
-        "of their range"
+    message = (
+        f"{len(good)} of {len(fits)} searches agree to within 1 % of the cost; parameters differ by at most "
+        f"{spread:.1%} of their range"
     )
-    words += f" ({', '.join(apart)} by more than 5 %)." if apart else "."
+    message += f" ({', '.join(apart)} by more than 5 %)." if apart else "."
     try:
         if not stopped and len(best.windows) < (options.limit or len(best.windows) + 1):
             best = fit(sim, episodes, params, replace(options, start=best.settings, starts=1), watch=watch)
@@ -265,22 +208,22 @@ def _solve(
         stopped = True
     if stopped or best.stopped:
         best = replace(best, stopped=True)
-        words = f"Stopped by hand; the best of {len(fits)} searches is kept. {words}"
-    return best, GateResult("solve", len(good) * 2 >= len(fits) and not best.stopped, words)
+        message = f"Interrupted; the best of {len(fits)} searches is kept. {message}"
+    return best, GateResult("solve", len(good) * 2 >= len(fits) and not best.stopped, message)
 
 
 def _searches(
     sim: Simulator,
     episodes: Sequence[Episode],
     params: Sequence[Param],
-    how: tuple[ShootingOptions, GateOptions],
+    options: tuple[ShootingOptions, GateOptions],
     watch: Watch | None,
 ) -> tuple[list[Fit], bool]:
-    """The first search begins where the look ended, the others around it; also whether they were stopped by hand."""
-    options, gates = how
+    """Fits from the first fit and from points around it; also whether they were interrupted."""
+    shooting, gates = options
     fits: list[Fit] = []
     for seed in range(gates.seeds):
-        begun = replace(options, random_starts=True, start_range=AROUND) if seed else options
+        begun = replace(shooting, random_starts=True, start_range=RESTART_RANGE) if seed else shooting
         try:
             fits.append(fit(sim, episodes, params, replace(begun, seed=gates.seed + seed), watch=watch))
         except KeyboardInterrupt:
@@ -291,70 +234,85 @@ def _searches(
 
 
 def _coarse(options: ShootingOptions) -> ShootingOptions:
-    """The same search over fewer windows, for all but the last one."""
-    return replace(options, limit=COARSE if options.limit is None else min(options.limit, COARSE))
+    """The same options with fewer windows."""
+    return replace(options, limit=COARSE_WINDOWS if options.limit is None else min(options.limit, COARSE_WINDOWS))
+
+
+def _telemetry(episodes: Sequence[Episode]) -> GateResult:
+    wrong = recording_problems(episodes)
+    if wrong:
+        raise BadInput(wrong[0] if len(wrong) == 1 else f"{wrong[0]} There are {len(wrong) - 1} more such problems.")
+    rows = sum(len(e) for e in episodes)
+    notes = recording_warnings(episodes)
+    return GateResult(
+        "telemetry", True, " ".join([f"{len(episodes)} recordings, {rows} rows, clocks and order fine.", *notes])
+    )
+
+
+def _identifiability(weak: Identifiability) -> GateResult:
+    if not weak.weak:
+        message = f"All {len(weak.identifiable)} parameters are identifiable from these recordings."
+        return GateResult("identifiability", True, message)
+    message = "; ".join(direction.message for direction in weak.weak[:4])
+    message += f" (and {len(weak.weak) - 4} more directions)." if len(weak.weak) > 4 else "."
+    if weak.unobservable:
+        message += f" Not identifiable, values kept: {', '.join(weak.unobservable)}."
+    if weak.confounded:
+        message += f" Confounded, so a prior holds them near their initial values: {', '.join(weak.confounded)}."
+    return GateResult("identifiability", bool(weak.identifiable), message)
 
 
 def _recovery(found: Fit, gates: GateOptions) -> GateResult:
     if gates.draws == 0 or found.stopped:
-        return GateResult("recovery", True, "Recovery of planted truths was not checked.")
+        return GateResult("recovery", True, "Recovery of planted parameters was not checked.")
     try:
-        result = recover_parameters(some(found, COARSE), gates.draws, seed=gates.seed)
+        result = recover_parameters(subset(found, COARSE_WINDOWS), gates.draws, seed=gates.seed)
     except KeyboardInterrupt:
-        return GateResult("recovery", False, "Stopped by hand before planted truths were recovered.")
+        return GateResult("recovery", False, "Interrupted before planted parameters were recovered.")
     total = wilson(int(result.inside.sum()), result.inside.size)
     worst = min(result.share, key=lambda name: result.share[name])
-    words = (
-        f"Of {len(result.inside)} planted truths on the same excitation, {total.value:.0%} lay inside their 90 % "
-        f"intervals; the worst parameter is {worst} with {result.share[worst]:.0%}."
+    message = (
+        f"Of {len(result.inside)} planted parameter sets on the same excitation, {total.value:.0%} of the values lay "
+        f"inside their 90 % intervals; the worst parameter is {worst} with {result.share[worst]:.0%}."
     )
-    return GateResult("recovery", total.value >= 0.85, words, {"recovered": total})
+    return GateResult("recovery", total.value >= MIN_RECOVERED, message, {"recovered": total})
 
 
 def _whiteness(found: Fit) -> GateResult:
-    residual = found.point.residual / found.problem.scale
-    rows = correlation_time(residual)
-    dt = found.problem.shooter.sim.spec.dt
+    rows = correlation_time(found.point.residual / found.problem.scale)
+    seconds = rows * found.problem.shooter.sim.spec.dt
     bounds = found.at_bounds
-    white = rows < 2.0 and not bounds
-    words = "Residuals are white." if rows < 2.0 else (
-        f"Residuals keep their sign for about {1e3 * rows * dt:.0f} ms: something is not in the model, and intervals "
-        "count a window as one observation."
-    )  # fmt: skip
+    message = "Residuals are white."
+    if rows >= 2.0:
+        message = (
+            f"Residuals are correlated over about {1e3 * seconds:.0f} ms: the model lacks something, and intervals "
+            "count a window as one observation."
+        )
     if bounds:
-        words += f" On a bound of their range: {', '.join(bounds)}."
-    return GateResult(
-        "whiteness", white, words, {"correlation time": Estimate(rows * dt, rows * dt, rows * dt, 1, "s")}
-    )
+        message += f" On a bound of their range: {', '.join(bounds)}."
+    scores = {"correlation time": Estimate(seconds, seconds, seconds, 1, "s")}
+    return GateResult("whiteness", rows < 2.0 and not bounds, message, scores)
 
 
 def _held_out(result: HeldOutComparison) -> GateResult:
     gain = result.improvement
-    words = (
+    message = (
         f"On held-out recordings the error fell by {gain.value:.1%} (95 % interval {gain.low:.1%} to {gain.high:.1%}, "
         f"{gain.n} blocks)."
     )
     if result.lost:
-        words += f" {result.lost} windows diverged and were left out."
+        message += f" {result.lost} windows diverged and were left out."
     if not result.better:
-        words += " At least 5 %, with an interval above 0, was expected."
-    return GateResult(
-        "held-out", result.better, words, {"improvement": gain, "before": result.before, "after": result.after}
-    )
-
-
-def _only(options: ShootingOptions, params: Sequence[Param], first: Fit) -> ShootingOptions:
-    """The options for the parameters that are left, starting where the first look ended."""
-    names = {param.address for param in params}
-    priors = {name: prior for name, prior in options.priors.items() if name in names}
-    return replace(options, start={n: v for n, v in first.settings.items() if n in names}, priors=priors)
+        message += " At least 5 %, with an interval above 0, was expected."
+    scores = {"improvement": gain, "before": result.before, "after": result.after}
+    return GateResult("held-out", result.better, message, scores)
 
 
 def split(episodes: Sequence[Episode], share: float = 1 / 3) -> tuple[list[Episode], list[Episode]]:
-    """Recordings to fit and recordings held out: whole runs, one in three; the end of it where there is one alone.
+    """Recordings to fit and recordings held out: whole runs, one in three; the end of the run where there is only one.
 
-    Recordings often stand in the order of a plan, motion by motion at each gain, and every third of them would then be
-    the same motion each time. Steps of the golden section share no period with any plan.
+    Recordings often follow a plan, motion by motion at each gain, so that every third would be the same motion each
+    time. Steps of the golden section share no period with a plan.
     """
     if not 0 < share < 1:
         raise BadInput(f"The share of recordings held out must lie between 0 and 1, not {share:g}.")
@@ -363,8 +321,78 @@ def split(episodes: Sequence[Episode], share: float = 1 / 3) -> tuple[list[Episo
         return [episodes[0].rows(stop=cut)], [episodes[0].rows(start=cut)]
     count = max(1, int(len(episodes) * share))
     picked = np.zeros(len(episodes), bool)
-    picked[np.argsort(np.arange(1, len(episodes) + 1) * GOLDEN % 1.0)[:count]] = True
+    picked[np.argsort(np.arange(1, len(episodes) + 1) * GOLDEN_SECTION % 1.0)[:count]] = True
     return (
         [e for e, out in zip(episodes, picked, strict=True) if not out],
         [e for e, out in zip(episodes, picked, strict=True) if out],
     )
+
+
+def recording_problems(episodes: Sequence[Episode]) -> list[str]:
+    """What makes a fit meaningless, one sentence each; empty where nothing is wrong."""
+    found = [sentence for i, episode in enumerate(episodes) for sentence in _problems(episode, i)]
+    return found + _mislabelled_joints(episodes)
+
+
+def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
+    """What a reader should know before trusting a fit, one sentence each."""
+    found: list[str] = []
+    gaps = [g for e in episodes if (g := _longest_gap(e)) > 1.5]
+    if gaps:
+        found.append(f"{len(gaps)} recordings have gaps of up to {max(gaps):.1f} periods in their clock.")
+    motionless = _motionless(episodes)
+    if motionless:
+        found.append(f"{', '.join(motionless)} never moved, so their parameters cannot be identified.")
+    return found
+
+
+def _problems(episode: Episode, number: int) -> list[str]:
+    name = episode.meta.get("name", f"episode {number}")
+    found: list[str] = []
+    for column in ("q", "action"):
+        values = episode[column][: len(episode) - (column == "action")]
+        if not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0, 0])
+            found.append(f"{name}: row {row} of {column!r} is not a finite number.")
+    steps = np.diff(episode.t)
+    if len(steps) and not (steps > 0).all():
+        found.append(f"{name}: the clock runs backwards or stands still at row {int(np.argmin(steps > 0)) + 1}.")
+    return found
+
+
+def _longest_gap(episode: Episode) -> float:
+    steps = np.diff(episode.t)
+    return float(steps.max() / np.median(steps)) if len(steps) and np.median(steps) > 0 else 1.0
+
+
+def _motionless(episodes: Sequence[Episode]) -> list[str]:
+    labels = episodes[0].spec.q.labels
+    moved = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
+    return [label for label, m in zip(labels, moved, strict=True) if m < 1e-9]
+
+
+def _mislabelled_joints(episodes: Sequence[Episode]) -> list[str]:
+    """Position commands whose response appears in another joint, or with the other sign."""
+    spec = episodes[0].spec
+    pairs = [(a, spec.q.labels.index(label)) for a, label in enumerate(spec.action.labels) if label in spec.q.labels]
+    position = [(a, q) for a, q in pairs if spec.action.units[a] == spec.q.units[q]]
+    if not position:
+        return []
+    commands = np.concatenate([_centred(e.action[:-1, [a for a, _ in position]]) for e in episodes])
+    answers = np.concatenate([_centred(e.q[1:, [q for _, q in position]]) for e in episodes])
+    size = np.linalg.norm(commands, axis=0)[:, None] * np.linalg.norm(answers, axis=0)[None]
+    alike = commands.T @ answers / np.where(size > 0, size, np.inf)
+    found: list[str] = []
+    for row, (a, _) in enumerate(position):
+        label = spec.action.labels[a]
+        best = int(np.argmax(np.abs(alike[row])))
+        if best != row and abs(alike[row, best]) > 0.9 and abs(alike[row, row]) < 0.5:
+            other = spec.q.labels[position[best][1]]
+            found.append(f"The command of {label!r} is answered by {other!r}: the order of the joints differs.")
+        elif alike[row, row] < -0.5:
+            found.append(f"{label!r} moves against its command: its sign differs.")
+    return found
+
+
+def _centred(values: Array) -> Array:
+    return values - values.mean(axis=0)

@@ -1,7 +1,4 @@
-"""Judge settings on recordings they were not fitted to.
-
-Held-out motion beside what the simulator makes of it, before and after it was tuned.
-"""
+"""Error of settings on held-out recordings, before and after identification, and the motion of single windows."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Simulator
 
 from .shooting import Shooter
-from .windows import Windows, cut
+from .windows import Windows, cut_windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,10 +20,10 @@ class HeldOutComparison:
     """Errors of two settings over the same windows, in pairs."""
 
     before: Estimate
-    """Root mean square error of the first setting, over scale-free channels."""
+    """Root mean square error of the first setting, channels scaled to unit error."""
     after: Estimate
     improvement: Estimate
-    """Share of the error that is gone, from whole windows in pairs (blocks of neighbours)."""
+    """Relative reduction of the error, by a paired block bootstrap."""
     channels: Mapping[str, tuple[float, float]]
     """Root mean square error by coordinate, before and after."""
     lost: int
@@ -34,7 +31,7 @@ class HeldOutComparison:
 
     @property
     def better(self) -> bool:
-        """Whether at least 5 % of the error is gone and the interval leaves no doubt that it is less."""
+        """Whether the error fell by at least 5 % and its interval excludes no reduction."""
         return self.improvement.value >= 0.05 and self.improvement.low > 0
 
 
@@ -43,9 +40,9 @@ def window_errors(
 ) -> tuple[Array, Windows]:
     """Mean square error of each window and channel [windows, channels], from starts as measured; NaN if it diverged."""
     span = max(1, round(window / sim.spec.dt))
-    windows = cut(sim, episodes, span=span, limit=limit)
-    turned = sim.tuned(settings) if settings else sim
-    residual = Shooter(turned, windows, ())(np.zeros((1, 0)))[0][..., windows.tangent.seen]
+    windows = cut_windows(sim, episodes, span=span, limit=limit)
+    tuned = sim.tuned(settings) if settings else sim
+    residual = Shooter(tuned, windows, ())(np.zeros((1, 0)))[0][..., windows.tangent.measured]
     count = windows.inside.sum(axis=1)[:, None]
     return np.where(windows.inside[..., None], residual**2, 0.0).sum(axis=1) / count, windows
 
@@ -59,12 +56,12 @@ def compare(
     window: float = 1.0,
     seed: int = 0,
 ) -> HeldOutComparison:
-    """Replay held-out recordings with two settings, window by window, and resample whole blocks of windows."""
+    """Replay held-out recordings with two settings, window by window, and bootstrap whole blocks of windows."""
     first, windows = window_errors(sim, episodes, before, window)
     second, _ = window_errors(sim, episodes, after, window)
     sound = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     first, second, run = first[sound], second[sound], windows.run[sound]
-    # Channels in different units count alike: each by its own error under the first setting.
+    # Channels in different units weigh alike: each is scaled by its own error under the first setting.
     scale = np.maximum(first.mean(axis=0), 1e-300)
     blocks = _blocks(run)
     pairs = np.array([[(first[b] / scale).mean(axis=1).sum(), (second[b] / scale).mean(axis=1).sum()] for b in blocks])
@@ -76,7 +73,7 @@ def compare(
     gain = 1 - drawn[:, 1] / drawn[:, 0]
     point = np.sqrt(pairs.sum(axis=0) / sizes.sum())
     low, high = np.quantile(gain, [0.025, 0.975])
-    names = [label for label, seen in zip(windows.tangent.labels, windows.tangent.seen, strict=True) if seen]
+    names = windows.tangent.measured_labels
     channels = {
         name: (float(np.sqrt(first[:, i].mean())), float(np.sqrt(second[:, i].mean()))) for i, name in enumerate(names)
     }
@@ -90,7 +87,7 @@ def compare(
 
 
 def _blocks(run: Array) -> list[Array]:
-    """Whole runs where there are enough of them, else stretches of neighbouring windows."""
+    """Whole runs where there are at least five, else groups of neighbouring windows."""
     runs = [np.flatnonzero(run == r) for r in np.unique(run)]
     if len(runs) >= 5:
         return runs
@@ -129,13 +126,14 @@ def held_out_traces(
     limit: int = 64,
 ) -> Traces:
     """Replay windows of recordings under each of some settings, from starts as measured."""
-    windows = cut(sim, episodes, span=span, skip=skip, limit=limit)
+    windows = cut_windows(sim, episodes, span=span, skip=skip, limit=limit)
     form = windows.tangent
-    motion = form.minus(windows.target, windows.q[:, None])[..., form.seen]
+    motion = form.minus(windows.target, windows.q[:, None])[..., form.measured]
     predicted = {
-        name: motion + Shooter(sim.tuned(values) if values else sim, windows, ())(np.zeros((1, 0)))[0][..., form.seen]
+        name: motion
+        + Shooter(sim.tuned(values) if values else sim, windows, ())(np.zeros((1, 0)))[0][..., form.measured]
         for name, values in settings.items()
     }
-    names = tuple(label for label, seen in zip(form.labels, form.seen, strict=True) if seen)
+    names = form.measured_labels
     units = {label: unit.removesuffix("/s") for label, unit in zip(sim.spec.v.labels, sim.spec.v.units, strict=True)}
     return Traces(names, tuple(units[name] for name in names), motion, predicted, windows.inside, sim.spec.dt)

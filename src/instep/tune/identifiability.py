@@ -1,4 +1,4 @@
-"""Which parameters the recordings can reveal, and which only together: directions of the Fisher information."""
+"""Identifiability of parameters: weak directions of the Fisher information."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ from instep.core.world import Array
 from .fit import Fit
 
 UNIFORM = 1 / np.sqrt(12)
-"""Standard deviation of a parameter of which nothing is known but its bounds, in unit coordinates."""
-BLIND = 1e-7
-"""A direction with less than this share of the strongest information is an artefact of finite differences."""
+"""Standard deviation of a uniform prior over the bounds, in unit coordinates."""
+MIN_RELATIVE_INFORMATION = 1e-7
+"""Information below this share of the strongest direction is an artefact of finite differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeakDirection:
-    """Parameters that the data tell only together, or not at all."""
+    """A combination of parameters about which the data hold less information than the prior."""
 
     information: float
-    """Information of the data over that of the prior; below 1 the data said less than was known before."""
+    """Information of the data over that of the prior."""
     parts: tuple[tuple[str, float], ...]
     """Parameters and their shares, the largest first."""
 
     @property
-    def words(self) -> str:
-        """The direction as a sentence."""
+    def message(self) -> str:
+        """The direction in words."""
         names = [name for name, _ in self.parts]
         if len(names) == 1:
-            return f"the recordings say nothing about {names[0]!r}"
+            return f"the recordings hold no information about {names[0]!r}"
         signs = {np.sign(share) for _, share in self.parts}
         how = "rise together" if len(signs) == 1 else "trade against each other"
         listed = ", ".join(f"{share:+.2f} {name}" for name, share in self.parts)
-        return f"these {how} without a trace in the recordings: {listed}"
+        return f"these {how} without an effect on the recordings: {listed}"
 
 
 @dataclass(frozen=True, slots=True)
 class Identifiability:
-    """What can be told, what cannot, and which parameters to leave alone so that the rest can."""
+    """Which parameters can be identified, and which must be fixed or held by a prior so that the rest can."""
 
     weak: tuple[WeakDirection, ...]
     """Directions in which the data say less than the prior, weakest first."""
     unidentifiable: tuple[str, ...]
-    """Parameters to leave where they are, the fewest that make all others identifiable."""
+    """The smallest subset to fix so that all others are identifiable."""
     identifiable: tuple[str, ...]
-    """Parameters that are identifiable once those are left alone."""
+    """Parameters that are identifiable once those are fixed."""
     unobservable: tuple[str, ...] = ()
-    """Of the frozen ones those about which the data say nothing at all, rather than something together with others."""
+    """Of the unidentifiable ones those about which the data hold no information at all."""
 
     @property
     def confounded(self) -> tuple[str, ...]:
-        """Parameters that the data tell only together with others: a prior is all that can hold them."""
+        """Of the unidentifiable ones those identifiable only in combination with others."""
         return tuple(name for name in self.unidentifiable if name not in self.unobservable)
 
 
 def identifiability(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
-    """Judge the parameters of a fit by F = S J^T Sigma^-1 J S, with S the spread known before."""
+    """Identifiability of the parameters of a fit from F = S J^T Sigma^-1 J S, with S the prior standard deviations."""
     sigma = np.minimum(UNIFORM, prior_sigma) if prior_sigma is not None else np.full(len(found.params), UNIFORM)
     return assess(found.information * np.outer(sigma, sigma), [param.address for param in found.params])
 
 
 def assess(information: Array, names: Sequence[str]) -> Identifiability:
-    """Name the weak directions of a scaled information matrix, and freeze parameters until none is left."""
+    """Identifiability from a scaled information matrix: fix parameters until no weak direction is left."""
     strongest = float(np.linalg.eigvalsh(information).max(initial=0.0))
-    threshold = max(1.0, BLIND * strongest)
+    threshold = max(1.0, MIN_RELATIVE_INFORMATION * strongest)
     weak = directions(information, names, threshold)
     kept = list(range(len(names)))
     frozen: list[int] = []
@@ -74,7 +74,7 @@ def assess(information: Array, names: Sequence[str]) -> Identifiability:
         values, vectors = np.linalg.eigh(information[np.ix_(kept, kept)])
         if values[0] >= threshold:
             break
-        frozen.append(kept.pop(_scapegoat(vectors[:, 0])))
+        frozen.append(kept.pop(_largest_component(vectors[:, 0])))
     unobservable = tuple(names[i] for i in sorted(frozen) if information[i, i] < threshold)
     return Identifiability(weak, tuple(names[i] for i in sorted(frozen)), tuple(names[i] for i in kept), unobservable)
 
@@ -86,13 +86,13 @@ def directions(information: Array, names: Sequence[str], threshold: float) -> tu
     for value, vector in zip(values, vectors.T, strict=True):
         if value >= threshold:
             break
-        turned = vector * np.sign(vector[np.argmax(np.abs(vector))])
-        order = [int(i) for i in np.argsort(-np.abs(turned)) if abs(turned[i]) > 0.2]
-        out.append(WeakDirection(float(value), tuple((names[i], float(turned[i])) for i in order)))
+        signed = vector * np.sign(vector[np.argmax(np.abs(vector))])
+        order = [int(i) for i in np.argsort(-np.abs(signed)) if abs(signed[i]) > 0.2]
+        out.append(WeakDirection(float(value), tuple((names[i], float(signed[i])) for i in order)))
     return tuple(out)
 
 
-def _scapegoat(vector: Array) -> int:
-    """The parameter to freeze: the largest share, the later one where two are about equal."""
+def _largest_component(vector: Array) -> int:
+    """The parameter to fix: the largest component, the later one where two are about equal."""
     size = np.abs(vector)
     return int(np.flatnonzero(size > 0.9 * size.max())[-1])

@@ -1,12 +1,11 @@
-"""Identified parameters for other tools: JSON with units and intervals, tuned MJCF, URDF dynamics, YAML; USD next door.
-
-Identified parameters as a USD layer: Newton's joint attributes and drives, to lie over the robot's own stage.
-"""
+"""Identified parameters as files: a new scene folder, JSON with units and intervals, MJCF, URDF, YAML and USD."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -18,19 +17,79 @@ import mujoco
 from instep import __version__
 from instep.core.errors import BadInput, MissingExtra
 from instep.core.param import Address
+from instep.physics.actuators import ACTUATORS_FILE, is_actuator_param, read_actuators
+from instep.physics.delta_model import DELTA_FILE
 from instep.scene import address
-from instep.scene.folder import Scene
+from instep.scene.folder import SCENE_FILE, Scene
+from instep.scene.settings_file import write_scene_table, write_settings
 
 from .fit import Fit
 
-_BROUGHT = ("body_mass", "body_inertia", "body_ipos")
-"""What turning a mass brings along."""
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE)
+"""Files of a scene that a new one does not inherit: a delta action belongs to the parameters it was learnt with."""
+DEPENDENT_FIELDS = ("body_mass", "body_inertia", "body_ipos")
+"""Model fields that change with a mass."""
+DEGREE = math.pi / 180
+
+
+def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: Mapping[str, Any]) -> Path:
+    """Write a copy of the scene with `[settings]` added, and `tuned.json` that says where they came from.
+
+    The folder is complete: it loads anywhere, and taking the settings out again gives the old scene back.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"The folder {str(out)!r} is not empty; a promoted scene needs a new one.")
+    if (scene.root / SCENE_FILE).is_file() and scene.name == scene.root.resolve().name:
+        shutil.copytree(scene.root, out, dirs_exist_ok=True, ignore=NOT_COPIED)
+    else:
+        _write_folder(scene, out)
+    own = {name: value for name, value in settings.items() if is_actuator_param(scene.model, name)}
+    rest = {name: value for name, value in settings.items() if name not in own}
+    merged = {**{k: float(v) for k, v in scene.settings.items()}, **rest}  # type: ignore[arg-type]
+    if own:
+        write_settings(out / ACTUATORS_FILE, {**read_actuators(scene.root), **own})
+    write_settings(out / SCENE_FILE, merged)
+    record = {
+        "instep": __version__,
+        "mujoco": mujoco.__version__,
+        "scene": scene.name,
+        "parent": scene_hash(scene.root),
+        "settings": {**merged, **own},
+        **provenance,
+    }
+    (out / "tuned.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    Scene.load(out)  # raises here and now where the new scene does not load
+    return out
+
+
+def scene_hash(root: Path) -> str:
+    """SHA-256 over names and contents of a scene's own files, so that a version can be named."""
+    digest = hashlib.sha256()
+    for file in sorted(
+        p for p in root.rglob("*") if p.is_file() and p.name != "tuned.json" and "__pycache__" not in p.parts
+    ):
+        digest.update(str(file.relative_to(root)).encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _write_folder(scene: Scene, out: Path) -> None:
+    """Make a scene folder of a bare robot file."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "scene.xml").write_text(scene.source.xml, encoding="utf-8")
+    for name, content in scene.source.files.items():
+        path = out / name
+        if not path.resolve().is_relative_to(out.resolve()):
+            raise BadInput(f"The scene names a file outside its folder, {name!r}; it cannot be copied.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    write_scene_table(out / SCENE_FILE, scene)
 
 
 def export_all(
     folder: Path, scene: Scene, found: Fit, settings: Mapping[str, float], *, urdf: Path | None = None
 ) -> list[Path]:
-    """Everything another tool may want, in one folder; URDF where one is given, USD where usd-core is installed."""
+    """Write all formats into one folder; URDF where one is given, USD where usd-core is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [
         write_params(folder / "params.json", found),
@@ -79,7 +138,7 @@ def write_params(path: Path, found: Fit) -> Path:
         param.address: {
             **intervals[param.address].as_dict(),
             "bounds": [param.low, param.high],
-            "scale": _scale(param.log),
+            "scale": "log" if param.log else "linear",
         }
         for param in found.params
     }
@@ -98,8 +157,8 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
     for body in spec.bodies[1:]:
         body.gravcomp = float(model.body_gravcomp[model.body(body.name).id]) if body.name else body.gravcomp
     fresh = mujoco.MjModel.from_xml_string(spec.to_xml(), dict(scene.source.files))
-    turned = {target.field for name in address.ordered(plain, kept) for target in address.targets(plain, name)}
-    for field in sorted({*turned, *_BROUGHT}):
+    changed = {target.field for name in address.ordered(plain, kept) for target in address.targets(plain, name)}
+    for field in sorted({*changed, *DEPENDENT_FIELDS}):
         if field.startswith("opt."):
             setattr(fresh.opt, field[4:], getattr(model.opt, field[4:]))
         else:
@@ -147,13 +206,6 @@ def write_yaml(path: Path, settings: Mapping[str, float]) -> Path:
             lines += [f"    {word}: {value:.9g}" for word, value in words.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
-
-
-def _scale(log: bool) -> str:
-    return "log" if log else "linear"
-
-
-DEGREE = math.pi / 180
 
 
 def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str = "") -> Path:

@@ -1,83 +1,112 @@
-"""Choose what to turn when the user does not say: a sensible set of parameters for a scene and its recordings."""
+"""Selection of the parameters to identify: by name, or automatically from a scene and its recordings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
 from instep.scene.folder import Scene
 
-FIRM = 0.9999
+FRICTION_STIFFNESS = 0.9999
 """Constraint impedance of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
-STILL = 0.0175
-"""How far a joint that stands at an end of its range may move [rad]."""
-SELDOM = 0.05
-"""Share of the time at an end of a range for which a joint may stay there although it is told to leave."""
-SMALL = 1e-3
-"""Share of a joint's largest damping that counts as none."""
+LIMIT_TOLERANCE_RAD = 0.0175
+"""How far a joint at its command limit may move [rad]."""
+MAX_STICKING_SHARE = 0.05
+"""Share of the time at a command limit for which a joint may stay there although its command leaves it."""
+NEGLIGIBLE_DAMPING = 1e-3
+"""Share of a joint's damping that remains in its servo, so that the joint has the rest."""
+
+Bounds = Mapping[str, tuple[float, float]]
+"""Pattern of addresses -> low, high."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParamSelection:
-    """What to turn, where it begins, and what is set once and for all."""
+    """Parameters to identify, their initial values, and settings that are fixed."""
 
     params: tuple[Param, ...]
     start: dict[str, float]
-    held: dict[str, float]
-    """Settings that make the others mean what they say; they are promoted with them."""
+    fixed: dict[str, float]
+    """Settings that the identified values depend on; they are saved with them."""
+
+
+def select_params(
+    scene: Scene, episodes: Sequence[Episode], params: str | Sequence[str] = "auto", bounds: Bounds | None = None
+) -> ParamSelection:
+    """The parameters of a scene that match some patterns, or those of `auto_params`, within bounds."""
+    names, bounds = (params,) if isinstance(params, str) else tuple(params), bounds or {}
+    selection = auto_params(scene, episodes) if names == ("auto",) else named_params(scene, names, bounds)
+    addresses = [param.address for param in selection.params]
+    found, start = list(selection.params), dict(selection.start)
+    for pattern, (low, high) in bounds.items():
+        matches = [i for i, name in enumerate(addresses) if fnmatchcase(name, pattern)]
+        if not matches:
+            raise UnknownName("parameter among those to fit", pattern, addresses)
+        for i in matches:
+            found[i] = replace(found[i], low=low, high=high, log=found[i].log and low > 0)
+            start[addresses[i]] = min(max(start[addresses[i]], low), high)
+    return replace(selection, params=tuple(found), start=start)
 
 
 def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
-    """Gains, damping, dry friction, armature of every joint that moves, friction of objects, and the delay.
+    """Gains, damping, dry friction and armature of every joint that moves, friction of objects, and the delay.
 
-    Where the robot carries its own weight, how well it does so: no controller knows the mass of each link. Where the
-    scene gives ranges for them, friction of the cables that share motors between joints, and the cogging of the motors.
+    Also gravity compensation of links, where the scene has any, and friction of tendons and cogging of motors, where
+    the scene gives bounds for them.
     """
     moved = _moved(scene, episodes)
     if not moved and not scene.objects:
         raise BadInput(
             "Nothing that the scene knows moves in the recordings; check their labels with: instep data info"
         )
-    params: list[Param] = []
-    start: dict[str, float] = {}
-    held: dict[str, float] = {}
+    chosen = _Selected(scene)
     for joint in moved:
-        _joint(scene, joint, params, start, held)
-    for name in _carried(scene):
-        params.append(Param(name, -2.0, 4.0))
-        start[name] = float(address.read(scene.model, [name])[name])
-    _motors(scene, params, start, held)
-    # Where a table stands is not the robot's, so it is sought only where the scene says that it is not known.
+        chosen.add_joint(joint)
+    for name in _compensated_links(scene):
+        chosen.add(Param(name, -2.0, 4.0), float(address.read(scene.model, [name])[name]))
+    chosen.add_motors()
+    # The pose of a table is not the robot's: it is identified only where the scene gives bounds for it.
     for name in address.addresses(scene.model):
         if name.startswith("geom.") and name in scene.bounds:
-            _add(scene, name, params, start)
+            chosen.add_known(name)
     for body in scene.objects:
         for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
-            _add(scene, name, params, start)
+            chosen.add_known(name)
     if scene.model.nu:
-        _add(scene, address.DELAY, params, start)
-        params[-1] = Param(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s")
-        # At nought the slope vanishes: a delay below one physics step is none. A control period has one.
-        start[address.DELAY] = max(start[address.DELAY], scene.dt)
-    params = [_bounded(param, scene.bounds) for param in params]
-    start = {k.address: _begin(k, start[k.address]) for k in params}
-    return ParamSelection(tuple(params), start, held | command_limits(scene, episodes))
+        delay = float(address.read(scene.model, [address.DELAY])[address.DELAY])
+        # At zero the gradient vanishes: a delay below one physics step has no effect. A control period has one.
+        chosen.add(Param(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s"), max(delay, scene.dt))
+    params = tuple(_bounded(param, scene.bounds) for param in chosen.params)
+    start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
+    return ParamSelection(params, start, chosen.fixed | command_limits(scene, episodes))
+
+
+def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:
+    """The parameters of a scene that match some patterns, starting at the scene's values."""
+    driven, start, rest = actuator_params(scene, patterns)
+    bounds = {**scene.bounds, **bounds}
+    found = address.params(scene.model, rest, bounds) if rest else []
+    joints = {k.parts.name for k in found if (k.parts.kind, k.parts.field) == ("joint", "frictionloss")}
+    fixed = {f"joint.{j}.friction_stiffness": FRICTION_STIFFNESS for j in sorted(joints)}
+    start |= address.read(scene.model, [param.address for param in found])
+    params = (*found, *(_bounded(param, bounds) for param in driven))
+    return ParamSelection(params, {k.address: _initial(k, start[k.address]) for k in params}, fixed)
 
 
 def command_limits(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Ends of command ranges that the recordings show: where a joint stands still well short of its command.
+    """Command limits that the recordings show: positions at which a joint stops short of its command.
 
-    A robot that clips its commands does not say so. An end is believed where a joint stood still for a second in all
-    within a degree, while it was told to go further by more than a tenth of its travel. A joint that dry friction holds
-    does the same, but it also stays when it is told to come back; one that is clipped follows at once.
+    A limit is taken to exist where a joint stood still for a second in total, within a degree, while its command was
+    beyond by more than a tenth of its travel. A joint held by dry friction does the same, but also stays when its
+    command returns; one at a command limit follows at once.
     """
     found: dict[str, float] = {}
     known, spec = set(address.addresses(scene.model)), episodes[0].spec
@@ -86,32 +115,88 @@ def command_limits(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float
             continue
         u = np.concatenate([e.action[:, spec.action.labels.index(name)] for e in episodes])
         q = np.concatenate([e.q[:, spec.q.labels.index(name)] for e in episodes])
-        reach, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
-        for word, sign in (("low", -1.0), ("high", 1.0)):
+        margin, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
+        for side, sign in (("low", -1.0), ("high", 1.0)):
             end = float((sign * q).max())
-            there = sign * q > end - STILL
-            beyond = int((there & (sign * u > end + reach)).sum())
-            back = int((there & (sign * u < end - reach / 2)).sum())
-            if beyond >= least and back < SELDOM * beyond:
-                found[f"actuator.{name}.{word}"] = sign * end
+            there = sign * q > end - LIMIT_TOLERANCE_RAD
+            beyond = int((there & (sign * u > end + margin)).sum())
+            back = int((there & (sign * u < end - margin / 2)).sum())
+            if beyond >= least and back < MAX_STICKING_SHARE * beyond:
+                found[f"actuator.{name}.{side}"] = sign * end
     return found
 
 
-def named_params(scene: Scene, patterns: Sequence[str], bounds: dict[str, tuple[float, float]]) -> ParamSelection:
-    """The parameters a user named, each where the scene has it."""
-    driven, start, rest = actuator_params(scene, patterns)
-    driven = [_bounded(param, {**scene.bounds, **bounds}) for param in driven]
-    found = address.params(scene.model, rest, {**scene.bounds, **bounds}) if rest else []
-    values = address.read(scene.model, [param.address for param in found])
-    joints = {k.parts.name for k in found if (k.parts.kind, k.parts.field) == ("joint", "frictionloss")}
-    held = {f"joint.{j}.friction_stiffness": FIRM for j in sorted(joints)}
-    start |= values
-    params = (*found, *driven)
-    return ParamSelection(params, {k.address: _begin(k, start[k.address]) for k in params}, held)
+@dataclass(slots=True)
+class _Selected:
+    """Parameters selected so far."""
+
+    scene: Scene
+    params: list[Param] = field(default_factory=list[Param])
+    start: dict[str, float] = field(default_factory=dict[str, float])
+    fixed: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add(self, param: Param, start: float) -> None:
+        """Add a parameter with its initial value."""
+        self.params.append(param)
+        self.start[param.address] = start
+
+    def add_range(self, name: str, value: float, factors: tuple[float, float], unit: str) -> None:
+        """Add a parameter with logarithmic bounds at factors of its initial value."""
+        self.add(Param(name, factors[0] * value, factors[1] * value, True, unit), value)
+
+    def add_known(self, name: str) -> None:
+        """Add a parameter with the scene's value and bounds."""
+        values = address.read(self.scene.model, [name]).values()
+        for param, value in zip(address.params(self.scene.model, [name], self.scene.bounds), values, strict=True):
+            self.add(param, value)
+
+    def add_joint(self, joint: str) -> None:
+        """Add the gains of a joint's actuators, its damping, dry friction and armature."""
+        model, known = self.scene.model, set(address.addresses(self.scene.model))
+        values = {Address.parse(name).field: v for name, v in address.read(model, [f"joint.{joint}.*"]).items()}
+        damping = values["damping"]
+        for a in range(model.nu):
+            name = f"actuator.{model.actuator(a).name}"
+            if model.actuator_trnid[a, 0] != model.joint(joint).id:
+                continue
+            if f"{name}.kp" in known:
+                gains = address.read(model, [f"{name}.kp", f"{name}.kv"])
+                stiffness, servo_damping = gains[f"{name}.kp"], gains[f"{name}.kv"]
+                # The damping of the servo and of the joint are confounded, so all of it is given to the joint.
+                damping += max(0.0, servo_damping)
+                self.fixed[f"{name}.kv"] = NEGLIGIBLE_DAMPING * max(damping, 1e-6)
+                self.add_range(f"{name}.kp", stiffness, (0.003, 10.0), "Nm/rad")
+                self.add(Param(f"{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"), 0.0)
+            elif f"{name}.gear" in known:
+                gear = address.read(model, [f"{name}.gear"])[f"{name}.gear"]
+                low, high = sorted((0.2 * gear, 5.0 * gear))
+                self.add(Param(f"{name}.gear", low, high, low > 0), gear)
+        inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
+        damping = damping or inertia
+        self.add_range(f"joint.{joint}.damping", damping, (0.003, 10.0), "Nm s/rad")
+        self.add_range(f"joint.{joint}.frictionloss", values["frictionloss"] or 0.3 * damping, (0.01, 30.0), "Nm")
+        self.add_range(f"joint.{joint}.armature", values["armature"] or 0.1 * inertia, (0.01, 10.0), "kg m2")
+        self.fixed[f"joint.{joint}.friction_stiffness"] = FRICTION_STIFFNESS
+
+    def add_motors(self) -> None:
+        """Add friction of tendons and cogging of motors, where the scene gives bounds for them."""
+        for name in address.addresses(self.scene.model):
+            at = Address.parse(name)
+            if at.kind == "tendon" and at.field in ("frictionloss", "damping") and self._bounded(name):
+                self.add_known(name)
+                if at.field == "frictionloss":
+                    self.fixed[str(replace(at, field="friction_stiffness"))] = FRICTION_STIFFNESS
+        found, values = cogging_params(self.scene)
+        for param in found:
+            if self._bounded(param.address):
+                self.add(param, values[param.address])
+
+    def _bounded(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.scene.bounds)
 
 
-def _begin(param: Param, value: float) -> float:
-    """Where a search begins: at the scene's value, or in the middle where that is nought and it spans decades."""
+def _initial(param: Param, value: float) -> float:
+    """The scene's value, or the middle of the range where that is zero and the parameter is logarithmic."""
     if param.log and value <= 0:
         return float(param.from_unit(0.5))
     return float(np.clip(value, param.low, param.high))
@@ -125,8 +210,8 @@ def _bounded(param: Param, bounds: Mapping[str, Sequence[float]]) -> Param:
     return param
 
 
-def _carried(scene: Scene) -> list[str]:
-    """How much of its weight each link of the robot is relieved of, where the scene says that any is."""
+def _compensated_links(scene: Scene) -> list[str]:
+    """Gravity compensation of the robot's links, where the scene has any."""
     model = scene.model
     known = set(address.addresses(model))
     names = [str(model.body(i).name) for i in range(1, model.nbody) if model.body_gravcomp[i] > 0]
@@ -137,73 +222,3 @@ def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
     labels = episodes[0].spec.q.labels
     spread = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
     return [joint for joint in scene.robot if joint in labels and spread[labels.index(joint)] > 1e-6]
-
-
-def _joint(scene: Scene, joint: str, params: list[Param], start: dict[str, float], held: dict[str, float]) -> None:
-    model, known = scene.model, set(address.addresses(scene.model))
-    values = address.read(model, [f"joint.{joint}.*"])
-    damping = values[f"joint.{joint}.damping"]
-    for a in range(model.nu):
-        name = model.actuator(a).name
-        if model.actuator_trnid[a, 0] != model.joint(joint).id:
-            continue
-        if f"actuator.{name}.kp" in known:
-            kp = address.read(model, [f"actuator.{name}.kp", f"actuator.{name}.kv"])
-            # The servo's own damping and the joint's are one number to the data, so all of it is given to the joint.
-            damping += max(0.0, kp[f"actuator.{name}.kv"])
-            held[f"actuator.{name}.kv"] = SMALL * max(damping, 1e-6)
-            stiffness = kp[f"actuator.{name}.kp"]
-            _range(f"actuator.{name}.kp", stiffness, (0.003, 10.0), "Nm/rad", params, start)
-            params.append(Param(f"actuator.{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"))
-            start[f"actuator.{name}.bias"] = 0.0
-        elif f"actuator.{name}.gear" in known:
-            gear = address.read(model, [f"actuator.{name}.gear"])[f"actuator.{name}.gear"]
-            low, high = sorted((0.2 * gear, 5.0 * gear))
-            params.append(Param(f"actuator.{name}.gear", low, high, low > 0))
-            start[f"actuator.{name}.gear"] = gear
-    inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
-    _range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad", params, start)
-    friction = values[f"joint.{joint}.frictionloss"] or 0.3 * (damping or inertia)
-    _range(f"joint.{joint}.frictionloss", friction, (0.01, 30.0), "Nm", params, start)
-    _range(
-        f"joint.{joint}.armature",
-        values[f"joint.{joint}.armature"] or 0.1 * inertia,
-        (0.01, 10.0),
-        "kg m2",
-        params,
-        start,
-    )
-    held[f"joint.{joint}.friction_stiffness"] = FIRM
-
-
-def _motors(scene: Scene, params: list[Param], start: dict[str, float], held: dict[str, float]) -> None:
-    """Friction of tendons and cogging of motors, where the scene says how large they may be."""
-    listed = [a for a in address.addresses(scene.model) if a.startswith("tendon.") and _listed(scene, a)]
-    for name in listed:
-        at = Address.parse(name)
-        if at.field in ("frictionloss", "damping"):
-            _add(scene, name, params, start)
-        if at.field == "frictionloss":
-            held[str(replace(at, field="friction_stiffness"))] = FIRM
-    found, values = cogging_params(scene)
-    for param in found:
-        if _listed(scene, param.address):
-            params.append(param)
-            start[param.address] = values[param.address]
-
-
-def _listed(scene: Scene, name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in scene.bounds)
-
-
-def _range(
-    name: str, value: float, factors: tuple[float, float], unit: str, params: list[Param], start: dict[str, float]
-) -> None:
-    params.append(Param(name, factors[0] * value, factors[1] * value, True, unit))
-    start[name] = value
-
-
-def _add(scene: Scene, name: str, params: list[Param], start: dict[str, float]) -> None:
-    found = address.params(scene.model, [name], scene.bounds)
-    params += found
-    start |= {k.address: v for k, v in zip(found, address.read(scene.model, [name]).values(), strict=True)}

@@ -1,4 +1,4 @@
-"""Plant truths near a fit, on the same excitation with the same noise, and see whether it finds them again."""
+"""Parameter recovery: simulate recordings with known parameters near a fit, with its noise, and fit again."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from instep.core.world import Array
 from .fit import Fit, uncertainty
 from .least_squares import Point, Problem, descend, evaluate, rough
 from .posterior import freedom_factor
-from .windows import Windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recovery:
-    """How often each parameter's truth lay inside its own interval."""
+    """How often each planted parameter lay inside its interval."""
 
     names: tuple[str, ...]
     inside: Array
-    """Whether the truth lay inside [draws, parameters]."""
+    """Whether the planted value lay inside [draws, parameters]."""
     errors: Array
     """Found minus planted, in unit coordinates [draws, parameters]."""
     level: float
@@ -33,8 +32,8 @@ class Recovery:
         return dict(zip(self.names, self.inside.mean(axis=0).tolist(), strict=True))
 
 
-ENOUGH, MOST = 0.85, 5
-"""Share of truths that must be found again; and how many times as many are planted where few leave it in doubt."""
+ENOUGH, MAX_REPEATS = 0.85, 5
+"""Share of values that must be recovered; and how many times as many are planted where few leave it undecided."""
 
 
 def recover_parameters(
@@ -42,76 +41,79 @@ def recover_parameters(
 ) -> Recovery:
     """Simulate the recorded windows with known parameters and the residuals' own noise, and fit again.
 
-    Of ten truths with honest 90 % intervals, two or more are missed one time in four. So where the share falls short,
-    more are planted, until it does not or it is beyond doubt that it does.
+    Of ten values with correct 90 % intervals, two or more are missed one time in four. So where the share is too small,
+    more are planted until it is large enough, or significantly too small.
     """
     rng = np.random.default_rng((seed, 0x7EC0))
     inside, errors = [], []
-    while len(inside) < draws or (len(inside) < MOST * draws and _in_doubt(inside)):
-        error, half = _again(found, rng, level, iterations)
+    while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside)):
+        error, half = _recovered(found, rng, level, iterations)
         inside.append(np.abs(error) <= half)
         errors.append(error)
     return Recovery(tuple(k.address for k in found.params), np.array(inside), np.array(errors), level)
 
 
-def _again(found: Fit, rng: np.random.Generator, level: float, iterations: int) -> tuple[Array, Array]:
-    """Plant one truth and find it again: found minus planted, and half the width of the intervals [parameters]."""
+def _recovered(found: Fit, rng: np.random.Generator, level: float, iterations: int) -> tuple[Array, Array]:
+    """Plant one parameter set and fit it: found minus planted, and half the width of the intervals [parameters]."""
     truth = _truth(found, rng)
+    again = refit(found, truth, rng, 2 * iterations if rough(found.point) else iterations, 1e-4)
+    factor = stats.t.ppf(0.5 + level / 2, max(1, len(again.windows) - len(truth)))
+    return again.x - truth, factor * np.sqrt(np.diag(again.covariance))
+
+
+def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10, tolerance: float = 1e-5) -> Fit:
+    """The fit to simulated recordings with known parameters, starting at the real fit."""
     problem = synthetic_problem(found, truth, rng)
-    # Begin where the real fit ended, as a user would who does not know the truth.
-    begin = replace(evaluate(problem, found.x[None])[0], nudge=found.point.nudge)
-    point = descend(problem, begin, 2 * iterations if rough(begin) else iterations, 1e-4)
-    covariance, _ = uncertainty(problem, point)
-    n = len(problem.shooter.windows)
-    half = stats.t.ppf(0.5 + level / 2, max(1, n - len(truth))) * np.sqrt(np.diag(covariance))
-    return point.x - truth, half
+    begin = replace(evaluate(problem, found.x[None])[0], difference_step=found.point.difference_step)
+    point = descend(problem, begin, iterations, tolerance)
+    covariance, information = uncertainty(problem, point)
+    return replace(found, problem=problem, point=point, covariance=covariance, information=information)
 
 
-def _in_doubt(inside: list[Array]) -> bool:
-    """Whether too few truths were found so far, yet not beyond doubt."""
+def _undecided(inside: list[Array]) -> bool:
+    """Whether too few values were recovered so far, but not significantly too few."""
     share = wilson(int(np.sum(inside)), int(np.size(inside)))
     return share.value < ENOUGH <= share.high
 
 
 def synthetic_problem(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:
-    """The same problem with recordings made by the simulator: known parameters, noisy starts, coloured noise."""
+    """The same problem with simulated recordings: known parameters, noisy start states, coloured noise."""
     problem, windows = found.problem, found.windows
     shifts = rng.standard_normal((1, len(windows), len(problem.sigma_start))) * problem.sigma_start
     made: Point = evaluate(problem, truth[None], shifts)[0]
     size = len(windows.tangent.labels)
     path = np.zeros((*made.residual.shape[:2], size))
-    path[..., windows.tangent.seen] = made.residual
+    path[..., windows.tangent.measured] = made.residual
     noise = np.zeros_like(path)
-    noise[..., windows.tangent.seen] = coloured(found, rng)
+    noise[..., windows.tangent.measured] = coloured_noise(found, rng)
     target = windows.tangent.plus(windows.tangent.plus(windows.target, path), noise)
-    shooter = replace(problem.shooter, windows=_with_target(windows, target), worlds=0)
+    shooter = replace(problem.shooter, windows=replace(windows, target=target), worlds=0)
     return replace(problem, shooter=shooter)
 
 
-def some(found: Fit, limit: int) -> Fit:
-    """The same fit seen through at most `limit` of its windows, evenly chosen, with the doubt that goes with them."""
+def subset(found: Fit, limit: int) -> Fit:
+    """The same fit over at most `limit` of its windows, evenly spaced, with the covariance scaled accordingly."""
     windows, point = found.windows, found.point
     if len(windows) <= limit:
         return found
     index = np.linspace(0, len(windows) - 1, limit).round().astype(int)
-    shooter = replace(found.problem.shooter, windows=windows.some(index), worlds=0)
+    shooter = replace(found.problem.shooter, windows=windows.subset(index), worlds=0)
     kept = replace(point, starts=point.starts[index], residual=point.residual[index])
     widened = found.covariance * len(windows) / limit
     return replace(found, problem=replace(found.problem, shooter=shooter), point=kept, covariance=widened)
 
 
 def _truth(found: Fit, rng: np.random.Generator) -> Array:
-    """Somewhere near the fit: a few of its own deviations away, at least a hundredth of the range."""
+    """A random point near the fit: a few standard deviations away, at least a hundredth of the range."""
     sigma = np.sqrt(np.clip(np.diag(found.covariance), 1e-4, 1e-2))
     return np.clip(found.x + sigma * rng.standard_normal(len(sigma)), 0.0, 1.0)
 
 
-def coloured(found: Fit, rng: np.random.Generator) -> Array:
-    """Noise that keeps its sign as long as the residuals do, in sizes as different from window to window.
+def coloured_noise(found: Fit, rng: np.random.Generator) -> Array:
+    """Coloured noise with the autocorrelation of the residuals and their size, window by window.
 
-    Residuals of a fit have lost what start states and params took up, the very directions in which noise moves a fit
-    again, so they cannot be planted as they are: what is planted has their size, made larger by the degrees of freedom
-    that went, and their correlation up to where it ends.
+    Residuals of a fit lack what start states and parameters absorbed, the directions in which noise moves a fit, so
+    they cannot be planted as they are: the noise is scaled up by the lost degrees of freedom.
     """
     residual = np.nan_to_num(found.point.residual)
     windows, span, channels = residual.shape
@@ -122,7 +124,7 @@ def coloured(found: Fit, rng: np.random.Generator) -> Array:
 
 
 def _colour(residual: Array) -> Array:
-    """Root of the spectrum of unit noise with the autocorrelation of the residuals, up to where that ends."""
+    """Amplitude spectrum of unit noise with the autocorrelation of the residuals, cut off where it ends."""
     span, power = residual.shape[1], max(float((residual**2).mean()), 1e-300)
     rho = [1.0]
     for lag in range(1, span - 1):
@@ -136,7 +138,3 @@ def _colour(residual: Array) -> Array:
     spectrum = np.maximum(np.fft.rfft(around).real, 0.0)
     total = spectrum.sum() + spectrum[1:-1].sum()
     return np.sqrt(spectrum * 2 * span / max(float(total), 1e-300))
-
-
-def _with_target(windows: Windows, target: Array) -> Windows:
-    return replace(windows, target=target)

@@ -1,13 +1,11 @@
-"""Are posteriors as sure as they may be? Simulation-based calibration, coverage, and a warning of misspecification.
-
-Judge a posterior: is it calibrated, does it cover held-out recordings, is the model wrong; draw it.
-"""
+"""Checks of a posterior: simulation-based calibration, coverage of held-out recordings, misspecification; its plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -16,34 +14,103 @@ from instep.core.episode import Episode
 from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
+from instep.report.figures import band_traces
+from instep.report.page import Figure
+from instep.report.plots import matplotlib_figure
 
-from .beliefs import GaussianBelief, Posterior, SampleBelief, estimates, save
-from .fit import Fit, uncertainty
-from .least_squares import descend, evaluate
-from .parameter_recovery import some, synthetic_problem
-from .posterior import Likelihood, Method, infer, likelihood, widened_laplace
+from .beliefs import GaussianBelief, Posterior, SampleBelief, estimates, save_belief
+from .fit import Fit
+from .parameter_recovery import refit, subset
+from .posterior import Method, infer, likelihood, widened_laplace
 from .shooting import Shooter
-from .windows import Windows, cut
+from .windows import Windows, cut_windows
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
+TRUTHS: dict[Method, int] = {"laplace": 20, "eki": 10, "svgd": 4, "npe": 0, "dropo": 0}
+"""Planted parameter sets a posterior is calibrated on; each costs a fit and an inference. NPE brings its own ranks, and
+the distribution of DROPO is wider than a posterior by design."""
+CALIBRATION_WINDOWS = 12
+"""Most windows of such a calibration."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PosteriorCheck:
+    """A posterior and how far it can be trusted."""
+
+    method: Method
+    belief: Posterior
+    calibration: Calibration | None
+    band: PredictiveBand
+    misspecification_p: float
+
+    @property
+    def message(self) -> str:
+        """The verdict in words."""
+        inside, said = self.band.inside, "The model explains the recordings up to noise."
+        if self.misspecification_p < 0.05:
+            said = (
+                "Residuals are not noise: the model lacks something, so the posterior is about the model's parameters "
+                "rather than the machine's."
+            )
+        if inside.high < 0.9:
+            said += f" Held-out rows leave the 90 % band too often ({inside.value:.0%} inside): widen the belief."
+        return said
+
+    def save(self, folder: Path, *, seed: int = 0) -> Path:
+        """Write belief.json and belief.npz, and plots: corner.png, band.png."""
+        corner_plot(self.belief, seed=seed).savefig(folder / "corner.png", dpi=110)
+        matplotlib_figure(self.band.figures()).savefig(folder / "band.png", dpi=110)
+        return save_belief(self.belief, folder / "belief.json")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `result.json` holds of it."""
+        checked = self.calibration
+        levels = () if checked is None else LEVELS
+        return {
+            "method": self.method,
+            "estimates": {name: e.as_dict() for name, e in estimates(self.belief).items()},
+            "truths": 0 if checked is None else len(checked.ranks),
+            "coverage of planted truths": {f"{k:g}": checked.coverage(k).as_dict() for k in levels if checked},
+            "uniform ranks, p": {} if checked is None else checked.uniformity,
+            "held-out rows inside the 90 % band": self.band.inside.as_dict(),
+            "misspecification p": self.misspecification_p,
+            "message": self.message,
+            "files": ["belief.json", "belief.npz", "corner.png", "band.png"],
+        }
+
+
+def check_posterior(
+    belief: Posterior, found: Fit, held_out: Sequence[Episode], *, method: Method = "laplace", seed: int = 0
+) -> PosteriorCheck:
+    """Calibrate a posterior by planted parameters, and compare its predictions with held-out recordings."""
+    names = tuple(param.address for param in belief.params)
+    checked = None
+    if isinstance(belief, SampleBelief) and belief.ranks is not None:
+        checked = Calibration(names, belief.ranks)
+    elif TRUTHS[method]:
+        # Fewer windows check the same method in a fraction of the time.
+        few = subset(found, CALIBRATION_WINDOWS)
+        checked = calibration(few, lambda fit, n: infer(fit, method, seed=n), TRUTHS[method], seed=seed)
+    band = predictive_band(found.problem.shooter.sim, belief, held_out, found, seed=seed)
+    return PosteriorCheck(method, belief, checked, band, misspecification(found, belief, seed=seed).value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Where truths fell within their posteriors."""
+    """Ranks of planted parameters within their posteriors."""
 
     names: tuple[str, ...]
     ranks: Array
-    """Share of posterior draws below the truth [truths, parameters]; uniform where the posterior is right."""
+    """Share of posterior samples below the planted value [truths, parameters]; uniform where it is calibrated."""
 
     def coverage(self, level: float) -> Estimate:
-        """Share of truths inside the central interval of a level, over all parameters."""
+        """Share of planted values inside the central interval of a level, over all parameters."""
         inside = np.abs(self.ranks - 0.5) <= level / 2
         return wilson(int(inside.sum()), inside.size)
 
     @property
     def uniformity(self) -> dict[str, float]:
-        """p-value that the ranks are uniform, by parameter (Kolmogorov and Smirnov's test)."""
+        """p-value that the ranks are uniform, by parameter (Kolmogorov-Smirnov)."""
         return {name: float(stats.kstest(self.ranks[:, i], "uniform").pvalue) for i, name in enumerate(self.names)}
 
     @property
@@ -55,46 +122,36 @@ class Calibration:
 def calibration(
     found: Fit, method: Callable[[Fit, int], Posterior], truths: int = 50, *, seed: int = 0, draws: int = 400
 ) -> Calibration:
-    """Plant truths near a fit, fit again, infer, and rank each truth among the draws of its posterior."""
+    """Simulation-based calibration: plant parameters near a fit, fit again, infer, and rank them in the posterior."""
     rng = np.random.default_rng((seed, 0x5BC))
     ranks: list[Array] = []
-    # Truths come from a region wider than any posterior, or every method would look right.
+    # Planted values come from a region wider than any posterior, or every method would look calibrated.
     region = widened_laplace(found, 16.0)
     for number in range(truths):
         truth = region.draw(1, rng)[0]
-        again = refit(found, truth, rng)
-        belief = method(again, number)
+        belief = method(refit(found, truth, rng), number)
         points = belief.draw(draws, rng) if isinstance(belief, GaussianBelief) else belief.points
         ranks.append((points < truth).mean(axis=0))
     return Calibration(tuple(k.address for k in found.params), np.array(ranks))
 
 
-def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10) -> Fit:
-    """The fit that recordings made with a known truth would have given."""
-    problem = synthetic_problem(found, truth, rng)
-    begin = replace(evaluate(problem, found.x[None])[0], nudge=found.point.nudge)
-    point = descend(problem, begin, iterations, 1e-5)
-    covariance, information = uncertainty(problem, point)
-    return replace(found, problem=problem, point=point, covariance=covariance, information=information)
-
-
 def misspecification(found: Fit, belief: Posterior, *, draws: int = 50, seed: int = 0) -> Estimate:
-    """How likely residuals as coloured as the real ones are, if the posterior and white noise were the whole truth.
+    """p-value of the autocorrelation of the residuals under the posterior and white noise.
 
     The statistic is the lag-one correlation of the residuals: noise has none, missing physics has.
     """
     rng = np.random.default_rng((seed, 0x315))
-    target: Likelihood = likelihood(found)
+    target = likelihood(found)
     shape, size = found.point.residual.shape, found.point.residual.size
     here = target.rows(found.x[None])[:, :size]
     made = target.rows(belief.draw(draws, rng))[:, :size] - here
     made = made + rng.standard_normal(made.shape)
-    # Where start states are off by more than was thought, it is no fault of the physics: they are taken at their best.
-    likes, real = (
-        [_lag_one(rows.reshape(shape)) for rows in target.shrunk(some.reshape(len(some), shape[0], -1))]
-        for some in (made, here)
+    # Start states that are off by more than their noise are no error of the physics: they are taken at their best.
+    simulated, real = (
+        [_lag_one(rows.reshape(shape)) for rows in target.marginalised(part.reshape(len(part), shape[0], -1))]
+        for part in (made, here)
     )
-    beyond = int((np.array(likes) >= real[0]).sum())
+    beyond = int((np.array(simulated) >= real[0]).sum())
     return Estimate((beyond + 1) / (draws + 1), 0.0, 1.0, draws, "1")
 
 
@@ -103,91 +160,48 @@ def _lag_one(residual: Array) -> float:
     return float((residual[:, 1:] * residual[:, :-1]).mean()) / power if power > 0 else 0.0
 
 
-TRUTHS: dict[Method, int] = {"laplace": 20, "eki": 10, "svgd": 4, "npe": 0}
-"""Planted truths a posterior is checked on; each costs a fit and an inference. A network checks itself."""
-FEW = 12
-"""Most windows that such a check uses."""
-
-
-def check_posterior(
-    belief: Posterior,
-    found: Fit,
-    held_out: Sequence[Episode],
-    folder: Path,
-    *,
-    method: Method = "laplace",
-    band: PredictiveBand | None = None,
-    seed: int = 0,
-) -> dict[str, object]:
-    """Save the belief with a corner plot and a band of predictions, and say how far it can be trusted."""
-    save(belief, folder / "belief.json")
-    corner_plot(belief, folder / "corner.png", seed=seed)
-    count = TRUTHS[method]
-    ranks = belief.ranks if isinstance(belief, SampleBelief) else None
-    names = tuple(param.address for param in belief.params)
-    checked = Calibration(names, ranks) if ranks is not None else None
-    if checked is None and count:
-        # A check on fewer windows is one of the same method, and takes a fraction of the time.
-        few = some(found, FEW)
-        checked = calibration(few, lambda fit, number: infer(fit, method, seed=number), count, seed=seed)
-    band = band or predicted(found.problem.shooter.sim, belief, held_out, found, seed=seed)
-    plot_band(band, folder / "band.png")
-    doubt = misspecification(found, belief, seed=seed)
-    return {
-        "method": method,
-        "estimates": {name: e.as_dict() for name, e in estimates(belief).items()},
-        "truths": 0 if checked is None else len(checked.ranks),
-        "coverage of planted truths": _coverages(checked),
-        "uniform ranks, p": {} if checked is None else checked.uniformity,
-        "held-out rows inside the 90 % band": band.inside.as_dict(),
-        "misspecification p": doubt.value,
-        "words": _words(doubt.value, band.inside),
-        "files": ["belief.json", "belief.npz", "corner.png", "band.png"],
-    }
-
-
-def _coverages(checked: Calibration | None) -> dict[str, object]:
-    return {} if checked is None else {f"{level:g}": checked.coverage(level).as_dict() for level in LEVELS}
-
-
-def _words(doubt: float, inside: Estimate) -> str:
-    said = "The model explains the recordings up to noise."
-    if doubt < 0.05:
-        said = (
-            "Residuals are not noise: the model lacks something, so the posterior is about the model's params "
-            "rather than the machine's."
-        )
-    if inside.high < 0.9:
-        said += (
-            f" Held-out rows leave the 90 % band too often ({inside.value:.0%} inside): widen the belief before use."
-        )
-    return said
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PredictiveBand:
-    """What a posterior predicts for held-out windows, minus what was measured."""
+    """The 90 % band of the predictions of held-out windows, minus the measured positions."""
 
     low: Array
     """[windows, span, channels]."""
     high: Array
     windows: Windows
     inside: Estimate
-    """Share of rows within the 90 % band."""
+    """Share of rows within the band."""
+
+    def figures(self, most: int = 6) -> list[Figure]:
+        """The window with the largest motion of each channel, inside its band."""
+        windows = self.windows
+        motion = windows.tangent.minus(windows.target, windows.q[:, None])[..., windows.tangent.measured]
+        out: list[Figure] = []
+        for i, name in enumerate(windows.tangent.measured_labels[:most]):
+            which = int(np.argmax(np.ptp(motion[..., i], axis=1)))
+            rows = windows.inside[which]
+            measured, steps = motion[which, rows, i], np.arange(int(rows.sum()))
+            line = {"type": "scatter", "mode": "lines", "name": "measured", "x": steps, "y": measured}
+            edges = measured + self.low[which, rows, i], measured + self.high[which, rows, i]
+            data = [*band_traces(steps, *edges), line | {"line": {"color": "@ink", "width": 1.4}}]
+            axes = {"xaxis": {"title": "rows after the start of the window"}, "yaxis": {"title": name}}
+            out.append({"data": data, "layout": {"height": 200, "showlegend": i == 0, **axes}})
+        return out
 
 
-def predicted(
+def predictive_band(
     sim: Simulator, belief: Posterior, episodes: Sequence[Episode], found: Fit, *, draws: int = 40, seed: int = 0
 ) -> PredictiveBand:
-    """The 90 % band of the posterior's predictions of held-out recordings: parameters, start states, noise of rows."""
+    """The 90 % band of predictions of held-out recordings from parameters, start states and sensor noise."""
     rng = np.random.default_rng((seed, 0xBA2D))
-    windows = cut(sim, episodes, span=found.windows.action.shape[1], skip=first_row(belief.params, sim), limit=64)
+    windows = cut_windows(
+        sim, episodes, span=found.windows.action.shape[1], skip=first_row(belief.params, sim), limit=64
+    )
     shooter = Shooter(sim, windows, belief.params)
-    # Starts are as uncertain as was thought, or as far off as those of the fit turned out to be.
+    # Start states are as uncertain as their noise, or as far off as those of the fit turned out to be.
     moved = np.sqrt((found.point.starts**2).mean(axis=0))
     sigma = np.where(found.problem.sigma_start > 0, np.maximum(found.problem.sigma_start, moved), 0.0)
     starts = rng.standard_normal((draws, len(windows), len(sigma))) * sigma if sigma.any() else None
-    residual = shooter(belief.draw(draws, rng), starts)[..., windows.tangent.seen]
+    residual = shooter(belief.draw(draws, rng), starts)[..., windows.tangent.measured]
     scatter = found.point.residual.std(axis=(0, 1))
     made = residual + scatter * rng.standard_normal(residual.shape)
     low, high = np.nanquantile(made, [0.05, 0.95], axis=0)
@@ -198,41 +212,12 @@ def predicted(
 
 
 def first_row(params: Sequence[Param], sim: Simulator) -> int:
-    """The first row to predict from: commands before a recording are unknown, and a late one could still move it."""
+    """The first row to predict from: commands before a recording are unknown, and a delayed one may still act."""
     return round(max((param.high for param in params if param.parts.field == "delay"), default=0.0) / sim.spec.dt)
 
 
-def plot_band(band: PredictiveBand, path: Path) -> Path:
-    """Draw one held-out window of each channel inside its band."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    windows = band.windows
-    names = [name for name, seen in zip(windows.tangent.labels, windows.tangent.seen, strict=True) if seen][:6]
-    motion = windows.tangent.minus(windows.target, windows.q[:, None])[..., windows.tangent.seen]
-    figure = Figure(figsize=(7.0, 1.6 * len(names) + 0.6))
-    FigureCanvasAgg(figure)
-    for i, name in enumerate(names):
-        which = int(np.argmax(np.ptp(motion[..., i], axis=1)))
-        rows = windows.inside[which]
-        axes = figure.add_subplot(len(names), 1, i + 1)
-        measured = motion[which, rows, i]
-        steps = np.arange(len(measured))
-        low, high = measured + band.low[which, rows, i], measured + band.high[which, rows, i]
-        axes.fill_between(steps, low, high, color="0.8", label="90 % band")
-        axes.plot(steps, measured, color="0.1", lw=1, label="measured")
-        axes.set_ylabel(name, fontsize=7)
-        axes.tick_params(labelsize=6)
-    figure.axes[0].legend(fontsize=6, frameon=False)
-    figure.axes[-1].set_xlabel("rows after the start of the window", fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    return path
-
-
-def corner_plot(belief: Posterior, path: Path, *, draws: int = 1500, seed: int = 0) -> Path:
-    """Draw every pair of parameters against each other, and each parameter's own distribution on the diagonal."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def corner_plot(belief: Posterior, *, draws: int = 1500, seed: int = 0) -> Any:
+    """Scatter plots of every pair of parameters, and histograms on the diagonal, as a `matplotlib.figure.Figure`."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -241,7 +226,6 @@ def corner_plot(belief: Posterior, path: Path, *, draws: int = 1500, seed: int =
     names = list(values)[:8]
     size = len(names)
     figure = Figure(figsize=(1.8 * size + 0.6, 1.8 * size + 0.6))
-    FigureCanvasAgg(figure)
     for row, below in enumerate(names):
         for column, beside in enumerate(names[: row + 1]):
             axes = figure.add_subplot(size, size, row * size + column + 1)
@@ -257,5 +241,4 @@ def corner_plot(belief: Posterior, path: Path, *, draws: int = 1500, seed: int =
             if column == 0:
                 axes.set_ylabel(below, fontsize=6)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    return path
+    return figure

@@ -1,30 +1,33 @@
-"""Randomise from beliefs: posteriors, boxes and mixtures of them, over physics, sensors and actuators.
+"""Domain randomization: sampled physics, sensors, motors and appearance; ranges by ADR, distributions by DROPO.
 
-Randomising is `with_imperfections(sim, belief).tuned(belief.sample(n, rng))`: one setting per world of a batch.
-
-Randomise appearance: brightness, colour of the light, noise of the sensor, by the same beliefs as physics.
+Randomizing is `with_imperfections(sim, names).tuned(belief.sample(n, rng))`: one setting per world of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Belief, Box, Param
-from instep.core.world import Array, Simulator, World
-from instep.physics.mujoco_cameras import ImageEffects, WithCameras, render_cameras
+from instep.core.statistics import Estimate, wilson
+from instep.core.world import Array, Simulator
+from instep.physics.mujoco_cameras import ImageEffects
 from instep.robot.imperfect import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
 from instep.scene.folder import Scene
 
-from .beliefs import GaussianBelief, Posterior, SampleBelief, load
+from .beliefs import GaussianBelief, IndependentBeliefs, load_belief
+from .fit import Fit
+from .shooting import Shooter
+from .windows import cut_windows
 
 LAYERS: tuple[Any, ...] = (Backlash, Sluggish, Quantized, Drifting, Noisy, Dropping)
-"""Imperfections of motors and sensors, in the order in which they are put on a world, motors first."""
+"""Imperfections of motors and sensors, in the order in which they wrap a world, motors first."""
 UNITS = {
     "sensor.noise": "rad",
     "sensor.drift": "rad/s",
@@ -36,84 +39,27 @@ UNITS = {
     "action.backlash": "rad",
     "action.loss": "1",
 }
-"""Parameters that a layer gives to a world, and their units."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndependentBeliefs:
-    """Several beliefs about different parameters, independent of each other."""
-
-    parts: tuple[Belief, ...]
-
-    def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        """n settings, address -> [n]."""
-        out: dict[str, Array] = {}
-        for part in self.parts:
-            drawn = part.sample(n, rng)
-            twice = next((name for name in drawn if name in out), None)
-            if twice is not None:
-                raise BadInput(f"Two beliefs speak about {twice!r}; give each parameter to one of them.")
-            out |= drawn
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureBelief:
-    """A mixture of two beliefs about the same params, such as a posterior with a share of the prior."""
-
-    usual: Belief
-    other: Belief
-    share: float
-    """Of draws that come from the other."""
-
-    def sample(self, n: int, rng: np.random.Generator) -> dict[str, Array]:
-        """n settings, address -> [n]."""
-        first, second = self.usual.sample(n, rng), self.other.sample(n, rng)
-        if set(first) != set(second):
-            name = next(iter(set(first) ^ set(second)))
-            raise BadInput(
-                f"Beliefs that are mixed must be about the same parameters; only one of them knows {name!r}."
-            )
-        other = rng.random(n) < self.share
-        return {name: np.where(other, second[name], first[name]) for name in first}
-
-
-def to_box(belief: Posterior, level: float = 0.95, *, draws: int = 4000, seed: int = 0) -> Box:
-    """The box that holds the central interval of each parameter, for trainers that take ranges only."""
-    points = belief.draw(draws, np.random.default_rng((seed, 0xB0)))
-    low, high = np.quantile(points, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    params: list[Param] = []
-    for i, param in enumerate(belief.params):
-        ends = [float(param.from_unit(share)) for share in (low[i], max(high[i], low[i] + 1e-9))]
-        params.append(replace(param, low=ends[0], high=ends[1]))
-    return Box(tuple(params))
-
-
-def widened(belief: Posterior, factor: float) -> Posterior:
-    """The same belief, less sure: every deviation from the middle times a factor, inside the bounds."""
-    if factor <= 0:
-        raise BadInput(f"A belief is widened by a factor above 0, not {factor:g}.")
-    if isinstance(belief, GaussianBelief):
-        return replace(belief, covariance=belief.covariance * factor**2)
-    middle = np.median(belief.points, axis=0)
-    return SampleBelief(belief.params, np.clip(middle + factor * (belief.points - middle), 0.0, 1.0))
+"""Parameters of those layers, and their units."""
+APPEARANCE = (
+    Param("appearance.brightness", 0.6, 1.4, True, "1"),
+    Param("appearance.red", 0.85, 1.18, True, "1"),
+    Param("appearance.green", 0.85, 1.18, True, "1"),
+    Param("appearance.blue", 0.85, 1.18, True, "1"),
+    Param("appearance.noise", 0.0, 8.0, False, "1/255"),
+)
+"""Parameters of camera images, with the ranges by which images of one place differ over a day."""
 
 
 def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:
-    """The simulator with the imperfect motors and sensors that some parameters belong to, as yet without effect."""
+    """The simulator wrapped in the imperfect motors and sensors that some parameters belong to, without effect yet."""
     for layer in LAYERS:
         if any(name in layer.params for name in names):
             sim = layer(sim)
     return sim
 
 
-def belief_addresses(belief: Belief) -> tuple[str, ...]:
-    """The addresses a belief speaks about."""
-    return tuple(belief.sample(1, np.random.default_rng(0)))
-
-
 def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
-    """What `--randomize` asks for: files that hold beliefs, and ranges as 'geom.*.friction=0.2..0.6', all together."""
+    """The belief of `--randomize`: files that hold beliefs, and ranges such as 'geom.*.friction=0.2..0.6', together."""
     parts: list[Belief] = []
     ranged: list[Param] = []
     for word in words:
@@ -128,15 +74,6 @@ def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
     return parts[0] if len(parts) == 1 else IndependentBeliefs(tuple(parts))
 
 
-def load_belief(path: Path) -> Belief:
-    """A belief by its JSON file, or by the folder of a run that left one."""
-    if path.is_dir():
-        if not (path / "belief.json").is_file():
-            raise BadInput(f"The folder {str(path)!r} holds no belief.json; run instep tune with --posterior first.")
-        path = path / "belief.json"
-    return load(path)
-
-
 def _ranged(word: str, scene: Scene) -> list[Param]:
     name, _, span = word.partition("=")
     low, _, high = span.partition("..")
@@ -146,48 +83,260 @@ def _ranged(word: str, scene: Scene) -> list[Param]:
         raise BadInput(
             f"--randomize takes files that hold beliefs and ranges, as 'geom.*.friction=0.2..0.6', not {word!r}."
         ) from None
-    if name in UNITS:
-        return [Param(name, *bounds, unit=UNITS[name])]
+    own = {**{param.address: param.unit for param in APPEARANCE}, **UNITS}
+    if name in own:
+        return [Param(name, *bounds, unit=own[name])]
     try:
         known = scene.params(name)
     except UnknownName:
-        raise UnknownName("param", name, [*UNITS, *(param.address for param in scene.params())]) from None
+        raise UnknownName("param", name, [*own, *(param.address for param in scene.params())]) from None
     # A pattern is one parameter with one value for all its parts, as `tuned` takes it.
     return [Param(name, *bounds, known[0].log and bounds[0] > 0, known[0].unit)]
 
 
-LOOKS = (
-    Param("look.gain", 0.6, 1.4, True, "1"),
-    Param("look.red", 0.85, 1.18, True, "1"),
-    Param("look.green", 0.85, 1.18, True, "1"),
-    Param("look.blue", 0.85, 1.18, True, "1"),
-    Param("look.noise", 0.0, 8.0, False, "1/255"),
-)
-"""What can be turned in a camera's picture, with ranges that pictures of one room differ by over a day."""
-
-
 def appearance() -> Box:
-    """The usual range of looks."""
-    return Box(LOOKS)
+    """The usual ranges of the appearance of camera images."""
+    return Box(APPEARANCE)
 
 
-def look_of(settings: Mapping[str, float | Array], number: int = 0) -> ImageEffects:
-    """The look of one draw; parameters that are not of a look are passed over, a misspelt one is not."""
-    known = {param.address for param in LOOKS}
+def image_effects(settings: Mapping[str, float | Array], number: int = 0) -> ImageEffects:
+    """The image effects of one sample; other parameters are skipped, a misspelt one is an error."""
+    usual = {"brightness": 1.0, "red": 1.0, "green": 1.0, "blue": 1.0, "noise": 0.0}
     for name in settings:
-        if name.startswith("look.") and name not in known:
-            raise UnknownName("parameter of a look", name, known)
+        if name.startswith("appearance.") and name.removeprefix("appearance.") not in usual:
+            raise UnknownName("appearance parameter", name, [param.address for param in APPEARANCE])
 
-    def value(name: str, usual: float) -> float:
-        given = settings.get(name, usual)
+    def value(name: str) -> float:
+        given = settings.get(f"appearance.{name}", usual[name])
         return float(given if isinstance(given, float | int) else given[number])
 
-    tint = (value("look.red", 1.0), value("look.green", 1.0), value("look.blue", 1.0))
-    return ImageEffects(value("look.gain", 1.0), tint, value("look.noise", 0.0))
+    return ImageEffects(value("brightness"), (value("red"), value("green"), value("blue")), value("noise"))
 
 
-def seen(
-    world: World, scene: Scene, cameras: Sequence[str], settings: Mapping[str, float | Array], number: int = 0
-) -> WithCameras:
-    """A world filmed with the look of one draw."""
-    return render_cameras(world, scene, tuple(cameras), look_of(settings, number))
+Success = Callable[[Mapping[str, Array], Sequence[int]], Array]
+"""Whether each episode succeeded [n], given its settings (address -> [n]) and its seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdrOptions:
+    """Options of automatic domain randomization."""
+
+    episodes: int = 24
+    """Episodes at each end of each range, per round."""
+    widen: float = 0.8
+    """Success at an end above which its range widens."""
+    narrow: float = 0.5
+    """Success at an end below which its range narrows."""
+    step: float = 0.05
+    """By which an end moves, as a share of the parameter's own bounds."""
+    rounds: int = 20
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdrRound:
+    """The ranges of one round, and the success rates at their ends."""
+
+    low: Array
+    """In unit coordinates [parameters]."""
+    high: Array
+    rates: Mapping[str, tuple[Estimate, Estimate]]
+    """Success rates at the low and the high end, by address."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdrResult:
+    """The final ranges and how they were reached."""
+
+    params: tuple[Param, ...]
+    rounds: tuple[AdrRound, ...]
+    low: Array
+    high: Array
+    stopped: bool = False
+
+    @property
+    def box(self) -> Box:
+        """The ranges as a belief."""
+        return _box(self.params, self.low, self.high)
+
+    @property
+    def entropy(self) -> float:
+        """Mean logarithm of the widths as shares of the bounds: 0 where the ranges fill them."""
+        return float(np.log(np.maximum(self.high - self.low, 1e-9)).mean())
+
+
+def expand_ranges(
+    success: Success,
+    params: Sequence[Param],
+    start: Mapping[str, float],
+    options: AdrOptions | None = None,
+    *,
+    watch: Callable[[int, AdrRound], None] | None = None,
+) -> AdrResult:
+    """Automatic domain randomization: widen and narrow ranges around a start by the success rates at their ends.
+
+    Each round sets one parameter to one end of its range, samples the others from the box and measures success: an end
+    with a high rate moves out by a step, one with a low rate moves in. Ctrl-C keeps the ranges reached so far.
+    """
+    options = options or AdrOptions()
+    _check_adr(params, start, options)
+    centre = np.array([float(param.to_unit(start[param.address])) for param in params])
+    low, high = centre.copy(), centre.copy()
+    rounds: list[AdrRound] = []
+    stopped = False
+    try:
+        for number in range(options.rounds):
+            rates = _measured(success, params, (low, high), options, number)
+            rounds.append(AdrRound(low.copy(), high.copy(), rates))
+            if watch is not None:
+                watch(number, rounds[-1])
+            low, high = _moved(params, rates, (low, high), centre, options)
+    except KeyboardInterrupt:
+        stopped = True
+    return AdrResult(tuple(params), tuple(rounds), low, high, stopped)
+
+
+def _measured(
+    success: Success, params: Sequence[Param], ends: tuple[Array, Array], options: AdrOptions, number: int
+) -> dict[str, tuple[Estimate, Estimate]]:
+    """Success rates with each parameter at each end, all in one batch of episodes."""
+    low, high = ends
+    n, sides = options.episodes, 2 * len(params)
+    rng = np.random.default_rng((options.seed, number, 0xAD2))
+    points = low + (high - low) * rng.random((sides, n, len(params)))
+    for i in range(len(params)):
+        points[2 * i, :, i], points[2 * i + 1, :, i] = low[i], high[i]
+    flat = points.reshape(-1, len(params))
+    settings = {param.address: param.from_unit(flat[:, i]) for i, param in enumerate(params)}
+    # The same seeds at every end, so that ends differ by their parameter alone.
+    seeds = [options.seed + number * n + k for _ in range(sides) for k in range(n)]
+    won = np.asarray(success(settings, seeds), bool).reshape(sides, n).sum(axis=1)
+    rates = [wilson(int(count), n) for count in won]
+    return {param.address: (rates[2 * i], rates[2 * i + 1]) for i, param in enumerate(params)}
+
+
+def _moved(
+    params: Sequence[Param],
+    rates: Mapping[str, tuple[Estimate, Estimate]],
+    ends: tuple[Array, Array],
+    centre: Array,
+    options: AdrOptions,
+) -> tuple[Array, Array]:
+    low, high = ends[0].copy(), ends[1].copy()
+    for i, param in enumerate(params):
+        at_low, at_high = rates[param.address]
+        low[i] = np.clip(low[i] - options.step * _direction(at_low, options), 0.0, centre[i])
+        high[i] = np.clip(high[i] + options.step * _direction(at_high, options), centre[i], 1.0)
+    return low, high
+
+
+def _direction(rate: Estimate, options: AdrOptions) -> int:
+    return 1 if rate.value >= options.widen else -1 if rate.value < options.narrow else 0
+
+
+def _box(params: Sequence[Param], low: Array, high: Array) -> Box:
+    ranges: list[Param] = []
+    for i, param in enumerate(params):
+        # A range that never opened is a point, and bounds must differ.
+        ends = (float(param.from_unit(end)) for end in (low[i], max(high[i], low[i] + 1e-9)))
+        ranges.append(Param(param.address, *ends, param.log, param.unit))
+    return Box(tuple(ranges))
+
+
+def _check_adr(params: Sequence[Param], start: Mapping[str, float], options: AdrOptions) -> None:
+    if not 0 < options.narrow < options.widen <= 1:
+        raise BadInput(
+            f"A range narrows below a lower success rate than it widens above, not {options.narrow:g} and "
+            f"{options.widen:g}."
+        )
+    for param in params:
+        value = start.get(param.address)
+        if value is None or not param.low <= value <= param.high:
+            raise BadInput(
+                f"The start of {param.address!r} must lie inside [{param.low:g}, {param.high:g}], not {value}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropoOptions:
+    """Options of DROPO."""
+
+    steps: int = 5
+    """Rows that are predicted from each recorded state."""
+    windows: int = 60
+    """Recorded states that are used, evenly spaced."""
+    draws: int = 24
+    """Settings sampled from each candidate distribution."""
+    generations: int = 30
+    population: int = 10
+    epsilon: float = 0.0
+    """Variance added to predictions [squared units]; that of the noise of measured positions where 0."""
+    widest: float = 0.25
+    """Largest deviation of a parameter, as a share of its range."""
+    seed: int = 0
+
+
+def dropo(found: Fit, *, seed: int = 0) -> GaussianBelief:
+    """The distribution to train on, rather than a posterior, from the windows of a fit."""
+    options, windows = DropoOptions(seed=seed), found.windows
+    index = np.unique(np.linspace(0, len(windows) - 1, options.windows).round().astype(int))
+    rows = {name: getattr(windows, name)[:, : options.steps] for name in ("action", "target", "inside")}
+    windows = replace(windows, **rows).subset(index)
+    return _most_likely(replace(found.problem.shooter, windows=windows, worlds=0), options)
+
+
+def dropo_from_episodes(
+    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: DropoOptions | None = None
+) -> GaussianBelief:
+    """The independent normal distribution of parameters under which recordings are most likely (DROPO).
+
+    From each recorded state the simulator runs a few steps under settings sampled from a normal distribution with mean
+    mu and deviations sigma in unit coordinates. The measured positions must be likely under the normal distribution of
+    the predicted ones, sum over windows of log N(measured | mean, covariance + eps), so the spread of the parameters
+    grows to what they must explain, and no further.
+    """
+    options = options or DropoOptions()
+    windows = cut_windows(sim, episodes, span=options.steps, stride=options.steps, limit=options.windows)
+    return _most_likely(Shooter(sim, windows, tuple(params)), options)
+
+
+def _most_likely(shooter: Shooter, options: DropoOptions) -> GaussianBelief:
+    from cmaes import CMA
+
+    size = len(shooter.params)
+    rng = np.random.default_rng((options.seed, 0xD207))
+    # The same standard normal samples for every candidate, so that candidates differ by their numbers alone.
+    noise = rng.standard_normal((options.draws, size))
+    noise = (noise - noise.mean(axis=0)) / noise.std(axis=0)
+    search = CMA(
+        mean=np.full(2 * size, 0.5),
+        sigma=0.25,
+        bounds=np.tile([0.0, 1.0], (2 * size, 1)),
+        seed=int(rng.integers(2**31)),
+        population_size=options.population,
+    )
+    best, top = np.full(2 * size, 0.5), np.inf
+    for _ in range(options.generations):
+        points = np.array([search.ask() for _ in range(options.population)])
+        costs = _negative_log_likelihood(shooter, points, noise, options)
+        search.tell(list(zip(points, costs.tolist(), strict=True)))
+        at = int(np.argmin(costs))
+        best, top = (points[at], float(costs[at])) if costs[at] < top else (best, top)
+    return GaussianBelief(tuple(shooter.params), best[:size], np.diag(_sigma(best[size:], options) ** 2))
+
+
+def _negative_log_likelihood(shooter: Shooter, points: Array, noise: Array, options: DropoOptions) -> Array:
+    """Negative log likelihood of each candidate (mu, sigma) [candidates]."""
+    size, windows = noise.shape[1], shooter.windows
+    sampled = points[:, None, :size] + noise * _sigma(points[:, None, size:], options)
+    residual = shooter(np.clip(sampled, 0.0, 1.0).reshape(-1, size))[..., windows.tangent.measured]
+    last = residual[:, :, -1].reshape(len(points), len(noise), len(windows), -1)
+    last = np.nan_to_num(last, nan=1e3)
+    floor = options.epsilon or np.maximum(2 * windows.noise_q[windows.tangent.measured] ** 2, 1e-10)
+    mean, variance = last.mean(axis=1), last.var(axis=1) + floor
+    return 0.5 * (mean**2 / variance + np.log(variance)).sum(axis=(1, 2))
+
+
+def _sigma(shares: Array, options: DropoOptions) -> Array:
+    """Deviations by coordinates in [0, 1], over three decades."""
+    return options.widest * 10 ** (3 * (shares - 1))

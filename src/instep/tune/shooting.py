@@ -1,4 +1,4 @@
-"""Simulate every candidate setting over every window in one batch."""
+"""Simulation of every candidate setting over every window in one batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 16384
 
 @dataclass(slots=True)
 class Shooter:
-    """A simulator, what it must explain, and how much it was asked."""
+    """A simulator, the windows it must predict, and the parameters that are set."""
 
     sim: Simulator
     windows: Windows
@@ -30,14 +30,14 @@ class Shooter:
     def __call__(self, points: Array, starts: Array | None = None) -> Array:
         """What is predicted minus what was measured [candidates, windows, span, nv]; NaN after a divergence.
 
-        Rows after a window's last that counts are nought.
+        Rows after the end of a window are zero.
         `points` are params in unit coordinates [candidates, params]; `starts` shift each window's start, positions
         then velocities [candidates, windows, 2 nv].
         """
         candidates, n = len(points), len(self.windows)
         per_call = max(1, BATCH // n)
         out = [
-            self._some(points[i : i + per_call], None if starts is None else starts[i : i + per_call])
+            self._batch(points[i : i + per_call], None if starts is None else starts[i : i + per_call])
             for i in range(0, candidates, per_call)
         ]
         self.worlds += candidates * n
@@ -47,23 +47,23 @@ class Shooter:
         """Unit coordinates [..., parameters] as values by address."""
         return {param.address: param.from_unit(points[..., i]) for i, param in enumerate(self.params)}
 
-    def _some(self, points: Array, starts: Array | None) -> Array:
+    def _batch(self, points: Array, starts: Array | None) -> Array:
         w, candidates = self.windows, len(points)
         out = np.zeros((candidates, *w.target.shape[:2], w.v.shape[-1]))
         for picked, rows in self._lengths():
-            out[:, picked, :rows] = self._apart(points, None if starts is None else starts[:, picked], picked, rows)
+            out[:, picked, :rows] = self._residuals(points, None if starts is None else starts[:, picked], picked, rows)
         return out
 
     def _lengths(self) -> list[tuple[Array, int]]:
-        """Windows of about the same length, and how many of their rows count: later ones need not be simulated."""
+        """Windows in groups of about the same length, and how many rows of each group are simulated."""
         span = self.windows.inside.shape[1]
         ends = span - np.argmax(self.windows.inside[:, ::-1], axis=1)
         ends = np.where(self.windows.inside.any(axis=1), ends, 1)
         quarter = np.ceil(4 * ends / span)
         return [(picked := np.flatnonzero(quarter == q), int(ends[picked].max())) for q in np.unique(quarter)]
 
-    def _apart(self, points: Array, starts: Array | None, picked: Array, rows: int) -> Array:
-        """What some windows leave over [candidates, picked, rows, nv]."""
+    def _residuals(self, points: Array, starts: Array | None, picked: Array, rows: int) -> Array:
+        """Residuals of some windows [candidates, picked, rows, nv]."""
         w, n, candidates = self.windows, len(picked), len(points)
         each = {name: np.repeat(values, n) for name, values in self.settings(points).items()}
         q, v = np.tile(w.q[picked], (candidates, 1)), np.tile(w.v[picked], (candidates, 1))
@@ -78,5 +78,5 @@ class Shooter:
 
 
 def tuned(sim: Simulator, each: Mapping[str, Array]) -> Simulator:
-    """The simulator with one value per world, or as it is where nothing is turned."""
+    """The simulator with one value per world, or unchanged where nothing is set."""
     return sim.tuned(each) if each else sim

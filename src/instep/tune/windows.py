@@ -1,4 +1,4 @@
-"""Cut recordings into windows a simulator can be started in: the shots of multiple shooting."""
+"""Windows of recordings for multiple shooting: cutting, noise estimates, and how far each can be predicted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from instep.core.errors import BadInput
 from instep.core.replay import aligned
 from instep.core.world import Array, Simulator, Spec
 
+MAX_START_NOISE_SHARE = 0.05
+"""Share of a coordinate's travel by which noise of the start state may move it before the rest of a window is cut."""
+STATE_STEP = 1e-4
+"""Step of finite differences of the state [rad or m, and per second]."""
+STEP_BATCH = 4096
+"""Perturbed states simulated in one batch."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Stretches of recordings, each with where it began, what was commanded and what was measured."""
+    """Windows of recordings: start states, commands and measured positions."""
 
     q: Array
     """Positions at the start of each window [n, nq]."""
@@ -34,7 +41,7 @@ class Windows:
     run: Array
     """Which episode a window came from [n]."""
     tangent: Tangent
-    """How positions are subtracted."""
+    """The tangent space of the positions."""
     noise_q: Array
     """Noise of measured positions, per direction of the tangent [nv]."""
     noise_v: Array
@@ -43,8 +50,8 @@ class Windows:
     def __len__(self) -> int:
         return len(self.q)
 
-    def some(self, index: Array) -> Windows:
-        """Some of the windows."""
+    def subset(self, index: Array) -> Windows:
+        """The windows at some indices."""
         parts = {name: getattr(self, name)[index] for name in ("q", "v", "past", "action", "target", "inside", "run")}
         return replace(self, **parts)
 
@@ -63,8 +70,13 @@ class Tangent:
     """Where their angular velocities begin in v."""
     labels: tuple[str, ...]
     """Name of each direction."""
-    seen: Array
+    measured: Array
     """Which directions the recordings measured [nv]."""
+
+    @property
+    def measured_labels(self) -> tuple[str, ...]:
+        """Names of the measured directions."""
+        return tuple(label for label, measured in zip(self.labels, self.measured, strict=True) if measured)
 
     def minus(self, a: Array, b: Array) -> Array:
         """a - b [..., nv]."""
@@ -85,7 +97,7 @@ class Tangent:
         return out
 
 
-def cut(
+def cut_windows(
     sim: Simulator,
     episodes: Sequence[Episode],
     *,
@@ -94,7 +106,7 @@ def cut(
     skip: int = 0,
     limit: int | None = None,
 ) -> Windows:
-    """All windows of `span` rows, one every `stride` rows from row `skip` on, at most `limit` of them evenly chosen."""
+    """All windows of `span` rows, one every `stride` rows from row `skip` on, evenly thinned to `limit`."""
     if not episodes:
         raise BadInput("Identification needs at least one episode, and none was given.")
     if span < 1:
@@ -107,13 +119,13 @@ def cut(
     noise_v = np.median([p.noise_v for p in pieces], axis=0)
     windows = Windows(**joined, tangent=form, noise_q=noise_q, noise_v=noise_v)
     if limit is not None and len(windows) > limit:
-        windows = windows.some(np.linspace(0, len(windows) - 1, limit).round().astype(int))
+        windows = windows.subset(np.linspace(0, len(windows) - 1, limit).round().astype(int))
     _check(windows)
     return windows
 
 
-def tangent(spec: Spec, measured: Spec) -> Tangent:
-    """How positions of a world are subtracted, and which of them a recording holds."""
+def tangent(spec: Spec, recording: Spec) -> Tangent:
+    """The tangent space of a world's positions, and which of its directions a recording measured."""
     labels = spec.q.labels
     quats = [i for i, label in enumerate(labels) if label.endswith(".qw")]
     inside = {j for i in quats for j in range(i, i + 4)}
@@ -122,12 +134,12 @@ def tangent(spec: Spec, measured: Spec) -> Tangent:
     scalar_v = scalar_q - shift[scalar_q]
     quat_v = np.array([q - shift[q] for q in quats], int)
     names = list(spec.v.labels)
-    seen = np.zeros(len(names), bool)
-    held = np.isin(labels, measured.q.labels)
-    seen[scalar_v] = held[scalar_q]
+    measured = np.zeros(len(names), bool)
+    held = np.isin(labels, recording.q.labels)
+    measured[scalar_v] = held[scalar_q]
     for q, v in zip(quats, quat_v, strict=True):
-        seen[v : v + 3] = held[q]
-    return Tangent(scalar_q, scalar_v, np.array(quats, int), quat_v, tuple(names), seen)
+        measured[v : v + 3] = held[q]
+    return Tangent(scalar_q, scalar_v, np.array(quats, int), quat_v, tuple(names), measured)
 
 
 def _windows(sim: Simulator, episode: Episode, run: int, form: Tangent, sizes: tuple[int, int, int]) -> Windows:
@@ -155,45 +167,91 @@ def _windows(sim: Simulator, episode: Episode, run: int, form: Tangent, sizes: t
 
 
 def _noise(q: Array, v: Array, form: Tangent, dt: float) -> tuple[Array, Array]:
-    """Noise of positions, and how far velocities are from the slope of the positions, both without the motion itself.
+    """Standard deviation of the noise of positions and of velocities [nv], with the motion itself filtered out.
 
-    What a cubic leaves of a fast motion is not all noise, so differences of fifth order, which see next to nothing of a
-    motion, may lower it, yet not below a third: those of a coarse encoder are mostly nought.
+    The residual of a cubic (Savitzky-Golay) filter holds part of a fast motion, so fifth-order differences, which
+    suppress motion, may lower the estimate, but not below a third: those of a coarse encoder are mostly zero.
     """
     steps = np.concatenate([np.zeros((1, len(form.labels))), np.cumsum(form.minus(q[1:], q[:-1]), axis=0)])
     width = min(7, len(q) - 1 + len(q) % 2)
     if width < 5:
         return np.zeros(len(form.labels)), np.zeros(len(form.labels))
     smooth = np.asarray(savgol_filter(steps, width, 3, axis=0))
-    slope = np.asarray(savgol_filter(steps, width, 3, deriv=1, delta=dt, axis=0))
-    # 0.73 is what a cubic over seven rows leaves of white noise.
-    noise_q, noise_v = _deviation(steps - smooth) / 0.73, _deviation(v - slope)
+    velocity = np.asarray(savgol_filter(steps, width, 3, deriv=1, delta=dt, axis=0))
+    # A cubic over seven rows leaves 0.73 of white noise.
+    noise_q, noise_v = _deviation(steps - smooth) / 0.73, _deviation(v - velocity)
     if len(q) >= 8:
-        noise_q = np.clip(_jagged(steps), noise_q / 3, noise_q)
-        # A slope over five rows bends less; 0.95 / dt is what it makes of the noise of positions.
-        slope = (steps[:-4] - 8 * steps[1:-3] + 8 * steps[3:-1] - steps[4:]) / (12 * dt)
-        apart = _deviation(v[2:-2] - slope) ** 2 - (0.95 * noise_q / dt) ** 2
-        noise_v = np.minimum(noise_v, np.maximum(np.sqrt(np.maximum(apart, 0.0)), _jagged(v)))
+        noise_q = np.clip(_difference_noise(steps), noise_q / 3, noise_q)
+        # A five-point derivative smooths less; it turns the noise of positions into 0.95 / dt times as much.
+        velocity = (steps[:-4] - 8 * steps[1:-3] + 8 * steps[3:-1] - steps[4:]) / (12 * dt)
+        excess = _deviation(v[2:-2] - velocity) ** 2 - (0.95 * noise_q / dt) ** 2
+        noise_v = np.minimum(noise_v, np.maximum(np.sqrt(np.maximum(excess, 0.0)), _difference_noise(v)))
     return noise_q, np.maximum(noise_v, noise_q / (width * dt))
 
 
-def _jagged(rows: Array) -> Array:
-    """White noise of columns, by their differences of fifth order, whose variance is 252 times as large."""
+def _difference_noise(rows: Array) -> Array:
+    """Standard deviation of the white noise of columns from fifth-order differences, whose variance is 252 times it."""
     return _deviation(np.diff(rows, 5, axis=0)) / np.sqrt(252)
 
 
 def _deviation(rows: Array) -> Array:
-    """Standard deviation of columns around nought, by their median, which rare large values do not move."""
+    """Robust standard deviation of columns around zero, from the median absolute value."""
     return 1.4826 * np.median(np.abs(rows), axis=0)
 
 
 def _check(windows: Windows) -> None:
     if len(windows) < 2:
         raise BadInput(
-            "The recordings give one window only, so nothing can be said about uncertainty; "
+            "The recordings give one window only, so no uncertainty can be estimated; "
             "use a shorter --window or a longer recording."
         )
     form = windows.tangent
     moved = np.abs(form.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
-    if not (moved[form.seen] > 1e-9).any():
+    if not (moved[form.measured] > 1e-9).any():
         raise BadInput("Nothing moves in the recordings, so no parameter can be identified; record a motion first.")
+
+
+def predictable_windows(sim: Simulator, windows: Windows, share: float = MAX_START_NOISE_SHARE) -> Windows:
+    """The windows, each cut where the noise of its start state, carried along, exceeds a share of the travel.
+
+    Near an upright pendulum an error of a thousandth grows to a radian within a second: such rows hold no information
+    about parameters, and their residuals hide those that do. Growth is linearised along the measured motion, so it does
+    not depend on the parameters.
+    """
+    form, (n, span) = windows.tangent, windows.inside.shape
+    path = np.concatenate([windows.q[:, None], windows.target], axis=1)
+    speed = form.minus(path[:, 2:], path[:, :-2]) / (2 * sim.spec.dt)
+    velocity = np.concatenate([windows.v[:, None], speed], axis=1)
+    travel = np.ptp(form.minus(windows.target, windows.q[:1, None])[windows.inside], axis=0)
+    noise = np.concatenate([windows.noise_q, windows.noise_v])
+    spread = np.broadcast_to(np.diag(noise), (n, len(noise), len(noise)))
+    half = len(windows.noise_q)
+    inside = windows.inside.copy()
+    for row in range(span):
+        spread = _transition(sim, windows, path[:, row], velocity[:, row], windows.action[:, row]) @ spread
+        deviation = np.sqrt((spread[:, :half] ** 2).sum(axis=-1))
+        lost = (deviation > share * np.maximum(travel, 1e-9))[:, form.measured].any(axis=-1)
+        inside[lost, row:] = False
+        if not inside[:, row:].any():
+            break
+    return replace(windows, inside=inside)
+
+
+def _transition(sim: Simulator, windows: Windows, q: Array, v: Array, action: Array) -> Array:
+    """The state-transition matrix of one control step at each row [n, 2 nv, 2 nv]."""
+    form, nv = windows.tangent, v.shape[-1]
+    steps = np.concatenate([np.zeros((1, 2 * nv)), STATE_STEP * np.eye(2 * nv), -STATE_STEP * np.eye(2 * nv)])
+    size, k = max(1, STEP_BATCH // len(steps)), 2 * nv
+    parts = []
+    for i in range(0, len(q), size):
+        part = slice(i, i + size)
+        at = form.plus(q[part, None], steps[:, :nv])
+        speed = v[part, None] + steps[:, nv:]
+        commands = np.repeat(action[part], len(steps), axis=0)
+        flat = sim.step(sim.place(at.reshape(-1, at.shape[-1]), speed.reshape(-1, nv)), commands)
+        new_q, new_v = flat.q.reshape(at.shape), flat.v.reshape(speed.shape)
+        change = np.concatenate(
+            [form.minus(new_q[:, 1 : k + 1], new_q[:, k + 1 :]), new_v[:, 1 : k + 1] - new_v[:, k + 1 :]], axis=-1
+        )
+        parts.append(np.swapaxes(change, -1, -2) / (2 * STATE_STEP))
+    return np.concatenate(parts)

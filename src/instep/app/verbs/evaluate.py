@@ -28,7 +28,8 @@ from instep.evaluate.result_store import ParquetStore, write_episodes
 from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.tune.randomize import belief_addresses, parse_belief, with_imperfections
+from instep.tune.beliefs import belief_addresses
+from instep.tune.randomize import parse_belief, with_imperfections
 
 Positional = tyro.conf.Positional
 

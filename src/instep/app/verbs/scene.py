@@ -115,7 +115,7 @@ def turn(
         settings: what to turn: 'joint.*.damping=0.3' action.delay=0.02
 
     """
-    from instep.tune.promotion import promote
+    from instep.tune.param_export import promote
 
     loaded, wanted = Scene.load(scene), {}
     for word in settings:

@@ -1,0 +1,269 @@
+"""Identify parameters of a scene from recordings, check the result by gates, and save it as a new scene."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, UnknownName
+from instep.core.statistics import Estimate
+from instep.core.world import Array, Simulator
+from instep.physics.actuators import is_actuator_param, with_inputs
+from instep.physics.delta_model import DELTA_FILE
+from instep.physics.engines import without_delta
+from instep.report.page import HtmlReport, render
+from instep.report.plots import matplotlib_figure
+from instep.scene.folder import Scene, SceneSimulator
+
+from .delta_action import DeltaEvaluation, learn_and_evaluate
+from .fit import Fit, ShootingOptions
+from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
+from .held_out import HeldOutComparison
+from .identifiability import Identifiability
+from .least_squares import Watch
+from .param_export import export_all, promote
+from .param_selection import ParamSelection, select_params
+from .posterior import Method, infer
+from .posterior_checks import PosteriorCheck, check_posterior
+
+NO_WEIGHT = 1e3
+"""Scale of the residuals of a coordinate that is ignored [rad or m]."""
+LOCAL_JOINTS = 4
+"""Joints from which on derivatives are taken joint by joint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyOptions:
+    """Options of an identification."""
+
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """Bounds of the parameters, by address or pattern; those of the scene where none are given."""
+    window: float = 1.0
+    """Length of the windows that are simulated [s]; shorter for chaotic motion."""
+    windows: int = 200
+    """Most windows used, spread over all recordings."""
+    held_out: float = 1 / 3
+    """Share of the recordings that is held out."""
+    ignore_coordinates: tuple[str, ...] = ()
+    """Measured coordinates without weight in the fit, by label or pattern."""
+    fixed_start: bool = False
+    """Whether start states of windows are taken as measured, rather than estimated within their noise."""
+    drop_unpredictable: bool = False
+    """Whether rows are left out whose prediction is dominated by noise of the start state."""
+    starts: int = 1
+    """Starting points per search, the first of all at the scene's own values."""
+    seeds: int = 4
+    """Independent searches whose results must agree."""
+    draws: int = 10
+    """Planted parameter sets in the recovery gate; 0 skips it."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.window < math.inf or self.windows < 2 or min(self.starts, self.seeds) < 1 or self.draws < 0:
+            raise BadInput(
+                "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at "
+                f"least 0, not {self.window:g}, {self.windows}, {self.starts}, {self.seeds} and {self.draws}."
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Identification:
+    """Identified parameters of a scene, the gates they went through, and the recordings behind them."""
+
+    scene: Scene
+    sim: Simulator
+    """The simulator of the scene, with the fixed settings."""
+    selection: ParamSelection
+    result: GatedFit
+    fitted: Sequence[Episode]
+    held_out: Sequence[Episode]
+    cost_history: Sequence[Sequence[float]]
+    """Cost after each iteration of each search."""
+    seed: int = 0
+    posterior: PosteriorCheck | None = None
+    delta: DeltaEvaluation | None = None
+
+    @property
+    def fit(self) -> Fit:
+        """The final fit."""
+        return self.result.fit
+
+    @property
+    def passed(self) -> bool:
+        """Whether all required gates were passed."""
+        return self.result.passed
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the search was interrupted; the values are the best until then."""
+        return self.fit.stopped
+
+    @property
+    def gates(self) -> tuple[GateResult, ...]:
+        """The gates in order."""
+        return self.result.gates
+
+    @property
+    def identifiability(self) -> Identifiability:
+        """Which parameters the recordings identify."""
+        return self.result.identifiability
+
+    @property
+    def comparison(self) -> HeldOutComparison:
+        """Error on held-out recordings, before and after."""
+        return self.result.comparison
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The identified values by address."""
+        return self.fit.settings
+
+    @property
+    def intervals(self) -> dict[str, Estimate]:
+        """The identified values with their 95 % intervals."""
+        return self.fit.estimates
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """All settings of the new scene: identified, unobservable and fixed ones."""
+        return {**self.selection.fixed, **self.result.settings}
+
+    def with_posterior(self, method: Method = "laplace") -> Identification:
+        """The same with a posterior around the fit, checked by planted parameters and held-out recordings."""
+        belief = infer(self.fit, method, seed=self.seed)
+        return replace(self, posterior=check_posterior(belief, self.fit, self.held_out, method=method, seed=self.seed))
+
+    def with_delta(self) -> Identification:
+        """The same with a delta-action model of what the parameters leave over, evaluated on held-out recordings."""
+        sim = self.sim.tuned(self.result.settings)
+        return replace(self, delta=learn_and_evaluate(sim, self.fitted, self.held_out, seed=self.seed))
+
+    def save(self, folder: str | Path, *, provenance: Mapping[str, Any] | None = None) -> Path:
+        """Write a copy of the scene with the identified settings into a new folder; check `passed` before using it."""
+        facts = {
+            **(provenance or {}),
+            "seed": self.seed,
+            "gates": {gate.name: {"passed": gate.passed, "message": gate.message} for gate in self.gates},
+            "intervals": {name: estimate.as_dict() for name, estimate in self.intervals.items()},
+            "unobservable": list(self.identifiability.unobservable),
+            "confounded": list(self.identifiability.confounded),
+        }
+        out = promote(self.scene, self.settings, Path(folder), facts)
+        if self.delta is not None and self.delta.kept:
+            self.delta.model.save(out / DELTA_FILE)
+        return out
+
+    def export(self, folder: str | Path, *, urdf: Path | None = None) -> list[Path]:
+        """Write the identified values for other tools: JSON, MJCF, YAML, URDF, USD."""
+        # Other tools know the model's own fields only; parameters of actuator models stay in the scene.
+        plain = {k: v for k, v in self.settings.items() if not is_actuator_param(self.scene.model, k)}
+        return export_all(Path(folder), self.scene, self.fit, plain, urdf=urdf)
+
+    def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
+        """The page: gates, parameters, held-out motion, posterior, delta action, searches."""
+        from .identification_page import page
+
+        return page(self, facts or {})
+
+    def to_html(self) -> str:
+        """The page as one self-contained HTML text."""
+        return render(self.report())
+
+    def plot(self) -> Any:
+        """Parameters over their values before, and a held-out window, as a `matplotlib.figure.Figure`."""
+        from .identification_page import figures
+
+        return matplotlib_figure(figures(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `result.json` holds of it, beside the scores."""
+        return {
+            "passed": self.passed,
+            "gates": [{"name": g.name, "passed": g.passed, "message": g.message} for g in self.gates],
+            "unobservable": list(self.identifiability.unobservable),
+            "confounded": list(self.identifiability.confounded),
+            "at_bounds": self.fit.at_bounds,
+            "channels": {name: {"before": b, "after": a} for name, (b, a) in self.comparison.channels.items()},
+            "windows": len(self.fit.windows),
+            "worlds": self.fit.worlds,
+            "seconds": self.fit.seconds,
+            "stopped": self.stopped,
+            **({} if self.posterior is None else {"posterior": self.posterior.as_dict()}),
+            **({} if self.delta is None else {"delta": self.delta.as_dict()}),
+        }
+
+
+def identify(
+    sim_or_scene: SceneSimulator | Scene | str | Path,
+    episodes: Sequence[Episode],
+    params: str | Sequence[str] | ParamSelection = "auto",
+    options: IdentifyOptions | None = None,
+    *,
+    watch: Watch | None = None,
+) -> Identification:
+    """Identify parameters of a scene from recordings, and check them on recordings held out.
+
+    `params` are addresses or patterns such as `joint.*.damping` and `action.delay`, `auto`, or a selection. A scene is
+    simulated by MuJoCo without its delta-action model; a simulator is taken as it is. Ctrl-C keeps the best values so
+    far.
+    """
+    options = options or IdentifyOptions()
+    if isinstance(sim_or_scene, str | Path | Scene):
+        scene = sim_or_scene if isinstance(sim_or_scene, Scene) else Scene.load(sim_or_scene)
+        sim: Simulator = without_delta(scene)
+    else:
+        scene, sim = sim_or_scene.scene, sim_or_scene
+    episodes = with_inputs(scene, episodes)
+    selection = params
+    if not isinstance(selection, ParamSelection):
+        selection = select_params(scene, episodes, selection, options.bounds)
+    sim = sim.tuned(selection.fixed) if selection.fixed else sim
+    fitted, held_out = split(episodes, options.held_out)
+    history = _CostHistory(watch)
+    shooting = _shooting_options(options, selection, sim)
+    gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed)
+    result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, watch=history)
+    return Identification(scene, sim, selection, result, fitted, held_out, history.searches, options.seed)
+
+
+@dataclass(slots=True)
+class _CostHistory:
+    """Collects the cost of every iteration of every search, and passes it on."""
+
+    watch: Watch | None
+    searches: list[list[float]] = field(default_factory=list[list[float]])
+
+    def __call__(self, iteration: int, cost: float, x: Array) -> None:
+        if iteration == 0 or not self.searches:
+            self.searches.append([])
+        self.searches[-1].append(cost)
+        if self.watch is not None:
+            self.watch(iteration, cost, x)
+
+
+def _shooting_options(options: IdentifyOptions, selection: ParamSelection, sim: Simulator) -> ShootingOptions:
+    joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
+    return ShootingOptions(
+        window=options.window,
+        limit=options.windows,
+        start=selection.start,
+        starts=options.starts,
+        local=len(joints) >= LOCAL_JOINTS,
+        drop_unpredictable=options.drop_unpredictable,
+        fixed_start=options.fixed_start,
+        scale=dict.fromkeys(_ignored(options.ignore_coordinates, sim.spec.v.labels), NO_WEIGHT),
+        seed=options.seed,
+    )
+
+
+def _ignored(patterns: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """The measured coordinates that match any pattern; a pattern without one is an error."""
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            raise UnknownName("measured coordinate", pattern, labels)
+    return [label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)]
