@@ -95,7 +95,7 @@ class Authenticator:
         except ValueError:
             return False
         # Bound to all interfaces it cannot know its names; the token still protects it.
-        own = {*LOOPBACK, self.host, sockets.gethostname()}
+        own = {*LOOPBACK, self.host, sockets.gethostname().lower()}
         return name in own or self.host in ALL_INTERFACES
 
     def _knows_token(self, headers: list[str]) -> bool:
