@@ -18,7 +18,7 @@ from instep.core.poses import angle_between
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import Array, Observation, State
 from instep.physics.engines import open_world
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import (
     CameraRig,

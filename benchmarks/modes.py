@@ -25,7 +25,7 @@ from instep.gap.horizon import error_over_time, measure_horizon
 from instep.gap.noise_floor import repeated_runs, with_noise_floor
 from instep.gap.paired_runs import compare_runs
 from instep.gap.preparation import prepare
-from instep.robot.imperfect import Backlash, Dropping, Saturated
+from instep.robot import Backlash, Dropping, Saturated
 from instep.scene.folder import SceneSimulator
 from rows import row
 

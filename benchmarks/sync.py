@@ -34,8 +34,7 @@ from instep.data import Recorder
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.policy.experts.task_experts import expert_of
-from instep.robot.realtime import lower_priority, realtime_priority
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording, lower_priority, realtime_priority
 from instep.scene.folder import Scene
 from instep.scene.model import observation_reader
 from instep.scene.tasks import task_of

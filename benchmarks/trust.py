@@ -20,7 +20,7 @@ from instep.core.world import Array
 from instep.physics.engines import open_world
 from instep.physics.mujoco_cameras import ImageEffects
 from instep.policy.experts.task_experts import expert_of
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.twin import CameraRig, PoseFilter, Twin, calibrate_trust, correction_log

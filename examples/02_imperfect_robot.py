@@ -3,7 +3,7 @@
 import numpy as np
 
 from instep import Script, open_world, replay, rollout
-from instep.robot.imperfect import Backlash, Late, Noisy, Quantized, Sluggish
+from instep.robot import Backlash, Late, Noisy, Quantized, Sluggish
 
 sim = open_world("so101")
 robot = Noisy(Quantized(Late(Backlash(Sluggish(sim, 0.04), 0.01), action=2, observation=1), 0.0015), 0.001)

@@ -12,8 +12,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
-from instep.robot.driver import Reading
-from instep.robot.robot_server import serve
+from instep.robot import Reading, serve
 
 
 def mapped(message, joints):

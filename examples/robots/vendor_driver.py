@@ -11,11 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from instep.core.world import Spec, vector
-from instep.robot.control_loop import SafetyOptions
-from instep.robot.driver import Reading
-from instep.robot.limits import Limits
-from instep.robot.link import RobotWorld
-from instep.robot.robot_server import RobotServer, ServerOptions, serve
+from instep.robot import FollowerDriver, Limits, Reading, RobotServer, RobotWorld, SafetyOptions, ServerOptions, serve
 
 JOINTS = (*(f"joint_{i}" for i in range(6)), "left_carriage_joint")
 UNITS = ("rad",) * 6 + ("m",)
@@ -96,4 +92,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--dry-run"]:
         dry_run()
     else:
-        serve(Arm(connected(*sys.argv[1:])), ready=print, options=ServerOptions(safety=SafetyOptions(limits=LIMITS)))
+        arm = FollowerDriver(Arm(connected(*sys.argv[1:])), LIMITS)  # jerk-limited commands at 250 Hz
+        serve(arm, ready=print, options=ServerOptions(safety=SafetyOptions(limits=LIMITS)))

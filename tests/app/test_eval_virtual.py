@@ -13,7 +13,7 @@ from instep.app.cli import main
 from instep.app.rendered_cameras import Virtual, read_sight
 from instep.core.errors import InstepError
 from instep.data import load_episodes
-from instep.robot.imperfect import Late
+from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.splat.gaussians_from_geoms import gaussians_from_geoms
 

@@ -14,8 +14,7 @@ from instep import Constant, MujocoWorld, Scene, rollout
 from instep.app.cli import main
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_settings, robot_process, simulate_robot
 from instep.core.errors import LinkLost
-from instep.robot.driver import WorldDriver
-from instep.robot.link import RobotWorld
+from instep.robot import RobotWorld, WorldDriver
 
 pytestmark = pytest.mark.realtime
 

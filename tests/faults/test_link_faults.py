@@ -29,26 +29,23 @@ from websockets.sync.server import serve as serve_sync
 from instep.core.errors import BadInput, LinkLost
 from instep.core.rollout import Script, rollout
 from instep.core.world import Spec
-from instep.robot.clock_sync import Clock
+from instep.robot import Clock, Limits, Reading, RobotServer, RobotWorld, ServerOptions, WorldDriver
 from instep.robot.control_loop import RobotLoop, SafetyOptions
-from instep.robot.driver import Reading, WorldDriver
-from instep.robot.limits import Limits
-from instep.robot.link import RobotWorld
-from instep.robot.robot_server import RobotServer, ServerOptions
 from instep.robot.wire import Command, Hello, Ping, Pong, Report, Reset, pack, unpack
 
 sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "robot"))
 from link_proxy import Proxy
-from point_mass_robot import NAMES, PointMass
+from point_mass_robot import LOOSE, NAMES, PointMass
 
 pytestmark = pytest.mark.realtime
 
 ROBOT = Path(__file__).resolve().parents[1] / "robot" / "point_mass_robot.py"
 PERIOD = 10_000_000
-PATIENT = ServerOptions(safety=SafetyOptions(hold_after=2.0, stop_after=5.0))
+FREE = ServerOptions(safety=SafetyOptions(limits=LOOSE))
+PATIENT = ServerOptions(safety=SafetyOptions(limits=LOOSE, hold_after=2.0, stop_after=5.0))
 """A busy test machine may sleep for longer than a robot should wait."""
-BRISK = ServerOptions(safety=SafetyOptions(hold_after=0.4, stop_after=0.8))
+BRISK = ServerOptions(safety=SafetyOptions(limits=LOOSE, hold_after=0.4, stop_after=0.8))
 
 
 class Reality:
@@ -92,7 +89,7 @@ class Bench:
     def __init__(self, driver, pace="real", wall=time.time_ns, **safety):
         self.driver, self.now, self.told, self.seq = driver, 10**9, [], 0
         clock = Clock(source=lambda: self.now, wall_clock=wall)
-        self.loop = RobotLoop(driver, pace, SafetyOptions(clock=clock, **safety), self.told.append)
+        self.loop = RobotLoop(driver, pace, SafetyOptions(clock=clock, **{"limits": LOOSE, **safety}), self.told.append)
         self.loop.begin()
 
     def command(self, action, seq: int | None = None) -> str:
@@ -172,7 +169,7 @@ def test_a_frozen_camera_is_seen_by_its_stamp_and_not_sent_again():
             return seen
 
     with (
-        RobotServer(WorldDriver(Stuck(frames=(40, 60, 3))), pace="step") as server,
+        RobotServer(WorldDriver(Stuck(frames=(40, 60, 3))), pace="step", options=FREE) as server,
         RobotWorld(server.address, server.token) as link,
     ):
         seen = rollout(link, Script(np.zeros((30, 2))), steps=30)
@@ -272,7 +269,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing_but_the_record():
 @pytest.mark.fault(7)
 def test_offset_and_drift_of_the_robots_clock_are_recovered_over_a_real_link():
     clock = Clock(offset=12.3, drift_ppm=3000.0)
-    options = ServerOptions(safety=SafetyOptions(clock=clock, hold_after=2.0, stop_after=5.0))
+    options = ServerOptions(safety=SafetyOptions(limits=LOOSE, clock=clock, hold_after=2.0, stop_after=5.0))
     with (
         RobotServer(WorldDriver(PointMass()), options=options) as server,
         RobotWorld(server.address, server.token) as link,
@@ -351,7 +348,7 @@ def test_an_action_that_is_not_finite_moves_nothing(value):
 @pytest.mark.fault(9)
 def test_an_action_of_the_wrong_size_or_type_moves_nothing():
     with (
-        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
         raw_client(server.address, server.token) as socket_,
     ):
         hello, first = unpack(socket_.recv()), unpack(socket_.recv())
@@ -437,7 +434,7 @@ def test_a_black_hole_is_noticed_on_both_sides_and_mended_by_itself():
 @pytest.mark.fault(25)
 def test_after_a_reset_of_the_connection_the_same_run_goes_on():
     with (
-        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
         Proxy(port_of(server.address)) as proxy,
         RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=10.0) as link,
     ):
@@ -455,7 +452,7 @@ def test_after_a_reset_of_the_connection_the_same_run_goes_on():
 @pytest.mark.fault(25)
 def test_a_link_that_trickles_is_as_good_as_lost():
     with (
-        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
         Proxy(port_of(server.address)) as proxy,
         RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
     ):
@@ -563,7 +560,7 @@ def test_late_replies_of_an_old_connection_are_dropped():
 
 @pytest.mark.fault(26)
 def test_a_robot_refuses_a_request_that_belongs_to_another_connection():
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server:
+    with RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server:
         with raw_client(server.address, server.token) as old:
             late = unpack(old.recv()).connection
         with raw_client(server.address, server.token) as new:

@@ -20,7 +20,7 @@ from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, World
 from instep.evaluate.result_store import ParquetStore, write_episodes
 from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import Latency
-from instep.robot.imperfect import Late
+from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks.course_task import Course
 from instep.scene.tasks.task import Tasked

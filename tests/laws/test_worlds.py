@@ -8,7 +8,7 @@ import pytest
 
 from instep import MujocoWorld, RapierWorld
 from instep.core.world import Simulator
-from instep.robot.imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
+from instep.robot import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
 from instep.scene.folder import shipped
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
 

@@ -15,7 +15,7 @@ from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from instep.physics.engines import rest_action, without_delta
 from instep.physics.mujoco_world import MujocoWorld
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.tasks import TASKS
 from instep.twin import TwinOptions, open_twin
 

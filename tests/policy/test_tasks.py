@@ -9,7 +9,7 @@ import pytest
 
 from instep import BadInput, MujocoWorld, RapierWorld, UnknownName, stack, take
 from instep.core.world import put
-from instep.robot.imperfect import Late
+from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.push_task import PushOnto, wrapped

@@ -11,10 +11,11 @@ import numpy as np
 from instep.core.errors import Diverged
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
-from instep.robot.driver import WorldDriver
-from instep.robot.robot_server import serve
+from instep.robot import Limits, SafetyOptions, ServerOptions, WorldDriver, serve
 
 NAMES = ("x", "y")
+LOOSE = Limits(NAMES, -np.inf, np.inf, 1e6, 1e9)
+"""Limits that bind nothing, for tests of everything else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +73,7 @@ def main() -> None:
         token=wish.get("token"),
         pace=wish.get("pace", "real"),
         ready=ready,
+        options=ServerOptions(safety=SafetyOptions(limits=LOOSE)),
     )
 
 

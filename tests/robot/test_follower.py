@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from instep.core.errors import BadInput
-from instep.robot.follower import Follower, FollowerThread, Motion, brake, follow, planned
-from instep.robot.limits import Limits
+from instep.core.errors import BadInput, LinkLost
+from instep.robot import FollowerDriver, Limits, RobotServer, RobotWorld, SafetyOptions, ServerOptions, WorldDriver
+from instep.robot.follower import Follower, FollowerMotion, FollowerThread, brake, follow, planned
+
+sys.path.append(str(Path(__file__).parent))
+from point_mass_robot import NAMES, PointMass
 
 JOINTS = tuple("abcdefg")
 FAST = Limits(JOINTS, -2.7, 2.7, np.array([2.62] * 4 + [5.26, 4.18, 5.26]), 10.0, 5000.0)
@@ -17,7 +22,7 @@ SOFT = Limits(JOINTS, -1.0, 1.0, 3.4, 8.0, 60.0)
 ROBOTS = {"fast": FAST, "soft": SOFT}
 
 
-def run(follower: Follower, rate: float, seconds: float, target) -> list[Motion]:
+def run(follower: Follower, rate: float, seconds: float, target) -> list[FollowerMotion]:
     """Step for some time; `target(k)` is the k-th set point at 60 Hz, None where it is lost."""
     motions, aimed = [], 0
     for i in range(round(seconds * rate)):
@@ -31,7 +36,7 @@ def run(follower: Follower, rate: float, seconds: float, target) -> list[Motion]
     return motions
 
 
-def excess(limits: Limits, motions: list[Motion], dt: float) -> float:
+def excess(limits: Limits, motions: list[FollowerMotion], dt: float) -> float:
     """By how much the worst of position, speed, acceleration and jerk breaks its limit."""
     q, v, a = (np.stack([getattr(m, name) for m in motions]) for name in "qva")
     jerk = np.diff(np.concatenate([np.zeros_like(a[:1]), a]), axis=0) / dt
@@ -140,7 +145,7 @@ def test_a_brake_plan_ends_at_rest_inside_acceleration_and_jerk():
 
 
 def test_a_joint_outside_its_limits_comes_back():
-    motion = Motion(np.full(7, 1.2), np.zeros(7), np.zeros(7), np.zeros((1, 7)))
+    motion = FollowerMotion(np.full(7, 1.2), np.zeros(7), np.zeros(7), np.zeros((1, 7)))
     for _ in range(800):
         motion = follow(motion, np.full(7, 0.5), np.zeros(7), SOFT, 1 / 250.0)
         assert motion.q.max() <= 1.2
@@ -173,3 +178,42 @@ def test_a_follower_thread_keeps_what_its_motors_raised():
     with FollowerThread(Follower(limits, np.zeros(1)), send) as thread:
         time.sleep(0.05)
     assert isinstance(thread.error, OSError)
+
+
+def test_a_driver_with_a_follower_sends_jerk_limited_commands_and_says_when_the_motors_refuse():
+    sent: list[np.ndarray] = []
+
+    class Motors(WorldDriver):
+        def write(self, action):
+            if len(sent) >= 40:
+                raise OSError("bus off")
+            sent.append(np.array(action))
+            return action
+
+    limits = Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0)
+    driver = FollowerDriver(Motors(PointMass()), limits, rate=120.0)
+    driver.reset(0)
+    begin = driver.read().q
+    with pytest.raises(LinkLost, match="bus off"):
+        for _ in range(500):
+            driver.write(np.array([0.8, -0.8]))
+            time.sleep(driver.spec.dt)
+    driver.stop()
+    rows = np.concatenate([begin[None], np.stack(sent)])
+    assert np.abs(np.diff(rows, axis=0)).max() <= 2.0 / 120 + 1e-9 and rows[-1, 0] > rows[0, 0]
+
+
+def test_a_robot_behind_the_follower_reaches_its_target_within_its_jerk():
+    limits = Limits(NAMES, -1.0, 1.0, 2.0, 20.0, 400.0)
+    options = ServerOptions(safety=SafetyOptions(limits=limits, follower=True))
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step", options=options) as server,
+        RobotWorld(server.address, server.token) as link,
+    ):
+        state = link.reset(0)
+        rows = [state.q, state.q, state.q]
+        for _ in range(120):
+            state = link.step(state, np.array([0.5, -0.5]))
+            rows.append(link.observe(state)["action.sent"])
+    jerk = np.diff(np.stack(rows), 3, axis=0) / link.spec.dt**3
+    assert np.abs(jerk).max() <= 400.0 * (1 + 1e-6) and np.allclose(rows[-1], [0.5, -0.5], atol=1e-6)

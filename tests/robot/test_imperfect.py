@@ -10,7 +10,7 @@ import pytest
 from instep import MujocoWorld, Script, replay, rollout
 from instep.core.errors import BadInput, UnknownName
 from instep.core.world import Array, Observation, Spec, State, vector
-from instep.robot.imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
+from instep.robot import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
 
 JOINTS = ("a", "b")
 SPEC = Spec(

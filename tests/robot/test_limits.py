@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Script, rollout
-from instep.core.world import vector
-from instep.robot.limits import Aim, Guarded, Limits
+from instep.core.world import Spec, vector
+from instep.robot.limits import Guarded, LimitedCommand, Limits, scene_limits
+from instep.scene.folder import Scene
 from instep.testing import WORLD_LAWS
 
 sys.path.append(str(Path(__file__).parent))
@@ -93,7 +95,7 @@ def test_a_joint_that_begins_outside_or_too_fast_comes_back_without_a_jump():
     limits, dt = ROBOTS["a fast arm"], 1 / 60
     rows = walk(limits, np.full((200, 7), 9.0), dt, np.full(7, 2.9))
     assert np.allclose(rows[-1], 2.7) and excess(limits, rows, dt)[2] <= 1e-9
-    fast = Aim(np.zeros(7), np.full(7, 8.0), np.zeros(7), np.zeros(7))
+    fast = LimitedCommand(np.zeros(7), np.full(7, 8.0), np.zeros(7), np.zeros(7))
     after = limits.towards(fast, np.full(7, 9.0), dt)
     assert np.allclose(after.v, 8.0 - 10.0 * dt), "the acceleration limit comes first"
 
@@ -101,7 +103,7 @@ def test_a_joint_that_begins_outside_or_too_fast_comes_back_without_a_jump():
 def test_braking_ends_at_rest_after_v_over_a():
     limits, dt = ROBOTS["a fast arm"], 1 / 60
     v = np.asarray(limits.velocity)
-    aim, steps = Aim(np.zeros(7), v, np.zeros(7), v), 0
+    aim, steps = LimitedCommand(np.zeros(7), v, np.zeros(7), v), 0
     while np.any(aim.v):
         aim, steps = limits.brake(aim, dt), steps + 1
     assert steps * dt <= np.max(v) / 10.0 + dt
@@ -164,3 +166,33 @@ def test_a_guarded_world_refuses_nan_before_it_can_become_a_jump():
 @pytest.mark.parametrize("law", [law for law in WORLD_LAWS if "batched" not in law.__name__], ids=lambda f: f.__name__)
 def test_a_guarded_world_keeps_the_laws(law):
     law(Guarded(PointMass(), GENTLE))
+
+
+def test_torques_and_speeds_are_clamped_but_not_slowed():
+    limits = Limits(("a", "b"), [-1, -2], [1, 2], 1.0, 10.0, position_targets=np.array([True, False]))
+    last = limits.rest(limits.start(np.array([0.2]), Spec(0.01, vector(["a"]), vector(["a"]), vector(["a", "b"]), {})))
+    limited = limits.towards(last, np.array([1.0, 7.0]), 0.01)
+    sent = limits.command(limited, np.array([1.0, 7.0]))
+    assert sent[1] == 2.0 and 0.2 < sent[0] < 0.21
+    assert limits.command(limits.brake(limited, 0.01), np.zeros(2))[1] == 0.0
+
+
+@pytest.mark.parametrize("name", ["pusht", "so101", "cartpole", "mobile_ai", "diff_drive"])
+def test_a_scene_gives_limits_that_its_robot_starts_inside(name):
+    scene = Scene.load(name)
+    limits = scene_limits(scene)
+    start = limits.start(scene.start(0)[0], scene.spec)
+    assert limits.labels == scene.spec.action.labels
+    assert np.all(start >= np.asarray(limits.low) - 1e-6) and np.all(start <= np.asarray(limits.high) + 1e-6)
+    assert np.array_equal(limits.position_targets, [unit in ("rad", "m") for unit in scene.spec.action.units])
+
+
+def test_a_scene_states_its_own_limits_and_a_wrong_one_is_said():
+    scene = Scene.load("pusht")
+    assert np.allclose(scene_limits(scene).velocity, 3.0)
+    stated = replace(scene, motion_limits={"velocity": {"pusher_x": 0.2}})
+    assert np.allclose(scene_limits(stated).velocity, [0.2, 0.5])
+    with pytest.raises(BadInput, match="must be a number above 0"):
+        scene_limits(replace(scene, motion_limits={"jerk": -1.0}))
+    with pytest.raises(UnknownName, match="pusher_x"):
+        scene_limits(replace(scene, motion_limits={"velocity": {"pusher_z": 1.0}}))

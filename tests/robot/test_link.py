@@ -19,27 +19,27 @@ import pytest
 from instep.core.errors import BadInput, LinkLost
 from instep.core.rollout import Script, rollout
 from instep.core.world import Channel, Spec, stack
-from instep.robot.control_loop import SafetyOptions
-from instep.robot.driver import WorldDriver
-from instep.robot.limits import Limits
-from instep.robot.link import RobotWorld
-from instep.robot.robot_server import RobotServer, ServerOptions
+from instep.robot import Limits, RobotServer, RobotWorld, SafetyOptions, ServerOptions, WorldDriver
 from instep.testing import a_wrong_action_is_refused, numbers_fit_the_spec, the_same_seed_gives_the_same_episode
 
 sys.path.append(str(Path(__file__).parent))
-from point_mass_robot import NAMES, PointMass
+from point_mass_robot import LOOSE, NAMES, PointMass
 
 pytestmark = pytest.mark.realtime
 
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (40, 2))
-PATIENT = ServerOptions(safety=SafetyOptions(hold_after=2.0, stop_after=5.0))
+FREE = ServerOptions(safety=SafetyOptions(limits=LOOSE))
+PATIENT = ServerOptions(safety=SafetyOptions(limits=LOOSE, hold_after=2.0, stop_after=5.0))
 """A busy test machine may sleep for longer than a robot should wait."""
 
 
 def test_in_lock_step_a_linked_world_gives_bit_for_bit_what_the_world_gives():
     world = PointMass(frames=(4, 6, 3))
     near = rollout(world, Script(ACTIONS), steps=40, seed=5)
-    with RobotServer(WorldDriver(world), pace="step") as server, RobotWorld(server.address, server.token) as link:
+    with (
+        RobotServer(WorldDriver(world), pace="step", options=FREE) as server,
+        RobotWorld(server.address, server.token) as link,
+    ):
         far = rollout(link, Script(ACTIONS), steps=40, seed=5)
         assert link.pace == "step"
     for name in near.columns:
@@ -53,7 +53,10 @@ def test_in_lock_step_a_linked_world_gives_bit_for_bit_what_the_world_gives():
     ids=lambda f: f.__name__,
 )
 def test_a_linked_world_keeps_the_laws_that_reality_can_keep(law):
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server, RobotWorld(server.address, server.token) as link:
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
+        RobotWorld(server.address, server.token) as link,
+    ):
         law(link)
 
 
@@ -78,7 +81,7 @@ def test_at_the_robots_pace_a_run_takes_its_time_and_time_goes_forward():
 
 def test_a_camera_comes_at_its_own_rate_with_its_own_stamps():
     with (
-        RobotServer(WorldDriver(PointMass(frames=(4, 6, 3))), pace="step") as server,
+        RobotServer(WorldDriver(PointMass(frames=(4, 6, 3))), pace="step", options=FREE) as server,
         RobotWorld(server.address, server.token) as link,
     ):
         state = link.reset(0)
@@ -105,7 +108,7 @@ def test_the_action_that_was_sent_is_the_one_inside_the_limits():
 
 def test_any_number_may_watch_and_none_of_them_may_steer():
     with (
-        RobotServer(WorldDriver(PointMass()), pace="step") as server,
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
         RobotWorld(server.address, server.token) as link,
         RobotWorld(server.address, server.token, role="watch", timeout=1.0) as one,
         RobotWorld(server.address, server.token, role="watch") as two,
@@ -124,7 +127,10 @@ def test_any_number_may_watch_and_none_of_them_may_steer():
 
 
 def test_a_second_controller_waits_and_then_hears_why():
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server, RobotWorld(server.address, server.token) as link:
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
+        RobotWorld(server.address, server.token) as link,
+    ):
         with pytest.raises(LinkLost, match="Another controller holds the robot"):
             RobotWorld(server.address, server.token, timeout=0.4)
         assert link.reset(0).t == 0.0
@@ -148,7 +154,10 @@ def test_a_robot_that_is_not_there_is_missed_with_one_clear_sentence():
 
 
 def test_a_state_of_another_world_and_a_batch_are_refused():
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server, RobotWorld(server.address, server.token) as link:
+    with (
+        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
+        RobotWorld(server.address, server.token) as link,
+    ):
         with pytest.raises(BadInput, match="begin with reset"):
             link.step(PointMass().reset(0), np.zeros(2))
         state = link.reset(0)
@@ -166,7 +175,7 @@ def test_a_state_of_another_world_and_a_batch_are_refused():
 
 def test_a_simulated_robot_that_diverges_is_told_as_it_is():
     with (
-        RobotServer(WorldDriver(PointMass(breaks_at=0.3)), pace="step") as server,
+        RobotServer(WorldDriver(PointMass(breaks_at=0.3)), pace="step", options=FREE) as server,
         RobotWorld(server.address, server.token) as link,
     ):
         state = link.reset(0)
@@ -193,7 +202,7 @@ def test_nothing_is_left_running_after_a_link():
 
 
 def test_a_link_that_is_forgotten_lets_go_of_the_robot():
-    with RobotServer(WorldDriver(PointMass()), pace="step") as server:
+    with RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server:
         link = RobotWorld(server.address, server.token)
         link.reset(0)
         del link
@@ -252,8 +261,23 @@ def test_listening_to_others_is_warned_about(caplog):
         RobotServer(WorldDriver(PointMass()), options=ServerOptions(host="192.0.2.1"))
     assert "others can reach it" in caplog.text
     caplog.clear()
-    RobotServer(WorldDriver(PointMass()))
+    RobotServer(WorldDriver(PointMass()), options=FREE)
     assert not caplog.records
+
+
+def test_a_robot_that_states_no_limits_gets_conservative_ones_and_is_told(caplog):
+    with caplog.at_level(logging.WARNING):
+        server = RobotServer(WorldDriver(PointMass()), pace="step")
+    assert "conservative ones hold: x 0.5/s 10/s2" in caplog.text
+    with server, RobotWorld(server.address, server.token) as link:
+        state = link.reset(0)
+        before = state.q
+        for _ in range(20):
+            state = link.step(state, np.array([5.0, -1e300]))
+            sent = link.observe(state)["action.sent"]
+            assert np.all(np.abs(sent - before) <= 0.5 * link.spec.dt + 1e-9)
+            before = sent
+        assert server.counts["cut"] == 20
 
 
 def test_tokens_have_256_bits_and_differ():

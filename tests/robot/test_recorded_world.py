@@ -9,7 +9,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Spec, stack, vector
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from instep.core.rollout import Script, rollout
 from instep.core.world import Array
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.physics.mujoco_world import MujocoWorld
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
 from instep.twin.camera_rig import IMAGES

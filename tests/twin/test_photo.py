@@ -11,7 +11,7 @@ import pytest
 from instep.core.poses import pose
 from instep.core.rollout import Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.camera import Camera
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, TwinOptions

@@ -10,7 +10,7 @@ from instep.core.rollout import Script, rollout
 from instep.core.world import Array, Observation, State
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
 from instep.physics.mujoco_world import MujocoWorld
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, PoseFilter, Twin
 from instep.twin.camera_rig import IMAGES

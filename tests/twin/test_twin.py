@@ -10,7 +10,7 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.rollout import Constant, Script, rollout
 from instep.physics.mujoco_world import MujocoWorld
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.twin import CameraRig, JointBlend, NoCorrection, PoseFilter, Twin
 from instep.twin.factory import flat_images

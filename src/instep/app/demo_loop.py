@@ -23,7 +23,7 @@ from instep.physics.mujoco_cameras import MujocoRenderer
 from instep.policy.experts.push_expert import PushTo
 from instep.report.figures import lines_figure
 from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table, formatted
-from instep.robot.link import RobotWorld
+from instep.robot import RobotWorld
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.fit import Fit, ShootingOptions, fit

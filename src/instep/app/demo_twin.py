@@ -16,7 +16,7 @@ from instep.core.world import Array, Observation, State
 from instep.policy.experts.task_experts import expert_of
 from instep.report.figures import lines_figure
 from instep.report.page import ReportImage, Section, formatted
-from instep.robot.link import RobotWorld
+from instep.robot import RobotWorld
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 

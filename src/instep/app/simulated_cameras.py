@@ -23,7 +23,7 @@ from numba import njit
 from instep.core.errors import LinkLost
 from instep.core.world import Array, Channel, Spec
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
-from instep.robot.driver import Driver, Reading
+from instep.robot import Driver, Reading
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
 

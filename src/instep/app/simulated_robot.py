@@ -22,8 +22,7 @@ from instep.core.errors import LinkLost
 from instep.core.world import Array, Simulator, Spec, World
 from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
-from instep.robot.driver import Driver, Reading
-from instep.robot.imperfect import Late, Noisy, Quantized
+from instep.robot import Driver, Late, Noisy, Quantized, Reading
 from instep.scene import address
 from instep.scene.folder import Scene
 

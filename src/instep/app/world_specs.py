@@ -36,7 +36,7 @@ def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[An
     if kind not in KINDS or not rest:
         raise BadInput(f"{words!r} is not a world; expected one of: {'; '.join(KINDS.values())}.")
     if kind == "robot":
-        from instep.robot.link import RobotWorld
+        from instep.robot import RobotWorld
 
         return RobotWorld(rest, token)
     if kind == "recording":
@@ -109,7 +109,7 @@ class SmoothRandom:
 
 
 def _recording(words: str) -> World:
-    from instep.robot.recorded_world import Recording
+    from instep.robot import Recording
 
     return Recording(_episode(words))
 

@@ -372,7 +372,7 @@ def _single(values: Values) -> float:
 
 def _backlash(scene: Scene, sim: Any) -> tuple[Any, Candidate]:
     """The simulator with backlash in its gears, zero at first."""
-    from instep.robot.imperfect import Backlash
+    from instep.robot import Backlash
 
     labels = scene.spec.action.labels
 
@@ -385,7 +385,7 @@ def _backlash(scene: Scene, sim: Any) -> tuple[Any, Candidate]:
 
 def _torque_limit(scene: Scene, sim: Any, servos: Sequence[int]) -> tuple[Any, Candidate]:
     """The simulator with a torque limit, as a share of the torque of a 0.3 rad (or 3 cm) position error."""
-    from instep.robot.imperfect import Saturated
+    from instep.robot import Saturated
 
     model = cast(Any, scene).model
     labels, units = scene.spec.action.labels, scene.spec.action.units

@@ -20,7 +20,8 @@ from instep.core.world import Array
 
 from .clock_sync import Clock
 from .driver import Driver, Reading
-from .limits import Aim, Limits
+from .follower import Follower
+from .limits import LimitedCommand, Limits, default_limits
 from .wire import Command, Mode, Pace, Reset
 
 CATCH_UP = 3
@@ -41,7 +42,9 @@ class SafetyOptions:
     """How a robot is kept safe while its commands come over a link."""
 
     limits: Limits | None = None
-    """Limits its position targets are kept inside."""
+    """Limits of its commands; where None, conservative ones by unit (`default_limits`)."""
+    follower: bool = False
+    """Whether commands pass a jerk-limited follower too, which makes them two control periods late."""
     hold_after: float = 0.1
     """Without a command or a sound reading for this long, the robot holds [s]."""
     stop_after: float = 0.5
@@ -79,9 +82,11 @@ class RobotLoop:
     def __init__(self, driver: Driver, pace: Pace, safety: SafetyOptions, publish: Callable[[RobotSnapshot], None]):
         self._driver, self._safety, self._publish = driver, safety, publish
         self.pace: Pace = pace
-        if safety.limits is not None and safety.limits.labels != driver.spec.action.labels:
+        self.limits: Limits = safety.limits or default_limits(driver.spec)
+        """Limits of its commands."""
+        if self.limits.labels != driver.spec.action.labels:
             raise BadInput(
-                f"The limits are for {', '.join(safety.limits.labels)}, but the robot takes "
+                f"The limits are for {', '.join(self.limits.labels)}, but the robot takes "
                 f"{', '.join(driver.spec.action.labels)}."
             )
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED.split(), 0))
@@ -95,7 +100,8 @@ class RobotLoop:
         self._tick = self._episode = 0
         self._echo = ("", 0)
         self._target = self._sent = np.zeros(driver.spec.action.shape)
-        self._aim: Aim | None = None
+        self._limited: LimitedCommand | None = None
+        self._follower: Follower | None = None
         self._told_at = self._read_at = self._blind = 0
         self._reading: Reading | None = None
 
@@ -235,7 +241,8 @@ class RobotLoop:
     def _restart(self, request: Reset) -> None:
         self._echo = (request.connection, request.seq)
         self._driver.reset(request.seed)
-        self._mode, self._reason, self._aim, self._reading = "idle", "", None, None
+        self._mode, self._reason, self._reading = "idle", "", None
+        self._limited = self._follower = None
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
 
@@ -265,7 +272,8 @@ class RobotLoop:
         """Stop for good; what waits is forgotten, so that no old target is reached for after the release."""
         if self._mode != "stop":
             self.counts["stops"] += 1
-            self._mode, self._reason, self._aim = "stop", why, None
+            self._mode, self._reason = "stop", why
+            self._limited = self._follower = None
             with self._changed:
                 self._waiting = None
             try:
@@ -278,18 +286,25 @@ class RobotLoop:
             self._driver.passed(1)
             return
         wanted = self._target if self._mode == "run" else self._driver.hold()
-        self._sent = np.asarray(self._driver.write(self._limited(wanted)), float)
+        self._sent = np.asarray(self._driver.write(self._within_limits(wanted)), float)
 
-    def _limited(self, wanted: Array) -> Array:
-        limits, dt = self._safety.limits, self._driver.spec.dt
-        if limits is None or self._reading is None:
-            return wanted
-        if self._aim is None:
-            self._aim = limits.rest(limits.start(self._reading.q, self._driver.spec))
-        self._aim = limits.towards(self._aim, wanted, dt) if self._mode == "run" else limits.brake(self._aim, dt)
-        # A command that passes unchanged may differ in its last bits.
-        self.counts["cut"] += bool(np.any(np.abs(self._aim.q - wanted) > 1e-9)) and self._mode == "run"
-        return self._aim.q
+    def _within_limits(self, wanted: Array) -> Array:
+        limits, dt = self.limits, self._driver.spec.dt
+        if self._reading is None:
+            raise BadInput("No position of the robot is known, so no command is sent.")
+        if self._limited is None:
+            start = limits.start(self._reading.q, self._driver.spec)
+            self._limited = limits.rest(start)
+            self._follower = Follower(limits, start, rate=1 / dt, aims=1 / dt) if self._safety.follower else None
+        running = self._mode == "run"
+        self._limited = limits.towards(self._limited, wanted, dt) if running else limits.brake(self._limited, dt)
+        command = limits.command(self._limited, wanted)
+        self.counts["cut"] += running and bool(np.any(np.abs(command - wanted) > 1e-9))
+        if self._follower is None:
+            return command
+        if running:
+            self._follower.aim(command)
+        return np.where(limits.position_targets, self._follower.step(), command)
 
     def _read(self, now: int) -> None:
         """Take a reading if it is sound and newer than the last, and tell everyone."""

@@ -1,4 +1,4 @@
-"""A jerk-limited follower: set points at the policy's rate in, commands at the motors' rate out, inside all limits.
+"""Jerk-limited follower: set points at the policy's rate in, commands at the motors' rate out, inside all limits.
 
 Commands are positions q_k, one per period T, with v, a and the jerk j as their first three differences. With every
 command the follower keeps a plan of accelerations that brings the joint to rest without leaving a limit. The next
@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instep.core.errors import BadInput
-from instep.core.world import Array
+from instep.core.errors import BadInput, LinkLost
+from instep.core.world import Array, Spec
 
+from .driver import Driver, Reading
 from .limits import Limits
 
 GRID = np.linspace(0.0, 1.0, 9)[:, None]
@@ -29,7 +30,7 @@ GRID = np.linspace(0.0, 1.0, 9)[:, None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Motion:
+class FollowerMotion:
     """Where the commands of all joints are, and the plan that brings them to rest."""
 
     q: Array
@@ -49,7 +50,7 @@ class Follower:
             )
         self._limits, self._dt, self._share = limits, 1.0 / rate, aims / rate
         here = np.asarray(start, float)
-        self.motion = Motion(here, np.zeros_like(here), np.zeros_like(here), np.zeros((1, here.size)))
+        self.motion = FollowerMotion(here, np.zeros_like(here), np.zeros_like(here), np.zeros((1, here.size)))
         """The last command and the plan behind it."""
         self._line = [here, here, here]
         self._phase, self._next, self._missing = 0.0, here, 2
@@ -109,7 +110,7 @@ class Follower:
 class FollowerThread:
     """A follower that sends its commands by itself, at its rate, with absolute deadlines."""
 
-    def __init__(self, follower: Follower, send: Callable[[Array], None], *, rate: float = 250.0):
+    def __init__(self, follower: Follower, send: Callable[[Array], object], *, rate: float = 250.0):
         self._follower, self._send, self._dt = follower, send, 1.0 / rate
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="instep-follower", daemon=True)
@@ -117,6 +118,11 @@ class FollowerThread:
         """Periods that were skipped because the computer was late."""
         self.error: BaseException | None = None
         """What `send` raised, if it did; the thread ends then and no further command is sent."""
+
+    @property
+    def command(self) -> Array:
+        """The command that was sent last."""
+        return self._follower.motion.q
 
     def aim(self, target: Array) -> None:
         """Take a set point from any thread."""
@@ -149,7 +155,62 @@ class FollowerThread:
             self.error = error
 
 
-def follow(motion: Motion, reference: Array, speed: Array, limits: Limits, dt: float) -> Motion:
+class FollowerDriver:
+    """A driver whose motors get commands at `rate` [Hz] from a follower: set points in, jerk-limited commands out.
+
+    `write` of the inner driver is called by the follower's thread, all other calls come from the robot's loop. A write
+    that fails is raised at the next set point, so that the robot's loop stops.
+    """
+
+    def __init__(self, inner: Driver, limits: Limits, *, rate: float = 250.0):
+        self._inner, self._limits, self._rate = inner, limits, rate
+        self._thread: FollowerThread | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """What the numbers mean."""
+        return self._inner.spec
+
+    def read(self) -> Reading:
+        """The newest state."""
+        return self._inner.read()
+
+    def write(self, action: Array) -> Array:
+        """Take a set point, and return the command that was sent last."""
+        if self._thread is None:
+            start = self._limits.start(self._inner.read().q, self.spec)
+            follower = Follower(self._limits, start, rate=self._rate, aims=1.0 / self.spec.dt)
+            self._thread = FollowerThread(follower, self._inner.write, rate=self._rate)
+            self._thread.__enter__()
+        if self._thread.error is not None:
+            raise LinkLost(f"The motors refused a command: {self._thread.error}")
+        self._thread.aim(action)
+        return self._thread.command
+
+    def hold(self) -> Array:
+        """The command that was sent last; without further set points the follower brakes by itself."""
+        return self._inner.hold() if self._thread is None else self._thread.command
+
+    def passed(self, periods: int) -> None:
+        """Nothing to do: the follower has gone on by itself."""
+
+    def reset(self, seed: int) -> None:
+        """End the follower, then go to a start."""
+        self._end()
+        self._inner.reset(seed)
+
+    def stop(self) -> None:
+        """End the follower, then come to rest."""
+        self._end()
+        self._inner.stop()
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            self._thread.__exit__()
+            self._thread = None
+
+
+def follow(motion: FollowerMotion, reference: Array, speed: Array, limits: Limits, dt: float) -> FollowerMotion:
     """One period towards a moving reference; a joint for which nothing else is sound follows its plan.
 
     Seen from the reference the task is to come to rest at it: the acceleration is chosen such that braking right
@@ -171,11 +232,11 @@ def follow(motion: Motion, reference: Array, speed: Array, limits: Limits, dt: f
     return _chosen(sound, moved, planned(motion, dt))
 
 
-def planned(motion: Motion, dt: float) -> Motion:
+def planned(motion: FollowerMotion, dt: float) -> FollowerMotion:
     """One period of the plan that brings the joints to rest."""
     a = _next_planned(motion)
     v = motion.v + a * dt
-    return Motion(motion.q + v * dt, v, a, motion.plan[1:])
+    return FollowerMotion(motion.q + v * dt, v, a, motion.plan[1:])
 
 
 def brake(v: Array, a: Array, limits: Limits, dt: float) -> Array:
@@ -236,7 +297,7 @@ def _periods(v: Array, a: Array, top: Array, slope: Array, dt: float) -> Array:
     return np.ceil(((a + 2 * peak) / jerk + flat) / dt) + 1.0
 
 
-def _wanted(motion: Motion, reference: Array, speed: Array, limits: Limits, dt: float) -> Array:
+def _wanted(motion: FollowerMotion, reference: Array, speed: Array, limits: Limits, dt: float) -> Array:
     step = _slope(limits, dt)
     low = np.maximum(motion.a - step, -np.asarray(limits.acceleration))
     high = np.minimum(motion.a + step, limits.acceleration)
@@ -269,14 +330,14 @@ def _picked(rows: Array, index: Array) -> Array:
     return np.take_along_axis(rows, index[None], 0)[0]
 
 
-def _miss(motion: Motion, a: Array, reference: Array, speed: Array, limits: Limits, dt: float) -> Array:
+def _miss(motion: FollowerMotion, a: Array, reference: Array, speed: Array, limits: Limits, dt: float) -> Array:
     """How far beyond the reference the joint would come to rest relative to it."""
     v = motion.v + a * dt
     relative = v - speed
     return motion.q + v * dt - reference + _mixture(relative, a, limits, dt)[2]
 
 
-def _moved(motion: Motion, a: Array, limits: Limits, dt: float) -> tuple[Motion, Array]:
+def _moved(motion: FollowerMotion, a: Array, limits: Limits, dt: float) -> tuple[FollowerMotion, Array]:
     """The motion after a period at acceleration a [..., joints], and which can come to rest inside the limits."""
     v = motion.v + a * dt
     q = motion.q + v * dt
@@ -290,15 +351,15 @@ def _moved(motion: Motion, a: Array, limits: Limits, dt: float) -> tuple[Motion,
     sound = (np.abs(a - motion.a) <= jump) & (np.abs(plan[0] - a) <= jump) & (np.abs(plan[-1]) <= jump)
     sound &= (np.abs(a) <= top) & (np.abs(v) <= fast) & (low <= q) & (q <= high) & (np.abs(speeds[-1]) <= 1e-9)
     sound &= ((np.abs(speeds) <= fast) & (np.abs(plan) <= top) & (low <= places) & (places <= high)).all(axis=0)
-    return Motion(q, v, a, plan), sound & (np.abs(np.diff(plan, axis=0)) <= jump).all(axis=0)
+    return FollowerMotion(q, v, a, plan), sound & (np.abs(np.diff(plan, axis=0)) <= jump).all(axis=0)
 
 
-def _chosen(first: Array, one: Motion, other: Motion) -> Motion:
+def _chosen(first: Array, one: FollowerMotion, other: FollowerMotion) -> FollowerMotion:
     """The joints of one motion where `first`, of the other where not."""
     rows = max(len(one.plan), len(other.plan))
     plans = [np.concatenate([m.plan, np.zeros((rows - len(m.plan), m.q.size))]) for m in (one, other)]
     parts = [np.where(first, x, y) for x, y in ((one.q, other.q), (one.v, other.v), (one.a, other.a))]
-    return Motion(*parts, plan=np.where(first, *plans))
+    return FollowerMotion(*parts, plan=np.where(first, *plans))
 
 
 def _slope(limits: Limits, dt: float) -> Array:
@@ -306,5 +367,5 @@ def _slope(limits: Limits, dt: float) -> Array:
     return np.minimum(np.asarray(limits.jerk) * dt, 2 * np.asarray(limits.acceleration))
 
 
-def _next_planned(motion: Motion) -> Array:
+def _next_planned(motion: FollowerMotion) -> Array:
     return motion.plan[0] if len(motion.plan) else np.zeros_like(motion.q)

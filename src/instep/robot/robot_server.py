@@ -117,6 +117,8 @@ class RobotServer:
         self._network = _Network(rules, self._loop, driver.spec, (self._options.host, port))
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        if self._options.safety.limits is None:
+            _log.warning("The robot states no limits, so conservative ones hold: %s.", self._loop.limits)
         if self._options.host not in LOOPBACK:
             _log.warning(
                 "The robot listens on %s, where others can reach it; its token is all that keeps them out, and the "

@@ -55,6 +55,8 @@ class Scene:
     settings: Settings = field(default_factory=dict[str, float])
     """Parameters that differ from the model file, such as identified ones."""
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    motion_limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """`velocity`, `acceleration` and `jerk` of the robot's commands, each one number or by action label."""
 
     @property
     def spec(self) -> Spec:
@@ -192,7 +194,7 @@ def _from_folder(root: Path) -> Scene:
             raise UnknownName("site", tip, sites)
     return Scene(
         root, root.resolve().name, model, read, source, table.get("about", ""), robot, objects, tips, cameras, initial,
-        table.get("params", {}), settings, table.get("task", {}),
+        table.get("params", {}), settings, table.get("task", {}), table.get("robot", {}).get("limits", {}),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from instep.core.param import Belief, Box, Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 from instep.physics.mujoco_cameras import ImageEffects
-from instep.robot.imperfect import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
+from instep.robot import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
 from instep.scene.folder import Scene
 
 from .beliefs import GaussianBelief, IndependentBeliefs, load_belief

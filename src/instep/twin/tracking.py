@@ -13,7 +13,7 @@ from instep.core.rollout import Constant, rollout
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Spec, Watcher
 from instep.physics.engines import open_world, rest_action
-from instep.robot.recorded_world import Recording
+from instep.robot import Recording
 from instep.scene.folder import Scene
 
 from .camera_refinement import RefinedRig, refine_rig

@@ -20,7 +20,7 @@ from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.mujoco_cameras import graphics_library
 from instep.report.page import formatted, write_report
-from instep.robot.link import RobotWorld
+from instep.robot import RobotWorld
 from instep.scene.folder import Scene
 
 PATIENCE = 20.0

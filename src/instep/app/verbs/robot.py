@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +15,7 @@ from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
 from instep.core.errors import BadInput, UnknownName
 from instep.physics.engines import Engine
-from instep.robot.driver import Driver, WorldDriver
-from instep.robot.robot_server import serve
+from instep.robot import Driver, SafetyOptions, ServerOptions, WorldDriver, scene_limits, serve
 from instep.scene.folder import Scene
 
 
@@ -33,6 +31,7 @@ def robot(
     camera_rate: float = 10.0,
     noise: float = 2e-4,
     late: int = 1,
+    follower: bool = False,
     ready: Path | None = None,
     reveal: Path | None = None,
 ) -> int:
@@ -50,6 +49,7 @@ def robot(
         camera_rate: pictures per second of each camera; in real time fewer where the machine renders fewer.
         noise: standard deviation of position sensors [rad or m].
         late: control steps by which sensors are late.
+        follower: send commands through a jerk-limited follower too, which makes them two control periods late.
         ready: file to write the address and token to once it listens (readable by you alone).
         reveal: file to write the hidden parameters to, for judging an identification afterwards.
 
@@ -76,7 +76,8 @@ def robot(
             look, bend = hidden_appearance(hidden)
             crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=camera_rate)
             driver = stack.enter_context(CameraDriver(driver, crew, loaded.cameras))
-        serve(SensorDriver(driver), port=port, token=secrets.token_hex(32), pace=pace, ready=announce)
+        options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=follower))
+        serve(SensorDriver(driver), port=port, pace=pace, ready=announce, options=options)
     return 0
 
 

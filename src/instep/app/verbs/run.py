@@ -20,7 +20,7 @@ from instep.core.errors import BadInput
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Policy, Spec, Watcher
-from instep.robot.realtime import realtime_priority
+from instep.robot import realtime_priority
 from instep.scene.folder import Scene
 
 if TYPE_CHECKING:
