@@ -172,28 +172,27 @@ def _trained(folder: Path, plan: Plan) -> bool:
 
 
 @lru_cache(maxsize=4)
-def sight(camera: str) -> Any:
-    """What a virtual camera sees of the scene, drawn by one thread."""
-    from instep.app.rendered_cameras import read_sight
+def rendered_cameras(camera: str) -> Any:
+    """A virtual camera of the scene, rendered by one thread."""
     from instep.scene.folder import Scene
+    from instep.splat.rendered_world import load_rendered_cameras
 
-    return read_sight(FILE, Scene.load(SCENE), (camera,), threads=1)
+    return load_rendered_cameras(FILE, Scene.load(SCENE), (camera,), threads=1)
 
 
 def seen(name: str, settings: dict[str, float], camera: str, threads: int = 1) -> tuple[Any, Any]:
     """A world as the expert needs it, and the same with the camera."""
-    from instep.app.rendered_cameras import Virtual
     from instep.scene.tasks.task import Tasked
 
     bare = policies.worlds(name, settings, threads)
-    return bare, Tasked(Virtual(bare.world, sight(camera)), bare.task)
+    return bare, Tasked(rendered_cameras(camera).on(bare.world), bare.task)
 
 
 def develop(job: tuple[str, Any, Path]) -> Path:
     """Pictures of an episode, and the episode with them kept in a folder of plain arrays."""
     camera, episode, folder = job
     folder.mkdir(parents=True, exist_ok=True)
-    for name, column in sight(camera).develop(episode).columns.items():
+    for name, column in rendered_cameras(camera).add_images(episode).columns.items():
         np.save(folder / f"{name}.npy", column)
     return folder
 
@@ -255,7 +254,7 @@ def note_minutes(camera: str, out: Path, plan: Plan) -> None:
     from instep.policy.training import TrainOptions
     from instep.policy.training import train as learn
 
-    episodes, reports = [sight(camera).develop(e) for e in policies.collect([SHOWN])], list[Any]()
+    episodes, reports = [rendered_cameras(camera).add_images(e) for e in policies.collect([SHOWN])], list[Any]()
     options = TrainOptions(
         steps=200, checkpoint_every=100, width=plan.width, frame=FRAME, threads=2, cameras=(camera,), channels=CHANNELS,
         images_per_step=plan.pictures,
@@ -276,7 +275,7 @@ def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     _, world = seen("simulated robot", {}, camera)
     pose_estimator = _policy(folder, world).policy.pose_estimator
     off, turned = [], []
-    for episode in map(sight(camera).develop, episodes):
+    for episode in map(rendered_cameras(camera).add_images, episodes):
         said, true = pose_estimator(episode.columns, (len(episode),)), episode["observation.environment_state"]
         off.append(np.hypot(*(said - true)[:, :2].T) * 1e3)
         angle = heading(said[:, 3:]) - heading(true[:, 3:])

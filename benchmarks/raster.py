@@ -27,7 +27,7 @@ from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, RenderedImage, plain_backdrop
 from instep.splat.image_metrics import psnr
 from instep.splat.raster import reference
-from instep.splat.raster.gradients import ImageGradient, render_with_gradients
+from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.pose_normals import TargetImage, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
 from rows import Row, row
@@ -85,7 +85,7 @@ def _in_turn(what: str, raster: Rasterizer, eye: Camera, seconds: float, bar: fl
         begin = time.perf_counter()
         raster.render(eye, STILL)
         middle = time.perf_counter()
-        render_with_gradients(raster, eye, STILL, _loss)
+        raster.render_with_gradients(eye, STILL, _loss)
         taken.append((1e3 * (middle - begin), 1e3 * (time.perf_counter() - middle)))
     alone, both = np.array(taken[1:]).T
     return _quantiles(f"{what}: forward", alone, bar), _quantiles(f"{what}: forward + backward", both, None)
@@ -139,7 +139,7 @@ def _against_torch(what: str, gaussians: Gaussians, eye: Camera, forward: Row, b
     if len(gaussians) <= 5_000:
         double = leaves(torch.float64)
         (0.5 * (draw(double) ** 2).sum()).backward()
-        ours = render_with_gradients(Rasterizer(gaussians), eye, STILL, _loss)[1]
+        ours = Rasterizer(gaussians).render_with_gradients(eye, STILL, _loss)[1]
         worst = max(_relative(getattr(ours, p), double[p].grad.numpy()) for p in PARTS)
         rows.append(
             row(f"{what}: gradients against float64 autograd, largest difference / largest", worst, at_most=1e-3)
@@ -183,7 +183,7 @@ def _finite_differences() -> Row:
     def value(scene: Gaussians) -> float:
         return float((weights * reference.render(scene, eye, STILL).colour).sum())
 
-    ours = render_with_gradients(Rasterizer(gaussians), eye, STILL, lambda image: ImageGradient(weights))[1]
+    ours = Rasterizer(gaussians).render_with_gradients(eye, STILL, lambda image: ImageGradient(weights))[1]
     worst = 0.0
     for part in PARTS:
         start = np.array(getattr(gaussians, part), float)
@@ -245,9 +245,10 @@ _START = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from splat_scenes import STILL, camera, table_arm_and_tee
-from instep.splat.raster.gradients import ImageSlope, differentiate
-from instep.splat.raster.rasterizer import Raster
-differentiate(Raster(table_arm_and_tee(500)), camera("eye", 64, 48), STILL, lambda image: ImageSlope(image.colour))
+from instep.splat.raster.gradients import ImageGradient
+from instep.splat.raster.rasterizer import Rasterizer
+rasterizer = Rasterizer(table_arm_and_tee(500))
+rasterizer.render_with_gradients(camera("eye", 64, 48), STILL, lambda image: ImageGradient(image.colour))
 print(time.process_time())
 """
 

@@ -66,9 +66,7 @@ def _slopes(cpu: Rasterizer, cuda: gpu.CudaRasterizer, eye: Camera) -> tuple[gra
     def loss(image: RenderedImage) -> ImageGradient:
         return ImageGradient(weights, weights[..., 0])
 
-    return gradients.render_with_gradients(cpu, eye, STILL, loss)[1], gpu.render_with_gradients(cuda, eye, STILL, loss)[
-        1
-    ]
+    return cpu.render_with_gradients(eye, STILL, loss)[1], cuda.render_with_gradients(eye, STILL, loss)[1]
 
 
 def _with_shine(gaussians: Gaussians, degree: int) -> Gaussians:
@@ -108,7 +106,7 @@ def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Ro
         (f"CPU forward, {what}", lambda: [cpu.render(c, STILL) for c in cameras], None),
         (
             f"CPU forward + backward, {what}",
-            lambda: [gradients.render_with_gradients(cpu, c, STILL, loss) for c in cameras],
+            lambda: [cpu.render_with_gradients(c, STILL, loss) for c in cameras],
             None,
         ),
     ]

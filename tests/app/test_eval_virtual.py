@@ -10,12 +10,12 @@ import pytest
 
 from instep import MujocoWorld, stack
 from instep.app.cli import main
-from instep.app.rendered_cameras import Virtual, read_sight
 from instep.core.errors import InstepError
 from instep.data import load_episodes
 from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.splat.gaussians_from_geoms import gaussians_from_geoms
+from instep.splat.rendered_world import load_rendered_cameras
 
 SHAPES = """<mujoco>
   <asset><mesh name="wedge" vertex="0 0 0  .1 0 0  0 .1 0  0 0 .1"/></asset>
@@ -62,7 +62,7 @@ def test_every_kind_of_shape_is_painted_onto_its_body(tmp_path):
 
 
 def test_a_static_camera_sees_the_block_where_it_lies(cameras):
-    world = Virtual(MujocoWorld(Scene.load("pusht")), read_sight(cameras, Scene.load("pusht"), ("static",)))
+    world = load_rendered_cameras(cameras, Scene.load("pusht"), ("static",)).on(MujocoWorld(Scene.load("pusht")))
     state = stack([world.reset(seed) for seed in range(3)])
     pictures = world.observe(state)["observation.images.static"]
     assert pictures.shape == (3, 64, 64, 3) and pictures.dtype == np.uint8
@@ -75,7 +75,7 @@ def test_a_static_camera_sees_the_block_where_it_lies(cameras):
 
 def test_a_camera_on_the_stick_rides_with_it(cameras):
     scene = Scene.load("pusht")
-    world = Virtual(MujocoWorld(scene), read_sight(cameras, scene))
+    world = load_rendered_cameras(cameras, scene).on(MujocoWorld(scene))
     q, v = scene.start(0)
     moved = q.copy()
     moved[1] += 0.05  # the stick goes up in the picture of a camera that looks down, so the block goes down
@@ -88,7 +88,7 @@ def test_a_camera_on_the_stick_rides_with_it(cameras):
 
 def test_pictures_show_what_sensors_tell_and_not_what_is(cameras):
     scene = Scene.load("pusht")
-    late = Virtual(Late(MujocoWorld(scene), observation=3), read_sight(cameras, scene, ("gripper",)))
+    late = load_rendered_cameras(cameras, scene, ("gripper",)).on(Late(MujocoWorld(scene), observation=3))
     state = first = late.reset(0)
     for _ in range(3):
         state = late.step(state, scene.rest_action() + 0.2)
@@ -118,17 +118,19 @@ def test_a_file_of_cameras_that_makes_no_sense_is_refused_in_one_sentence(text, 
     path = tmp_path / "cameras.toml"
     path.write_text(text)
     with pytest.raises(InstepError) as error:
-        read_sight(path, Scene.load("pusht"))
+        load_rendered_cameras(path, Scene.load("pusht"))
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_scan_takes_the_place_of_paint(cameras, tmp_path):
-    from instep.splat.io import save
+def test_a_scan_takes_the_place_of_geoms(cameras, tmp_path):
+    from instep.splat.io import save_gaussians
 
     scene = Scene.load("pusht")
-    save(tmp_path / "tee.json", gaussians_from_geoms(scene).on("tee"))
+    save_gaussians(tmp_path / "tee.json", gaussians_from_geoms(scene).on("tee"))
     cameras.write_text(f"gaussians = 'tee.json'\n[static]\n{ABOVE}")
-    assert set(read_sight(cameras, scene).layers.gaussians.names) == {"world", "tee"}
+    gaussians = load_rendered_cameras(cameras, scene).layers.gaussians
+    assert set(gaussians.names) == {"world", "tee", "pusher"}, "moving bodies that were not scanned are shown too"
+    assert len(gaussians.on("tee")) == len(gaussians_from_geoms(scene).on("tee"))
 
 
 def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_cameras(tmp_path, capsys, torch):

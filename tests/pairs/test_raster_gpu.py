@@ -13,7 +13,6 @@ import pytest
 from instep.core.errors import InstepError, MissingExtra, Unsupported
 from instep.splat.image import Backdrop, RenderedImage, plain_backdrop
 from instep.splat.raster import cuda as gpu
-from instep.splat.raster import gradients
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 
@@ -43,8 +42,8 @@ def test_gradients_on_the_gpu_are_those_of_the_cpu(cuda: None, degree: int) -> N
     def loss(image: RenderedImage) -> ImageGradient:
         return ImageGradient(weights, weights[..., 0], weights[..., 1] * (image.alpha > 0.3))
 
-    _, here = gradients.render_with_gradients(Rasterizer(scene), camera, poses, loss)
-    _, there = gpu.render_with_gradients(gpu.CudaRasterizer(scene), camera, poses, loss)
+    _, here = Rasterizer(scene).render_with_gradients(camera, poses, loss)
+    _, there = gpu.CudaRasterizer(scene).render_with_gradients(camera, poses, loss)
     for part in ("means", "quats", "scales", "opacities", "sh", "poses", "camera"):
         expected = getattr(here, part)
         np.testing.assert_allclose(getattr(there, part), expected, atol=1e-3 * np.abs(expected).max(), err_msg=part)

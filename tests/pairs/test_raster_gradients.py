@@ -16,7 +16,7 @@ from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, RenderedImage
 from instep.splat.raster import reference
-from instep.splat.raster.gradients import Gradients, ImageGradient, render_with_gradients
+from instep.splat.raster.gradients import Gradients, ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
@@ -77,8 +77,8 @@ class Case:
         )
 
     def gradients(self) -> Gradients:
-        return render_with_gradients(
-            Rasterizer(self.scene), self.camera, self.poses, self.slope, backdrop=self.backdrop
+        return Rasterizer(self.scene).render_with_gradients(
+            self.camera, self.poses, self.slope, backdrop=self.backdrop
         )[1]
 
 
@@ -168,8 +168,8 @@ def test_gradients_of_a_region_are_those_of_its_pixels() -> None:
     whole = np.zeros((50, 60, 3))
     whole[13:39, 7:51] = part
     raster = Rasterizer(scene)
-    _, of_part = render_with_gradients(raster, camera, poses, lambda _: ImageGradient(part), region=region)
-    _, of_whole = render_with_gradients(raster, camera, poses, lambda _: ImageGradient(whole))
+    _, of_part = raster.render_with_gradients(camera, poses, lambda _: ImageGradient(part), region=region)
+    _, of_whole = raster.render_with_gradients(camera, poses, lambda _: ImageGradient(whole))
     for field in ("means", "quats", "scales", "opacities", "sh", "poses", "camera"):
         a, b = getattr(of_part, field), getattr(of_whole, field)
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
@@ -178,15 +178,15 @@ def test_gradients_of_a_region_are_those_of_its_pixels() -> None:
 def test_gradients_are_the_same_on_every_run_and_with_any_number_of_threads() -> None:
     scene, camera = a_scene(400, 1), a_camera(120, 90)
     slope = ImageGradient(np.random.default_rng(0).normal(size=(90, 120, 3)))
-    first = render_with_gradients(Rasterizer(scene, threads=2), camera, None, lambda _: slope)[1]
-    again = render_with_gradients(Rasterizer(scene, threads=2), camera, None, lambda _: slope)[1]
+    first = Rasterizer(scene, threads=2).render_with_gradients(camera, None, lambda _: slope)[1]
+    again = Rasterizer(scene, threads=2).render_with_gradients(camera, None, lambda _: slope)[1]
     np.testing.assert_array_equal(first.means, again.means)
     np.testing.assert_array_equal(first.poses, again.poses)
-    alone = render_with_gradients(Rasterizer(scene, threads=1), camera, None, lambda _: slope)[1]
+    alone = Rasterizer(scene, threads=1).render_with_gradients(camera, None, lambda _: slope)[1]
     np.testing.assert_array_equal(first.means, alone.means)
     np.testing.assert_allclose(first.poses, alone.poses, rtol=1e-9)
 
 
 def test_a_loss_of_the_wrong_shape_is_refused() -> None:
-    with pytest.raises(BadInput, match="slopes of shape"):
-        render_with_gradients(Rasterizer(a_scene(10)), a_camera(), None, lambda _: ImageGradient(np.zeros((3, 3, 3))))
+    with pytest.raises(BadInput, match="gradients of shape"):
+        Rasterizer(a_scene(10)).render_with_gradients(a_camera(), None, lambda _: ImageGradient(np.zeros((3, 3, 3))))

@@ -15,7 +15,7 @@ from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop
 from instep.splat.raster import reference
-from instep.splat.raster.pose_normals import NormalEquations, TargetImage, camera_normals, pose_normals
+from instep.splat.raster.pose_normals import PoseNormalEquations, TargetImage, camera_normals, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "splat"))
@@ -39,7 +39,9 @@ def a_view(lens: tuple[float, ...] = (), *, backdrop: bool = False, region: bool
     )
 
 
-def dense(scene: Gaussians, view: TargetImage, poses: np.ndarray, body: int, huber: float = np.inf) -> NormalEquations:
+def dense(
+    scene: Gaussians, view: TargetImage, poses: np.ndarray, body: int, huber: float = np.inf
+) -> PoseNormalEquations:
     """The same equations by finite differences of the float64 picture, with all of J in memory."""
 
     def picture(pose: np.ndarray) -> np.ndarray:
@@ -59,7 +61,7 @@ def dense(scene: Gaussians, view: TargetImage, poses: np.ndarray, body: int, hub
     r = picture(poses[body]) - view.target[top:bottom, left:right]
     length = np.linalg.norm(r, axis=-1)
     w = view.weight[top:bottom, left:right] * np.minimum(1.0, huber / np.maximum(length, 1e-12))
-    return NormalEquations(
+    return PoseNormalEquations(
         (scene.names[body],),
         np.einsum("yxck,yx,yxcl->kl", J, w, J)[None],
         np.einsum("yxck,yx,yxc->k", J, w, r)[None],
@@ -68,7 +70,7 @@ def dense(scene: Gaussians, view: TargetImage, poses: np.ndarray, body: int, hub
     )
 
 
-def assert_same(a: NormalEquations, b: NormalEquations) -> None:
+def assert_same(a: PoseNormalEquations, b: PoseNormalEquations) -> None:
     np.testing.assert_allclose(a.information, b.information, atol=2e-3 * np.abs(b.information).max())
     np.testing.assert_allclose(a.gradient, b.gradient, atol=2e-3 * np.abs(b.gradient).max())
     assert a.cost == pytest.approx(b.cost, rel=1e-4)
@@ -90,7 +92,7 @@ def test_normal_equations_are_those_of_the_dense_derivative(view: TargetImage, h
     (found,) = pose_normals(Rasterizer(scene), [view], poses, ["wrist", "block"], huber=huber)
     for row, body in enumerate((2, 1)):
         true = dense(scene, view, poses, body, huber)
-        part = NormalEquations(
+        part = PoseNormalEquations(
             true.names, found.information[row : row + 1], found.gradient[row : row + 1], found.cost, found.weight
         )
         assert_same(part, true)
@@ -130,7 +132,7 @@ def test_a_body_out_of_sight_gives_no_information() -> None:
     assert not found.gradient.any()
 
 
-def test_a_few_steps_bring_a_body_back_to_where_the_pictures_saw_it() -> None:
+def test_a_few_steps_bring_a_body_back_to_where_the_images_saw_it() -> None:
     scene, truth = a_scene(250, size=0.02), some_poses()
     cameras = [
         replace(a_camera(80, 60), name=f"eye{i}", body_from_camera=looking_at(at))

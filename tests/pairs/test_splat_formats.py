@@ -14,7 +14,7 @@ import pytest
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
-from instep.splat.io import load, load_folder, save
+from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.io.embodied import load_scanned_body
 
 QUARTER = 0.5**0.5
@@ -49,14 +49,14 @@ def assert_same(a: Gaussians, b: Gaussians, tolerance: float) -> None:
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
 def test_a_ply_file_comes_back_bit_for_bit(tmp_path: Path, degree: int) -> None:
-    save(tmp_path / "a.ply", some(degree))
-    save(tmp_path / "b.ply", load(tmp_path / "a.ply"))
+    save_gaussians(tmp_path / "a.ply", some(degree))
+    save_gaussians(tmp_path / "b.ply", load_gaussians(tmp_path / "a.ply"))
     assert (tmp_path / "a.ply").read_bytes() == (tmp_path / "b.ply").read_bytes()
 
 
 def test_the_rest_of_the_colour_in_a_ply_file_is_channel_major(tmp_path: Path) -> None:
     gaussians = some(1)
-    save(tmp_path / "a.ply", gaussians)
+    save_gaussians(tmp_path / "a.ply", gaussians)
     data = (tmp_path / "a.ply").read_bytes()
     row = np.frombuffer(data[data.index(b"end_header\n") + 11 :], "<f4").reshape(len(gaussians), -1)
     np.testing.assert_array_equal(row[:, 9:12], gaussians.sh[:, 1:, 0])
@@ -68,27 +68,27 @@ def test_the_rest_of_the_colour_in_a_ply_file_is_channel_major(tmp_path: Path) -
 @pytest.mark.parametrize("first", LOSSLESS)
 @pytest.mark.parametrize("second", LOSSLESS)
 def test_gaussians_survive_every_pair_of_formats(tmp_path: Path, first: str, second: str) -> None:
-    save(tmp_path / f"tee{first}", some())
-    save(tmp_path / f"again{second}", load(tmp_path / f"tee{first}"))
-    assert_same(load(tmp_path / f"again{second}"), some(), 2e-6)
+    save_gaussians(tmp_path / f"tee{first}", some())
+    save_gaussians(tmp_path / f"again{second}", load_gaussians(tmp_path / f"tee{first}"))
+    assert_same(load_gaussians(tmp_path / f"again{second}"), some(), 2e-6)
 
 
 @pytest.mark.parametrize("suffix", FLAT)
 def test_flat_formats_keep_what_they_can_hold(tmp_path: Path, suffix: str) -> None:
-    save(tmp_path / f"tee{suffix}", some(0))
-    assert_same(load(tmp_path / f"tee{suffix}"), some(0), 0.02 if suffix == ".splat" else 1e-7)
+    save_gaussians(tmp_path / f"tee{suffix}", some(0))
+    assert_same(load_gaussians(tmp_path / f"tee{suffix}"), some(0), 0.02 if suffix == ".splat" else 1e-7)
 
 
 @pytest.mark.parametrize("suffix", FLAT)
 def test_flat_formats_refuse_colours_they_cannot_hold(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(Unsupported, match="degree 0"):
-        save(tmp_path / f"tee{suffix}", some(2))
+        save_gaussians(tmp_path / f"tee{suffix}", some(2))
 
 
 @pytest.mark.parametrize("degree", [0, 3])
 def test_an_spz_file_keeps_place_size_and_colour(tmp_path: Path, degree: int, gsply: ModuleType) -> None:
-    save(tmp_path / "tee.spz", some(degree))
-    again = load(tmp_path / "tee.spz")
+    save_gaussians(tmp_path / "tee.spz", some(degree))
+    again = load_gaussians(tmp_path / "tee.spz")
     np.testing.assert_allclose(again.means, some(degree).means, atol=2e-5)
     np.testing.assert_allclose(again.scales, some(degree).scales, rtol=0.04)
     np.testing.assert_allclose(again.opacities, some(degree).opacities, atol=0.003)
@@ -104,8 +104,8 @@ def test_scene_formats_keep_every_body_by_name(tmp_path: Path, suffix: str) -> N
     two = Gaussians(
         two.means, two.quats, two.scales, two.opacities, two.sh, np.arange(7, dtype=np.int32) % 2, ("left arm", "tee")
     )
-    save(tmp_path / f"both{suffix}", two)
-    again = load(tmp_path / f"both{suffix}")
+    save_gaussians(tmp_path / f"both{suffix}", two)
+    again = load_gaussians(tmp_path / f"both{suffix}")
     assert again.names == ("left arm", "tee")
     assert_same(again.on("tee"), two.on("tee"), 1e-6)
 
@@ -114,7 +114,7 @@ def test_one_body_formats_refuse_two(tmp_path: Path) -> None:
     two = Gaussians(*(getattr(some(), f) for f in ("means", "quats", "scales", "opacities", "sh")),
                     body=np.arange(7, dtype=np.int32) % 2, names=("arm", "tee"))  # fmt: skip
     with pytest.raises(BadInput, match="arm, tee"):
-        save(tmp_path / "a.ply", two)
+        save_gaussians(tmp_path / "a.ply", two)
 
 
 @pytest.mark.parametrize("suffix", [".usda", ".usdc", ".usdz"])
@@ -122,7 +122,7 @@ def test_the_usd_file_satisfies_the_validators_of_usd_itself(tmp_path: Path, suf
     from pxr import Usd, UsdValidation, UsdVol
 
     path = tmp_path / f"tee{suffix}"
-    save(path, some())
+    save_gaussians(path, some())
     stage = Usd.Stage.Open(str(path))
     validators = UsdValidation.ValidationRegistry().GetOrLoadAllValidators()
     assert len(validators) > 20
@@ -134,7 +134,7 @@ def test_the_usd_file_satisfies_the_validators_of_usd_itself(tmp_path: Path, suf
 
 
 def test_a_gltf_file_is_y_up_for_those_who_read_it(tmp_path: Path) -> None:
-    save(
+    save_gaussians(
         tmp_path / "a.glb",
         gaussians_from_colours(np.array([[0.0, 0.0, 2.0]]), np.array(0.1), np.array([[1.0, 0.5, 0.0]])),
     )
@@ -146,9 +146,9 @@ def test_a_gltf_file_is_y_up_for_those_who_read_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_files_is_one_body_each(tmp_path: Path) -> None:
-    save(tmp_path / "world.ply", some(0))
-    save(tmp_path / "tee.splat", some(0))
-    both = load_folder(tmp_path)
+    save_gaussians(tmp_path / "world.ply", some(0))
+    save_gaussians(tmp_path / "tee.splat", some(0))
+    both = load_gaussians(tmp_path)
     assert both.names == ("tee", "world")
     assert len(both.on("world")) == 7
 
@@ -195,7 +195,7 @@ def _ply(count: int, rows: int, *, drop: str = "", **values: float) -> bytes:
 def test_a_broken_ply_file_is_refused_in_one_sentence(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "bad.ply").write_bytes(data)
     with pytest.raises((BadInput, Unsupported), match=says):
-        load(tmp_path / "bad.ply")
+        load_gaussians(tmp_path / "bad.ply")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_broken_ply_file_is_refused_in_one_sentence(tmp_path: Path, data: byte
 def test_broken_files_of_other_formats_are_refused_too(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises((BadInput, Unsupported), match=says):
-        load(tmp_path / name)
+        load_gaussians(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -230,12 +230,12 @@ def test_broken_files_of_other_formats_are_refused_too(tmp_path: Path, name: str
 def test_a_broken_spz_file_is_refused_too(tmp_path: Path, data: bytes, says: str, gsply: ModuleType) -> None:
     (tmp_path / "a.spz").write_bytes(data)
     with pytest.raises((BadInput, Unsupported), match=says):
-        load(tmp_path / "a.spz")
+        load_gaussians(tmp_path / "a.spz")
 
 
 def test_a_gltf_accessor_cannot_reach_beyond_its_data(tmp_path: Path) -> None:
-    save(tmp_path / "a.glb", some(0))
+    save_gaussians(tmp_path / "a.glb", some(0))
     data = (tmp_path / "a.glb").read_bytes()
     (tmp_path / "a.glb").write_bytes(data.replace(b'"count":7', b'"count":9'))
     with pytest.raises(BadInput, match="announces 9 elements"):
-        load(tmp_path / "a.glb")
+        load_gaussians(tmp_path / "a.glb")

@@ -1,4 +1,4 @@
-"""Fitting Gaussians to pictures: planted scenes are found again."""
+"""Fitting Gaussians to images: planted scenes are found again."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from instep.splat.fitting import (
     Adam,
     GaussianFitOptions,
     SurfaceConstraint,
-    WeightedImage,
     fit_gaussians,
     initial_gaussians,
     intersect_plane,
     pixel_rays,
 )
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
+from instep.splat.image import WeightedImage
 from instep.splat.image_metrics import psnr
-from instep.splat.plane_alignment import Picture, Plane, align_on_plane
+from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.raster.rasterizer import Rasterizer
 
 TABLE = Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.4, -0.4), (0.4, 0.4))
@@ -94,7 +94,7 @@ def test_what_starts_on_a_surface_stays_on_it_and_flat() -> None:
 
 
 def test_nothing_to_fit_is_refused() -> None:
-    with pytest.raises(BadInput, match="at least one picture"):
+    with pytest.raises(BadInput, match="at least one image"):
         fit_gaussians([], painted_table())
     camera = a_camera()
     target = WeightedImage(camera, np.zeros((43, 61, 3)), np.ones((43, 61), np.float32))
@@ -114,13 +114,13 @@ def test_adam_walks_down_a_bowl_and_forgets_rows_that_go() -> None:
     assert (grown < 1).all()
 
 
-def test_a_first_guess_has_the_colours_of_the_pictures() -> None:
+def test_initial_gaussians_have_the_colours_of_the_images() -> None:
     truth, cameras = painted_table(), eyes(3)
-    pictures = [Picture(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras]
-    guess = initial_gaussians(pictures, np.zeros((0, 3)), TABLE, 900)
+    images = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras]
+    guess = initial_gaussians(images, np.zeros((0, 3)), TABLE, 900)
     seen = Rasterizer(guess).render(cameras[0])
-    assert psnr(seen.colour, pictures[0].image) > 14
-    assert np.abs(seen.colour.mean() - pictures[0].image.mean()) < 0.1
+    assert psnr(seen.colour, images[0].image) > 14
+    assert np.abs(seen.colour.mean() - images[0].image.mean()) < 0.1
 
 
 def test_rays_meet_the_table_where_they_look() -> None:
@@ -139,13 +139,13 @@ def test_a_camera_that_is_off_is_found_on_a_table_all_see() -> None:
         Plane(TABLE.normal, (-0.25, -0.25), (0.25, 0.25)),
     )
     cameras = [replace(c, focal=(260.0, 260.0)) for c in eyes(2, 192, 144)]
-    pictures = [Rasterizer(truth).render(c).colour for c in cameras]
+    images = [Rasterizer(truth).render(c).colour for c in cameras]
     place = cameras[1].body_from_camera.copy()
     place[:3, :3] = matrix_from_quat(quat_exp(np.array([0.004, -0.006, 0.015]))) @ place[:3, :3]
     place[:3, 3] += [0.01, -0.008, 0.004]
     wrong = [cameras[0], replace(cameras[1], body_from_camera=place)]
     ones = np.ones((144, 192), np.float32)
-    shown = [Picture(c, p, ones) for c, p in zip(wrong, pictures, strict=True)]
+    shown = [WeightedImage(c, p, ones) for c, p in zip(wrong, images, strict=True)]
     aligned = align_on_plane(shown, small, pitch=0.005, reach=0.04)
     assert aligned.after > max(0.8, aligned.before + 0.2)
     # Where both are wrong together cannot be known: compare how they stand to each other.

@@ -10,7 +10,7 @@ from instep.core.errors import BadInput
 from instep.core.rollout import Constant, rollout, rollouts
 from instep.core.world import Array, Observation, Spec, State, stack, vector
 from instep.splat.gaussians import Gaussians, concatenate, gaussians_from_colours
-from instep.splat.raster.rasterizer import LayeredRasterizer, silhouette
+from instep.splat.raster.rasterizer import LayeredRasterizer
 from instep.splat.rendered_world import Seen, Sensor, Shutter, apply_sensor, expose_image, extrapolate_poses
 
 NAMES = ("world", "puck")
@@ -33,14 +33,14 @@ class Sliding:
         return {"observation.state": state.q}
 
 
-def poses(state: State) -> Array:
+def poses(state: State, _: Observation) -> Array:
     out = np.zeros((*state.batch, 2, 7))
     out[..., 3] = 1.0
     out[..., 1, 0] = state.q[..., 0]
     return out
 
 
-def velocities(state: State) -> Array:
+def velocities(state: State, _: Observation) -> Array:
     out = np.zeros((*state.batch, 2, 6))
     out[..., 1, 0] = state.v[..., 0]
     return out
@@ -76,7 +76,7 @@ def width(image: Array) -> float:
     return float(np.sqrt(np.average((np.arange(image.shape[1]) - bright(image)) ** 2, weights=weight)))
 
 
-def test_pictures_join_the_observations_and_the_spec_says_so() -> None:
+def test_images_join_the_observations_and_the_spec_says_so() -> None:
     world = seen()
     observation = world.observe(world.reset())
     for camera, shape in (("eye", (48, 64, 3)), ("wrist", (24, 32, 3))):
@@ -86,7 +86,7 @@ def test_pictures_join_the_observations_and_the_spec_says_so() -> None:
     assert observation["observation.state"].shape == (1,)
 
 
-def test_the_puck_moves_in_the_fixed_picture_and_stays_in_its_own() -> None:
+def test_the_puck_moves_in_the_fixed_image_and_stays_in_its_own() -> None:
     episode = rollout(seen(), Constant(np.array([0.5])), steps=4)
     images = episode["observation.images.eye"]
     columns = [bright(image) for image in images]
@@ -117,11 +117,18 @@ def test_noise_depends_on_the_seed_and_on_nothing_else() -> None:
     np.testing.assert_array_equal(first["observation.images.eye"], second["observation.images.eye"])
 
 
-def test_an_occluder_stands_before_the_puck() -> None:
-    mask = np.ones((48, 64), bool)
-    world = seen(occluder=lambda _, camera: silhouette(mask[: camera.height, : camera.width], 0.1, (0.0, 0.0, 1.0)))
-    image = world.observe(world.reset())["observation.images.eye"]
-    np.testing.assert_array_equal(image, np.broadcast_to([0, 0, 255], (48, 64, 3)))
+def test_gain_tint_and_noise_are_parameters_of_every_world_of_a_batch() -> None:
+    world = seen()
+    state = stack([world.reset(0) for _ in range(3)])
+    plain = world.observe(state)["observation.images.eye"].astype(float)
+    dim = world.tuned({"camera.gain": np.array([1.0, 0.5, 0.25]), "camera.blue": 0.0})
+    images = dim.observe(state)["observation.images.eye"].astype(float)
+    for i, gain in enumerate((1.0, 0.5, 0.25)):
+        np.testing.assert_allclose(images[i, ..., :2], gain * plain[i, ..., :2], atol=1.0)
+    assert (images[..., 2] == 0).all()
+    noisy = world.tuned({"camera.noise": np.array([0.0, 8.0, 0.0])}).observe(state)["observation.images.eye"]
+    np.testing.assert_array_equal(noisy[[0, 2]], plain[[0, 2]])
+    assert np.std(noisy[1] - plain[1]) == pytest.approx(8.0, rel=0.25), "clipping at 0 takes some of it"
 
 
 def test_a_slow_shutter_needs_velocities() -> None:
@@ -183,6 +190,6 @@ def test_shot_noise_grows_with_the_light() -> None:
 
 
 def test_poses_of_the_wrong_shape_are_refused() -> None:
-    world = replace(seen(), poses=lambda state: np.zeros((*state.batch, 3, 7)))
+    world = replace(seen(), poses=lambda state, _: np.zeros((*state.batch, 3, 7)))
     with pytest.raises(BadInput, match="for each of world, puck"):
-        world.observe(world.reset())
+        world.observe(world.reset())["observation.images.eye"]

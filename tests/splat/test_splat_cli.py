@@ -10,15 +10,14 @@ import pytest
 from test_fit import eyes, painted_table
 
 from instep.app.cli import main
-from instep.app.splat_tools import named_as, scan_frames
 from instep.core.errors import BadInput
 from instep.scene.folder import Scene
 from instep.splat.capture import load_cameras, load_capture, save_cameras
 from instep.splat.gaussians import gaussians_from_colours
-from instep.splat.io import load, load_folder, save
+from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.rendering import save_png, save_video, side_by_side
-from instep.splat.scene_fit import SceneFit
+from instep.splat.scene_fit import SceneFit, in_scene, scan_frames
 
 
 @pytest.fixture
@@ -37,13 +36,13 @@ def posed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_posed_pictures_become_gaussians_a_sheet_and_a_film(posed: Path, tmp_path: Path) -> None:
+def test_posed_images_become_gaussians_a_comparison_and_a_video(posed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["scene", "splat", str(posed), "--steps", "80", "--orbit", "4", "--out", str(out)]) == 0
     result = json.loads((out / "result.json").read_text())
     assert result["scores"]["psnr"]["value"] > 15
     assert result["scores"]["psnr"]["n"] >= 1
-    scene = load_folder(out / "splats")
+    scene = load_gaussians(out / "splats")
     assert scene.names == ("world",)
     assert len(scene) == result["gaussians"]["world"]
     assert len(load_cameras(out / "cameras.json")) == 7
@@ -51,16 +50,16 @@ def test_posed_pictures_become_gaussians_a_sheet_and_a_film(posed: Path, tmp_pat
     assert (out / "orbit.mp4").stat().st_size > 1000
 
 
-def test_a_gaussian_file_is_pictured(tmp_path: Path) -> None:
-    save(tmp_path / "spots.ply", painted_table())
+def test_a_gaussian_file_is_rendered(tmp_path: Path) -> None:
+    save_gaussians(tmp_path / "spots.ply", painted_table())
     assert main(["scene", "splat", str(tmp_path / "spots.ply"), "--orbit", "3", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "picture.png").stat().st_size > 1000
+    assert (tmp_path / "out" / "render.png").stat().st_size > 1000
     assert (tmp_path / "out" / "orbit.mp4").is_file()
 
 
 def a_ply(tmp_path: Path, change: dict[str, float] | None = None) -> bytes:
     """A sound file of three Gaussians, or one with a value of the second changed."""
-    save(tmp_path / "good.ply", painted_table().take(slice(0, 3)))
+    save_gaussians(tmp_path / "good.ply", painted_table().take(slice(0, 3)))
     data = (tmp_path / "good.ply").read_bytes()
     start = data.index(b"end_header\n") + 11
     columns = [line.split()[2].decode() for line in data[:start].splitlines() if line.startswith(b"property")]
@@ -114,7 +113,7 @@ def test_a_file_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) -> N
     for length in (0, 3, 40, len(data) // 2, len(data) - 1):
         (tmp_path / "cut.ply").write_bytes(data[:length])
         with pytest.raises(BadInput):
-            load(tmp_path / "cut.ply")
+            load_gaussians(tmp_path / "cut.ply")
 
 
 @pytest.mark.parametrize(
@@ -164,21 +163,20 @@ def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
     )
     rest = np.array([[0.5, 0.3, 0.02, 1.0, 0.0, 0.0, 0.0]])
     fitted = SceneFit(dot, tuple(eyes(1)), None, {}, np.zeros((1, 1, 3), np.uint8), {"tblock": rest})
-    named = named_as(fitted, frames, scene)
+    named = in_scene(fitted, frames, scene)
     assert named.gaussians.names == ("world", "tee")
     np.testing.assert_allclose(named.gaussians.means[0], [-0.015145, -0.014239, 0.002481], atol=1e-6)
     with pytest.raises(BadInput, match="none of the scene's objects"):
         scan_frames(["one", "two"], scene)
 
 
-def test_films_are_mp4_or_gif(tmp_path: Path) -> None:
-    pictures = [np.full((20, 30, 3), 40 * i, np.uint8) for i in range(4)]
-    for name in ("a.gif", "a.mp4"):
-        save_video(tmp_path / name, pictures)
-        assert (tmp_path / name).stat().st_size > 100
-    with pytest.raises(BadInput, match=r"\.mp4 or \.gif"):
-        save_video(tmp_path / "a.avi", pictures)
-    assert side_by_side([(pictures[0], pictures[1])]).shape == (20, 3 * 30 + 2 * 6, 3)
+def test_a_video_is_mp4(tmp_path: Path) -> None:
+    images = [np.full((20, 30, 3), 40 * i, np.uint8) for i in range(4)]
+    save_video(tmp_path / "a.mp4", images)
+    assert (tmp_path / "a.mp4").stat().st_size > 100
+    with pytest.raises(BadInput, match=r"written as \.mp4, not as '\.avi'"):
+        save_video(tmp_path / "a.avi", images)
+    assert side_by_side([(images[0], images[1])]).shape == (20, 3 * 30 + 2 * 6, 3)
 
 
 def test_the_real_recording_is_read_as_it_is(recordings: Path) -> None:

@@ -145,11 +145,11 @@ def test_a_filter_that_compares_colours_follows_a_simulated_robot(filmed, follow
 
 
 def test_a_scan_replaces_the_surface_gaussians(filmed, tmp_path) -> None:
-    from instep.splat.io import save
+    from instep.splat.io import save_gaussians
 
     scene = filmed.scene
     scan = surface_gaussians(outline_of(scene.model, "tee"), TOP, cell=0.02).gaussians
-    save(tmp_path / "tee.ply", scan)
+    save_gaussians(tmp_path / "tee.ply", scan)
     scans = TwinOptions(residual="both", scan=tmp_path).scans()
     assert list(scans) == ["tee"] and len(scans["tee"]) == len(scan)
     rig = replace(CameraRig.of(scene), mask=colour_mask(TOP))

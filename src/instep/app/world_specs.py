@@ -1,12 +1,10 @@
-"""Worlds and policies by the words of the command line: sim:SCENE, robot:ADDRESS, hold, constant:0.1,0.2.
-
-Virtual worlds and beliefs by the words of the command line, opened in whichever process needs them.
-"""
+"""Worlds, their cameras and policies by the words of the command line: sim:SCENE, robot:ADDRESS, hold, constant:0.1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +18,7 @@ from instep.physics.engines import Engine, open_world, rest_action
 from instep.physics.mujoco_cameras import render_cameras
 from instep.scene.folder import Scene
 
+from .output import content_hash
 from .simulated_robot import Perturbation, simulate_robot
 
 KINDS = {
@@ -143,3 +142,34 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
         raise UnknownName("world", words, [*get_args(Engine), "perturbed:SEED"])
     chosen: Any = words
     return with_cameras(open_world(scene, chosen), cameras, every)
+
+
+@dataclass(frozen=True, slots=True)
+class CameraOptions:
+    """The cameras of a world: rendered from Gaussians by a file, else cameras of the scene."""
+
+    virtual: Path | None = None
+    """TOML file of rendered cameras."""
+    cameras: tuple[str, ...] = ()
+    """Names; of a file, all where none are named."""
+    every: int = 1
+    """Control steps from one image of a scene's camera to the next."""
+
+    def open(self, words: str, scene: str) -> World:
+        """The world that words stand for, as `world_from_eval_spec`, with the cameras."""
+        if self.virtual is None:
+            return world_from_eval_spec(words, scene, self.cameras, self.every)
+        from instep.splat.rendered_world import load_rendered_cameras
+
+        loaded = Scene.load(words.partition("@")[2] or scene)
+        return load_rendered_cameras(self.virtual, loaded, self.cameras).on(world_from_eval_spec(words, scene))
+
+    def hash(self) -> str:
+        """A text that differs where images would."""
+        if self.virtual is None:
+            return f"/{','.join(self.cameras)}/{self.every}" if self.cameras else ""
+        from instep.splat.rendered_world import cameras_table
+
+        scan = cameras_table(self.virtual).get("gaussians")
+        files = (self.virtual,) if scan is None else (self.virtual, self.virtual.parent / str(scan))
+        return "".join(f"/{content_hash(file)}" for file in files if file.exists()) + f"/{','.join(self.cameras)}"

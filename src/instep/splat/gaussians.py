@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul
+from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul, transform
 from instep.core.world import Array
 
 from . import spherical_harmonics as harmonics
@@ -82,6 +82,13 @@ class Gaussians:
         if name not in names:
             raise UnknownName("body", name, names)
         return replace(self, body=np.full(len(self), names.index(name), np.int32), names=names)
+
+    def in_world(self, poses: Array | None = None) -> Array:
+        """Centres in the world's frame [n, 3], for poses of the bodies [bodies, 7]; identity where None."""
+        if poses is None:
+            return np.asarray(self.means, float)
+        world_from_body = transform(np.asarray(poses, float))[self.body]
+        return np.einsum("nij,nj->ni", world_from_body[:, :3, :3], self.means) + world_from_body[:, :3, 3]
 
     def moved(self, new_from_old: Array) -> Gaussians:
         """The same Gaussians written in another frame, their colours turned with them.

@@ -1,19 +1,22 @@
-"""Gaussians painted onto the shapes of a scene, for a scene that nobody has photographed."""
+"""Gaussians of a scene: from a scan, or spread over the surfaces of its geoms in the colour of their materials."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mujoco
 import numpy as np
 
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, quat_from_matrix
 from instep.core.world import Array
 from instep.scene.folder import Scene
+from instep.scene.model import body_poses
 
 from .gaussians import Gaussians, concatenate, gaussians_from_colours
+from .io import load_gaussians
 
 SPACING_M = 0.008
 """Distance of Gaussians from each other [m]; on large surfaces more."""
@@ -37,6 +40,34 @@ def gaussians_from_geoms(scene: Scene) -> Gaussians:
     found = concatenate(parts, bodies)
     kept = [name for i, name in enumerate(bodies) if i == 0 or (found.body == i).any()]
     return concatenate([found.on(name) for name in kept], tuple(kept))
+
+
+def scene_gaussians(scene: Scene, scan: Path | None = None) -> Gaussians:
+    """The Gaussians of a scan, with those of geoms on moving bodies that it lacks; of all geoms without a scan."""
+    if scan is None:
+        return gaussians_from_geoms(scene)
+    found = load_gaussians(scan)
+    known = [scene.model.body(b).name for b in range(scene.model.nbody)]
+    for name in found.names:
+        if name not in known:
+            raise UnknownName(f"body (named in {scan.name})", name, known)
+    shapes = gaussians_from_geoms(scene)
+    missing = [name for name in shapes.names if name not in found.names and not is_static(scene, name)]
+    return concatenate([found, *(shapes.on(name) for name in missing)])
+
+
+def scene_poses(scene: Scene, names: Sequence[str], q: Array) -> Array:
+    """Poses xyz + wxyz [..., names, 7] of bodies of a scene at positions q [..., nq]."""
+    flat = np.asarray(q, float).reshape(-1, np.shape(q)[-1])
+    world = np.broadcast_to(np.eye(7)[3], (len(flat), 1, 7))
+    rows = [scene.model.body(name).id for name in names]
+    poses = np.concatenate([world, body_poses(scene.model, flat)], axis=-2)[:, rows]
+    return poses.reshape(*np.shape(q)[:-1], len(rows), 7)
+
+
+def is_static(scene: Scene, name: str) -> bool:
+    """Whether nothing between a body and the world has a joint."""
+    return int(scene.model.body_weldid[scene.model.body(name).id]) == 0
 
 
 def _visible_geoms(model: Any) -> Iterator[tuple[str, int, Array, Array, Array, Array, int]]:

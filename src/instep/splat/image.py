@@ -1,4 +1,4 @@
-"""What a renderer returns, and what stands behind the Gaussians it draws."""
+"""Images: rendered ones, ones to fit to, and the backdrop behind rendered Gaussians."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ Region: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedImage:
-    """One picture of Gaussians; of a region, only the region."""
+    """An image of Gaussians; of a region, only the region."""
 
     colour: Array
     """Red, green, blue [height, width, 3], 0 to about 1, with the backdrop behind."""
     alpha: Array
-    """How much the Gaussians hide the backdrop [height, width], 0 to 1."""
+    """Opacity of the Gaussians before the backdrop [height, width], 0 to 1."""
     depth: Array
-    """Mean distance along the optical axis of what the Gaussians show [height, width] [m]; infinite where none is."""
+    """Mean distance of the Gaussians along the optical axis [height, width] [m]; infinite where none is."""
 
     @property
     def bytes(self) -> Array:
-        """The colour as camera drivers give it, uint8 [height, width, 3]."""
+        """The colour as uint8 [height, width, 3]."""
         return to_bytes(self.colour)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backdrop:
-    """What stands behind, among or before the Gaussians: a plain colour, a rendered layer, a robot's silhouette.
+    """An image behind or among the Gaussians: a plain colour or a rendered layer.
 
-    Gaussians farther away than `depth` are hidden by it, nearer ones are drawn over it.
+    It occludes Gaussians farther away than `depth`; nearer ones are blended over it.
     """
 
     colour: Array
@@ -50,6 +50,23 @@ class Backdrop:
                 f"A backdrop needs a colour [height, width, 3] and a depth [height, width], not {self.colour.shape} "
                 f"and {self.depth.shape}."
             )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedImage:
+    """An image to fit to, with a weight for every pixel."""
+
+    camera: Camera
+    image: Array
+    """Red, green, blue [height, width, 3], 0 to 1."""
+    weight: Array
+    """Weight of each pixel [height, width], 0 to 1."""
+    poses: Array | None = None
+    """Poses of the bodies [bodies, 7]; identity where None."""
+    backdrop: Backdrop | None = None
+    """What is behind the Gaussians."""
+    region: Region | None = None
+    """The only part of the image that counts."""
 
 
 def plain_backdrop(camera: Camera, colour: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Backdrop:

@@ -18,6 +18,8 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.raster.gaussian_projection import lens_jacobian
 
+from .image import WeightedImage
+
 _MIN_POINTS = 200
 """Points of the plane that a camera must show for it to be aligned."""
 _REFINED_CANDIDATES = 6
@@ -47,17 +49,6 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
-    """A picture of what does not move, and how far each pixel is to be believed."""
-
-    camera: Camera
-    image: Array
-    """[height, width, 3], 0 to 1."""
-    weight: Array
-    """[height, width], 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class CameraAlignment:
     """Cameras that agree, and what it took."""
 
@@ -73,7 +64,7 @@ class CameraAlignment:
 
 
 def align_on_plane(
-    pictures: Sequence[Picture], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08
+    pictures: Sequence[WeightedImage], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08
 ) -> CameraAlignment:
     """Make cameras agree about a plane; `reach` [m] is how far they may be off."""
     if len(pictures) < 2:
@@ -118,7 +109,7 @@ class _Rectified:
     weight: Array  # [rows, columns]
 
 
-def _texture(picture: Picture) -> _Texture:
+def _texture(picture: WeightedImage) -> _Texture:
     from scipy.ndimage import gaussian_filter
 
     grey = picture.image.mean(axis=-1)

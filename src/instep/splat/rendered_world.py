@@ -1,39 +1,47 @@
-"""A world that is seen: photoreal camera pictures among the observations of any world.
+"""Camera images rendered from Gaussians, as observations of a world.
 
-Align the colours of a renderer with those of a real camera.
-
-One quadratic across channels, c_real = A [c^2; c] + b with A 3 x 6, fitted to pixel pairs by least squares with Tukey's
-weights, so that moving things and highlights in one of the two pictures do not bend it.
-
-What a real camera does to a picture: shutter, exposure, noise. (Distortion is part of the Camera itself.)
+`Seen` wraps any world and adds images; `RenderedCameras` is the set of cameras, Gaussians and kinematics of one scene,
+read from a TOML file by `load_rendered_cameras`. It renders the body poses that the world's sensors report, with their
+noise and delay: on a robot nothing else is known. Sensor gain, colour and noise can be randomised like any parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from instep.core import counter_rng
-from instep.core.errors import BadInput
+from instep.core.episode import Episode, by_label
+from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_exp, quat_mul
-from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper, take
+from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
 from instep.scene.camera import Camera
+from instep.scene.folder import Scene
 from instep.splat.raster.rasterizer import LayeredRasterizer
 
-from .image import Backdrop, Region, full_region
+from .gaussians import concatenate
+from .gaussians_from_geoms import is_static, scene_gaussians, scene_poses
+from .image import Region, full_region
+from .rendering import look_at
 
-Poses: TypeAlias = Callable[[State], Array]
-"""Where bodies are in a state, [..., bodies, 7], or how they move, [..., bodies, 6]; in the order of the names."""
-Occluder: TypeAlias = Callable[[State, Camera], Backdrop]
-"""What else stands before a camera in a state of one world, as a robot drawn from its meshes."""
+IMAGES = "observation.images."
+POSE_CHANNELS = ("observation.state", "observation.environment_state")
+"""Channels that report positions of joints and bodies."""
+_CAMERA_KEYS = ("body", "at", "towards", "up", "angle", "size")
+_MAX_SIDE_PX = 4096
 
-
+Poses: TypeAlias = Callable[[State, Observation], Array]
+"""Body poses [..., bodies, 7] or velocities [..., bodies, 6] of a state, in the order of the Gaussians' names."""
 RenderRegion: TypeAlias = Callable[[float, Region], Array]
-"""A function that gives the colours of a region [height, width, 3] as seen at a time [s]."""
+"""Colours [height, width, 3] of a region of the image at a time [s]."""
+Amount: TypeAlias = float | Array
+"""A number, or an array of one per world of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +51,11 @@ class Shutter:
     readout: float = 0.0
     """Time from the first row to the last [s]; 0 for a global shutter."""
     exposure: float = 0.0
-    """How long each row collects light [s]; 0 for an instant."""
+    """Exposure time of each row [s]; 0 for an instant."""
     bands: int = 8
-    """Groups of rows that are taken to be read at once."""
+    """Groups of rows that are rendered at one time."""
     samples: int = 4
-    """Instants the exposure is made of."""
+    """Instants averaged over the exposure."""
 
     def __post_init__(self) -> None:
         if self.readout < 0 or self.exposure < 0 or self.bands < 1 or self.samples < 1:
@@ -56,7 +64,7 @@ class Shutter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensor:
-    """How light becomes numbers."""
+    """How light becomes pixel values."""
 
     gain: float = 1.0
     """Factor of brightness."""
@@ -67,20 +75,149 @@ class Sensor:
     gamma: float = 1.0
     """Exponent after the gain; 1 is linear."""
     shot: float = 0.0
-    """Standard deviation of noise that grows with the root of brightness, at full brightness (0 to 1)."""
+    """Standard deviation of shot noise at full brightness (0 to 1); it grows with the root of brightness."""
     read: float = 0.0
-    """Standard deviation of noise everywhere (0 to 1)."""
+    """Standard deviation of read noise (0 to 1)."""
 
     @property
     def noisy(self) -> bool:
-        """Whether two pictures of the same scene differ."""
+        """Whether two images of the same scene differ."""
         return self.shot > 0 or self.read > 0
 
 
-def expose_image(draw: RenderRegion, camera: Camera, shutter: Shutter, t: float = 0.0) -> Array:
-    """The picture of a shutter whose middle row is halfway through its exposure at time t.
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen(Wrapper[W]):
+    """A world with rendered cameras: adds `observation.images.<camera>`, for one world or a batch.
 
-    Rolling shutters are drawn in bands of rows, each at its own time; blur is the mean over samples of the exposure.
+    An image is rendered when it is first read from the observation.
+    """
+
+    layers: LayeredRasterizer
+    """The Gaussians, on bodies."""
+    cameras: tuple[Camera, ...]
+    """Fixed in the world, or mounted on a body."""
+    poses: Poses
+    velocities: Poses | None = None
+    """Needed by shutters that are not instant."""
+    shutter: Shutter = field(default_factory=Shutter)
+    sensor: Sensor = field(default_factory=Sensor)
+    gain: Amount = 1.0
+    """Factor of brightness, on top of the sensor's."""
+    red: Amount = 1.0
+    green: Amount = 1.0
+    blue: Amount = 1.0
+    noise: Amount = 0.0
+    """Standard deviation of further read noise [grey levels of 255]."""
+    params: ClassVar[Mapping[str, str]] = {f"camera.{name}": name for name in ("gain", "red", "green", "blue", "noise")}
+
+    def __post_init__(self) -> None:
+        if (self.shutter.readout or self.shutter.exposure) and self.velocities is None:
+            raise BadInput(
+                "A shutter that is not instant needs the bodies' velocities; give Seen(..., velocities=...)."
+            )
+
+    @property
+    def spec(self) -> Spec:
+        """The world's spec, with the images."""
+        return spec_with_images(self.world.spec, self.cameras)
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Seed the sensor noise."""
+        return state.with_hidden(self.key, np.broadcast_to(counter_rng.key(seed, self.key), state.batch).copy())
+
+    def step(self, state: State, action: Array) -> State:
+        """Step the world, and the stream of sensor noise."""
+        return self.world.step(state, action).with_hidden(self.key, counter_rng.following(state.hidden[self.key]))
+
+    def observe(self, state: State) -> Observation:
+        """The world's observation, with images that are rendered when they are read."""
+        observed = self.world.observe(state)
+
+        def image(number: int) -> Callable[[], Array]:
+            return lambda: self._images(state, observed, number)
+
+        return _LazyImages(observed, {IMAGES + c.name: image(i) for i, c in enumerate(self.cameras)})
+
+    def _images(self, state: State, observed: Observation, number: int) -> Array:
+        camera, poses = self.cameras[number], np.asarray(self.poses(state, observed), float)
+        expected = (*state.batch, len(self.layers.gaussians.names), 7)
+        if poses.shape != expected:
+            raise BadInput(
+                f"The poses of the rendered bodies have the shape {poses.shape}; {expected}, one xyz + wxyz for each "
+                f"of {', '.join(self.layers.gaussians.names)}, was expected."
+            )
+        sensors = [self._sensor(world) for world in np.ndindex(*state.batch)]
+        if self.shutter == Shutter() and all(sensor == Sensor() for sensor in sensors):
+            return self.layers.render_batch(camera, poses)
+        out = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
+        keys = np.asarray(state.hidden[self.key])
+        twists = None if self.velocities is None else np.asarray(self.velocities(state, observed), float)
+        for world, sensor in zip(np.ndindex(*state.batch), sensors, strict=True):
+            colour = self._exposed(camera, poses[world], None if twists is None else twists[world])
+            seed = int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53)
+            out[world] = apply_sensor(colour, sensor, seed)
+        return out
+
+    def _sensor(self, world: tuple[int, ...]) -> Sensor:
+        gain, red, green, blue, noise = (
+            float(np.asarray(amount)[world] if np.ndim(amount) else amount)
+            for amount in (self.gain, self.red, self.green, self.blue, self.noise)
+        )
+        r, g, b = self.sensor.tint
+        return replace(
+            self.sensor, gain=self.sensor.gain * gain, tint=(r * red, g * green, b * blue),
+            read=float(np.hypot(self.sensor.read, noise / 255.0)),
+        )  # fmt: skip
+
+    def _exposed(self, camera: Camera, poses: Array, twists: Array | None) -> Array:
+        def colours(t: float, region: Region) -> Array:
+            there = poses if twists is None else extrapolate_poses(poses, twists, t)
+            return self.layers.render(camera, there, region=region).colour
+
+        return expose_image(colours, camera, self.shutter)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RenderedCameras:
+    """Cameras that render the Gaussians of a scene: made once, used for every world of the scene."""
+
+    scene: Scene
+    layers: LayeredRasterizer
+    cameras: tuple[Camera, ...]
+
+    def on(self, world: W) -> Seen[W]:
+        """The world with these cameras."""
+        return Seen(world, self.layers, self.cameras, lambda state, observed: self.poses(observed, world.spec))
+
+    def poses(self, observation: Observation, spec: Spec) -> Array:
+        """Body poses [..., bodies, 7] by forward kinematics of what the sensors report."""
+        reported = [name for name in POSE_CHANNELS if name in observation]
+        if not reported:
+            raise BadInput(f"Rendered cameras need the positions of joints and bodies: {' or '.join(POSE_CHANNELS)}.")
+        values = np.concatenate([np.asarray(observation[name], float) for name in reported], axis=-1)
+        labels = [label for name in reported for label in spec.observation[name].labels]
+        q = by_label(values, labels, self.scene.spec.q.labels, self.scene.start(0)[0])
+        return scene_poses(self.scene, self.layers.gaussians.names, q)
+
+    def add_images(self, episode: Episode) -> Episode:
+        """The episode with the images that the cameras would have taken."""
+        reported = {name: episode[name] for name in POSE_CHANNELS if name in episode}
+        poses = self.poses(reported, episode.spec)
+        images = {IMAGES + c.name: self.layers.render_batch(c, poses) for c in self.cameras}
+        return replace(episode.with_columns(images), spec=spec_with_images(episode.spec, self.cameras))
+
+
+def spec_with_images(spec: Spec, cameras: Sequence[Camera]) -> Spec:
+    """A spec whose observations hold an image of every camera."""
+    axes = ("height", "width", "channels")
+    images = {IMAGES + c.name: Channel(axes, "", (c.height, c.width, 3), "uint8") for c in cameras}
+    return replace(spec, observation={**spec.observation, **images})
+
+
+def expose_image(colours: RenderRegion, camera: Camera, shutter: Shutter, t: float = 0.0) -> Array:
+    """The image of a shutter whose middle row is halfway through its exposure at time t.
+
+    A rolling shutter is rendered in bands of rows, each at its own time; blur is the mean over samples of the exposure.
     """
     left, top, right, bottom = full_region(camera)
     bands = min(shutter.bands, camera.height) if shutter.readout > 0 else 1
@@ -92,18 +229,18 @@ def expose_image(draw: RenderRegion, camera: Camera, shutter: Shutter, t: float 
         light = np.zeros((last - first, camera.width, 3), np.float32)
         for sample in range(samples):
             instant = middle + shutter.exposure * ((sample + 0.5) / samples - 0.5)
-            light += draw(float(instant), (left, int(first), right, int(last)))
+            light += colours(float(instant), (left, int(first), right, int(last)))
         out[first:last] = light / samples
     return out
 
 
 def apply_sensor(colour: Array, sensor: Sensor, seed: int = 0) -> Array:
-    """The picture a sensor gives, uint8; its noise is that of the seed."""
+    """Colours 0 to 1 as a sensor reads them, uint8; its noise is that of the seed."""
     light = np.asarray(colour, np.float32) * (np.float32(sensor.gain) * np.asarray(sensor.tint, np.float32))
     if sensor.noisy:
         rng = np.random.default_rng((seed, 0x5E15E))
-        spread = np.sqrt(sensor.read**2 + sensor.shot**2 * np.clip(light, 0.0, None)).astype(np.float32)
-        light = light + spread * rng.standard_normal(light.shape, np.float32)
+        sigma = np.sqrt(sensor.read**2 + sensor.shot**2 * np.clip(light, 0.0, None)).astype(np.float32)
+        light = light + sigma * rng.standard_normal(light.shape, np.float32)
     light = np.clip(light + np.float32(sensor.offset), 0.0, 1.0)
     if sensor.gamma != 1.0:
         light = light ** np.float32(sensor.gamma)
@@ -117,85 +254,91 @@ def extrapolate_poses(poses: Array, twists: Array, dt: float) -> Array:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Seen(Wrapper[W]):
-    """A world with cameras: adds `observation.images.<camera>` to what is observed, for one world or a batch."""
+class _LazyImages(Mapping[str, Array]):
+    """An observation whose images are rendered when they are first read."""
 
-    layers: LayeredRasterizer
-    """The Gaussians, on bodies."""
-    cameras: tuple[Camera, ...]
-    """Fixed in the world, or mounted on a body."""
-    poses: Poses
-    """Where the bodies are; an engine's kinematics."""
-    velocities: Poses | None = None
-    """How they move, for shutters that are not instant."""
-    shutter: Shutter = field(default_factory=Shutter)
-    sensor: Sensor = field(default_factory=Sensor)
-    occluder: Occluder | None = None
-    """The robot, where it is not made of Gaussians."""
+    def __init__(self, observed: Observation, render: Mapping[str, Callable[[], Array]]):
+        self._observed, self._render = observed, render
+        self._images: dict[str, Array] = {}
 
-    def __post_init__(self) -> None:
-        if (self.shutter.readout or self.shutter.exposure) and self.velocities is None:
-            raise BadInput(
-                "A shutter that is not instant needs the bodies' velocities; give Seen(..., velocities=...)."
-            )
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._render:
+            return self._observed[name]
+        if name not in self._images:
+            self._images[name] = self._render[name]()
+        return self._images[name]
 
-    @property
-    def spec(self) -> Spec:
-        """What the numbers mean, pictures included."""
-        inner, axes = self.world.spec, ("height", "width", "channels")
-        shown = {
-            f"observation.images.{c.name}": Channel(axes, "", (c.height, c.width, 3), "uint8") for c in self.cameras
-        }
-        return replace(inner, observation={**inner.observation, **shown})
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._observed, *self._render))
 
-    def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Start the stream of random numbers."""
-        return state.with_hidden(self.key, np.broadcast_to(counter_rng.key(seed, self.key), state.batch).copy())
+    def __len__(self) -> int:
+        return len(self._observed) + len(self._render)
 
-    def step(self, state: State, action: Array) -> State:
-        """Draw anew for the next state."""
-        return self.world.step(state, action).with_hidden(self.key, counter_rng.following(state.hidden[self.key]))
-
-    def observe(self, state: State) -> Observation:
-        """What is observed, pictures included."""
-        seen = dict(self.world.observe(state))
-        poses = np.asarray(self.poses(state), float)
-        wanted = (*state.batch, len(self.layers.gaussians.names), 7)
-        if poses.shape != wanted:
-            raise BadInput(
-                f"The poses of the seen bodies have the shape {poses.shape}; {wanted}, one xyz + wxyz for each of "
-                f"{', '.join(self.layers.gaussians.names)}, was expected."
-            )
-        for number, camera in enumerate(self.cameras):
-            seen[f"observation.images.{camera.name}"] = self._pictures(state, poses, camera, number)
-        return seen
-
-    def _pictures(self, state: State, poses: Array, camera: Camera, number: int) -> Array:
-        plain = self.sensor == Sensor() and self.shutter == Shutter() and self.occluder is None
-        if plain and state.batch:
-            flat = self.layers.render_batch(camera, poses.reshape(-1, *poses.shape[-2:]))
-            return flat.reshape(*state.batch, *flat.shape[1:])
-        out = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
-        keys = np.asarray(state.hidden[self.key])
-        speeds = None if self.velocities is None else np.asarray(self.velocities(state), float)
-        for world in np.ndindex(*state.batch):
-            before = None if self.occluder is None else self.occluder(_one(state, world), camera)
-            colour = self._exposed(camera, poses[world], None if speeds is None else speeds[world], before)
-            out[world] = apply_sensor(
-                colour, self.sensor, int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53)
-            )
-        return out
-
-    def _exposed(self, camera: Camera, poses: Array, speeds: Array | None, before: Backdrop | None) -> Array:
-        def draw(t: float, region: Region) -> Array:
-            there = poses if speeds is None else extrapolate_poses(poses, speeds, t)
-            return self.layers.render(camera, there, before=before, region=region).colour
-
-        return expose_image(draw, camera, self.shutter)
+    def __contains__(self, name: object) -> bool:
+        return name in self._observed or name in self._render
 
 
-def _one(state: State, world: tuple[int, ...]) -> State:
-    for index in world:
-        state = take(state, index)
-    return state
+def load_rendered_cameras(
+    path: Path, scene: Scene, only: Sequence[str] = (), *, threads: int | None = None
+) -> RenderedCameras:
+    """The rendered cameras of a TOML file, some of them where they are named; see docs/policy.md."""
+    table = cameras_table(path)
+    given = {name: entry for name, entry in table.items() if name != "gaussians"}
+    for name in only:
+        if name not in given:
+            raise UnknownName(f"camera in {path.name}", name, given)
+    bodies = [scene.model.body(b).name for b in range(scene.model.nbody)]
+    cameras = tuple(_camera(name, given[name], bodies, path) for name in (only or given))
+    if not cameras:
+        raise BadInput(f"{path.name} describes no camera; a table such as [static] with at and towards was expected.")
+    scan = table.get("gaussians")
+    gaussians = scene_gaussians(scene, None if scan is None else path.parent / str(scan))
+    # A camera's body needs a pose even where it carries no Gaussians.
+    names = tuple(dict.fromkeys([*gaussians.names, *(c.body for c in cameras)]))
+    static = [name for name in names if is_static(scene, name)]
+    layers = LayeredRasterizer(concatenate([gaussians], names), static, threads=threads)
+    return RenderedCameras(scene, layers, cameras)
+
+
+def cameras_table(path: Path) -> dict[str, Any]:
+    """The TOML of rendered cameras, as it is written."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"Rendered cameras {str(path)!r} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
+
+
+def _camera(name: str, given: Any, bodies: list[str], path: Path) -> Camera:
+    if not isinstance(given, dict):
+        raise BadInput(f"{name!r} in {path.name} is no camera; a table with at and towards was expected.")
+    for key in given:
+        if key not in _CAMERA_KEYS:
+            raise UnknownName(f"entry of camera {name!r} in {path.name}", key, _CAMERA_KEYS)
+    body = str(given.get("body", "world"))
+    if body not in bodies:
+        raise UnknownName("body", body, bodies)
+    at, towards = (_point(given.get(key), f"{key} of camera {name!r} in {path.name}") for key in ("at", "towards"))
+    up = _point(given.get("up", [0.0, 0.0, 1.0]), f"up of camera {name!r} in {path.name}")
+    size, angle = given.get("size", [96, 96]), given.get("angle", 60.0)
+    if not (isinstance(size, list) and len(size) == 2 and all(type(n) is int and 8 <= n <= _MAX_SIDE_PX for n in size)):
+        raise BadInput(f"size of camera {name!r} in {path.name} must be [width, height] in pixels, not {size!r}.")
+    if not isinstance(angle, int | float) or not 1 <= angle <= 150:
+        raise BadInput(f"angle of camera {name!r} in {path.name} must be 1 to 150 degrees across, not {angle!r}.")
+    ahead = towards - at
+    if np.linalg.norm(np.cross(ahead, up)) <= 1e-6 * np.linalg.norm(ahead) * np.linalg.norm(up):
+        raise BadInput(f"Camera {name!r} looks nowhere, or along its 'up'; a camera that looks down needs another up.")
+    focal = size[0] / 2 / np.tan(np.radians(angle) / 2)
+    centre = (size[0] / 2, size[1] / 2)
+    return Camera(name, size[0], size[1], (focal, focal), centre, body, look_at(at, towards, up))
+
+
+def _point(given: Any, what: str) -> Array:
+    try:
+        point = np.asarray(given, float)
+    except (TypeError, ValueError):
+        point = np.zeros(0)
+    if point.shape != (3,) or not np.isfinite(point).all():
+        raise BadInput(f"{what} must be a point [x, y, z] in metres, not {given!r}.")
+    return point

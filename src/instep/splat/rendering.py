@@ -1,137 +1,193 @@
-"""Pictures for people: real beside twin, and a camera that circles a scene."""
+"""Render Gaussians: `render` in one call, cameras that frame or circle a scene, images and videos on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.scene.camera import Camera
-from instep.splat.raster.rasterizer import Rasterizer
+from instep.scene.folder import Scene
+from instep.splat.raster.rasterizer import Device, Rasterizer, open_rasterizer
+
+from .gaussians import Gaussians
+from .gaussians_from_geoms import scene_gaussians, scene_poses
+from .image import RenderedImage
+from .io import FORMATS, load_gaussians
 
 _GAP_PX = 6
-"""White between pictures [pixels]."""
+"""White between images."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendering:
+    """Images of Gaussians, one per camera."""
+
+    cameras: tuple[Camera, ...]
+    frames: tuple[RenderedImage, ...]
+    """Colour, alpha and depth of each camera."""
+
+    @property
+    def images(self) -> tuple[Array, ...]:
+        """Colours uint8 [height, width, 3], one per camera."""
+        return tuple(frame.bytes for frame in self.frames)
+
+    @property
+    def depths(self) -> tuple[Array, ...]:
+        """Depth along the optical axis [height, width] [m], one per camera; infinite where nothing is."""
+        return tuple(frame.depth for frame in self.frames)
+
+    def save(self, path: str | Path) -> tuple[Path, ...]:
+        """Write a PNG file, or a folder with one per camera; return what was written."""
+        path = Path(path)
+        if path.suffix.lower() == ".png" and len(self.frames) == 1:
+            save_png(path, self.images[0])
+            return (path,)
+        if path.suffix:
+            raise BadInput(f"{len(self.frames)} images are written to one .png or into a folder, not to {path.name!r}.")
+        path.mkdir(parents=True, exist_ok=True)
+        written = tuple(path / f"{camera.name.replace('/', '_')}.png" for camera in self.cameras)
+        for file, image in zip(written, self.images, strict=True):
+            save_png(file, image)
+        return written
+
+    def to_html(self) -> str:
+        """A self-contained page with the images."""
+        from instep.data.frames import encode_png
+        from instep.report.page import Headline, HtmlReport, ReportImage, Section
+        from instep.report.page import render as page
+
+        shown = [
+            ReportImage(encode_png(image), f"{camera.name}, {camera.width} x {camera.height}")
+            for camera, image in zip(self.cameras, self.images, strict=True)
+        ]
+        headline = Headline("plain", f"{len(shown)} image{'s' * (len(shown) != 1)}")
+        return page(HtmlReport("Rendering", "3D Gaussians", headline, sections=(Section("Images", blocks=(shown,)),)))
+
+
+def render(
+    source: Scene | Gaussians | str | Path,
+    cameras: Camera | Sequence[Camera] | None = None,
+    *,
+    q: Array | None = None,
+    poses: Array | None = None,
+    device: Device = "cpu",
+) -> Rendering:
+    """Render a scene, Gaussians or a Gaussian file through cameras, or through one that frames them all.
+
+    Args:
+        source: a scene (its name, folder or MJCF file: Gaussians on its geoms), a Gaussian file (.ply, .splat, .spz,
+            .glb, .usdc, ...) or a folder with one file per body.
+        cameras: one camera or several.
+        q: positions of a scene [nq]; its start where not given.
+        poses: poses xyz + wxyz [bodies, 7] of Gaussians in the order of their names; identity where not given.
+        device: cpu, or cuda for gsplat.
+
+    """
+    gaussians, poses = _placed(source, q, poses)
+    if len(gaussians) == 0:
+        raise BadInput("There are no Gaussians to render.")
+    if cameras is None:
+        cameras = framing_camera(gaussians, poses)
+    chosen = (cameras,) if isinstance(cameras, Camera) else tuple(cameras)
+    rasterizer = open_rasterizer(gaussians, device)
+    return Rendering(chosen, tuple(rasterizer.render(camera, poses) for camera in chosen))
+
+
+def framing_camera(gaussians: Gaussians, poses: Array | None = None, *, size: tuple[int, int] = (640, 480)) -> Camera:
+    """A camera that looks obliquely from above at all but the outermost 2 % of the Gaussians."""
+    means = gaussians.in_world(poses)
+    low, high = np.quantile(means, [0.02, 0.98], axis=0)
+    centre, diagonal = (low + high) / 2, max(float(np.linalg.norm(high - low)), 1e-3)
+    eye = centre + 1.1 * diagonal * np.array([0.7, -0.7, 0.5])
+    (width, height), focal = size, 600.0 * size[0] / 640
+    return Camera(
+        "overview", width, height, (focal, focal), (width / 2, height / 2), "world", look_at(eye, centre)
+    )  # fmt: skip
+
+
+def look_at(eye: Array, target: Array, up: Array | Sequence[float] = (0.0, 0.0, 1.0)) -> Array:
+    """world_from_camera (4 x 4) of a camera at a point that looks at another, `up` being upwards in its image."""
+    ahead = np.asarray(target, float) - eye
+    ahead = ahead / np.linalg.norm(ahead)
+    right = np.cross(ahead, up)
+    if np.linalg.norm(right) < 1e-9:
+        right = np.array([1.0, 0.0, 0.0])
+    right = right / np.linalg.norm(right)
+    world_from_camera = np.eye(4)
+    world_from_camera[:3, :3] = np.stack([right, np.cross(ahead, right), ahead], axis=1)
+    world_from_camera[:3, 3] = eye
+    return world_from_camera
+
+
+def orbit_images(
+    rasterizer: Rasterizer, camera: Camera, centre: Array, *, frames: int = 60, poses: Array | None = None
+) -> Iterator[Array]:
+    """Images uint8 of a camera that circles a point at its own distance and height, once around."""
+    centre = np.asarray(centre, float)
+    start = camera.body_from_camera[:3, 3] - centre
+    for angle in np.arange(frames) * 2 * np.pi / frames:
+        c, s = np.cos(angle), np.sin(angle)
+        eye = centre + np.array([c * start[0] - s * start[1], s * start[0] + c * start[1], start[2]])
+        placed = replace(camera, body="world", body_from_camera=look_at(eye, centre))
+        yield rasterizer.render(placed, poses).bytes
 
 
 def side_by_side(rows: Sequence[tuple[Array, Array]]) -> Array:
-    """Pairs of real and drawn pictures uint8, one pair per row: real, twin, and four times their difference."""
+    """Pairs of real and rendered images uint8, one pair per row: real, rendered, and four times their difference."""
     if not rows:
-        raise BadInput("A sheet of pictures needs at least one pair, and none was given.")
+        raise BadInput("A comparison needs at least one pair of images, and none was given.")
     out: list[Array] = []
     width = max(real.shape[1] for real, _ in rows)
-    for real, twin in rows:
-        apart = np.clip(4 * np.abs(real.astype(int) - twin.astype(int)), 0, 255).astype(np.uint8)
-        cells = [_padded(picture, width) for picture in (real, twin, apart)]
+    for real, rendered in rows:
+        apart = np.clip(4 * np.abs(real.astype(int) - rendered.astype(int)), 0, 255).astype(np.uint8)
+        cells = [_padded(image, width) for image in (real, rendered, apart)]
         gap = np.full((real.shape[0], _GAP_PX, 3), 255, np.uint8)
         out += [np.hstack([cells[0], gap, cells[1], gap, cells[2]])]
         out += [np.full((_GAP_PX, out[-1].shape[1], 3), 255, np.uint8)]
     return np.vstack(out[:-1])
 
 
-def _padded(picture: Array, width: int) -> Array:
-    return np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=255)
-
-
-def orbit_images(
-    raster: Rasterizer, camera: Camera, centre: Array, *, frames: int = 60, poses: Array | None = None
-) -> Iterator[Array]:
-    """Pictures uint8 of a camera that circles a point at its own distance and height, once around."""
-    centre = np.asarray(centre, float)
-    start = camera.body_from_camera[:3, 3] - centre
-    for angle in np.arange(frames) * 2 * np.pi / frames:
-        c, s = np.cos(angle), np.sin(angle)
-        eye = centre + np.array([c * start[0] - s * start[1], s * start[0] + c * start[1], start[2]])
-        yield raster.render(look_at(camera, eye, centre), poses).bytes
-
-
-def look_at(camera: Camera, eye: Array, target: Array) -> Camera:
-    """The same camera at another place, looking at a point, its image upright (the world's z is up)."""
-    from dataclasses import replace
-
-    ahead = np.asarray(target, float) - eye
-    ahead = ahead / np.linalg.norm(ahead)
-    right = np.cross(ahead, [0.0, 0.0, 1.0])
-    if np.linalg.norm(right) < 1e-9:
-        right = np.array([1.0, 0.0, 0.0])
-    right = right / np.linalg.norm(right)
-    place = np.eye(4)
-    place[:3, :3] = np.stack([right, np.cross(ahead, right), ahead], axis=1)
-    place[:3, 3] = eye
-    return replace(camera, body="world", body_from_camera=place)
-
-
-def save_png(path: Path, picture: Array) -> None:
-    """Write a picture [height, width, 3] uint8."""
-    _write(path, "png", [picture], 1, lambda stream: setattr(stream, "pix_fmt", "rgb24"))
-
-
-def save_video(path: Path, pictures: Iterator[Array] | Sequence[Array], *, fps: int = 20) -> None:
-    """Write pictures uint8 as .mp4 or .gif, by the ending."""
-    if path.suffix.lower() == ".gif":
-        _write_gif(path, list(pictures), fps)
-    elif path.suffix.lower() == ".mp4":
-        from instep.data import VideoOptions, VideoWriter
-
-        with VideoWriter(path, fps, VideoOptions(crf=23, g=20)) as writer:
-            for picture in pictures:
-                writer.add(picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2])
-    else:
-        raise BadInput(f"A film is written as .mp4 or .gif, not as {path.suffix!r}.")
-
-
-def _write(path: Path, codec: str, pictures: Sequence[Array], fps: int, setup: Callable[[Any], None]) -> None:
-    import av
+def save_png(path: Path, image: Array) -> None:
+    """Write an image [height, width, 3] uint8."""
+    from instep.data.frames import encode_png
 
     try:
-        with av.open(str(path), "w", format="image2" if codec == "png" else None, options={"update": "1"}) as container:
-            stream: Any = container.add_stream(codec, rate=fps)
-            stream.height, stream.width = pictures[0].shape[:2]
-            setup(stream)
-            for picture in pictures:
-                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-                for packet in stream.encode(frame):
-                    container.mux(packet)
-            for packet in stream.encode(None):
-                container.mux(packet)
+        path.write_bytes(encode_png(image))
     except OSError as error:
         raise BadInput(f"{str(path)!r} cannot be written: {error.strerror or error}.") from None
 
 
-def _write_gif(path: Path, pictures: Sequence[Array], fps: int) -> None:
-    """A GIF with one palette for all its pictures, found by FFmpeg's own filters."""
-    import av
+def save_video(path: Path, images: Iterable[Array], *, fps: int = 20) -> None:
+    """Write images uint8 as .mp4."""
+    from instep.data.video import VideoOptions, VideoWriter
 
-    if not pictures:
-        raise BadInput("A film needs at least one picture, and none was given.")
-    height, width = pictures[0].shape[:2]
-    graph: Any = av.filter.Graph()
-    source = graph.add_buffer(width=width, height=height, format="rgb24", time_base=Fraction(1, fps))
-    split, palette = graph.add("split"), graph.add("palettegen", "stats_mode=full")
-    use, sink = graph.add("paletteuse", "dither=bayer:bayer_scale=4"), graph.add("buffersink")
-    source.link_to(split)
-    split.link_to(use, 0, 0)
-    split.link_to(palette, 1, 0)
-    palette.link_to(use, 0, 1)
-    use.link_to(sink)
-    graph.configure()
-    for number, picture in enumerate(pictures):
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-        frame.pts, frame.time_base = number, Fraction(1, fps)
-        source.push(frame)
-    source.push(None)
-    try:
-        with av.open(str(path), "w") as container:
-            stream: Any = container.add_stream("gif", rate=fps)
-            stream.height, stream.width, stream.pix_fmt = height, width, "pal8"
-            for _ in pictures:
-                for packet in stream.encode(sink.pull()):
-                    container.mux(packet)
-            for packet in stream.encode(None):
-                container.mux(packet)
-    except OSError as error:
-        raise BadInput(f"{str(path)!r} cannot be written: {error.strerror or error}.") from None
+    if path.suffix.lower() != ".mp4":
+        raise BadInput(f"A video is written as .mp4, not as {path.suffix!r}.")
+    with VideoWriter(path, fps, VideoOptions(crf=23, g=20)) as writer:
+        for image in images:
+            writer.add(image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2])
+
+
+def _placed(
+    source: Scene | Gaussians | str | Path, q: Array | None, poses: Array | None
+) -> tuple[Gaussians, Array | None]:
+    if isinstance(source, str | Path):
+        path = Path(source)
+        folder = path.is_dir() and not (path / "scene.toml").is_file()
+        splats = folder and any(file.suffix.lower() in FORMATS for file in path.iterdir())
+        source = load_gaussians(path) if splats or path.suffix.lower() in FORMATS else Scene.load(source)
+    if isinstance(source, Gaussians):
+        if q is not None:
+            raise BadInput("Gaussians without a scene have no positions q; give poses [bodies, 7].")
+        return source, poses
+    gaussians = scene_gaussians(source)
+    return gaussians, scene_poses(source, gaussians.names, source.start(0)[0] if q is None else q)
+
+
+def _padded(image: Array, width: int) -> Array:
+    return np.pad(image, ((0, 0), (0, width - image.shape[1]), (0, 0)), constant_values=255)

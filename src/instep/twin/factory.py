@@ -39,9 +39,9 @@ class TwinOptions:
         """Gaussians by body."""
         if self.scan is None:
             return {}
-        from instep.splat.io import load_folder
+        from instep.splat.io import load_gaussians
 
-        found = load_folder(self.scan)
+        found = load_gaussians(self.scan)
         return {name: found.on(name) for name in found.names}
 
 

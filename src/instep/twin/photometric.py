@@ -23,7 +23,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop
-from instep.splat.raster.pose_normals import NormalEquations, TargetImage, pose_normals
+from instep.splat.raster.pose_normals import PoseNormalEquations, TargetImage, pose_normals
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.spherical_harmonics import C0
 
@@ -110,9 +110,9 @@ class PhotometricResidual:
     def equations(
         self, crops: Sequence[MaskCrop], frames: Sequence[CameraFrame], gains: Sequence[float], xi: Array,
         colours: BodyColours,
-    ) -> list[NormalEquations]:  # fmt: skip
+    ) -> list[PoseNormalEquations]:  # fmt: skip
         """Normal equations of each crop at a motion xi of the body: along the world's axes, about its own origin."""
-        raster, found = self._coloured(colours.used), list[NormalEquations]()
+        raster, found = self._coloured(colours.used), list[PoseNormalEquations]()
         for crop, frame, gain in zip(crops, frames, gains, strict=True):
             at = pose(moved(crop.world_from_body, xi))[None]
             view = self._view(crop, frame, gain)
@@ -176,7 +176,7 @@ class PhotometricResidual:
 
 
 def photometric_step(
-    found: PoseSolution, equations: Sequence[NormalEquations], prior: Array, basis: Array, masks: bool
+    found: PoseSolution, equations: Sequence[PoseNormalEquations], prior: Array, basis: Array, masks: bool
 ) -> PoseSolution:
     """One more Gauss-Newton step, by the colours of pixels and, where `masks` is set, by silhouettes."""
     prior_information = np.linalg.inv(basis.T @ prior @ basis)
@@ -189,7 +189,7 @@ def photometric_step(
     return PoseSolution(basis @ eta, basis @ covariance @ basis.T, information, tuple(fits))
 
 
-def _combined(fit: SilhouetteFit, equations: NormalEquations, basis: Array, masks: bool) -> SilhouetteFit:
+def _combined(fit: SilhouetteFit, equations: PoseNormalEquations, basis: Array, masks: bool) -> SilhouetteFit:
     information = COLOUR_NOISE.scale * (basis.T @ equations.information[0] @ basis)
     gradient = COLOUR_NOISE.scale * (basis.T @ equations.gradient[0])
     if masks:

@@ -23,7 +23,7 @@ from instep.core.world import Array, Observation, State
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 from instep.splat.image import Backdrop, Region, RenderedImage
-from instep.splat.raster.gradients import ImageGradient, render_with_gradients
+from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.spherical_harmonics import C0
 
@@ -131,8 +131,8 @@ class VisualForces:
             gradient, error_now = np.zeros_like(means), 0.0
             for frame, (region, target, weight, background) in zip(frames, targets, strict=True):
                 loss = _SquaredError(target, weight)
-                found = render_with_gradients(
-                    raster, frame.camera, pose[None], loss, backdrop=background, region=region
+                found = raster.render_with_gradients(
+                    frame.camera, pose[None], loss, backdrop=background, region=region
                 )[1]
                 gradient += found.means
                 error_now += loss.error / len(frames)

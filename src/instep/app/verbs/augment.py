@@ -16,8 +16,7 @@ from instep.app.cluster import open_map
 from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
-from instep.app.rendered_cameras import open_seen, read_sight, sight_mark
-from instep.app.world_specs import policy_from_spec, world_from_eval_spec
+from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Policy
@@ -91,12 +90,16 @@ def augment(
     """
     loaded, console = Scene.load(scene), Console(stderr=True)
     goal = task_of(loaded, task)
-    sight = (virtual, cameras, image_every)
-    plain = Tasked(world_from_eval_spec(world, scene) if virtual else open_seen(world, scene, *sight), goal)
-    develop = read_sight(virtual, loaded, cameras).develop if virtual else _as_it_is
+    views = CameraOptions(virtual, cameras, image_every)
+    plain = Tasked((CameraOptions() if virtual else views).open(world, scene), goal)
+    add_images = _unchanged
+    if virtual:
+        from instep.splat.rendered_world import load_rendered_cameras
+
+        add_images = load_rendered_cameras(virtual, loaded, cameras).add_images
     if policy == "expert":
-        return _shown(new_output("augment", out), plain, expert_of(goal, loaded), (demos, develop), console)
-    tasked = Tasked(open_seen(world, scene, *sight), goal)
+        return _shown(new_output("augment", out), plain, expert_of(goal, loaded), (demos, add_images), console)
+    tasked = Tasked(views.open(world, scene), goal)
     if not data:
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
     options, before = _options(Path(policy), steps, device), load_policy(Path(policy), tasked.spec)
@@ -106,12 +109,12 @@ def augment(
     with console.status("find failures, and demonstrate the task there"):
         first = range(MINED, MINED + tries)
         show = partial(corrective_demos, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
-        found = _collected(output.folder, show, develop)
+        found = _collected(output.folder, show, add_images)
     console.print(_said(found, demos), highlight=False)
     # Pictures that come from files were compressed; a policy that acts sees them as they are rendered.
-    taught = [develop(episode) for episode in (*_loaded(data), *found.episodes)]
+    taught = [add_images(episode) for episode in (*_loaded(data), *found.episodes)]
     after = _trained(taught, output.folder / "policy", options, console)
-    done = _compared(output, (policy, str(after)), tasked, (scene, eval_worlds or (world,), seeds, on), sight)
+    done = _compared(output, (policy, str(after)), tasked, (scene, eval_worlds or (world,), seeds, on), views)
     return _write(output, done, found, console)
 
 
@@ -121,7 +124,7 @@ def _loaded(data: Sequence[Path]) -> list[Episode]:
     return [episode for source in data for episode in load_episodes(source)]
 
 
-def _as_it_is(episode: Episode) -> Episode:
+def _unchanged(episode: Episode) -> Episode:
     return episode
 
 
@@ -136,14 +139,14 @@ def _shown(
     from instep.data import write_dataset
 
     pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
-    (wanted, develop), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
+    (wanted, add_images), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
     with console.status("demonstrations of the expert"):
         while len(kept) < wanted and tried < 4 * wanted + few:
             kept += demonstrate(tasked, expert, range(SHOWN + tried, SHOWN + tried + few))
             tried += few
     if len(kept) < wanted:
         raise BadInput(f"The expert did the task from {len(kept)} of {tried} starts only; {wanted} were asked for.")
-    write_dataset([develop(episode) for episode in kept[:wanted]], output.folder / "demonstrations")
+    write_dataset([add_images(episode) for episode in kept[:wanted]], output.folder / "demonstrations")
     output.write({}, demonstrations=wanted, tried=tried)
     print(output.folder / "demonstrations")
     return 0
@@ -167,7 +170,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _collected(
-    folder: Path, collect: Callable[[], CorrectiveDemos], develop: Callable[[Episode], Episode]
+    folder: Path, collect: Callable[[], CorrectiveDemos], add_images: Callable[[Episode], Episode]
 ) -> CorrectiveDemos:
     """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
     from instep.data import load_episodes, write_dataset
@@ -182,7 +185,7 @@ def _collected(
             f"The policy failed {found.failed} times in {found.tried} starts, and from none of those states the expert "
             "did the task; nothing can be learned. Try more --tries, or another --world."
         )
-    found = replace(found, episodes=tuple(develop(episode) for episode in found.episodes))
+    found = replace(found, episodes=tuple(add_images(episode) for episode in found.episodes))
     write_dataset(found.episodes, where)
     note.write_text(json.dumps({"tried": found.tried, "failed": found.failed}), encoding="utf-8")
     return found
@@ -205,16 +208,16 @@ def _compared(
     policies: tuple[str, str],
     tasked: Tasked[Any],
     asked: tuple[str, Sequence[str], int, str],
-    sight: tuple[Path | None, tuple[str, ...], int],
+    cameras: CameraOptions,
 ) -> Evaluation:
     """Both policies from the same held-out starts, in every world."""
     scene, worlds, seeds, on = asked
-    mark = content_hash(Scene.load(scene).root) + sight_mark(*sight)
+    mark = content_hash(Scene.load(scene).root) + cameras.hash()
     candidates = [
         PolicySpec(name, partial(policy_from_spec, words), policy_fingerprint(words))
         for name, words in zip(("before", "after"), policies, strict=True)
     ]
-    places = [WorldSpec(name, partial(open_seen, name, scene, *sight), f"{mark}/{name}") for name in worlds]
+    places = [WorldSpec(name, partial(cameras.open, name, scene), f"{mark}/{name}") for name in worlds]
     with open_map(on) as mapped:
         return run_all(
             candidates, places, tasked.task, range(HELD_OUT, HELD_OUT + seeds),

@@ -18,8 +18,7 @@ from instep.app.cluster import open_map
 from instep.app.eval_page import comparisons, film, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
-from instep.app.rendered_cameras import open_seen, sight_mark
-from instep.app.world_specs import policy_from_spec
+from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
 from instep.evaluate.evaluation import EvalBatch, EvalOptions, Evaluation, PolicySpec, WorldSpec
@@ -91,9 +90,9 @@ def evaluate(
     options = EvalOptions(batch=batch, latency=latency, randomize=belief, films=films, bounds=limits_of(scene))
     candidates = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
     mark = content_hash(scene.root)
-    sight = (virtual, cameras, image_every)
-    mark += sight_mark(*sight)
-    places = [WorldSpec(name, partial(_opened, name, str(where), turned, sight), f"{mark}/{name}") for name in worlds]
+    views = CameraOptions(virtual, cameras, image_every)
+    mark += views.hash()
+    places = [WorldSpec(name, partial(_opened, name, str(where), turned, views), f"{mark}/{name}") for name in worlds]
     jobs: list[EvalBatch] = []
     with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), open_map(on) as mapped:
 
@@ -106,9 +105,9 @@ def evaluate(
     return _write(output, done, scene, jobs, films, console)
 
 
-def _opened(words: str, scene: str, turned: tuple[str, ...], sight: tuple[Path | None, tuple[str, ...], int]) -> World:
+def _opened(words: str, scene: str, turned: tuple[str, ...], cameras: CameraOptions) -> World:
     """A world with cameras, and with the imperfect sensors and motors whose parameters are drawn."""
-    world = open_seen(words, scene, *sight)
+    world = cameras.open(words, scene)
     return with_imperfections(cast(Simulator, world), turned) if turned else world
 
 

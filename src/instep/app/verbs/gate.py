@@ -14,8 +14,7 @@ from rich.table import Table as TerminalTable
 from instep.app.cluster import open_map
 from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
-from instep.app.rendered_cameras import open_seen, sight_mark
-from instep.app.world_specs import policy_from_spec
+from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.evaluate.evaluation import EvalBatch, PolicySpec, WorldSpec
 from instep.evaluate.gate_rules import GateRules, read_gate_rules
 from instep.evaluate.policy_gate import Verdict, write_junit
@@ -65,7 +64,7 @@ def gate(
     task = task_of(scene, asked.task)
     output = new_output("gate", out, seed=asked.first)
     output.read(rules)
-    sides = [_side(word, asked.scene, (virtual, cameras, 1)) for word in asked.worlds]
+    sides = [_side(word, asked.scene, CameraOptions(virtual, cameras)) for word in asked.worlds]
     candidate = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
     with progress_bar() as progress, open_map(on) as mapped:
         total = asked.seeds * len(sides) * len(asked.variations)
@@ -87,11 +86,11 @@ def gate(
     return 0 if verdict.passed else 1
 
 
-def _side(word: str, scene: str, sight: tuple[Path | None, tuple[str, ...], int]) -> tuple[WorldSpec, Scene]:
+def _side(word: str, scene: str, cameras: CameraOptions) -> tuple[WorldSpec, Scene]:
     where = word.partition("@")[2] or scene
     loaded = Scene.load(where)
-    mark = f"{content_hash(loaded.root)}{sight_mark(*sight)}/{word}"
-    return WorldSpec(word, partial(open_seen, word, scene, *sight), mark), loaded
+    mark = f"{content_hash(loaded.root)}{cameras.hash()}/{word}"
+    return WorldSpec(word, partial(cameras.open, word, scene), mark), loaded
 
 
 def _table(verdict: Verdict) -> TerminalTable:

@@ -10,8 +10,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from instep.app.rendered_cameras import open_seen
-from instep.app.world_specs import policy_from_spec
+from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK
 from instep.policy.openpi import PolicyServer
@@ -57,7 +56,7 @@ def serve(
     if host in ALL_INTERFACES and not public:
         raise BadInput(f"{host} would serve every network this machine is in; say --public if that is what you want.")
     loaded, console = Scene.load(scene), Console(stderr=True)
-    world = Tasked(open_seen("mujoco", scene, virtual, cameras), task_of(loaded, task))
+    world = Tasked(CameraOptions(virtual, cameras).open("mujoco", scene), task_of(loaded, task))
     decider = policy_from_spec(policy, world)
     secret = token.read_text(encoding="utf-8").strip() if token else secrets.token_urlsafe(32)
     if not secret:

@@ -1,11 +1,12 @@
-"""The verb scene splat: fit 3D Gaussians to posed images of a scene, or picture Gaussians that are there."""
+"""The verb scene splat: fit 3D Gaussians to posed images of a scene, or render Gaussians from a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -14,7 +15,10 @@ from instep.core.errors import BadInput
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.splat.fitting import Progress as Tell
+    from instep.core.world import Array
+    from instep.scene.camera import Camera
+    from instep.splat.fitting import Progress as Report
+    from instep.splat.gaussians import Gaussians
     from instep.splat.scene_fit import SceneFit
 
 Positional = tyro.conf.Positional
@@ -26,50 +30,53 @@ def splat(
     /,
     *,
     steps: int = 1500,
-    most: int = 20_000,
-    learn: int = 50,
+    max_gaussians: int = 20_000,
+    train_frames: int = 50,
     held_out: int = 10,
     align: bool = True,
     orbit: int = 60,
+    device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
     out: Path | None = None,
 ) -> int:
-    """Fit 3D Gaussians to posed images and score them on images that were held out.
+    """Fit 3D Gaussians to posed images and score them on held-out images.
 
-    Writes one Gaussian file per body (splats/world.ply and so on), cameras.json with the cameras as they were aligned,
-    real_and_twin.png and orbit.mp4. Given a Gaussian file instead of images, it only pictures it.
+    Writes one Gaussian file per body (splats/world.ply and so on), cameras.json with the aligned cameras,
+    real_and_twin.png and orbit.mp4. Given a Gaussian file instead of images, it only renders it.
 
     Args:
         images: folder with cameras.json and videos, or transforms.json and images; or a file of Gaussians.
         scene: scene whose bodies carry the Gaussians: a shipped name, a folder, an MJCF file. Names of the
             recording are kept where none is given.
-        steps: steps of fitting, each on one picture.
-        most: most Gaussians of what does not move.
-        learn: frames of each video to learn from.
+        steps: optimisation steps, each on one image.
+        max_gaussians: most Gaussians of the static background.
+        train_frames: frames of each video to fit to.
         held_out: frames of each video, or whole images, kept back to score on.
-        align: put cameras that disagree about the table right first; --no-align takes them as they are.
-        orbit: frames of the film of a camera that circles the scene; 0 for none.
+        align: first align cameras that disagree about the table; --no-align takes them as they are.
+        orbit: frames of the video of a camera that circles the scene; 0 for none.
+        device: where images are rendered and differentiated: cpu, or cuda through gsplat (instep[gpu]).
         seed: seed of the fit.
         out: folder to write; a new one under runs/ where not given.
 
     """
     from instep.app.output import new_output
-    from instep.app.splat_tools import named_as, picture, scan_frames
     from instep.scene.folder import Scene
     from instep.splat.capture import load_capture
     from instep.splat.fitting import GaussianFitOptions
-    from instep.splat.io import FORMATS, load
-    from instep.splat.scene_fit import SceneFitOptions, fit_scene
+    from instep.splat.io import FORMATS, load_gaussians
+    from instep.splat.scene_fit import SceneFitOptions, fit_scene, in_scene, scan_frames
 
-    if steps < 1 or most < 1 or learn < 2 or held_out < 1 or orbit < 0:
-        raise BadInput("--steps, --most and --held-out must be at least 1, --learn at least 2, --orbit at least 0.")
+    if steps < 1 or max_gaussians < 1 or train_frames < 2 or held_out < 1 or orbit < 0:
+        raise BadInput(
+            "--steps, --max-gaussians and --held-out must be at least 1, --train-frames at least 2, --orbit at least 0."
+        )
     loaded = Scene.load(scene) if scene else None
     if images.suffix.lower() in FORMATS:
-        gaussians = load(images)
+        gaussians = load_gaussians(images)
         output = new_output("scene-splat", out, seed=seed)
         output.read(images)
-        with _bar() as tell:
-            picture(gaussians, output.folder, orbit, tell)
+        with _progress_bar() as report:
+            _render_file(gaussians, output.folder, orbit, device, report)
         output.write({}, gaussians=len(gaussians), bodies=list(gaussians.names))
         print(output.folder)
         return 0
@@ -78,32 +85,27 @@ def splat(
     frames = {} if loaded is None else scan_frames(bodies, loaded)
     output = new_output("scene-splat", out, seed=seed)
     output.read(images)
-    options = SceneFitOptions(
-        train_frames=learn,
-        held_out=held_out,
-        align=align,
-        fit=GaussianFitOptions(steps=steps, max_count=most, seed=seed),
-    )
-    with _bar() as tell:
-        done = fit_scene(capture, options, tell)
+    fit = GaussianFitOptions(steps=steps, max_count=max_gaussians, seed=seed, device=device)
+    options = SceneFitOptions(train_frames=train_frames, held_out=held_out, align=align, fit=fit)
+    with _progress_bar() as report:
+        done = fit_scene(capture, options, report)
         if loaded is not None:
-            done = named_as(done, frames, loaded)
-        _write(done, output, orbit, tell)
+            done = in_scene(done, frames, loaded)
+        _write(done, output, orbit, report)
     _show(done)
     print(output.folder)
     return 0
 
 
-def _write(done: SceneFit, output: Output, orbit: int, tell: Tell) -> None:
-    from instep.app.splat_tools import circle
+def _write(done: SceneFit, output: Output, orbit: int, report: Report) -> None:
     from instep.splat.capture import save_cameras
-    from instep.splat.io import save
+    from instep.splat.io import save_gaussians
     from instep.splat.rendering import save_png
 
     splats = output.folder / "splats"
     splats.mkdir(exist_ok=True)
     for name in done.gaussians.names:
-        save(splats / f"{name.replace('/', '_')}.ply", done.gaussians.on(name))
+        save_gaussians(splats / f"{name.replace('/', '_')}.ply", done.gaussians.on(name))
     save_cameras(output.folder / "cameras.json", done.cameras)
     save_png(output.folder / "real_and_twin.png", done.comparison)
     counts = {name: len(done.gaussians.on(name)) for name in done.gaussians.names}
@@ -111,9 +113,50 @@ def _write(done: SceneFit, output: Output, orbit: int, tell: Tell) -> None:
         "shifts_m": done.alignment.shifts, "turns_rad": done.alignment.turns,
         "correlation_before": done.alignment.before, "correlation_after": done.alignment.after,
     }  # fmt: skip
-    output.write(done.scores, gaussians=counts, cameras=[camera.name for camera in done.cameras], alignment=moved)
+    output.write(done.scores, gaussians=counts, cameras=[camera.name for camera in done.cameras], aligned=moved)
     if orbit:
-        circle(done, output.folder / "orbit.mp4", orbit, tell)
+        _orbit_fit(done, output.folder / "orbit.mp4", orbit, report)
+
+
+def _render_file(
+    gaussians: Gaussians, folder: Path, frames: int, device: Literal["cpu", "cuda"], report: Report
+) -> None:
+    """Render Gaussians from outside, render.png, and from a camera that circles them, orbit.mp4."""
+    import numpy as np
+
+    from instep.splat.rendering import render
+
+    report(0.1, f"{len(gaussians)} Gaussians")
+    shown = render(gaussians, device=device)
+    shown.save(folder / "render.png")
+    if frames:
+        low, high = np.quantile(gaussians.means, [0.02, 0.98], axis=0)
+        _orbit(gaussians, shown.cameras[0], (low + high) / 2, None, folder / "orbit.mp4", frames, report)
+
+
+def _orbit_fit(done: SceneFit, path: Path, frames: int, report: Report) -> None:
+    """Write a video of a camera that circles what the cameras look at."""
+    import numpy as np
+
+    from instep.splat.fitting import focus_point
+    from instep.splat.scene_fit import IDENTITY_POSE
+
+    tracks = done.body_poses
+    poses = np.stack([tracks[n][len(tracks[n]) // 2] if n in tracks else IDENTITY_POSE for n in done.gaussians.names])
+    camera, centre = replace(done.cameras[0], name="orbit"), focus_point(done.cameras)
+    if centre is None:
+        centre = camera.body_from_camera[:3, 3] + camera.body_from_camera[:3, 2]
+    _orbit(done.gaussians, camera, centre, poses, path, frames, report)
+
+
+def _orbit(
+    gaussians: Gaussians, camera: Camera, centre: Array, poses: Array | None, path: Path, frames: int, report: Report
+) -> None:
+    from instep.splat.raster.rasterizer import Rasterizer
+    from instep.splat.rendering import orbit_images, save_video
+
+    report(0.97, "rendering an orbit")
+    save_video(path, orbit_images(Rasterizer(gaussians), camera, centre, frames=frames, poses=poses))
 
 
 def _show(done: SceneFit) -> None:
@@ -129,8 +172,7 @@ def _show(done: SceneFit) -> None:
 
 
 @contextmanager
-def _bar() -> Iterator[Tell]:
-    """A bar that is told the share that is done and a few words."""
+def _progress_bar() -> Iterator[Report]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -142,7 +184,7 @@ def _bar() -> Iterator[Tell]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("starting (the first start compiles, about 20 s)", total=1.0)
 
-        def tell(share: float, words: str) -> None:
+        def report(share: float, words: str) -> None:
             progress.update(bar, completed=share, description=words)
 
-        yield tell
+        yield report

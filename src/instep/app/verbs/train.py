@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from instep.app.output import Output, new_output, progress_bar
+from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World
@@ -76,7 +77,6 @@ def train(
         seed: seed of the weights and of the order of examples.
 
     """
-    from instep.app.rendered_cameras import open_seen, read_sight
     from instep.data import load_episodes
     from instep.scene.folder import Scene
 
@@ -95,8 +95,12 @@ def train(
     if virtual is not None:
         if not scene:
             raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
-        sight = read_sight(virtual, Scene.load(scene), cameras)
-        cameras, episodes = tuple(c.name for c in sight.cameras), [sight.develop(episode) for episode in episodes]
+        from instep.splat.rendered_world import load_rendered_cameras
+
+        rendered = load_rendered_cameras(virtual, Scene.load(scene), cameras)
+        cameras = tuple(c.name for c in rendered.cameras)
+        episodes = [rendered.add_images(episode) for episode in episodes]
+    views = CameraOptions(virtual, cameras)
     options = TrainOptions(
         steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
         cameras=cameras, channels=tuple(name for name in STATE if name not in without), device=device,
@@ -113,7 +117,7 @@ def train(
             progress.update(bar, completed=now.step)
 
         def evaluate(where: Path) -> float:
-            return _success(where, scene, task, partial(open_seen, world, scene, virtual, cameras), eval_starts)
+            return _success(where, scene, task, partial(views.open, world, scene), eval_starts)
 
         train_policy(episodes, output.folder, options, evaluate=evaluate if eval_starts else None, progress=show)
     _write(output, reports, eval_starts)

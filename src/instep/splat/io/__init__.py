@@ -1,4 +1,4 @@
-"""Gaussian files of every kind, by their ending."""
+"""Gaussian files of every format, by their ending."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ from .usd import load_usd, save_usd
 class _Format(NamedTuple):
     load: Callable[[Path], Gaussians]
     save: Callable[[Path, Gaussians], None]
-    names_bodies: bool
+    named: bool
+    """Whether a file names its bodies."""
+    many: bool
+    """Whether a file holds several bodies."""
 
 
 FORMATS = {
-    ".ply": _Format(load_ply, save_ply, False),
-    ".splat": _Format(load_splat, save_splat, False),
-    ".spz": _Format(load_spz, save_spz, False),
-    ".glb": _Format(load_gltf, save_gltf, True),
-    ".gltf": _Format(load_gltf, save_gltf, True),
-    ".usda": _Format(load_usd, save_usd, True),
-    ".usdc": _Format(load_usd, save_usd, True),
-    ".usdz": _Format(load_usd, save_usd, True),
-    ".json": _Format(load_embodied, save_embodied, True),
+    ".ply": _Format(load_ply, save_ply, named=False, many=False),
+    ".splat": _Format(load_splat, save_splat, named=False, many=False),
+    ".spz": _Format(load_spz, save_spz, named=False, many=False),
+    ".glb": _Format(load_gltf, save_gltf, named=True, many=True),
+    ".gltf": _Format(load_gltf, save_gltf, named=True, many=True),
+    ".usda": _Format(load_usd, save_usd, named=True, many=True),
+    ".usdc": _Format(load_usd, save_usd, named=True, many=True),
+    ".usdz": _Format(load_usd, save_usd, named=True, many=True),
+    ".json": _Format(load_embodied, save_embodied, named=True, many=False),
 }
 
 
-def load(path: str | Path) -> Gaussians:
-    """Read Gaussians. A file without body names gives the body the name of the file."""
+def load_gaussians(path: str | Path) -> Gaussians:
+    """Read a Gaussian file, or a folder with one file per body: world.ply, tee.ply, and so on.
+
+    The files of a folder, and files of formats without body names, name the body.
+    """
     path = Path(path)
-    form = _form(path)
+    if path.is_dir():
+        found = sorted(file for file in path.glob("*") if file.suffix.lower() in FORMATS)
+        if not found:
+            raise BadInput(f"There are no Gaussian files ({', '.join(FORMATS)}) in {str(path)!r}.")
+        return concatenate([load_gaussians(file).attached_to(file.stem) for file in found])
+    form = _format(path)
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r} to read Gaussians from.")
     gaussians = form.load(path)
-    return gaussians if form.names_bodies else gaussians.attached_to(path.stem)
+    return gaussians if form.named else gaussians.attached_to(path.stem)
 
 
-def save(path: str | Path, gaussians: Gaussians) -> None:
+def save_gaussians(path: str | Path, gaussians: Gaussians) -> None:
     """Write Gaussians. Most formats hold one body; glTF and USD hold all."""
     path = Path(path)
-    form = _form(path)
-    carried = [name for i, name in enumerate(gaussians.names) if (gaussians.body == i).any()]
-    if len(carried) > 1 and (not form.names_bodies or path.suffix.lower() == ".json"):
+    form = _format(path)
+    used = [name for i, name in enumerate(gaussians.names) if (gaussians.body == i).any()]
+    if len(used) > 1 and not form.many:
         raise BadInput(
-            f"A {path.suffix} file holds one body, these Gaussians are on {', '.join(carried)}; "
+            f"A {path.suffix} file holds one body, these Gaussians are on {', '.join(used)}; "
             f"write each with gaussians.on(name), or write .glb or .usdc."
         )
-    form.save(path, gaussians.on(carried[0]) if len(carried) == 1 else gaussians)
+    form.save(path, gaussians.on(used[0]) if len(used) == 1 else gaussians)
 
 
-def load_folder(folder: str | Path) -> Gaussians:
-    """Read a folder with one file per body, named as the bodies are: world.ply, tee.ply, and so on."""
-    folder = Path(folder)
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in FORMATS)
-    if not found:
-        raise BadInput(f"There are no Gaussian files ({', '.join(FORMATS)}) in {str(folder)!r}.")
-    return concatenate([load(path).attached_to(path.stem) for path in found])
-
-
-def _form(path: Path) -> _Format:
+def _format(path: Path) -> _Format:
     form = FORMATS.get(path.suffix.lower())
     if form is None:
         raise BadInput(f"{path.name!r} has no ending of a Gaussian file; known are {', '.join(FORMATS)}.")

@@ -62,6 +62,49 @@ class CudaRasterizer:
             colour, alpha, depth = self.draw(cameras, poses)
         return [_image(colour[i], alpha[i], depth[i], camera, None) for i, camera in enumerate(cameras)]
 
+    def render_with_gradients(
+        self,
+        camera: Camera,
+        poses: Array | None,
+        loss: Loss,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> tuple[RenderedImage, Gradients]:
+        """Render, evaluate the loss, and return the image with the gradients; as `Rasterizer.render_with_gradients`."""
+        torch = _library()
+        behind = _backdrop_colour(camera, backdrop)
+        bodies = torch.zeros(len(self.gaussians.names), 6, device=self.device, requires_grad=True)
+        eye = torch.zeros(1, 6, device=self.device, requires_grad=True)
+        leaves = [self.parts[name].requires_grad_(True) for name in _PARTS]
+        try:
+            colour, alpha, depth = self.draw([camera], poses, (bodies, eye))
+            shown = _over(colour[0], alpha[0], behind)
+            image = _image(shown, alpha[0], depth[0], camera, region)
+            slope = loss(image)
+            if np.shape(slope.colour) != image.colour.shape:
+                raise BadInput(
+                    f"A loss gave slopes of shape {np.shape(slope.colour)} for a picture of {image.colour.shape}."
+                )
+            left, top, right, bottom = checked_region(camera, region)
+            cut = np.s_[top:bottom, left:right]
+            total = (shown[cut] * self.tensor(slope.colour)).sum()
+            for picture, by in ((alpha[0], slope.alpha), (depth[0], slope.depth)):
+                total = total if by is None else total + (picture[cut] * self.tensor(by)).sum()
+            found = torch.autograd.grad(total, [*leaves, bodies, eye], allow_unused=True)
+        finally:
+            for leaf in leaves:
+                leaf.requires_grad_(False)
+        means, quats, scales, opacities, colours, by_pose, by_eye = (
+            np.zeros(tuple(leaf.shape), np.float32) if slope is None else slope.cpu().numpy()
+            for leaf, slope in zip([*leaves, bodies, eye], found, strict=True)
+        )
+        return image, Gradients(means, quats, scales, opacities, colours, by_pose, by_eye[0])
+
+    def updated(self, gaussians: Gaussians) -> CudaRasterizer:
+        """A rasteriser of changed Gaussians on the same device."""
+        return CudaRasterizer(gaussians, device=self.device)
+
     def draw(self, cameras: Sequence[Camera], poses: Array | None = None, motions: Any = None) -> tuple[Any, Any, Any]:
         """Colour [cameras, height, width, 3], alpha and depth [cameras, height, width] as tensors on the device.
 
@@ -119,46 +162,6 @@ class CudaRasterizer:
     def tensor(self, values: Array) -> Any:
         """Numbers as float32 on the device."""
         return _library().tensor(np.asarray(values, np.float32), device=self.device)
-
-
-def render_with_gradients(
-    raster: CudaRasterizer,
-    camera: Camera,
-    poses: Array | None,
-    loss: Loss,
-    *,
-    backdrop: Backdrop | None = None,
-    region: Region | None = None,
-) -> tuple[RenderedImage, Gradients]:
-    """Draw, ask the loss about the picture, and return the picture with the gradients; as `backward.differentiate`."""
-    torch = _library()
-    behind = _backdrop_colour(camera, backdrop)
-    bodies = torch.zeros(len(raster.gaussians.names), 6, device=raster.device, requires_grad=True)
-    eye = torch.zeros(1, 6, device=raster.device, requires_grad=True)
-    leaves = [raster.parts[name].requires_grad_(True) for name in _PARTS]
-    try:
-        colour, alpha, depth = raster.draw([camera], poses, (bodies, eye))
-        shown = _over(colour[0], alpha[0], behind)
-        image = _image(shown, alpha[0], depth[0], camera, region)
-        slope = loss(image)
-        if np.shape(slope.colour) != image.colour.shape:
-            raise BadInput(
-                f"A loss gave slopes of shape {np.shape(slope.colour)} for a picture of {image.colour.shape}."
-            )
-        left, top, right, bottom = checked_region(camera, region)
-        cut = np.s_[top:bottom, left:right]
-        total = (shown[cut] * raster.tensor(slope.colour)).sum()
-        for picture, by in ((alpha[0], slope.alpha), (depth[0], slope.depth)):
-            total = total if by is None else total + (picture[cut] * raster.tensor(by)).sum()
-        found = torch.autograd.grad(total, [*leaves, bodies, eye], allow_unused=True)
-    finally:
-        for leaf in leaves:
-            leaf.requires_grad_(False)
-    means, quats, scales, opacities, colours, by_pose, by_eye = (
-        np.zeros(tuple(leaf.shape), np.float32) if slope is None else slope.cpu().numpy()
-        for leaf, slope in zip([*leaves, bodies, eye], found, strict=True)
-    )
-    return image, Gradients(means, quats, scales, opacities, colours, by_pose, by_eye[0])
 
 
 def _views(places: Any, motions: Any) -> tuple[Any, Any]:

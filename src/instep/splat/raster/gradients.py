@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numba import njit
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
-from instep.scene.camera import Camera
 from instep.splat import spherical_harmonics
-from instep.splat.image import Backdrop, Region, RenderedImage
+from instep.splat.gaussians import Gaussians
+from instep.splat.image import RenderedImage
 
 from .blending import PIXELS, alphas, composite, longest_list, next_nearest, occlude, offsets, read_limits
 from .gaussian_projection import world_from_bodies, world_from_camera
 from .gradient_projection import covariance_backward, project_backward
-from .rasterizer import PreparedFrame, Rasterizer
 from .simd import (
     CELL,
     CELLS,
@@ -49,6 +48,9 @@ from .simd import (
 )
 from .tiles import ENTRY_GRADIENTS, cell_lists, sort_tile
 from .workspace import row_range, run_on_threads
+
+if TYPE_CHECKING:
+    from .rasterizer import PreparedFrame
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,30 +85,24 @@ class Gradients:
     """By the camera's pose in the world [6], in the same way, all else held still."""
 
 
-def render_with_gradients(
-    raster: Rasterizer,
-    camera: Camera,
-    poses: Array | None,
-    loss: Loss,
-    *,
-    backdrop: Backdrop | None = None,
-    region: Region | None = None,
-) -> tuple[RenderedImage, Gradients]:
-    """Draw, ask the loss about the picture, and return the picture with the gradients of the loss."""
-    with raster.prepared(camera, poses, backdrop, region) as frame:
-        image = raster.blend(frame)
-        _accumulate_entries(frame, image, loss(image))
-        return image, _gather_gradients(raster, frame, poses)
+def image_gradients(
+    gaussians: Gaussians, frame: PreparedFrame, image: RenderedImage, gradient: ImageGradient, poses: Array | None
+) -> Gradients:
+    """The gradients of a loss by all parameters, from its gradient by the pixels of a rendered frame."""
+    _accumulate_entries(frame, image, gradient)
+    return _gather_gradients(gaussians, frame, poses)
 
 
-def _accumulate_entries(frame: PreparedFrame, image: RenderedImage, slope: ImageGradient) -> None:
-    if np.shape(slope.colour) != image.colour.shape:
-        raise BadInput(f"A loss gave slopes of shape {np.shape(slope.colour)} for a picture of {image.colour.shape}.")
+def _accumulate_entries(frame: PreparedFrame, image: RenderedImage, gradient: ImageGradient) -> None:
+    if np.shape(gradient.colour) != image.colour.shape:
+        raise BadInput(
+            f"A loss gave gradients of shape {np.shape(gradient.colour)} for an image of {image.colour.shape}."
+        )
     space, none = frame.space, np.empty((0, 0), np.float32)
-    by_colour = np.ascontiguousarray(slope.colour, np.float32)
-    by_alpha = none if slope.alpha is None else np.ascontiguousarray(slope.alpha, np.float32)
-    by_depth = none if slope.depth is None else np.ascontiguousarray(slope.depth, np.float32)
-    depth = image.depth if slope.depth is None else np.where(image.alpha > 0, image.depth, np.float32(0.0))
+    by_colour = np.ascontiguousarray(gradient.colour, np.float32)
+    by_alpha = none if gradient.alpha is None else np.ascontiguousarray(gradient.alpha, np.float32)
+    by_depth = none if gradient.depth is None else np.ascontiguousarray(gradient.depth, np.float32)
+    depth = image.depth if gradient.depth is None else np.where(image.alpha > 0, image.depth, np.float32(0.0))
     space.fit_gradients(int(space.starts[-1]))
     tickets = np.zeros(1, np.int64)
     run_on_threads(
@@ -118,8 +114,8 @@ def _accumulate_entries(frame: PreparedFrame, image: RenderedImage, slope: Image
     )  # fmt: skip
 
 
-def _gather_gradients(raster: Rasterizer, frame: PreparedFrame, poses: Array | None) -> Gradients:
-    gaussians, packed, space, threads = raster.gaussians, frame.packed, frame.space, frame.placing_threads
+def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array | None) -> Gradients:
+    packed, space, threads = frame.packed, frame.space, frame.placing_threads
     n, bodies = len(gaussians), len(gaussians.names)
     by_mean, by_shape, by_look = (np.zeros((n, k), np.float32) for k in (3, 6, 4))
     by_pose = np.zeros((threads, bodies, 6))
@@ -143,7 +139,7 @@ def _gather_gradients(raster: Rasterizer, frame: PreparedFrame, poses: Array | N
     run_on_threads(unfold, threads)
     world_from_body = world_from_bodies(gaussians.names, poses)
     world_from_eye = world_from_camera(gaussians.names, frame.camera, poses)
-    shading = _shading_backward(raster, by_look[:, 1:], world_from_body, world_from_eye)
+    shading = _shading_backward(gaussians, by_look[:, 1:], world_from_body, world_from_eye)
     pushes, camera = _pose_gradients(by_pose.sum(axis=0), world_from_body, world_from_eye)
     return Gradients(
         by_mean + shading.means,
@@ -173,9 +169,10 @@ class _Shading:
     camera: Array | float
 
 
-def _shading_backward(raster: Rasterizer, by_colour: Array, world_from_body: Array, world_from_eye: Array) -> _Shading:
+def _shading_backward(
+    gaussians: Gaussians, by_colour: Array, world_from_body: Array, world_from_eye: Array
+) -> _Shading:
     """Slopes by harmonics; where colours depend on the direction, also by what turns the direction."""
-    gaussians = raster.gaussians
     if gaussians.degree == 0:
         lit = (gaussians.colours > 0) * by_colour
         return _Shading(0.0, spherical_harmonics.C0 * lit[:, None, :], 0.0, 0.0)

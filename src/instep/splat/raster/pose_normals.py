@@ -275,7 +275,7 @@ class TargetImage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NormalEquations:
+class PoseNormalEquations:
     """The normal equations of poses: a step is -solve(information + prior, pull + ...).
 
     Motions are shifts along the world's axes [m] and turns about them [rad], a body's about its own origin.
@@ -292,11 +292,11 @@ class NormalEquations:
     weight: float
     """Sum of the weights, after robust down-weighting."""
 
-    def __add__(self, other: NormalEquations) -> NormalEquations:
+    def __add__(self, other: PoseNormalEquations) -> PoseNormalEquations:
         """The equations of both together."""
         if self.names != other.names:
             raise BadInput(f"Normal equations of {self.names} and of {other.names} cannot be added.")
-        return NormalEquations(
+        return PoseNormalEquations(
             self.names,
             self.information + other.information,
             self.gradient + other.gradient,
@@ -312,7 +312,7 @@ def pose_normals(
     bodies: Sequence[str],
     *,
     huber: float = np.inf,
-) -> list[NormalEquations]:
+) -> list[PoseNormalEquations]:
     """One set of normal equations per view, for the poses of some bodies; their sum uses all views.
 
     Residuals of a pixel longer than `huber` (in colour units) are weighted down in proportion.
@@ -330,18 +330,20 @@ def pose_normals(
 
 def camera_normals(
     raster: Rasterizer, views: Sequence[TargetImage], poses: Array | None, *, huber: float = np.inf
-) -> list[NormalEquations]:
+) -> list[PoseNormalEquations]:
     """One set of normal equations per view, for the pose of its camera in the world, all bodies held still.
 
     Moving the camera is moving everything it sees the other way.
     """
     names = raster.gaussians.names
-    out: list[NormalEquations] = []
+    out: list[PoseNormalEquations] = []
     for view in views:
         eye = world_from_camera(names, view.camera, poses)[:3, 3]
         tracked = _Tracked((view.camera.name,), np.zeros(len(names), np.int32), eye[None])
         (normals,) = _solve(raster, [view], poses, tracked, huber)
-        out.append(NormalEquations(normals.names, normals.information, -normals.gradient, normals.cost, normals.weight))
+        out.append(
+            PoseNormalEquations(normals.names, normals.information, -normals.gradient, normals.cost, normals.weight)
+        )
     return out
 
 
@@ -354,7 +356,7 @@ class _Tracked:
 
 def _solve(
     raster: Rasterizer, views: Sequence[TargetImage], poses: Array | None, tracked: _Tracked, huber: float
-) -> list[NormalEquations]:
+) -> list[PoseNormalEquations]:
     threads, count = raster.threads, len(tracked.names)
     sums = np.zeros((threads, len(views), count, SUMS))
     costs = np.zeros((threads, len(views), 2))
@@ -411,7 +413,7 @@ def _job(stack: ExitStack, raster: Rasterizer, view: TargetImage, poses: Array |
     return _Job(frame, target, weight, motion, np.zeros(1, np.int64))
 
 
-def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> NormalEquations:
+def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> PoseNormalEquations:
     """From sums along the camera's axes to equations along the world's."""
     both = np.zeros((6, 6))
     both[:3, :3] = both[3:, 3:] = turn
@@ -419,4 +421,4 @@ def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> N
     information[:, _UPPER[0], _UPPER[1]] = sums[:, :21]
     information[:, _UPPER[1], _UPPER[0]] = sums[:, :21]
     information = both @ information @ both.T
-    return NormalEquations(names, information, sums[:, 21:27] @ both.T, float(cost[0]), float(cost[1]))
+    return PoseNormalEquations(names, information, sums[:, 21:27] @ both.T, float(cost[0]), float(cost[1]))

@@ -1,10 +1,10 @@
-"""The fast renderer: the pictures of `reference`, compiled, on all cores.
+"""CPU rasteriser of 3D Gaussians: the images of `reference`, compiled, on all cores.
 
-Gaussians are projected, sorted into tiles of 32 x 32 pixels with the exact set of 4 x 4 cells each one reaches, and
-blended cell by cell in registers. Tiles are handed out to threads as they come. The depth order is kept from frame
-to frame as the order of the arrays, so a tile's list is nearly sorted when it is made.
+Gaussians are projected, binned into tiles of 32 x 32 pixels with the exact set of 4 x 4 cells each one reaches, and
+blended cell by cell in registers. Threads take tiles from a shared counter. The depth order is kept from frame to
+frame as the order of the arrays, so a tile's list is nearly sorted when it is made.
 
-A scene in layers: what never moves is drawn once per camera, what moves over it, robots before or behind both.
+`LayeredRasterizer` renders static bodies once per camera and moving bodies over them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -23,22 +24,28 @@ from instep.splat.image import Backdrop, Region, RenderedImage, checked_region
 
 from .blending import blend_tiles, label_tiles
 from .gaussian_projection import camera_from_bodies, evaluate_sh, project, view_parameters, world_from_camera
+from .gradients import Gradients, Loss, image_gradients
 from .tiles import allocate_lists, fill_tiles
 from .workspace import PackedGaussians, Workspace, WorkspacePool, available_cores, pack, row_range, run_on_threads
 
+if TYPE_CHECKING:
+    from .cuda import CudaRasterizer
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+"""Where Gaussians are rendered."""
 _MAX_DISORDER = 0.25
-"""Share of a frame's list entries that may be out of order before the arrays are put in order again."""
+"""Share of a frame's list entries that may be out of order before the arrays are sorted again."""
 _MIN_SORT_INTERVAL = 16
-"""Frames between two such times, so that a camera that keeps turning does not pay for it each time."""
+"""Frames between two sorts, so that a camera that keeps turning does not pay for one each time."""
 _MAX_CAMERAS = 16
-"""Cameras whose order is remembered."""
+"""Cameras whose depth order is remembered."""
 _MAX_SERIAL = 4000
-"""Gaussians up to which projecting takes less time than waking another thread."""
+"""Gaussians up to which one thread projects faster than several."""
 
 
 @dataclass(slots=True)
 class _CameraOrder:
-    """The Gaussians in the order in which one camera saw them, and how many frames ago."""
+    """The Gaussians in the depth order of one camera, and how many frames ago it was made."""
 
     packed: PackedGaussians
     age: int = 0
@@ -46,7 +53,7 @@ class _CameraOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedFrame:
-    """A frame up to the point where tiles are blended; what the renderer and its derivatives share."""
+    """A frame up to the point where tiles are blended; shared by rendering and derivatives."""
 
     camera: Camera
     region: Region
@@ -65,26 +72,26 @@ class PreparedFrame:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of the picture."""
+        """Height and width of the image."""
         left, top, right, bottom = self.region
         return bottom - top, right - left
 
 
 class Rasterizer:
-    """Gaussians made ready to be drawn often. Frames may be drawn from several threads at once."""
+    """Gaussians packed for rendering many frames. Several threads may render at once."""
 
     def __init__(self, gaussians: Gaussians, *, threads: int | None = None):
         self.gaussians = gaussians
         self.threads = available_cores() if threads is None else threads
         if self.threads < 1:
-            raise BadInput(f"A renderer needs at least one thread, not {self.threads}.")
+            raise BadInput(f"A rasteriser needs at least one thread, not {self.threads}.")
         self._packed = pack(gaussians)
         self._spaces = WorkspacePool()
         self._camera_orders: dict[str, _CameraOrder] = {}
         self._orders: dict[str, Array] = {}
 
     def updated(self, gaussians: Gaussians) -> Rasterizer:
-        """A renderer of changed Gaussians that starts with this one's memory and depth orders; the same picture."""
+        """A rasteriser of changed Gaussians that starts with this one's memory and depth orders."""
         new = Rasterizer(gaussians, threads=self.threads)
         new._spaces = self._spaces
         if len(gaussians) == len(self.gaussians):
@@ -99,7 +106,7 @@ class Rasterizer:
         backdrop: Backdrop | None = None,
         region: Region | None = None,
     ) -> RenderedImage:
-        """Draw the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
+        """Render the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             return self.blend(frame)
 
@@ -138,13 +145,27 @@ class Rasterizer:
         out = np.empty((len(poses), bottom - top, right - left, 3), np.uint8)
         tickets = iter(range(len(poses)))  # next() on a range iterator is atomic under the lock of Python
 
-        def draw(_: int) -> None:
+        def render(_: int) -> None:
             for world in tickets:
                 with self.prepared(camera, poses[world], backdrop, region, threads=1) as frame:
                     out[world] = self.blend(frame).bytes
 
-        run_on_threads(draw, min(self.threads, max(1, len(poses))))
+        run_on_threads(render, min(self.threads, max(1, len(poses))))
         return out
+
+    def render_with_gradients(
+        self,
+        camera: Camera,
+        poses: Array | None,
+        loss: Loss,
+        *,
+        backdrop: Backdrop | None = None,
+        region: Region | None = None,
+    ) -> tuple[RenderedImage, Gradients]:
+        """Render, evaluate the loss, and return the image with the gradients of the loss by all parameters."""
+        with self.prepared(camera, poses, backdrop, region) as frame:
+            image = self.blend(frame)
+            return image, image_gradients(self.gaussians, frame, image, loss(image), poses)
 
     @contextmanager
     def prepared(
@@ -156,7 +177,7 @@ class Rasterizer:
         *,
         threads: int | None = None,
     ) -> Iterator[PreparedFrame]:
-        """A frame projected and sorted into tiles, its memory lent for the length of the block."""
+        """A frame projected and binned into tiles; its workspace is returned at the end of the block."""
         region = checked_region(camera, region)
         transforms = camera_from_bodies(self.gaussians.names, camera, poses)
         frames = np.ascontiguousarray(transforms[:, :3].reshape(-1, 12), np.float32)
@@ -173,7 +194,7 @@ class Rasterizer:
             self._spaces.give_back(space)
 
     def blend(self, frame: PreparedFrame) -> RenderedImage:
-        """Draw a prepared frame."""
+        """Blend a prepared frame into an image."""
         space, shape = frame.space, frame.shape
         colour, alpha, depth = (
             np.empty((*shape, 3), np.float32),
@@ -183,13 +204,13 @@ class Rasterizer:
         tickets = np.zeros(1, np.int64)
         breaks = [0] * frame.threads
 
-        def draw(part: int) -> None:
+        def blend(part: int) -> None:
             breaks[part] = blend_tiles(
                 space.entries, space.masks, space.starts, frame.packed.ids, space.across, tickets, frame.backdrop,
                 frame.limit, colour, alpha, depth,
             )  # fmt: skip
 
-        run_on_threads(draw, frame.threads)
+        run_on_threads(blend, frame.threads)
         self._maintain_order(frame, sum(breaks))
         return RenderedImage(colour, alpha, depth)
 
@@ -212,16 +233,13 @@ class Rasterizer:
             self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.frames))
 
 
-def render(
-    gaussians: Gaussians,
-    camera: Camera,
-    poses: Array | None = None,
-    *,
-    backdrop: Backdrop | None = None,
-    region: Region | None = None,
-) -> RenderedImage:
-    """Draw Gaussians once; to draw them often, keep a `Raster`."""
-    return Rasterizer(gaussians).render(camera, poses, backdrop=backdrop, region=region)
+def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | CudaRasterizer:
+    """A rasteriser on the processor, or on a CUDA device through gsplat."""
+    if device == "cpu":
+        return Rasterizer(gaussians)
+    from .cuda import CudaRasterizer
+
+    return CudaRasterizer(gaussians, device=device)
 
 
 def _bin_into_tiles(frame: PreparedFrame, transforms: Array) -> None:
@@ -274,33 +292,32 @@ def _backdrop_arrays(camera: Camera, region: Region, backdrop: Backdrop | None) 
 
 
 _OCCLUDING_ALPHA = 0.5
-"""Coverage above which the static layer counts as a surface that can hide things."""
+"""Alpha above which the static layer is an opaque surface."""
 _MAX_BACKGROUNDS = 32
-"""Static layers that are remembered."""
+"""Static layers that are kept."""
 
 
 class LayeredRasterizer:
     """Gaussians of which some bodies never move.
 
     Where a moving body meets a half-transparent part of the static layer, that layer counts as one surface at its mean
-    depth; for tables and walls that is what it is.
+    depth.
     """
 
     def __init__(self, gaussians: Gaussians, static: Sequence[str] = ("world",), *, threads: int | None = None):
         for name in static:
             if name not in gaussians.names:
                 raise UnknownName("body", name, gaussians.names)
-        rows = [gaussians.names.index(name) for name in static]
-        still = np.isin(gaussians.body, rows)
+        self._static_rows = [gaussians.names.index(name) for name in static]
+        fixed = np.isin(gaussians.body, self._static_rows)
         self.gaussians = gaussians
-        self.static = Rasterizer(gaussians.take(still), threads=threads)
-        self.dynamic = Rasterizer(gaussians.take(~still), threads=threads)
+        self.static = Rasterizer(gaussians.take(fixed), threads=threads)
+        self.dynamic = Rasterizer(gaussians.take(~fixed), threads=threads)
         self._whole = Rasterizer(gaussians, threads=threads)
-        self._static_rows = rows
         self._backgrounds: dict[tuple[object, ...], RenderedImage] = {}
 
     def background(self, camera: Camera, poses: Array | None = None) -> RenderedImage:
-        """The static layer as a camera sees it; drawn when first asked for, and again only if the camera has moved."""
+        """The static layer as a camera sees it, kept until the camera or a static body has moved."""
         key = self._key(camera, poses)
         kept = self._backgrounds.get(key)
         if kept is None:
@@ -310,18 +327,11 @@ class LayeredRasterizer:
             self._backgrounds[key] = kept
         return kept
 
-    def render(
-        self,
-        camera: Camera,
-        poses: Array | None = None,
-        *,
-        before: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> RenderedImage:
-        """Draw the moving bodies over the static layer; `before` is what else stands there, as a robot's silhouette."""
+    def render(self, camera: Camera, poses: Array | None = None, *, region: Region | None = None) -> RenderedImage:
+        """Render the moving bodies over the static layer."""
         if not self.fixed(camera):
-            return self._whole.render(camera, poses, backdrop=before, region=region)
-        behind = self.behind(camera, poses, before)
+            return self._whole.render(camera, poses, region=region)
+        behind = backdrop_from_image(self.background(camera, poses))
         image = self.dynamic.render(camera, poses, backdrop=behind, region=region)
         left, top, right, bottom = checked_region(camera, region)
         shown = behind.depth[top:bottom, left:right]
@@ -330,48 +340,27 @@ class LayeredRasterizer:
         return RenderedImage(image.colour, alpha, depth)
 
     def render_batch(self, camera: Camera, poses: Array) -> Array:
-        """Colours uint8 [worlds, height, width, 3] for `poses` [worlds, bodies, 7] whose static bodies are alike."""
-        if self.fixed(camera) and len(poses):
-            return self.dynamic.render_batch(camera, poses, backdrop=self.behind(camera, poses[0], None))
-        return self._whole.render_batch(camera, poses)
-
-    def behind(self, camera: Camera, poses: Array | None, before: Backdrop | None) -> Backdrop:
-        """All that stands around the moving bodies."""
-        static = self.background(camera, poses)
-        if before is None:
-            return backdrop_from_image(static)
-        through = static.colour + (1 - static.alpha)[..., None] * before.colour
-        hidden = before.depth < static.depth
-        behind = np.where(hidden[..., None], before.colour, through)
-        return Backdrop(behind, np.minimum(backdrop_from_image(static).depth, before.depth))
+        """Colours uint8 [..., height, width, 3] for `poses` [..., bodies, 7] whose static bodies are alike."""
+        flat = poses.reshape(-1, *poses.shape[-2:])
+        if self.fixed(camera) and len(flat):
+            backdrop = backdrop_from_image(self.background(camera, flat[0]))
+            images = self.dynamic.render_batch(camera, flat, backdrop=backdrop)
+        else:
+            images = self._whole.render_batch(camera, flat)
+        return images.reshape(*poses.shape[:-2], *images.shape[1:])
 
     def fixed(self, camera: Camera) -> bool:
-        """Whether a camera never moves, so that the static layer can be kept for it."""
+        """Whether a camera never moves."""
         names = self.gaussians.names
         return camera.body not in names or names.index(camera.body) in self._static_rows
 
     def _key(self, camera: Camera, poses: Array | None) -> tuple[object, ...]:
         names = self.gaussians.names
-        still = b"" if poses is None else np.ascontiguousarray(np.asarray(poses, float)[self._static_rows]).tobytes()
+        static = b"" if poses is None else np.ascontiguousarray(np.asarray(poses, float)[self._static_rows]).tobytes()
         place = np.ascontiguousarray(world_from_camera(names, camera, poses)).tobytes()
-        return (camera.width, camera.height, camera.focal, camera.centre, camera.distortion, place, still)
+        return (camera.width, camera.height, camera.focal, camera.centre, camera.distortion, place, static)
 
 
 def backdrop_from_image(image: RenderedImage) -> Backdrop:
-    """A picture as a backdrop: solid where it is mostly covered, behind everything elsewhere."""
+    """An image as a backdrop: opaque where alpha is above one half, infinitely far elsewhere."""
     return Backdrop(image.colour, np.where(image.alpha > _OCCLUDING_ALPHA, image.depth, np.float32(np.inf)))
-
-
-def nearer(a: Backdrop, b: Backdrop) -> Backdrop:
-    """Two backdrops as one: at each pixel the one that is nearer."""
-    if a.depth.shape != b.depth.shape:
-        raise BadInput(f"Backdrops of {a.depth.shape} and {b.depth.shape} pixels cannot be put together.")
-    first = a.depth <= b.depth
-    return Backdrop(np.where(first[..., None], a.colour, b.colour), np.where(first, a.depth, b.depth))
-
-
-def silhouette(mask: Array, depth: Array | float, colour: Array | tuple[float, float, float]) -> Backdrop:
-    """An occluder known only by its outline: a mask [height, width], how far it is [m], and what it looks like."""
-    mask = np.asarray(mask, bool)
-    shown = np.broadcast_to(np.asarray(colour, np.float32), (*mask.shape, 3))
-    return Backdrop(np.where(mask[..., None], shown, np.float32(0.0)), np.where(mask, depth, np.inf))
