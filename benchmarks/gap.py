@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
@@ -18,16 +19,16 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from instep import Scene
-from instep.app import gap_page
 from instep.app.gap_run import write_curves, write_runs
 from instep.core.episode import Episode
 from instep.core.world import Spec, vector
 from instep.diagnose.data_checks import check_data
 from instep.gap.arm_kinematics import Arm, Chain, chain_to
 from instep.gap.dtw import dtw
+from instep.gap.gap_report import gap_page
 from instep.gap.joint_error import joint_error_profile, profile_scores
 from instep.gap.paired_runs import compare_runs
-from instep.report.page import HtmlReport, write_report
+from instep.report.page import write_report
 from rows import median, row
 
 
@@ -191,15 +192,13 @@ def _full_report(folder: Path, out: Path) -> None:
             Episode(SPEC, {"timestamp": t[a:b], "q": q[a:b]}, {"name": str(i)})
             for i, (a, b) in enumerate(pairwise(edges))
         ])  # fmt: skip
-    looked = check_data(sides[0])
+    checks = check_data(sides[0])
     gap = compare_runs(*sides)
     profiles = [joint_error_profile(pair, ARMS) for pair in gap.pairs]
     gap = gap.with_scores(profile_scores(profiles))
-    sections = [gap_page.horizon_section(gap), gap_page.runs_section(gap), gap_page.arms_section(profiles, gap.scores)]
-    sections.append(gap_page.details_section(gap, looked))
-    page = HtmlReport("Gap", "", gap_page.verdict(gap, "The two worlds are"), gap_page.numbers(gap), sections)
+    gap = replace(gap, kind="paired", joint_errors=tuple(profiles))
     write_curves(out, gap)
-    write_report(out, page)
+    write_report(out, gap_page(gap, checks=[checks.section()]))
 
 
 def _timed(work: Callable[[], Any]) -> float:

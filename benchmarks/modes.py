@@ -18,9 +18,16 @@ import numpy as np
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import wilson
 from instep.diagnose.candidates import candidate_causes, physical_modes, try_candidates
-from instep.diagnose.contact_modes import contact_faults, rest_test
-from instep.diagnose.failure_modes import FailureMode, embodiment_mismatch, perceptual_sensitivity
-from instep.diagnose.motion_modes import compounding, dynamics_gap, sensor_noise, static_scene, stochasticity
+from instep.diagnose.failure_modes import (
+    FailureMode,
+    contact_faults,
+    dynamics_gap,
+    rest_test,
+    sensor_noise,
+    static_scene,
+    stochasticity,
+)
+from instep.diagnose.policy_modes import compounding, embodiment_mismatch, perceptual_sensitivity
 from instep.gap.horizon import error_over_time, measure_horizon
 from instep.gap.noise_floor import repeated_runs, with_noise_floor
 from instep.gap.paired_runs import compare_runs

@@ -15,7 +15,7 @@ from instep.core.episode import Episode
 from instep.core.statistics import Estimate, jackknife, mmrv, mmrv_interval, pearson, pooled, spearman, wilson
 from instep.core.trials import anytime, equivalence, mcnemar, newcombe, paired_difference, prediction_powered
 from instep.core.world import Spec, vector
-from instep.gap.error_growth import excess, growth, time_to_threshold
+from instep.gap.error_growth import error_growth, growth_difference, time_to_threshold
 from instep.gap.joint_error import JointErrorProfile, profile_scores
 from instep.gap.noise_floor import noise_floor
 from instep.gap.paired_runs import compare_runs
@@ -137,7 +137,7 @@ def growing(rng: np.random.Generator, times: int) -> Iterator[Trial]:
     for _ in range(times):
         rates = rng.normal(1.5, 0.2, 6)
         errors = [1e-3 * np.exp(r * t + rng.normal(0, 0.1, len(t))) for r in rates]
-        found = growth([t] * 6, errors)
+        found = error_growth([t] * 6, errors)
         if found.shape == "exponential":
             yield found.rate, 1.5
         else:
@@ -151,7 +151,7 @@ def faster(rng: np.random.Generator, times: int) -> Iterator[Trial]:
         sides = [
             [1e-3 * np.exp(rng.normal(r, 0.2) * t + rng.normal(0, 0.1, len(t))) for _ in range(6)] for r in (1.9, 1.2)
         ]
-        yield excess(*(growth([t] * 6, side) for side in sides)), 0.7
+        yield growth_difference(*(error_growth([t] * 6, side) for side in sides)), 0.7
 
 
 def clock(rng: np.random.Generator, times: int) -> Iterator[Trial]:

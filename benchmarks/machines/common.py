@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from instep.app.gap_run import at_rate, named
+from instep.app.gap_run import named_run
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate
 from instep.core.world import Simulator
 from instep.data import load_episodes
+from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
@@ -34,8 +35,8 @@ def recorded(folder: str, mapping: str | Path, scene: Scene | None = None) -> li
     """The recordings of one set, at the rate of a scene where one is given."""
     for place in RECORDINGS:
         if (place / folder).is_dir():
-            episodes = [named(e, i) for i, e in enumerate(load_episodes(place / folder, mapping or None))]
-            return with_inputs(scene, at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
+            episodes = [named_run(e, i) for i, e in enumerate(load_episodes(place / folder, mapping or None))]
+            return with_inputs(scene, recorded_at_rate(episodes, scene.dt)[0]) if scene is not None else episodes
     raise BadInput(f"There are no recordings {folder!r}; put the recordings folder beside the benchmarks.")
 
 

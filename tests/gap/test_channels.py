@@ -8,7 +8,7 @@ import pytest
 from instep import BadInput, UnknownName
 from instep.core.poses import quat_exp
 from instep.core.world import vector
-from instep.gap.channels import channels, circular_mean, circular_std, wrapped
+from instep.gap.channels import channels, circular_std, wrapped
 
 BODY = vector(["hinge", *(f"cube.{p}" for p in ("x", "y", "z", "qw", "qx", "qy", "qz"))], ["rad", *"mmm", *"1111"])
 
@@ -43,7 +43,6 @@ def test_circular_spread_does_not_see_the_jump_at_pi():
     angle = wrapped(np.pi + np.random.default_rng(0).normal(0, 0.11, 4000))
     assert np.std(angle) > 1.0
     assert circular_std(angle) == pytest.approx(0.11, rel=0.05)
-    assert abs(wrapped(circular_mean(angle) - np.pi)) < 0.01
 
 
 def test_drift_takes_off_what_already_differed():

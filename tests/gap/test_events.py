@@ -18,7 +18,6 @@ from instep.gap.events import (
     find_events,
     first_divergence,
     match_events,
-    progress,
     read_event_rules,
     signal,
 )
@@ -144,9 +143,3 @@ def test_the_order_of_events_has_an_edit_distance():
     assert edit_distance("abcd", "acd") == 1
     assert edit_distance("abcd", "abdc") == 2
     assert edit_distance("", "abc") == 3
-
-
-def test_progress_counts_what_was_reached_after_what_it_needs():
-    needs = {"reach": (), "grasp": ("reach",), "place": ("grasp",)}
-    assert progress(["reach", "grasp"], needs) == pytest.approx(2 / 3)
-    assert progress(["place", "reach"], needs) == pytest.approx(1 / 3)

@@ -71,7 +71,7 @@ def test_horizons_longer_than_every_run_are_left_out(arm, runs):
 def test_windows_may_be_kept_out_of_some_phases_and_are_counted(arm, runs):
     options = HorizonOptions(skip=lambda episode: np.arange(len(episode)) < 100)
     gap = measure_horizon(arm, runs, options=options)
-    assert any(note.startswith("24 windows start where") for note in gap.notes)
+    assert any(note.startswith("24 windows start in skipped rows") for note in gap.notes)
     with pytest.raises(BadInput, match="every start was skipped"):
         measure_horizon(arm, runs, options=replace(options, skip=lambda episode: np.ones(len(episode), bool)))
 

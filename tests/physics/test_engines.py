@@ -72,7 +72,7 @@ def test_every_way_in_opens_the_same_simulator(tuned: Path):
     expected = run(open_world(tuned))
     with world_from_spec(f"sim:{tuned}") as world:
         np.testing.assert_array_equal(run(world), expected)
-    np.testing.assert_array_equal(run(open_scene(str(tuned))[1]), expected)
+    np.testing.assert_array_equal(run(open_scene(str(tuned))), expected)
     np.testing.assert_array_equal(run(world_from_eval_spec("mujoco", str(tuned))), expected)
     exact = Perturbation(engine="mujoco", noise=0.0, resolution=1e-12, late=0)
     np.testing.assert_allclose(run(simulate_robot(Scene.load(tuned), exact).world), expected, atol=1e-9)

@@ -46,7 +46,7 @@ def test_the_arm_of_the_g1_answers_150_ms_late(recordings, tmp_path):
     assert main(["gap", str(recordings / "g1_lerobot"), "--out", str(tmp_path / "out")]) == 0
     found = scores(tmp_path / "out")
     assert found["lag: all rad"]["value"] == pytest.approx(0.149, abs=0.01)
-    assert found["told = done: all rad"]["value"] == pytest.approx(0.0205, abs=5e-4)
+    assert found["command following: all rad"]["value"] == pytest.approx(0.0205, abs=5e-4)
 
 
 def test_the_clocks_of_the_pose_streams_are_brought_together(recordings, tmp_path):
@@ -101,5 +101,5 @@ def test_the_so101_is_measured_with_its_commands_beside(recordings, tmp_path):
     assert main(["gap", str(recordings / "so101"), "so101", "--runs", "3", "--out", str(out)]) == 0
     found = scores(out)
     assert found["all rad@full"]["n"] == 3 and 0.005 < found["all rad@full"]["value"] < 0.08
-    assert found["told = done: elbow_flex"]["value"] == pytest.approx(0.06, abs=0.02)
+    assert found["command following: elbow_flex"]["value"] == pytest.approx(0.06, abs=0.02)
     assert found["RMSE_norm"]["value"] < 0.05 and found["tip position arm"]["unit"] == "m"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld
-from instep.app.gap_run import at_rate, read
+from instep.app.gap_run import read_runs
 from instep.core.replay import aligned
+from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
@@ -27,7 +28,7 @@ def arm(recordings):
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there are none of the WAM at {folder}")
     scene = Scene.load("wam7")
-    runs = at_rate(list(read(str(folder), "quanser_wam/wam7")), scene.dt)[0]
+    runs = recorded_at_rate(list(read_runs(str(folder), "quanser_wam/wam7")), scene.dt)[0]
     choice = auto_params(scene, runs[:1])
     names = {f"{kind}.{j}.{word}" for kind in ("actuator", "joint") for j in JOINTS for word in WORDS}
     names |= {"body.link_2.gravcomp", "body.link_4.gravcomp"}
@@ -74,7 +75,7 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there are none of the XL330 at {folder}")
     scene = Scene.load("servo_pendulum")
-    runs = with_inputs(scene, at_rate(list(read(str(folder), "xl330")), scene.dt)[0])
+    runs = with_inputs(scene, recorded_at_rate(list(read_runs(str(folder), "xl330")), scene.dt)[0])
     choice = named_params(scene, SERVO, {})
     sim = without_delta(scene).tuned(choice.fixed)
     options = ShootingOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)

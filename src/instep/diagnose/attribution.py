@@ -1,4 +1,4 @@
-"""Attribution: which component owns how much of the gap.
+"""Attribution: the share of each component in the gap, as Shapley values.
 
 v(S) is the gap with the components in S at their identified values and the rest nominal. A component's share is its
 Shapley value, the mean of what it takes off over all orders in which components could be put right:
@@ -24,11 +24,11 @@ from instep.core.world import Array, Settings, Simulator
 from instep.gap.channels import channels
 from instep.gap.horizon import HorizonOptions, predict_windows, window_errors, windows_of
 
-MOST_EXACT = 8
-"""Up to so many components every subset is replayed; above, orders are drawn."""
+MAX_EXACT = 8
+"""Up to so many components every subset is replayed; above, orders are sampled."""
 Subset = frozenset[str]
 Tick = Callable[[int, int], None]
-"""Told how many replays are done and how many there will be."""
+"""Receives the number of replays done and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class AttributionOptions:
     horizon: float = 0.5
     """How far ahead the gap is taken [s]."""
     every: float = 0.5
-    """The simulator is placed anew every so many seconds."""
+    """Distance between window starts [s]."""
     wrapping: tuple[str, ...] = ()
     orders: int = 64
-    """Orders drawn where there are too many components for all subsets."""
+    """Orders sampled where there are too many components for all subsets."""
     floor: Estimate | None = None
     """What repeats leave at that horizon, as a share of the usual motion."""
     seed: int = 0
@@ -49,12 +49,12 @@ class AttributionOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attribution:
-    """Who owns the gap."""
+    """The share of each component in the gap."""
 
     causes: Mapping[str, Estimate]
-    """How much each component takes off, in shares of the usual motion; together the intervals cover at 95 %."""
+    """How much each component takes off, in shares of the usual motion; the 95 % intervals are simultaneous."""
     alone: Mapping[str, Estimate]
-    """How much would come back if only that component were left nominal."""
+    """How much comes back if only that component is left nominal."""
     before: float
     after: float
     rest: float
@@ -72,14 +72,14 @@ def attribute(
     options: AttributionOptions | None = None,
     tick: Tick | None = None,
 ) -> Attribution:
-    """How much of a simulator's gap each component owns; `components` are their settings at identified values."""
+    """The share of each component in a simulator's gap; `components` are their settings at identified values."""
     options = options or AttributionOptions()
     if not components:
         raise BadInput("Attribution needs at least one component with identified values.")
     taken = _taken(sim, episodes, components, options)
     names = tuple(components)
-    exact = len(names) <= MOST_EXACT
-    weights = _all_subsets(names) if exact else _drawn_orders(names, options.orders, options.seed)
+    exact = len(names) <= MAX_EXACT
+    weights = _all_subsets(names) if exact else _sampled_orders(names, options.orders, options.seed)
     none: Subset = frozenset()
     full: Subset = frozenset(names)
     whole: set[Subset] = {none, full, *(full - {n} for n in names)}
@@ -94,7 +94,9 @@ def attribute(
     alone = {n: _jackknifed(squares, {full - {n}: 1.0, full: -1.0}, level) for n in names}
     before, after = (_root(squares[s], None) for s in (none, full))
     floor = options.floor.value if options.floor is not None else 0.0
-    notes = () if options.floor is not None else ("No floor is known, so the rest may be the robot's own scatter.",)
+    notes = (
+        () if options.floor is not None else ("No floor is known, so the rest may be the scatter of the robot itself.",)
+    )
     return Attribution(causes, alone, before, after, after - floor, exact, len(subsets), notes)
 
 
@@ -130,7 +132,7 @@ def _taken(
 
 
 def _all_subsets(names: Sequence[str]) -> dict[str, dict[Subset, float]]:
-    """What each v(S) counts for in each component's Shapley value."""
+    """The weight of each v(S) in each component's Shapley value."""
     n = len(names)
     found: dict[str, dict[Subset, float]] = {}
     for name in names:
@@ -145,12 +147,12 @@ def _all_subsets(names: Sequence[str]) -> dict[str, dict[Subset, float]]:
     return found
 
 
-def _drawn_orders(names: Sequence[str], orders: int, seed: int) -> dict[str, dict[Subset, float]]:
-    """The same from drawn orders, each with its reverse, which halves the noise."""
+def _sampled_orders(names: Sequence[str], orders: int, seed: int) -> dict[str, dict[Subset, float]]:
+    """The same from sampled orders, each with its reverse, which halves the noise."""
     rng = np.random.default_rng((seed, 0x5A9))
     found: dict[str, dict[Subset, float]] = {name: {} for name in names}
-    drawn = [rng.permutation(len(names)) for _ in range(max(1, orders // 2))]
-    both = [order for one in drawn for order in (one, one[::-1])]
+    sampled = [rng.permutation(len(names)) for _ in range(max(1, orders // 2))]
+    both = [order for one in sampled for order in (one, one[::-1])]
     for order in both:
         subset: Subset = frozenset()
         for place in order:

@@ -1,16 +1,9 @@
-"""What a scene knows of its joints: their ranges, and which of them go round.
+"""Arm kinematics of a scene: joint ranges, the chain from base to tip, and tip poses of many configurations at once.
 
-Tips of many configurations at once, compiled. The plain version is `Chain.reference`; a test says they agree.
-
-Configurations go through the chain in packs, so that each step is the same for all lanes of a register; sine and
-cosine are polynomials for the same reason.
-
-The chain of joints from where an arm stands to its tip, taken from a scene, and where the tip is for any positions.
-
-A chain is a row of fixed steps and joints: tip = (F_0 J_0(q_0)) (F_1 J_1(q_1)) ... T, where each F is a fixed pose that
-brings the z axis onto the axis of the joint, and J turns about z or slides along it.
-
-The arms of a robot: which joints lead to which tip, and which one opens the gripper there.
+A chain is a row of fixed transforms and joints: tip = (F_0 J_0(q_0)) (F_1 J_1(q_1)) ... T, where each F is a fixed pose
+that brings the z axis onto the joint axis, and J turns about z or slides along it. Many configurations go through a
+compiled kernel in packs, so that each step is the same for all lanes of a register; `Chain.reference` is the plain
+version, and a test compares them.
 """
 
 from __future__ import annotations
@@ -27,9 +20,8 @@ from instep.core.poses import compose, inverse, quat_exp, quat_mul, rotate
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
-_BALL_OR_FREE = 2
+_SLIDE, _HINGE = 2, 3
 """MuJoCo numbers joints 0 free, 1 ball, 2 slide, 3 hinge."""
-_HINGE = 3
 
 
 def joint_ranges(scene: Scene) -> dict[str, tuple[float, float]]:
@@ -37,7 +29,7 @@ def joint_ranges(scene: Scene) -> dict[str, tuple[float, float]]:
     model = cast(Any, scene).model
     found: dict[str, tuple[float, float]] = {}
     for j in range(model.njnt):
-        if model.jnt_type[j] >= _BALL_OR_FREE and model.jnt_limited[j]:
+        if model.jnt_type[j] >= _SLIDE and model.jnt_limited[j]:
             found[str(model.joint(j).name)] = (float(model.jnt_range[j, 0]), float(model.jnt_range[j, 1]))
     for a in range(model.nu):
         name = str(model.joint(model.actuator_trnid[a, 0]).name) if model.actuator_trntype[a] == 0 else ""
@@ -49,7 +41,7 @@ def joint_ranges(scene: Scene) -> dict[str, tuple[float, float]]:
 
 
 def continuous_joints(scene: Scene) -> tuple[str, ...]:
-    """Hinges without limits: their angles are the same after a turn."""
+    """Hinges without limits, whose angles wrap."""
     model = cast(Any, scene).model
     limited = joint_ranges(scene)
     names = [str(model.joint(j).name) for j in range(model.njnt) if model.jnt_type[j] == _HINGE]
@@ -150,8 +142,6 @@ def _half(angle, sine, cosine):  # pragma: no cover - compiled
         cosine[k] = ahead * (c + odd * (s - c))
 
 
-_SLIDE, _HINGE_TYPE = 2, 3
-"""How MuJoCo numbers its joints."""
 STILL = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
 FEW = 20_000
 """Below so many configurations, loading the compiled kernel costs more than it saves."""
@@ -200,15 +190,6 @@ class Chain:
         flat = np.ascontiguousarray(q.reshape(-1, len(self.joints)))
         return tip_poses(flat, self.fixed, self.turns, self.rest, self.tool).reshape(*q.shape[:-1], 7)
 
-    def axes(self) -> tuple[Array, Array]:
-        """A point on the axis of each joint and its direction [joints, 3], where all joints rest."""
-        points, directions = np.empty((len(self.joints), 3)), np.empty((len(self.joints), 3))
-        pose = STILL
-        for i, step in enumerate(self.fixed):
-            pose = compose(pose, step)
-            points[i], directions[i] = pose[:3], rotate(pose[3:], np.array([0.0, 0.0, 1.0]))
-        return points, directions
-
 
 def chain_to(scene: Scene, tip: str) -> Chain:
     """The chain of the robot's joints above a site, standing on the body that carries the first of them."""
@@ -227,13 +208,13 @@ def chain_to(scene: Scene, tip: str) -> Chain:
         pending = compose(pending, np.concatenate([model.body_pos[body], model.body_quat[body]]))
         for j in range(int(model.body_jntadr[body]), int(model.body_jntadr[body]) + int(model.body_jntnum[body])):
             name = str(model.joint(j).name)
-            if model.jnt_type[j] not in (_SLIDE, _HINGE_TYPE) or name not in scene.robot:
+            if model.jnt_type[j] not in (_SLIDE, _HINGE) or name not in scene.robot:
                 # What carries the arm is not part of it: the chain begins anew here.
                 fixed, turns, rest, names, pending = [], [], [], [], STILL
                 continue
             axis = np.concatenate([model.jnt_pos[j], _onto(np.asarray(model.jnt_axis[j], float))])
             fixed.append(compose(pending, axis))
-            turns.append(bool(model.jnt_type[j] == _HINGE_TYPE))
+            turns.append(bool(model.jnt_type[j] == _HINGE))
             rest.append(float(model.qpos0[model.jnt_qposadr[j]]))
             names.append(name)
             pending = inverse(axis)

@@ -1,7 +1,4 @@
-"""What is compared: the channels two worlds share, each difference in its own unit, angles the short way round.
-
-Libraries that come without types, loaded when first used.
-"""
+"""Channels: the positions two worlds share, with differences in their own units and angles wrapped."""
 
 from __future__ import annotations
 
@@ -23,8 +20,10 @@ def scipy(part: str) -> Any:
 
 
 QUAT = ("qw", "qx", "qy", "qz")
-ENOUGH = 200_000
-"""Rows from which the scale of a channel is taken."""
+SCALE_ROWS = 200_000
+"""Rows from which the scale of a channel is computed."""
+VELOCITY_SPAN = 0.06
+"""Length of the polynomial that velocities are taken from [s]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +38,7 @@ class Channels:
     columns: tuple[tuple[int, ...], ...]
     """Which coordinates each channel reads: one, or the four of a quaternion."""
     wraps: Array
-    """Whether a channel is an angle that goes round [channels]."""
+    """Whether a channel is an angle that wraps [channels]."""
 
     @property
     def plain(self) -> bool:
@@ -82,7 +81,7 @@ class Channels:
 
         Of long recordings every so many rows are enough: a scale need not be known to four digits.
         """
-        every = max(1, sum(len(v) for v in values) // ENOUGH)
+        every = max(1, sum(len(v) for v in values) // SCALE_ROWS)
         rows = np.concatenate([np.asarray(v[::every], float) for v in values])
         out = np.empty(len(self.names))
         for i, columns in enumerate(self.columns):
@@ -116,7 +115,7 @@ class Channels:
 def channels(q: Channel, seen: Array | None = None, wrapping: Sequence[str] = ()) -> Channels:
     """The channels of a position vector; `seen` [nq] marks the coordinates that both worlds have.
 
-    `wrapping` names the angles that go round. Limited joints do not: wrapping them would hide errors above pi.
+    `wrapping` names the angles that wrap. Limited joints do not: wrapping them would hide errors above pi.
     """
     for label in wrapping:
         if label not in q.labels:
@@ -144,6 +143,16 @@ def channels(q: Channel, seen: Array | None = None, wrapping: Sequence[str] = ()
     return Channels(tuple(names), tuple(units), tuple(columns), wraps)
 
 
+def velocity(q: Array, dt: float) -> Array:
+    """The zero-phase derivative of positions [rows, n] by a local cubic (Savitzky and Golay)."""
+    rows = len(q)
+    window = max(5, 2 * round(0.5 * VELOCITY_SPAN / dt) + 1)
+    if rows < 6:
+        return np.gradient(q, dt, axis=0) if rows > 1 else np.zeros_like(q)
+    window = min(window, rows if rows % 2 else rows - 1)
+    return np.asarray(scipy("signal").savgol_filter(q, window, min(3, window - 2), deriv=1, delta=dt, axis=0))
+
+
 def wrapped(angle: Array) -> Array:
     """Angles [rad] brought into (-pi, pi]."""
     return np.pi - np.mod(np.pi - np.asarray(angle, float), 2 * np.pi)
@@ -152,12 +161,6 @@ def wrapped(angle: Array) -> Array:
 def rms(values: Array) -> float:
     """The root of the mean square."""
     return float((np.asarray(values, float) ** 2).mean()) ** 0.5
-
-
-def circular_mean(angle: Array, axis: int = 0) -> Array:
-    """The mean direction [rad]."""
-    angle = np.asarray(angle, float)
-    return np.arctan2(np.sin(angle).mean(axis=axis), np.cos(angle).mean(axis=axis))
 
 
 def circular_std(angle: Array) -> float:

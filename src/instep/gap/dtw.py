@@ -1,25 +1,76 @@
-"""Dynamic time warping within a band: how far two runs are apart when time may bend.
+"""Dynamic time warping within a Sakoe-Chiba band: the distance of two runs when time may be warped.
 
-An extra and no more: it hides errors of timing. Every number that is shown with it is shown without it, too.
-
-The compiled walk of dynamic time warping, along anti-diagonals: no cell of one waits for another of the same.
+Only an extra: it hides errors of timing, so every number shown with it is shown without it, too. The compiled walk goes
+along anti-diagonals, whose cells do not depend on each other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 from numba import njit, uint64
 
 from instep.core.errors import BadInput
+from instep.core.statistics import Estimate, pooled
 from instep.core.world import Array
+
+from .gap_result import RunPair
+from .horizon import HorizonOptions, pair_channels
+
+WARP_S = 0.5
+"""How far time may be warped in the score of paired runs [s]."""
+
+
+def dtw(first: Array, second: Array, *, band: int) -> float:
+    """The least root of summed squared distances over all walks through two runs [rows, n] within a band [rows]."""
+    a, b = _checked(first, second, band)
+    return float(_best_walk(a, b, band)) ** 0.5
+
+
+def reference(first: Array, second: Array, *, band: int) -> float:
+    """The same, cell by cell: slow and plain, the judge of the fast path."""
+    a, b = _checked(first, second, band)
+    cost = np.full((len(a) + 1, len(b) + 1), np.inf)
+    cost[0, 0] = 0.0
+    for i in range(1, len(a) + 1):
+        for j in range(max(1, i - band), min(len(b), i + band) + 1):
+            apart = float(((a[i - 1] - b[j - 1]) ** 2).sum())
+            cost[i, j] = apart + min(cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1])
+    return float(cost[-1, -1]) ** 0.5
+
+
+def warped_error(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> Estimate | None:
+    """The overall error of paired runs with time warped by up to half a second; None where no run is finite."""
+    compared, sizes = pair_channels(pairs, options or HorizonOptions())
+    single = [i for i, columns in enumerate(compared.columns) if len(columns) == 1]
+    columns = [compared.columns[i][0] for i in single]
+    sums: list[float] = []
+    counts: list[int] = []
+    for pair in pairs:
+        real, sim = (side.q[:, columns] / sizes[single] for side in (pair.real, pair.sim))
+        if columns and np.isfinite(sim).all() and np.isfinite(real).all():
+            sums.append(dtw(real, sim, band=max(1, round(WARP_S / pair.real.spec.dt))) ** 2 / len(columns))
+            counts.append(len(real))
+    return pooled(np.array(sums)[:, None], np.array(counts), unit="1")[0] if sums else None
+
+
+def _checked(first: Array, second: Array, band: int) -> tuple[Array, Array]:
+    a, b = (np.ascontiguousarray(x, float) for x in (first, second))
+    a, b = (x[:, None] if x.ndim == 1 else x for x in (a, b))
+    if a.shape[1] != b.shape[1] or not len(a) or not len(b):
+        raise BadInput(f"Two runs need rows and as many channels each, not {a.shape} and {b.shape}.")
+    if band < abs(len(a) - len(b)):
+        raise BadInput(f"A band of {band} rows cannot join runs of {len(a)} and {len(b)} rows; widen it.")
+    return a, b
+
 
 # pyright: basic, reportUnknownParameterType=false
 # Numba compiles this function; its decorators have no types.
 
 
-def walk(a: Array, b: Array, band: int) -> float:
+def _best_walk(a: Array, b: Array, band: int) -> float:
     """The summed squared distance of the best walk."""
     # Reversed and turned on their sides, cells of one anti-diagonal read both runs in order, so that they fill lanes.
     sides = np.ascontiguousarray(a.T).ravel(), np.ascontiguousarray(b[::-1].T).ravel()
@@ -75,31 +126,3 @@ def _walk(a, b, channels, band):  # pragma: no cover - compiled
             new[high + 2] = np.inf
         two, one, new = one, new, two
     return one[n]
-
-
-def dtw(first: Array, second: Array, *, band: int) -> float:
-    """The least root of summed squared distances over all walks through two runs [rows, n] within a band [rows]."""
-    a, b = _checked(first, second, band)
-    return float(walk(a, b, band)) ** 0.5
-
-
-def reference(first: Array, second: Array, *, band: int) -> float:
-    """The same, cell by cell: slow and plain, the judge of the fast path."""
-    a, b = _checked(first, second, band)
-    cost = np.full((len(a) + 1, len(b) + 1), np.inf)
-    cost[0, 0] = 0.0
-    for i in range(1, len(a) + 1):
-        for j in range(max(1, i - band), min(len(b), i + band) + 1):
-            apart = float(((a[i - 1] - b[j - 1]) ** 2).sum())
-            cost[i, j] = apart + min(cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1])
-    return float(cost[-1, -1]) ** 0.5
-
-
-def _checked(first: Array, second: Array, band: int) -> tuple[Array, Array]:
-    a, b = (np.ascontiguousarray(x, float) for x in (first, second))
-    a, b = (x[:, None] if x.ndim == 1 else x for x in (a, b))
-    if a.shape[1] != b.shape[1] or not len(a) or not len(b):
-        raise BadInput(f"Two runs need rows and as many channels each, not {a.shape} and {b.shape}.")
-    if band < abs(len(a) - len(b)):
-        raise BadInput(f"A band of {band} rows cannot join runs of {len(a)} and {len(b)} rows; widen it.")
-    return a, b

@@ -26,7 +26,7 @@ POINTS = 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Growth:
+class ErrorGrowth:
     """How the error of runs grows."""
 
     shape: Shape
@@ -40,7 +40,7 @@ class Growth:
     """The rate of each run."""
 
 
-def growth(t: Sequence[Array], errors: Sequence[Array]) -> Growth:
+def error_growth(t: Sequence[Array], errors: Sequence[Array]) -> ErrorGrowth:
     """The shape that fits the errors [rows] of runs over time [rows, s] best, its rate with an interval over runs."""
     curves = [part for part in (rising(a, e) for a, e in zip(t, errors, strict=True)) if part is not None]
     if not curves:
@@ -61,7 +61,7 @@ def growth(t: Sequence[Array], errors: Sequence[Array]) -> Growth:
     rates = np.array([float(p[1]) for p in fits[best]])
     rate = jackknife(rates, unit="1" if best == "power" else "1/s")
     weights: dict[Shape, float] = {shape: float(relative[shape] / whole) for shape in SHAPES}
-    return Growth(best, rate, _doubling(best, rate), weights, tuple(float(r) for r in rates))
+    return ErrorGrowth(best, rate, _doubling(best, rate), weights, tuple(float(r) for r in rates))
 
 
 def rising(t: Array, error: Array) -> tuple[Array, Array] | None:
@@ -101,7 +101,7 @@ def fit_shape(shape: Shape, t: Array, y: Array) -> tuple[Array, float]:
     return parameters, n * log(square) + 2 * k + 2 * k * (k + 1) / max(n - k - 1, 1)
 
 
-def excess(first: Growth, second: Growth) -> Estimate:
+def growth_difference(first: ErrorGrowth, second: ErrorGrowth) -> Estimate:
     """How much faster the first grows than the second, with Welch's interval: closed loop minus open loop, say."""
     a, b = np.array(first.rates), np.array(second.rates)
     difference = float(a.mean() - b.mean())

@@ -1,9 +1,8 @@
-"""Events: what happened when, found by the same rules in both worlds.
+"""Events: contacts, grasps and phases, detected by the same rules in both worlds and matched.
 
 A rule watches one signal. An event begins when the signal passes `enter` and has stayed there for `dwell`, and ends
-when it passes back over `leave`: two thresholds and a time, so that noise does not make a hundred events of one.
-
-Match the events of two worlds: which answer each other, how much later, which are missing, and in which order.
+when it passes back over `leave`: hysteresis and a dwell time, so that noise does not split one event into many. Events
+of two worlds are matched by name and time: delays, missing and extra events, and their order.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Estimate, jackknife, wilson
 from instep.core.world import Array
 
+from .channels import velocity
 from .gap_result import Event, EventMatch
-from .preparation import velocity
 
 SIGNALS = ("action", "speed", "residual", "away", "impact")
 """What may stand before a label: the command, the speed, command minus answer, the distance from the start, the jump
@@ -131,15 +130,6 @@ def default_event_rules(episode: Episode, grippers: Mapping[str, float]) -> list
     return rules
 
 
-def progress(reached: Sequence[str], needs: Mapping[str, Sequence[str]]) -> float:
-    """The share of criteria ever reached, each counting only where all that it needs was reached before it."""
-    done: set[str] = set()
-    for name in reached:
-        if name in needs and all(need in done for need in needs[name]):
-            done.add(name)
-    return len(done) / len(needs) if needs else 0.0
-
-
 def _rule(entry: Mapping[str, Any]) -> EventRule:
     known = {"name", "signal", "above", "below", "leave", "dwell", "from_start"}
     for key in entry:
@@ -226,6 +216,8 @@ class EventAgreement:
     """Edit distance of the order of events, per run."""
     by_name: dict[str, tuple[int, int, int, float]]
     """Matched, missing, extra and median delay [s] by name of event."""
+    runs: tuple[tuple[EventMatch, ...], ...] = ()
+    """The matches of each run."""
 
 
 def match_events(real: Sequence[Event], sim: Sequence[Event], *, gate: float = GATE, run: str = "") -> list[EventMatch]:
@@ -257,6 +249,7 @@ def event_agreement(runs: Sequence[Sequence[EventMatch]]) -> EventAgreement | No
         wilson(extra, matched + extra),
         jackknife(np.array(orders, float), unit="1"),
         _by_name(matches),
+        tuple(tuple(run) for run in runs),
     )
 
 

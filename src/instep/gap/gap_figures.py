@@ -11,11 +11,12 @@ import numpy as np
 from instep.report.figures import LOG_AXIS, downsampled, plain_text, series_color, titled
 from instep.report.page import Figure, display_unit
 
+from .events import first_divergence
 from .gap_result import Curve, EventMatch, RunPair
 
 
 def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
-    """E(k) of some channels of one unit with their intervals, the floor of repeats beside it."""
+    """E(k) of channels of one unit with their intervals, and the noise floor."""
     some = [curves[name] for name in shown]
     size = max((e.value for c in some for e in c.estimates if math.isfinite(e.value)), default=1.0)
     factor, unit = display_unit(some[0].unit, size)
@@ -30,21 +31,20 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
     layout = {
         "title": titled(title),
         "height": 420,
-        "xaxis": {"title": "how far ahead", "type": "category"},
+        "xaxis": {"title": "prediction horizon", "type": "category"},
         "yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS},
     }
     return {"data": data, "layout": layout}
 
 
 def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:
-    """A measured run and its replay, one panel per channel; or what was commanded in both, with column "action"."""
+    """A measured run and its replay, one panel per channel; or the commands of both, with column "action"."""
     channel = pair.real.spec.q if column == "q" else pair.real.spec.action
     t = np.asarray(pair.real.t, float)
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"title": titled(title), "showlegend": True}
     rows = len(labels)
+    layout: dict[str, Any] = {"title": titled(title), "showlegend": True, "height": 90 + 120 * rows}
     layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
-    layout["height"] = 90 + 120 * rows
     units = dict(zip(channel.labels, channel.units, strict=True))
     for i, label in enumerate(labels):
         place = channel.labels.index(label)
@@ -56,17 +56,15 @@ def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column
             trace["line"] = {"color": paint, "width": 1.6, "dash": dash}
             data.append(trace)
         layout[f"yaxis{axis}"] = {"title": {"text": f"{plain_text(label)} [{units[label]}]", "font": {"size": 11}}}
-        layout[f"xaxis{axis}"] = (
-            {"matches": "x", "showticklabels": i == rows - 1} if i else {"showticklabels": rows == 1}
-        )
-        if i == rows - 1:
-            layout[f"xaxis{axis}"]["title"] = "time [s]"
+        last = i == rows - 1
+        layout[f"xaxis{axis}"] = {"showticklabels": last} | ({"matches": "x"} if i else {})
+        layout[f"xaxis{axis}"] |= {"title": "time [s]"} if last else {}
     layout["legend"] = {"orientation": "h", "x": 0.45, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
     return {"data": data, "layout": layout}
 
 
 def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
-    """The events of both worlds on one axis: a bar from begin to end, the measured one above, the other below."""
+    """The events of both worlds over time: a bar from begin to end, the measured one above, the other below."""
     names = list(dict.fromkeys(m.name for m in run))
     last = max(e.t if math.isinf(e.end) else e.end for m in run for e in (m.real, m.sim) if e is not None)
     data: list[dict[str, Any]] = []
@@ -82,13 +80,10 @@ def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:
         line = {"type": "scatter", "mode": "lines", "name": side, "x": x, "y": y, "line": {"color": paint, "width": 9}}
         data.append(line)
     ticks = {"tickvals": list(range(len(names))), "ticktext": [plain_text(n) for n in reversed(names)]}
-    layout: dict[str, Any] = {
-        "title": titled(title),
-        "height": 150 + 46 * len(names),
-    }
+    layout: dict[str, Any] = {"title": titled(title), "height": 150 + 46 * len(names)}
     layout["legend"] = {"orientation": "h", "x": 0.0, "y": -48 / (50 + 46 * len(names)), "yanchor": "top"}
     layout |= {"xaxis": {"title": "time [s]"}, "yaxis": {**ticks, "range": [-0.6, len(names) - 0.4], "zeroline": False}}
-    first = next((m for m in run if m.real is None or m.sim is None), None)
+    first = first_divergence(run)
     if first is not None:
         at = min(e.t for e in (first.real, first.sim) if e is not None)
         mark = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}

@@ -1,23 +1,33 @@
-"""What a measurement returns: curves over the horizon, scores, events, causes, and the runs behind them."""
+"""The result of a gap measurement: curves over the horizon, scores, events, causes, and the runs behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isinf, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 
+if TYPE_CHECKING:
+    from .command_following import CommandFollowing
+    from .error_growth import ErrorGrowth
+    from .events import EventAgreement
+    from .image_scores import CameraScores
+    from .joint_error import JointErrorProfile
+    from .time_alignment import AlignedStreams
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An error over the horizon, E(k): how wrong a prediction is k seconds after it was last right."""
+    """An error over the horizon, E(k): the error of a prediction k seconds after it was last right."""
 
     name: str
     unit: str
     horizons: tuple[float, ...]
-    """How far ahead [s]; infinity stands for the whole run, open loop."""
+    """How far ahead [s]; infinity is the whole run, open loop."""
     estimates: tuple[Estimate, ...]
     dt: float
     """Control period [s]: the horizon of one step."""
@@ -36,13 +46,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunPair:
-    """Two runs that answer each other row by row, in the same words: what one world did and what the other did."""
+    """Two runs with the same rows and labels: what one world did and what the other did."""
 
     real: Episode
     sim: Episode
     name: str = ""
     error: float = nan
-    """The overall error over the whole run; NaN where it was not taken or the replay diverged."""
+    """The overall error over the whole run; NaN where it was not measured or the replay diverged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventMatch:
-    """An event of one world and the same event of the other, or the lack of it."""
+    """An event of one world and the same event of the other, or None where it is missing."""
 
     name: str
     real: Event | None
@@ -74,25 +84,67 @@ class EventMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gap:
-    """How far a simulator is from reality, how sure we are, and where it comes from."""
+    """How far a simulator is from reality, with intervals, and what was compared."""
 
     curves: Mapping[str, Curve]
     """By channel, by unit ('all rad') and 'overall'."""
     scores: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """Single numbers by name: 'overall@0.5 s', 'elbow@full', and whatever further measurements add."""
+    """Single numbers by name: 'overall@0.5 s', 'elbow@full', and those of further measurements."""
     events: tuple[EventMatch, ...] = ()
     causes: Mapping[str, Estimate] = field(default_factory=dict[str, Estimate])
-    """How much of the gap each component owns."""
+    """Share of the gap by cause, where a diagnosis was made."""
     floor: Mapping[str, Curve] = field(default_factory=dict[str, Curve])
-    """Real against real, from repeats of the same command: nothing below it means anything."""
+    """Noise floor: real against real, from repeats of the same command."""
+    floors: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict[str, Mapping[str, Curve]])
+    """The noise floor of each repeated command."""
     pairs: tuple[RunPair, ...] = ()
     """Each measured run beside its open-loop replay."""
     notes: tuple[str, ...] = ()
-    """The decisions and the doubts behind the numbers, one sentence each."""
+    """Decisions and caveats, one sentence each."""
+    kind: Literal["replay", "paired", "commands", "clocks"] = "replay"
+    """What was compared: replays, paired runs, positions and commands, or the clocks of streams."""
+    wrapping: tuple[str, ...] = ()
+    """Angles whose differences wrap."""
+    following: CommandFollowing | None = None
+    joint_errors: tuple[JointErrorProfile, ...] = ()
+    growth: ErrorGrowth | None = None
+    event_agreement: EventAgreement | None = None
+    cameras: tuple[CameraScores, ...] = ()
+    streams: Mapping[str, AlignedStreams] = field(default_factory=dict[str, "AlignedStreams"])
 
     def with_scores(self, scores: Mapping[str, Estimate], notes: Sequence[str] = ()) -> Gap:
         """The same gap with more scores and notes."""
         return replace(self, scores={**self.scores, **scores}, notes=(*self.notes, *notes))
+
+    @property
+    def headline(self) -> Curve:
+        """The curve that stands for the whole: of the only unit where there is one, overall otherwise."""
+        units = [name for name in self.curves if name.startswith("all ")]
+        single = [name for name in self.curves if not name.startswith("all ") and name != "overall"]
+        if len({self.curves[name].unit for name in single}) == 1:
+            return self.curves[units[0] if units else single[0]]
+        return self.curves["overall"]
+
+    def __str__(self) -> str:
+        from .gap_report import gap_headline
+
+        return gap_headline(self).headline
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report as one self-contained HTML file."""
+        from instep.report.page import write_html
+
+        from .gap_report import gap_page
+
+        return write_html(path, gap_page(self))
+
+    def plot(self) -> Any:
+        """The error over the horizon by unit, as a Matplotlib figure."""
+        from instep.report.plots import matplotlib_figure
+
+        from .gap_report import gap_figures
+
+        return matplotlib_figure(gap_figures(self))
 
 
 def run_name(episode: Episode, place: int | None = None) -> str:

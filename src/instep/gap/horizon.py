@@ -34,7 +34,7 @@ class HorizonOptions:
     every: float = 0.5
     """The simulator is placed anew at every so many seconds of a run."""
     wrapping: tuple[str, ...] = ()
-    """Angles that go round, whose differences are taken the short way."""
+    """Angles that wrap."""
     scales: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unit -> the size that counts as 1 in 'overall'; by default how much the channels of that unit move."""
     skip: Callable[[Episode], Array] | None = None
@@ -46,7 +46,7 @@ def measure_horizon(
 ) -> Gap:
     """How far a simulator is from recorded runs, over the horizon, by channel and overall, with intervals over runs.
 
-    `watch` is told how many control steps were simulated, `planned_steps` of them in all.
+    `watch` receives the number of control steps simulated since its last call, `planned_steps` in all.
     """
     options = options or HorizonOptions()
     if not episodes:
@@ -61,7 +61,9 @@ def measure_horizon(
     curves = curves_of(errors, compared, scales, sim.spec.dt)
     pairs = [_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True)]
     pairs = with_errors(pairs, errors, compared, scales)
-    gap = Gap(curves, scores_of(curves), pairs=tuple(pairs), notes=(*_decisions(compared, scales, options), *notes))
+    notes = (*_notes(compared, scales, options), *notes)
+    wrapping = tuple(n for n, w in zip(compared.names, compared.wraps, strict=True) if w)
+    gap = Gap(curves, scores_of(curves), pairs=tuple(pairs), notes=notes, wrapping=wrapping)
     lost = sum(not np.isfinite(q).all() for q, _ in replays)
     return gap.with_scores({"diverged runs": wilson(lost, len(runs))})
 
@@ -132,16 +134,20 @@ def curves_through(
 
 def error_over_time(pairs: Sequence[RunPair], *, options: HorizonOptions | None = None) -> list[tuple[Array, Array]]:
     """Time [s] and the overall error of each pair of runs, every channel by the scale of its unit [rows]."""
-    options = options or HorizonOptions()
-    labels = pairs[0].real.spec.q.labels
-    compared = channels(pairs[0].real.spec.q, None, [w for w in options.wrapping if w in labels])
-    scales = compared.scales([pair.real.q for pair in pairs], options.scales)
-    sizes = np.array([scales[unit] for unit in compared.units])
+    compared, sizes = pair_channels(pairs, options or HorizonOptions())
     found: list[tuple[Array, Array]] = []
     for pair in pairs:
         error = compared.difference(pair.sim.q, pair.real.q) / sizes
         found.append((np.asarray(pair.real.t, float), np.sqrt((error**2).mean(axis=-1))))
     return found
+
+
+def pair_channels(pairs: Sequence[RunPair], options: HorizonOptions) -> tuple[Channels, Array]:
+    """The channels of paired runs, and the scale of each by its unit [channels]."""
+    spec = pairs[0].real.spec
+    compared = channels(spec.q, None, [w for w in options.wrapping if w in spec.q.labels])
+    scales = compared.scales([pair.real.q for pair in pairs], options.scales)
+    return compared, np.array([scales[unit] for unit in compared.units])
 
 
 def scores_of(curves: Mapping[str, Curve]) -> dict[str, Estimate]:
@@ -184,7 +190,7 @@ def _errors(
             errors.append(_whole(runs, replays, compared))
         else:
             errors.append(window_errors(runs, windows, ahead[k], k, compared, horizon))
-    notes = [f"{skipped} windows start where they were told not to and were left out."] if skipped else []
+    notes = [f"{skipped} windows start in skipped rows and were left out."] if skipped else []
     if any(k > shortest for k in steps):
         notes.append(f"The shortest run lasts {shortest * sim.spec.dt:.3g} s; longer horizons rest on longer runs.")
     if lost:
@@ -289,13 +295,13 @@ def _part(channel: Channel, seen: Array) -> Channel:
     return vector([channel.labels[i] for i in kept], [channel.units[i] for i in kept]) if kept else vector([])
 
 
-def _decisions(compared: Channels, scales: Mapping[str, float], options: HorizonOptions) -> list[str]:
+def _notes(compared: Channels, scales: Mapping[str, float], options: HorizonOptions) -> list[str]:
     sizes = ", ".join(f"{scale:.3g} {unit}" for unit, scale in scales.items())
     notes = [f"In 'overall' an error of {sizes} counts as 1."]
     notes.append(f"The simulator is placed at the recorded state every {options.every:g} s; commands are held.")
     if compared.wraps.any():
-        round_ones = [n for n, w in zip(compared.names, compared.wraps, strict=True) if w]
-        notes.append(f"Differences of {', '.join(round_ones)} are taken the short way round.")
+        names = [n for n, w in zip(compared.names, compared.wraps, strict=True) if w]
+        notes.append(f"Differences of {', '.join(names)} are wrapped to half a turn.")
     return notes
 
 

@@ -1,9 +1,7 @@
-"""Image scores of paired frames: how alike they look, where, and how much of that is only exposure.
+"""Image scores of paired frames, by run, camera and region, with and without the difference in exposure.
 
-Image scores see no collision and no dynamics: a twin may look right and move wrong. The region that matters is scored
-beside the whole frame, because a block that covers 5 % of it hardly moves a score of the whole.
-
-The look of two worlds: image scores over paired runs, camera by camera.
+Image scores see neither collisions nor dynamics: a twin may look right and move wrong. The region that matters is
+scored beside the whole frame, because a block that covers 5 % of it hardly changes the score of the whole.
 """
 
 from __future__ import annotations
@@ -184,8 +182,8 @@ def _edge_distances(a: Array, b: Array) -> list[tuple[Array, Array]]:
     return [(edges[0], distance[1]), (edges[1], distance[0])]
 
 
-FRAMES = 12
-"""So many frames of a run are compared, spread over it."""
+FRAMES_PER_RUN = 12
+"""Frames of a run that are compared, spread over it."""
 IMAGES, MASKS = "observation.images.", "observation.masks."
 
 
@@ -214,7 +212,7 @@ def _camera_scores(pairs: Sequence[RunPair], column: str) -> CameraScores:
     overlaps: list[float] = []
     example: tuple[Array, Array] | None = None
     for pair in pairs:
-        rows = np.unique(np.linspace(0, len(pair.real) - 1, FRAMES).astype(int))
+        rows = np.unique(np.linspace(0, len(pair.real) - 1, FRAMES_PER_RUN).astype(int))
         for row in rows:
             a, b = np.asarray(pair.real[column][int(row)]), np.asarray(pair.sim[column][int(row)])
             region, overlap = _region(pair, camera, int(row))

@@ -1,10 +1,8 @@
-"""How far two tips are apart: metres and radians, kept apart.
-
-The normalised joint error of two runs, per arm and overall, and the errors of their tips.
+"""Normalised joint error of two runs, per arm and overall, and the errors of their tips.
 
 Per arm and moment, MSE_norm = sum_i w_i (q_i^sim - q_i^real)^2 / (range of q_i)^2, the gripper being one more term,
-and RMSE_norm its root. Over several arms the mean of their MSEs is taken, then the root; roots are never averaged.
-The base is left out. By default the weights sum to 1, so that RMSE_norm is a mean; `literal` takes every weight as 1.
+and RMSE_norm its root; the weights sum to 1. Over several arms the mean of their MSEs is taken, then the root; roots
+are never averaged. The base is left out.
 """
 
 from __future__ import annotations
@@ -29,29 +27,6 @@ def position_error(sim: Array, real: Array) -> Array:
     return np.linalg.norm(np.asarray(sim, float)[..., :3] - np.asarray(real, float)[..., :3], axis=-1)
 
 
-def orientation_error(sim: Array, real: Array) -> Array:
-    """Angles [...] [rad] between rotation matrices [..., 3, 3], sound at 0 and at pi.
-
-    Re = sim^T real, v = vee(Re - Re^T) / 2, angle = atan2(|v|, (tr Re - 1) / 2); an arccosine alone would lose half
-    of all digits near 0.
-    """
-    between = np.swapaxes(np.asarray(sim, float), -1, -2) @ np.asarray(real, float)
-    skew = between - np.swapaxes(between, -1, -2)
-    v = 0.5 * np.stack([skew[..., 2, 1], skew[..., 0, 2], skew[..., 1, 0]], axis=-1)
-    trace = between[..., 0, 0] + between[..., 1, 1] + between[..., 2, 2]
-    return np.arctan2(np.linalg.norm(v, axis=-1), 0.5 * (trace - 1))
-
-
-def simpler_pose_loss(sim: Array, real: Array) -> Array:
-    """SIMPLER's pose loss of transforms [..., 4, 4], to be quoted under its name only.
-
-    |dp| + asin(|R1 - R2|_F / (2 sqrt 2)) adds metres to radians, and its second term is half the angle.
-    """
-    sim, real = np.asarray(sim, float), np.asarray(real, float)
-    chord = np.linalg.norm(sim[..., :3, :3] - real[..., :3, :3], axis=(-2, -1))
-    return position_error(sim[..., :3, 3], real[..., :3, 3]) + np.arcsin(np.clip(chord / (2 * np.sqrt(2)), 0, 1))
-
-
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -74,16 +49,14 @@ class JointErrorProfile:
     """How much of the squared error of its arm each joint owns, over the run."""
 
 
-def mse_norm(sim: Array, real: Array, arm: Arm, *, literal: bool = False) -> Array:
+def mse_norm(sim: Array, real: Array, arm: Arm) -> Array:
     """MSE_norm [...] of the arm's labels [..., labels]."""
-    return (weights_of(arm, literal=literal) * _relative(sim, real, arm) ** 2).sum(axis=-1)
+    return (weights_of(arm) * _relative(sim, real, arm) ** 2).sum(axis=-1)
 
 
-def weights_of(arm: Arm, *, literal: bool = False) -> Array:
+def weights_of(arm: Arm) -> Array:
     """The weight of each label of an arm."""
     n = len(arm.labels)
-    if literal:
-        return np.ones(n)
     return np.array([arm.weights.get(label, 1.0 / n) for label in arm.labels])
 
 
@@ -92,9 +65,7 @@ def overall(parts: Sequence[Array]) -> Array:
     return np.sqrt(np.mean(np.stack(list(parts)), axis=0))
 
 
-def joint_error_profile(
-    pair: RunPair, arms: Sequence[Arm], *, column: str = "q", literal: bool = False
-) -> JointErrorProfile:
+def joint_error_profile(pair: RunPair, arms: Sequence[Arm], *, column: str = "q") -> JointErrorProfile:
     """How two runs part over time. `column` is what is compared: measured positions ("q") or commands ("action")."""
     if not arms:
         raise BadInput("The joint error needs at least one arm; name the robot's tips in scene.toml.")
@@ -105,8 +76,8 @@ def joint_error_profile(
     shares: dict[str, float] = {}
     for arm in arms:
         sim, real = (selected(side[column], channel.labels, arm.labels) for side in (pair.sim, pair.real))
-        parts[arm.name] = mse_norm(sim, real, arm, literal=literal)
-        shares |= _shares(sim, real, arm, literal)
+        parts[arm.name] = mse_norm(sim, real, arm)
+        shares |= _shares(sim, real, arm)
         if arm.chain is not None:
             tips = [arm.chain.poses(side[..., : len(arm.joints)]) for side in (sim, real)]
             position[arm.name] = position_error(tips[0], tips[1])
@@ -139,14 +110,15 @@ def profile_scores(profiles: Sequence[JointErrorProfile]) -> dict[str, Estimate]
     return scores
 
 
-def metric_notes(arms: Sequence[Arm], *, literal: bool = False) -> tuple[str, ...]:
+def metric_notes(arms: Sequence[Arm]) -> tuple[str, ...]:
     """What every report prints about the metric: weights, their sum, ranges."""
     notes: list[str] = []
     for arm in arms:
-        weights = weights_of(arm, literal=literal)
+        weights = weights_of(arm)
         scale = ", ".join(f"{label} {arm.ranges[label]:.4g}" for label in arm.labels)
-        kind = "literal, every weight 1" if literal else "weights sum to 1, a mean"
-        notes.append(f"RMSE_norm of {arm.name}: {kind}; sum of weights {weights.sum():.4g}; ranges {scale}.")
+        notes.append(
+            f"RMSE_norm of {arm.name}: weights sum to 1, a mean; sum of weights {weights.sum():.4g}; ranges {scale}."
+        )
     return tuple(notes)
 
 
@@ -159,8 +131,8 @@ def _relative(sim: Array, real: Array, arm: Arm) -> Array:
     return error / np.array([arm.ranges[label] for label in arm.labels])
 
 
-def _shares(sim: Array, real: Array, arm: Arm, literal: bool) -> dict[str, float]:
-    parts = np.nansum(weights_of(arm, literal=literal) * _relative(sim, real, arm) ** 2, axis=0)
+def _shares(sim: Array, real: Array, arm: Arm) -> dict[str, float]:
+    parts = np.nansum(weights_of(arm) * _relative(sim, real, arm) ** 2, axis=0)
     whole = float(parts.sum())
     return {label: float(part / whole) if whole > 0 else 0.0 for label, part in zip(arm.labels, parts, strict=True)}
 

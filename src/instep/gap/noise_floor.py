@@ -1,6 +1,7 @@
-"""Outcomes that come in kinds: runs of one command that end in different places, split before they are averaged.
+"""Noise floor: how far reality is from itself when the same commands are repeated. Nothing below it means anything.
 
-The floor: how far reality is from itself when the same commands are repeated. Nothing below it means anything.
+Repeats that end in different places (a pendulum that swings up to +pi or to -pi) are split by outcome before they are
+averaged.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def split_by_outcome(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]
             if len(kind) < 2:
                 continue
             name = group[0].meta.get("group", "")
-            told = f"{name}, outcome {number + 1} of {len(kinds)}" if len(kinds) > 1 else name
-            found.append([group[i].with_columns({}, group=told) for i in kind])
+            label = f"{name}, outcome {number + 1} of {len(kinds)}" if len(kinds) > 1 else name
+            found.append([group[i].with_columns({}, group=label) for i in kind])
     return found
 
 

@@ -1,4 +1,4 @@
-"""Make recordings fit to start a simulator from: angles unwrapped, velocities that do not lag."""
+"""Preparation of recordings for replay: angles unwrapped, velocities without lag."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.world import Array
 
-from .channels import QUAT, scipy, wrapped
+from .channels import QUAT, velocity, wrapped
 from .time_alignment import lag
 
-SPAN = 0.06
-"""Length of the polynomial that velocities are taken from [s]."""
-LATE = 0.5
+MAX_VELOCITY_LAG = 0.5
 """Recorded velocities that lag by this many rows or more are rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRuns:
-    """Recordings ready to be replayed, and what was done to them."""
+    """Recordings ready to be replayed, and what was changed."""
 
     episodes: list[Episode]
     wrapping: tuple[str, ...]
-    """Angles that go round: as asked for, and those whose recording jumps by a turn."""
+    """Angles that wrap: those asked for, and those whose recording jumps by a turn."""
     notes: tuple[str, ...]
 
 
@@ -51,16 +48,6 @@ def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepar
         why = "none were recorded" if lacking else f"the recorded ones lag by up to {1e3 * max(late.values()):.0f} ms"
         notes.append(f"Velocities of {', '.join(rebuilt)} are zero-phase derivatives of the positions: {why}.")
     return PreparedRuns(runs, tuple(dict.fromkeys((*wrapping, *jumping))), tuple(notes))
-
-
-def velocity(q: Array, dt: float) -> Array:
-    """The zero-phase derivative of positions [rows, n] by a local cubic (Savitzky and Golay)."""
-    rows = len(q)
-    window = max(5, 2 * round(0.5 * SPAN / dt) + 1)
-    if rows < 6:
-        return np.gradient(q, dt, axis=0) if rows > 1 else np.zeros_like(q)
-    window = min(window, rows if rows % 2 else rows - 1)
-    return np.asarray(scipy("signal").savgol_filter(q, window, min(3, window - 2), deriv=1, delta=dt, axis=0))
 
 
 def with_velocities(episode: Episode, labels: Sequence[str]) -> Episode:
@@ -89,7 +76,7 @@ def late_velocities(episodes: Sequence[Episode]) -> dict[str, float]:
             if trail.correlation > 0.7 and not trail.at_limit:
                 found.setdefault(label, []).append(trail.seconds)
     typical = {label: float(np.median(lags)) for label, lags in found.items()}
-    return {label: seconds for label, seconds in typical.items() if seconds >= LATE * episodes[0].spec.dt}
+    return {label: seconds for label, seconds in typical.items() if seconds >= MAX_VELOCITY_LAG * episodes[0].spec.dt}
 
 
 def angles(episode: Episode) -> list[str]:

@@ -102,8 +102,13 @@ class HtmlReport:
 
 
 def write_report(folder: Path, report: HtmlReport, name: str = "report.html") -> Path:
-    """Write a page into a folder, whole or not at all, and return its path."""
-    path = folder / name
+    """Write a page into a folder and return its path."""
+    return write_html(folder / name, report)
+
+
+def write_html(path: str | Path, report: HtmlReport) -> Path:
+    """Write a page, whole or not at all, and return its path."""
+    path = Path(path)
     temporary = path.with_suffix(".part")
     temporary.write_text(render(report), encoding="utf-8")
     temporary.replace(path)

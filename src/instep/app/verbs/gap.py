@@ -25,6 +25,7 @@ def gap(
     scene: str = "",
     events: Path | None = None,
     causes: str = "",
+    policy: str = "",
     plain: bool = False,
     agreement: Path | None = None,
     seed: int = 0,
@@ -42,28 +43,33 @@ def gap(
         against: a scene (name, folder, MJCF, SCENE@rapier for another engine) or a second dataset.
         mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
         runs: measure only so many runs, spread over all; 0 is all.
-        every: place the simulator anew every so many seconds.
+        every: distance between the recorded states at which the simulator is placed [s].
         allow: checks that may fail: finite stamps rate units frozen gain order offset.
         max_rmse: largest error allowed for the headline curve, in its unit.
         at: horizon of --max-rmse: '1 step', '0.5 s' or full.
         limit: further limits on scores, as 'elbow@0.5 s=0.02'.
         scene: scene of two datasets, for the errors of arms, tips and events that need a model.
-        events: a TOML file of [[event]] rules; grippers, bodies and the start are watched where not given.
-        causes: a fitted scene; the gap is shared among the components that it puts right.
-        plain: measure only, and do not look for causes.
-        agreement: a table of success rates (task, policy, real, sim, n_real_trials) to judge a virtual evaluation by.
+        events: a TOML file of [[event]] rules; defaults for grippers, bodies and the start where not given.
+        causes: a fitted scene; the gap is shared among the components that it changes.
+        policy: the policy that was recorded, as instep eval takes it. With a scene it is run in closed loop from the
+            recorded starts; with a second dataset its actions on the images of both worlds are compared.
+        plain: measure only, without a search for causes.
+        agreement: a table of success rates (task, policy, real, sim, n_real_trials): does simulation rank as reality?
         seed: seed of the intervals that need one.
         out: folder to write; a new one under runs/ where not given.
 
     """
-    from instep.app.gap_run import Asked, agree, run
+    from instep.app.gap_run import GapArgs, judge_agreement, run
 
     if agreement is not None:
-        return agree(agreement, out, seed)
-    limits = {**dict(_limit(words) for words in limit)}
+        return judge_agreement(agreement, out, seed)
     return run(
-        Asked(data, against, mapping, runs, every, allow, max_rmse, at, limits, scene, events, causes, plain, seed, out)
-    )
+        GapArgs(
+            data=data, against=against, mapping=mapping, runs=runs, every=every, allow=allow,
+            limits=dict(_limit(words) for words in limit), max_rmse=None if max_rmse is None else (at, max_rmse),
+            scene=scene, events=events, causes=causes, policy=policy, plain=plain, seed=seed, out=out,
+        )
+    )  # fmt: skip
 
 
 def _limit(words: str) -> tuple[str, float]:

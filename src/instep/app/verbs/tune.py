@@ -76,8 +76,9 @@ def tune(
         out: folder to write; a new one under runs/ where not given.
 
     """
-    from instep.app.gap_run import at_rate, read
+    from instep.app.gap_run import read_runs
     from instep.app.output import new_output
+    from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
     from instep.report.page import write_report
     from instep.scene.folder import Scene
@@ -90,7 +91,7 @@ def tune(
         fixed_start=fixed_start, seed=seed,
     )  # fmt: skip
     loaded = Scene.load(scene)
-    episodes, _ = at_rate(read(data, mapping), loaded.dt)
+    episodes, _ = recorded_at_rate(read_runs(data, mapping), loaded.dt)
     selection = select_params(loaded, with_inputs(loaded, episodes), params, options.bounds)
     output = new_output("tune", out, seed=seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)

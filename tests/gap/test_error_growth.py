@@ -9,10 +9,10 @@ import pytest
 
 from instep import BadInput, Episode
 from instep.core.world import Spec, vector
-from instep.gap.error_growth import crossing, excess, growth, time_to_threshold
+from instep.gap.error_growth import crossing, error_growth, growth_difference, time_to_threshold
 from instep.gap.gap_result import RunPair
 from instep.gap.noise_floor import outcomes, split_by_outcome
-from instep.gap.stream_alignment import timing
+from instep.gap.time_alignment import world_lag
 
 T = np.arange(1, 400) * 0.01
 
@@ -32,28 +32,31 @@ def noisy(curve, runs=6, seed=0):
     ],
 )
 def test_the_shape_of_growth_and_its_rate_are_found(curve, shape, rate):
-    found = growth(*noisy(curve))
+    found = error_growth(*noisy(curve))
     assert found.shape == shape
     assert found.rate.value == pytest.approx(rate, rel=0.08)
     assert found.weights[shape] > 0.7
 
 
 def test_an_exponential_error_doubles_in_a_time():
-    found = growth(*noisy(1e-3 * np.exp(2 * T)))
+    found = error_growth(*noisy(1e-3 * np.exp(2 * T)))
     assert found.doubling.value == pytest.approx(log(2) / 2, rel=0.05)
     assert found.doubling.low < found.doubling.value < found.doubling.high
 
 
 def test_an_error_that_does_not_rise_has_no_growth():
     with pytest.raises(BadInput, match="no growth to fit"):
-        growth(*noisy(np.full(len(T), 0.1)))
+        error_growth(*noisy(np.full(len(T), 0.1)))
 
 
 def test_closed_loop_compounding_is_a_difference_of_rates():
-    fast, slow = growth(*noisy(1e-3 * np.exp(2 * T), seed=1)), growth(*noisy(1e-3 * np.exp(1.2 * T), seed=2))
-    found = excess(fast, slow)
+    fast, slow = (
+        error_growth(*noisy(1e-3 * np.exp(2 * T), seed=1)),
+        error_growth(*noisy(1e-3 * np.exp(1.2 * T), seed=2)),
+    )
+    found = growth_difference(fast, slow)
     assert found.low > 0 and found.value == pytest.approx(0.8, abs=0.1)
-    same = excess(slow, growth(*noisy(1e-3 * np.exp(1.2 * T), seed=3)))
+    same = growth_difference(slow, error_growth(*noisy(1e-3 * np.exp(1.2 * T), seed=3)))
     assert same.low < 0 < same.high
 
 
@@ -104,8 +107,8 @@ def test_a_lag_between_worlds_is_reported_with_and_without():
         return Episode(SPEC, {"timestamp": t, "q": q, "action": np.zeros((500, 1))})
 
     pairs = [RunPair(run(0.0, k), run(0.043, k)) for k in range(5)]
-    found = timing(pairs)
+    found = world_lag(pairs)
     assert found is not None and found.lag.value == pytest.approx(0.043, abs=2e-3)
     assert found.after.value < 0.1 * found.before.value
     still = Episode(SPEC, {"timestamp": t, "q": np.zeros((500, 2)), "action": np.zeros((500, 1))})
-    assert timing([RunPair(still, still)]) is None
+    assert world_lag([RunPair(still, still)]) is None

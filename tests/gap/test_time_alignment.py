@@ -8,7 +8,8 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.poses import quat_exp, quat_mul
 from instep.core.world import Spec, vector
-from instep.gap.preparation import prepare, velocity
+from instep.gap.channels import velocity
+from instep.gap.preparation import prepare
 from instep.gap.time_alignment import angular_speed, clock_offset, lag
 
 

@@ -9,18 +9,19 @@ from instep import BadInput, Episode, MujocoWorld
 from instep.core.statistics import Estimate
 from instep.core.world import Spec, vector
 from instep.diagnose.candidates import candidate_causes, physical_modes, try_candidates
-from instep.diagnose.contact_modes import at_rest, audit, contact_faults
 from instep.diagnose.failure_modes import (
     MODES,
     PHYSICAL,
     FailureMode,
-    conformal,
-    confusion,
-    embodiment_mismatch,
+    at_rest,
+    contact_faults,
     found_modes,
-    perceptual_sensitivity,
+    noise_level,
+    sensor_noise,
+    static_scene,
+    stochasticity,
 )
-from instep.diagnose.motion_modes import compounding, noise_level, sensor_noise, static_scene, stochasticity
+from instep.diagnose.policy_modes import compounding, conformal, embodiment_mismatch, perceptual_sensitivity
 from instep.gap.gap_result import RunPair
 
 T = np.arange(200) * 0.02
@@ -62,12 +63,6 @@ def test_bodies_that_sink_fall_through_or_shake_are_named():
 def test_rest_is_where_nothing_moves_for_a_while():
     still = at_rest(cube(x=np.clip(T - 2, 0, 1)).q[:, :3], 0.02)
     assert still[20:80].all() and not still[100:150].any()
-
-
-def test_an_audit_fails_by_its_items():
-    assert not audit({"views": True, "inertia": True}).found
-    failed = audit({"views": "PSNR 18 dB, 25 were expected", "inertia": True})
-    assert failed.found and "PSNR 18 dB" in failed.evidence
 
 
 JOINT = Spec(0.02, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
@@ -131,12 +126,6 @@ def test_a_conformal_threshold_needs_enough_runs():
     assert conformal(np.arange(18.0), 0.05) == float("inf")
     assert conformal(np.arange(1, 20.0), 0.05) == 19.0
     assert conformal(np.arange(1, 100.0), 0.05) == 95.0
-
-
-def test_agreement_of_failure_modes_is_counted_beyond_chance():
-    table, kappa = confusion(["slip", "slip", "miss", "miss"], ["slip", "miss", "miss", "miss"])
-    assert table["slip", "miss"] == 1 and kappa == pytest.approx(0.5)
-    assert confusion(["slip"] * 3, ["slip"] * 3)[1] == 1.0
 
 
 def test_modes_that_were_found_come_first():
