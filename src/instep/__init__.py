@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .physics.rapier_world import RapierWorld as RapierWorld
     from .scene.folder import Scene as Scene
     from .scene.folder import load_scene as load_scene
+    from .splat.rendering import render as render
     from .twin.factory import open_twin as open_twin
     from .twin.twin import Twin as Twin
 
@@ -61,6 +62,7 @@ _LAZY = {
     "physics.mujoco_world": ("MujocoWorld",),
     "physics.rapier_world": ("RapierWorld",),
     "scene.folder": ("Scene", "load_scene"),
+    "splat.rendering": ("render",),
     "twin.factory": ("open_twin",),
     "twin.twin": ("Twin",),
 }
@@ -70,7 +72,7 @@ __all__ = [
     "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "InstepError", "LinkLost",
     "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script", "Simulator", "Spec", "State",
     "Twin", "UnknownName", "Unsupported", "World", "connect", "load_episodes", "load_scene", "open_twin", "open_world",
-    "replay", "rollout", "rollouts", "stack", "take",
+    "render", "replay", "rollout", "rollouts", "stack", "take",
 ]  # fmt: skip
 
 

@@ -8,7 +8,8 @@ import pytest
 from instep import BadInput, Episode
 from instep.core.world import Channel, Spec, vector
 from instep.gap.gap_result import RunPair
-from instep.gap.image_scores import camera_scores, compare_frames, iou, photometric, psnr, ssim, unit_image
+from instep.gap.image_scores import camera_scores, compare_frames, iou, photometric
+from instep.splat.image_metrics import psnr, ssim, unit_image
 
 
 def picture(seed=0, shift=0):

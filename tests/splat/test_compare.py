@@ -8,7 +8,7 @@ from instep.splat.image_metrics import psnr, ssim
 from instep.splat.scan_tracking import fit_colour_map, identity_colour_map
 
 
-def picture(seed: int = 0) -> np.ndarray:
+def image(seed: int = 0) -> np.ndarray:
     from scipy.ndimage import gaussian_filter
 
     return np.clip(0.5 + 3 * gaussian_filter(np.random.default_rng(seed).normal(size=(60, 80, 3)), (3, 3, 0)), 0, 1)
@@ -28,15 +28,27 @@ def test_psnr_of_a_known_error_is_known() -> None:
 
 
 def test_ssim_falls_with_noise_and_not_with_itself() -> None:
-    a = picture()
+    a = image()
     assert ssim(a, a) == pytest.approx(1.0)
     rng = np.random.default_rng(1)
     light, heavy = (ssim(a, a + s * rng.normal(size=a.shape)) for s in (0.02, 0.2))
     assert 1 > light > heavy > 0
 
 
+def test_the_gap_uses_the_same_metrics() -> None:
+    from instep.gap.image_scores import compare_frames
+
+    real, sim = image(0), image(1)
+    mask = np.zeros(real.shape[:2], bool)
+    mask[10:30, 20:50] = True
+    scores = compare_frames(real, sim, {"part": mask})
+    for name, where in (("frame", None), ("part", mask)):
+        assert scores[name].psnr == pytest.approx(psnr(real, sim, where), rel=1e-12)
+        assert scores[name].ssim == pytest.approx(ssim(real, sim, where), rel=1e-12)
+
+
 def test_a_colour_map_is_found_again_despite_things_that_moved() -> None:
-    a = picture()
+    a = image()
     matrix = np.array([[0.2, 0, 0, 0.6, 0.1, 0], [0, 0.1, 0, 0, 0.7, 0.05], [0, 0, -0.1, 0.05, 0, 0.9]])
     real = np.concatenate([a**2, a], axis=-1) @ matrix.T + [0.02, 0.0, 0.01]
     spoiled = real.copy()
@@ -48,6 +60,6 @@ def test_a_colour_map_is_found_again_despite_things_that_moved() -> None:
 
 
 def test_the_map_that_changes_nothing_changes_nothing() -> None:
-    np.testing.assert_allclose(identity_colour_map()(picture()), picture())
+    np.testing.assert_allclose(identity_colour_map()(image()), image())
     with pytest.raises(BadInput, match="at least 100 pairs"):
         fit_colour_map(np.zeros((3, 3, 3)), np.zeros((3, 3, 3)))

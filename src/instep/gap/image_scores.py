@@ -14,12 +14,10 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate, jackknife
 from instep.core.world import Array
+from instep.splat.image_metrics import ssim_map, unit_image
 
 from .channels import scipy
 from .gap_result import RunPair
-
-K1, K2, SIGMA = 0.01, 0.03, 1.5
-"""Constants of SSIM: an 11 x 11 Gaussian window of this sigma, images from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +54,6 @@ def compare_frames(
     return {name: maps.score(np.asarray(mask, bool)) for name, mask in {"frame": whole, **(regions or {})}.items()}
 
 
-def psnr(real: Array, sim: Array) -> float:
-    """10 log10(1 / MSE) of images from 0 to 1 [dB]."""
-    error = float(((unit_image(real) - unit_image(sim)) ** 2).mean())
-    return float("inf") if error == 0 else -10 * float(np.log10(error))
-
-
-def ssim(real: Array, sim: Array) -> float:
-    """Structural similarity over 11 x 11 Gaussian windows, the mean over colours."""
-    return float(_ssim_map(unit_image(real), unit_image(sim)).mean())
-
-
 def iou(first: Array, second: Array) -> float:
     """Overlap of two masks: what both cover over what either covers; 1 where both are empty."""
     a, b = np.asarray(first, bool), np.asarray(second, bool)
@@ -87,16 +74,6 @@ def photometric(real: Array, sim: Array, static: Array | None = None) -> Array:
     return np.clip(out, 0, 1)
 
 
-def unit_image(image: Array) -> Array:
-    """An image [h, w, colours] as numbers from 0 to 1."""
-    array = np.asarray(image)
-    if array.ndim == 2:
-        array = array[..., None]
-    if array.ndim != 3:
-        raise BadInput(f"An image has two or three axes, not {array.ndim}.")
-    return array.astype(float) / 255 if array.dtype == np.uint8 else array.astype(float)
-
-
 def image_scores(runs: Sequence[Sequence[ImageScore]], prefix: str) -> dict[str, Estimate]:
     """Means over runs of each run's mean score, with intervals over runs."""
     found: dict[str, Estimate] = {}
@@ -113,7 +90,7 @@ class _Maps:
     def __init__(self, real: Array, sim: Array):
         self.square = ((real - sim) ** 2).mean(axis=-1)
         self.worst = np.abs(real - sim).max(axis=-1)
-        self.ssim = _ssim_map(real, sim)
+        self.ssim = ssim_map(real, sim).mean(axis=-1)
         self.gradients = _gradient_maps(real.mean(axis=-1), sim.mean(axis=-1))
         self.edges = _edge_distances(real.mean(axis=-1), sim.mean(axis=-1))
 
@@ -132,23 +109,6 @@ class _Maps:
             float(np.mean(edges)) if edges else 0.0,
             float((self.worst[region] > 0.1).mean()),
         )
-
-
-def _ssim_map(a: Array, b: Array) -> Array:
-    blur = _blur
-    out = np.zeros(a.shape[:2])
-    for c in range(a.shape[2]):
-        x, y = a[..., c], b[..., c]
-        mx, my = blur(x), blur(y)
-        vx, vy, cov = blur(x * x) - mx * mx, blur(y * y) - my * my, blur(x * y) - mx * my
-        top = (2 * mx * my + K1**2) * (2 * cov + K2**2)
-        out += top / ((mx**2 + my**2 + K1**2) * (vx + vy + K2**2))
-    return out / a.shape[2]
-
-
-def _blur(x: Array) -> Array:
-    # Eleven taps: a Gaussian of 1.5 px cut at 5 px.
-    return np.asarray(scipy("ndimage").gaussian_filter(x, SIGMA, truncate=5 / SIGMA, mode="reflect"))
 
 
 def _gradient_maps(a: Array, b: Array, scales: int = 3) -> list[Array]:

@@ -1,1 +1,98 @@
-"""Appearance: 3D Gaussians on bodies."""
+"""Appearance: 3D Gaussians on bodies; render them, differentiate them, fit them to images, see worlds through them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from instep.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .background import background_near, colour_mask, foreground_mask, inpaint, static_background
+    from .capture import CameraRecording, Capture, load_cameras, load_capture, save_cameras
+    from .fitting import GaussianFit, GaussianFitOptions, SurfaceConstraint, fit_gaussians, initial_gaussians
+    from .gaussians import Gaussians, concatenate, gaussians_from_colours
+    from .gaussians_from_geoms import scene_gaussians
+    from .image import Backdrop, RenderedImage, WeightedImage
+    from .image_metrics import psnr, ssim
+    from .io import load_gaussians, save_gaussians
+    from .plane_alignment import CameraAlignment, Plane, align_on_plane
+    from .raster.gradients import Gradients, ImageGradient
+    from .raster.pose_normals import PoseNormalEquations, TargetImage, camera_normals, pose_normals
+    from .raster.rasterizer import LayeredRasterizer, Rasterizer, open_rasterizer
+    from .rendered_world import RenderedCameras, Seen, Sensor, Shutter, load_rendered_cameras
+    from .rendering import Rendering, framing_camera, look_at, render
+    from .scene_fit import SceneFit, SceneFitOptions, fit_scene
+
+__all__ = [
+    "Backdrop",
+    "CameraAlignment",
+    "CameraRecording",
+    "Capture",
+    "GaussianFit",
+    "GaussianFitOptions",
+    "Gaussians",
+    "Gradients",
+    "ImageGradient",
+    "LayeredRasterizer",
+    "Plane",
+    "PoseNormalEquations",
+    "Rasterizer",
+    "RenderedCameras",
+    "RenderedImage",
+    "Rendering",
+    "SceneFit",
+    "SceneFitOptions",
+    "Seen",
+    "Sensor",
+    "Shutter",
+    "SurfaceConstraint",
+    "TargetImage",
+    "WeightedImage",
+    "align_on_plane",
+    "background_near",
+    "camera_normals",
+    "colour_mask",
+    "concatenate",
+    "fit_gaussians",
+    "fit_scene",
+    "foreground_mask",
+    "framing_camera",
+    "gaussians_from_colours",
+    "initial_gaussians",
+    "inpaint",
+    "load_cameras",
+    "load_capture",
+    "load_gaussians",
+    "load_rendered_cameras",
+    "look_at",
+    "open_rasterizer",
+    "pose_normals",
+    "psnr",
+    "render",
+    "save_cameras",
+    "save_gaussians",
+    "scene_gaussians",
+    "ssim",
+    "static_background",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "background": "background_near colour_mask foreground_mask inpaint static_background",
+        "capture": "CameraRecording Capture load_cameras load_capture save_cameras",
+        "fitting": "GaussianFit GaussianFitOptions SurfaceConstraint fit_gaussians initial_gaussians",
+        "gaussians": "Gaussians concatenate gaussians_from_colours",
+        "gaussians_from_geoms": "scene_gaussians",
+        "image": "Backdrop RenderedImage WeightedImage",
+        "image_metrics": "psnr ssim",
+        "io": "load_gaussians save_gaussians",
+        "plane_alignment": "CameraAlignment Plane align_on_plane",
+        "raster.gradients": "Gradients ImageGradient",
+        "raster.pose_normals": "PoseNormalEquations TargetImage camera_normals pose_normals",
+        "raster.rasterizer": "LayeredRasterizer Rasterizer open_rasterizer",
+        "rendered_world": "RenderedCameras Seen Sensor Shutter load_rendered_cameras",
+        "rendering": "Rendering framing_camera look_at render",
+        "scene_fit": "SceneFit SceneFitOptions fit_scene",
+    },
+)

@@ -1,4 +1,4 @@
-"""How alike two pictures are: PSNR and SSIM, inside a mask."""
+"""Image metrics: PSNR and SSIM, over the whole image or inside a mask."""
 
 from __future__ import annotations
 
@@ -7,37 +7,48 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array
 
-
-def psnr(picture: Array, target: Array, mask: Array | None = None) -> float:
-    """Peak signal-to-noise ratio [dB] of colours 0 to 1 [height, width, 3], over the pixels of a mask."""
-    error = np.mean((_unit(picture) - _unit(target)) ** 2, axis=-1)
-    return float(-10.0 * np.log10(max(float(_within(error, mask)), 1e-12)))
+K1, K2, SIGMA_PX = 0.01, 0.03, 1.5
+"""Constants of SSIM: an 11 x 11 Gaussian window of this standard deviation, images from 0 to 1."""
 
 
-def ssim(picture: Array, target: Array, mask: Array | None = None) -> float:
-    """Structural similarity with a Gaussian window of 1.5 pixels, mean over colours and the pixels of a mask."""
+def psnr(image: Array, target: Array, mask: Array | None = None) -> float:
+    """Peak signal-to-noise ratio 10 log10(1 / MSE) [dB] over the pixels of a mask; infinite for equal images."""
+    error = float(_mean((unit_image(image) - unit_image(target)) ** 2, mask))
+    return float("inf") if error == 0 else -10.0 * float(np.log10(error))
+
+
+def ssim(image: Array, target: Array, mask: Array | None = None) -> float:
+    """Structural similarity, mean over channels and the pixels of a mask; 1 for equal images."""
+    return float(_mean(ssim_map(unit_image(image), unit_image(target)), mask))
+
+
+def ssim_map(a: Array, b: Array) -> Array:
+    """Structural similarity of every pixel and channel of images 0 to 1 [height, width, channels]."""
     from scipy.ndimage import gaussian_filter
 
-    a, b = _unit(picture), _unit(target)
-
     def blur(x: Array) -> Array:
-        return gaussian_filter(x, (1.5, 1.5, 0.0), truncate=3.5)
+        # Eleven taps: a Gaussian of 1.5 px cut at 5 px.
+        return np.asarray(gaussian_filter(x, (SIGMA_PX, SIGMA_PX, 0.0), truncate=5 / SIGMA_PX))
 
     mean_a, mean_b = blur(a), blur(b)
     var_a, var_b = blur(a * a) - mean_a**2, blur(b * b) - mean_b**2
-    both = blur(a * b) - mean_a * mean_b
-    c1, c2 = 0.01**2, 0.03**2
-    score = (2 * mean_a * mean_b + c1) * (2 * both + c2) / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))
-    return float(_within(score.mean(axis=-1), mask))
+    covariance = blur(a * b) - mean_a * mean_b
+    top = (2 * mean_a * mean_b + K1**2) * (2 * covariance + K2**2)
+    return top / ((mean_a**2 + mean_b**2 + K1**2) * (var_a + var_b + K2**2))
 
 
-def _unit(picture: Array) -> Array:
-    """Colours as float64, 0 to 1, from either kind of image."""
-    picture = np.asarray(picture)
-    return picture / 255.0 if picture.dtype == np.uint8 else np.clip(np.asarray(picture, float), 0.0, 1.0)
+def unit_image(image: Array) -> Array:
+    """An image [height, width] or [height, width, channels] as float64 0 to 1, with an axis of channels."""
+    array = np.asarray(image)
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3:
+        raise BadInput(f"An image has two or three axes, not {array.ndim}.")
+    return array.astype(float) / 255.0 if array.dtype == np.uint8 else np.clip(array.astype(float), 0.0, 1.0)
 
 
-def _within(values: Array, mask: Array | None) -> Array:
+def _mean(values: Array, mask: Array | None) -> Array:
+    values = values.mean(axis=-1)
     if mask is None:
         return values.mean()
     if mask.shape != values.shape or not mask.any():
