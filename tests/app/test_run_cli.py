@@ -46,6 +46,16 @@ def test_a_run_in_a_simulator_is_kept(tmp_path, capsys) -> None:
     assert not (tmp_path / "x" / "report.html").exists()  # there is no twin to tell of
 
 
+def test_a_run_inside_limits_records_what_was_sent(tmp_path, capsys) -> None:
+    words = ["run", "constant:0.5,0.5", "sim:pusht", "--steps", "20"]
+    assert main([*words, "--limits", "--out", str(tmp_path / "x")]) == 0
+    episode = load_episodes(tmp_path / "x" / "data")[0]
+    steps = np.abs(np.diff(episode["action.sent"], axis=0)) / episode.spec.dt
+    assert steps.max() <= 3.0 + 1e-9 and np.allclose(episode["action.sent"][-1], 0.5)
+    assert main(["run", "hold", f"recording:{tmp_path / 'x' / 'data'}", "--limits", "--out", str(tmp_path / "y")]) == 2
+    assert "--limits is for sim:SCENE" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_camera_that_is_not_there_cannot_be_held(tmp_path, recordings, capsys) -> None:
     folder = recordings / "pusht"
     if not folder.is_dir():

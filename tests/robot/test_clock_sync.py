@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.robot.clock_sync import Clock, ClockMatch
+from instep.robot.clock_sync import Clock, ClockEstimate
 
 
-def exchanges(match: ClockMatch, seconds: float, truth, *, start: float = 0.0, seed: int = 0) -> None:
+def exchanges(match: ClockEstimate, seconds: float, truth, *, start: float = 0.0, seed: int = 0) -> None:
     """Pings every 0.1 s over a link with queues: 0.2 ms each way, and now and then many milliseconds more."""
     rng = np.random.default_rng(seed)
     for sent in start + np.arange(0.0, seconds, 0.1):
@@ -25,7 +25,7 @@ def test_a_clock_with_offset_and_drift_shows_both():
 
 
 def test_offset_and_drift_are_found_under_queueing_noise():
-    match = ClockMatch()
+    match = ClockEstimate()
     exchanges(match, 60.0, lambda t: t + 0.3 + 200e-6 * t)
     assert match.drift_ppm == pytest.approx(200.0, abs=25.0)
     assert match.offset(60.0) == pytest.approx(0.3 + 200e-6 * 60, abs=5e-4)
@@ -34,14 +34,14 @@ def test_offset_and_drift_are_found_under_queueing_noise():
 
 
 def test_own_time_undoes_the_other_clock():
-    match = ClockMatch()
+    match = ClockEstimate()
     exchanges(match, 30.0, lambda t: t - 7.0 + 100e-6 * t)
     for t in (0.0, 12.5, 30.0):
         assert match.own(t + match.offset(t)) == pytest.approx(t, abs=1e-9)
 
 
 def test_a_clock_that_was_set_is_noticed_and_learnt_anew():
-    match = ClockMatch()
+    match = ClockEstimate()
     exchanges(match, 20.0, lambda t: t + 0.1)
     exchanges(match, 3.0, lambda t: t + 0.4, start=20.0, seed=1)
     assert match.jumps == 1
@@ -49,7 +49,7 @@ def test_a_clock_that_was_set_is_noticed_and_learnt_anew():
 
 
 def test_a_few_slow_exchanges_are_no_jump():
-    match = ClockMatch()
+    match = ClockEstimate()
     exchanges(match, 5.0, lambda t: t + 0.1)
     for sent in (5.0, 5.1, 5.2, 5.3):
         match.add(sent, sent + 0.3 + 0.1, sent + 0.3)  # the answer was quick, the question was not
@@ -57,4 +57,4 @@ def test_a_few_slow_exchanges_are_no_jump():
 
 
 def test_nothing_is_claimed_before_the_first_exchange():
-    assert ClockMatch().spread == float("inf")
+    assert ClockEstimate().spread == float("inf")

@@ -42,7 +42,7 @@ class EpisodeInfo:
     complete: bool
     task: str
     note: str
-    """What is missing or lost, in words."""
+    """What is missing or lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Images that are decoded only when looked at: a column of an episode that is still in its files."""
+"""Image columns decoded on access: frames of a video file, or compressed still images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import video
 from .files import library
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Where images come from, by number."""
 
     @property
@@ -43,7 +43,7 @@ class Frames:
     decodes them all.
     """
 
-    source: Source
+    source: ImageSource
     numbers: Array
     """Which images of the source these are."""
 
@@ -130,7 +130,7 @@ def open_video(path: Path, start: int = 0, count: int | None = None) -> Frames:
     count = what.frames - start if count is None else count
     if start < 0 or start + count > what.frames:
         raise BadInput(
-            f"{str(path)!r} holds {what.frames} frames, but frames {start} to {start + count} are asked for: "
+            f"{str(path)!r} holds {what.frames} frames, but frames {start} to {start + count} are requested: "
             "the video and its table disagree."
         )
     return Frames(VideoFile(path, (what.height, what.width)), np.arange(start, start + count))

@@ -1,7 +1,4 @@
-"""Make an episode of the raw columns of a file, by a mapping.
-
-Velocities of a body that is thrown: one fit to the whole flight instead of differences of neighbouring rows.
-"""
+"""Episodes from the raw columns of a file, by a mapping; velocities of thrown bodies from a ballistic fit."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from instep.core.poses import quat_inv, quat_log, quat_mul, rotate
 from instep.core.world import Array, Channel, Spec, vector
 from instep.data.lerobot.features import is_image
 
-from .mapping import DataMapping, RawRun, Rule
+from .mapping import ChannelRule, DataMapping, RawRun
 from .resample import onto, quaternions, resampled, velocity, velocity_labels
 
 FACTORS = {"deg": pi / 180, "deg/s": pi / 180, "mm": 1e-3, "percent": 0.01, "rpm": pi / 30, "turn": 2 * pi, "ms": 1e-3}
@@ -94,7 +91,7 @@ def _times(raw: RawRun, data_map: DataMapping, rows: int) -> tuple[Array, float]
     return np.arange(rows) / rate, 1.0 / rate
 
 
-def _present(raw: RawRun, rule: Rule) -> bool:
+def _present(raw: RawRun, rule: ChannelRule) -> bool:
     return any(all(_name(ref) in raw.columns for ref in source) for source in rule.sources)
 
 
@@ -102,7 +99,7 @@ def _name(reference: str) -> str:
     return reference.split("[", 1)[0]
 
 
-def _chosen(raw: RawRun, rule: Rule) -> tuple[str, ...]:
+def _chosen(raw: RawRun, rule: ChannelRule) -> tuple[str, ...]:
     for source in rule.sources:
         if all(_name(ref) in raw.columns for ref in source):
             return source
@@ -110,7 +107,7 @@ def _chosen(raw: RawRun, rule: Rule) -> tuple[str, ...]:
     raise UnknownName(f"column in {raw.name!r}", _name(missing), raw.columns)
 
 
-def _observed(raw: RawRun, data_map: DataMapping) -> Iterator[tuple[str, Rule]]:
+def _observed(raw: RawRun, data_map: DataMapping) -> Iterator[tuple[str, ChannelRule]]:
     """The rules of observations that a file has; a star stands for any name."""
     for name, rule in data_map.observation.items():
         pattern = rule.sources[0][0] if rule.sources else ""
@@ -123,7 +120,9 @@ def _observed(raw: RawRun, data_map: DataMapping) -> Iterator[tuple[str, Rule]]:
             yield name, rule
 
 
-def _channel(raw: RawRun, rule: Rule, rows: int, times: Array, like: Channel | None = None) -> tuple[Channel, Any]:
+def _channel(
+    raw: RawRun, rule: ChannelRule, rows: int, times: Array, like: Channel | None = None
+) -> tuple[Channel, Any]:
     if not rule.sources or (rule.optional and not _present(raw, rule)):
         return vector([]), np.zeros((rows, 0))
     source = _chosen(raw, rule)
@@ -152,7 +151,7 @@ def _channel(raw: RawRun, rule: Rule, rows: int, times: Array, like: Channel | N
     return vector(labels, rule.unit.split(" ") if " " in rule.unit else rule.unit), made
 
 
-def _converted(values: Array, rule: Rule, raw: RawRun) -> Array:
+def _converted(values: Array, rule: ChannelRule, raw: RawRun) -> Array:
     x = np.array(values, float)
     if rule.bits:
         half = float(1 << (rule.bits - 1))
@@ -192,7 +191,7 @@ def _velocities(
     rule = data_map.v
     if rule.sources and (_present(raw, rule) or not rule.optional):
         made, v = _channel(raw, rule, len(times), times, vector(labels))
-        return made, flown(times, q, v, channel.labels, rule.flight, rule.centre) if rule.flight else v
+        return made, ballistic_velocity(times, q, v, channel.labels, rule.flight, rule.centre) if rule.flight else v
     if rule.derive == "q":
         units = rule.unit or _speeds(channel, labels)
         return vector(labels, units), velocity(times, q, channel.labels, rule.window)
@@ -233,13 +232,13 @@ def _notes(raw: RawRun, data_map: DataMapping) -> dict[str, str]:
     return notes
 
 
-FEWEST, MOST = 4, 14
+MIN_FLIGHT_ROWS, MAX_FLIGHT_ROWS = 4, 14
 """Rows of a flight that are fitted."""
-OFF, TURNED = 2e-3, 0.03
+MAX_OFFSET_M, MAX_ROTATION_RAD = 2e-3, 0.03
 """How far positions [m] and turns [rad] may lie from the fit while a body still flies; a contact moves them further."""
 
 
-def flown(
+def ballistic_velocity(
     t: Array, q: Array, v: Array, labels: Sequence[str], gravity: float, centre: Sequence[float] = (0.0, 0.0, 0.0)
 ) -> Array:
     """Velocities with those of the first flight replaced: r = r0 + v0 t - g t^2 / 2, and a steady turn.
@@ -253,17 +252,17 @@ def flown(
     for place in quaternions(labels):
         if place.start < 3:
             continue
-        first = q[: MOST + 1]
+        first = q[: MAX_FLIGHT_ROWS + 1]
         arm, turn = rotate(first[:, place], np.asarray(centre, float)), _turned(first[:, place])
         position = first[:, place.start - 3 : place.start] + arm
-        for n in range(min(MOST, len(q)), FEWEST - 1, -1):
+        for n in range(min(MAX_FLIGHT_ROWS, len(q)), MIN_FLIGHT_ROWS - 1, -1):
             time = t[:n] - t[0]
             rows = np.stack([np.ones(n), time], axis=1)
             lifted = position[:n] + np.array([0.0, 0.0, 0.5 * gravity]) * time[:, None] ** 2
             both = np.concatenate([lifted, turn[:n]], axis=1)
             fit = np.linalg.lstsq(rows, both, rcond=None)[0]
             off = np.abs(both - rows @ fit).max(axis=0)
-            if n == FEWEST or (off[:3].max() <= OFF and off[3:].max() <= TURNED):
+            if n == MIN_FLIGHT_ROWS or (off[:3].max() <= MAX_OFFSET_M and off[3:].max() <= MAX_ROTATION_RAD):
                 start = place.start - 3 - quaternions(labels).index(place)
                 out[:n, start : start + 6] = fit[1]
                 out[:n, start + 2] -= gravity * time

@@ -61,7 +61,7 @@ class RawRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ChannelRule:
     """How one channel is made: value = offset + sign * scale * (matrix @ raw), then unwrapped."""
 
     sources: tuple[tuple[str, ...], ...] = ()
@@ -95,9 +95,9 @@ class Rule:
     """Whether files may lack these numbers."""
     from_unit: str = ""
     """Unit of the numbers in the file where it is not `unit`: deg, deg/s, mm, percent, rpm, turn."""
-    plus: Rule | None = None
-    """Numbers of other columns to be added, made by a rule of their own: a servo that is also told a velocity acts as
-    if told an angle D / P times that velocity further on."""
+    plus: ChannelRule | None = None
+    """Numbers of other columns to be added, made by a rule of their own: a servo that is also commanded a velocity acts
+    as if commanded an angle D / P times that velocity further on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class DataMapping:
     scene: str = ""
     """The scene these recordings belong to; empty where none is shipped."""
     kind: str = "episodes"
-    """`episodes`, or `table` for a plain table of numbers and words."""
+    """`episodes`, or `table` for a plain table of numbers and text."""
     exclude: tuple[str, ...] = ()
     time: str = ""
     """Column of times [s]; empty where rows are evenly spaced by `rate`."""
@@ -133,13 +133,13 @@ class DataMapping:
     """Notes: text in which {stem}, {parent}, {folder} and {header names} are filled in."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the reader of the format needs to know."""
-    q: Rule = Rule()
-    v: Rule = Rule()
-    action: Rule = Rule()
-    observation: Mapping[str, Rule] = field(default_factory=dict[str, Rule])
+    q: ChannelRule = ChannelRule()
+    v: ChannelRule = ChannelRule()
+    action: ChannelRule = ChannelRule()
+    observation: Mapping[str, ChannelRule] = field(default_factory=dict[str, ChannelRule])
 
 
-_RULE = frozenset(entry.name for entry in fields(Rule)) - {"sources"} | {"from"}
+_RULE = frozenset(entry.name for entry in fields(ChannelRule)) - {"sources"} | {"from"}
 _TOP = frozenset(entry.name for entry in fields(DataMapping)) - {"name"} | {"parts", "join"}
 
 
@@ -223,16 +223,16 @@ def _map(name: str, top: Mapping[str, Any]) -> DataMapping:
             also={str(k): (str(v[0]), str(v[1])) for k, v in top.get("also", {}).items()},
             meta={str(k): str(v) for k, v in top.get("meta", {}).items()},
             options=dict(top.get("options", {})),
-            q=_rule(f"{name}: q", top["q"]) if "q" in top else Rule(),
-            v=_rule(f"{name}: v", top["v"]) if "v" in top else Rule(),
-            action=_rule(f"{name}: action", top["action"]) if "action" in top else Rule(),
+            q=_rule(f"{name}: q", top["q"]) if "q" in top else ChannelRule(),
+            v=_rule(f"{name}: v", top["v"]) if "v" in top else ChannelRule(),
+            action=_rule(f"{name}: action", top["action"]) if "action" in top else ChannelRule(),
             observation={str(k): _rule(f"{name}: {k}", v) for k, v in top.get("observation", {}).items()},
         )
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"The mapping {name!r} has an entry of the wrong kind ({error}).") from None
 
 
-def _rule(where: str, entry: Any) -> Rule:
+def _rule(where: str, entry: Any) -> ChannelRule:
     table = cast(dict[str, Any], entry)
     for key in table:
         if key not in _RULE:
@@ -244,7 +244,7 @@ def _rule(where: str, entry: Any) -> Rule:
         raise BadInput(f"{where!r} must say where its numbers come from, with 'from' or 'derive'.")
     unit = table.get("unit", "")
     unwrap = table.get("unwrap", ())
-    return Rule(
+    return ChannelRule(
         sources=sources,
         labels=labels,
         unit=unit if isinstance(unit, str) else " ".join(cast(list[str], unit)),

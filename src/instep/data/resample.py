@@ -1,4 +1,4 @@
-"""Cut, resample and align episodes: commands are held, states interpolated, velocities never late."""
+"""Resampling: cut, resample and align episodes; commands are held, states interpolated, velocities without delay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from instep.core.poses import normalized, quat_inv, quat_log, quat_mul
 from instep.core.world import Array, Channel, Spec, vector
 from instep.data.lerobot.features import channel_of
 
-How: TypeAlias = Literal["hold", "linear"]
+Interpolation: TypeAlias = Literal["hold", "linear"]
 """Between two samples: the last one (commands, images, flags) or the straight line (states)."""
 QUATERNION = ("qw", "qx", "qy", "qz")
 
@@ -36,34 +36,36 @@ def resampled(episode: Episode, rate: float) -> Episode:
     if (np.diff(t) <= 0).any():
         row = int(np.argmax(np.diff(t) <= 0)) + 1
         raise BadInput(f"Time does not advance at row {row}, so the episode cannot be resampled; repair its times.")
-    # A hair is added so that the last row is kept when the span is a whole number of periods.
+    # A small tolerance is added so that the last row is kept when the span is a whole number of periods.
     grid = t[0] + np.arange(int(np.floor((t[-1] - t[0]) * rate + 1e-6)) + 1) / rate
     columns: dict[str, Any] = {"timestamp": grid}
     for name, column in episode.columns.items():
         if name != "timestamp":
-            columns[name] = onto(grid, t, column, how_of(name, column), channel_of(name, episode.spec))
+            columns[name] = onto(grid, t, column, interpolation_of(name, column), channel_of(name, episode.spec))
     return Episode(replace(episode.spec, dt=1.0 / rate), columns, episode.meta)
 
 
-def with_stream(episode: Episode, name: str, stamps: Array, values: Any, how: How, channel: Channel) -> Episode:
-    """The episode with a channel that has a clock of its own, laid onto its rows; its stamps stand beside it.
+def with_stream(
+    episode: Episode, name: str, stamps: Array, values: Any, interpolation: Interpolation, channel: Channel
+) -> Episode:
+    """The episode with a channel that has a clock of its own, resampled to its rows, with a column of its stamps.
 
     Rows before the first sample see the first sample, whose stamp says that it was not there yet.
     """
     stamps = np.asarray(stamps, float)
     if len(stamps) == 0:
-        raise BadInput(f"The stream {name!r} has no samples, so it cannot be laid onto an episode.")
+        raise BadInput(f"The stream {name!r} has no samples, so it cannot be added to an episode.")
     order = np.argsort(stamps, kind="stable")
     stamps, values = stamps[order], values[order]
-    seen = stamps[latest(episode.t, stamps)] if how == "hold" else np.asarray(episode.t, float)
-    columns = {name: onto(episode.t, stamps, values, how, channel), f"{name}.stamp": seen}
+    seen = stamps[latest(episode.t, stamps)] if interpolation == "hold" else np.asarray(episode.t, float)
+    columns = {name: onto(episode.t, stamps, values, interpolation, channel), f"{name}.stamp": seen}
     spec = replace(episode.spec, observation={**episode.spec.observation, name: channel})
     return Episode(spec, {**episode.columns, **columns}, episode.meta)
 
 
-def onto(grid: Array, t: Array, column: Any, how: How, channel: Channel | None = None) -> Any:
+def onto(grid: Array, t: Array, column: Any, interpolation: Interpolation, channel: Channel | None = None) -> Any:
     """A column sampled at the times `t`, at the times `grid`."""
-    if how == "hold" or len(t) < 2:
+    if interpolation == "hold" or len(t) < 2:
         return column[latest(grid, t)]
     values = np.asarray(column, float)
     flat = values.reshape(len(values), -1)
@@ -80,8 +82,8 @@ def latest(grid: Array, t: Array) -> Array:
     return np.clip(np.searchsorted(t, np.asarray(grid) + 1e-9, side="right") - 1, 0, len(t) - 1)
 
 
-def how_of(name: str, column: Any) -> How:
-    """How a column is resampled: actions, images, text and whole numbers are held, other numbers interpolated."""
+def interpolation_of(name: str, column: Any) -> Interpolation:
+    """How a column is resampled: actions, images, text and integers are held, other numbers interpolated."""
     held = name == "action" or name.startswith("action.") or column.dtype.kind != "f" or column.ndim > 3
     return "hold" if held else "linear"
 

@@ -1,4 +1,4 @@
-"""Two clocks that do not agree: the robot's own, and a client's estimate of it."""
+"""Clock synchronisation: the robot's own clock, and a client's estimate of its offset and drift."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-JUMP = 0.005
+JUMP_S = 0.005
 """A sample this far beside the estimate, beyond what its round trip explains, says that the clock was set [s]."""
 BLOCKS = 8
 """The window is cut into this many parts, of which each gives its quickest sample."""
@@ -44,8 +44,8 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One exchange of time: the quicker it was, the more it says."""
+class ClockSample:
+    """One exchange of time stamps; the shorter its round trip, the more accurate."""
 
     at: float
     """Middle of the exchange on the own clock [s]."""
@@ -55,16 +55,16 @@ class Sample:
     """How long the exchange took [s]; the offset is wrong by at most half of it."""
 
 
-class ClockMatch:
-    """How far another clock is ahead of this one, and how fast that grows.
+class ClockEstimate:
+    """Estimate of the offset and drift of another clock.
 
     Queues make round trips longer, never shorter, so the quickest exchange of each stretch of time is the truest;
     a line through those, weighted by 1 / round trip^2, gives offset and drift.
     """
 
     def __init__(self, window: int = 256):
-        self._samples: deque[Sample] = deque(maxlen=window)
-        self._strange = 0
+        self._samples: deque[ClockSample] = deque(maxlen=window)
+        self._outliers = 0
         self._line = (0.0, 0.0, 0.0)  # offset [s] at the time [s], drift
         self.spread = float("inf")
         """How wrong the offset may be [s]: half the quickest round trip, or the scatter about the line."""
@@ -91,15 +91,15 @@ class ClockMatch:
         if received < sent:
             return
         middle, trip = 0.5 * (sent + received), received - sent
-        sample = Sample(middle, other - middle, trip)
-        beside = abs(sample.offset - self.offset(middle)) > JUMP + 0.5 * trip + min(self.spread, 1.0)
-        self._strange = self._strange + 1 if self._samples and beside else 0
-        if self._strange >= 3:
+        sample = ClockSample(middle, other - middle, trip)
+        beside = abs(sample.offset - self.offset(middle)) > JUMP_S + 0.5 * trip + min(self.spread, 1.0)
+        self._outliers = self._outliers + 1 if self._samples and beside else 0
+        if self._outliers >= 3:
             # Three in a row are no accident: the other clock was set, and what was known is void.
             self._samples.clear()
-            self._strange, self.jumps = 0, self.jumps + 1
+            self._outliers, self.jumps = 0, self.jumps + 1
         self._samples.append(sample)
-        if self._strange == 0:
+        if self._outliers == 0:
             self._fit()
 
     def _fit(self) -> None:

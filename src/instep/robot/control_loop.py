@@ -1,4 +1,4 @@
-"""The robot's side of the link: one command per control period, a watchdog, and nothing but sound numbers either way.
+"""Control loop of a served robot: one command per control period, limits, a watchdog, and checks of every number.
 
 `tick` is a function of the clock it is given, so that everything but the sleeping can be tested in virtual time.
 """
@@ -24,7 +24,7 @@ from .follower import Follower
 from .limits import LimitedCommand, Limits, default_limits
 from .wire import Command, Mode, Pace, Reset
 
-CATCH_UP = 3
+MAX_CATCH_UP = 3
 """Most periods a simulated robot is moved on by after a stall; beyond that its time slips."""
 
 COUNTED = (
@@ -46,7 +46,7 @@ class SafetyOptions:
     follower: bool = False
     """Whether commands pass a jerk-limited follower too, which makes them two control periods late."""
     hold_after: float = 0.1
-    """Without a command or a sound reading for this long, the robot holds [s]."""
+    """Without a command or a valid reading for this long, the robot holds [s]."""
     stop_after: float = 0.5
     """Without one for this long it stops, until a reset [s]."""
     clock: Clock = field(default_factory=Clock)
@@ -62,7 +62,7 @@ class SafetyOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RobotSnapshot:
-    """The robot once: what its clients are told."""
+    """State of the robot at one control period, as its clients get it."""
 
     reading: Reading
     tick: int
@@ -77,7 +77,7 @@ class RobotSnapshot:
 
 
 class RobotLoop:
-    """Carries out the newest request each control period and publishes where the robot is."""
+    """Carries out the newest request each control period and publishes the robot's state."""
 
     def __init__(self, driver: Driver, pace: Pace, safety: SafetyOptions, publish: Callable[[RobotSnapshot], None]):
         self._driver, self._safety, self._publish = driver, safety, publish
@@ -102,7 +102,7 @@ class RobotLoop:
         self._target = self._sent = np.zeros(driver.spec.action.shape)
         self._limited: LimitedCommand | None = None
         self._follower: Follower | None = None
-        self._told_at = self._read_at = self._blind = 0
+        self._commanded_at = self._read_at = self._blind = 0
         self._reading: Reading | None = None
 
     @property
@@ -139,7 +139,7 @@ class RobotLoop:
             raise BadInput(f"The robot cannot be read: {self._reason or 'its positions are not finite.'}")
 
     def run(self, over: threading.Event) -> None:
-        """Go on until told that it is over, then stop the robot."""
+        """Run until `over` is set, then stop the robot."""
         try:
             if self.pace == "step":
                 self._run_by_commands(over)
@@ -180,8 +180,8 @@ class RobotLoop:
         self.counts["missed"] += missed
         if late * 1e-9 < self._safety.stop_after:
             # While the robot's own computer was late, its client had nothing to answer; that was no silence.
-            self._told_at += late
-        self._safely(lambda: self._driver.passed(min(missed, CATCH_UP)))
+            self._commanded_at += late
+        self._safely(lambda: self._driver.passed(min(missed, MAX_CATCH_UP)))
 
     def _safely(self, work: Callable[[], None]) -> None:
         try:
@@ -192,10 +192,10 @@ class RobotLoop:
             self.counts["failures"] += 1
             self._working = None
             self._stop(sentence)
-            self._tell(self.clock.mono())
+            self._publish_state(self.clock.mono())
 
     def _stale(self, request: Command | Reset) -> str | None:
-        """Why a request is out of date: a reason to tell, None for one to drop in silence, else empty."""
+        """Why a request is out of date: a reason to reply with, None to drop it silently, else empty."""
         connection, last = self._newest
         if request.connection == connection and request.seq <= last:
             self.counts["duplicates" if request.seq == last else "disordered"] += 1
@@ -246,10 +246,10 @@ class RobotLoop:
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
 
-    def _obey(self, command: Command, told_at: int) -> None:
+    def _obey(self, command: Command, commanded_at: int) -> None:
         if self._mode == "idle":
-            self._read_at, self._blind = told_at, 0
-        self._target, self._told_at = np.asarray(command.action, float), told_at
+            self._read_at, self._blind = commanded_at, 0
+        self._target, self._commanded_at = np.asarray(command.action, float), commanded_at
         self._mode, self._reason = "run", ""
         self._echo = (command.connection, command.seq)
         self.counts["obeyed"] += 1
@@ -258,7 +258,7 @@ class RobotLoop:
         """Hold or stop where commands or readings have not come for too long."""
         if self.pace == "step" or self._mode not in ("run", "hold"):
             return
-        silent, blind = (now - self._told_at) * 1e-9, self._blind * 1e-9
+        silent, blind = (now - self._commanded_at) * 1e-9, self._blind * 1e-9
         age, what = (silent, "command") if silent >= blind else (blind, "sound reading")
         if age > self._safety.stop_after:
             self._stop(f"No {what} came for {age:.2f} s.")
@@ -269,7 +269,7 @@ class RobotLoop:
             self._mode, self._reason = "run", ""
 
     def _stop(self, why: str) -> None:
-        """Stop for good; what waits is forgotten, so that no old target is reached for after the release."""
+        """Stop until a reset; a pending request is dropped, so that no old target is followed afterwards."""
         if self._mode != "stop":
             self.counts["stops"] += 1
             self._mode, self._reason = "stop", why
@@ -307,7 +307,7 @@ class RobotLoop:
         return np.where(limits.position_targets, self._follower.step(), command)
 
     def _read(self, now: int) -> None:
-        """Take a reading if it is sound and newer than the last, and tell everyone."""
+        """Take a reading if it is valid and newer than the last, and publish it."""
         reading, last = self._driver.read(), self._reading
         spec = self._driver.spec
         if reading.q.shape != spec.q.shape or reading.v.shape != spec.v.shape:
@@ -331,9 +331,9 @@ class RobotLoop:
                 return  # nothing new yet
             self._reading = reading
         if reading is not None or self._mode == "stop":
-            self._tell(now)
+            self._publish_state(now)
 
-    def _tell(self, now: int) -> None:
+    def _publish_state(self, now: int) -> None:
         if self._reading is None:
             return
         self._tick += 1

@@ -1,4 +1,4 @@
-"""What a robot must be able to do to be served: the few calls a vendor's driver implements."""
+"""Driver: the calls that a robot implements to be served, and any world as a driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENT = "action.sent"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What a robot's sensors said, once."""
+    """One reading of a robot's sensors."""
 
     t: float
     """Time of q and v since the last reset (before the first: since the start), on the robot's own clock [s]."""
@@ -52,8 +52,8 @@ class Driver(Protocol):
         ...
 
     def passed(self, periods: int) -> None:
-        """Told that control periods went by without a write: a robot has moved by itself and need do nothing, a
-        simulated one moves on under its last action."""
+        """Control periods went by without a write: a robot has moved by itself and need do nothing, a simulated one
+        steps under its last action."""
         ...
 
     def reset(self, seed: int) -> None:

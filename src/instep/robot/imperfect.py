@@ -1,4 +1,4 @@
-"""Imperfect sensors and motors, as wrappers of any world: late, noisy, lossy, coarse, sluggish, loose, weak, drifting.
+"""Imperfect sensors and motors as wrappers of any world: delay, noise, loss, quantisation, lag, backlash, drift.
 
 They compose: `Noisy(Late(Sluggish(world, 0.05), 3), 0.01)`. Each keeps its memory in `State.hidden`, so that a step
 still depends on nothing but its arguments; randomness is a function of the seed of the reset.
@@ -105,7 +105,7 @@ class Quantized(Wrapper[W]):
 class Late(Wrapper[W]):
     """Commands that take effect `action` steps later, and sensors that show what was `observation` steps ago.
 
-    Before the first command the line is full of it, unless `place` was told the commands of the past.
+    Before the first command the line is full of it, unless `place` was given the past commands.
     """
 
     action: int = 0
@@ -162,15 +162,15 @@ class Dropping(Wrapper[W]):
         )
 
     def step(self, state: State, action: Array) -> State:
-        """Throw the dice for the command and for the next observation."""
+        """Sample whether the command and the next observation are lost."""
         action, memory = checked_action(action, self.spec, state.batch), state.hidden[self.key]
         keys = counter_rng.following(memory["keys"])
-        dice = counter_rng.uniform(keys, 2)
+        sample = counter_rng.uniform(keys, 2)
         _, held = _shifted(memory["line"], action)
-        lost = dice[..., 0] < np.asarray(self.action)
+        lost = sample[..., 0] < np.asarray(self.action)
         sent = np.where(lost[..., None], held, action)
         after = self.world.step(state, sent)
-        through = dice[..., 1] >= np.asarray(self.observation)
+        through = sample[..., 1] >= np.asarray(self.observation)
         return after.with_hidden(
             self.key,
             {

@@ -22,7 +22,7 @@ from instep.core.rollout import checked_action
 from instep.core.websocket import connect, connection_errors, explain, parse_address, refused
 from instep.core.world import Array, Observation, Spec, State
 
-from .clock_sync import ClockMatch
+from .clock_sync import ClockEstimate
 from .driver import SENT, STAMP
 from .wire import FROM_ROBOT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
 
@@ -74,7 +74,7 @@ class RobotWorld:
         return self._hello.pace
 
     @property
-    def clock(self) -> ClockMatch:
+    def clock(self) -> ClockEstimate:
         """How far the robot's clock is ahead, its drift, and how sure that is."""
         return self._session.clock
 
@@ -196,7 +196,7 @@ class LinkSession:
         if not token.isascii():
             raise BadInput("A robot's token is plain ASCII text, and this one is not.")
         self._token, self._role = token, role
-        self.clock = ClockMatch()
+        self.clock = ClockEstimate()
         """How far the robot's clock is ahead of this computer's."""
         self.counts: Counter[str] = Counter()
         """What this side saw: connections, messages dropped because they were late or old."""

@@ -1,4 +1,4 @@
-"""A recorded episode as a world: it goes its way whatever the action."""
+"""Recorded episodes as worlds: each step returns the next row, whatever the action."""
 
 from __future__ import annotations
 

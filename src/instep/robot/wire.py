@@ -1,4 +1,4 @@
-"""Messages between a robot and its clients: msgpack maps, checked field by field before anything is built from them.
+"""Wire format of the robot link: msgpack maps, checked field by field before anything is built from them.
 
 A peer may be hostile, so nothing on the wire names a class or a dtype outside a short list, and every size is bounded
 before memory is taken for it. What does not fit the schema raises `BadInput` with one sentence.

@@ -36,6 +36,7 @@ def run(
     *,
     steps: int = 300,
     seed: int = 0,
+    limits: bool = False,
     token: Path | None = None,
     real: str = "",
     correct: Literal["pose", "forces", "none"] = "pose",
@@ -53,6 +54,7 @@ def run(
         world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT, recording:DATA or twin:SCENE.
         steps: control steps to run.
         seed: seed of the start.
+        limits: keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does.
         token: file with the token of the robot's link; INSTEP_TOKEN where not given.
         real: the real world of a twin: robot:ADDRESS or recording:DATA.
         correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
@@ -74,6 +76,7 @@ def run(
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     trust = None if nominal is None else calibrated_on(nominal)
     with _opened(world, real, secret, options, images) as opened:
+        opened = _guarded(opened, world) if limits else opened
         decider = policy_from_spec(policy, opened)
         if policy == "expert" and world.startswith("twin:"):
             # An expert computes its tables at its first action; a robot that waits for that would stop.
@@ -115,6 +118,15 @@ def _opened(world: str, real: str, token: str, options: TwinOptions, images: boo
     if not real:
         raise BadInput(f"{world!r} needs its real robot; give --real robot:ADDRESS or --real recording:DATA.")
     return twin_of(world.removeprefix("twin:"), world_from_spec(real, token=token), options, images=images)
+
+
+def _guarded(opened: Any, world: str) -> Any:
+    """A simulated world whose commands keep the limits of the scene's robot."""
+    from instep.robot import Guarded, scene_limits
+
+    if not world.startswith("sim:"):
+        raise BadInput(f"--limits is for sim:SCENE; {world!r} has the limits of its robot.")
+    return Guarded(opened, scene_limits(opened.scene))
 
 
 def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, out: Path | None) -> int:

@@ -1,4 +1,4 @@
-"""The rows of an episode as an Arrow table, and back. pyarrow's objects stay `Any` here."""
+"""Arrow tables of episode rows, written and read. pyarrow's objects stay `Any` here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def hugging_face(features: Mapping[str, Any]) -> str:
 
 
 def from_arrow(table: Any, features: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a table by feature; images stay compressed until looked at."""
+    """The columns of a table by feature; images stay compressed until they are used."""
     out: dict[str, Any] = {}
     for name, feature in features.items():
         if feature["dtype"] == "video" or name not in table.column_names:

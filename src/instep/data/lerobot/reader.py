@@ -97,7 +97,7 @@ def read_lerobot(folder: Path) -> LazyEpisodes:
 
 
 def notes_of(episode: Episode, stored: Mapping[str, Any] | None) -> dict[str, str]:
-    """What is kept of an episode in words, and its control period where it is not exactly the dataset's."""
+    """The meta of an episode, and its control period where it is not exactly the dataset's."""
     differs = stored is not None and episode.spec.dt != stored["dt"]
     return {**episode.meta, PERIOD: repr(episode.spec.dt)} if differs else dict(episode.meta)
 

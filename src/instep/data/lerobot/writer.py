@@ -135,7 +135,7 @@ class DatasetWriter:
         if self._rows:
             self._write_episodes()
         old = [self._before] if self._before else []
-        stats = feature_stats.together([*old, *meta.stats])
+        stats = feature_stats.merged_stats([*old, *meta.stats])
         atomic.write_json(self._root / "meta/stats.json", feature_stats.to_json(stats))
         with atomic.new_file(self._root / "meta/tasks.parquet") as partial:
             library("pyarrow.parquet").write_table(_task_table(meta.tasks), partial)
@@ -266,7 +266,7 @@ class _Meta:
             self.tasks.append(task)
         place = (index, info["total_frames"], self.tasks.index(task))
         automatic = arrow_table.automatic_columns(rows, place, info["fps"])
-        self.stats.append(feature_stats.of_episode(columns | automatic))
+        self.stats.append(feature_stats.episode_stats(columns | automatic))
         self.own["episodes"].append(notes_of(episode, self.own["spec"]))
         info["total_episodes"], info["total_frames"] = index + 1, info["total_frames"] + rows
         return columns, automatic, {"episode_index": index, "tasks": [task], "length": rows}

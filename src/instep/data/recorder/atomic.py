@@ -1,4 +1,4 @@
-"""Files that are replaced whole and survive a power loss. Standard library only: the writing process starts with it."""
+"""Atomic file writes that survive a power loss. Standard library only: the writer process imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An append-only log that survives a crash: each record is framed by checksums, so that what is whole can be told.
+"""Journal: an append-only log that survives a crash. Each record is framed by checksums, so whole ones are recognised.
 
 A record is a header of 48 bytes, a payload, and a CRC of 4 bytes, all little-endian:
 

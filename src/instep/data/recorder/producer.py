@@ -1,4 +1,4 @@
-"""The loop's side of the ring: it books room and goes on; a thread of its own fills the room and says so."""
+"""Producer side of the ring buffer: the loop reserves space and returns; a thread copies the bytes and notifies."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from instep.core.world import Array
 
 from .ring_buffer import MESSAGE, TAIL, Part, Ring
 
-MOST_WAITING = 1 << 13
+MAX_PENDING = 1 << 13
 """Calls that may wait for the thread; at 60 Hz more than two minutes."""
-PATIENCE = 60.0
+CLOSE_TIMEOUT_S = 60.0
 """How long the end of a recording waits for a disk that has stalled [s]."""
 _F_SETPIPE_SZ = 1031
 Stamps = tuple[int, int]
 
 
 class _Job(NamedTuple):
-    """Messages whose room is booked: bytes still to be brought there, and what to tell the reader then."""
+    """Messages with reserved space: bytes still to be copied there, and the notification for the reader."""
 
     late: list[tuple[int, memoryview]]
     message: bytes
 
 
 class Producer:
-    """The side that must never wait.
+    """The producer, which never waits.
 
-    `send` copies what may change after it returns, and hands on what cannot (see `lasting`): a control loop that
+    `send` copies what may change after it returns, and hands on what cannot (see `is_immutable`): a control loop that
     shows images nobody writes to pays for none of their bytes.
     """
 
@@ -64,12 +64,12 @@ class Producer:
             start = head if place + len(payload) <= size else head + size - place
             head = start + len(payload)
             places.append(start)
-        if head - max(tail, self._base) > size or self._jobs.qsize() >= MOST_WAITING:
+        if head - max(tail, self._base) > size or self._jobs.qsize() >= MAX_PENDING:
             return "the queue was full"
         late, message = list[tuple[int, memoryview]](), bytearray()
         for (kind, stream, payload), start in zip(parts, places, strict=True):
             length = len(payload)
-            if isinstance(payload, memoryview) and lasting(payload.obj):
+            if isinstance(payload, memoryview) and is_immutable(payload.obj):
                 late.append((start, payload))
             else:
                 self._ring.view(start, length)[:] = payload
@@ -83,7 +83,7 @@ class Producer:
         self._end()
 
 
-def lasting(owner: object) -> bool:
+def is_immutable(owner: object) -> bool:
     """Whether the bytes of `owner` stay as they are: nobody may write to it, nor to what it is a view of."""
     while isinstance(owner, np.ndarray):
         array = cast(Array, owner)
@@ -96,7 +96,7 @@ def lasting(owner: object) -> bool:
 
 
 def _fill(ring: Ring, pipe: int, jobs: SimpleQueue[_Job | None]) -> None:
-    """Bring bytes to their room and tell the reader, in order, until there is no more to do or nobody to tell."""
+    """Copy bytes to their reserved space and notify the reader, in order, until the end or a closed pipe."""
     try:
         while (job := jobs.get()) is not None:
             for start, payload in job.late:
@@ -112,4 +112,4 @@ def _fill(ring: Ring, pipe: int, jobs: SimpleQueue[_Job | None]) -> None:
 
 def _finish(jobs: SimpleQueue[_Job | None], thread: Thread) -> None:
     jobs.put(None)
-    thread.join(PATIENCE)
+    thread.join(CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Record a run while it happens: a watcher that hands each row to a process that writes it, and never waits."""
+"""Crash-safe recorder: a watcher of a rollout that hands each row to a writer process and never waits for the disk."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .producer import Producer
 from .ring_buffer import Part
 
 JOURNAL = "journal"
-"""Folder of a dataset where rows wait to become LeRobot files."""
+"""Folder of a dataset with the journals that are not yet LeRobot files."""
 CLOCK_STEP = 1_000_000
-"""A change of the wall clock against the monotonic one that is worth a record [ns]."""
+"""Smallest step of the wall clock against the monotonic one that is recorded [ns]."""
 
 # The writing process needs four files of this folder and the standard library; loading the package itself would
 # bring NumPy along, ten times the memory and ten times the wait.
@@ -61,17 +61,17 @@ class RecorderStatus:
     """How a recording stands."""
 
     seen: int
-    """Rows the loop has shown."""
+    """Rows handed to the recorder."""
     written: int
-    """Rows that a killed process no longer loses."""
+    """Rows in the journal: they survive a killed process."""
     synced: int
-    """Rows that a power loss no longer takes."""
+    """Rows synced to the disk: they survive a power loss."""
     dropped: int
-    """Rows given up because the queue was full or the disk failed."""
+    """Rows dropped because the queue was full or the disk failed."""
     episodes: int
     """Episodes committed."""
     error: str
-    """What the disk said when it failed; empty while all is well."""
+    """Error of the disk or the writer process; empty without one."""
 
 
 @dataclass(slots=True)
@@ -80,11 +80,11 @@ class _Open:
 
     number: int
     places: dict[str, Array]
-    """Where the number, the time and the images of a row go."""
+    """Fields of the row buffer by name."""
     bytes: memoryview
-    """The same numbers as they are written."""
+    """The row buffer as bytes."""
     columns: tuple[tuple[str, Array], ...]
-    """Names of the other columns, and where they go."""
+    """Names of the columns and their fields in the row buffer."""
     images: tuple[tuple[str, str], ...]
     """Names of cameras and of their stamps."""
     kinds: dict[str, tuple[tuple[int, ...], Any]]
@@ -112,7 +112,7 @@ class Recorder:
     Observations whose `<name>.stamp` has not changed since the last row are not stored again, so that a camera slower
     than the loop costs what it shows. Sensors faster than the loop hand in their values with `sample`.
 
-    Images that nobody may write to (`flags.writeable` is false, as those of a robot link and of filmed worlds are) are
+    Images that nobody may write to (`flags.writeable` is false, as with a robot link or rendered cameras) are
     taken as they are and copied outside the loop; others are copied at once, since a driver may fill them again.
     """
 
@@ -165,8 +165,8 @@ class Recorder:
             parts: list[Part] = []
             if name not in episode.channels:
                 episode.channels[name] = len(episode.channels)
-                told = {"name": name, "dtype": values.dtype.str, "shape": list(values.shape)}
-                parts.append(_text(journal.CHANNEL, told, episode.channels[name]))
+                header = {"name": name, "dtype": values.dtype.str, "shape": list(values.shape)}
+                parts.append(_text(journal.CHANNEL, header, episode.channels[name]))
             payload = np.float64(stamp).tobytes() + values.tobytes()
             parts.append(Part(journal.SAMPLE, episode.channels[name], payload))
             if self._producer.send(parts, stamps) and len(parts) == 2:
@@ -260,7 +260,7 @@ class Recorder:
         small = tuple(name for name in arrays if name not in large)
         layout: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(large),))]
         layout += [(f"c{k}", arrays[name].dtype.newbyteorder("<"), arrays[name].shape) for k, name in enumerate(small)]
-        told = {
+        header = {
             "episode": self._next,
             "spec": spec_to_json(self.spec),
             "columns": [[name, arrays[name].dtype.newbyteorder("<").str, list(arrays[name].shape)] for name in small],
@@ -274,7 +274,7 @@ class Recorder:
         stamped = tuple((name, f"{name}.stamp") for name in large)
         self._open = _Open(self._next, places, row.view(np.uint8).data, columns, stamped, kinds)
         self._next += 1
-        self._producer.send([_text(journal.BEGIN, told)], stamps)
+        self._producer.send([_text(journal.BEGIN, header)], stamps)
 
     def _row(self, state: State, observation: Observation, action: Array, stamps: tuple[int, int]) -> None:
         episode = self._open
@@ -358,8 +358,8 @@ class Recorder:
         episode = self._open
         assert episode is not None  # noqa: S101  # checked by the callers
         self._open = None
-        told = {"seen": episode.rows, "dropped": episode.dropped, "absent": episode.absent, "meta": dict(meta)}
-        parts = [*self._notes(episode, stamps), _text(journal.COMMIT, told)]
+        commit = {"seen": episode.rows, "dropped": episode.dropped, "absent": episode.absent, "meta": dict(meta)}
+        parts = [*self._notes(episode, stamps), _text(journal.COMMIT, commit)]
         # The commit is worth waiting for: the loop is over.
         deadline = time.monotonic() + 10.0
         while self._producer.send(parts, stamps) == "the queue was full" and time.monotonic() < deadline:

@@ -41,7 +41,7 @@ class Loss:
 
     episode: int
     what: str
-    """In words: which rows or images, and why."""
+    """Which rows or images are lost, and why."""
     rows: int = 0
     """How many rows are lost; -1 where that cannot be known."""
 
@@ -72,25 +72,24 @@ def recover_episode(here: Path, number: int) -> RecoveredEpisode:
     rows = _scan(here / f"{number:06d}.rows")
     images = _scan(here / f"{number:06d}.images")
     losses = _damages(number, rows, "row journal") + _damages(number, images, "image journal")
-    told = _first(rows, journal.BEGIN) or _first(images, journal.BEGIN)
-    if told is None:
+    header = _first(rows, journal.BEGIN) or _first(images, journal.BEGIN)
+    if header is None:
         losses.append(Loss(number, "no description of its columns is left, so its rows cannot be read", -1))
         return RecoveredEpisode(number, False, None, tuple(losses))
-    layout = _layout(told)
+    layout = _layout(header)
     found = [record for record in _of_kind(rows, journal.ROW) if record.length == layout.itemsize]
     table = _table(rows, found, layout)
-    columns, streams = _columns(found, table, told), _streams(rows)
-    kept = _images(images, table, told, columns, (number, losses))
+    columns, streams = _columns(found, table, header), _streams(rows)
+    kept = _images(images, table, header, columns, (number, losses))
     commits = {"row journal": _first(rows, journal.COMMIT), "image journal": _first(images, journal.COMMIT)}
     commit = commits["row journal"] or commits["image journal"]
     losses += _gaps(number, rows)
     losses += _uncommitted(number, kept, commits)
-    meta = {**told.get("meta", {}), **(commit or {}).get("meta", {}), "index": str(number)}
+    meta = {**header.get("meta", {}), **(commit or {}).get("meta", {}), "index": str(number)}
     meta |= _notes(losses, commit, rows)
     complete = commit is not None and not losses
     meta["complete"] = "yes" if complete else "no"
-    described = spec_from_json(told["spec"])
-    episode = Episode(described, {name: column[kept] for name, column in columns.items()}, meta)
+    episode = Episode(spec_from_json(header["spec"]), {name: column[kept] for name, column in columns.items()}, meta)
     return RecoveredEpisode(number, complete, episode, tuple(losses), streams)
 
 
@@ -164,7 +163,7 @@ def _pending(folder: Path) -> list[RecoveredEpisode]:
 
 
 def _with_streams(found: RecoveredEpisode) -> Episode:
-    """The episode with sensors of another clock laid onto its rows, newest value at each."""
+    """The episode with sensors of another clock resampled to its rows: the latest value at each."""
     episode = found.episode
     assert episode is not None  # noqa: S101  # chosen so by the callers
     for name, (stamps, values) in found.streams.items():
@@ -244,9 +243,9 @@ def _first(scan: Scan, kind: int) -> dict[str, Any] | None:
     return None
 
 
-def _layout(told: Mapping[str, Any]) -> np.dtype[Any]:
-    fields: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(told["images"]),))]
-    fields += [(f"c{k}", kind, tuple(shape)) for k, (_, kind, shape) in enumerate(told["columns"])]
+def _layout(header: Mapping[str, Any]) -> np.dtype[Any]:
+    fields: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(header["images"]),))]
+    fields += [(f"c{k}", kind, tuple(shape)) for k, (_, kind, shape) in enumerate(header["columns"])]
     return np.dtype(fields)
 
 
@@ -263,9 +262,9 @@ def _table(scan: Scan, found: list[Record], layout: np.dtype[Any]) -> Array:
     return out
 
 
-def _columns(found: list[Record], table: Array, told: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(found: list[Record], table: Array, header: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {"timestamp": table["t"].astype(float)}
-    for k, (name, kind, _) in enumerate(told["columns"]):
+    for k, (name, kind, _) in enumerate(header["columns"]):
         columns[str(name)] = np.ascontiguousarray(table[f"c{k}"]).astype(np.dtype(kind).newbyteorder("="))
     columns["clock.monotonic"] = np.array([record.monotonic for record in found], float) * 1e-9
     columns["clock.wall"] = np.array([record.wall for record in found], float) * 1e-9
@@ -273,12 +272,12 @@ def _columns(found: list[Record], table: Array, told: Mapping[str, Any]) -> dict
 
 
 def _images(
-    scan: Scan, table: Array, told: Mapping[str, Any], columns: dict[str, Any], losing: tuple[int, list[Loss]]
+    scan: Scan, table: Array, header: Mapping[str, Any], columns: dict[str, Any], losing: tuple[int, list[Loss]]
 ) -> Array:
-    """Lay images beside their rows; returns which rows have all of theirs."""
+    """Add the image columns; returns which rows have all of their images."""
     number, losses = losing
     kept = np.ones(len(table), bool)
-    for k, (name, kind, shape) in enumerate(told["images"]):
+    for k, (name, kind, shape) in enumerate(header["images"]):
         by_number = {r.sequence: r for r in _of_kind(scan, journal.BLOB) if r.stream == k}
         refs = table["ref"][:, k]
         there = np.array([int(ref) in by_number for ref in refs], bool)
@@ -298,7 +297,7 @@ def _is_colour(kind: str, shape: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JournalImages:
-    """Images that are read out of a journal when looked at."""
+    """Images that are read from a journal when they are used."""
 
     scan: Scan
     records: Mapping[int, Record]
@@ -330,29 +329,29 @@ def _streams(scan: Scan) -> dict[str, tuple[Array, Array]]:
     for record in _of_kind(scan, journal.CHANNEL):
         channels[record.stream] = json.loads(bytes(scan.payload(record)))
     out: dict[str, tuple[Array, Array]] = {}
-    for stream, told in channels.items():
-        layout = np.dtype([("stamp", "<f8"), ("value", told["dtype"], tuple(told["shape"]))])
+    for stream, channel in channels.items():
+        layout = np.dtype([("stamp", "<f8"), ("value", channel["dtype"], tuple(channel["shape"]))])
         some = [r for r in _of_kind(scan, journal.SAMPLE) if r.stream == stream and r.length == layout.itemsize]
         values = np.frombuffer(b"".join(bytes(scan.payload(record)) for record in some), layout)
-        out[str(told["name"])] = (values["stamp"].astype(float), np.ascontiguousarray(values["value"]))
+        out[str(channel["name"])] = (values["stamp"].astype(float), np.ascontiguousarray(values["value"]))
     return out
 
 
 def _gaps(number: int, scan: Scan) -> list[Loss]:
     losses: list[Loss] = []
     for record in _of_kind(scan, journal.GAP):
-        told = json.loads(bytes(scan.payload(record)))
-        count = int(told["count"])
-        many = f"rows {told['first']} to {told['first'] + count - 1}" if count > 0 else f"rows from {told['first']} on"
-        losses.append(Loss(number, f"{many} were dropped: {told['why']}", count))
+        gap = json.loads(bytes(scan.payload(record)))
+        count = int(gap["count"])
+        many = f"rows {gap['first']} to {gap['first'] + count - 1}" if count > 0 else f"rows from {gap['first']} on"
+        losses.append(Loss(number, f"{many} were dropped: {gap['why']}", count))
     return losses
 
 
 def _uncommitted(number: int, kept: Array, commits: Mapping[str, Mapping[str, Any] | None]) -> list[Loss]:
-    commit = next((told for told in commits.values() if told), None)
+    commit = next((found for found in commits.values() if found), None)
     if commit is None:
         return [Loss(number, f"it was not committed: {len(kept)} rows are there, how many followed is not known", -1)]
-    losses = [Loss(number, f"the {name} has lost its commit") for name, told in commits.items() if told is None]
+    losses = [Loss(number, f"the {name} has lost its commit") for name, found in commits.items() if found is None]
     missing = int(commit["seen"]) - int(commit["dropped"]) - len(kept)
     if missing > 0:
         losses.append(Loss(number, f"{missing} of its {commit['seen']} rows are lost", missing))

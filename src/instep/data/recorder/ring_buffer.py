@@ -1,4 +1,4 @@
-"""A queue of bytes from one process to another: bounded, never waiting, and alive for as long as either side is.
+"""Ring buffer in shared memory: a bounded queue of bytes from one process to another that never blocks.
 
 Standard library only: the writing process starts with it.
 """

@@ -1,4 +1,4 @@
-"""The process that writes a recording: it takes messages out of the ring and appends them to journals.
+"""Writer process of a recording: takes messages out of the ring buffer and appends them to journals.
 
 It is alone in its process so that neither a slow disk nor Python's lock is ever felt by the control loop. When the
 loop's process is killed, the pipe closes, what is still in the ring is written, and the process ends. Standard
@@ -22,21 +22,21 @@ from .atomic import sync_folder, write_json
 from .journal import Journal
 
 RESERVE = 1 << 16
-"""Bytes kept aside on the disk, given back when it is full so that the last words still fit."""
+"""Bytes reserved on the disk, freed when it is full so that the final record still fits."""
 
 
 def main(arguments: list[str]) -> None:
     """Run until the other side closes the pipe: folder, memory, size, pipe, and periods of sync [s]."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _step_aside()
+    _drop_realtime_priority()
     folder, memory, size, pipe, period, blob_period = arguments
     writer = WriterProcess(Path(folder), ring_buffer.Ring(int(memory), int(size)), (float(period), float(blob_period)))
     writer.run(int(pipe))
 
 
-def _step_aside() -> None:
-    """Give up what was inherited from a real-time loop: its priority, and the processor it is bound to."""
+def _drop_realtime_priority() -> None:
+    """Drop the scheduling policy and CPU affinity inherited from a real-time loop."""
     if hasattr(os, "sched_setscheduler"):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -124,13 +124,13 @@ class WriterProcess:
 
     def _commit(self, stamps: tuple[int, int], payload: bytes) -> None:
         assert self._rows is not None and self._blobs is not None  # noqa: S101  # checked by the only caller
-        told = json.loads(payload)
-        told |= {"written": self._counts, "lost": self._lost}
-        self._blobs.append(journal.COMMIT, 0, stamps, json.dumps(told).encode())
+        commit = json.loads(payload)
+        commit |= {"written": self._counts, "lost": self._lost}
+        self._blobs.append(journal.COMMIT, 0, stamps, json.dumps(commit).encode())
         self._blobs.sync()
-        self._rows.append(journal.COMMIT, 0, stamps, json.dumps(told).encode())
+        self._rows.append(journal.COMMIT, 0, stamps, json.dumps(commit).encode())
         self._rows.sync()
-        manifest = {"episode": self._meta["episode"], "commit": told, "meta": self._meta["meta"]}
+        manifest = {"episode": self._meta["episode"], "commit": commit, "meta": self._meta["meta"]}
         manifest["sha256"] = {
             f"{self._name}.rows": self._rows.hash.hexdigest(),
             f"{self._name}.images": self._blobs.hash.hexdigest(),
@@ -158,7 +158,7 @@ class WriterProcess:
         self._ring.counters[ring_buffer.SYNCED] = self._ring.counters[ring_buffer.ROWS]
 
     def _give_up(self, error: OSError, stamps: tuple[int, int]) -> None:
-        """The disk takes no more: say so in the last record, close the files, and let all else pass by."""
+        """After a disk error: write a final gap record, close the files, and discard what follows."""
         text = f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, '?')})"
         self._ring.fail(error.errno or errno.EIO, text)
         (self._folder / "reserve").unlink(missing_ok=True)
@@ -168,7 +168,7 @@ class WriterProcess:
                 self._rows.append(journal.GAP, 0, stamps, json.dumps(last).encode())
                 self._rows.sync()
             except OSError:
-                # Not even the last words fit; the missing commit says the same.
+                # Not even the final record fits; the missing commit tells a reader the same.
                 pass
         self._close()
 

@@ -10,8 +10,8 @@ from .conftest import numbered_images
 def test_parts_combine_to_the_whole():
     rng = np.random.default_rng(0)
     rows = [rng.normal(k, 1 + k, (50 + 30 * k, 3)) for k in range(4)]
-    together = feature_stats.together([feature_stats.of_episode({"q": part}) for part in rows])["q"]
-    whole = feature_stats.of_vectors(np.concatenate(rows))
+    together = feature_stats.merged_stats([feature_stats.episode_stats({"q": part}) for part in rows])["q"]
+    whole = feature_stats.vector_stats(np.concatenate(rows))
     for name in ("min", "max", "mean", "std", "count"):
         np.testing.assert_allclose(together[name], whole[name], err_msg=name)
     weights = np.array([len(part) for part in rows]) / sum(len(part) for part in rows)
@@ -21,7 +21,7 @@ def test_parts_combine_to_the_whole():
 
 def test_quantiles_of_one_episode_are_exact():
     values = np.random.default_rng(1).normal(size=(400, 2))
-    found = feature_stats.of_vectors(values)
+    found = feature_stats.vector_stats(values)
     for name, level in feature_stats.QUANTILES.items():
         np.testing.assert_allclose(found[name], np.quantile(values, level, axis=0))
 
@@ -30,11 +30,11 @@ def test_one_dead_reading_does_not_spoil_the_rest():
     values = np.ones((10, 2))
     values[3, 0] = np.nan
     values[:, 1] = np.inf
-    found = feature_stats.of_vectors(values)
+    found = feature_stats.vector_stats(values)
     assert found["mean"][0] == 1 and np.isfinite(found["max"]).all()
 
 
 def test_images_are_scaled_and_per_channel():
-    found = feature_stats.of_images(numbered_images(12))
+    found = feature_stats.image_stats(numbered_images(12))
     assert found["mean"].shape == (3, 1, 1) and found["min"].min() >= 0 and found["max"].max() <= 1
     assert found["max"][0, 0, 0] == 1 and found["count"][0] <= 12
