@@ -173,7 +173,7 @@ def tune(episodes: Sequence[Any], quick: bool) -> dict[str, float]:
     """The parameters with which MuJoCo best predicts demonstrations, by CMA-ES: contacts leave no gradient."""
     from instep import Param, open_world
     from instep.scene.folder import Scene
-    from instep.tune.cma_search import CmaOptions, cma_search
+    from instep.tune.cma import CmaOptions, cma_search
 
     params = [Param(address, low, high, log=True) for address, (low, high) in PARAMS.items()]
     params.append(Param("action.delay", 0.0, 0.12))

@@ -23,8 +23,8 @@ from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import named_params
+from instep.tune.shooting import ShootingOptions, fit
 from rows import Row, mean, row
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,9 +14,9 @@ from instep.core.world import Array, Settings, Simulator
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.beliefs import Posterior
-from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import named_params
 from instep.tune.posterior import infer
+from instep.tune.shooting import ShootingOptions, fit
 
 from .common import error_row, recorded
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import ShootingOptions
 from instep.tune.held_out import window_errors
+from instep.tune.shooting import ShootingOptions
 
 from .common import error_row, identified, paths, pooled, recorded, rms
 

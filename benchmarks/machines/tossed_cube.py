@@ -16,9 +16,9 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.cma_search import contact_search
-from instep.tune.fit import ShootingOptions
+from instep.tune.cma import contact_search
 from instep.tune.param_selection import named_params
+from instep.tune.shooting import ShootingOptions
 
 from .common import error_row, recorded
 

@@ -20,9 +20,9 @@ from instep.core.world import Array, Simulator
 from instep.tune.beliefs import GaussianBelief, MixtureBelief, widened
 from instep.tune.excitation import ExcitationDesign, ExciteOptions, chirp, energy, evaluate_motion, excite
 from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
-from instep.tune.fit import Fit, ShootingOptions, fit
-from instep.tune.identifiability import identifiability
+from instep.tune.identifiability import assess_fit
 from instep.tune.posterior import Method, infer, laplace
+from instep.tune.shooting import Fit, ShootingOptions, fit
 
 from .known_worlds import Bed, bed, pendulum, servo
 from .peers import c2st_score
@@ -91,7 +91,7 @@ def named() -> tuple[int, int]:
         for sim, names, frozen in cases:
             place = replace(heavy, sim=sim, joints=("hinge",))
             found = fit(sim, place.record({}, [0, 1]), sim.scene.params(*names), ShootingOptions(window=0.5, starts=1))
-            weak = identifiability(found)
+            weak = assess_fit(found)
             wrong = "joint.other.damping" in names and "joint.hinge.damping" in weak.unidentifiable
             good += len(weak.unidentifiable) == frozen and len(weak.weak) == frozen and not wrong
     return good, len(cases)

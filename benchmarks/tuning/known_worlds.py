@@ -13,7 +13,7 @@ from instep.core.param import Param
 from instep.core.world import Array, Simulator, Spec, vector
 from instep.scene import address
 from instep.scene.folder import SceneSimulator
-from instep.tune.fit import ShootingOptions
+from instep.tune.shooting import ShootingOptions
 from instep.tune.windows import tangent
 
 SERVO = """

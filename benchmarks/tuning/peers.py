@@ -22,8 +22,8 @@ from instep.core.param import Param
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.scene.folder import SceneSimulator
-from instep.tune.fit import Fit, ShootingOptions, fit
 from instep.tune.posterior import infer, likelihood, widened_laplace
+from instep.tune.shooting import Fit, ShootingOptions, fit
 from rows import row
 
 from .known_worlds import Bed, arm7

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from .scene.folder import Scene as Scene
     from .scene.folder import load_scene as load_scene
     from .splat.rendering import render as render
+    from .tune.identification import Identification as Identification
+    from .tune.identification import identify as identify
+    from .tune.posterior import infer as infer
     from .twin.factory import open_twin as open_twin
     from .twin.twin import Twin as Twin
 
@@ -63,16 +66,19 @@ _LAZY = {
     "physics.rapier_world": ("RapierWorld",),
     "scene.folder": ("Scene", "load_scene"),
     "splat.rendering": ("render",),
+    "tune.identification": ("Identification", "identify"),
+    "tune.posterior": ("infer",),
     "twin.factory": ("open_twin",),
     "twin.twin": ("Twin",),
 }
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 
 __all__ = [
-    "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "InstepError", "LinkLost",
-    "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script", "Simulator", "Spec", "State",
-    "Twin", "UnknownName", "Unsupported", "World", "connect", "load_episodes", "load_scene", "open_twin", "open_world",
-    "render", "replay", "rollout", "rollouts", "stack", "take",
+    "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "Identification",
+    "InstepError", "LinkLost", "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script",
+    "Simulator", "Spec", "State", "Twin", "UnknownName", "Unsupported", "World", "connect", "identify", "infer",
+    "load_episodes", "load_scene", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "stack",
+    "take",
 ]  # fmt: skip
 
 

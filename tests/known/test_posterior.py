@@ -7,8 +7,8 @@ import pytest
 
 from instep import Episode, MujocoWorld, Scene, Script, rollout
 from instep.tune.beliefs import estimates
-from instep.tune.fit import ShootingOptions, fit
 from instep.tune.posterior import eki, laplace, likelihood
+from instep.tune.shooting import ShootingOptions, fit
 
 ARM = """
 <mujoco>

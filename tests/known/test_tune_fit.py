@@ -9,7 +9,7 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
-from instep.tune.fit import ShootingOptions, fit
+from instep.tune.shooting import ShootingOptions, fit
 
 QUICK = ShootingOptions(window=0.5, stride=1.0, starts=2)
 PENDULUM = """

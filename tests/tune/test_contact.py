@@ -8,8 +8,8 @@ import pytest
 from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.scene.folder import Scene
-from instep.tune.fit import ShootingOptions
 from instep.tune.gates import GateOptions, gated_fit
+from instep.tune.shooting import ShootingOptions
 
 PUCK = """
 <mujoco>

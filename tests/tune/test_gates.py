@@ -7,10 +7,10 @@ import pytest
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.tune.fit import ShootingOptions, fit
 from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.held_out import window_errors
-from instep.tune.identifiability import identifiability
+from instep.tune.identifiability import assess_fit
+from instep.tune.shooting import ShootingOptions, fit
 
 QUICK = ShootingOptions(window=0.5, starts=1)
 GATES = GateOptions(seeds=2, draws=4)
@@ -21,7 +21,7 @@ def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_froz
     params = weightless.scene.params(*names)
     truth = {names[0]: 0.03, names[1]: 6.0, names[2]: 0.15, "joint.hinge.damping": 1e-6}
     found = fit(weightless.tuned({"joint.hinge.damping": 1e-6}), recorded(weightless, truth, range(3)), params, QUICK)
-    weak = identifiability(found)
+    weak = assess_fit(found)
     assert len(weak.weak) == 1
     assert {name for name, _ in weak.weak[0].parts} == set(names)
     assert len({np.sign(share) for _, share in weak.weak[0].parts}) == 1
@@ -36,7 +36,7 @@ def test_a_param_without_effect_is_named_and_left_alone(servo, recorded):
         Episode(e.spec, {**e.columns, "q": e.q * [1.0, 0.0]}, e.meta)
         for e in recorded(servo, {"joint.hinge.damping": 0.2}, range(3))
     ]
-    weak = identifiability(fit(servo, episodes, params, QUICK))
+    weak = assess_fit(fit(servo, episodes, params, QUICK))
     assert weak.unidentifiable == ("joint.other.damping",)
     assert weak.weak[0].message == "the recordings hold no information about 'joint.other.damping'"
 

@@ -19,7 +19,6 @@ from instep.tune.beliefs import (
     to_box,
     widened,
 )
-from instep.tune.fit import ShootingOptions, fit
 from instep.tune.posterior import infer
 from instep.tune.randomize import (
     DropoOptions,
@@ -29,6 +28,7 @@ from instep.tune.randomize import (
     parse_belief,
     with_imperfections,
 )
+from instep.tune.shooting import ShootingOptions, fit
 
 DAMPING = Param("joint.hinge.damping", 0.01, 1.0, True, "Nm s/rad")
 NORMAL = GaussianBelief((DAMPING,), np.array([0.5]), np.array([[0.01]]))

@@ -12,8 +12,8 @@ from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
-from instep.tune.fit import ShootingOptions, fit
 from instep.tune.param_selection import auto_params, named_params
+from instep.tune.shooting import ShootingOptions, fit
 
 JOINTS = ("joint_2", "joint_4")
 WORDS = ("kp", "bias", "damping", "frictionloss", "armature")

@@ -11,7 +11,7 @@ from instep import MujocoWorld, Script, rollout
 from instep.core.param import Param
 from instep.scene.folder import Scene
 from instep.tune import least_squares
-from instep.tune.fit import ShootingOptions, fit
+from instep.tune.shooting import ShootingOptions, fit
 
 PUSHED = """
 <mujoco>

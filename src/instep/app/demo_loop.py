@@ -26,7 +26,7 @@ from instep.report.page import Headline, HtmlReport, Number, ReportImage, Sectio
 from instep.robot import RobotWorld
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.fit import Fit, ShootingOptions, fit
+from instep.tune.shooting import Fit, ShootingOptions, fit
 
 from .demo_twin import TwinRun, png, section
 from .demo_twin import scores as twin_scores

@@ -17,12 +17,12 @@ from instep.core.param import Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 
-from .cma_search import contact_search
-from .fit import Fit, Prior, ShootingOptions, correlation_time, fit, start_value
+from .cma import contact_search
 from .held_out import HeldOutComparison, compare
-from .identifiability import UNIFORM, Identifiability, identifiability
+from .identifiability import UNIFORM, Identifiability, assess_fit
 from .least_squares import Watch, cost_of, evaluate
 from .parameter_recovery import recover_parameters, subset
+from .shooting import Fit, Prior, ShootingOptions, correlation_time, fit, start_value
 
 RESTART_RANGE = 0.5
 """Share of each range, around the first fit, in which the other searches begin."""
@@ -104,7 +104,7 @@ def gated_fit(
     brief = replace(_coarse(options), iterations=min(12, options.iterations), starts=min(2, options.starts))
     first = fit(sim, fitted, params, brief, watch=watch)
     first = replace(first, stopped=first.stopped or stopped)
-    weak = identifiability(first, first.problem.prior_sigma)
+    weak = assess_fit(first, first.problem.prior_sigma)
     results.append(_identifiability(weak))
     if not weak.identifiable:
         raise BadInput(

@@ -11,8 +11,7 @@ from instep.core.episode import Episode
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Simulator
 
-from .shooting import Shooter
-from .windows import Windows, cut_windows
+from .windows import Shooter, Windows, cut_windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

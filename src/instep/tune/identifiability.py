@@ -9,7 +9,7 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .fit import Fit
+from .shooting import Fit
 
 UNIFORM = 1 / np.sqrt(12)
 """Standard deviation of a uniform prior over the bounds, in unit coordinates."""
@@ -57,7 +57,7 @@ class Identifiability:
         return tuple(name for name in self.unidentifiable if name not in self.unobservable)
 
 
-def identifiability(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
+def assess_fit(found: Fit, prior_sigma: Array | None = None) -> Identifiability:
     """Identifiability of the parameters of a fit from F = S J^T Sigma^-1 J S, with S the prior standard deviations."""
     sigma = np.minimum(UNIFORM, prior_sigma) if prior_sigma is not None else np.full(len(found.params), UNIFORM)
     return assess(found.information * np.outer(sigma, sigma), [param.address for param in found.params])

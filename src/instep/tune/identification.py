@@ -14,14 +14,13 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.actuators import is_actuator_param, with_inputs
-from instep.physics.delta_model import DELTA_FILE
+from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.report.page import HtmlReport, render
 from instep.report.plots import matplotlib_figure
 from instep.scene.folder import Scene, SceneSimulator
 
 from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .fit import Fit, ShootingOptions
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .held_out import HeldOutComparison
 from .identifiability import Identifiability
@@ -30,6 +29,7 @@ from .param_export import export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
+from .shooting import Fit, ShootingOptions
 
 NO_WEIGHT = 1e3
 """Scale of the residuals of a coordinate that is ignored [rad or m]."""
@@ -209,15 +209,16 @@ def identify(
     """Identify parameters of a scene from recordings, and check them on recordings held out.
 
     `params` are addresses or patterns such as `joint.*.damping` and `action.delay`, `auto`, or a selection. A scene is
-    simulated by MuJoCo without its delta-action model; a simulator is taken as it is. Ctrl-C keeps the best values so
-    far.
+    simulated by MuJoCo; the delta-action model of a scene or simulator is left out, since it belongs to the parameters
+    it was learnt with. Ctrl-C keeps the best values so far.
     """
     options = options or IdentifyOptions()
     if isinstance(sim_or_scene, str | Path | Scene):
         scene = sim_or_scene if isinstance(sim_or_scene, Scene) else Scene.load(sim_or_scene)
         sim: Simulator = without_delta(scene)
     else:
-        scene, sim = sim_or_scene.scene, sim_or_scene
+        scene = sim_or_scene.scene
+        sim = sim_or_scene.world if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
     episodes = with_inputs(scene, episodes)
     selection = params
     if not isinstance(selection, ParamSelection):

@@ -18,7 +18,7 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .shooting import Shooter
+from .windows import Shooter
 
 DIFFERENCE_STEP = 1e-3
 """Step of finite differences, as a share of a parameter's range."""
@@ -66,7 +66,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NormalEquations:
+class QuadraticModel:
     """The quadratic model of the cost near a point, in the parameters alone."""
 
     curvature: Array
@@ -158,7 +158,7 @@ def evaluate(problem: Problem, xs: Array, starts: Array | None = None) -> list[P
     return [Point(x, s, r, cost_of(problem, x, s, r)) for x, s, r in zip(np.array(xs), moved, residuals, strict=True)]
 
 
-def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> NormalEquations:
+def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> QuadraticModel:
     """The normal equations at a point; `both_sides` takes central differences, exact to second order, for twice the
     work.
 
@@ -213,7 +213,7 @@ def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Ar
     return jacobian, by_start
 
 
-def _roughness(problem: Problem, point: Point, normal: NormalEquations) -> Array:
+def _roughness(problem: Problem, point: Point, normal: QuadraticModel) -> Array:
     """Covariance of the gradient due to what the linear model leaves of the residuals nearby [params, params]."""
     params, (jacobian, by_start) = len(point.x), normal.jacobians
     rng = np.random.default_rng(ROUGHNESS_SAMPLES)
@@ -233,7 +233,7 @@ def _roughness(problem: Problem, point: Point, normal: NormalEquations) -> Array
     return 2 * np.einsum("pnk,pnj->kj", pull, pull) / (ROUGHNESS_SAMPLES - 1)
 
 
-def _with_roughness(normal: NormalEquations, roughness: Array) -> NormalEquations:
+def _with_roughness(normal: QuadraticModel, roughness: Array) -> QuadraticModel:
     """The same with roughness counted as noise, so that the inverse of the curvature is the sandwich covariance."""
     share = normal.curvature @ np.linalg.pinv(normal.curvature + roughness)
     curvature = share @ normal.curvature
@@ -256,7 +256,7 @@ def _together(affected: Array) -> list[list[int]]:
     return groups
 
 
-def _normal(problem: Problem, point: Point, jacobians: tuple[Array, Array]) -> NormalEquations:
+def _normal(problem: Problem, point: Point, jacobians: tuple[Array, Array]) -> QuadraticModel:
     jacobian, by_start = jacobians
     free = np.flatnonzero(problem.sigma_start > 0)
     x, n, params = point.x, len(problem.shooter.windows), len(point.x)
@@ -279,7 +279,7 @@ def _normal(problem: Problem, point: Point, jacobians: tuple[Array, Array]) -> N
         scores = scores + np.einsum("nfk,nf->nk", cross, offset)
         curvature = curvature + np.einsum("nfk,nfj->kj", cross, gradient)
     prior = np.where(np.isfinite(problem.prior_sigma), (x - problem.prior_mean) / problem.prior_sigma**2, 0.0)
-    return NormalEquations(curvature, scores.sum(axis=0) + prior, scores, jacobians, (offset, gradient), free)
+    return QuadraticModel(curvature, scores.sum(axis=0) + prior, scores, jacobians, (offset, gradient), free)
 
 
 def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float:
@@ -295,7 +295,7 @@ def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float
     return float(squares.sum() + moved + (away**2).sum())
 
 
-def _step(problem: Problem, point: Point, normal: NormalEquations, damping: float) -> tuple[Array, Array]:
+def _step(problem: Problem, point: Point, normal: QuadraticModel, damping: float) -> tuple[Array, Array]:
     x = point.x
     after = np.clip(x + _free_step(problem, point, normal, damping), 0.0, 1.0)
     starts = point.starts.copy()
@@ -305,7 +305,7 @@ def _step(problem: Problem, point: Point, normal: NormalEquations, damping: floa
     return after, starts
 
 
-def _free_step(problem: Problem, point: Point, normal: NormalEquations, damping: float) -> Array:
+def _free_step(problem: Problem, point: Point, normal: QuadraticModel, damping: float) -> Array:
     """The step of the parameters, ignoring all bounds but those that are active."""
     full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
     x, gradient = point.x, normal.gradient
@@ -320,12 +320,12 @@ def _free_step(problem: Problem, point: Point, normal: NormalEquations, damping:
     return step
 
 
-def _largest_reduction(problem: Problem, point: Point, normal: NormalEquations) -> float:
+def _largest_reduction(problem: Problem, point: Point, normal: QuadraticModel) -> float:
     """The largest reduction of the cost that the quadratic model allows."""
     return float(-normal.gradient @ _free_step(problem, point, normal, 0.0))
 
 
-def _predicted_reduction(problem: Problem, point: Point, normal: NormalEquations, damping: float) -> float:
+def _predicted_reduction(problem: Problem, point: Point, normal: QuadraticModel, damping: float) -> float:
     """The reduction of the cost by the next step under the quadratic model."""
     after, _ = _step(problem, point, normal, damping)
     step = after - point.x
@@ -333,7 +333,7 @@ def _predicted_reduction(problem: Problem, point: Point, normal: NormalEquations
     return float(-2 * normal.gradient @ step - step @ full @ step)
 
 
-def _with_longer_differences(problem: Problem, point: Point, normal: NormalEquations) -> Point:
+def _with_longer_differences(problem: Problem, point: Point, normal: QuadraticModel) -> Point:
     """The point with a longer difference step, if derivatives over that step differ: then the cost is rough."""
     wider = replace(point, difference_step=min(5 * point.difference_step, MAX_DIFFERENCE_STEP))
     if wider.difference_step == point.difference_step:

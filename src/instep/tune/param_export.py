@@ -23,7 +23,7 @@ from instep.scene import address
 from instep.scene.folder import SCENE_FILE, Scene
 from instep.scene.settings_file import write_scene_table, write_settings
 
-from .fit import Fit
+from .shooting import Fit
 
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE)
 """Files of a scene that a new one does not inherit: a delta action belongs to the parameters it was learnt with."""

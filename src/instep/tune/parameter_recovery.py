@@ -10,9 +10,9 @@ from scipy import stats
 from instep.core.statistics import wilson
 from instep.core.world import Array
 
-from .fit import Fit, uncertainty
 from .least_squares import Point, Problem, descend, evaluate, rough
 from .posterior import freedom_factor
+from .shooting import Fit, uncertainty
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,8 +25,8 @@ from instep.core.errors import Diverged, MissingExtra, UnknownName
 from instep.core.world import Array
 
 from .beliefs import GaussianBelief, Posterior, SampleBelief
-from .fit import Fit, correlation_time
 from .least_squares import DIFFERENCE_STEP, Problem, evaluate
+from .shooting import Fit, correlation_time
 
 SVGD_RATE = 0.3
 """Step length; 1 would carry particles of a standard normal target to its mean."""

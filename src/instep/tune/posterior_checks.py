@@ -19,11 +19,10 @@ from instep.report.page import Figure
 from instep.report.plots import matplotlib_figure
 
 from .beliefs import GaussianBelief, Posterior, SampleBelief, estimates, save_belief
-from .fit import Fit
 from .parameter_recovery import refit, subset
 from .posterior import Method, infer, likelihood, widened_laplace
-from .shooting import Shooter
-from .windows import Windows, cut_windows
+from .shooting import Fit
+from .windows import Shooter, Windows, cut_windows
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 TRUTHS: dict[Method, int] = {"laplace": 20, "eki": 10, "svgd": 4, "npe": 0, "dropo": 0}

@@ -22,9 +22,8 @@ from instep.robot import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggis
 from instep.scene.folder import Scene
 
 from .beliefs import GaussianBelief, IndependentBeliefs, load_belief
-from .fit import Fit
-from .shooting import Shooter
-from .windows import cut_windows
+from .shooting import Fit
+from .windows import Shooter, cut_windows
 
 LAYERS: tuple[Any, ...] = (Backlash, Sluggish, Quantized, Drifting, Noisy, Dropping)
 """Imperfections of motors and sensors, in the order in which they wrap a world, motors first."""

@@ -1,82 +1,372 @@
-"""Simulation of every candidate setting over every window in one batch."""
+"""Identification of parameters by multiple shooting: estimates and their uncertainty."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy import stats
+from scipy.stats import qmc
 
+from instep.core.episode import Episode
+from instep.core.errors import BadInput, Diverged, UnknownName
 from instep.core.param import Param
-from instep.core.replay import rollout_positions
+from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
-from .windows import Windows
-
-BATCH = 16384
-"""Most worlds stepped in one call; more are done in turns."""
+from .least_squares import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .windows import Shooter, Windows, cut_windows, predictable_windows
 
 
-@dataclass(slots=True)
-class Shooter:
-    """A simulator, the windows it must predict, and the parameters that are set."""
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """A Gaussian prior of a parameter."""
 
-    sim: Simulator
-    windows: Windows
-    params: Sequence[Param]
-    worlds: int = field(default=0)
-    """Windows simulated so far."""
-
-    def __call__(self, points: Array, starts: Array | None = None) -> Array:
-        """What is predicted minus what was measured [candidates, windows, span, nv]; NaN after a divergence.
-
-        Rows after the end of a window are zero.
-        `points` are params in unit coordinates [candidates, params]; `starts` shift each window's start, positions
-        then velocities [candidates, windows, 2 nv].
-        """
-        candidates, n = len(points), len(self.windows)
-        per_call = max(1, BATCH // n)
-        out = [
-            self._batch(points[i : i + per_call], None if starts is None else starts[i : i + per_call])
-            for i in range(0, candidates, per_call)
-        ]
-        self.worlds += candidates * n
-        return np.concatenate(out)
-
-    def settings(self, points: Array) -> dict[str, Array]:
-        """Unit coordinates [..., parameters] as values by address."""
-        return {param.address: param.from_unit(points[..., i]) for i, param in enumerate(self.params)}
-
-    def _batch(self, points: Array, starts: Array | None) -> Array:
-        w, candidates = self.windows, len(points)
-        out = np.zeros((candidates, *w.target.shape[:2], w.v.shape[-1]))
-        for picked, rows in self._lengths():
-            out[:, picked, :rows] = self._residuals(points, None if starts is None else starts[:, picked], picked, rows)
-        return out
-
-    def _lengths(self) -> list[tuple[Array, int]]:
-        """Windows in groups of about the same length, and how many rows of each group are simulated."""
-        span = self.windows.inside.shape[1]
-        ends = span - np.argmax(self.windows.inside[:, ::-1], axis=1)
-        ends = np.where(self.windows.inside.any(axis=1), ends, 1)
-        quarter = np.ceil(4 * ends / span)
-        return [(picked := np.flatnonzero(quarter == q), int(ends[picked].max())) for q in np.unique(quarter)]
-
-    def _residuals(self, points: Array, starts: Array | None, picked: Array, rows: int) -> Array:
-        """Residuals of some windows [candidates, picked, rows, nv]."""
-        w, n, candidates = self.windows, len(picked), len(points)
-        each = {name: np.repeat(values, n) for name, values in self.settings(points).items()}
-        q, v = np.tile(w.q[picked], (candidates, 1)), np.tile(w.v[picked], (candidates, 1))
-        if starts is not None:
-            size = v.shape[-1]
-            shift = starts.reshape(-1, 2 * size)
-            q, v = w.tangent.plus(q, shift[:, :size]), v + shift[:, size:]
-        past = np.tile(w.past[picked], (candidates, *[1] * (w.past.ndim - 1)))
-        sim = tuned(self.sim, each)
-        paths = rollout_positions(sim, sim.place(q, v, 0.0, past), np.moveaxis(w.action[picked, :rows], 1, 0))
-        return w.tangent.minus(paths.reshape(candidates, n, *paths.shape[1:]), w.target[picked, :rows])
+    value: float
+    spread: float
+    """Standard deviation; a ratio (0.3 is about 30 %) for a param that spans decades, else in the param's unit."""
 
 
-def tuned(sim: Simulator, each: Mapping[str, Array]) -> Simulator:
-    """The simulator with one value per world, or unchanged where nothing is set."""
-    return sim.tuned(each) if each else sim
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShootingOptions:
+    """Options of a multiple-shooting fit; the defaults suit smooth problems of up to thirty parameters."""
+
+    window: float = 1.0
+    """Length of a window [s]."""
+    stride: float | None = None
+    """Time between starts of windows [s]; the window's length where None."""
+    skip: float | None = None
+    """Rows left out at the beginning of each recording [s]; where None, the upper bound of a delay to be identified,
+    since the commands before the first row are unknown."""
+    limit: int | None = 512
+    """Most windows used, evenly spaced; all where None."""
+    start: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Where the first search begins, by address; the middle of the range where none is given."""
+    starts: int = 3
+    """Searches: one from `start`, the rest from the best of many points spread evenly (Sobol)."""
+    random_starts: bool = False
+    """Whether every search begins at the best of the Sobol points, and none at `start`."""
+    start_range: float = 1.0
+    """Share of each range, around `start`, that the Sobol points cover; all of it where 1."""
+    fixed_start: bool = False
+    """Whether start states of windows are taken as measured, rather than estimated within their noise."""
+    drop_unpredictable: bool = False
+    """Whether rows are left out whose prediction is dominated by noise of the start state (an upright pendulum)."""
+    priors: Mapping[str, Prior] = field(default_factory=dict[str, Prior])
+    """Priors by address."""
+    scale: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Scale of the residuals by coordinate; estimated from the data where none is given."""
+    local: bool = False
+    """Whether derivatives take a parameter of a joint or its actuator to move that joint alone, which needs far fewer
+    simulations for arms with high gear ratios; the cost itself neglects nothing."""
+    robust: float = 3.0
+    """Residuals beyond this many scales count linearly; 0 for plain squares."""
+    iterations: int = 40
+    """Most iterations of one search."""
+    tolerance: float = 1e-4
+    """Relative change of the cost below which a search has converged."""
+    seed: int = 0
+    """Seed of the Sobol points."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """Estimated parameters, their uncertainty, and the residuals that are left."""
+
+    params: tuple[Param, ...]
+    problem: Problem
+    """The least-squares problem that was solved."""
+    point: Point
+    """The best point, with its residuals and start states."""
+    covariance: Array
+    """Of the parameters in unit coordinates [parameters, parameters], from the windows' own scatter."""
+    information: Array
+    """Fisher information of the data alone, correlated rows counted once [parameters, parameters]."""
+    first_cost: float
+    """The cost at the given start, under the same weights."""
+    worlds: int
+    """Windows simulated altogether."""
+    seconds: float
+    """Wall time."""
+    agreement: Array
+    """Best cost of each search, the best first."""
+    seed: int = 0
+    stopped: bool = False
+    """Whether the search was interrupted; the values are the best until then."""
+
+    @property
+    def x(self) -> Array:
+        """The best values in unit coordinates [parameters]."""
+        return self.point.x
+
+    @property
+    def cost(self) -> float:
+        """The cost of the best point."""
+        return self.point.cost
+
+    @property
+    def windows(self) -> Windows:
+        """The windows that were fitted."""
+        return self.problem.shooter.windows
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The best values by address."""
+        return {param.address: float(param.from_unit(self.x[i])) for i, param in enumerate(self.params)}
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """The best values with their 95 % intervals."""
+        return {name: self.interval(name, 0.95) for name in self.settings}
+
+    def interval(self, address: str, level: float = 0.9) -> Estimate:
+        """A parameter's value with its interval at a level, cut off at the parameter's bounds."""
+        index = [param.address for param in self.params].index(address)
+        n, param = len(self.windows), self.params[index]
+        factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.params)))
+        half = factor * np.sqrt(self.covariance[index, index])
+        ends = np.clip(self.x[index] + np.array([-half, half]), 0.0, 1.0) if np.isfinite(half) else np.array([0.0, 1.0])
+        low, high = sorted(float(e) for e in param.from_unit(ends))
+        return Estimate(float(param.from_unit(self.x[index])), low, high, n, param.unit)
+
+    @property
+    def at_bounds(self) -> list[str]:
+        """Parameters that ended on a bound of their range."""
+        return [k.address for k, x in zip(self.params, self.x, strict=True) if min(x, 1 - x) < 1e-6]
+
+    @property
+    def rms(self) -> dict[str, float]:
+        """Root mean square residual over the windows, by coordinate."""
+        form = self.windows.tangent
+        names = form.measured_labels
+        count = max(1, int(self.windows.inside.sum()))
+        return dict(zip(names, np.sqrt((self.point.residual**2).sum(axis=(0, 1)) / count).tolist(), strict=True))
+
+
+def fit(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    params: Sequence[Param],
+    options: ShootingOptions | None = None,
+    *,
+    watch: Watch | None = None,
+) -> Fit:
+    """Find the parameters with which the simulator best predicts the recordings, window by window.
+
+    Every candidate setting runs over every window in one native call per control interval; nothing is recompiled. An
+    interrupt (Ctrl-C) ends the search and returns the best point found so far.
+    """
+    options = options or ShootingOptions()
+    _check(params, options)
+    began = time.perf_counter()
+    dt = sim.spec.dt
+    span = max(1, round(options.window / dt))
+    stride = None if options.stride is None else max(1, round(options.stride / dt))
+    delays = [param.high for param in params if param.parts.field == "delay"]
+    skip = options.skip if options.skip is not None else max(delays, default=0.0)
+    windows = cut_windows(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
+    if options.drop_unpredictable:
+        windows = predictable_windows(sim, windows)
+    shooter = Shooter(sim, windows, tuple(params))
+    best, first, problem, costs, stopped = _search(shooter, options, watch)
+    covariance, information = uncertainty(problem, best)
+    return Fit(
+        tuple(params), problem, best, covariance, information, first.cost, shooter.worlds,
+        time.perf_counter() - began, np.array(costs), options.seed, stopped,
+    )  # fmt: skip
+
+
+def _search(
+    shooter: Shooter, options: ShootingOptions, watch: Watch | None
+) -> tuple[Point, Point, Problem, list[float], bool]:
+    """The best point, the given start, the problem, the costs of the searches, and whether it was interrupted."""
+    given = _start(shooter.params, options)
+    problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.measured.sum())))
+    points = _candidates(problem, given, options)
+    problem = replace(problem, scale=_scale(shooter, options, points[0]))
+    ended: list[Point] = points[:1]
+    stopped = False
+    try:
+        # Where there are several searches each is short, and only the best is finished.
+        brief, loose = (max(4, options.iterations // 4), 10.0) if options.starts > 1 else (options.iterations, 1.0)
+        ended = [_reweighted(problem, p) for p in ended]
+        for point in points[: options.starts]:
+            ended.append(descend(problem, _reweighted(problem, point), brief, loose * options.tolerance, watch))
+        ended.sort(key=lambda p: p.cost)
+        # The scale of the residuals is known only now: finish the best search under the final weights.
+        problem = replace(problem, scale=_scale(shooter, options, ended[0]))
+        done = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, watch)
+        ended = [done, *ended[1:]]
+    except KeyboardInterrupt as stop:
+        stopped = True
+        ended += [stop.point] if isinstance(stop, Interrupted) else []
+        ended = sorted((_reweighted(problem, p) for p in ended), key=lambda p: p.cost)
+    best = _reweighted(problem, ended[0])
+    first = evaluate(problem, given[None])[0]
+    return best, first, problem, [p.cost for p in ended], stopped
+
+
+def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
+    """The given start, then the Sobol points within the bounds by their cost."""
+    many = 8 * (options.starts - 1 + options.random_starts)
+    spread = qmc.Sobol(len(given), rng=np.random.default_rng((options.seed, 0x50B01))).random(max(many, 1))
+    middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
+    spread = middle + options.start_range * (spread - 0.5)
+    points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
+    if not np.isfinite([p.cost for p in points]).any():
+        raise Diverged(
+            f"All {len(points)} settings tried diverged within {options.window:g} s; use shorter windows, narrower "
+            "bounds or a start that does not diverge."
+        )
+    others = sorted((p for p in points[1:] if np.isfinite(p.cost)), key=lambda p: p.cost)
+    if options.random_starts and others:
+        return others
+    first = points[0] if np.isfinite(points[0].cost) else others[0]
+    return [first, *others]
+
+
+def _reweighted(problem: Problem, point: Point) -> Point:
+    """The same point under other weights."""
+    return replace(point, cost=cost_of(problem, point.x, point.starts, point.residual))
+
+
+def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Problem:
+    windows, params = shooter.windows, shooter.params
+    motion = np.abs(windows.tangent.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
+    noise = np.concatenate([windows.noise_q, windows.noise_v])
+    # A start state whose noise is below a millionth of the motion is not estimated.
+    moves = noise > 1e-6 * np.concatenate([motion, motion / shooter.sim.spec.dt])
+    moves &= np.tile(windows.tangent.measured, 2) & (not options.fixed_start)
+    mean, sigma = np.full(len(params), 0.5), np.full(len(params), np.inf)
+    for i, param in enumerate(params):
+        if param.address in options.priors:
+            prior = options.priors[param.address]
+            mean[i] = param.to_unit(prior.value)
+            span = np.log(param.high / param.low) if param.log else param.high - param.low
+            sigma[i] = prior.spread / span
+    affected = _affected(params, windows) if options.local else None
+    contacts = len(windows.tangent.quat_q) > 0
+    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, affected, contacts)
+
+
+def _affected(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
+    """A joint's or actuator's parameter moves the coordinate of that name; any other parameter moves all."""
+    form = windows.tangent
+    names = np.array(form.labels)[form.measured]
+    affected = np.ones((len(params), len(names)), bool)
+    for i, param in enumerate(params):
+        at = param.parts
+        if at.kind in ("joint", "actuator") and at.name in names:
+            affected[i] = names == at.name
+    return affected, np.tile(np.array(form.labels)[:, None] == names[None], (2, 1))
+
+
+def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
+    """Scale of the residuals per channel: their root mean square, outliers clipped, never below the noise."""
+    form = shooter.windows.tangent
+    names = form.measured_labels
+    for name in options.scale:
+        if name not in names:
+            raise UnknownName("coordinate", name, names)
+    count = max(1, int(shooter.windows.inside.sum()))
+    size = np.sqrt(np.nansum(point.residual**2, axis=(0, 1)) / count)
+    for _ in range(4 if options.robust else 0):
+        size = np.sqrt(np.nansum(np.minimum(point.residual**2, (3 * size) ** 2), axis=(0, 1)) / count)
+    floor = np.maximum(shooter.windows.noise_q[form.measured], 1e-9 * max(float(size.max(initial=0.0)), 1e-9))
+    size = np.maximum(size, floor)
+    return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
+
+
+def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
+    """Covariance of the parameters, and the Fisher information of the data alone.
+
+    Rows of one window are correlated, so a window counts as one observation: the sandwich estimator, or, where windows
+    are few, the usual one with the correlation time of the residuals. Parameters and start states both count as
+    degrees of freedom.
+    """
+    normal = linearise(problem, point, both_sides=True)
+    prior = np.diag(problem.prior_sigma**-2.0)
+    residual = np.nan_to_num(point.residual) / problem.scale
+    rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
+    taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
+    variance = float((residual**2).sum()) / max(1, rows - taken, rows / 2)
+    information = normal.curvature / max(variance, 1e-300) / correlation_time(residual)
+    n, params = normal.scores.shape
+    inverse = _inverse(normal.curvature + prior)
+    covariance = inverse * variance * correlation_time(residual)
+    if n >= 5 * params:
+        safe = np.where(np.isfinite(inverse), inverse, 0.0)
+        scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
+        covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
+    return covariance, information
+
+
+def correlation_time(residual: Array) -> float:
+    """The correlation time of the residuals, in rows: how many rows of a window count as one."""
+    span = residual.shape[1]
+    if span < 4:
+        return float(span)
+    power = float((residual**2).mean())
+    if power == 0:
+        return 1.0
+    total = 1.0
+    for lag in range(1, span - 1):
+        rho = float((residual[:, lag:] * residual[:, :-lag]).mean()) / power
+        if rho < 0.05:
+            break
+        total += 2 * rho * (1 - lag / span)
+    return min(total, float(span))
+
+
+def _inverse(matrix: Array) -> Array:
+    """The inverse, infinite along directions without information."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    blind = values <= 1e-12 * max(float(values.max(initial=0.0)), 1e-300)
+    if not blind.any():
+        return (vectors / values) @ vectors.T
+    safe = (vectors[:, ~blind] / values[~blind]) @ vectors[:, ~blind].T
+    touched = (np.abs(vectors[:, blind]) > 1e-3).any(axis=1)
+    safe[touched, touched] = np.inf
+    return safe
+
+
+def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
+    """The matrix with the same correlations and another diagonal."""
+    old = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
+    ratio = np.sqrt(np.maximum(diagonal, 0)) / np.where(np.isfinite(old), old, 1.0)
+    with np.errstate(invalid="ignore"):
+        out = matrix * np.outer(ratio, ratio)
+    out[np.diag_indices_from(out)] = diagonal
+    return out
+
+
+def start_value(param: Param, start: Mapping[str, float]) -> float:
+    """The given start of a parameter, or the middle of its range."""
+    return start.get(param.address, float(param.from_unit(0.5)))
+
+
+def _start(params: Sequence[Param], options: ShootingOptions) -> Array:
+    units = np.array([float(k.to_unit(start_value(k, options.start))) for k in params])
+    # A search can stall on a bound, so its start is moved inside; a delay further, for below a physics step it is zero.
+    low = np.where([k.parts.field == "delay" for k in params], 0.1, 0.01)
+    return np.clip(units, low, 0.99)
+
+
+def _check(params: Sequence[Param], options: ShootingOptions) -> None:
+    names = [param.address for param in params]
+    if not names:
+        raise BadInput("Identification needs at least one parameter, and none was given.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadInput(f"The parameter {twice!r} was given twice; give it once.")
+    for given in (options.start, options.priors):
+        for name in given:
+            if name not in names:
+                raise UnknownName("parameter among those to fit", name, names)
+    if options.window <= 0 or options.starts < 1:
+        raise BadInput(
+            f"A window must be longer than 0 s and there must be at least one start, not {options.window:g} s and "
+            f"{options.starts}."
+        )

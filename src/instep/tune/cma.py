@@ -13,10 +13,9 @@ from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.world import Array, Simulator
 
-from .fit import ShootingOptions, start_value
 from .least_squares import Watch
-from .shooting import Shooter
-from .windows import Windows, cut_windows
+from .shooting import ShootingOptions, start_value
+from .windows import Shooter, Windows, cut_windows
 
 CONTACT_WINDOWS = 120
 """Most windows of a search for contact parameters."""
