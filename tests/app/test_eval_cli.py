@@ -17,7 +17,7 @@ from instep import MujocoWorld
 from instep.app.cli import main
 from instep.core.world import Channel
 from instep.policy.flow_policy import PolicyDescription, save_policy
-from instep.policy.observation_encoding import PolicyInputs
+from instep.policy.observation_encoding import STATE, PolicyInputs
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
@@ -47,11 +47,13 @@ def deaf() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def weights(folder: Path, *, camera: str = "", bad: float = 0.0, extra: int = 0) -> Path:
+def weights(
+    folder: Path, *, camera: str = "", bad: float = 0.0, extra: int = 0, channels: tuple[str, ...] = STATE
+) -> Path:
     """A policy of small random weights for the scene, as training writes it."""
     scene = Scene.load(SCENE)
     spec = Tasked(MujocoWorld(scene), task_of(scene)).spec
-    inputs = PolicyInputs.of(spec)
+    inputs = PolicyInputs.of(spec, channels)
     if camera:
         shown = {**spec.observation, f"observation.images.{camera}": Channel((), "", (8, 8, 3), "uint8")}
         inputs = PolicyInputs.of(replace(spec, observation=shown), cameras=(camera,))
@@ -70,6 +72,16 @@ def weights(folder: Path, *, camera: str = "", bad: float = 0.0, extra: int = 0)
         "net.output.weight": some(size, width), "net.output.bias": some(size) + np.float32(bad),
     }  # fmt: skip
     return save_policy(folder, description, tensors)
+
+
+def test_a_trained_policy_runs_with_inference_in_the_background(tmp_path, capsys):
+    policy = weights(tmp_path / "policy", channels=("observation.state",))
+    assert (
+        main(["run", str(policy), f"sim:{SCENE}", "--steps", "20", "--out", str(tmp_path / "r"), "--background"]) == 0
+    )
+    assert json.loads((tmp_path / "r/result.json").read_text())["rows"] == 20
+    assert main(["run", "expert", f"sim:{SCENE}", "--background"]) == 2
+    assert "infers chunks of actions" in " ".join(capsys.readouterr().err.split())
 
 
 def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path, capsys):

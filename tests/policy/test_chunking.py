@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from instep import BadInput
-from instep.core.world import Array, Observation
-from instep.policy.chunking import Chunked, Ensembled, Latency, as_chunk_policy
+from instep.core.world import Array, Observation, Spec, vector
+from instep.policy.chunking import AsyncChunked, Chunked, Ensembled, Latency, as_chunk_policy
 
 
 @dataclass
@@ -95,3 +96,17 @@ def test_the_chunks_of_a_policy_are_found_for_serving():
     assert as_chunk_policy(Chunked(counter, 3)) is counter
     single = as_chunk_policy(Latency(Chunked(counter, 1), 0))
     assert single.infer({"observation.state": np.ones((1, 1))}).shape == (1, 1, 1)
+
+
+def test_all_actions_of_a_chunk_are_executed_where_no_number_is_given():
+    counter = Counter(3)
+    assert play(Chunked(counter), 7) == [0, 1, 2, 300, 301, 302, 600]
+    assert counter.asked == [0, 3, 6]
+
+
+def test_only_policies_that_infer_chunks_can_infer_in_the_background():
+    spec = Spec(0.02, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"), {})
+    with closing(AsyncChunked.of(Chunked(Counter()), spec)) as policy:
+        policy.act({"observation.state": np.zeros(1)})
+    with pytest.raises(BadInput, match="infers chunks of actions"):
+        AsyncChunked.of(Latency(Chunked(Counter()), 1), spec)

@@ -7,10 +7,10 @@ import pytest
 
 from instep import MujocoWorld, rollouts, stack
 from instep.core.poses import matrix_from_quat
+from instep.policy.experts.end_effector import EndEffector, rotation_between
 from instep.policy.experts.handover_expert import framed
-from instep.policy.experts.push_planning import contacts, detours, grip_of, helix, outside
+from instep.policy.experts.push_planning import friction_radius, helix, outside, push_contacts, shortest_paths
 from instep.policy.experts.task_experts import expert_of
-from instep.policy.experts.tip_control import Tip, rotation_between
 from instep.scene.folder import Scene
 from instep.scene.tasks import TASKS, task_of
 from instep.scene.tasks.task import Tasked
@@ -49,7 +49,7 @@ def test_the_expert_of_pusht_has_no_memory():
 
 def test_a_push_through_the_middle_does_not_turn_and_one_beside_it_does():
     square = np.array([[-0.05, -0.05, 0.05, 0.05]])
-    ways = contacts(square, 0.01, grip_of(square), spacing=0.02)
+    ways = push_contacts(square, 0.01, friction_radius(square), spacing=0.02)
     centred = np.abs(ways.stick[1::3]).min(axis=-1) < 1e-9
     assert centred.any()
     assert np.allclose(ways.twist[1::3][centred][:, 2], 0)
@@ -65,15 +65,15 @@ def test_a_helix_is_many_small_steps_of_its_twist():
     assert np.allclose(helix(twist, np.array(0.2)), pose, atol=1e-4)
 
 
-def test_a_detour_leads_around_the_block_and_arrives():
+def test_a_shortest_path_leads_around_the_block_and_arrives():
     place = np.array([[0.0, 0.1]])
-    paths = detours(place, TEE, 0.025)
+    paths = shortest_paths(place, TEE, 0.025)
     point = np.array([0.0, -0.2])
-    length, _ = paths.look(np.array(0), point)
+    length, _ = paths.path(np.array(0), point)
     assert length > np.linalg.norm(place[0] - point), "the straight way leads through the block"
     nearest = np.inf
     for _ in range(200):
-        _, ahead = paths.look(np.array(0), point)
+        _, ahead = paths.path(np.array(0), point)
         point = point + np.clip(ahead - point, -0.01, 0.01)
         nearest = min(nearest, float(outside(point, TEE)))
         if np.linalg.norm(point - place[0]) < 0.012:
@@ -82,18 +82,18 @@ def test_a_detour_leads_around_the_block_and_arrives():
     assert nearest > 0.0125, "the stick would have touched"
 
 
-def test_a_tip_goes_where_its_joints_are_solved_for():
+def test_inverse_kinematics_put_an_end_effector_at_its_pose():
     scene = Scene.load("mobile_ai")
-    tip = Tip.of(scene, "left_tip", tuple(f"left_joint_{i}" for i in range(6)))
+    tip = EndEffector.of(scene, "left_tip", tuple(f"left_joint_{i}" for i in range(6)))
     frame, place = framed(-1.0, 0.7, 0.0), np.array([0.6, 0.1, 1.1])
     q = tip.solve(scene.start(0)[0], place, frame)
-    at, now, slope = tip.look(q)
+    at, now, slope = tip.kinematics(q)
     assert np.allclose(at, place, atol=1e-4)
     assert np.linalg.norm(rotation_between(now, frame)) < 1e-3
     step = np.full(6, 1e-5)
     moved = q.copy()
     moved[tip.joints] += step
-    assert np.allclose(tip.look(moved)[0] - at, slope[:3] @ step, atol=1e-8)
+    assert np.allclose(tip.kinematics(moved)[0] - at, slope[:3] @ step, atol=1e-8)
 
 
 def test_the_rotation_between_two_frames_turns_one_into_the_other():

@@ -133,7 +133,7 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
     words, _, other = words.partition("@")
     scene = other or scene
     kind, _, rest = words.partition(":")
-    if kind == "simulated_robot":
+    if kind == "perturbed":
         if rest and not rest.isdigit():
             raise BadInput(f"perturbed: takes the seed of its hidden parameters, a whole number, not {rest!r}.")
         perturbation = Perturbation(hidden=int(rest or 1), cameras=tuple(cameras), image_every=every)

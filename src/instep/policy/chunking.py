@@ -204,6 +204,16 @@ class AsyncChunked:
             return chunk.at(now, self._blend)
         return self._hold(observation)
 
+    @classmethod
+    def of(cls, policy: Policy, spec: Spec) -> AsyncChunked:
+        """A policy with asynchronous inference; one that infers single actions has nothing to execute meanwhile."""
+        if not isinstance(policy, Chunked):
+            raise BadInput(
+                "Asynchronous inference needs a policy that infers chunks of actions: a trained folder, or a server "
+                "whose map does not ask for temporal ensembling."
+            )
+        return cls(policy.policy, spec, execute=max(1, policy.execute))
+
     def close(self) -> None:
         """End the thread, after its current inference."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from instep.core.errors import BadInput
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Policy, Spec, Watcher
+from instep.policy import AsyncChunked
 from instep.robot import realtime_priority
 from instep.scene.folder import Scene
 
@@ -44,6 +45,7 @@ def run(
     scan: Path | None = None,
     hold_camera: tuple[str, ...] = (),
     images: bool = False,
+    background: bool = False,
     nominal: Path | None = None,
     out: Path | None = None,
 ) -> int:
@@ -62,6 +64,8 @@ def run(
         scan: folder of Gaussians, one file per body (instep scene splat), for colours; else Gaussians on its surface.
         hold_camera: held-out cameras: not used by the correction, to score it by.
         images: record the real images that a twin was corrected by.
+        background: infer in a background thread while the last chunk is executed, so that a slow policy never makes a
+            robot wait; for policies that infer chunks of actions.
         nominal: dataset of nominal runs of this twin, on which trust in this run is calibrated.
         out: folder to write; a new one under runs/ where not given.
 
@@ -75,9 +79,12 @@ def run(
 
     secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
     trust = None if nominal is None else calibrated_on(nominal)
-    with _opened(world, real, secret, options, images) as opened:
+    with ExitStack() as stack:
+        opened = stack.enter_context(_opened(world, real, secret, options, images))
         opened = _guarded(opened, world) if limits else opened
         decider = policy_from_spec(policy, opened)
+        if background:
+            decider = stack.enter_context(closing(AsyncChunked.of(decider, opened.spec)))
         if policy == "expert" and world.startswith("twin:"):
             # An expert computes its tables at its first action; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(seed)))

@@ -11,20 +11,20 @@ from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 from instep.scene.tasks.push_task import heading
 
-from .tip_control import Tip, rotation_between
+from .end_effector import EndEffector, rotation_between
 
 OPEN = 0.044
-"""Opening of a gripper that is open [m]."""
-MEET = np.array([0.58, 0.0, 1.12])
+"""Opening of an open gripper [m]."""
+HANDOVER = np.array([0.58, 0.0, 1.12])
 """Where the cube is passed [m]."""
-PUT = np.array([0.6, -0.25])
-"""Where it is put down [m]."""
+PLACE = np.array([0.6, -0.25])
+"""Where it is placed [m]."""
 DEGREE = np.pi / 180
 
 
 @dataclass(slots=True)
 class _Move:
-    """One arm on its way from one pose to another."""
+    """A smooth motion of one arm between two joint positions."""
 
     start: Array
     end: Array
@@ -38,7 +38,7 @@ class _Move:
 
 @dataclass(slots=True)
 class _Run:
-    """Where one episode stands: the stage, what each arm does, how open each gripper is told to be."""
+    """The state of one episode: the stage, the motion of each arm, the commanded opening of each gripper."""
 
     stage: int = 0
     until: float = 0.0
@@ -48,11 +48,11 @@ class _Run:
 
 
 class HandoverExpert:
-    """A list of stages; each is planned from what is seen when it begins, by the geometry of the arms."""
+    """A sequence of stages; each is planned by inverse kinematics from the observation when it begins."""
 
     def __init__(self, scene: Scene):
         joints = [tuple(f"{side}_joint_{i}" for i in range(6)) for side in ("left", "right")]
-        self._tips = [Tip.of(scene, site, names) for site, names in zip(scene.tips, joints, strict=True)]
+        self._effectors = [EndEffector.of(scene, site, names) for site, names in zip(scene.tips, joints, strict=True)]
         self._scene, self._rest, self._dt = scene, scene.start(0)[0], scene.dt
         self._table = float(self._rest[self._place("cube.z")])
         self._stages = (
@@ -63,12 +63,12 @@ class HandoverExpert:
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
-        """Forget all episodes."""
+        """Begin an episode."""
         self._runs: list[_Run] = []
         self._t = 0.0
 
     def act(self, observation: Observation) -> Array:
-        """Where to send the joints, the grippers and the base [..., 16]."""
+        """Targets of the joints, the grippers and the base [..., 16]."""
         state = np.asarray(observation["observation.state"], float)
         objects = np.asarray(observation["observation.environment_state"], float)
         flat, things = state.reshape(-1, state.shape[-1]), objects.reshape(-1, objects.shape[-1])
@@ -100,14 +100,14 @@ class HandoverExpert:
         return 0.6
 
     def _lift(self, run: _Run, q: Array) -> float:
-        place, frame, _ = self._tips[0].look(q)
+        place, frame, _ = self._effectors[0].kinematics(q)
         return self._go(run, 0, q, place + np.array([0, 0, 0.12]), frame, 0.8)
 
     def _meet(self, run: _Run, q: Array) -> float:
         # The right arm comes down at 30 degrees, so the cube is tilted towards it as far as the left arm can.
         tilted = framed(-85 * DEGREE, max(run.pitch - 30 * DEGREE, 25 * DEGREE), 0.0)
-        self._go(run, 1, q, MEET - 0.14 * self._taking()[:, 0], self._taking(), 1.5)
-        return self._go(run, 0, q, MEET, tilted, 1.5) + 0.2
+        self._go(run, 1, q, HANDOVER - 0.14 * self._taking()[:, 0], self._taking(), 1.5)
+        return self._go(run, 0, q, HANDOVER, tilted, 1.5) + 0.2
 
     def _near(self, run: _Run, q: Array) -> float:
         return self._go(run, 1, q, self._cube(q) - 0.1 * self._taking()[:, 0], self._taking(), 0.5)
@@ -124,30 +124,31 @@ class HandoverExpert:
         return 0.5
 
     def _part(self, run: _Run, q: Array) -> float:
-        place, frame, _ = self._tips[0].look(q)
+        place, frame, _ = self._effectors[0].kinematics(q)
         return self._go(run, 0, q, place - 0.13 * frame[:, 0], frame, 0.8)
 
     def _over(self, run: _Run, q: Array) -> float:
         self._home(run, 0, q, 1.5)
-        return self._go(run, 1, q, np.array([*PUT, self._table + 0.15]), self._putting(), 1.5)
+        return self._go(run, 1, q, np.array([*PLACE, self._table + 0.15]), self._putting(), 1.5)
 
     def _lower(self, run: _Run, q: Array) -> float:
-        place, _, _ = self._tips[1].look(q)
+        place, _, _ = self._effectors[1].kinematics(q)
         hangs = float(place[2] - self._cube(q)[2])
-        return self._go(run, 1, q, np.array([*PUT, self._table + 0.004 + hangs]), self._putting(), 1.0) + 0.3
+        return self._go(run, 1, q, np.array([*PLACE, self._table + 0.004 + hangs]), self._putting(), 1.0) + 0.3
 
     def _open_right(self, run: _Run, q: Array) -> float:
         run.grip[1] = OPEN
         return 0.5
 
     def _leave(self, run: _Run, q: Array) -> float:
-        return self._go(run, 1, q, np.array([*PUT, self._table + 0.15]), self._putting(), 0.8)
+        return self._go(run, 1, q, np.array([*PLACE, self._table + 0.15]), self._putting(), 0.8)
 
     def _go_home(self, run: _Run, q: Array) -> float:
         return self._home(run, 1, q, 1.5)
 
     def _grasp(self, q: Array) -> tuple[float, Array]:
-        """How steeply the left arm reaches for the cube, and the frame of its tip: the steepest way that it can."""
+        """The pitch at which the left arm grasps the cube, and the frame of its gripper: the steepest that is
+        feasible."""
         cube = self._cube(q)
         pose = q[self._place("cube.x") : self._place("cube.x") + 7]
         shoulder = site_poses(self._scene.model, q, ("left_base",))[0, :2]
@@ -167,23 +168,23 @@ class HandoverExpert:
         return best
 
     def _miss(self, arm: int, q: Array, place: Array, frame: Array) -> float:
-        """By how much an arm cannot take a pose [m, and 0.1 m per rad]."""
-        at, now, _ = self._tips[arm].look(self._solved(arm, q, place, frame))
+        """The error of an arm at a pose [m, and 0.1 m per rad]."""
+        at, now, _ = self._effectors[arm].kinematics(self._solved(arm, q, place, frame))
         return float(np.linalg.norm(at - place) + 0.1 * np.linalg.norm(rotation_between(now, frame)))
 
     def _solved(self, arm: int, q: Array, place: Array, frame: Array) -> Array:
-        tip, guess = self._tips[arm], q.copy()
-        guess[tip.joints] = self._rest[tip.joints]
-        return tip.solve(guess, place, frame, steps=40)
+        effector, guess = self._effectors[arm], q.copy()
+        guess[effector.joints] = self._rest[effector.joints]
+        return effector.solve(guess, place, frame, steps=40)
 
     def _go(self, run: _Run, arm: int, q: Array, place: Array, frame: Array, seconds: float) -> float:
-        tip = self._tips[arm]
-        end = self._solved(arm, q, place, frame)[tip.joints]
+        effector = self._effectors[arm]
+        end = self._solved(arm, q, place, frame)[effector.joints]
         run.moves[arm] = _Move(run.moves[arm].at(self._t), end, self._t, seconds)
         return seconds
 
     def _home(self, run: _Run, arm: int, q: Array, seconds: float) -> float:
-        end = self._rest[self._tips[arm].joints]
+        end = self._rest[self._effectors[arm].joints]
         run.moves[arm] = _Move(run.moves[arm].at(self._t), end, self._t, seconds)
         return seconds
 

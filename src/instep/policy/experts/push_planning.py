@@ -1,10 +1,11 @@
-"""Quasi-static pushing of a flat block by a round stick: where to touch it, and where it goes then.
+"""Quasi-static pushing of a flat block by a round stick: contacts, the motions they cause, and paths to them.
 
 While the stick sticks to its contact, the block turns with a constant twist of its own frame. With the friction of the
-table as an ellipsoid (force f, moment m, ratio `grip` = m_max / f_max) the twist is v = f, w = m / grip^2, so each
-contact is one helix through the plane, and a push of any length along it has a closed form.
+table as an ellipsoid (force f, moment m, ratio `friction_radius_m` = m_max / f_max) the twist is v = f, w = m /
+friction_radius_m^2, so each contact is one helix through the plane, and a push of any length along it has a closed
+form.
 
-Ways around a block: the shortest path of a stick to each place where it may touch, by table.
+The shortest path of the stick around the block to each contact is tabulated.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ import numpy as np
 from instep.core.world import Array
 
 FRICTION = 0.2
-"""How far from the normal a push may lean, as a ratio of forces; less than the stick's friction, to be safe."""
+"""Largest ratio of tangential to normal force of a push; below the friction of the stick, for safety."""
 LENGTHS = np.array([0.002, 0.004, 0.008, 0.014, 0.022, 0.033, 0.048, 0.068, 0.095, 0.13, 0.175])
-"""Lengths of pushes that are weighed [m]."""
+"""Lengths of pushes that are compared [m]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Contacts:
-    """Ways to push a block, in its own frame."""
+class PushContacts:
+    """Contacts at which a block can be pushed, in its own frame."""
 
     stick: Array
-    """Where the middle of the stick stands [n, 2] [m]."""
+    """Centre of the stick [n, 2] [m]."""
     normal: Array
-    """Out of the block [n, 2]."""
-    way: Array
-    """Where the stick moves [n, 2], of length 1."""
+    """Outward normal of the block [n, 2]."""
+    direction: Array
+    """Unit direction in which the stick moves [n, 2]."""
     twist: Array
-    """Velocity x, y and turning of the block per metre the stick moves [n, 3]."""
+    """Velocity x, y and yaw rate of the block per metre that the stick moves [n, 3]."""
     moved: Array
     """Pose of the block after each length of push, in its frame before [n, lengths, 3]."""
 
 
-def contacts(shape: Array, radius: float, grip: float, spacing: float = 0.012) -> Contacts:
+def push_contacts(shape: Array, radius: float, friction_radius_m: float, spacing: float = 0.012) -> PushContacts:
     """The ways to push a block made of rectangles [n, 4] (left, bottom, right, top) by a stick of a radius."""
     points, normals = _boundary(shape, spacing)
     free = _clearance(points + radius * normals, shape) > radius - 1e-6
@@ -47,12 +48,12 @@ def contacts(shape: Array, radius: float, grip: float, spacing: float = 0.012) -
     force = (-normals[:, None] + lean[:, None] * side[:, None]).reshape(-1, 2)
     force /= np.linalg.norm(force, axis=-1, keepdims=True)
     point, normal = np.repeat(points, 3, axis=0), np.repeat(normals, 3, axis=0)
-    turning = (point[:, 0] * force[:, 1] - point[:, 1] * force[:, 0]) / grip**2
+    turning = (point[:, 0] * force[:, 1] - point[:, 1] * force[:, 0]) / friction_radius_m**2
     at_contact = force + turning[:, None] * np.stack([-point[:, 1], point[:, 0]], axis=-1)
     speed = np.linalg.norm(at_contact, axis=-1, keepdims=True)
     twist = np.concatenate([force, turning[:, None]], axis=-1) / speed
     moved = helix(twist[:, None], LENGTHS)
-    return Contacts(point + radius * normal, normal, at_contact / speed, twist, moved)
+    return PushContacts(point + radius * normal, normal, at_contact / speed, twist, moved)
 
 
 def helix(twist: Array, length: Array) -> Array:
@@ -70,8 +71,8 @@ def outside(points: Array, shape: Array) -> Array:
     return _clearance(points, shape)
 
 
-def grip_of(shape: Array) -> float:
-    """Ratio of the largest moment to the largest force of friction, where every point carries alike [m]."""
+def friction_radius(shape: Array) -> float:
+    """Ratio of the largest moment to the largest force of friction, under uniform pressure [m]."""
     points = np.concatenate([_grid(rectangle) for rectangle in shape])
     return float(np.linalg.norm(points - points.mean(axis=0), axis=-1).mean())
 
@@ -110,62 +111,65 @@ def _clearance(points: Array, shape: Array) -> Array:
     return np.min(apart, axis=0)
 
 
-CELL = 0.01
-"""Size of a cell of the table [m]."""
-REACH = 0.34
-"""How far the table reaches from the middle of the block [m]."""
-AHEAD = 3
-"""How many cells ahead a path is followed."""
+CELL_M = 0.01
+"""Side of a cell of the grid [m]."""
+HALF_WIDTH_M = 0.34
+"""Half the width of the grid around the centre of the block [m]."""
+LOOKAHEAD_CELLS = 3
+"""Cells by which a path is followed ahead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Detours:
-    """Shortest paths in the frame of the block to each of some places outside it."""
+class ShortestPaths:
+    """Shortest paths in the frame of the block to points outside it."""
 
     distance: Array
     """Length of the path from each cell [places, cells, cells] [m]."""
     ahead: Array
     """The point a few cells further on [places, cells, cells, 2] [m]."""
 
-    def look(self, place: Array, point: Array) -> tuple[Array, Array]:
-        """The length of the path from a point [..., 2] to a place [...], and the point to make for."""
-        edge = REACH - CELL
-        near = np.clip(point, -edge, edge)
-        i, j = np.moveaxis(np.rint((near + REACH) / CELL).astype(int), -1, 0)
-        beyond = np.linalg.norm(point - near, axis=-1)
+    def path(self, place: Array, point: Array) -> tuple[Array, Array]:
+        """The length of the path from a point [..., 2] to a place [...], and the next point on it."""
+        i, j, beyond = self._cell(point)
         return self.distance[place, i, j] + beyond, self.ahead[place, i, j]
 
     def lengths(self, point: Array) -> Array:
         """The length of the path from points [..., 2] to every place [..., places]."""
-        edge = REACH - CELL
+        i, j, beyond = self._cell(point)
+        return np.moveaxis(self.distance[:, i, j], 0, -1) + beyond[..., None]
+
+    def _cell(self, point: Array) -> tuple[Array, Array, Array]:
+        """The cell of points, and how far they lie outside the grid [m]."""
+        edge = HALF_WIDTH_M - CELL_M
         near = np.clip(point, -edge, edge)
-        i, j = np.moveaxis(np.rint((near + REACH) / CELL).astype(int), -1, 0)
-        return np.moveaxis(self.distance[:, i, j], 0, -1) + np.linalg.norm(point - near, axis=-1, keepdims=True)
+        i, j = np.moveaxis(np.rint((near + HALF_WIDTH_M) / CELL_M).astype(int), -1, 0)
+        return i, j, np.linalg.norm(point - near, axis=-1)
 
 
-def detours(places: Array, shape: Array, clearance: float) -> Detours:
-    """The ways to places [n, 2] that keep a clearance from a block made of rectangles."""
+def shortest_paths(places: Array, shape: Array, clearance: float) -> ShortestPaths:
+    """The shortest paths to places [n, 2] that keep a clearance from a block made of rectangles."""
     from scipy.sparse.csgraph import dijkstra
 
-    n = round(2 * REACH / CELL) + 1
-    axis = np.arange(n) * CELL - REACH
+    n = round(2 * HALF_WIDTH_M / CELL_M) + 1
+    axis = np.arange(n) * CELL_M - HALF_WIDTH_M
     cells = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1)
     gap = outside(cells, shape)
-    # Cells too near the block are not forbidden, or a stick that touches could never leave: they cost dearly.
-    price = np.where(gap >= clearance, 1.0, 4.0 + 400.0 * (clearance - gap))
-    goals = np.rint((places + REACH) / CELL).astype(int)
+    # Cells too near the block are costly, not forbidden: a stick in contact could never leave otherwise.
+    cost_per_metre = np.where(gap >= clearance, 1.0, 4.0 + 400.0 * (clearance - gap))
+    goals = np.rint((places + HALF_WIDTH_M) / CELL_M).astype(int)
     numbers = goals[:, 0] * n + goals[:, 1]
-    length, before = dijkstra(_graph(price, n), indices=numbers, return_predecessors=True)
+    length, before = dijkstra(_graph(cost_per_metre, n), indices=numbers, return_predecessors=True)
     step = np.where(before < 0, np.arange(n * n), before)
     ahead = step
-    for _ in range(AHEAD - 1):
+    for _ in range(LOOKAHEAD_CELLS - 1):
         ahead = np.take_along_axis(step, ahead, axis=1)
     flat = cells.reshape(-1, 2)
-    return Detours(length.reshape(-1, n, n), flat[ahead].reshape(-1, n, n, 2))
+    return ShortestPaths(length.reshape(-1, n, n), flat[ahead].reshape(-1, n, n, 2))
 
 
-def _graph(price: Array, n: int) -> object:
-    """Neighbouring cells, eight each and eight knight's moves, joined by the length of the step times its price."""
+def _graph(cost_per_metre: Array, n: int) -> object:
+    """Neighbouring cells, eight each and eight knight's moves, joined by the length of the step times its
+    cost_per_metre."""
     from scipy.sparse import coo_matrix
 
     number = np.arange(n * n).reshape(n, n)
@@ -173,7 +177,7 @@ def _graph(price: Array, n: int) -> object:
     for di, dj in ((0, 1), (1, 0), (1, 1), (1, -1), (1, 2), (2, 1), (1, -2), (2, -1)):
         a = number[max(0, -di) : n - max(0, di), max(0, -dj) : n - max(0, dj)]
         b = number[max(0, di) : n + min(0, di), max(0, dj) : n + min(0, dj)]
-        cost = 0.5 * (price.reshape(-1)[a] + price.reshape(-1)[b]) * CELL * np.hypot(di, dj)
+        cost = 0.5 * (cost_per_metre.reshape(-1)[a] + cost_per_metre.reshape(-1)[b]) * CELL_M * np.hypot(di, dj)
         rows += [a.reshape(-1), b.reshape(-1)]
         columns += [b.reshape(-1), a.reshape(-1)]
         weights += [cost.reshape(-1)] * 2

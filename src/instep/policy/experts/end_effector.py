@@ -1,4 +1,4 @@
-"""Steer the tips of arms by their joints: where they are, and which joint steps move them as wished."""
+"""Kinematics of an end effector: its pose and Jacobian, and joint steps by damped least squares."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ from instep.core.world import Array
 from instep.scene.folder import Scene
 
 DAMPING = 0.03
-"""Singular directions of the tip are followed less than this allows [m or rad per rad]."""
+"""Damping of the least squares near singularities [m or rad per rad]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tip:
+class EndEffector:
     """One end effector and the joints that move it."""
 
     model: mujoco.MjModel
     data: mujoco.MjData
-    """Scratch space: a Tip belongs to one thread."""
+    """Simulation data to work in: an EndEffector belongs to one thread."""
     site: int
     joints: Array
-    """Where the joints stand in q [n]."""
+    """Indices of the joints in q [n]."""
     dofs: Array
-    """Where they stand in v [n]."""
+    """Indices of the joints in v [n]."""
     low: Array
     high: Array
     """Limits of the joints [n]."""
 
     @classmethod
-    def of(cls, scene: Scene, site: str, joints: tuple[str, ...]) -> Tip:
-        """The tip at a site of a scene, moved by some of its joints."""
+    def of(cls, scene: Scene, site: str, joints: tuple[str, ...]) -> EndEffector:
+        """The end effector at a site of a scene, moved by some of its joints."""
         model = scene.model
         ids = np.array([model.joint(name).id for name in joints])
         low, high = model.jnt_range[ids].T
-        # A joint without limits may turn as it likes.
         free = model.jnt_limited[ids] == 0
         low, high = np.where(free, -np.inf, low), np.where(free, np.inf, high)
         where = (model.jnt_qposadr[ids].astype(int), model.jnt_dofadr[ids].astype(int))
         return cls(model, mujoco.MjData(model), model.site(site).id, *where, low, high)
 
-    def look(self, q: Array) -> tuple[Array, Array, Array]:
-        """Position [..., 3], orientation [..., 3, 3] and Jacobian [..., 6, joints] of the tip, for positions q."""
+    def kinematics(self, q: Array) -> tuple[Array, Array, Array]:
+        """Position [..., 3], orientation [..., 3, 3] and Jacobian [..., 6, joints] at positions q."""
         batch = q.shape[:-1]
         place, turn = np.empty((*batch, 3)), np.empty((*batch, 3, 3))
-        slope = np.empty((*batch, 6, len(self.joints)))
+        jacobian = np.empty((*batch, 6, len(self.joints)))
         full = np.empty((6, self.model.nv))
         for index in np.ndindex(*batch):
             self.data.qpos[:] = q[index]
@@ -54,37 +53,38 @@ class Tip:
             mujoco.mj_comPos(self.model, self.data)
             mujoco.mj_jacSite(self.model, self.data, full[:3], full[3:], self.site)
             place[index], turn[index] = self.data.site_xpos[self.site], self.data.site_xmat[self.site].reshape(3, 3)
-            slope[index] = full[:, self.dofs]
-        return place, turn, slope
+            jacobian[index] = full[:, self.dofs]
+        return place, turn, jacobian
 
-    def step(self, slope: Array, move: Array, turn: Array, *, settle: Array | None = None) -> Array:
-        """The joint step [..., joints] that moves the tip by `move` [m] and `turn` [rad], by damped least squares.
+    def step(self, jacobian: Array, move: Array, turn: Array, *, settle: Array | None = None) -> Array:
+        """The joint step [..., joints] that moves the end effector by `move` [m] and `turn` [rad], by damped least
+        squares.
 
-        `settle` is a step wished for in the joints; what of it does not move the tip is taken.
+        The part of the joint step `settle` that does not move the end effector is added.
         """
-        wish = np.concatenate([move, turn], axis=-1)[..., None]
-        back = np.swapaxes(slope, -1, -2) @ np.linalg.inv(
-            slope @ np.swapaxes(slope, -1, -2) + DAMPING**2 * np.eye(slope.shape[-2])
+        twist = np.concatenate([move, turn], axis=-1)[..., None]
+        inverse = np.swapaxes(jacobian, -1, -2) @ np.linalg.inv(
+            jacobian @ np.swapaxes(jacobian, -1, -2) + DAMPING**2 * np.eye(jacobian.shape[-2])
         )
-        step = (back @ wish)[..., 0]
+        step = (inverse @ twist)[..., 0]
         if settle is not None:
-            step = step + settle - (back @ (slope @ settle[..., None]))[..., 0]
+            step = step + settle - (inverse @ (jacobian @ settle[..., None]))[..., 0]
         return step
 
     def solve(self, q: Array, place: Array, frame: Array, *, steps: int = 60) -> Array:
-        """Positions q with the tip at a place with an orientation [..., 3, 3], from a first guess."""
+        """Inverse kinematics: positions q with the end effector at a position and orientation [..., 3, 3]."""
         q = np.array(q, float)
         for _ in range(steps):
-            at, now, slope = self.look(q)
+            at, now, jacobian = self.kinematics(q)
             turn = rotation_between(now, frame)
-            step = np.clip(self.step(slope, place - at, turn), -0.3, 0.3)
+            step = np.clip(self.step(jacobian, place - at, turn), -0.3, 0.3)
             q[..., self.joints] = np.clip(q[..., self.joints] + step, self.low, self.high)
         return q
 
 
-def rotation_between(now: Array, wished: Array) -> Array:
-    """The rotation vector [rad] from orientations `now` [..., 3, 3] to the wished ones, in the world's frame."""
-    turn = wished @ np.swapaxes(now, -1, -2)
+def rotation_between(now: Array, target: Array) -> Array:
+    """The rotation vector [rad] from orientations `now` [..., 3, 3] to `target`, in the world's frame."""
+    turn = target @ np.swapaxes(now, -1, -2)
     axis = np.stack(
         [turn[..., 2, 1] - turn[..., 1, 2], turn[..., 0, 2] - turn[..., 2, 0], turn[..., 1, 0] - turn[..., 0, 1]],
         axis=-1,
