@@ -68,7 +68,7 @@ def test_limits_are_measured_on_the_motion_itself(servo, limits):
     shares = limit_usage(limits, q, v, np.zeros((steps, 1)))
     assert shares["speed"] == pytest.approx(0.5)
     assert shares["acceleration"] == 0.0
-    assert shares["touching"] == 0.0
+    assert shares["contact"] == 0.0
 
 
 def test_a_robot_that_touches_the_table_is_seen():
@@ -78,7 +78,7 @@ def test_a_robot_that_touches_the_table_is_seen():
     q = np.tile(begin, (3, 1))
     q[1:, scene.spec.q.labels.index("joint_2")] = 1.75
     q[1:, scene.spec.q.labels.index("joint_4")] = 0.3
-    assert limit_usage(limits, q, np.tile(v, (3, 1)), np.tile(scene.rest_action(), (3, 1)))["touching"] > 1
+    assert limit_usage(limits, q, np.tile(v, (3, 1)), np.tile(scene.rest_action(), (3, 1)))["contact"] > 1
     assert MujocoWorld(scene).spec.action.labels[limits.actuators[0]] == "joint_1"
 
 

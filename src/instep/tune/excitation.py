@@ -1,10 +1,11 @@
-"""Design motions that reveal parameters: Fourier series of commands that carry the most information inside limits.
+"""Excitation design: Fourier series of commands with the most information about parameters, inside limits.
 
-With J the derivative of all measured positions by the params in unit coordinates and sigma the noise of the sensors,
+With J the derivative of all measured positions by the parameters in unit coordinates and sigma the noise of the
+sensors,
 
     F = J^T J / sigma^2
 
-is the information of a motion about the parameters; its smallest eigenvalue is what the worst known direction gets.
+is the Fisher information of a motion; its smallest eigenvalue belongs to the least known direction.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from instep.scene.address import TIMESTEP
 
 from .excitation_limits import ExcitationLimits, MotionLimits, limit_usage
 from .identifiability import UNIFORM, Identifiability, assess
-from .linear_excitation import answers, basis, superposed, tones
+from .linear_excitation import basis, best_superposition, frequency_responses, tones
 
-PACE = 3.0
-"""How far beyond the limits of a joint its commands may go in speed and acceleration: servos smooth them."""
+COMMAND_MARGIN = 3.0
+"""Factor by which commands may exceed the speed and acceleration limits of a joint: servos smooth them."""
 STEP = 0.01
-"""Step of the differences, as a share of a param's range; larger than a fit's, since stick and slip are not smooth."""
-FAINT = 0.15
-"""How much of a parameter's usual effect on a joint differences up and down may differ by curvature alone."""
+"""Step of finite differences, as a share of a range; larger than a fit's, since stick-slip is not smooth."""
+MAX_CURVATURE = 0.15
+"""Share of a parameter's usual effect on a joint by which forward and backward differences may differ."""
 
 Watch = Callable[[int, float], None]
-"""Told the generation and the best score so far."""
+"""Called with the generation and the best score so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExciteOptions:
-    """How long the motion is and how long to search for it."""
+    """Options of an excitation design."""
 
     seconds: float = 5.0
     """Length of the motion [s]."""
@@ -49,7 +50,7 @@ class ExciteOptions:
     noise: float = 1e-3
     """Noise of measured positions [rad or m]."""
     energy_weight: float = 0.5
-    """How much a decade of energy weighs against one of information: 0 goes to the limits, 1 sees the ratio alone."""
+    """Weight of a decade of energy against one of information: 0 goes to the limits, 1 is the ratio alone."""
     generations: int = 30
     population: int = 16
     allowed: MotionLimits = field(default_factory=MotionLimits)
@@ -58,33 +59,33 @@ class ExciteOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExcitationDesign:
-    """A motion, what it reveals, and how much of the limits it uses."""
+    """A motion, its information about parameters, and how much of the limits it uses."""
 
     params: tuple[Param, ...]
     actions: Array
     """[steps, nu]."""
     q: Array
-    """What the simulator does [steps, nq]."""
+    """Simulated positions [steps, nq]."""
     v: Array
     information: Array
-    """F times the variance of parameters of which only the bounds are known [parameters, parameters]."""
+    """F times the variance of a uniform prior over the bounds [parameters, parameters]."""
     identifiability: Identifiability
     limit_usage: Mapping[str, float]
-    """Share of each limit, 1 being all of it."""
+    """Used share of each limit."""
 
     @property
     def feasible(self) -> bool:
-        """Whether every limit is kept."""
+        """Whether every limit is respected."""
         return max(self.limit_usage.values()) <= 1.0
 
     def smallest(self, names: Sequence[str] | None = None) -> float:
-        """The smallest eigenvalue over some parameters; over those that are revealed where none are named."""
+        """The smallest eigenvalue over some parameters; over the identifiable ones where none are named."""
         chosen = set(self.identifiability.identifiable if names is None else names)
         kept = [i for i, param in enumerate(self.params) if param.address in chosen]
         return float(np.linalg.eigvalsh(self.information[np.ix_(kept, kept)])[0]) if kept else 0.0
 
     def spread(self) -> dict[str, float]:
-        """How well each revealed parameter would be known from one such motion, as a share of its range."""
+        """Standard deviation of each identifiable parameter from one such motion, as a share of its range."""
         kept = [i for i, param in enumerate(self.params) if param.address in self.identifiability.identifiable]
         inverse = np.linalg.inv(self.information[np.ix_(kept, kept)]) * UNIFORM**2
         return {self.params[i].address: float(np.sqrt(inverse[n, n])) for n, i in enumerate(kept)}
@@ -98,19 +99,19 @@ def excite(
     *,
     watch: Watch | None = None,
 ) -> ExcitationDesign:
-    """Search for the motion whose least known direction is known best; Ctrl-C keeps the best so far."""
+    """Find the motion that maximises the smallest eigenvalue of the information; Ctrl-C keeps the best so far."""
     if not params:
         raise BadInput("An excitation is designed for parameters, and none were given.")
     coarse = _coarse(sim)
     series = _Series(scene_limits, sim.spec.dt, options)
     rng = np.random.default_rng((options.seed, 0xE2C))
     guesses = np.clip(series.first + series.spread * rng.standard_normal((4, len(series.first))), 0.0, 1.0)
-    names = _revealed(coarse, scene_limits, params, series, guesses, options)
+    names = _identifiable(coarse, scene_limits, params, series, guesses, options)
     kept = [param for param in params if param.address in names]
     best, top = guesses[0], -np.inf
     try:
-        added = _added(coarse, scene_limits, kept, series, options)
-        # A parameter such as a mass is felt in many joints, and then the motion is sought as a whole.
+        added = _superposition(coarse, scene_limits, kept, series, options)
+        # A parameter such as a mass acts on many joints, and then all joints are searched together.
         alone = all(_own(scene_limits, param).sum() == 1 for param in kept)
         search = _joint_by_joint if alone and len(scene_limits.joints) >= 4 else _generations
         for generation, (x, score) in enumerate(search(coarse, scene_limits, kept, series, options)):
@@ -119,7 +120,7 @@ def excite(
                 watch(generation, top)
     except KeyboardInterrupt:
         added = series.actions(best)
-    found = [_inside(sim, scene_limits, params, actions, options) for actions in (series.actions(best), added)]
+    found = [_within_limits(sim, scene_limits, params, actions, options) for actions in (series.actions(best), added)]
     names = [param.address for param in kept]
     return max(found, key=lambda design: (design.feasible, _score(scene_limits, design, names, options)))
 
@@ -127,7 +128,7 @@ def excite(
 def evaluate_motion(
     sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], actions: Array, options: ExciteOptions
 ) -> ExcitationDesign:
-    """What any motion [steps, nu] reveals, and how much of the limits it uses."""
+    """The information of any motion [steps, nu], and how much of the limits it uses."""
     found, q, v = information(sim, limits, params, actions[None], options.noise)
     scaled = found[0] * UNIFORM**2
     identifiability = assess(scaled, [param.address for param in params])
@@ -147,22 +148,23 @@ def information(
 ) -> tuple[Array, Array, Array]:
     """F of each motion [motions, parameters, parameters], and where it goes: q, v [motions, steps, ...].
 
-    `local` takes a param of a joint to move that joint alone, so that those of different joints are perturbed together.
+    `local` takes a parameter of a joint to move that joint alone, so that those of different joints are perturbed at
+    once.
     """
     groups = _groups(limits, params, local)
     up, down, q, v = _both_ways(sim, limits, params, motions, groups)
-    # A joint that sticks on one side and slips on the other is no information: then the smaller slope of both counts.
+    # A joint that sticks on one side and slips on the other holds no information: the smaller difference counts.
     small, large = np.minimum(np.abs(up), np.abs(down)), np.maximum(np.abs(up), np.abs(down))
-    # Beside what a param usually does the rest is curvature, and to cut that off would tell apart what nothing does.
-    faint = np.abs(up + down) < FAINT * np.sqrt(((up - down) ** 2).mean(axis=-2, keepdims=True))
-    smooth = ((up * down < 0) & (small > 0.5 * large)) | faint
+    # A small asymmetry is curvature; cutting it off would make unidentifiable parameters look identifiable.
+    curved = np.abs(up + down) < MAX_CURVATURE * np.sqrt(((up - down) ** 2).mean(axis=-2, keepdims=True))
+    smooth = ((up * down < 0) & (small > 0.5 * large)) | curved
     change = np.where(smooth, (up - down) / 2, np.where(up * down < 0, np.sign(up) * small, 0.0))
-    slopes = np.zeros((len(params), *change.shape[1:]))
+    jacobian = np.zeros((len(params), *change.shape[1:]))
     for row, group in enumerate(groups):
         for i in group:
             only = _own(limits, params[i]) if local else np.ones(len(limits.joints), bool)
-            slopes[i] = change[row] * only / (STEP * noise)
-    return np.einsum("imtj,kmtj->mik", slopes, slopes, optimize=True), q, v
+            jacobian[i] = change[row] * only / (STEP * noise)
+    return np.einsum("imtj,kmtj->mik", jacobian, jacobian, optimize=True), q, v
 
 
 def _both_ways(
@@ -181,14 +183,14 @@ def _both_ways(
 
 
 def chirp(limits: ExcitationLimits, steps: int, *, energy: float, highest: float, lowest: float = 0.1) -> Array:
-    """The usual excitation: one sweep of frequency on all joints at once, with a given energy [steps, nu]."""
+    """A chirp on all joints at once with a given energy [steps, nu], as a reference."""
     t = np.arange(steps) * limits.scene.dt
     rate = (highest - lowest) / t[-1]
     wave = np.sin(2 * np.pi * (lowest * t + rate * t**2 / 2)) * _fade(t)
     actions = np.tile(limits.scene.rest_action(), (steps, 1))
     begin = actions[0, limits.actuators]
     room = np.where(limits.position_controlled, np.minimum(limits.high - begin, begin - limits.low), np.inf)
-    # A joint that begins at its stop, such as an open gripper, cannot be swept both ways.
+    # A joint that begins at its stop, such as an open gripper, cannot move both ways.
     free = ~np.isfinite(room)
     moves = free | (room > 0.05 * np.median(np.where(free, np.pi, room)))
     size = np.sqrt(energy / (int(moves.sum()) * (wave**2).sum()))
@@ -210,11 +212,11 @@ class _Series:
         steps = max(8, round(options.seconds / dt))
         self.t = np.arange(steps) * dt
         top = max(1, round(options.highest * options.seconds))
-        # Joints swing at frequencies of their own, so that what one does to another can be told apart.
+        # Each joint has its own frequencies, so that couplings between joints are identifiable.
         tops = [max(1, top - j % max(1, top // 4)) for j in range(len(limits.joints))]
         self._tones = np.round([np.geomspace(each, 1, options.tones)[::-1] for each in tops])  # [joints, tones]
         self._begin = limits.scene.rest_action()[limits.actuators]
-        # Fast tones tell more for the same energy, so the search begins with most of it there.
+        # High frequencies hold more information per energy, so the search begins with most of it there.
         amplitudes = 0.8 * np.geomspace(0.1, 1.0, options.tones) if options.tones > 1 else [0.8]
         self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * self._tones.shape[1]], len(limits.joints))
         self.spread = np.tile(
@@ -270,47 +272,46 @@ class _Series:
         allowed, dt = self._limits.allowed, self.t[1]
         speed = np.abs(np.diff(wave, axis=0)).max(axis=0) / dt
         jerked = np.abs(np.diff(wave, 2, axis=0)).max(axis=0) / dt**2
-        paced = np.minimum(
-            PACE * allowed.speed / np.maximum(speed, 1e-9), PACE * allowed.acceleration / np.maximum(jerked, 1e-9)
-        )
+        slower = COMMAND_MARGIN * allowed.speed / np.maximum(speed, 1e-9)
+        paced = np.minimum(slower, COMMAND_MARGIN * allowed.acceleration / np.maximum(jerked, 1e-9))
         return np.where(self._limits.position_controlled, paced, np.inf)
 
 
-def _added(
+def _superposition(
     sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
 ) -> Array:
     """The best superposition of small sines, as large as the limits let it be [steps, nu].
 
-    Dry friction and delays are not seen by a linear answer, nor what the model itself does not hold: then it is rest.
+    Dry friction, delays and parameters outside the model have no linear response: then the motion is rest.
     """
     rest, waves, places, cycles = series.sines(options)
     known = set(address.addresses(limits.scene.model))
     if any(k.address not in known or k.parts.field in ("frictionloss", "delay") for k in params):
         return rest
-    told = answers(limits, params, _values(limits, params), cycles, len(rest))
-    given = basis(rest, waves, told, places, options.noise, float((_fade(series.t) ** 2).mean()))
+    responses = frequency_responses(limits, params, _values(limits, params), cycles, len(rest))
+    given = basis(rest, waves, responses, places, options.noise, float((_fade(series.t) ** 2).mean()))
     rng = np.random.default_rng((options.seed, 0xADD))
     spent = float(np.mean((waves**2).sum(axis=(1, 2)))) * len(limits.joints)
     actions = rest
     for _ in range(2):
-        # What is known at rest already does not grow with the motion, so its size matters for its shape.
-        actions = _grown(sim, limits, given.actions(superposed(given, spent, rng)))
+        # The information at rest does not grow with the motion, so the amplitude matters for the shape.
+        actions = _enlarged(sim, limits, given.actions(best_superposition(given, spent, rng)))
         spent = energy(limits, actions)
     return actions
 
 
-def _grown(sim: Simulator, limits: ExcitationLimits, actions: Array) -> Array:
-    """The motion scaled to where it keeps all limits and the next larger one does not."""
+def _enlarged(sim: Simulator, limits: ExcitationLimits, actions: Array) -> Array:
+    """The motion scaled to the largest size that respects all limits."""
     sizes = np.geomspace(0.1, 20.0, 24)
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
     q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
-    sound = _beyond(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
+    sound = _violation(limits, np.nan_to_num(q[0], nan=1e3), np.nan_to_num(v[0], nan=1e3), motions) <= 0
     last = int(np.argmin(sound)) - 1 if not sound.all() else len(sizes) - 1
     return motions[max(last, 0)]
 
 
 def _score(limits: ExcitationLimits, design: ExcitationDesign, names: Sequence[str], options: ExciteOptions) -> float:
-    return float(_worth(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
+    return float(_score_of(np.array(design.smallest(names)), np.array(energy(limits, design.actions)), options))
 
 
 def _generations(
@@ -324,7 +325,7 @@ def _generations(
     search = None
     for _ in range(options.generations):
         if search is None:
-            # The search begins at the best of some random motions, since most of them are not worth improving.
+            # The search begins at the best of some random motions.
             noise = rng.standard_normal((2 * options.population, len(series.first)))
             points = np.clip(series.first + series.spread * noise, 0.0, 1.0)
         else:
@@ -333,7 +334,7 @@ def _generations(
         found, q, v = information(sim, limits, params, motions, options.noise)
         floor = np.linalg.eigvalsh(found * UNIFORM**2)[:, 0]
         spent = np.array([energy(limits, motion) for motion in motions])
-        scores = _worth(floor, spent, options) - 10 * _beyond(limits, q, v, motions)
+        scores = _score_of(floor, spent, options) - 10 * _violation(limits, q, v, motions)
         at = int(np.argmax(scores))
         if search is None:
             seed = int(rng.integers(2**31))
@@ -346,9 +347,9 @@ def _generations(
 def _joint_by_joint(
     sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], series: _Series, options: ExciteOptions
 ):
-    """The same for arms: a joint's params show in that joint, so each takes the best candidate's motion.
+    """The same for arms whose parameters act on their own joint: each joint takes the motion of its best candidate.
 
-    The limits are those of the whole arm; a candidate that breaks them gives nothing.
+    The limits are those of the whole arm; candidates that violate them are not used.
     """
     rng = np.random.default_rng((options.seed, 0xE2D))
     joints = len(limits.joints)
@@ -363,8 +364,8 @@ def _joint_by_joint(
         spent = ((motions - motions.mean(axis=1, keepdims=True))[..., limits.actuators] ** 2).sum(axis=1)
         for j in np.flatnonzero(own.any(axis=1)):
             block = found[:, own[j]][:, :, own[j]] * UNIFORM**2
-            scores[:, j] = _worth(np.linalg.eigvalsh(block)[:, 0], spent[:, j], options)
-        beyond = _beyond(limits, q, v, motions)
+            scores[:, j] = _score_of(np.linalg.eigvalsh(block)[:, 0], spent[:, j], options)
+        beyond = _violation(limits, q, v, motions)
         whole = scores.min(axis=1) - 10 * beyond
         at = int(np.argmax(whole))
         sound = beyond <= 0
@@ -376,18 +377,18 @@ def _joint_by_joint(
         yield points[at].ravel(), float(whole[at])
 
 
-def _worth(floor: Array, spent: Array, options: ExciteOptions) -> Array:
-    """Decades of the smallest eigenvalue, less what the motion costs in decades of its energy."""
+def _score_of(floor: Array, spent: Array, options: ExciteOptions) -> Array:
+    """Decades of the smallest eigenvalue minus weighted decades of the energy."""
     return np.log10(np.maximum(floor, 1e-12)) - options.energy_weight * np.log10(np.maximum(spent, 1e-12))
 
 
-def _beyond(limits: ExcitationLimits, q: Array, v: Array, motions: Array) -> Array:
-    """By how much each motion goes beyond its limits, all of them together [motions]; 0 inside."""
+def _violation(limits: ExcitationLimits, q: Array, v: Array, motions: Array) -> Array:
+    """Total violation of the limits by each motion [motions]; 0 inside."""
     each = (limit_usage(limits, q[i], v[i], motion) for i, motion in enumerate(motions))
     return np.array([sum(max(0.0, share - 1.0) for share in shares.values()) for shares in each])
 
 
-def _revealed(
+def _identifiable(
     sim: Simulator,
     limits: ExcitationLimits,
     params: Sequence[Param],
@@ -395,7 +396,7 @@ def _revealed(
     guesses: Array,
     options: ExciteOptions,
 ) -> tuple[str, ...]:
-    """The parameters some random motions reveal together; no motion is sought for the others."""
+    """The parameters that some random motions make identifiable; the motion is designed for those."""
     motions = np.stack([series.actions(x) for x in guesses])
     found, _, _ = information(sim, limits, params, motions, options.noise)
     names = assess(found.sum(axis=0) * UNIFORM**2, [param.address for param in params]).identifiable
@@ -404,14 +405,14 @@ def _revealed(
     return names
 
 
-def _inside(
+def _within_limits(
     sim: Simulator, limits: ExcitationLimits, params: Sequence[Param], actions: Array, options: ExciteOptions
 ) -> ExcitationDesign:
-    """The motion made smaller until it keeps all limits in the fine simulation."""
+    """The motion scaled down until it respects all limits in the fine simulation."""
     sizes = np.array([1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2])
     motions = actions[0] + sizes[:, None, None] * (actions - actions[0])
     q, v = _rollout(sim, limits, (), np.zeros((1, 0)), motions)
-    beyond = _beyond(limits, q[0], v[0], motions)
+    beyond = _violation(limits, q[0], v[0], motions)
     return evaluate_motion(sim, limits, params, motions[int(np.argmax(beyond <= 0))], options)
 
 
@@ -437,7 +438,7 @@ def _rollout(
 
 
 def _groups(limits: ExcitationLimits, params: Sequence[Param], local: bool) -> list[list[int]]:
-    """Parameters that are perturbed together: one word of different joints where allowed, else one each."""
+    """Parameters that are perturbed together: one field of different joints where allowed, else one each."""
     if not local:
         return [[i] for i in range(len(params))]
     groups: dict[str, list[int]] = {}
@@ -448,7 +449,7 @@ def _groups(limits: ExcitationLimits, params: Sequence[Param], local: bool) -> l
 
 
 def _own(limits: ExcitationLimits, param: Param) -> Array:
-    """The joints a parameter is taken to move [joints]."""
+    """The joints that a parameter is taken to affect [joints]."""
     at = param.parts
     if at.kind == "actuator":
         model = limits.scene.model
@@ -460,19 +461,19 @@ def _own(limits: ExcitationLimits, param: Param) -> Array:
 
 
 def _values(limits: ExcitationLimits, params: Sequence[Param]) -> list[float]:
-    """Where the scene has the parameters, moved inside their bounds."""
+    """The scene's values of the parameters, moved inside their bounds."""
     found = address.read(limits.scene.model, [param.address for param in params])
     return [float(k.from_unit(np.clip(float(k.to_unit(max(found[k.address], k.low))), 0.02, 0.98))) for k in params]
 
 
 def _coarse(sim: Simulator) -> Simulator:
-    """The simulator with about 5 ms a step, which is fine enough to compare motions."""
+    """The simulator with about 5 ms per step, which is enough to compare motions."""
     step = sim.spec.dt / max(1, round(sim.spec.dt / 5e-3))
     return sim.tuned({TIMESTEP: step})
 
 
 def _fade(t: Array) -> Array:
-    """From rest to full swing and back to rest, over a tenth of the time at either end."""
+    """A window that fades in and out over a tenth of the time at either end."""
     edge = max(0.1 * t[-1], t[1])
     ends = np.minimum(np.minimum(t, t[-1] - t) / edge, 1.0)
     return ends**2 * (3 - 2 * ends)

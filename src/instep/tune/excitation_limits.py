@@ -1,4 +1,4 @@
-"""Limits that an excitation must keep: positions, speeds, accelerations, torques, and no touching."""
+"""Limits of an excitation: positions, speeds, accelerations, torques, and no new contact."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARGIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MotionLimits:
-    """What a user allows; the scene's own ranges hold as well."""
+    """Limits a user sets; the ranges of the scene hold as well."""
 
     speed: float = 2.0
     """Of joints [rad/s or m/s]."""
@@ -89,13 +89,13 @@ def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> Ex
 
 
 def limit_usage(limits: ExcitationLimits, q: Array, v: Array, actions: Array) -> dict[str, float]:
-    """How much of each limit a motion uses, 1 being all of it; q, v, actions are [steps, ...] of one simulated run."""
+    """The share of each limit that a motion uses; q, v, actions are [steps, ...] of one simulated run."""
     allowed, scene = limits.allowed, limits.scene
     rows, speeds = q[:, limits.at], v[:, limits.dofs]
     inner = np.isfinite(limits.low)
     low, high = np.where(inner, limits.low, -1.0), np.where(inner, limits.high, 1.0)
     half, middle = (high - low) / 2, (high + low) / 2
-    force, touches = _felt(scene, q, v, actions)
+    force, touches = _forces_and_contacts(scene, q, v, actions)
     ranges = scene.model.actuator_forcerange[limits.actuators, 1]
     limited = scene.model.actuator_forcelimited[limits.actuators].astype(bool)
     share = np.abs(force[:, limits.actuators]) / np.where(limited, ranges * allowed.torque, np.inf)
@@ -104,13 +104,13 @@ def limit_usage(limits: ExcitationLimits, q: Array, v: Array, actions: Array) ->
         "speed": float(np.abs(speeds).max() / allowed.speed),
         "acceleration": float(np.abs(np.diff(speeds, axis=0)).max(initial=0.0) / scene.dt / allowed.acceleration),
         "torque": float(share.max(initial=0.0)),
-        # Any touch is one too many; the longer, the worse.
-        "touching": 2.0 + touches if touches else 0.0,
+        # Any new contact violates the limit; the longer, the more.
+        "contact": 2.0 + touches if touches else 0.0,
     }
 
 
-def _felt(scene: Scene, q: Array, v: Array, actions: Array) -> tuple[Array, float]:
-    """Forces of all actuators [steps, nu], and in what share of rows the robot touches what it did not at the start."""
+def _forces_and_contacts(scene: Scene, q: Array, v: Array, actions: Array) -> tuple[Array, float]:
+    """Forces of all actuators [steps, nu], and the share of rows with a contact of the robot that the first lacks."""
     model = scene.model
     data = mujoco.MjData(model)
     moving = _moving(scene)

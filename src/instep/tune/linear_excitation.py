@@ -1,11 +1,11 @@
-"""Design a motion by superposition: around a pose an arm answers small commands linearly, tone by tone.
+"""Excitation by superposition: around a pose the response of an arm to small commands is linear, tone by tone.
 
-With s_0 what parameters change of the pose itself and s_b what they change of the answer to a small sine b,
+With s_0 the derivative of the pose by the parameters and s_b that of the response to a small sine b,
 
     s(c) = s_0 + sum_b c_b s_b,    F(c) = s(c)^T s(c),
 
-so the coefficients c of the best motion of an energy are found without a simulation. The answers are those of the
-model's own linearisation, without dry friction, since a small sine would not overcome it and a large motion does.
+so the coefficients c of the best motion of a given energy are found without simulation. The responses are those of the
+linearised model without dry friction, which a small sine would not overcome and a large motion does.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from instep.scene import address
 
 from .excitation_limits import ExcitationLimits
 
-SETTLED = 3.0
-"""How long the arm is left alone until it rests where its servos hold it [s]."""
+SETTLING_S = 3.0
+"""Time until the arm rests where its servos hold it [s]."""
 POWERS = (1.0, 3.0, 8.0)
-"""The smallest eigenvalue is approached by means of this order, which have a slope everywhere."""
+"""Orders of the power means that approximate the smallest eigenvalue and are differentiable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
-    """Small motions around rest, and what they reveal."""
+    """Small motions around rest, and their derivatives by the parameters."""
 
     rest: Array
     """Commands at rest [steps, nu]."""
     waves: Array
     """What each motion adds to them [motions, steps, nu]."""
     still: Array
-    """Slopes at rest [parameters, rows]."""
-    slopes: Array
+    """Derivatives at rest [parameters, rows]."""
+    jacobian: Array
     """What each motion adds to those [parameters, motions, rows]."""
 
     def actions(self, c: Array) -> Array:
@@ -48,13 +48,12 @@ class Basis:
         return self.rest + np.einsum("b,btu->tu", c, self.waves)
 
 
-def answers(
+def frequency_responses(
     limits: ExcitationLimits, params: Sequence[Param], values: Sequence[float], cycles: Sequence[int], steps: int
 ) -> Any:
-    """What a step of each param changes: of the pose [params, joints], and of the answer to each tone and joint.
+    """Derivatives by each parameter of the pose [params, joints] and of the frequency response.
 
-    The second is complex [params, tones, joints, joints]: by how much joint a swings more, and how much later, for a
-    swing of the command of joint b.
+    The second is complex [params, tones, joints, joints]: the response of joint a to a sine of the command of joint b.
     """
     step, still, swings = 0.01, [], []
     hertz = np.array(cycles) / (steps * limits.scene.dt)
@@ -67,47 +66,48 @@ def answers(
 
 
 def _linear(limits: ExcitationLimits, settings: dict[str, float], hertz: Array) -> tuple[Array, Array]:
-    """Where the arm rests [joints], and its answer to tones around there [tones, joints, joints]."""
+    """The rest pose [joints], and the frequency response around it [tones, joints, joints]."""
     model = address.write(limits.scene.model, settings)
     model.dof_frictionloss[:] = 0.0
     data = mujoco.MjData(model)
     data.qpos[:], data.ctrl[:] = limits.scene.start(0)[0], limits.scene.rest_action()
-    for _ in range(round(SETTLED / model.opt.timestep)):
+    for _ in range(round(SETTLING_S / model.opt.timestep)):
         mujoco.mj_step(model, data)
     size = 2 * model.nv
     a, b = np.zeros((size, size)), np.zeros((size, model.nu))
     mujoco.mjd_transitionFD(model, data, 1e-6, True, a, b, None, None)
     own = np.concatenate([limits.dofs, model.nv + limits.dofs])
     a, b, joints = a[np.ix_(own, own)], b[np.ix_(own, limits.actuators)], len(limits.dofs)
-    turns = np.exp(2j * np.pi * hertz * model.opt.timestep)
-    found = [np.linalg.solve(z * np.eye(2 * joints) - a, b)[:joints] for z in turns]
+    phases = np.exp(2j * np.pi * hertz * model.opt.timestep)
+    found = [np.linalg.solve(z * np.eye(2 * joints) - a, b)[:joints] for z in phases]
     return data.qpos[limits.at].copy(), np.array(found)
 
 
-def basis(rest: Array, waves: Array, told: Any, places: Array, noise: float, share: float) -> Basis:
-    """What small motions reveal: `places` holds tone, joint and phase (0 sine, 1 cosine) of each [motions, 3].
+def basis(rest: Array, waves: Array, responses: Any, places: Array, noise: float, share: float) -> Basis:
+    """Small motions and their derivatives: `places` holds tone, joint and phase (0 sine, 1 cosine) of each [motions,
+    3].
 
-    `share` is how much of a sine's square is left by fading in and out.
+    `share` is the share of a sine's energy that is left by fading in and out.
     """
-    still, swings = told
+    still, swings = responses
     params, tones, joints, _ = swings.shape
-    slopes = np.zeros((params, len(waves), tones, 2, joints))
+    jacobian = np.zeros((params, len(waves), tones, 2, joints))
     for number, (tone, joint, phase) in enumerate(places):
         size = np.abs(waves[number]).max()
         seen = size * swings[:, tone, :, joint] * (1.0 if phase else -1j)
-        slopes[:, number, tone, 0], slopes[:, number, tone, 1] = seen.real, seen.imag
-    slopes = slopes.reshape(params, len(waves), -1) * np.sqrt(share * len(rest) / 2) / noise
-    pose = np.zeros((params, slopes.shape[-1] + joints))
+        jacobian[:, number, tone, 0], jacobian[:, number, tone, 1] = seen.real, seen.imag
+    jacobian = jacobian.reshape(params, len(waves), -1) * np.sqrt(share * len(rest) / 2) / noise
+    pose = np.zeros((params, jacobian.shape[-1] + joints))
     pose[:, -joints:] = still * np.sqrt(len(rest)) / noise
-    return Basis(rest, waves, pose, np.concatenate([slopes, np.zeros((params, len(waves), joints))], axis=-1))
+    return Basis(rest, waves, pose, np.concatenate([jacobian, np.zeros((params, len(waves), joints))], axis=-1))
 
 
-def superposed(given: Basis, energy: float, rng: np.random.Generator, *, tries: int = 4) -> Array:
-    """The coefficients of the motion of an energy whose least known direction is known best [motions]."""
-    params, size, _ = given.slopes.shape
-    flat = given.slopes.reshape(params * size, -1)
+def best_superposition(given: Basis, energy: float, rng: np.random.Generator, *, tries: int = 4) -> Array:
+    """Coefficients of the motion of a given energy that maximises the smallest eigenvalue [motions]."""
+    params, size, _ = given.jacobian.shape
+    flat = given.jacobian.reshape(params * size, -1)
     inner = (flat @ flat.T).reshape(params, size, params, size)
-    cross = np.einsum("ir,kbr->ikb", given.still, given.slopes)
+    cross = np.einsum("ir,kbr->ikb", given.still, given.jacobian)
     still = given.still @ given.still.T
     away = (given.waves - given.waves.mean(axis=1, keepdims=True)).reshape(size, -1)
     gram = away @ away.T
@@ -130,7 +130,7 @@ def _information(c: Array, parts: tuple[Array, Array, Array]) -> Array:
 
 
 def _loss(x: Array, power: float, energy: float, gram: Array, parts: tuple[Array, Array, Array]) -> tuple[float, Array]:
-    """Minus the logarithm of a mean of the eigenvalues that the smallest dominates, and its slope by x.
+    """Negative logarithm of a power mean of the eigenvalues, and its gradient by x.
 
     The length of x does not matter: c = x sqrt(energy / x^T gram x).
     """
@@ -149,6 +149,6 @@ def _loss(x: Array, power: float, energy: float, gram: Array, parts: tuple[Array
 
 
 def tones(top: int) -> list[int]:
-    """Cycles over the motion: a few in every octave, for gravity and resonances, and the fastest ones, for inertia."""
+    """Cycles over the motion: a few per octave, for gravity and resonances, and the fastest ones, for inertia."""
     spread = np.round(np.geomspace(1, top, 7)).astype(int)
     return sorted({int(n) for n in [*spread, top - 1, top - 2] if n >= 1})

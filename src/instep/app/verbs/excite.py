@@ -1,4 +1,4 @@
-"""The verb excite: design motions that reveal parameters."""
+"""The verb excite: design motions that make parameters identifiable."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from instep.tune.excitation_limits import ExcitationLimits
 
 Positional = tyro.conf.Positional
-USUAL = ("damping", "frictionloss", "armature")
-"""What is sought of every driven joint where no parameters are named."""
+DEFAULT_FIELDS = ("damping", "frictionloss", "armature")
+"""Parameters of every driven joint where none are named."""
 
 
 def excite(
@@ -38,14 +38,14 @@ def excite(
     seed: int = 0,
     out: Path | None = None,
 ) -> int:
-    """Design a motion inside limits that reveals parameters, say which it will reveal, and write it to be played.
+    """Design a motion inside limits that makes parameters identifiable, and write it to be played.
 
     OUT/data is a dataset whose actions `instep run replay:OUT/data robot:ADDRESS` plays; OUT/actions.csv holds the same
     numbers. Exits 1 where no motion inside the limits was found. Ctrl-C keeps the best motion so far.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        params: what to reveal ('joint.*.damping' action.delay); damping, dry friction and armature where not given.
+        params: what to identify ('joint.*.damping' action.delay); damping, dry friction and armature where not given.
         seconds: length of the motion [s].
         highest: highest frequency of the commands [Hz].
         noise: noise of measured positions [rad or m].
@@ -74,7 +74,7 @@ def excite(
     loaded = Scene.load(scene)
     allowed = MotionLimits(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
     limits = driven_joint_limits(loaded, allowed)
-    sought = loaded.params(*(params or _usual(loaded, limits)))
+    sought = loaded.params(*(params or _default_params(loaded, limits)))
     options = ExciteOptions(
         seconds=seconds, highest=highest, noise=noise, generations=generations, allowed=allowed, seed=seed
     )
@@ -85,11 +85,11 @@ def excite(
     return _write(output, loaded, limits, design, options)
 
 
-def _usual(scene: Scene, limits: ExcitationLimits) -> list[str]:
+def _default_params(scene: Scene, limits: ExcitationLimits) -> list[str]:
     from instep.scene import address
 
     known = set(address.addresses(scene.model))
-    return [name for joint in limits.joints for word in USUAL if (name := f"joint.{joint}.{word}") in known]
+    return [name for joint in limits.joints for word in DEFAULT_FIELDS if (name := f"joint.{joint}.{word}") in known]
 
 
 @contextmanager
@@ -99,10 +99,10 @@ def _live(generations: int) -> Iterator[Watch]:
 
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("looking for a motion", total=generations)
+        task = progress.add_task("designing a motion", total=generations)
 
         def watch(generation: int, score: float) -> None:
-            words = f"looking for a motion: score {score:.2f}"
+            words = f"designing a motion: score {score:.2f}"
             progress.update(task, completed=generation + 1, description=words)
 
         yield watch
@@ -128,9 +128,9 @@ def _write(
     spread = design.spread()
     output.write(
         {"smallest eigenvalue": Estimate(least, least, least, 1, "1")},
-        identifiability=list(design.identifiability.identifiable),
-        hidden=list(design.identifiability.unidentifiable),
-        weak=[direction.words for direction in design.identifiability.weak],
+        identifiable=list(design.identifiability.identifiable),
+        unidentifiable=list(design.identifiability.unidentifiable),
+        weak=[direction.message for direction in design.identifiability.weak],
         spread=spread,
         limits=dict(design.limit_usage),
         feasible=design.feasible,
@@ -147,7 +147,7 @@ def _show(design: ExcitationDesign, spread: dict[str, float]) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("param", "will be known to", box=None, padding=(0, 2))
+    table = Table("parameter", "standard deviation", box=None, padding=(0, 2))
     table.columns[1].justify = "right"
     for param in design.params:
         table.add_row(
@@ -155,17 +155,15 @@ def _show(design: ExcitationDesign, spread: dict[str, float]) -> None:
         )
     console.print(table)
     for direction in design.identifiability.weak[:4]:
-        console.print(f"Not revealed: {direction.words}.", highlight=False, markup=False)
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in design.limit_usage.items() if name != "touching")
-    kept = (
-        "All limits are kept" if design.feasible else "No motion inside the limits was found; allow more, or reach less"
-    )
+        console.print(f"Not identifiable: {direction.message}.", highlight=False, markup=False)
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in design.limit_usage.items() if name != "contact")
+    kept = "All limits are respected" if design.feasible else "No motion inside the limits was found; allow more"
     console.print(f"{kept}: {shares}.", highlight=False, markup=False)
 
 
 def _known(param: Param, spread: float | None, decades: float) -> str:
     if spread is None:
-        return "not revealed"
+        return "not identifiable"
     return f"± {spread * decades:.1%}" if param.log else f"± {spread * (param.high - param.low):.3g} {param.unit}"
 
 
