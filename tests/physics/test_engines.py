@@ -10,7 +10,7 @@ import pytest
 from instep import Constant, Episode, Scene, UnknownName, Unsupported, open_world, rollout
 from instep.app.gap_run import open_scene
 from instep.app.simulated_robot import Perturbation, simulate_robot
-from instep.app.world_specs import world_from_eval_spec, world_from_spec
+from instep.app.world_specs import CameraOptions, world_from_eval_spec, world_from_spec
 from instep.physics.actuators import ActuatedWorld
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from instep.physics.engines import rest_action, without_delta
@@ -74,6 +74,7 @@ def test_every_way_in_opens_the_same_simulator(tuned: Path):
         np.testing.assert_array_equal(run(world), expected)
     np.testing.assert_array_equal(run(open_scene(str(tuned))), expected)
     np.testing.assert_array_equal(run(world_from_eval_spec("mujoco", str(tuned))), expected)
+    np.testing.assert_array_equal(run(CameraOptions().open("mujoco", str(tuned))), expected)
     exact = Perturbation(engine="mujoco", noise=0.0, resolution=1e-12, late=0)
     np.testing.assert_allclose(run(simulate_robot(Scene.load(tuned), exact).world), expected, atol=1e-9)
 

@@ -28,7 +28,7 @@ from instep.gap.gap_result import Gap
 from instep.gap.horizon import HorizonOptions, planned_steps
 from instep.gap.measure import measure_gap, measure_pairs, measure_recordings, recorded_at_rate
 from instep.physics.actuators import with_inputs
-from instep.physics.engines import Engine, open_world
+from instep.physics.engines import open_world, scene_and_engine
 from instep.report.page import Headline, Section, write_report
 from instep.scene.folder import Scene, SceneSimulator, shipped
 
@@ -167,11 +167,7 @@ def is_scene(words: str) -> bool:
 
 def open_scene(words: str) -> SceneSimulator:
     """The simulator of a scene; SCENE@rapier runs it in another engine."""
-    name, _, which = words.partition("@")
-    engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
-    if which not in engines:
-        raise UnknownName("engine", which, [e for e in engines if e])
-    return open_world(Scene.load(name), engines[which])
+    return open_world(*scene_and_engine(words))
 
 
 def write_curves(folder: Path, gap: Gap) -> None:

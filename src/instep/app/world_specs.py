@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
-from instep.physics.engines import Engine, open_world, rest_action
+from instep.physics.engines import ENGINES, open_world, rest_action, scene_and_engine
 from instep.physics.mujoco_cameras import render_cameras
 from instep.scene.folder import Scene
 
@@ -42,11 +42,7 @@ def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[An
         return nullcontext(_recording(rest))
     if kind == "twin":
         raise BadInput(f"{words!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
-    name, _, which = rest.partition("@")
-    engines: dict[str, Engine] = {"": "mujoco", "mujoco": "mujoco", "rapier": "rapier", "dart": "dart"}
-    if which not in engines:
-        raise UnknownName("engine", which, [e for e in engines if e])
-    return nullcontext(open_world(name, engines[which]))
+    return nullcontext(open_world(*scene_and_engine(rest)))
 
 
 def recorded(words: str) -> Episode | None:
@@ -138,10 +134,9 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
             raise BadInput(f"perturbed: takes the seed of its hidden parameters, a whole number, not {rest!r}.")
         perturbation = Perturbation(hidden=int(rest or 1), cameras=tuple(cameras), image_every=every)
         return simulate_robot(Scene.load(scene), perturbation).world
-    if words not in get_args(Engine):
-        raise UnknownName("world", words, [*get_args(Engine), "perturbed:SEED"])
-    chosen: Any = words
-    return with_cameras(open_world(scene, chosen), cameras, every)
+    if words not in ENGINES:
+        raise UnknownName("world", words, [*ENGINES, "perturbed:SEED"])
+    return with_cameras(open_world(scene, words), cameras, every)
 
 
 @dataclass(frozen=True, slots=True)

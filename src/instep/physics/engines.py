@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from .delta_model import DELTA_FILE, DeltaCorrected, DeltaModel
 from .mujoco_world import MujocoWorld
 
 Engine = Literal["mujoco", "rapier", "dart"]
+ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "dart")
 
 
 def open_world(scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None) -> SceneSimulator:
@@ -47,8 +48,8 @@ def without_delta(
     if engine == "mujoco":
         world = MujocoWorld(scene, threads=threads or 0)
         return ActuatedWorld(world, actuators) if actuators else world
-    if engine not in get_args(Engine):
-        raise UnknownName("engine", engine, get_args(Engine))
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES)
     if any(value != 0 and Address.parse(name).field != COUNT for name, value in actuators.items()):
         raise Unsupported(
             f"The engine {engine!r} has no actuator models, and scene {scene.name!r} has some in {ACTUATORS_FILE}; "
@@ -61,6 +62,15 @@ def without_delta(
     from .dart_world import DartWorld
 
     return DartWorld(scene)
+
+
+def scene_and_engine(spec: str) -> tuple[str, Engine]:
+    """The scene and the engine of `SCENE` (in MuJoCo) or `SCENE@ENGINE`."""
+    scene, _, name = spec.partition("@")
+    found = next((engine for engine in ENGINES if engine == (name or "mujoco")), None)
+    if found is None:
+        raise UnknownName("engine", name, ENGINES)
+    return scene, found
 
 
 def rest_action(world: World) -> Array:
