@@ -23,7 +23,7 @@ from numba import njit
 from instep.core.errors import LinkLost
 from instep.core.world import Array, Channel, Spec
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
-from instep.robot import Driver, Reading
+from instep.robot import Driver, Reading, WrappedDriver
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
 
@@ -182,11 +182,12 @@ class RenderProcess:
             self._ready.notify_all()
 
 
-class CameraDriver:
-    """A driver with cameras at their own rate, rendered elsewhere; the one inside tells where things truly are."""
+class CameraDriver(WrappedDriver):
+    """A driver with cameras at their own rate, rendered in another process from the true state of the inner driver."""
 
     def __init__(self, inner: Driver, crew: RenderJob, cameras: Mapping[str, Camera]):
-        self._inner, self._crew, self._cameras = inner, crew, {name: cameras[name] for name in crew.cameras}
+        super().__init__(inner)
+        self._crew, self._cameras = crew, {name: cameras[name] for name in crew.cameras}
         self._filming = RenderProcess(crew, self._cameras)
         self._asked = -np.inf
         self._begun = False
@@ -219,26 +220,10 @@ class CameraDriver:
         stamps = {**reading.stamps, **{IMAGES + name: latest.stamp for name in latest.shown}}
         return replace(reading, seen=seen, stamps=stamps)
 
-    def write(self, action: Array) -> Array:
-        """Let the world move on by one control period."""
-        return self._inner.write(action)
-
-    def hold(self) -> Array:
-        """The action that keeps the robot where it is."""
-        return self._inner.hold()
-
-    def passed(self, periods: int) -> None:
-        """Let the world move on under its last action."""
-        self._inner.passed(periods)
-
     def reset(self, seed: int) -> None:
         """Begin anew, with new pictures."""
         self._inner.reset(seed)
         self._begun = False
-
-    def stop(self) -> None:
-        """Come to rest."""
-        self._inner.stop()
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -19,10 +19,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from instep.core.errors import LinkLost
-from instep.core.world import Array, Simulator, Spec, World
+from instep.core.world import Simulator, Spec, World
 from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
-from instep.robot import Driver, Late, Noisy, Quantized, Reading
+from instep.robot import Driver, Late, Noisy, Quantized, Reading, WrappedDriver
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -108,19 +108,14 @@ def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
     return settings
 
 
-class SensorDriver:
-    """A driver that tells what the sensors say, not what the simulation knows: noise and delay are in q and v."""
+class SensorDriver(WrappedDriver):
+    """A driver whose q and v are the sensor readings, with their noise and delay, not the true state."""
 
     def __init__(self, inner: Driver):
-        self._inner = inner
+        super().__init__(inner)
         spec = inner.spec
         self._q = _sources(spec, spec.q.labels, ("observation.state", "observation.environment_state"))
         self._v = _sources(spec, spec.v.labels, ("observation.velocity",))
-
-    @property
-    def spec(self) -> Spec:
-        """What the numbers mean."""
-        return self._inner.spec
 
     def read(self) -> Reading:
         """The newest reading of the sensors."""
@@ -130,26 +125,6 @@ class SensorDriver:
             for i, (channel, j) in values.items():
                 into[i] = reading.seen[channel][j]
         return Reading(reading.t, q, v, reading.seen, reading.stamps, reading.fault)
-
-    def write(self, action: Array) -> Array:
-        """Let the world move on by one control period."""
-        return self._inner.write(action)
-
-    def hold(self) -> Array:
-        """The action that keeps the robot where it is."""
-        return self._inner.hold()
-
-    def passed(self, periods: int) -> None:
-        """Let the world move on under its last action."""
-        self._inner.passed(periods)
-
-    def reset(self, seed: int) -> None:
-        """Begin anew."""
-        self._inner.reset(seed)
-
-    def stop(self) -> None:
-        """Come to rest."""
-        self._inner.stop()
 
 
 def _sources(spec: Spec, labels: tuple[str, ...], channels: tuple[str, ...]) -> dict[int, tuple[str, int]]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .driver import Driver as Driver
     from .driver import Reading as Reading
     from .driver import WorldDriver as WorldDriver
+    from .driver import WrappedDriver as WrappedDriver
     from .follower import Follower as Follower
     from .follower import FollowerDriver as FollowerDriver
     from .imperfect import Backlash as Backlash
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "clock_sync": ("Clock",),
     "control_loop": ("SafetyOptions",),
-    "driver": ("Driver", "Reading", "WorldDriver"),
+    "driver": ("Driver", "Reading", "WorldDriver", "WrappedDriver"),
     "follower": ("Follower", "FollowerDriver"),
     "imperfect": ("Backlash", "Drifting", "Dropping", "Late", "Noisy", "Quantized", "Saturated", "Sluggish"),
     "limits": ("Guarded", "Limits", "default_limits", "scene_limits"),

@@ -65,6 +65,42 @@ class Driver(Protocol):
         ...
 
 
+class WrappedDriver:
+    """A driver around another one; every call passes through, and a subclass overrides those it changes."""
+
+    def __init__(self, inner: Driver):
+        self._inner = inner
+
+    @property
+    def spec(self) -> Spec:
+        """The spec of the inner driver."""
+        return self._inner.spec
+
+    def read(self) -> Reading:
+        """The newest state."""
+        return self._inner.read()
+
+    def write(self, action: Array) -> Array:
+        """Send an action and return the action actually sent."""
+        return self._inner.write(action)
+
+    def hold(self) -> Array:
+        """The action that keeps the robot where it is."""
+        return self._inner.hold()
+
+    def passed(self, periods: int) -> None:
+        """Control periods went by without a write."""
+        self._inner.passed(periods)
+
+    def reset(self, seed: int) -> None:
+        """Go to a start and clear a stop."""
+        self._inner.reset(seed)
+
+    def stop(self) -> None:
+        """Come to rest."""
+        self._inner.stop()
+
+
 class WorldDriver:
     """Any world as a driver: that is how the simulated robot works.
 

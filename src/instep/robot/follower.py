@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
-from instep.core.world import Array, Spec
+from instep.core.world import Array
 
-from .driver import Driver, Reading
+from .driver import Driver, WrappedDriver
 from .limits import Limits
 
 GRID = np.linspace(0.0, 1.0, 9)[:, None]
@@ -155,7 +155,7 @@ class FollowerThread:
             self.error = error
 
 
-class FollowerDriver:
+class FollowerDriver(WrappedDriver):
     """A driver whose motors get commands at `rate` [Hz] from a follower: set points in, jerk-limited commands out.
 
     `write` of the inner driver is called by the follower's thread, all other calls come from the robot's loop. A write
@@ -163,17 +163,9 @@ class FollowerDriver:
     """
 
     def __init__(self, inner: Driver, limits: Limits, *, rate: float = 250.0):
-        self._inner, self._limits, self._rate = inner, limits, rate
+        super().__init__(inner)
+        self._limits, self._rate = limits, rate
         self._thread: FollowerThread | None = None
-
-    @property
-    def spec(self) -> Spec:
-        """What the numbers mean."""
-        return self._inner.spec
-
-    def read(self) -> Reading:
-        """The newest state."""
-        return self._inner.read()
 
     def write(self, action: Array) -> Array:
         """Take a set point, and return the command that was sent last."""
@@ -197,12 +189,12 @@ class FollowerDriver:
     def reset(self, seed: int) -> None:
         """End the follower, then go to a start."""
         self._end()
-        self._inner.reset(seed)
+        super().reset(seed)
 
     def stop(self) -> None:
         """End the follower, then come to rest."""
         self._end()
-        self._inner.stop()
+        super().stop()
 
     def _end(self) -> None:
         if self._thread is not None:
