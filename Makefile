@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
 EXTRAS := $(VENV)-extras
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-extras check clean
+.PHONY: demo test test-extras check docs clean
 
 demo: $(VENV)/.base  ## the whole loop against a simulated robot
 	$(BIN)/instep demo
@@ -16,6 +16,9 @@ test: check  ## style, types, import contract, tests, examples
 
 test-extras: $(EXTRAS)/.done  ## the tests that need optional libraries (torch, sbi, ray, ...), in their own environment
 	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile --extras -rs
+
+docs: $(VENV)/.docs  ## the documentation as a site in site/, without warnings
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,6 +42,11 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.base
 
+$(VENV)/.docs: $(VENV)/bin/python pyproject.toml
+	@echo "Installing the tools of the documentation (once) ..."
+	$(PIP) -e '.[docs]'
+	@touch $@
+
 # torch first: the version that is asked for, before a library asks for another one.
 $(EXTRAS)/.done: pyproject.toml
 	@test -x $(EXTRAS)/bin/python || $(MAKE) VENV=$(EXTRAS) $(EXTRAS)/bin/python
@@ -48,4 +56,4 @@ $(EXTRAS)/.done: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(EXTRAS) runs .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(EXTRAS) runs site .pytest_cache .ruff_cache

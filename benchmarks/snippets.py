@@ -16,6 +16,7 @@ A block inside an HTML comment runs and is not shown. `toml` and `json` blocks a
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -27,12 +28,17 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import tyro
+
+from instep.app import cli
 
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<mark>[^>]*?) -->\s*\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.M | re.S
@@ -76,17 +82,20 @@ def snippets_of(root: Path, page: Path) -> list[Snippet]:
 
 def checked_pages(root: Path, *, execute: bool = True, slow: bool = False) -> list[Snippet]:
     """The blocks of all pages with what is wrong with them; two pages at a time, each in a process of its own."""
+    if not execute:
+        parse = Page(root, execute=False, slow=False)
+        return [parse.checked(snippet) for page in pages(root) for snippet in snippets_of(root, page)]
     with ThreadPoolExecutor(2) as pool:
-        done = pool.map(lambda page: checked_page(root, page, execute=execute, slow=slow), pages(root))
+        done = pool.map(lambda page: checked_page(root, page, slow=slow), pages(root))
         return [snippet for page in done for snippet in page]
 
 
-def checked_page(root: Path, page: Path, *, execute: bool = True, slow: bool = False) -> list[Snippet]:
+def checked_page(root: Path, page: Path, *, slow: bool = False) -> list[Snippet]:
     """The blocks of one page with what is wrong with them, from a process of its own."""
     given = snippets_of(root, page)
     if not given:
         return []
-    words = [sys.executable, __file__, str(page), *(["--slow"] if slow else []), *([] if execute else ["--parse"])]
+    words = [sys.executable, __file__, str(page), *(["--slow"] if slow else [])]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, cwd=root)
     except subprocess.TimeoutExpired:
@@ -144,13 +153,15 @@ class Page:
                 return problem
             if not runs or words[0] != "instep":
                 continue
-            argv = [sys.executable, "-m", "instep.app.cli", *(word for word in words[1:] if word != "&")]
             if words[-1] == "&":
+                argv = [sys.executable, "-m", "instep.app.cli", *words[1:-1]]
                 self._behind.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
                 continue
-            done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
-            if done.returncode not in (0, expected):
-                return f"{shlex.join(words)} ended with {done.returncode}: {(done.stderr or done.stdout)[-400:]}"
+            said = io.StringIO()
+            with redirect_stdout(said), redirect_stderr(said):
+                code = cli.main(words[1:])
+            if code not in (0, expected):
+                return f"{shlex.join(words)} ended with {code}: {said.getvalue()[-400:]}"
         return ""
 
     def _toml(self, snippet: Snippet, runs: bool) -> str:
@@ -189,15 +200,13 @@ def wrong_command(root: Path, words: list[str]) -> str:
 
 
 def _wrong_verb(words: list[str]) -> str:
-    import tyro
-
-    from instep.app.cli import _function, available
-
-    verbs = available()
+    if words in (["--help"], ["--version"]):
+        return ""
+    verbs = cli.available()
     length = next((n for n in (2, 1) if " ".join(words[:n]) in verbs), 0)
     if not length:
         return f"instep has no verb {' '.join(words[:2])!r}"
-    function = _function(verbs[" ".join(words[:length])][0])
+    function = cli.verb_function(verbs[" ".join(words[:length])][0])
 
     @wraps(function)
     def nothing(*_: Any, **__: Any) -> None:
@@ -216,7 +225,7 @@ def main(words: list[str]) -> int:
     root = Path(__file__).resolve().parent.parent
     page = Path(words[0]).resolve()
     given = snippets_of(root, page)
-    run = Page(root, execute="--parse" not in words, slow="--slow" in words)
+    run = Page(root, execute=True, slow="--slow" in words)
     out, sys.stdout = sys.stdout, sys.stderr
     with TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -80,7 +80,7 @@ def _dispatch(words: list[str]) -> int:
     for length in (2, 1):
         verb = " ".join(words[:length])
         if verb in verbs:
-            return _run(verb, _function(verbs[verb][0]), words[length:])
+            return _run(verb, verb_function(verbs[verb][0]), words[length:])
     group = {v: e for v, e in verbs.items() if v.startswith(words[0] + " ")}
     if group:
         asked_help = len(words) == 1 or words[1] in ("-h", "--help")
@@ -107,7 +107,8 @@ def _run(verb: str, function: Callable[..., Any], words: list[str]) -> int:
     return int(result or 0)
 
 
-def _function(place: str) -> Callable[..., Any]:
+def verb_function(place: str) -> Callable[..., Any]:
+    """The function of a verb, by `file:function` under verbs/."""
     module, name = place.split(":")
     return getattr(import_module(f"instep.app.verbs.{module}"), name)
 

@@ -281,7 +281,7 @@ class _LazyImages(Mapping[str, Array]):
 def load_rendered_cameras(
     path: Path, scene: Scene, only: Sequence[str] = (), *, threads: int | None = None
 ) -> RenderedCameras:
-    """The rendered cameras of a TOML file, some of them where they are named; see docs/policy.md."""
+    """The rendered cameras of a TOML file, some of them where they are named; see docs/formats/policy_map.md."""
     table = cameras_table(path)
     given = {name: entry for name, entry in table.items() if name != "gaussians"}
     for name in only:

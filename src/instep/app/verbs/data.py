@@ -31,8 +31,8 @@ def import_data(
     Args:
         source: CSV, NPZ, HDF5 (ALOHA), zarr (diffusion policy), MCAP, ROS bags, LeRobot v2.1: a file or a folder.
         folder: dataset to make.
-        mapping: a mapping file of your own (docs/data.md), or the name of a shipped one where the folder's name
-            does not say it.
+        mapping: a mapping file of your own (docs/formats/mapping.md), or the name of a shipped one where the folder's
+            name does not say it.
         rate: rows per second to even out to, where recordings have several rates.
 
     """

@@ -1,0 +1,46 @@
+"""The snippets of README and docs run, and every page is reachable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import snippets  # noqa: E402
+
+PAGES = [page for page in snippets.pages(ROOT) if snippets.snippets_of(ROOT, page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_snippets_of_a_page_run(page):
+    assert [str(snippet) for snippet in snippets.checked_page(ROOT, page) if snippet.problem] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("instep gap data pusht --plain", ""),
+        ("instep gap data pusht --no-such-option", "refused"),
+        ("instep mesure data", "no verb"),
+        ("make no-such-target", "no target"),
+        ("pip install -e '.[no_such_extra]'", "no extra"),
+        ("python examples/no_such_file.py", "there is no"),
+        ("curl example.org", "not checked"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found_without_running_it(code, problem):
+    [words] = snippets.commands(code)
+    found = snippets.wrong_command(ROOT, words)
+    assert problem in found if problem else found == ""
+
+
+def test_a_block_that_fails_is_reported_with_its_line(tmp_path):
+    page = ROOT / "docs" / "index.md"
+    run = snippets.Page(ROOT, execute=True, slow=False)
+    good = snippets.Snippet(str(page), 3, "python", "", "x = 1\n")
+    bad = snippets.Snippet(str(page), 9, "python", "", "x = x + 1\nx / 0\n")
+    assert run.checked(good).problem == ""
+    assert "ZeroDivisionError" in run.checked(bad).problem and ":11" in run.checked(bad).problem
