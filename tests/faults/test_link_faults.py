@@ -151,9 +151,9 @@ def test_a_robot_that_loses_its_joint_states_holds_then_stops_at_whatever_phase(
             bench.tick()
             modes.append(bench.loop._mode)
         assert "hold" not in modes[:silent_after] and "stop" not in modes[:silent_after]
-        # 100 ms and 500 ms after the last sound reading, plus the period in which it is noticed.
+        # 100 ms and 500 ms after the last valid reading, plus the period in which it is noticed.
         assert modes.index("hold") - silent_after <= 11 and modes.index("stop") - silent_after <= 51
-        assert bench.told[-1].reason.startswith("No sound reading came for 0.5")
+        assert bench.told[-1].reason.startswith("No valid reading came for 0.5")
 
 
 @pytest.mark.fault(2)
@@ -190,7 +190,7 @@ def test_commands_out_of_order_are_discarded_and_counted():
             obeyed.append(bench.told[-1].echo[1])
     assert np.all(np.diff(obeyed) >= 0), "an older command never follows a newer one"
     counts = bench.loop.counts
-    assert counts["disordered"] > 50 and counts["obeyed"] + counts["disordered"] == 160
+    assert counts["out_of_order"] > 50 and counts["executed"] + counts["out_of_order"] == 160
 
 
 @pytest.mark.fault(4)
@@ -225,7 +225,7 @@ def test_a_burst_after_a_stall_is_one_command_the_newest():
     before = len(bench.driver.written)
     bench.tick()
     assert len(bench.driver.written) == before + 1 and bench.driver.written[-1][0] == pytest.approx(1.19)
-    assert bench.loop.counts["overtaken"] == 119
+    assert bench.loop.counts["superseded"] == 119
     bench.tick(3)
     assert all(action[0] == pytest.approx(1.19) for action in bench.driver.written[before:])
 
@@ -244,8 +244,8 @@ def test_a_burst_over_the_wire_is_not_replayed():
         while (report := unpack(socket_.recv())).echo < 60 and time.monotonic() < deadline:
             pass
         assert report.echo == 60 and report.sent[0] == pytest.approx(0.6)
-        assert server.counts["obeyed"] + server.counts["overtaken"] == 60
-        assert server.counts["obeyed"] < 20, "sixty commands in a moment are not sixty periods of motion"
+        assert server.counts["executed"] + server.counts["superseded"] == 60
+        assert server.counts["executed"] < 20, "sixty commands in a moment are not sixty periods of motion"
 
 
 @pytest.mark.fault(6)
@@ -324,7 +324,7 @@ def test_measurements_that_are_not_finite_are_not_told(value):
         told = len(bench.told)
         bench.driver.where = where
         bench.tick(5)
-        assert len(bench.told) == told and bench.loop.counts["unsound"] == 5
+        assert len(bench.told) == told and bench.loop.counts["invalid_readings"] == 5
         bench.driver.where = ""
         bench.tick()
         assert len(bench.told) == told + 1 and bench.told[-1].mode == "run", "a short dropout is bridged"
@@ -342,7 +342,7 @@ def test_an_action_that_is_not_finite_moves_nothing(value):
         assert "is not a finite number" in bench.command(bad)
         bench.tick()
         assert np.array_equal(bench.driver.written[-1], sent)
-    assert bench.loop.counts["unusable"] == 2
+    assert bench.loop.counts["invalid"] == 2
 
 
 @pytest.mark.fault(9)
@@ -359,7 +359,7 @@ def test_an_action_of_the_wrong_size_or_type_moves_nothing():
             assert type(answer).__name__ == "Refused" and answer.seq == seq
         socket_.send(pack(Command(hello.connection, 9, first.tick, np.zeros(2))))
         assert unpack(socket_.recv()).echo == 9, "the connection stands, and a good action is obeyed"
-        assert server.counts["unusable"] == len(bad)
+        assert server.counts["invalid"] == len(bad)
 
 
 @pytest.mark.fault(17)
@@ -569,7 +569,7 @@ def test_a_robot_refuses_a_request_that_belongs_to_another_connection():
             new.send(pack(Command(late, 1, tick, np.ones(2))))
             with pytest.raises(ConnectionClosed, match="belongs to another connection"):
                 new.recv(timeout=5)
-        assert server.counts["obeyed"] == 0
+        assert server.counts["executed"] == 0
 
 
 @pytest.mark.fault(42)

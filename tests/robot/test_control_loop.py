@@ -149,7 +149,7 @@ def test_limits_hold_on_the_robots_side_and_a_hold_brakes_inside_them():
     v = np.diff(rows, axis=0) / 0.01
     assert np.all(np.abs(rows) <= 0.5 + 1e-9) and np.abs(v).max() <= 1.0 + 1e-9
     assert np.abs(np.diff(v, axis=0) / 0.01).max() <= 5.0 + 1e-9
-    assert bench.loop.counts["cut"] >= 30 and np.abs(v[-1]).max() == 0.0
+    assert bench.loop.counts["limited"] >= 30 and np.abs(v[-1]).max() == 0.0
 
 
 def test_limits_for_another_robot_are_refused_at_once():

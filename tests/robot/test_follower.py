@@ -30,7 +30,7 @@ def run(follower: Follower, rate: float, seconds: float, target) -> list[Followe
             wanted = target(aimed)
             aimed += 1
             if wanted is not None:
-                follower.aim(wanted)
+                follower.set_target(wanted)
         follower.step()
         motions.append(follower.motion)
     return motions
@@ -126,7 +126,7 @@ def test_set_points_that_are_none_are_refused():
     follower = Follower(FAST, np.zeros(7))
     for bad in (np.zeros(6), np.full(7, np.nan), np.array([np.inf] * 7)):
         with pytest.raises(BadInput, match="7 finite numbers"):
-            follower.aim(bad)
+            follower.set_target(bad)
     with pytest.raises(BadInput, match="not 30 for 60 Hz"):
         Follower(FAST, np.zeros(7), rate=30.0)
 
@@ -159,7 +159,7 @@ def test_a_follower_thread_sends_at_its_rate_until_it_is_left():
     with FollowerThread(Follower(limits, np.zeros(1), rate=200.0), sent.append, rate=200.0) as thread:
         begin = time.monotonic()
         while time.monotonic() - begin < 0.5:
-            thread.aim(np.array([0.3]))
+            thread.set_target(np.array([0.3]))
             time.sleep(1 / 60)
     periods = len(sent) + thread.missed
     assert thread.error is None and 60 <= periods <= 260

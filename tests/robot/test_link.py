@@ -103,7 +103,7 @@ def test_the_action_that_was_sent_is_the_one_inside_the_limits():
         far = rollout(link, Script(np.full((50, 2), 9.0)), steps=50)
         sent = far["action.sent"][1:]
         assert np.all(np.abs(sent) <= 0.5 + 1e-9) and np.abs(np.diff(sent, axis=0)).max() <= 0.01 + 1e-11
-        assert server.counts["cut"] >= 49
+        assert server.counts["limited"] >= 49
 
 
 def test_any_number_may_watch_and_none_of_them_may_steer():
@@ -277,7 +277,7 @@ def test_a_robot_that_states_no_limits_gets_conservative_ones_and_is_told(caplog
             sent = link.observe(state)["action.sent"]
             assert np.all(np.abs(sent - before) <= 0.5 * link.spec.dt + 1e-9)
             before = sent
-        assert server.counts["cut"] == 20
+        assert server.counts["limited"] == 20
 
 
 def test_tokens_have_256_bits_and_differ():

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 JUMP_S = 0.005
-"""A sample this far beside the estimate, beyond what its round trip explains, says that the clock was set [s]."""
+"""A sample that differs by more from the estimate, beyond what its round trip explains, means a clock step [s]."""
 BLOCKS = 8
 """The window is cut into this many parts, of which each gives its quickest sample."""
 

@@ -27,11 +27,12 @@ from .wire import Command, Mode, Pace, Reset
 MAX_CATCH_UP = 3
 """Most periods a simulated robot is moved on by after a stall; beyond that its time slips."""
 
-COUNTED = (
-    "obeyed refused unusable duplicates disordered overtaken cut overruns missed holds stops failures unsound backwards"
+COUNTERS = (
+    "executed refused invalid duplicates out_of_order superseded limited overruns missed holds stops failures "
+    "invalid_readings backwards"
 )
-"""What is counted: commands obeyed and refused (unusable: wrong size or not finite), duplicates and disordered ones
-dropped, ones overtaken by a newer one, ones cut by limits; late periods and how many were missed; holds, stops and
+"""Counted events: commands executed and refused (invalid: wrong size or not finite), duplicates and out-of-order ones
+dropped, ones superseded by a newer one, ones changed by limits; late periods and how many were missed; holds, stops and
 failures of the driver; readings that were not finite or ran backwards."""
 
 _log = logging.getLogger(__name__)
@@ -89,8 +90,8 @@ class RobotLoop:
                 f"The limits are for {', '.join(self.limits.labels)}, but the robot takes "
                 f"{', '.join(driver.spec.action.labels)}."
             )
-        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED.split(), 0))
-        """What happened how often, under the names of `COUNTED`."""
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTERS.split(), 0))
+        """What happened how often, under the names of `COUNTERS`."""
         self._changed = threading.Condition()
         self._waiting: tuple[Command | Reset, int] | None = None
         self._working: Command | Reset | None = None
@@ -121,12 +122,12 @@ class RobotLoop:
             if refusal is None:
                 return ""
             if not refusal and isinstance(request, Command):
-                refusal = self._unusable(request)
+                refusal = self._invalid(request)
             if refusal:
                 self.counts["refused"] += 1
                 return refusal
             if self._waiting is not None:
-                self.counts["overtaken"] += 1
+                self.counts["superseded"] += 1
             self._newest = (request.connection, request.seq)
             self._waiting = (request, self.clock.mono())
             self._changed.notify_all()
@@ -134,7 +135,7 @@ class RobotLoop:
 
     def begin(self) -> None:
         """Read the robot for the first time, before anyone may ask."""
-        self._safely(lambda: self._read(self.clock.mono()))
+        self._stopping_on_error(lambda: self._read(self.clock.mono()))
         if self._reading is None:
             raise BadInput(f"The robot cannot be read: {self._reason or 'its positions are not finite.'}")
 
@@ -150,7 +151,7 @@ class RobotLoop:
 
     def tick(self, now: int) -> None:
         """One control period, at a time on the robot's clock [ns]."""
-        self._safely(lambda: self._work(now))
+        self._stopping_on_error(lambda: self._work(now))
 
     def _run_by_commands(self, over: threading.Event) -> None:
         while not over.is_set():
@@ -181,9 +182,9 @@ class RobotLoop:
         if late * 1e-9 < self._safety.stop_after:
             # While the robot's own computer was late, its client had nothing to answer; that was no silence.
             self._commanded_at += late
-        self._safely(lambda: self._driver.passed(min(missed, MAX_CATCH_UP)))
+        self._stopping_on_error(lambda: self._driver.passed(min(missed, MAX_CATCH_UP)))
 
-    def _safely(self, work: Callable[[], None]) -> None:
+    def _stopping_on_error(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - a vendor's driver may raise anything, and the robot must stop
@@ -198,7 +199,7 @@ class RobotLoop:
         """Why a request is out of date: a reason to reply with, None to drop it silently, else empty."""
         connection, last = self._newest
         if request.connection == connection and request.seq <= last:
-            self.counts["duplicates" if request.seq == last else "disordered"] += 1
+            self.counts["duplicates" if request.seq == last else "out_of_order"] += 1
             return None
         if isinstance(request, Reset):
             return ""
@@ -214,13 +215,13 @@ class RobotLoop:
             return f"The action is for a state more than {self._safety.stop_after:g} s old."
         return ""
 
-    def _unusable(self, command: Command) -> str:
+    def _invalid(self, command: Command) -> str:
         if self._mode == "stop":
             return f"The robot has stopped: {self._reason} Make it safe, then reset it."
         try:
             checked_action(command.action, self._driver.spec, ())
         except BadInput as error:
-            self.counts["unusable"] += 1
+            self.counts["invalid"] += 1
             return str(error)
         return ""
 
@@ -232,8 +233,8 @@ class RobotLoop:
             self._restart(self._working)
         else:
             if self._working is not None and waiting is not None and self._mode != "stop":
-                self._obey(self._working, waiting[1])
-            self._watch(now)
+                self._execute(self._working, waiting[1])
+            self._check_silence(now)
             self._move()
         self._read(self.clock.mono())
         self._working = None
@@ -246,20 +247,20 @@ class RobotLoop:
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
 
-    def _obey(self, command: Command, commanded_at: int) -> None:
+    def _execute(self, command: Command, commanded_at: int) -> None:
         if self._mode == "idle":
             self._read_at, self._blind = commanded_at, 0
         self._target, self._commanded_at = np.asarray(command.action, float), commanded_at
         self._mode, self._reason = "run", ""
         self._echo = (command.connection, command.seq)
-        self.counts["obeyed"] += 1
+        self.counts["executed"] += 1
 
-    def _watch(self, now: int) -> None:
+    def _check_silence(self, now: int) -> None:
         """Hold or stop where commands or readings have not come for too long."""
         if self.pace == "step" or self._mode not in ("run", "hold"):
             return
         silent, blind = (now - self._commanded_at) * 1e-9, self._blind * 1e-9
-        age, what = (silent, "command") if silent >= blind else (blind, "sound reading")
+        age, what = (silent, "command") if silent >= blind else (blind, "valid reading")
         if age > self._safety.stop_after:
             self._stop(f"No {what} came for {age:.2f} s.")
         elif age > self._safety.hold_after:
@@ -295,15 +296,15 @@ class RobotLoop:
         if self._limited is None:
             start = limits.start(self._reading.q, self._driver.spec)
             self._limited = limits.rest(start)
-            self._follower = Follower(limits, start, rate=1 / dt, aims=1 / dt) if self._safety.follower else None
+            self._follower = Follower(limits, start, rate=1 / dt, target_rate=1 / dt) if self._safety.follower else None
         running = self._mode == "run"
         self._limited = limits.towards(self._limited, wanted, dt) if running else limits.brake(self._limited, dt)
         command = limits.command(self._limited, wanted)
-        self.counts["cut"] += running and bool(np.any(np.abs(command - wanted) > 1e-9))
+        self.counts["limited"] += running and bool(np.any(np.abs(command - wanted) > 1e-9))
         if self._follower is None:
             return command
         if running:
-            self._follower.aim(command)
+            self._follower.set_target(command)
         return np.where(limits.position_targets, self._follower.step(), command)
 
     def _read(self, now: int) -> None:
@@ -318,7 +319,7 @@ class RobotLoop:
         if reading.fault:
             self._stop(reading.fault)
         if not (np.isfinite(reading.t) and np.isfinite(reading.q).all() and np.isfinite(reading.v).all()):
-            self.counts["unsound"] += 1
+            self.counts["invalid_readings"] += 1
             reading = None
         elif last is not None and reading.t < last.t:
             self.counts["backwards"] += 1

@@ -41,14 +41,14 @@ class FollowerMotion:
 
 
 class Follower:
-    """Commands at a fast rate that follow set points at a slow one. `aim` gives a set point, `step` a command."""
+    """Commands at a fast rate that follow set points at a slow one: `set_target` takes one, `step` gives a command."""
 
-    def __init__(self, limits: Limits, start: Array, *, rate: float = 250.0, aims: float = 60.0):
-        if not rate >= aims > 0:
+    def __init__(self, limits: Limits, start: Array, *, rate: float = 250.0, target_rate: float = 60.0):
+        if not rate >= target_rate > 0:
             raise BadInput(
-                f"A follower must run at least as fast as its set points come, not {rate:g} for {aims:g} Hz."
+                f"A follower must run at least as fast as its set points come, not {rate:g} for {target_rate:g} Hz."
             )
-        self._limits, self._dt, self._share = limits, 1.0 / rate, aims / rate
+        self._limits, self._dt, self._share = limits, 1.0 / rate, target_rate / rate
         here = np.asarray(start, float)
         self.motion = FollowerMotion(here, np.zeros_like(here), np.zeros_like(here), np.zeros((1, here.size)))
         """The last command and the plan behind it."""
@@ -62,7 +62,7 @@ class Follower:
         """Whether set points are late by more than one period, so that the follower comes to rest."""
         return self._missing > 1
 
-    def aim(self, target: Array) -> None:
+    def set_target(self, target: Array) -> None:
         """Take a set point; the newest counts. One of another size or not finite is refused."""
         target = np.asarray(target, float)
         if target.shape != self.motion.q.shape or not np.isfinite(target).all():
@@ -124,10 +124,10 @@ class FollowerThread:
         """The command that was sent last."""
         return self._follower.motion.q
 
-    def aim(self, target: Array) -> None:
+    def set_target(self, target: Array) -> None:
         """Take a set point from any thread."""
         with self._lock:
-            self._follower.aim(target)
+            self._follower.set_target(target)
 
     def __enter__(self) -> FollowerThread:
         self._thread.start()
@@ -171,12 +171,12 @@ class FollowerDriver(WrappedDriver):
         """Take a set point, and return the command that was sent last."""
         if self._thread is None:
             start = self._limits.start(self._inner.read().q, self.spec)
-            follower = Follower(self._limits, start, rate=self._rate, aims=1.0 / self.spec.dt)
+            follower = Follower(self._limits, start, rate=self._rate, target_rate=1.0 / self.spec.dt)
             self._thread = FollowerThread(follower, self._inner.write, rate=self._rate)
             self._thread.__enter__()
         if self._thread.error is not None:
             raise LinkLost(f"The motors refused a command: {self._thread.error}")
-        self._thread.aim(action)
+        self._thread.set_target(action)
         return self._thread.command
 
     def hold(self) -> Array:
@@ -203,16 +203,16 @@ class FollowerDriver(WrappedDriver):
 
 
 def follow(motion: FollowerMotion, reference: Array, speed: Array, limits: Limits, dt: float) -> FollowerMotion:
-    """One period towards a moving reference; a joint for which nothing else is sound follows its plan.
+    """One period towards a moving reference; a joint for which nothing else is feasible follows its plan.
 
     Seen from the reference the task is to come to rest at it: the acceleration is chosen such that braking right
     after this period, in the frame of the reference, would end exactly there.
     """
     wanted = _wanted(motion, reference, speed, limits, dt)
-    moved, sound = _moved(motion, wanted, limits, dt)
-    if sound.all():
+    moved, feasible = _moved(motion, wanted, limits, dt)
+    if feasible.all():
         return moved
-    # Between the plan, which is sound, and the wish: as far as is sound, joint by joint.
+    # Between the plan, which is feasible, and the wanted acceleration: as far as is feasible, joint by joint.
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
     plan = _next_planned(motion)
     for _ in range(2):
@@ -220,8 +220,8 @@ def follow(motion: FollowerMotion, reference: Array, speed: Array, limits: Limit
         fine = _moved(motion, plan + shares * (wanted - plan), limits, dt)[1]
         last = np.where(fine.any(axis=0), len(GRID) - 1 - np.argmax(fine[::-1], axis=0), 0)
         low, high = _picked(shares, last), _picked(shares, np.minimum(last + 1, len(GRID) - 1))
-    moved, sound = _moved(motion, np.where(sound, wanted, plan + low * (wanted - plan)), limits, dt)
-    return _chosen(sound, moved, planned(motion, dt))
+    moved, feasible = _moved(motion, np.where(feasible, wanted, plan + low * (wanted - plan)), limits, dt)
+    return _chosen(feasible, moved, planned(motion, dt))
 
 
 def planned(motion: FollowerMotion, dt: float) -> FollowerMotion:
@@ -340,10 +340,10 @@ def _moved(motion: FollowerMotion, a: Array, limits: Limits, dt: float) -> tuple
     top, fast = np.asarray(limits.acceleration) + tiny, np.asarray(limits.velocity) + tiny
     # A joint that begins outside its limits may come back, not go further.
     low, high = np.minimum(limits.low, motion.q), np.maximum(limits.high, motion.q)
-    sound = (np.abs(a - motion.a) <= jump) & (np.abs(plan[0] - a) <= jump) & (np.abs(plan[-1]) <= jump)
-    sound &= (np.abs(a) <= top) & (np.abs(v) <= fast) & (low <= q) & (q <= high) & (np.abs(speeds[-1]) <= 1e-9)
-    sound &= ((np.abs(speeds) <= fast) & (np.abs(plan) <= top) & (low <= places) & (places <= high)).all(axis=0)
-    return FollowerMotion(q, v, a, plan), sound & (np.abs(np.diff(plan, axis=0)) <= jump).all(axis=0)
+    feasible = (np.abs(a - motion.a) <= jump) & (np.abs(plan[0] - a) <= jump) & (np.abs(plan[-1]) <= jump)
+    feasible &= (np.abs(a) <= top) & (np.abs(v) <= fast) & (low <= q) & (q <= high) & (np.abs(speeds[-1]) <= 1e-9)
+    feasible &= ((np.abs(speeds) <= fast) & (np.abs(plan) <= top) & (low <= places) & (places <= high)).all(axis=0)
+    return FollowerMotion(q, v, a, plan), feasible & (np.abs(np.diff(plan, axis=0)) <= jump).all(axis=0)
 
 
 def _chosen(first: Array, one: FollowerMotion, other: FollowerMotion) -> FollowerMotion:

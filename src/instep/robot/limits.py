@@ -18,7 +18,7 @@ that a command that keeps the limits passes unchanged and a jump is approached w
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -232,7 +232,7 @@ def _stated(scene: Scene, name: str, usual: Array) -> Array:
     """A limit as the scene states it, for each action."""
     given: Any = scene.motion_limits.get(name, {})
     labels = scene.spec.action.labels
-    table = given if isinstance(given, dict) else dict.fromkeys(labels, given)
+    table = cast(dict[str, Any], given) if isinstance(given, dict) else dict.fromkeys(labels, given)
     out = usual.copy()
     for label, value in table.items():
         if label not in labels:

@@ -37,7 +37,7 @@ SILENCE_S = 2.0
 
 
 class RobotWorld:
-    """A robot, or a simulated robot for one, behind an address. `step` blocks until the robot says where it went.
+    """A robot, real or simulated, behind an address. `step` blocks until the robot reports the next state.
 
     `State.t` and the stamps of observations are the robot's time since the reset; `hidden["link"]` holds the tick,
     the robot's two clocks [ns], and `captured`, the moment of the state on this computer's monotonic clock [s].
@@ -65,7 +65,7 @@ class RobotWorld:
 
     @property
     def spec(self) -> Spec:
-        """What the robot says its numbers mean, with the action that was sent."""
+        """The robot's spec, with the action that was sent."""
         return self._spec
 
     @property
@@ -97,7 +97,7 @@ class RobotWorld:
         if live.hello.spec != self._hello.spec:
             raise LinkLost(f"The robot at {self.address} is not the one it was; open a new link to it.")
         self._hello = live.hello
-        return self._sound(live)
+        return self._running_state(live)
 
     def step(self, state: State, action: Array) -> State:
         """Send an action and wait for the next state that it led to; the newest counts."""
@@ -123,7 +123,7 @@ class RobotWorld:
                 )
             return Command(live.hello.connection, seq, after, action)
 
-        return self._sound(self._session.ask(request, answered, self._timeout, "answer"))
+        return self._running_state(self._session.ask(request, answered, self._timeout, "answer"))
 
     def observe(self, state: State) -> Observation:
         """What the robot's sensors showed in that state, with the stamps of those that are older."""
@@ -151,7 +151,7 @@ class RobotWorld:
         if live.report.episode != episode:
             raise LinkLost(f"The robot at {self.address} was reset by someone else; reset it to begin anew.")
 
-    def _sound(self, live: LiveConnection) -> State:
+    def _running_state(self, live: LiveConnection) -> State:
         if live.report.mode == "stop":
             raise LinkLost(
                 f"The robot at {self.address} has stopped: {live.report.reason} Make it safe, then reset it."
@@ -199,7 +199,7 @@ class LinkSession:
         self.clock = ClockEstimate()
         """How far the robot's clock is ahead of this computer's."""
         self.counts: Counter[str] = Counter()
-        """What this side saw: connections, messages dropped because they were late or old."""
+        """Counted on this side: connections, messages dropped because they were late or old."""
         self.robot_counts: Mapping[str, int] = {}
         """What the robot has counted, as of its last answer."""
         self._changed = threading.Condition()
@@ -335,10 +335,10 @@ class LinkSession:
         events = asyncio.get_running_loop()
         heartbeats = events.create_task(self._send_heartbeats(socket))
         try:
-            async with asyncio.timeout(SILENCE_S) as patience:
+            async with asyncio.timeout(SILENCE_S) as silence:
                 while True:
                     data = await socket.recv()
-                    patience.reschedule(events.time() + SILENCE_S)
+                    silence.reschedule(events.time() + SILENCE_S)
                     self._take(unpack(data if isinstance(data, bytes) else b"", FROM_ROBOT))
         except (*connection_errors(), BadInput) as error:
             worked = self._live is not None

@@ -185,7 +185,7 @@ class _Client:
         self.connection = secrets.token_hex(16)
         self.requests, self.questions = RateLimiter(5000.0, 5000.0), RateLimiter(100.0, 200.0)
         self.wake = asyncio.Event()
-        self.heard = time.monotonic()
+        self.heard_at = time.monotonic()
         self._shown: dict[str, tuple[int, float]] = {}
 
     def report(self, snapshot: RobotSnapshot) -> Report:
@@ -233,7 +233,7 @@ class _Network:
             self.counts["unauthorized"] += 1
             return refusal
         controller = self._controller()
-        if request.path == "/control" and controller and time.monotonic() - controller.heard < CONTROLLER_TIMEOUT_S:
+        if request.path == "/control" and controller and time.monotonic() - controller.heard_at < CONTROLLER_TIMEOUT_S:
             return HttpReply(HTTPStatus.CONFLICT, "Another controller holds the robot.")
         return None
 
@@ -281,13 +281,13 @@ class _Network:
 
     async def _receive_from(self, client: _Client) -> None:
         async for data in client.socket:
-            client.heard = time.monotonic()
+            client.heard_at = time.monotonic()
             try:
                 message = unpack(data if isinstance(data, bytes) else b"", FROM_CLIENT)
                 if message.connection != client.connection:
                     raise BadInput("The message belongs to another connection.")
                 if client.role == "watch" and not isinstance(message, Ping):
-                    raise BadInput("A watcher may only ask for the time.")
+                    raise BadInput("A watcher may only send pings.")
             except BadInput as error:
                 self.counts["malformed"] += 1
                 return await expel(client.socket, _brief(str(error), 120))

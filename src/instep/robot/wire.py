@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgpack
 import numpy as np
@@ -101,7 +101,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reset:
-    """A controller's wish to begin anew."""
+    """A controller's request to reset."""
 
     connection: str
     seq: int
@@ -110,7 +110,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ping:
-    """A heartbeat and a question for the time."""
+    """A heartbeat that asks for the robot's time."""
 
     connection: str
     sent: int
@@ -329,41 +329,28 @@ _channel = _record(Channel, {"labels": _list_of(_text), "unit": _text, "shape": 
 _spec = _record(
     Spec, {"dt": _period, "q": _channel, "v": _channel, "action": _channel, "observation": _map_of(_channel)}
 )
+_CHECKS: dict[str, Check] = {
+    "str": _text,
+    "int": _count,
+    "float": _number,
+    "Array": tensor,
+    "Spec": _spec,
+    "Role": _word(*get_args(Role)),
+    "Pace": _word(*get_args(Pace)),
+    "Mode": _word(*get_args(Mode)),
+    "Mapping[str, Array]": _map_of(tensor),
+    "Mapping[str, float]": _map_of(_number),
+    "Mapping[str, int]": _map_of(_count),
+}
+"""The check of a field by its annotation; stamps of clocks, which may be negative, are known by their names."""
+_STAMPS = frozenset({"mono", "wall", "sent"})
+
+
+def _schema(message: type[Message]) -> dict[str, Check]:
+    annotated = {field.name: str(field.type) for field in fields(message)}
+    return {name: _clock if kind == "int" and name in _STAMPS else _CHECKS[kind] for name, kind in annotated.items()}
+
+
 _SCHEMAS: dict[str, tuple[Callable[..., Message], dict[str, Check]]] = {
-    "hello": (
-        Hello,
-        {
-            "connection": _text,
-            "boot": _text,
-            "role": _word("control", "watch"),
-            "pace": _word("real", "step"),
-            "spec": _spec,
-            "mono": _clock,
-            "wall": _clock,
-        },
-    ),
-    "report": (
-        Report,
-        {
-            "connection": _text,
-            "tick": _count,
-            "episode": _count,
-            "echo": _count,
-            "mode": _word("idle", "run", "hold", "stop"),
-            "reason": _text,
-            "t": _number,
-            "mono": _clock,
-            "wall": _clock,
-            "q": tensor,
-            "v": tensor,
-            "sent": tensor,
-            "seen": _map_of(tensor),
-            "stamps": _map_of(_number),
-        },
-    ),
-    "command": (Command, {"connection": _text, "seq": _count, "after": _count, "action": tensor}),
-    "reset": (Reset, {"connection": _text, "seq": _count, "seed": _count}),
-    "ping": (Ping, {"connection": _text, "sent": _clock}),
-    "pong": (Pong, {"connection": _text, "sent": _clock, "mono": _clock, "counts": _map_of(_count)}),
-    "refused": (Refused, {"connection": _text, "seq": _count, "reason": _text}),
+    message.__name__.lower(): (message, _schema(message)) for message in get_args(Message)
 }
