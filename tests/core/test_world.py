@@ -76,7 +76,7 @@ def test_noise_is_standard_normal_and_uncorrelated():
     # 20000 draws: the mean is within 5 standard errors, 0.035, and so are neighbours' correlations.
     assert abs(draws.mean()) < 0.035 and abs(draws.std() - 1) < 0.03
     assert np.abs(np.corrcoef(draws.T) - np.eye(10)).max() < 0.12
-    after = counter_rng.normal(counter_rng.following(keys), 10)
+    after = counter_rng.normal(counter_rng.next_key(keys), 10)
     assert abs(np.corrcoef(draws.ravel(), after.ravel())[0, 1]) < 0.035
 
 

@@ -20,8 +20,8 @@ def key(seed: int, stream: str) -> Array:
     return _mix(np.asarray(mixed))
 
 
-def following(keys: Array) -> Array:
-    """The key after each key."""
+def next_key(keys: Array) -> Array:
+    """The next key of each stream."""
     return _mix(keys)
 
 

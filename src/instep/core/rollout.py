@@ -12,7 +12,7 @@ from .episode import Episode, Log
 from .errors import BadInput, Diverged
 from .world import Array, Observation, Policy, Spec, State, Watcher, World, put, stack, take
 
-FLIGHT_RECORD = 100
+MAX_RECORDED_STATES = 100
 """How many of the last states a `Diverged` carries."""
 
 Ending: TypeAlias = Callable[[State], Array | bool]
@@ -40,15 +40,15 @@ def rollout(
     for _ in range(steps):
         observation = world.observe(state)
         action = checked_action(policy.act(observation), world.spec, state.batch)
-        for look in (log, *watch):
-            look(state, observation, action)
+        for watcher in (log, *watch):
+            watcher(state, observation, action)
         if until is not None and bool(np.all(until(state))):
             ended = "until"
             break
         try:
             state = world.step(state, action)
         except Diverged as error:
-            error.record = log.episode().rows(-FLIGHT_RECORD)
+            error.record = log.episode().rows(-MAX_RECORDED_STATES)
             raise
     return log.episode().with_columns({}, ended=ended)
 
@@ -74,8 +74,8 @@ def rollouts(
     for row in range(steps):
         observation = world.observe(state)
         action = checked_action(policy.act(observation), world.spec, state.batch)
-        for look in (log, *watch):
-            look(state, observation, action)
+        for watcher in (log, *watch):
+            watcher(state, observation, action)
         if until is not None:
             endings.end(np.broadcast_to(until(state), state.batch), row, "until")
         if endings.all_over:

@@ -123,7 +123,7 @@ class WithCameras(Wrapper[W]):
         age = old["age"] + 1
         if int(age.flat[0] if age.ndim else age) >= self.every:
             return after.with_hidden(
-                self.key, self._exposure(after, counter_rng.following(old["noise"]), np.zeros(state.batch, int))
+                self.key, self._exposure(after, counter_rng.next_key(old["noise"]), np.zeros(state.batch, int))
             )
         return after.with_hidden(self.key, {**old, "age": age})
 

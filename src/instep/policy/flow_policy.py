@@ -226,7 +226,7 @@ class FlowPolicy:
             features = np.concatenate([features, self._encoder(observation, n)], axis=-1)
         size = description.horizon * len(description.actions)
         self._count += 1
-        keys = counter_rng.following(self._key + np.arange(n, dtype=np.uint64) + np.uint64(self._count << 32))
+        keys = counter_rng.next_key(self._key + np.arange(n, dtype=np.uint64) + np.uint64(self._count << 32))
         x = self._net.flow(np.asarray(features, np.float32), counter_rng.normal(keys, size), description.flow_steps)
         chunk = x * self._scale["action_size"] + self._scale["action_mean"]
         chunk = chunk.reshape(*batch, description.horizon, len(description.actions)).astype(float)

@@ -36,13 +36,13 @@ class Noisy(Wrapper[W]):
 
     def step(self, state: State, action: Array) -> State:
         """Draw anew for the next state."""
-        return self.world.step(state, action).with_hidden(self.key, counter_rng.following(state.hidden[self.key]))
+        return self.world.step(state, action).with_hidden(self.key, counter_rng.next_key(state.hidden[self.key]))
 
     def observe(self, state: State) -> Observation:
         """What the sensors show, with noise."""
         seen, keys = dict(self.world.observe(state)), state.hidden[self.key]
         for name in _present(self.channels, seen):
-            keys = counter_rng.following(keys)
+            keys = counter_rng.next_key(keys)
             seen[name] = seen[name] + _amount(self.sigma) * counter_rng.normal(keys, seen[name].shape[-1])
         return seen
 
@@ -64,7 +64,7 @@ class Drifting(Wrapper[W]):
 
     def step(self, state: State, action: Array) -> State:
         """Let the bias grow."""
-        keys, dt = counter_rng.following(state.hidden[self.key]["keys"]), self.spec.dt
+        keys, dt = counter_rng.next_key(state.hidden[self.key]["keys"]), self.spec.dt
         after: dict[str, Array] = {}
         for name, bias in state.hidden[self.key]["bias"].items():
             wander = _amount(self.walk) * np.sqrt(dt) * counter_rng.normal(keys, bias.shape[-1])
@@ -164,7 +164,7 @@ class Dropping(Wrapper[W]):
     def step(self, state: State, action: Array) -> State:
         """Sample whether the command and the next observation are lost."""
         action, memory = checked_action(action, self.spec, state.batch), state.hidden[self.key]
-        keys = counter_rng.following(memory["keys"])
+        keys = counter_rng.next_key(memory["keys"])
         sample = counter_rng.uniform(keys, 2)
         _, held = _shifted(memory["line"], action)
         lost = sample[..., 0] < np.asarray(self.action)

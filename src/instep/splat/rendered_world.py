@@ -127,7 +127,7 @@ class Seen(Wrapper[W]):
 
     def step(self, state: State, action: Array) -> State:
         """Step the world, and the stream of sensor noise."""
-        return self.world.step(state, action).with_hidden(self.key, counter_rng.following(state.hidden[self.key]))
+        return self.world.step(state, action).with_hidden(self.key, counter_rng.next_key(state.hidden[self.key]))
 
     def observe(self, state: State) -> Observation:
         """The world's observation, with images that are rendered when they are read."""

@@ -132,7 +132,7 @@ def sampled_tip(scene: Scene, seed: int) -> Array:
     ids = [model.joint(name).id for name in scene.robot]
     low, high = model.jnt_range[ids].T
     while True:
-        key = counter_rng.following(key)
+        key = counter_rng.next_key(key)
         share = 0.5 + GOAL_RANGE * (counter_rng.uniform(key, len(ids)) - 0.5)
         q[model.jnt_qposadr[ids]] = low + share * (high - low)
         point = tip(scene, q)
