@@ -11,11 +11,12 @@ import pytest
 from instep import MujocoWorld, stack
 from instep.app.cli import main
 from instep.core.errors import InstepError
+from instep.core.rollout import Constant, rollout
 from instep.data import load_episodes
 from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.splat.gaussians_from_geoms import gaussians_from_geoms
-from instep.splat.rendered_world import load_rendered_cameras
+from instep.splat.rendered_world import Sensor, load_rendered_cameras
 
 SHAPES = """<mujoco>
   <asset><mesh name="wedge" vertex="0 0 0  .1 0 0  0 .1 0  0 0 .1"/></asset>
@@ -133,6 +134,21 @@ def test_a_scan_takes_the_place_of_geoms(cameras, tmp_path):
     assert len(gaussians.on("tee")) == len(gaussians_from_geoms(scene).on("tee"))
 
 
+def test_the_appearance_of_rendered_images_is_sampled_for_every_episode(cameras, tmp_path, capsys):
+    words = ["eval", "expert", "pusht", "--seeds", "2", "--films", "0", "--randomize", "appearance"]
+    assert main([*words, "--out", str(tmp_path / "blind")]) == 2
+    assert "needs cameras" in capsys.readouterr().err
+    scene = Scene.load("pusht")
+    rendered = load_rendered_cameras(cameras, scene, ("static",))
+    run = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=3)
+    plain, dim = (rendered.add_images(run, sensor)["observation.images.static"] for sensor in (None, Sensor(gain=0.5)))
+    np.testing.assert_allclose(dim, 0.5 * plain, atol=1.0)
+    noisy = [rendered.add_images(run, Sensor().adjusted({"appearance.noise": 5.0}), seed) for seed in (0, 0, 1)]
+    frames = [episode["observation.images.static"] for episode in noisy]
+    np.testing.assert_array_equal(frames[0], frames[1])
+    assert (frames[0] != frames[2]).any() and (frames[0][0] != frames[0][1]).any()
+
+
 def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_cameras(tmp_path, capsys, torch):
     sight = tmp_path / "so101.toml"
     sight.write_text(
@@ -148,11 +164,11 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     small = ["--steps", "6", "--batch", "8", "--width", "16", "--threads", "1"]
     policy, anew = tmp_path / "policy", ["--virtual", str(sight), "--scene", "so101"]
     assert main(["train", str(data), str(tmp_path / "films"), "--cameras", "hand", *small]) == 0
-    assert main(["train", str(data), str(policy), "--cameras", "hand", *anew, *small]) == 0
+    assert main(["train", str(data), str(policy), "--cameras", "hand", *anew, "--randomize", "appearance", *small]) == 0
     assert main(["train", str(data), str(tmp_path / "none"), "--cameras", "hand", *virtual, *small]) == 2
     assert "--virtual needs --scene" in capsys.readouterr().err
     judged = ["eval", str(policy), "so101", *task, "--seeds", "2", "--films", "0"]
-    assert main([*judged, *virtual, "--out", str(tmp_path / "judged")]) == 0
+    assert main([*judged, *virtual, "--randomize", "appearance", "--out", str(tmp_path / "judged")]) == 0
     assert json.loads((tmp_path / "judged/result.json").read_text())["broken"] == {f"{policy} in mujoco": 0}
     capsys.readouterr()
     assert main([*judged, "--out", str(tmp_path / "bare")]) == 2

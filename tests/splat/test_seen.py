@@ -121,12 +121,12 @@ def test_gain_tint_and_noise_are_parameters_of_every_world_of_a_batch() -> None:
     world = seen()
     state = stack([world.reset(0) for _ in range(3)])
     plain = world.observe(state)["observation.images.eye"].astype(float)
-    dim = world.tuned({"camera.gain": np.array([1.0, 0.5, 0.25]), "camera.blue": 0.0})
+    dim = world.tuned({"appearance.brightness": np.array([1.0, 0.5, 0.25]), "appearance.blue": 0.0})
     images = dim.observe(state)["observation.images.eye"].astype(float)
     for i, gain in enumerate((1.0, 0.5, 0.25)):
         np.testing.assert_allclose(images[i, ..., :2], gain * plain[i, ..., :2], atol=1.0)
     assert (images[..., 2] == 0).all()
-    noisy = world.tuned({"camera.noise": np.array([0.0, 8.0, 0.0])}).observe(state)["observation.images.eye"]
+    noisy = world.tuned({"appearance.noise": np.array([0.0, 8.0, 0.0])}).observe(state)["observation.images.eye"]
     np.testing.assert_array_equal(noisy[[0, 2]], plain[[0, 2]])
     assert np.std(noisy[1] - plain[1]) == pytest.approx(8.0, rel=0.25), "clipping at 0 takes some of it"
 

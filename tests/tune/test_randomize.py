@@ -8,6 +8,7 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.rollout import Script, rollout
+from instep.scene.folder import Scene
 from instep.tune.beliefs import (
     GaussianBelief,
     IndependentBeliefs,
@@ -24,7 +25,6 @@ from instep.tune.randomize import (
     DropoOptions,
     appearance,
     dropo_from_episodes,
-    image_effects,
     parse_belief,
     with_imperfections,
 )
@@ -106,11 +106,12 @@ def test_two_beliefs_that_differ_are_told_apart_by_their_names():
 
 def test_appearance_is_sampled_with_physics():
     drawn = IndependentBeliefs((NORMAL, appearance())).sample(5, np.random.default_rng(0))
-    effects = [image_effects(drawn, i) for i in range(5)]
-    assert len({e.gain for e in effects}) == 5
-    assert all(0 <= e.sigma <= 8 for e in effects)
+    assert len(set(drawn["appearance.brightness"])) == 5
+    assert ((drawn["appearance.noise"] >= 0) & (drawn["appearance.noise"] <= 8)).all()
+    scene = Scene.load("pusht")
+    assert set(belief_addresses(parse_belief(["appearance"], scene))) == set(belief_addresses(appearance()))
     with pytest.raises(UnknownName, match=r"appearance\.brightness"):
-        image_effects({"appearance.brightnes": 1.0})
+        parse_belief(["appearance.brightnes=0.5..1"], scene)
 
 
 def test_a_fitted_distribution_is_as_wide_as_the_machines_differ(servo, recorded):

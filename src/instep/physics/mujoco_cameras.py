@@ -7,9 +7,9 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import mujoco
 import mujoco.rendering.classic.gl_context
@@ -102,6 +102,15 @@ class WithCameras(Wrapper[W]):
     effects: ImageEffects = field(default_factory=ImageEffects)
     every: int = 1
     """Control steps from one image to the next; in between the last one is repeated, with its time stamp."""
+    brightness: float | Array = 1.0
+    """Factors on top of the effects, and further noise [grey levels]; one number, or one per world of a batch."""
+    red: float | Array = 1.0
+    green: float | Array = 1.0
+    blue: float | Array = 1.0
+    noise: float | Array = 0.0
+    params: ClassVar[Mapping[str, str]] = {
+        f"appearance.{name}": name for name in ("brightness", "red", "green", "blue", "noise")
+    }
 
     @property
     def spec(self) -> Spec:
@@ -134,12 +143,19 @@ class WithCameras(Wrapper[W]):
             frames = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
             for world in np.ndindex(*state.batch):
                 seed = int(counter_rng.uniform(memory["noise"][world], 1 + index)[-1] * 2**53)
-                frames[world] = self.renderer.render(memory["q"][world], camera, self.effects, seed)
+                frames[world] = self.renderer.render(memory["q"][world], camera, self._effects(world), seed)
             frames.flags.writeable = False
             seen[f"observation.images.{camera.name}"] = frames
             if self.every > 1:
                 seen[f"observation.images.{camera.name}.stamp"] = memory["stamp"]
         return seen
+
+    def _effects(self, world: tuple[int, ...]) -> ImageEffects:
+        amounts = (self.brightness, self.red, self.green, self.blue, self.noise)
+        brightness, red, green, blue, noise = (float(np.asarray(a)[world] if np.ndim(a) else a) for a in amounts)
+        r, g, b = self.effects.tint
+        sigma = float(np.hypot(self.effects.sigma, noise))
+        return ImageEffects(self.effects.gain * brightness, (r * red, g * green, b * blue), sigma)
 
     def _exposure(self, state: State, key: Array, age: Array) -> dict[str, Array]:
         return {"noise": key, "q": state.q, "age": age, "stamp": np.full(state.batch, float(state.t))}

@@ -20,7 +20,7 @@ from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_exp, quat_mul
-from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
+from instep.core.world import Array, Channel, Observation, Settings, Spec, State, W, Wrapper
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.splat.raster.rasterizer import LayeredRasterizer
@@ -84,6 +84,20 @@ class Sensor:
         """Whether two images of the same scene differ."""
         return self.shot > 0 or self.read > 0
 
+    def adjusted(self, appearance: Settings) -> Sensor:
+        """The sensor in another appearance: `appearance.brightness`, `.red`, `.green`, `.blue`, `.noise`."""
+
+        def value(name: str, usual: float) -> float:
+            return float(np.ravel(appearance.get(f"appearance.{name}", usual))[0])
+
+        r, g, b = self.tint
+        return replace(
+            self,
+            gain=self.gain * value("brightness", 1.0),
+            tint=(r * value("red", 1.0), g * value("green", 1.0), b * value("blue", 1.0)),
+            read=float(np.hypot(self.read, value("noise", 0.0) / 255.0)),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen(Wrapper[W]):
@@ -101,14 +115,16 @@ class Seen(Wrapper[W]):
     """Needed by shutters that are not instant."""
     shutter: Shutter = field(default_factory=Shutter)
     sensor: Sensor = field(default_factory=Sensor)
-    gain: Amount = 1.0
-    """Factor of brightness, on top of the sensor's."""
+    brightness: Amount = 1.0
+    """Factor on top of the sensor's gain."""
     red: Amount = 1.0
     green: Amount = 1.0
     blue: Amount = 1.0
     noise: Amount = 0.0
     """Standard deviation of further read noise [grey levels of 255]."""
-    params: ClassVar[Mapping[str, str]] = {f"camera.{name}": name for name in ("gain", "red", "green", "blue", "noise")}
+    params: ClassVar[Mapping[str, str]] = {
+        f"appearance.{name}": name for name in ("brightness", "red", "green", "blue", "noise")
+    }
 
     def __post_init__(self) -> None:
         if (self.shutter.readout or self.shutter.exposure) and self.velocities is None:
@@ -159,15 +175,9 @@ class Seen(Wrapper[W]):
         return out
 
     def _sensor(self, world: tuple[int, ...]) -> Sensor:
-        gain, red, green, blue, noise = (
-            float(np.asarray(amount)[world] if np.ndim(amount) else amount)
-            for amount in (self.gain, self.red, self.green, self.blue, self.noise)
-        )
-        r, g, b = self.sensor.tint
-        return replace(
-            self.sensor, gain=self.sensor.gain * gain, tint=(r * red, g * green, b * blue),
-            read=float(np.hypot(self.sensor.read, noise / 255.0)),
-        )  # fmt: skip
+        amounts = {address: getattr(self, name) for address, name in self.params.items()}
+        chosen = {name: np.asarray(amount)[world] if np.ndim(amount) else amount for name, amount in amounts.items()}
+        return self.sensor.adjusted(chosen)
 
     def _exposed(self, camera: Camera, poses: Array, twists: Array | None) -> Array:
         def colours(t: float, region: Region) -> Array:
@@ -199,11 +209,19 @@ class RenderedCameras:
         q = by_label(values, labels, self.scene.spec.q.labels, self.scene.start(0)[0])
         return scene_poses(self.scene, self.layers.gaussians.names, q)
 
-    def add_images(self, episode: Episode) -> Episode:
-        """The episode with the images that the cameras would have taken."""
+    def add_images(self, episode: Episode, sensor: Sensor | None = None, seed: int = 0) -> Episode:
+        """The episode with the images that the cameras would have taken; sensor noise is that of the seed."""
         reported = {name: episode[name] for name in POSE_CHANNELS if name in episode}
         poses = self.poses(reported, episode.spec)
-        images = {IMAGES + c.name: self.layers.render_batch(c, poses) for c in self.cameras}
+        images: dict[str, Array] = {}
+        for number, camera in enumerate(self.cameras):
+            if sensor is None or sensor == Sensor():
+                images[IMAGES + camera.name] = self.layers.render_batch(camera, poses)
+                continue
+            colours = (self.layers.render(camera, pose).colour for pose in poses)
+            seeds = range((seed * len(self.cameras) + number) << 32, 1 << 63)
+            frames = [apply_sensor(colour, sensor, frame) for colour, frame in zip(colours, seeds, strict=False)]
+            images[IMAGES + camera.name] = np.stack(frames)
         return replace(episode.with_columns(images), spec=spec_with_images(episode.spec, self.cameras))
 
 

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         dropo,
         dropo_from_episodes,
         expand_ranges,
-        image_effects,
         parse_belief,
         with_imperfections,
     )

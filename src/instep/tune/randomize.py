@@ -17,7 +17,6 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Belief, Box, Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
-from instep.physics.mujoco_cameras import ImageEffects
 from instep.robot import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
 from instep.scene.folder import Scene
 
@@ -58,12 +57,14 @@ def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:
 
 
 def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
-    """The belief of `--randomize`: files that hold beliefs, and ranges such as 'geom.*.friction=0.2..0.6', together."""
+    """The belief of `--randomize`: files that hold beliefs, ranges such as 'geom.*.friction=0.2..0.6', 'appearance'."""
     parts: list[Belief] = []
     ranged: list[Param] = []
     for word in words:
         if Path(word).exists():
             parts.append(load_belief(Path(word)))
+        elif word == "appearance":
+            ranged += APPEARANCE
         else:
             ranged += _ranged(word, scene)
     if ranged:
@@ -96,20 +97,6 @@ def _ranged(word: str, scene: Scene) -> list[Param]:
 def appearance() -> Box:
     """The usual ranges of the appearance of camera images."""
     return Box(APPEARANCE)
-
-
-def image_effects(settings: Mapping[str, float | Array], number: int = 0) -> ImageEffects:
-    """The image effects of one sample; other parameters are skipped, a misspelt one is an error."""
-    usual = {"brightness": 1.0, "red": 1.0, "green": 1.0, "blue": 1.0, "noise": 0.0}
-    for name in settings:
-        if name.startswith("appearance.") and name.removeprefix("appearance.") not in usual:
-            raise UnknownName("appearance parameter", name, [param.address for param in APPEARANCE])
-
-    def value(name: str) -> float:
-        given = settings.get(f"appearance.{name}", usual[name])
-        return float(given if isinstance(given, float | int) else given[number])
-
-    return ImageEffects(value("brightness"), (value("red"), value("green"), value("blue")), value("noise"))
 
 
 Success = Callable[[Mapping[str, Array], Sequence[int]], Array]

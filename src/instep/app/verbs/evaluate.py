@@ -64,7 +64,8 @@ def evaluate(
         worlds: engines to run in (mujoco rapier dart), or perturbed:SEED, a simulated robot with hidden parameters.
         task: which task of the scene; its first where not given.
         randomize: parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
-            and beliefs that instep tune saved (its folder, or belief.json).
+            'appearance' for light, colour and noise of camera images (or appearance.red=0.8..1.2), and beliefs that
+            instep tune saved (its folder, or belief.json).
         latency: control steps by which decisions are late.
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
         virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
@@ -87,6 +88,10 @@ def evaluate(
     output.read(scene.root)
     belief = parse_belief(randomize, scene)
     turned = () if belief is None else belief_addresses(belief)
+    if not cameras and virtual is None and any(name.startswith("appearance.") for name in turned):
+        raise BadInput(
+            "--randomize appearance needs cameras to apply to; name --cameras of the scene or a --virtual file."
+        )
     options = EvalOptions(batch=batch, latency=latency, randomize=belief, films=films, bounds=limits_of(scene))
     candidates = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
     mark = content_hash(scene.root)

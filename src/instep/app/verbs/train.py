@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -17,6 +17,10 @@ from instep.core.world import World
 from instep.policy.observation_encoding import STATE
 from instep.policy.training import TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
+
+if TYPE_CHECKING:
+    from instep.core.episode import Episode
+    from instep.splat.rendered_world import RenderedCameras
 
 Positional = tyro.conf.Positional
 HELD_OUT = 200_000
@@ -34,6 +38,7 @@ def train(
     eval_starts: int = 0,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
+    randomize: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     frame: tuple[str, ...] = (),
     steps: int = 6000,
@@ -62,6 +67,8 @@ def train(
         cameras: cameras that the policy uses, by name.
         virtual: a file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data,
             so that any recording of joints and poses will do; --cameras chooses among them.
+        randomize: appearance of the images of --virtual, sampled for each episode: 'appearance' for the usual ranges of
+            light, colour and sensor noise, or ranges such as appearance.brightness=0.6..1.4.
         without: channels that the policy does not use, such as observation.environment_state.
         frame: observe and act in the frame of a body on a table: the joints that are the x and y of the contact point,
             and its name, such as pusher_x pusher_y tee. With --cameras and --without observation.environment_state
@@ -99,7 +106,9 @@ def train(
 
         rendered = load_rendered_cameras(virtual, Scene.load(scene), cameras)
         cameras = tuple(c.name for c in rendered.cameras)
-        episodes = [rendered.add_images(episode) for episode in episodes]
+        episodes = _rendered(episodes, rendered, randomize, seed)
+    elif randomize:
+        raise BadInput("--randomize needs --virtual: the appearance of recorded images stays as it is.")
     views = CameraOptions(virtual, cameras)
     options = TrainOptions(
         steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
@@ -123,6 +132,27 @@ def train(
     _write(output, reports, eval_starts)
     print(output.folder)
     return 0
+
+
+def _rendered(
+    episodes: Sequence[Episode], cameras: RenderedCameras, randomize: tuple[str, ...], seed: int
+) -> list[Episode]:
+    """The episodes with rendered images, each in a sampled appearance."""
+    import numpy as np
+
+    from instep.splat.rendered_world import Sensor
+    from instep.tune.beliefs import belief_addresses
+    from instep.tune.randomize import parse_belief
+
+    belief = parse_belief(randomize, cameras.scene)
+    if belief is None:
+        return [cameras.add_images(episode) for episode in episodes]
+    for name in belief_addresses(belief):
+        if not name.startswith("appearance."):
+            raise BadInput(f"Training randomizes the appearance of images only, not {name!r}.")
+    rng = np.random.default_rng((seed, 0xA99))
+    sensors = [Sensor().adjusted(belief.sample(1, rng)) for _ in episodes]
+    return [cameras.add_images(e, sensor, i) for i, (e, sensor) in enumerate(zip(episodes, sensors, strict=True))]
 
 
 def _success(folder: Path, scene: str, task: str, world: Callable[[], World], count: int) -> float:
