@@ -189,7 +189,7 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, RefinedRig]) -> 
     action = np.array([parked.get(label, 0.0) for label in scene.spec.action.labels])
     options = TwinOptions(correct=kinds[name])  # type: ignore[arg-type]
     outlines = {scene.objects[0]: prepared.refined.outline}
-    how = correction_of(scene, prepared.rig, options, outlines=outlines, touching=False)
+    how = correction_of(scene, prepared.rig, options, outlines=outlines, joints_known=False)
     twin = Twin(open_world(scene), Recording(episode), how, park=parked)
     ran = rollout(twin, Constant(action), steps=len(episode))
     found = silhouette_overlaps(prepared.rig, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])

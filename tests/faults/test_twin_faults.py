@@ -33,7 +33,7 @@ def test_half_a_second_of_full_occlusion_is_coasted_through(filmed, follow) -> N
     run = follow(filmed.with_pictures(card))
     assert run.error[15:45].max() < 20 * MM  # physics with another friction, nothing pulled it away
     assert run.error[52:].max() < 3 * MM
-    assert np.nanmax(run.log["tee.lost"]) >= 20 and run.log["tee.sigma"][44] > 3 * run.log["tee.sigma"][14]
+    assert np.nanmax(run.log["tee.frames_lost"]) >= 20 and run.log["tee.sigma"][44] > 3 * run.log["tee.sigma"][14]
 
 
 @pytest.mark.fault(16)
@@ -56,7 +56,7 @@ def test_a_frozen_picture_is_dropped_within_three_frames(filmed, follow) -> None
 
     run = follow(filmed.with_pictures(frozen))
     assert np.median(run.error[30:]) < 4 * MM  # the T moves 2.6 mm per frame
-    assert np.all(run.log[f"{CAMERAS[1]}.seen"][24:] == 0)
+    assert np.all(run.log[f"{CAMERAS[1]}.visible_share"][24:] == 0)
 
 
 @pytest.mark.fault(15)
@@ -67,9 +67,9 @@ def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(filmed, follow) -
     bumped[:3, 3] += [0.01, 0.0, 0.0]
     wrong = replace(scene, cameras={**scene.cameras, CAMERAS[1]: replace(camera, body_from_camera=bumped)})
     run = follow(replace(filmed, scene=wrong))  # what is seen is right and the believed camera is not: the same
-    frozen = run.log[f"{CAMERAS[1]}.frozen"]
+    frozen = run.log[f"{CAMERAS[1]}.excluded"]
     assert frozen[-1] == 1 and int(np.argmax(frozen)) <= 20
-    assert run.log[f"{CAMERAS[0]}.frozen"][-1] == 0 and run.log[f"{CAMERAS[2]}.frozen"][-1] == 0
+    assert run.log[f"{CAMERAS[0]}.excluded"][-1] == 0 and run.log[f"{CAMERAS[2]}.excluded"][-1] == 0
     assert np.median(run.error[25:]) < 3 * MM
 
 

@@ -60,4 +60,4 @@ def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> None:
     assert len(taken) >= 3 and np.diff(taken).min() > 0.19
     assert np.all(ages > -1e-6) and np.median(ages) < 1.0
     page = (tmp_path / "x" / "report.html").read_text()
-    assert "How far to trust it" in page and "Age of pictures" in page
+    assert "Trust and residuals" in page and "Latency of images" in page

@@ -23,7 +23,7 @@ def test_the_twin_stays_on_the_body(filmed, follow) -> None:
     run = follow(filmed)
     assert np.median(run.error[5:]) < 2 * MM and np.median(run.turn[5:]) < 1 * DEG
     assert np.quantile(run.error[5:], 0.95) < 4 * MM
-    assert np.nanmax(run.log["tee.lost"]) == 0
+    assert np.nanmax(run.log["tee.frames_lost"]) == 0
 
 
 def test_physics_alone_does_not(filmed, follow) -> None:

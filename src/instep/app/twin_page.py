@@ -36,13 +36,13 @@ def write_page(
 
 
 def _verdict(log: Mapping[str, Array]) -> Headline:
-    lost = max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".lost")), default=0)
-    frozen = [n.removesuffix(".frozen") for n, v in log.items() if n.endswith(".frozen") and v[-1] > 0]
+    lost = max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".frames_lost")), default=0)
+    frozen = [n.removesuffix(".excluded") for n, v in log.items() if n.endswith(".excluded") and v[-1] > 0]
     if lost or frozen:
-        because = f"{lost} rows without sight of the body." if lost else ""
-        because += f" Frozen, since it disagreed with the others: {', '.join(frozen)}." if frozen else ""
-        return Headline("bad", "The twin was not always sure of itself.", because.strip())
-    return Headline("good", "The twin kept in step.", "It saw its body in every row, and no camera was frozen.")
+        because = f"{lost} rows in which no camera showed the body." if lost else ""
+        because += f" Excluded, for disagreeing with the others: {', '.join(frozen)}." if frozen else ""
+        return Headline("bad", "The twin lost its body, or a camera was excluded.", because.strip())
+    return Headline("good", "The twin kept in step.", "The body was seen in every row, and no camera was excluded.")
 
 
 def _numbers(log: Mapping[str, Array], episode: Episode, scores: Mapping[str, Estimate]) -> list[Number]:
@@ -51,39 +51,39 @@ def _numbers(log: Mapping[str, Array], episode: Episode, scores: Mapping[str, Es
     shown = [Number("work per frame", f"{1e3 * np.median(_work(episode)):.1f} ms", "median")]
     if nis:
         mean = f"{np.nanmean(np.concatenate(nis)):.1f}"
-        shown.insert(0, Number("mean NIS", mean, "3 is expected of a body on a table"))
+        shown.insert(0, Number("mean NIS", mean, "3 is expected for a body on a table"))
     if late:
-        shown.append(Number("latency of pictures", f"{1e3 * np.nanmedian(np.concatenate(late)):.0f} ms", "median"))
+        shown.append(Number("latency of images", f"{1e3 * np.nanmedian(np.concatenate(late)):.0f} ms", "median"))
     if "trust" in scores:
         shown.insert(0, Number("lowest trust", f"{scores['trust'].value:.2f}", f"{scores['trust'].n} nominal runs"))
     return shown
 
 
 def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
-    residuals = {**_ending(t, log, "residual"), **_ending(t, log, "photo")}
+    residuals = {**_ending(t, log, "residual"), **_ending(t, log, "colour_residual")}
     figures = [
         lines_figure(_ending(t, log, "nis"), title="Innovation against its covariance (NIS)", x="time [s]", y="1"),
         lines_figure(residuals, title="Residuals of silhouettes and of colours", x="time [s]", y="share"),
     ]
-    lead = "The mean NIS of a body on a table is 3 where the filter is as sure as it says."
+    lead = "The mean NIS of a body on a table is 3 where the covariance of the filter is right."
     if trust is None:
-        lead += " Trust is drawn where runs in which all was well are given (`--nominal`)."
+        lead += " Trust is shown where nominal runs are given (`--nominal`)."
     else:
         level = np.asarray(trust.of(trust.frames(log)), float)
         figures.insert(0, lines_figure({"trust": (t, level)}, title="Trust", x="time [s]", y="0 to 1"))
-        lead += " Trust is the share of nominal runs that looked at least as strange."
-    return Section("How far to trust it", lead, figures)
+        lead += " Trust is the share of nominal runs with an anomaly score at least as large."
+    return Section("Trust and residuals", lead, figures)
 
 
 def _seeing(t: Array, log: Mapping[str, Array]) -> Section:
-    spread = {**_ending(t, log, "sigma", 1e3), **_ending(t, log, "weakest", 1e3)}
+    spread = {**_ending(t, log, "sigma", 1e3), **_ending(t, log, "weakest_sigma", 1e3)}
     return Section(
-        "What the cameras show",
-        "`weakest` is the standard deviation along the direction that pictures tell least about.",
+        "Cameras",
+        "`weakest_sigma` is the standard deviation along the least observable direction.",
         [
-            lines_figure(spread, title="Spread and weakest direction", x="time [s]", y="mm"),
+            lines_figure(spread, title="Standard deviation, and that of the weakest direction", x="time [s]", y="mm"),
             lines_figure(_ending(t, log, "overlap"), title="Overlap of silhouettes", x="time [s]", y="share"),
-            lines_figure(_ending(t, log, "latency", 1e3), title="Age of pictures", x="time [s]", y="ms"),
+            lines_figure(_ending(t, log, "latency", 1e3), title="Latency of images", x="time [s]", y="ms"),
         ],
     )
 
@@ -95,8 +95,10 @@ def _keeping(t: Array, episode: Episode) -> Section:
     if "twin.joint_error" in episode:
         joints = episode.spec.observation["twin.joint_error"].labels
         errors = {name: (t, 1e3 * episode["twin.joint_error"][:, i]) for i, name in enumerate(joints)}
-        figures.append(lines_figure(errors, title="Measured less simulated joints", x="time [s]", y="1e-3 m or rad"))
-    return Section("Keeping the pace", "", figures)
+        figures.append(
+            lines_figure(errors, title="Joint errors: measured less simulated", x="time [s]", y="1e-3 m or rad")
+        )
+    return Section("Timing", "", figures)
 
 
 def _work(episode: Episode) -> Array:

@@ -80,15 +80,15 @@ def status_line(log: Mapping[str, Array]) -> str:
         rows = [v[np.isfinite(v)] for n, v in log.items() if n.endswith("." + ending)]
         return max((float(v[-1]) for v in rows if len(v)), default=float("nan"))
 
-    words = ["[red]lost[/]"] if last("lost") > 0 else []
+    words = ["[red]lost[/]"] if last("frames_lost") > 0 else []
     words.append(f"NIS {last('nis'):.1f}")
     words.append(f"residual {last('residual'):.2f}")
-    words.append(f"colour {last('photo'):.2f}")
+    words.append(f"colour {last('colour_residual'):.2f}")
     words.append(f"sigma {1e3 * last('sigma'):.1f} mm")
-    words.append(f"weakest {1e3 * last('weakest'):.1f} mm")
+    words.append(f"weakest {1e3 * last('weakest_sigma'):.1f} mm")
     words.append(f"latency {1e3 * last('latency'):.0f} ms")
-    frozen = sum(float(v[-1]) > 0 for n, v in log.items() if n.endswith(".frozen"))
-    return "  ".join([*words, *([f"[red]{frozen} frozen[/]"] if frozen else [])])
+    excluded = sum(float(v[-1]) > 0 for n, v in log.items() if n.endswith(".excluded"))
+    return "  ".join([*words, *([f"[red]{excluded} excluded[/]"] if excluded else [])])
 
 
 @contextmanager

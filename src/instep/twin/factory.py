@@ -30,7 +30,7 @@ class TwinOptions:
     """By a pose filter, by visual forces, or not at all (physics only)."""
     residual: Literal["mask", "photo", "both"] = "mask"
     """What a pose filter compares: silhouettes, colours of pixels, or both."""
-    hold: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
     scan: Path | None = None
     """Folder of Gaussians, one file per body, for the colours; Gaussians on the surface of the model where None."""
@@ -70,10 +70,10 @@ def open_twin(
 
 def correction_of(
     scene: Scene, rig: CameraRig, options: TwinOptions, *, outlines: Mapping[str, Outline] | None = None,
-    touching: bool = True,
+    joints_known: bool = True,
 ) -> Correction:  # fmt: skip
-    """The correction that options name, for a camera rig; `touching` says whether the robot's joints are known."""
-    chosen = FilterOptions(touching=touching, hold=options.hold, residual=options.residual)
+    """The correction that options name, for a camera rig; `joints_known` says whether the robot's joints are known."""
+    chosen = FilterOptions(joints_known=joints_known, held_out=options.held_out, residual=options.residual)
     finder = PoseFilter(scene, rig, chosen, outlines=outlines, scans=options.scans())
     if options.correct == "none":
         return NoCorrection(finder)

@@ -54,11 +54,12 @@ RETRY_FRAMES = 6
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
 PER_BODY = (
-    "nis", "shift", "turn", "residual", "photo", "sigma", "weakest", "visible", "behind", "lost", "cut", "found",
+    "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "visible", "image_delay",
+    "frames_lost", "penetration", "relocalized",
 )  # fmt: skip
 """Numbers per body: consistency and size of the innovation, residuals, standard deviations, visibility, image delay,
 frames without sight, penetration that was resolved, relocalisations."""
-PER_CAMERA = ("overlap", "seen", "latency", "doubt", "frozen")
+PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded")
 """Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded."""
 
 
@@ -71,31 +72,31 @@ class FilterOptions:
     iterations: int = 3
     """Gauss-Newton steps by silhouettes; one more follows by colours, two without silhouettes."""
     mask_noise: PixelNoise = MASK_NOISE
-    spread: tuple[float, float] = (1e-4, 6e-3)
+    position_sigma: tuple[float, float] = (1e-4, 6e-3)
     """Least and largest standard deviation of a predicted position [m]; between them the last innovations decide."""
-    turn: tuple[float, float] = (7e-4, 6e-2)
+    orientation_sigma: tuple[float, float] = (7e-4, 6e-2)
     """The same for an orientation [rad]."""
-    visible: float = 0.15
+    min_visible: float = 0.15
     """Share of the silhouette that must not be occluded for a camera to be used."""
-    shown: float = 0.3
+    min_shown: float = 0.3
     """Share of that which must show the body's colour; below, something unknown occludes it."""
     inertia: float = 0.2
     """Share of a correction that is taken for a change of velocity."""
     lost_after: int = 12
     """Frames in which no camera shows a body that nothing is known to occlude, after which a global search starts."""
-    astray: float = 0.65
+    min_overlap: float = 0.65
     """Overlap over all cameras, weighted by visibility, below which the estimate is doubtful."""
-    astray_after: int = 4
+    misfit_after: int = 4
     """Frames of such overlap after which a global search starts."""
     bias: float = 6e-4
     """Systematic error of silhouettes by shading, shape and lens [m]. Part of the reported standard deviation."""
-    doubt: float = 0.004
+    max_disagreement: float = 0.004
     """A camera that keeps disagreeing with the others by this much is excluded [m]."""
-    freeze_after: int = 8
+    exclude_after: int = 8
     """Frames of such disagreement."""
-    hold: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
-    touching: bool = True
+    joints_known: bool = True
     """Whether the robot's joints are known: bodies are moved out of the robot, and pixels it occludes do not count."""
 
 
@@ -119,7 +120,7 @@ class PoseFilter:
         self._support: SupportPlane | None = support_plane(model)
         self._occlusion = RobotOcclusion(scene)
         self._photos: tuple[PhotometricResidual, ...] = tuple(self._photo(o, scans or {}) for o in self._outlines)
-        self._held = np.array([camera.name in self.options.hold for camera in rig.cameras])
+        self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
 
     @property
     def logged(self) -> tuple[str, ...]:
@@ -141,20 +142,20 @@ class PoseFilter:
         cameras, bodies = len(self.rig.cameras), len(self._bodies)
         memory: dict[str, Any] = {
             "t": np.full(HISTORY, state.t),
-            "spread": np.tile([self.options.spread[1], self.options.turn[1]], (bodies, 1)),
+            "spread": np.tile([self.options.position_sigma[1], self.options.orientation_sigma[1]], (bodies, 1)),
             "covariance": np.tile(self._widest(), (bodies, 1, 1)),
             "joints": np.tile(state.q, (HISTORY, 1)),
-            "blind": np.zeros(bodies, int),
-            "astray": np.zeros(bodies, int),
+            "frames_lost": np.zeros(bodies, int),
+            "misfits": np.zeros(bodies, int),
             "stamp": np.full(cameras, -np.inf),
             "print": np.zeros(cameras),
             "same": np.zeros(cameras, int),
             "drag": np.zeros((bodies, 2)),
             "age": np.zeros(()),
             "strength": np.array([initial_strength(self.rig.mask, f.pixels) if f else 100.0 for f in frames]),
-            "doubt": np.zeros(cameras),
-            "doubted": np.zeros(cameras, int),
-            "frozen": np.zeros(cameras, bool),
+            "disagreement": np.zeros(cameras),
+            "disagreeing": np.zeros(cameras, int),
+            "excluded": np.zeros(cameras, bool),
         }
         for name, photo in zip(self.scene.objects, self._photos, strict=True):
             memory |= photo.unknown(cameras).to_memory(name)
@@ -177,7 +178,7 @@ class PoseFilter:
         poses = np.concatenate([memory["poses"][1:], [[q[p.q : p.q + 7] for p in self._bodies]]])
         joints = np.concatenate([memory["joints"][1:], [q]])
         for c, camera in enumerate(self.rig.cameras):
-            log[f"{camera.name}.frozen"] = float(memory["frozen"][c])
+            log[f"{camera.name}.excluded"] = float(memory["excluded"][c])
             log[f"{camera.name}.latency"] = t - float(memory["stamp"][c]) if np.isfinite(memory["stamp"][c]) else np.nan
         for b, (body, outline) in enumerate(zip(self._bodies, self._outlines, strict=True)):
             past = np.ascontiguousarray(poses[:, b])
@@ -193,10 +194,10 @@ class PoseFilter:
             xi, touching = self._correct(b, q, crops, frames, memory, log)
             if xi is None:
                 continue
-            log[f"{body.name}.behind"] = _image_delay(memory["drag"][b], xi, past, times)
+            log[f"{body.name}.image_delay"] = _image_delay(memory["drag"][b], xi, past, times)
             q = body.moved(q, xi)
             if touching:
-                apart, log[f"{body.name}.cut"] = resolve_penetration(self.scene, q, body)
+                apart, log[f"{body.name}.penetration"] = resolve_penetration(self.scene, q, body)
                 xi = np.concatenate([xi[:3] + (apart - q)[body.q : body.q + 3], xi[3:]])
                 q = apart
             poses[:, b] = silhouette.moved_poses(past, xi)
@@ -208,7 +209,7 @@ class PoseFilter:
         self, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None], times: Array, joints: Array
     ) -> None:
         """Exclude the pixels that the robot occluded when each image was taken."""
-        if not (self._occlusion and self.options.touching):
+        if not (self._occlusion and self.options.joints_known):
             return
         for crop, frame in zip(crops, frames, strict=True):
             if crop is not None and frame is not None:
@@ -247,16 +248,16 @@ class PoseFilter:
         self._score_cameras(outline, crops, found.xi if found is not None and good else np.zeros(6), known, log)
         if found is None or not good:
             return self._coast(b, T, frames, memory, log, any(crop is not None for crop in crops)), False
-        memory["blind"][b] = 0
+        memory["frames_lost"][b] = 0
         if (away := self._relocalize(b, T, found, frames, memory)) is not None:
-            log[f"{name}.found"] = 1.0
+            log[f"{name}.relocalized"] = 1.0
             return away, False
         self._exclude_outlier(found, used, basis, memory, log)
         memory["covariance"][b] = found.covariance
         memory["spread"][b] = _adapted_spread(memory["spread"][b], found.xi, options)
         for crop, c in zip(picked, used, strict=True):
             memory["strength"][c] += SMOOTHING * (crop.chroma - memory["strength"][c])
-        return found.xi, options.touching
+        return found.xi, options.joints_known
 
     def _photo(self, outline: Outline, scans: Mapping[str, Gaussians]) -> PhotometricResidual:
         """Gaussians to compare: those of a scan, else flat ones on the surface of the outline."""
@@ -283,17 +284,17 @@ class PoseFilter:
             equations = photo.equations(picked, images, gains, found.xi, colours)
             found = photometric_step(found, equations, prior, basis, residual == "both")
         here = [replace(crop, world_from_body=moved(crop.world_from_body, found.xi)) for crop in picked]
-        log[f"{name}.photo"], latest = photo.compare(here, images, gains, colours)
+        log[f"{name}.colour_residual"], latest = photo.compare(here, images, gains, colours)
         if all(fit.overlap > COLOUR_LEARNING_OVERLAP for fit in found.fits):
             colours = colours.updated(latest)
         memory |= colours.to_memory(name)
         return found
 
     def _usable(self, c: int, memory: Mapping[str, Any]) -> bool:
-        return not memory["frozen"][c] and not self._held[c]
+        return not memory["excluded"][c] and not self._held[c]
 
     def _sees(self, fit: SilhouetteFit) -> bool:
-        return fit.visible > self.options.visible and fit.shown > self.options.shown
+        return fit.visible > self.options.min_visible and fit.shown > self.options.min_shown
 
     def _basis(self, outline: Outline, T: Array) -> Array:
         """Three motions while the body rests on its support, else all six."""
@@ -310,20 +311,20 @@ class PoseFilter:
         Between two images of a slow camera the covariance does not grow: the spread of predictions covers that time.
         """
         name, options = self._bodies[b].name, self.options
-        memory["blind"][b] += int(searched)
+        memory["frames_lost"][b] += int(searched)
         if searched or memory["age"] > MAX_FRAME_GAP_S:
             ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
             memory["covariance"][b] = np.minimum(memory["covariance"][b] + 0.01 * ceiling, ceiling)
-        log[f"{name}.lost"] = float(memory["blind"][b])
+        log[f"{name}.frames_lost"] = float(memory["frames_lost"][b])
         log[f"{name}.sigma"] = float(np.sqrt(np.trace(memory["covariance"][b][:3, :3]) + options.bias**2))
-        if memory["blind"][b] < options.lost_after or memory["blind"][b] % RETRY_FRAMES:
+        if memory["frames_lost"][b] < options.lost_after or memory["frames_lost"][b] % RETRY_FRAMES:
             return None
         found = self._find(b, T, frames, memory)
         if found is None:
             return None
-        memory["blind"][b] = 0
+        memory["frames_lost"][b] = 0
         memory["covariance"][b] = self._widest()
-        log[f"{name}.found"] = 1.0
+        log[f"{name}.relocalized"] = 1.0
         return motion_between(T, found)
 
     def _relocalize(
@@ -332,8 +333,8 @@ class PoseFilter:
         """The motion to where a body is found that has fitted badly for a while: somebody moved it."""
         visible = sum(fit.visible for fit in found.fits)
         overlap = sum(fit.overlap * fit.visible for fit in found.fits) / max(visible, 1e-9)
-        memory["astray"][b] = memory["astray"][b] + 1 if overlap < self.options.astray else 0
-        overdue = int(memory["astray"][b]) - self.options.astray_after
+        memory["misfits"][b] = memory["misfits"][b] + 1 if overlap < self.options.min_overlap else 0
+        overdue = int(memory["misfits"][b]) - self.options.misfit_after
         if overdue < 0 or overdue % RETRY_FRAMES:
             return None
         at = self._find(b, T, frames, memory)
@@ -342,13 +343,13 @@ class PoseFilter:
         xi = motion_between(T, at)
         if np.linalg.norm(xi[:3]) < MAX_MOTION_M and np.linalg.norm(xi[3:]) < 10 * MAX_MOTION_M:
             return None
-        memory["astray"][b] = 0
-        memory["doubt"][:], memory["doubted"][:] = 0.0, 0
+        memory["misfits"][b] = 0
+        memory["disagreement"][:], memory["disagreeing"][:] = 0.0, 0
         memory["covariance"][b] = self._widest()
         return xi
 
     def _widest(self) -> Array:
-        return np.diag([self.options.spread[1] ** 2] * 3 + [self.options.turn[1] ** 2] * 3)
+        return np.diag([self.options.position_sigma[1] ** 2] * 3 + [self.options.orientation_sigma[1] ** 2] * 3)
 
     def _find(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: Mapping[str, Any]) -> Array | None:
         """Global search for a body in the frames of cameras that are used."""
@@ -386,7 +387,7 @@ class PoseFilter:
 
     def _report(self, name: str, found: PoseSolution | None, prior: Array, basis: Array, log: dict[str, float]) -> None:
         if found is None:
-            log |= {f"{name}.{word}": np.nan for word in ("nis", "residual", "photo", "weakest")}
+            log |= {f"{name}.{word}": np.nan for word in ("nis", "residual", "colour_residual", "weakest_sigma")}
             return
         M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
         eta = basis.T @ found.xi
@@ -399,7 +400,7 @@ class PoseFilter:
         log[f"{name}.sigma"] = float(np.sqrt(np.trace(found.covariance[:3, :3]) + self.options.bias**2))
         # A length of 0.1 m makes rotations and translations comparable; the weakest direction is the least observable.
         scale = np.diag([1.0, 1.0, 10.0] if basis.shape[1] == 3 else [1.0] * 3 + [10.0] * 3)
-        log[f"{name}.weakest"] = float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf
+        log[f"{name}.weakest_sigma"] = float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf
         log[f"{name}.visible"] = max(fit.visible for fit in found.fits)
 
     def _score_cameras(
@@ -410,7 +411,7 @@ class PoseFilter:
         for c, (camera, crop) in enumerate(zip(self.rig.cameras, crops, strict=True)):
             if crop is not None:
                 fit = known[c] if c in known else compare_silhouette(outline, crop, xi, noise=self.options.mask_noise)
-                log[f"{camera.name}.overlap"], log[f"{camera.name}.seen"] = fit.overlap, fit.visible
+                log[f"{camera.name}.overlap"], log[f"{camera.name}.visible_share"] = fit.overlap, fit.visible
 
     def _exclude_outlier(
         self, found: PoseSolution, used: Sequence[int], basis: Array, memory: dict[str, Any], log: dict[str, float]
@@ -431,12 +432,14 @@ class PoseFilter:
             apart = max(float(np.linalg.norm((steps[j] - agreed)[:2])) for j in others)
             excess.append(float(np.linalg.norm((steps[i] - agreed)[:2])) - apart)
         for i, c in enumerate(used):
-            memory["doubt"][c] += SMOOTHING * (excess[i] - memory["doubt"][c])
-            log[f"{self.rig.cameras[c].name}.doubt"] = float(memory["doubt"][c])
-            memory["doubted"][c] = memory["doubted"][c] + 1 if memory["doubt"][c] > self.options.doubt else 0
-        worst = max(used, key=lambda c: float(memory["doubt"][c]))
-        if memory["doubted"][worst] >= self.options.freeze_after:
-            memory["frozen"][worst] = True
+            memory["disagreement"][c] += SMOOTHING * (excess[i] - memory["disagreement"][c])
+            log[f"{self.rig.cameras[c].name}.disagreement"] = float(memory["disagreement"][c])
+            memory["disagreeing"][c] = (
+                memory["disagreeing"][c] + 1 if memory["disagreement"][c] > self.options.max_disagreement else 0
+            )
+        worst = max(used, key=lambda c: float(memory["disagreement"][c]))
+        if memory["disagreeing"][worst] >= self.options.exclude_after:
+            memory["excluded"][worst] = True
 
 
 def _image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
@@ -453,4 +456,4 @@ def _image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
 def _adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:
     """Standard deviations of predictions, adapted to the last innovations."""
     new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
-    return np.clip(new, [options.spread[0], options.turn[0]], [options.spread[1], options.turn[1]])
+    return np.clip(new, *zip(options.position_sigma, options.orientation_sigma, strict=True))

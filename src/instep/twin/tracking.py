@@ -56,9 +56,9 @@ class TrackedRecording:
         """The scores of the run: overlaps per camera, jitter at rest, time per frame."""
         refined, key_rows = self.cameras.refined, self.cameras.key_rows
         scores = {f"overlap {name}": found.score(name, key_rows) for name in found.cameras}
-        if self.options.hold:
+        if self.options.held_out:
             given = silhouette_overlaps(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
-            scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.hold}
+            scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.held_out}
         for name in found.cameras:
             hidden = float(found.excluded(name))
             scores[f"rows with too little of the body {name}"] = Estimate(hidden, hidden, hidden, len(self.run), "rows")
@@ -100,9 +100,9 @@ def track_recording(
     `watch` makes the watchers of the rollout from the spec of the twin.
     """
     options, episode = options or TwinOptions(), align_stamps(recording)
-    cameras, parked, sim = refine_rig(scene, episode, held=options.hold), parked_joints(scene), open_world(scene)
+    cameras, parked, sim = refine_rig(scene, episode, held=options.held_out), parked_joints(scene), open_world(scene)
     outlines = {scene.objects[0]: cameras.refined.outline}
-    correct = correction_of(scene, cameras.rig, options, outlines=outlines, touching=False)
+    correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
     twin = Twin(sim, Recording(episode), correct, park=parked)
     action = rest_action(sim)
     for i, label in enumerate(sim.spec.action.labels):

@@ -20,11 +20,11 @@ from instep.core.errors import BadInput
 from instep.core.world import Array
 
 RISING = (
-    "nis", "shift", "turn", "residual", "photo", "sigma", "weakest", "behind", "lost", "cut", "found", "doubt",
-    "frozen", "latency", "error",
+    "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "image_delay", "frames_lost",
+    "penetration", "relocalized", "disagreement", "excluded", "latency", "error",
 )  # fmt: skip
 """Endings of the log's names that indicate trouble when they grow."""
-FALLING = ("overlap", "seen")
+FALLING = ("overlap", "visible_share")
 """Endings of those that indicate trouble when they fall."""
 WINDOW_FRAMES = 12
 """Frames over which scores are averaged: a fifth of a second at 60 Hz."""

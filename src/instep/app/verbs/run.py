@@ -72,7 +72,7 @@ def run(
     """
     from instep.twin import TwinOptions
 
-    options = TwinOptions(correct=correct, residual=residual, hold=hold_camera, scan=scan)
+    options = TwinOptions(correct=correct, residual=residual, held_out=hold_camera, scan=scan)
     if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), real, recording, options, out)
     from instep.data import write_dataset
@@ -154,7 +154,7 @@ def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, ou
         scores = write_tracking(tracked, output)
     names = tracked.run.spec.observation["twin.counts"].labels
     counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
-    chosen = {"correct": options.correct, "residual": options.residual, "held cameras": list(options.hold)}
+    chosen = {"correct": options.correct, "residual": options.residual, "held cameras": list(options.held_out)}
     size = tracked.cameras.refined.size.tolist()
     output.write(scores, rows=len(tracked.run), **chosen, counts=counts, size=size)
     write_page(output.folder, f"replay in twin:{scene}", tracked.run, scores)

@@ -37,10 +37,13 @@ def test_the_line_says_what_the_log_holds(filmed, follow) -> None:
 
 
 def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
-    log = {name: np.array([value]) for name, value in {"tee.lost": 3.0, "tee.nis": np.nan, "a.frozen": 1.0}.items()}
-    assert "lost" in status_line(log) and "1 frozen" in status_line(log)
-    calm = {"tee.lost": np.zeros(1), "a.frozen": np.zeros(1), "tee.nis": np.full(1, 2.5)}
-    assert "lost" not in status_line(calm) and "frozen" not in status_line(calm) and "NIS 2.5" in status_line(calm)
+    log = {
+        name: np.array([value])
+        for name, value in {"tee.frames_lost": 3.0, "tee.nis": np.nan, "a.excluded": 1.0}.items()
+    }
+    assert "lost" in status_line(log) and "1 excluded" in status_line(log)
+    calm = {"tee.frames_lost": np.zeros(1), "a.excluded": np.zeros(1), "tee.nis": np.full(1, 2.5)}
+    assert "lost" not in status_line(calm) and "excluded" not in status_line(calm) and "NIS 2.5" in status_line(calm)
 
 
 def test_between_pictures_the_line_tells_of_the_last_one() -> None:
@@ -58,7 +61,14 @@ def test_the_page_draws_what_the_twin_says_of_itself(filmed, follow, tmp_path) -
     run = follow(filmed)
     path = write_page(tmp_path, "a run", run.episode, {})
     page = path.read_text()
-    for words in ("The twin kept in step.", "NIS", "tee.photo", "tee.weakest", "Age of pictures", "Time of each stage"):
+    for words in (
+        "The twin kept in step.",
+        "NIS",
+        "tee.colour_residual",
+        "tee.weakest_sigma",
+        "Latency of images",
+        "Time of each stage",
+    ):
         assert words in page
 
 

@@ -139,7 +139,7 @@ def test_colours_are_learned_from_what_cameras_show(tee: Outline, surface: Surfa
 def test_a_filter_that_compares_colours_follows_a_simulated_robot(filmed, follow, residual) -> None:
     run = follow(filmed, FilterOptions(residual=residual))
     assert np.median(run.error[10:]) < 1.5e-3 and np.degrees(np.median(run.turn[10:])) < 0.3
-    assert np.nanmedian(run.log["tee.photo"][10:]) < 0.2
+    assert np.nanmedian(run.log["tee.colour_residual"][10:]) < 0.2
     again = follow(filmed, FilterOptions(residual=residual))
     assert np.array_equal(run.episode.q, again.episode.q)  # bit for bit
 
@@ -165,8 +165,10 @@ def test_the_log_tells_when_colours_do_not_fit(filmed, follow) -> None:
         return (pixels if row < 40 else np.clip(pixels * np.array([1.0, 1.5, 0.6]), 0, 255).astype(np.uint8)), stamp
 
     plain, stained = follow(filmed), follow(filmed.with_pictures(stain))
-    assert np.array_equal(plain.log["tee.photo"][:40], stained.log["tee.photo"][:40], equal_nan=True)
-    assert np.nanmean(stained.log["tee.photo"][42:]) > 1.2 * np.nanmean(plain.log["tee.photo"][42:])
+    assert np.array_equal(
+        plain.log["tee.colour_residual"][:40], stained.log["tee.colour_residual"][:40], equal_nan=True
+    )
+    assert np.nanmean(stained.log["tee.colour_residual"][42:]) > 1.2 * np.nanmean(plain.log["tee.colour_residual"][42:])
 
 
 def test_surface_gaussians_keep_their_shape_in_other_colours(surface: SurfaceGaussians) -> None:
