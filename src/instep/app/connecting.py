@@ -18,9 +18,9 @@ START_TIMEOUT_S = 20.0
 def connect(address: str, token: str = "", *, timeout: float = 2.0) -> AbstractContextManager[RobotWorld]:
     """A robot as a `World`, to be used with `with`.
 
-    `address` is that of a robot's link (`ws://HOST:PORT`, see docs/formats/link.md), with its `token`; or `simulated:SCENE`,
-    which starts a simulated robot of a scene in another process and another engine, with hidden parameters, noise and
-    delay, and stops it on leaving. `timeout` [s] bounds how long a reply of the link may take.
+    `address` is that of a robot's link (`ws://HOST:PORT`, see docs/formats/link.md), with its `token`; or
+    `simulated:SCENE`, which starts a simulated robot of a scene in another process and another engine, with hidden
+    parameters, noise and delay, and stops it on leaving. `timeout` [s] bounds how long a reply of the link may take.
     """
     if address.startswith(SIMULATED):
         return _simulated(address.removeprefix(SIMULATED), max(timeout, START_TIMEOUT_S))
