@@ -67,10 +67,10 @@ def without_delta(
 def scene_and_engine(spec: str) -> tuple[str, Engine]:
     """The scene and the engine of `SCENE` (in MuJoCo) or `SCENE@ENGINE`."""
     scene, _, name = spec.partition("@")
-    found = next((engine for engine in ENGINES if engine == (name or "mujoco")), None)
-    if found is None:
+    engines: dict[str, Engine] = {"": "mujoco", **{engine: engine for engine in ENGINES}}
+    if name not in engines:
         raise UnknownName("engine", name, ENGINES)
-    return scene, found
+    return scene, engines[name]
 
 
 def rest_action(world: World) -> Array:
