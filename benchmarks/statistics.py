@@ -13,7 +13,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate, jackknife, mmrv, mmrv_interval, pearson, pooled, spearman, wilson
-from instep.core.trials import anytime, equivalence, mcnemar, newcombe, paired_difference, prediction_powered
+from instep.core.trials import equivalence, mcnemar, newcombe, paired_difference, prediction_powered, sequential_test
 from instep.core.world import Spec, vector
 from instep.gap.error_growth import error_growth, growth_difference, time_to_threshold
 from instep.gap.joint_error import JointErrorProfile, profile_scores
@@ -214,7 +214,7 @@ def no_equivalence(rng: np.random.Generator) -> bool:
 
 def no_better(rng: np.random.Generator) -> bool:
     """A test that is looked at after each of 200 pairs, where neither is better."""
-    return bool(anytime(rng.choice([-1.0, 0.0, 1.0], 200, p=[0.2, 0.6, 0.2])).better)
+    return bool(sequential_test(rng.choice([-1.0, 0.0, 1.0], 200, p=[0.2, 0.6, 0.2])).better)
 
 
 def _erf(x: float) -> float:

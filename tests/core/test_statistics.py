@@ -20,17 +20,14 @@ from instep.core.statistics import (
     wilson,
 )
 from instep.core.trials import (
-    anytime,
     clopper_pearson,
-    effective_trials,
     equivalence,
-    holm,
     mcnemar,
     newcombe,
     paired_difference,
     pairs_for_equivalence,
     prediction_powered,
-    trials_for_difference,
+    sequential_test,
 )
 
 
@@ -150,24 +147,12 @@ def test_pairs_needed_for_equivalence(discordance, margin, usual, strong):
     assert pairs_for_equivalence(discordance, margin, power=0.9) == strong
 
 
-@pytest.mark.parametrize(
-    ("rates", "n"),
-    [((0.5, 0.9), 20), ((0.5, 0.8), 39), ((0.5, 0.7), 93), ((0.6, 0.7), 356), ((0.8, 0.9), 199), ((0.9, 0.95), 435)],
-)
-def test_trials_needed_for_a_difference(rates, n):
-    assert trials_for_difference(*rates) == n
-
-
 def test_no_significant_difference_is_not_equality():
     few = equivalence(1, 2, 20, 0.1)
     assert mcnemar(1, 2).exact == 1.0 and not few.equivalent
     assert "Not shown to be equivalent" in few.words and f"About {few.needed} pairs" in few.words
     many = equivalence(20, 22, 800, 0.1)
     assert many.equivalent and many.words.startswith("Equivalent to within 10%")
-
-
-def test_holm_corrects_for_many_tasks():
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
 
 
 @pytest.mark.parametrize(
@@ -196,15 +181,6 @@ def test_a_perfect_simulator_still_violates_ranks_by_noise():
     assert fine.value < 0.005
 
 
-@pytest.mark.parametrize(
-    ("rho", "five", "twenty"),
-    [(0.3, 1.08, 1.09), (0.5, 1.26, 1.31), (0.7, 1.69, 1.87), (0.8, 2.14, 2.56), (0.9, 3.08, 4.38), (0.95, 4.03, 7.12)],
-)
-def test_virtual_trials_are_worth_real_ones(rho, five, twenty):
-    assert effective_trials(rho, 5) == pytest.approx(five, abs=0.006)
-    assert effective_trials(rho, 20) == pytest.approx(twenty, abs=0.006)
-
-
 def test_a_simulator_that_does_not_correlate_is_refused():
     rng = np.random.default_rng(0)
     y, f = rng.binomial(1, 0.6, 40), rng.binomial(1, 0.6, 40)
@@ -224,8 +200,8 @@ def test_a_simulator_that_correlates_narrows_the_interval():
 
 def test_a_test_may_be_looked_at_any_time():
     rng = np.random.default_rng(0)
-    wrong = sum(bool(anytime(rng.choice([-1, 0, 1], 300, p=[0.2, 0.6, 0.2])).better) for _ in range(200))
+    wrong = sum(bool(sequential_test(rng.choice([-1, 0, 1], 300, p=[0.2, 0.6, 0.2])).better) for _ in range(200))
     assert wrong / 200 <= 0.05
-    found = anytime(rng.choice([-1, 0, 1], 300, p=[0.05, 0.55, 0.4]))
+    found = sequential_test(rng.choice([-1, 0, 1], 300, p=[0.05, 0.55, 0.4]))
     assert found.better == "A" and found.stopped is not None and "A is better" in found.words
-    assert "Undecided" in anytime(np.zeros(5)).words
+    assert "Undecided" in sequential_test(np.zeros(5)).words

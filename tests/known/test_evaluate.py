@@ -382,7 +382,14 @@ def test_a_comparison_says_how_many_more_episodes_it_needs():
     first[:12], second[3:14] = True, True
     words = str(compare_policies(ended(first), ended(second)))
     assert "more episodes would settle it" in words
-    assert "no difference to be seen" in str(compare_policies(ended(first), ended(first)))
+    assert "no difference to be seen" in str(compare_policies(ended(first[:10]), ended(first[:10])))
+    assert "equivalent to within 10 points" in str(compare_policies(ended(first), ended(first)))
+
+
+def test_evidence_against_equal_policies_grows_with_the_episodes():
+    better, worse = np.ones(60, bool), np.arange(60) % 4 == 0
+    assert compare_policies(ended(better), ended(worse)).evidence > 20
+    assert compare_policies(ended(better), ended(better)).evidence == 1.0
 
 
 def test_broken_episodes_are_left_out_of_both_sides_of_a_pair():

@@ -120,27 +120,6 @@ def pairs_for_equivalence(discordance: float, margin: float, *, power: float = 0
     return ceil(discordance * factor**2 / margin**2 - 1e-9)
 
 
-def trials_for_difference(first: float, second: float, *, power: float = 0.8) -> int:
-    """Trials per side with which two independent rates are distinguished, two-sided at 5 %."""
-    if first == second:
-        raise BadInput("Equal rates cannot be distinguished by any number of trials.")
-    middle = (first + second) / 2
-    spread = normal_quantile(0.975) * sqrt(2 * middle * (1 - middle))
-    spread += normal_quantile(power) * sqrt(first * (1 - first) + second * (1 - second))
-    return ceil((spread / (first - second)) ** 2 - 1e-9)
-
-
-def holm(p_values: dict[str, float]) -> dict[str, float]:
-    """p values of several tasks, corrected by Holm so that all of them together err in 5 % of cases."""
-    ordered = sorted(p_values, key=lambda name: p_values[name])
-    corrected: dict[str, float] = {}
-    highest = 0.0
-    for rank, name in enumerate(ordered):
-        highest = max(highest, min(1.0, (len(ordered) - rank) * p_values[name]))
-        corrected[name] = highest
-    return {name: corrected[name] for name in p_values}
-
-
 def _root(rising_down: Callable[[float], float], low: float, high: float) -> float:
     """Where a falling function crosses zero."""
     if rising_down(low + 1e-12) <= 0:
@@ -152,8 +131,8 @@ def _root(rising_down: Callable[[float], float], low: float, high: float) -> flo
 
 
 @dataclass(frozen=True, slots=True)
-class Powered:
-    """A real mean, estimated with and without the simulator."""
+class PredictionPowered:
+    """A real mean, estimated with and without simulated trials."""
 
     estimate: Estimate
     """With the simulator, where it helps; the plain one where it does not."""
@@ -167,7 +146,7 @@ class Powered:
     """How many real trials one real trial counts for, n_eff / n."""
 
 
-def prediction_powered(real: Array, sim: Array, extra: Array) -> Powered:
+def prediction_powered(real: Array, sim: Array, extra: Array) -> PredictionPowered:
     """The mean of real results from n pairs (real, sim) and N further virtual results.
 
     theta = w mean_N(f) + mean_n(Y - w f) with w = Cov(Y, f) / ((1 + n / N) Var f). A simulator that does not
@@ -181,7 +160,7 @@ def prediction_powered(real: Array, sim: Array, extra: Array) -> Powered:
     rho = _correlation(y, f)
     pool = np.concatenate([f, more])
     if not np.isfinite(rho.value) or rho.low <= 0 <= rho.high or float(pool.var()) == 0:
-        return Powered(plain, plain, rho, False, 1.0)
+        return PredictionPowered(plain, plain, rho, False, 1.0)
     # Each fold's weight comes from the other fold, so that the weight does not fit the noise it is to average.
     folds = np.arange(n) % 2
     weights = [_weight(y[folds != k], f[folds != k], pool, n / m) for k in (0, 1)]
@@ -192,17 +171,12 @@ def prediction_powered(real: Array, sim: Array, extra: Array) -> Powered:
     variance = mean_weight**2 * float(more.var(ddof=1)) / m + float(rectified.var(ddof=1)) / n
     half = student_quantile(0.975, n - 2) * sqrt(variance)
     gain = float(y.var(ddof=1)) / n / variance if variance > 0 else 1.0
-    return Powered(Estimate(value, value - half, value + half, n), plain, rho, True, gain)
-
-
-def effective_trials(rho: float, ratio: float) -> float:
-    """n_eff / n = 1 / (1 - rho^2 N / (n + N)) where N = ratio n virtual trials come to n real ones."""
-    return 1 / (1 - rho**2 * ratio / (1 + ratio))
+    return PredictionPowered(Estimate(value, value - half, value + half, n), plain, rho, True, gain)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Anytime:
-    """A test of A against B that may be looked at after every trial."""
+class SequentialTest:
+    """A sequential test of A against B, valid after every trial."""
 
     e: Array
     """The evidence after each pair: how many times more likely than chance; 20 suffices at 5 %."""
@@ -222,7 +196,7 @@ class Anytime:
         )
 
 
-def anytime(differences: Array, *, alpha: float = 0.05) -> Anytime:
+def sequential_test(differences: Array, *, alpha: float = 0.05) -> SequentialTest:
     """Paired differences A - B in [-1, 1], one after the other, tested by betting that their mean is 0.
 
     The wealth prod (1 + lambda_s d_s), lambda fixed before each pair, is a martingale under no difference; the mean of
@@ -243,10 +217,10 @@ def anytime(differences: Array, *, alpha: float = 0.05) -> Anytime:
     e = 0.5 * (wealth["A"] + wealth["B"])
     over = np.flatnonzero(e >= 1 / alpha)
     if not len(over):
-        return Anytime(e, "", None)
+        return SequentialTest(e, "", None)
     first = int(over[0])
     better = "A" if wealth["A"][first] > wealth["B"][first] else "B"
-    return Anytime(e[: first + 1], better, first + 1)
+    return SequentialTest(e[: first + 1], better, first + 1)
 
 
 def _weight(y: Array, f: Array, pool: Array, ratio: float) -> float:

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, nan, sqrt
 
+import numpy as np
+
 from instep.core.statistics import Estimate, normal_quantile
-from instep.core.trials import mcnemar, paired_difference, pairs_for_equivalence
+from instep.core.trials import equivalence, mcnemar, paired_difference, sequential_test
 
 from .episode_batch import EpisodeResult
+
+MARGIN = 0.1
+"""Difference of success rates that counts as none in practice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,10 @@ class PolicyComparison:
     """Episodes in all that would show this difference with 80 % power at 5 %; infinite where there is none to show."""
     rules_out: float
     """Episodes in all that would rule out a difference of 10 points, were there none."""
+    equivalent: bool = False
+    """Whether two one-sided tests at 5 % show a difference of less than 10 points."""
+    evidence: float = 1.0
+    """E-value against equal policies, valid whenever one stops; 20 suffices at 5 %."""
 
     @property
     def still(self) -> float:
@@ -38,6 +47,8 @@ class PolicyComparison:
         words = f"{100 * d.value:+.1f} points [{100 * d.low:+.1f}, {100 * d.high:+.1f}], p = {self.p:.3g}, n = {d.n}"
         if self.p < 0.05:
             return words
+        if self.equivalent:
+            return f"{words}; equivalent to within {100 * MARGIN:.0f} points"
         if self.needed == inf:
             return f"{words}; no difference to be seen, {self.rules_out:.0f} episodes would rule out 10 points"
         return f"{words}; about {self.still:.0f} more episodes would settle it"
@@ -50,14 +61,18 @@ def compare_policies(first: Sequence[EpisodeResult], second: Sequence[EpisodeRes
     n = len(pairs)
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)
-    share = max(only_first + only_second, 1) / max(n, 1)
+    if n == 0:
+        return PolicyComparison(Estimate(nan, -1.0, 1.0, 0), 0, 0, 1.0, inf, inf)
+    same = equivalence(only_first, only_second, n, MARGIN)
     return PolicyComparison(
-        paired_difference(only_first, only_second, n) if n else Estimate(nan, -1.0, 1.0, 0),
+        paired_difference(only_first, only_second, n),
         only_first,
         only_second,
         mcnemar(only_first, only_second).mid,
         _needed(only_first, only_second, n),
-        pairs_for_equivalence(share, 0.1),
+        same.needed,
+        same.equivalent,
+        float(sequential_test(np.array([float(a) - float(b) for a, b in pairs])).e[-1]),
     )
 
 
