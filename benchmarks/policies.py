@@ -218,7 +218,7 @@ def judge(job: tuple[str, str, dict[str, float], Sequence[int]]) -> list[bool]:
 
     folder, name, settings, seeds = job
     world = worlds(name, settings)
-    return [row.success for row in run_batch(world, load_policy(Path(folder), world.spec), seeds).ended]
+    return [row.success for row in run_batch(world, load_policy(Path(folder), world.spec), seeds).episodes]
 
 
 def _judge_all(pool: Any, folders: list[str], tuned: dict[str, float], plan: Plan, book: Book) -> None:

@@ -244,7 +244,7 @@ def judge(job: tuple[Path, str, Sequence[int]]) -> list[bool]:
 
     folder, camera, seeds = job
     _, world = seen("simulated robot", {}, camera)
-    return [row.success for row in run_batch(world, _policy(folder, world), seeds).ended]
+    return [row.success for row in run_batch(world, _policy(folder, world), seeds).episodes]
 
 
 def note_minutes(camera: str, out: Path, plan: Plan) -> None:

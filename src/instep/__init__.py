@@ -43,6 +43,9 @@ from .core.world import take as take
 if TYPE_CHECKING:
     from .app.connecting import connect as connect
     from .data.loading import load_episodes as load_episodes
+    from .diagnose.diagnosis import diagnose_gap as diagnose_gap
+    from .evaluate.evaluation import evaluate_policies as evaluate_policies
+    from .gap.measure import measure_gap as measure_gap
     from .physics.engines import open_world as open_world
     from .physics.mujoco_world import MujocoWorld as MujocoWorld
     from .physics.rapier_world import RapierWorld as RapierWorld
@@ -61,6 +64,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "app.connecting": ("connect",),
     "data.loading": ("load_episodes",),
+    "diagnose.diagnosis": ("diagnose_gap",),
+    "evaluate.evaluation": ("evaluate_policies",),
+    "gap.measure": ("measure_gap",),
     "physics.engines": ("open_world",),
     "physics.mujoco_world": ("MujocoWorld",),
     "physics.rapier_world": ("RapierWorld",),
@@ -76,9 +82,9 @@ _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 __all__ = [
     "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "Identification",
     "InstepError", "LinkLost", "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script",
-    "Simulator", "Spec", "State", "Twin", "UnknownName", "Unsupported", "World", "connect", "identify", "infer",
-    "load_episodes", "load_scene", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "stack",
-    "take",
+    "Simulator", "Spec", "State", "Twin", "UnknownName", "Unsupported", "World", "connect", "diagnose_gap",
+    "evaluate_policies", "identify", "infer", "load_episodes", "load_scene", "measure_gap", "open_twin", "open_world",
+    "render", "replay", "rollout", "rollouts", "stack", "take",
 ]  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def test_a_trained_policy_runs_with_inference_in_the_background(tmp_path, capsys
 def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["eval", "expert", f"python:{user_file}:ahead", str(weights(tmp_path / "policy")), SCENE]
-    assert main([*words, "--seeds", "6", "--films", "0", "--out", str(out)]) == 0
+    assert main([*words, "--seeds", "6", "--videos", "0", "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out / "report.html")
     result = json.loads((out / "result.json").read_text())
     assert result["scores"]["success, expert in mujoco"]["value"] == 1.0
@@ -97,7 +97,7 @@ def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path,
 
 
 def test_a_policy_that_looks_gets_pictures(user_file, tmp_path, capsys):
-    words = ["eval", f"python:{user_file}:looking", "so101", "--task", "reach", "--seeds", "1", "--films", "0"]
+    words = ["eval", f"python:{user_file}:looking", "so101", "--task", "reach", "--seeds", "1", "--videos", "0"]
     assert main([*words, "--cameras", "front", "--image-every", "5", "--out", str(tmp_path / "out")]) == 0
     assert "Traceback" not in capsys.readouterr().err
     assert main([*words, "--cameras", "back", "--out", str(tmp_path / "other")]) == 2

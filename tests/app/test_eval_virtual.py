@@ -135,7 +135,7 @@ def test_a_scan_takes_the_place_of_geoms(cameras, tmp_path):
 
 
 def test_the_appearance_of_rendered_images_is_sampled_for_every_episode(cameras, tmp_path, capsys):
-    words = ["eval", "expert", "pusht", "--seeds", "2", "--films", "0", "--randomize", "appearance"]
+    words = ["eval", "expert", "pusht", "--seeds", "2", "--videos", "0", "--randomize", "appearance"]
     assert main([*words, "--out", str(tmp_path / "blind")]) == 2
     assert "needs cameras" in capsys.readouterr().err
     scene = Scene.load("pusht")
@@ -167,9 +167,11 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     assert main(["train", str(data), str(policy), "--cameras", "hand", *anew, "--randomize", "appearance", *small]) == 0
     assert main(["train", str(data), str(tmp_path / "none"), "--cameras", "hand", *virtual, *small]) == 2
     assert "--virtual needs --scene" in capsys.readouterr().err
-    judged = ["eval", str(policy), "so101", *task, "--seeds", "2", "--films", "0"]
+    judged = ["eval", str(policy), "so101", *task, "--seeds", "2", "--videos", "0"]
     assert main([*judged, *virtual, "--randomize", "appearance", "--out", str(tmp_path / "judged")]) == 0
-    assert json.loads((tmp_path / "judged/result.json").read_text())["broken"] == {f"{policy} in mujoco": 0}
+    assert json.loads((tmp_path / "judged/result.json").read_text())["infrastructure_failures"] == {
+        f"{policy} in mujoco": 0
+    }
     capsys.readouterr()
     assert main([*judged, "--out", str(tmp_path / "bare")]) == 2
     assert "no camera named 'hand'" in capsys.readouterr().err

@@ -6,14 +6,14 @@ import numpy as np
 
 from instep import Episode, Script
 from instep.core.world import Spec, vector
-from instep.diagnose.diagnosis import DiagnoseOptions, diagnose
+from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
 from instep.diagnose.policy_modes import closed_loop_runs, image_sensitivity
 from instep.gap.gap_result import RunPair
 
 
 def test_a_planted_delay_is_diagnosed_written_and_plotted(arm, record, tmp_path):
     late = record(arm.tuned({"action.delay": 0.06}), range(6))
-    diagnosis = diagnose(arm, late)
+    diagnosis = diagnose_gap(arm, late)
     assert str(diagnosis).startswith("Most likely latency")
     assert max(diagnosis.causes, key=lambda name: diagnosis.causes[name].value) == "latency"
     assert "mode: latency" in diagnosis.gap.scores
@@ -27,7 +27,7 @@ def test_a_policy_is_run_in_closed_loop_from_the_recorded_starts(arm, runs):
     looped = closed_loop_runs(arm, script, runs[:2])
     assert [len(run) for run in looped] == [len(run) for run in runs[:2]]
     np.testing.assert_allclose(looped[1].q[0], runs[1].q[0])
-    diagnosis = diagnose(arm, runs[:3], options=DiagnoseOptions(policy=script))
+    diagnosis = diagnose_gap(arm, runs[:3], options=DiagnoseOptions(policy=script))
     assert any(mode.name == "closed-loop compounding" for mode in diagnosis.modes)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from instep import BadInput, UnknownName
 from instep.core.statistics import mmrv
-from instep.evaluate.agreement import SuccessRates, differences, rank_agreement, rank_agreements, read_rates
+from instep.evaluate.agreement import SuccessRates, rank_agreement, rank_agreements, read_rates
 
 HEAD = "task,policy,real,sim,n_real_trials\n"
 
@@ -46,11 +46,6 @@ def test_a_good_simulator_is_said_to_be_one():
     found = rank_agreement(rates(truth, truth + 0.02, trials=200))
     assert found.words.startswith("Correlated 1.00") and "no more than a perfect simulator" in found.words
     assert found.bias.value == pytest.approx(0.02) and found.slope == pytest.approx(1.0)
-
-
-def test_differences_have_newcombes_interval():
-    found = differences([SuccessRates("t", "p", 0.5, 0.6, 100, 100)])["t", "p"]
-    assert found.value == pytest.approx(0.1) and found.low < 0 < found.high
 
 
 def test_a_table_is_read_or_refused_in_one_sentence(tmp_path):

@@ -16,8 +16,7 @@ from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
 from instep.evaluate.comparison import compare_policies
 from instep.evaluate.episode_batch import EpisodeResult, run_batch
-from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate, run_eval_batch
-from instep.evaluate.result_store import ParquetStore, write_episodes
+from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate_policies, run_eval_batch
 from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import Latency
 from instep.robot import Late
@@ -102,7 +101,7 @@ def targets(seeds: range) -> np.ndarray:
 
 def test_a_planted_success_rate_is_found(cart):
     seeds = range(200)
-    done = evaluate([PolicySpec("half", half)], [place(cart)], Go(), seeds)
+    done = evaluate_policies([PolicySpec("half", half)], [place(cart)], Go(), seeds)
     expected = (targets(seeds) > -0.05).mean()
     rate = done.success("half", "mujoco")
     assert rate.value == pytest.approx(expected, abs=0.02)
@@ -112,19 +111,19 @@ def test_a_planted_success_rate_is_found(cart):
 
 def test_ways_of_failing_are_told_apart(cart):
     seeds = range(60)
-    done = evaluate([PolicySpec("runaway", runaway)], [place(cart)], Go(), seeds)
+    done = evaluate_policies([PolicySpec("runaway", runaway)], [place(cart)], Go(), seeds)
     found = done.failures("runaway", "mujoco")
     assert sum(n for mode, n in found.items() if mode.startswith("ran away")) == int((targets(seeds) < -0.5).sum())
 
 
 def test_an_episode_does_not_depend_on_the_others_in_its_batch(cart):
-    one = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=12))
-    other = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=5))
+    one = evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=12))
+    other = evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(12), options=EvalOptions(batch=5))
     assert [r.digest for r in one.results["go", "mujoco"]] == [r.digest for r in other.results["go", "mujoco"]]
 
 
 def test_the_time_to_success_is_the_world_s_time(cart):
-    done = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(20))
+    done = evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(20))
     for row in done.results["go", "mujoco"]:
         assert row.success and row.events["there"] == pytest.approx(row.seconds)
         assert row.seconds <= Go().seconds
@@ -136,7 +135,7 @@ def test_a_world_that_diverges_ends_its_own_episode_only(cart):
         return np.where(seen["observation.goal"] < -0.5, 9e9, seen["observation.goal"])
 
     cart.write_text(CART.replace('kp="40"', 'kp="4000"'))
-    done = evaluate([PolicySpec("wild", lambda w: FunctionPolicy(wild))], [place(cart)], Go(), range(40))
+    done = evaluate_policies([PolicySpec("wild", lambda w: FunctionPolicy(wild))], [place(cart)], Go(), range(40))
     outcomes = np.array([row.outcome for row in done.results["wild", "mujoco"]])
     far = targets(range(40)) < -0.5
     assert (outcomes[far] == "diverged").all()
@@ -145,8 +144,8 @@ def test_a_world_that_diverges_ends_its_own_episode_only(cart):
 
 def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
     asked = ([PolicySpec("go", goer)], [place(cart)], Go(), range(40))
-    options, store = EvalOptions(batch=8), ParquetStore(tmp_path / "kept")
-    whole = evaluate(*asked, options=options)
+    whole = evaluate_policies(*asked, options=EvalOptions(batch=8))
+    options = EvalOptions(batch=8, folder=tmp_path / "kept")
     ran: list[int] = []
 
     def stopping(function, jobs):
@@ -157,7 +156,7 @@ def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
             yield function(job)
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(*asked, options=options, map=stopping, store=store)
+        evaluate_policies(*asked, options=options, map=stopping)
     ran.clear()
 
     def counting(function, jobs):
@@ -165,14 +164,14 @@ def test_an_evaluation_goes_on_where_it_was_stopped(cart, tmp_path):
             ran.append(job.seeds[0])
             yield function(job)
 
-    rest = evaluate(*asked, options=options, map=counting, store=store)
+    rest = evaluate_policies(*asked, options=options, map=counting)
     assert ran == [16, 24, 32], "two of five batches were done before"
     assert rest.results == whole.results
 
 
 def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
-    store = ParquetStore(tmp_path / "kept")
-    evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(8), store=store)
+    options = EvalOptions(folder=tmp_path / "kept")
+    evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(8), options=options)
     (shard,) = (tmp_path / "kept").glob("*.parquet")
     shard.write_bytes(shard.read_bytes()[:-40])
     ran: list[int] = []
@@ -181,22 +180,22 @@ def test_a_shard_that_was_cut_off_is_run_again(cart, tmp_path):
         ran.extend(job.seeds[0] for job in jobs)
         return map(function, jobs)
 
-    evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(8), store=store, map=counting)
+    evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(8), options=options, map=counting)
     assert ran == [0]
 
 
 def test_results_of_another_content_are_not_reused(cart, tmp_path):
-    store = ParquetStore(tmp_path / "kept")
-    evaluate([PolicySpec("p", goer, "first")], [place(cart)], Go(), range(8), store=store)
-    done = evaluate([PolicySpec("p", half, "second")], [place(cart)], Go(), range(8), store=store)
+    options = EvalOptions(folder=tmp_path / "kept")
+    evaluate_policies([PolicySpec("p", goer, "first")], [place(cart)], Go(), range(8), options=options)
+    done = evaluate_policies([PolicySpec("p", half, "second")], [place(cart)], Go(), range(8), options=options)
     assert done.success("p", "mujoco").value < 1
 
 
 def test_episodes_are_written_one_row_each(cart, tmp_path):
     import pyarrow.parquet as parquet
 
-    done = evaluate([PolicySpec("half", half)], [place(cart)], Go(), range(10))
-    table = parquet.read_table(write_episodes(tmp_path / "episodes.parquet", done)).to_pydict()
+    done = evaluate_policies([PolicySpec("half", half)], [place(cart)], Go(), range(10))
+    table = parquet.read_table(done.write_parquet(tmp_path / "episodes.parquet")).to_pydict()
     assert table["seed"] == list(range(10))
     assert table["success"] == [row.success for row in done.results["half", "mujoco"]]
 
@@ -240,9 +239,9 @@ def in_file(folder: Path, name: str, *, always: bool = False) -> PolicySpec:
 def test_processes_give_what_this_process_gives_bit_by_bit(tmp_path):
     where, task = course()
     asked = ([in_file(tmp_path, "ahead")], [where], task, range(12))
-    here = evaluate(*asked, options=EvalOptions(batch=4))
+    here = evaluate_policies(*asked, options=EvalOptions(batch=4))
     with open_map("processes:2") as mapped:
-        there = evaluate(*asked, options=EvalOptions(batch=4), map=mapped)
+        there = evaluate_policies(*asked, options=EvalOptions(batch=4), map=mapped)
     assert here.results == there.results
     assert all(row.digest for row in here.results["ahead", "mujoco"])
 
@@ -255,8 +254,8 @@ def test_a_worker_that_dies_once_loses_nothing_and_one_that_always_dies_is_the_m
     where, task = course()
     policy = in_file(tmp_path, "Deadly", always=always)
     with open_map("processes:1") as mapped:
-        done = evaluate([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
-    assert done.broken("Deadly", "mujoco") == broken
+        done = evaluate_policies([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
+    assert done.infrastructure_failures("Deadly", "mujoco") == broken
     assert done.success("Deadly", "mujoco").n == 12 - broken
 
 
@@ -267,14 +266,14 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
     file.write_text("import time\n\n\ndef slow(observation):\n    time.sleep(60)\n")
     policy = PolicySpec("slow", partial(policy_from_spec, f"python:{file}:slow"))
     with open_map("processes:1", deadline=3.0) as mapped:
-        done = evaluate([policy], [where], task, [0, 1], map=mapped)
-    assert done.broken("slow", "mujoco") == 2
+        done = evaluate_policies([policy], [where], task, [0, 1], map=mapped)
+    assert done.infrastructure_failures("slow", "mujoco") == 2
     assert "did not answer within 3 s" in done.results["slow", "mujoco"][0].why
 
 
 def test_what_a_worker_cannot_import_is_said(cart):
     with open_map("processes:1") as mapped, pytest.raises(BadInput, match="must be importable there"):
-        evaluate([PolicySpec("go", goer)], [place(cart)], Go(), range(3), map=mapped)
+        evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(3), map=mapped)
 
 
 def test_an_unknown_place_to_run_is_refused():
@@ -283,20 +282,20 @@ def test_an_unknown_place_to_run_is_refused():
             pass
 
 
-def test_what_the_machinery_broke_is_tried_again(cart, tmp_path):
-    store = ParquetStore(tmp_path / "kept")
+def test_infrastructure_failures_are_tried_again(cart, tmp_path):
+    options = EvalOptions(folder=tmp_path / "kept")
     asked = ([PolicySpec("go", goer)], [place(cart)], Go(), range(8))
-    broken = evaluate(*asked, store=store, map=lambda function, jobs: iter([LostBatch("out of memory")]))
-    assert broken.broken("go", "mujoco") == 8 and broken.success("go", "mujoco").n == 0
-    assert evaluate(*asked, store=store).success("go", "mujoco").n == 8
+    broken = evaluate_policies(*asked, options=options, map=lambda function, jobs: iter([LostBatch("out of memory")]))
+    assert broken.infrastructure_failures("go", "mujoco") == 8 and broken.success("go", "mujoco").n == 0
+    assert evaluate_policies(*asked, options=options).success("go", "mujoco").n == 8
 
 
-def test_a_policy_server_that_goes_away_is_the_machinery_s_failure(cart):
+def test_a_policy_server_that_goes_away_is_an_infrastructure_failure(cart):
     def gone(seen: Observation) -> Array:
         raise LinkLost("The policy server stopped answering.")
 
-    done = evaluate([PolicySpec("gone", lambda w: FunctionPolicy(gone))], [place(cart)], Go(), range(4))
-    assert done.broken("gone", "mujoco") == 4
+    done = evaluate_policies([PolicySpec("gone", lambda w: FunctionPolicy(gone))], [place(cart)], Go(), range(4))
+    assert done.infrastructure_failures("gone", "mujoco") == 4
     assert "stopped answering" in done.results["gone", "mujoco"][0].why
 
 
@@ -305,8 +304,8 @@ def test_latency_of_a_policy_equals_late_sensors(cart):
     late = run_batch(Tasked(Late(world, observation=3), go), FunctionPolicy(nervous), range(6))
     slow = run_batch(Tasked(world, go), Latency(FunctionPolicy(nervous), 3), range(6))
     quick = run_batch(Tasked(world, go), FunctionPolicy(nervous), range(6))
-    assert [r.digest for r in slow.ended] != [r.digest for r in quick.ended]
-    assert [r.digest for r in late.ended] == [r.digest for r in slow.ended]
+    assert [r.digest for r in slow.episodes] != [r.digest for r in quick.episodes]
+    assert [r.digest for r in late.episodes] == [r.digest for r in slow.episodes]
 
 
 def nervous(seen: Observation) -> Array:
@@ -316,15 +315,15 @@ def nervous(seen: Observation) -> Array:
 
 def test_latency_in_steps_makes_a_nervous_policy_fail(cart):
     make = PolicySpec("nervous", lambda w: FunctionPolicy(nervous))
-    quick = evaluate([make], [place(cart)], Go(), range(40))
-    slow = evaluate([make], [place(cart)], Go(), range(40), options=EvalOptions(latency=25))
+    quick = evaluate_policies([make], [place(cart)], Go(), range(40))
+    slow = evaluate_policies([make], [place(cart)], Go(), range(40), options=EvalOptions(latency=25))
     assert quick.success("nervous", "mujoco").value > 0.9
     assert slow.success("nervous", "mujoco").value < 0.5
 
 
 def test_varied_params_are_drawn_per_seed_and_kept_with_the_episode(cart):
     belief = Box((Param("joint.x.damping", 0.1, 200.0, True),))
-    done = evaluate(
+    done = evaluate_policies(
         [PolicySpec("go", goer)], [place(cart)], Go(), range(60), options=EvalOptions(randomize=belief, batch=16)
     )
     rows = done.results["go", "mujoco"]
@@ -332,7 +331,7 @@ def test_varied_params_are_drawn_per_seed_and_kept_with_the_episode(cart):
     assert 0.1 < damping.min() < 1 and 20 < damping.max() < 200
     success = np.array([row.success for row in rows])
     assert success[damping < 3].all() and not success[damping > 120].any()
-    again = evaluate([PolicySpec("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(randomize=belief))
+    again = evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), [7], options=EvalOptions(randomize=belief))
     assert again.results["go", "mujoco"][0].digest == rows[7].digest
 
 
@@ -408,12 +407,12 @@ def test_bad_questions_are_refused(cart):
         ([good], [0], EvalOptions(latency=-1), "control steps of at least 0"),
     ):
         with pytest.raises(BadInput, match=words):
-            evaluate(policies, [place(cart)], Go(), seeds, options=options)
+            evaluate_policies(policies, [place(cart)], Go(), seeds, options=options)
 
 
 def test_a_policy_with_actions_of_another_size_is_refused(cart):
     with pytest.raises(BadInput, match="this world takes"):
-        evaluate([PolicySpec("two", lambda w: Constant(np.zeros(2)))], [place(cart)], Go(), range(3))
+        evaluate_policies([PolicySpec("two", lambda w: Constant(np.zeros(2)))], [place(cart)], Go(), range(3))
 
 
 def test_a_policy_that_raises_says_so_in_one_sentence(cart):
@@ -421,28 +420,28 @@ def test_a_policy_that_raises_says_so_in_one_sentence(cart):
         return seen["observation.images.top"]
 
     with pytest.raises(BadInput, match="wrong raised KeyError"):
-        evaluate([PolicySpec("wrong", lambda w: FunctionPolicy(wrong))], [place(cart)], Go(), range(3))
+        evaluate_policies([PolicySpec("wrong", lambda w: FunctionPolicy(wrong))], [place(cart)], Go(), range(3))
 
 
 def test_speed_jumps_and_saturation_are_measured(cart):
     bounds = np.array([[-0.5], [0.5]])
     played = run_batch(Tasked(MujocoWorld(cart), Go()), goer(None), range(20), bounds=bounds)
     far = np.abs(targets(range(20))) > 0.5
-    assert all((row.beyond == 1.0) == bool(f) for row, f in zip(played.ended, far, strict=True))
-    assert all(row.speed > 0 for row in played.ended) and all(row.jump == 0 for row in played.ended)
+    assert all((row.beyond == 1.0) == bool(f) for row, f in zip(played.episodes, far, strict=True))
+    assert all(row.speed > 0 for row in played.episodes) and all(row.jump == 0 for row in played.episodes)
 
 
 def test_positions_of_failures_are_kept_to_be_looked_at(cart):
     played = run_batch(Tasked(MujocoWorld(cart), Go()), half(None), range(20), keep=3)
-    assert len(played.tracks) == 3
-    failed = [row.seed for row in played.ended if not row.success][:3]
-    assert list(played.tracks) == failed
-    assert all(track.shape[1] == 1 and len(track) > 5 for track in played.tracks.values())
+    assert len(played.trajectories) == 3
+    failed = [row.seed for row in played.episodes if not row.success][:3]
+    assert list(played.trajectories) == failed
+    assert all(track.shape[1] == 1 and len(track) > 5 for track in played.trajectories.values())
 
 
 def test_run_job_is_what_a_worker_runs(cart):
     from instep.evaluate.evaluation import EvalBatch
 
     job = EvalBatch(PolicySpec("go", goer), place(cart), Go(), (0, 1), EvalOptions())
-    assert [row.seed for row in run_eval_batch(job).ended] == [0, 1]
+    assert [row.seed for row in run_eval_batch(job).episodes] == [0, 1]
     assert job.key == EvalBatch(PolicySpec("go", half), place(cart), Go(), (0, 1), EvalOptions()).key

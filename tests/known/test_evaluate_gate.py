@@ -16,7 +16,7 @@ from instep.core.world import Array, Channel, Observation, State
 from instep.evaluate.engine_parity import ParityWorld, check_parity
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.gate_rules import GateRule, GateRules, Variation, gate_rules_from, read_gate_rules
-from instep.evaluate.policy_gate import gate, write_junit
+from instep.evaluate.policy_gate import gate_policy, write_junit
 from instep.policy.adapters import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import NO_GOAL
@@ -116,17 +116,17 @@ RULES = GateRules(
 def test_a_sound_policy_passes(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate(PolicySpec("straight", straight), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("straight", straight), sides, Straighten(), RULES)
     assert verdict.passed, verdict.words
     assert "passes" in verdict.words
-    assert {one.group for one in verdict.judged} == {"parity of mujoco and rapier", "nominal"}
+    assert {one.group for one in verdict.checks} == {"parity of mujoco and rapier", "nominal"}
 
 
 def test_a_policy_that_passes_in_one_engine_only_does_not_pass(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate(PolicySpec("overfit", overfit), sides, Straighten(), RULES)
-    broken = [one.name for one in verdict.judged if not one.passed]
+    verdict = gate_policy(PolicySpec("overfit", overfit), sides, Straighten(), RULES)
+    broken = [one.name for one in verdict.checks if not one.passed]
     assert broken == ["success in rapier", "gap between mujoco and rapier"]
     assert "success in rapier" in verdict.words
 
@@ -173,9 +173,9 @@ def test_a_policy_that_passes_in_one_engine_only_does_not_pass(tmp_path):
 def test_engines_that_disagree_stop_the_gate_and_name_the_culprit(tmp_path, changed, check, words):
     good, bad = scene(tmp_path / "good"), scene(tmp_path / "bad", **changed)
     sides = [side(MujocoWorld, good, "first"), side(MujocoWorld, bad, "second")]
-    verdict = gate(PolicySpec("straight", straight), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("straight", straight), sides, Straighten(), RULES)
     assert not verdict.passed
-    broken = [one for one in verdict.judged if not one.passed]
+    broken = [one for one in verdict.checks if not one.passed]
     assert check in {one.name for one in broken}
     assert any(re.search(words, one.words) for one in broken), [one.words for one in broken]
     assert not verdict.evaluations, "no policy is judged where engines disagree"
@@ -197,8 +197,8 @@ def test_rules_hold_in_each_variation_or_in_the_one_they_name(tmp_path):
         rules=(GateRule("success", at_least=0.8), GateRule("seconds", at_most=0.001, by="value", variation="stiff")),
         variations=(Variation(), Variation("stiff", 2, ("joint.*.damping=0.4..0.8",))),
     )
-    verdict = gate(PolicySpec("straight", straight), sides, Straighten(), rules)
-    broken = {(one.group, one.name) for one in verdict.judged if not one.passed}
+    verdict = gate_policy(PolicySpec("straight", straight), sides, Straighten(), rules)
+    broken = {(one.group, one.name) for one in verdict.checks if not one.passed}
     assert broken == {("stiff", "seconds in mujoco"), ("stiff", "seconds in rapier")}
     assert set(verdict.evaluations) == {"nominal", "stiff"}
 
@@ -208,31 +208,28 @@ def test_limits_of_safety_are_on_the_worst_that_happened(tmp_path):
     rules = replace(
         RULES, rules=(GateRule("speed", at_most=0.05), GateRule("beyond", at_most=0.0), GateRule("jump", at_most=1.0))
     )
-    verdict = gate(
-        PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten(), rules,
-        bounds=np.array([[-3, -3], [3, 3]]),
-    )  # fmt: skip
-    assert [one.passed for one in verdict.judged] == [False, True, True]
+    verdict = gate_policy(PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten(), rules)
+    assert [one.passed for one in verdict.checks] == [False, True, True]
     rows = verdict.evaluations["nominal"].results["straight", "mujoco"]
-    assert verdict.judged[0].value.value == max(row.speed for row in rows)
+    assert verdict.checks[0].value.value == max(row.speed for row in rows)
 
 
 def test_few_episodes_do_not_prove_much(tmp_path):
     arm = scene(tmp_path / "arm")
     few = replace(RULES, rules=(GateRule("success", at_least=0.8),), seeds=4)
     asked = (PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten())
-    assert not gate(*asked, few).passed, "4 of 4 reach down to 51 %"
+    assert not gate_policy(*asked, few).passed, "4 of 4 reach down to 51 %"
     by_value = replace(few, rules=(GateRule("success", at_least=0.8, by="value"),))
-    assert gate(*asked, by_value).passed
+    assert gate_policy(*asked, by_value).passed
 
 
 def test_junit_opens_and_counts(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate(PolicySpec("over<fit>\x1b", overfit), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("over<fit>\x1b", overfit), sides, Straighten(), RULES)
     root = ElementTree.parse(write_junit(tmp_path / "junit.xml", verdict)).getroot()  # noqa: S314
     assert root.tag == "testsuites"
-    assert int(root.get("tests")) == len(verdict.judged) == len(root.findall(".//testcase"))
+    assert int(root.get("tests")) == len(verdict.checks) == len(root.findall(".//testcase"))
     assert int(root.get("failures")) == len(root.findall(".//failure")) == 2
     assert [suite.get("name") for suite in root] == ["parity of mujoco and rapier", "nominal"]
 

@@ -23,7 +23,7 @@ import pytest
 from instep import BadInput
 from instep.app.cluster import open_map, ray_map
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
-from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate
+from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate_policies
 from instep.scene.folder import Scene
 from instep.scene.tasks.course_task import Course
 
@@ -83,11 +83,11 @@ def asked(folder: Path) -> tuple[Any, ...]:
 @pytest.mark.fault(44)
 def test_two_nodes_give_what_this_process_gives_bit_by_bit_though_a_worker_is_killed(cluster, tmp_path):
     with open_map("ray") as mapped:
-        there = evaluate(*asked(tmp_path), options=EvalOptions(batch=4), map=mapped)
+        there = evaluate_policies(*asked(tmp_path), options=EvalOptions(batch=4), map=mapped)
     assert (tmp_path / "flag").exists(), "a worker was killed on the way"
-    here = evaluate(*asked(tmp_path), options=EvalOptions(batch=4))
+    here = evaluate_policies(*asked(tmp_path), options=EvalOptions(batch=4))
     assert there.results == here.results
-    assert there.broken("Deadly", "mujoco") == 0
+    assert there.infrastructure_failures("Deadly", "mujoco") == 0
     assert all(row.digest for row in there.results["Deadly", "mujoco"])
 
 
@@ -169,7 +169,7 @@ def test_a_cluster_at_an_address_gives_what_this_machine_gives(head, tmp_path):
     file.write_text("def ahead(seen):\n    return 0.1 + 0 * seen['observation.state']\n")
     digests = []
     for where, on in (("here", []), ("there", ["--on", address])):
-        words = ["eval", f"python:{file}:ahead", "diff_drive", "--seeds", "6", "--batch", "3", "--films", "0", *on]
+        words = ["eval", f"python:{file}:ahead", "diff_drive", "--seeds", "6", "--batch", "3", "--videos", "0", *on]
         program = (
             f"from instep.app.cli import main; raise SystemExit(main({[*words, '--out', str(tmp_path / where)]!r}))"
         )

@@ -1,4 +1,4 @@
-"""Spread work over processes or a Ray cluster; both are the built-in map, with workers that may die."""
+"""Parallel maps over processes or a Ray cluster, with the signature of the built-in map and workers that may die."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from rich.progress import Progress, TaskID
+
 from instep.core.errors import BadInput, InstepError, LinkLost, MissingExtra
 from instep.core.world import MapFn
-from instep.evaluate.evaluation import LostBatch
+from instep.evaluate.evaluation import EvalBatch, LostBatch
 
 _HINT = "One that asks for a token needs RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN in the environment here as well."
 TRIES = 3
-"""How often a piece of work is given to a worker before it counts as lost."""
+"""How often a batch is given to a worker before it counts as lost."""
 
 
 @contextmanager
 def open_map(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
-    """The map that words ask for: nothing (this process), processes:N, ray, or ray://HOST:PORT.
+    """The map of a specification: nothing (this process), processes:N, ray, or ray://HOST:PORT.
 
     A piece of work whose worker dies is given to another; one that takes longer than `deadline` [s] or kills every
     worker it meets yields `Lost`.
@@ -43,6 +45,19 @@ def open_map(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
             yield spreading
     else:
         raise BadInput(f"--on takes ray, ray://HOST:PORT or processes:N, not {on!r}.")
+
+
+def watch_batches(mapped: MapFn, progress: Progress, bar: TaskID, expected: int) -> MapFn:
+    """A map that shows the episodes of each batch as done; of `expected` episodes those not given were done before."""
+
+    def run(function: Callable[[EvalBatch], Any], batches: Sequence[EvalBatch]) -> Iterator[Any]:
+        progress.advance(bar, expected - sum(len(batch.seeds) for batch in batches))
+        for batch, result in zip(batches, mapped(function, batches), strict=True):
+            text = f"{batch.policy.name} in {batch.world.name}"
+            progress.update(bar, advance=len(batch.seeds), description=text)
+            yield result
+
+    return run
 
 
 class _Worker:

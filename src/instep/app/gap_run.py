@@ -18,9 +18,9 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.data import load_episodes
 from instep.diagnose.data_checks import DataChecks, check_data
-from instep.diagnose.diagnosis import DiagnoseOptions, diagnose
+from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
 from instep.diagnose.policy_modes import image_sensitivity
-from instep.evaluate.agreement import rank_agreements, read_rates
+from instep.evaluate.agreement import agreement_report, agreement_scores, rank_agreements, read_rates
 from instep.gap.arm_kinematics import joint_ranges
 from instep.gap.events import EventRule, read_event_rules
 from instep.gap.gap_report import gap_page
@@ -32,7 +32,6 @@ from instep.physics.engines import open_world, scene_and_engine
 from instep.report.page import Headline, Section, write_report
 from instep.scene.folder import Scene, SceneSimulator, shipped
 
-from .eval_page import agreement_report, agreement_scores
 from .output import Output, new_output
 from .world_specs import policy_from_spec
 
@@ -259,7 +258,7 @@ def _diagnosed(
     options = DiagnoseOptions(fitted=fitted, policy=policy, allow=args.allow)
     with Console(stderr=True).status("searching for causes") as status:
         try:
-            diagnosis = diagnose(sim, episodes, gap=gap, options=options, watch=status.update)
+            diagnosis = diagnose_gap(sim, episodes, gap=gap, options=options, watch=status.update)
         except KeyboardInterrupt:
             return gap.with_scores({}, ["The search for causes was stopped."]), ()
     return diagnosis.gap, [diagnosis.section()]

@@ -111,7 +111,7 @@ class Diagnosis:
         return [bars_figure(shown, title=title, x="share explained")]
 
 
-def diagnose(
+def diagnose_gap(
     sim: Scene | Simulator | str | Path,
     episodes: Sequence[Episode],
     *,

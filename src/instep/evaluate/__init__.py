@@ -1,1 +1,64 @@
-"""Judge policies: parallel evaluation, agreement with reality, gates."""
+"""Evaluate policies in virtual worlds: success rates, comparisons, agreement with reality, gates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from instep.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .agreement import RankAgreement, SuccessRates, rank_agreements, read_rates, real_success_rates
+    from .comparison import PolicyComparison, compare_policies
+    from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
+    from .episode_batch import BatchResult, EpisodeResult, run_batch
+    from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, evaluate_policies
+    from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
+    from .gate_rules import GateRule, GateRules, read_gate_rules
+    from .policy_gate import GateCheck, Verdict, gate_policy, write_junit
+
+__all__ = [
+    "BatchResult",
+    "CorrectiveDemos",
+    "EpisodeResult",
+    "EvalOptions",
+    "Evaluation",
+    "GateCheck",
+    "GateRule",
+    "GateRules",
+    "ParityCheck",
+    "ParityLimits",
+    "ParityWorld",
+    "PolicyComparison",
+    "PolicySpec",
+    "RankAgreement",
+    "SuccessRates",
+    "Verdict",
+    "WorldSpec",
+    "check_parity",
+    "compare_policies",
+    "corrective_demos",
+    "demonstrate",
+    "evaluate_policies",
+    "find_failure_states",
+    "gate_policy",
+    "rank_agreements",
+    "read_gate_rules",
+    "read_rates",
+    "real_success_rates",
+    "run_batch",
+    "write_junit",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "agreement": "RankAgreement SuccessRates rank_agreements read_rates real_success_rates",
+        "comparison": "PolicyComparison compare_policies",
+        "engine_parity": "ParityCheck ParityLimits ParityWorld check_parity",
+        "episode_batch": "BatchResult EpisodeResult run_batch",
+        "evaluation": "EvalOptions Evaluation PolicySpec WorldSpec evaluate_policies",
+        "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
+        "gate_rules": "GateRule GateRules read_gate_rules",
+        "policy_gate": "GateCheck Verdict gate_policy write_junit",
+    },
+)

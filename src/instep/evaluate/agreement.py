@@ -1,4 +1,4 @@
-"""Judge a virtual evaluation by success rates: does it rank policies as reality does, and may that be concluded?"""
+"""Agreement of a virtual evaluation with reality: ranks, bias, and real success rates it helps to estimate."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.statistics import MIN_POLICIES, Estimate, mmrv, mmrv_interval, mmrv_null, pearson, spearman, wilson
-from instep.core.trials import newcombe
+from instep.core.trials import PredictionPowered, prediction_powered
 from instep.core.world import Array
+from instep.report.figures import plain_text, series_color
+from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table
+
+from .evaluation import Evaluation
 
 COLUMNS = ("task", "policy", "real", "sim", "n_real_trials")
 SIM_TRIALS = 200
@@ -70,17 +75,7 @@ class RankAgreement:
 
 def read_rates(path: Path) -> list[SuccessRates]:
     """Rows of a table with the columns task, policy, real, sim, n_real_trials and perhaps n_sim_trials."""
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"The table {str(path)!r} cannot be read ({error}).") from None
-    if not rows:
-        raise BadInput(f"The table {str(path)!r} has no rows; {', '.join(COLUMNS)} were expected.")
-    for column in COLUMNS:
-        if column not in rows[0]:
-            raise UnknownName(f"column in {path.name!r}", column, rows[0])
-    return [_rates(row, number, path.name) for number, row in enumerate(rows, 2)]
+    return [_rates(row, number, path.name) for number, row in enumerate(_read_table(path, COLUMNS), 2)]
 
 
 def rank_agreements(rates: Sequence[SuccessRates], *, seed: int = 0) -> list[RankAgreement]:
@@ -112,18 +107,85 @@ def rank_agreement(rates: Sequence[SuccessRates], *, seed: int = 0) -> RankAgree
     )
 
 
-def differences(rates: Sequence[SuccessRates]) -> Mapping[tuple[str, str], Estimate]:
-    """Simulation minus reality of each policy and task, with Newcombe's interval."""
-    found: dict[tuple[str, str], Estimate] = {}
-    for r in rates:
-        n = r.sim_trials or SIM_TRIALS
-        found[r.task, r.policy] = newcombe((round(r.sim * n), n), (round(r.real * r.real_trials), r.real_trials))
-    return found
-
-
 def real_rate(r: SuccessRates) -> Estimate:
     """The real rate with Wilson's interval."""
     return wilson(round(r.real * r.real_trials), r.real_trials)
+
+
+def real_success_rates(evaluation: Evaluation, trials: Path) -> dict[tuple[str, str], PredictionPowered]:
+    """Real success rates from few real and many virtual trials, for each policy and world: prediction-powered means.
+
+    `trials` is a CSV file with the columns policy, seed and success (0 or 1): real trials from the starts of virtual
+    episodes, paired by seed. Policies without four such pairs and further virtual episodes are left out.
+    """
+    rows = _read_table(trials, ("policy", "seed", "success"))
+    try:
+        real = {(row["policy"], int(row["seed"])): float(row["success"]) for row in rows}
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"{trials.name!r} is not a table of trials: seeds and success are numbers ({error}).") from None
+    found: dict[tuple[str, str], PredictionPowered] = {}
+    for (policy, world), episodes in evaluation.results.items():
+        valid = [row for row in episodes if row.valid]
+        pairs = [(real[policy, row.seed], row.success) for row in valid if (policy, row.seed) in real]
+        extra = [row.success for row in valid if (policy, row.seed) not in real]
+        if len(pairs) >= 4 and extra:
+            y, f = np.array(pairs, float).T
+            found[policy, world] = prediction_powered(y, f, np.array(extra, float))
+    if not found:
+        raise BadInput(f"{trials.name!r} shares no four starts with this evaluation, which also needs further starts.")
+    return found
+
+
+def agreement_report(rates: Sequence[SuccessRates], found: Sequence[RankAgreement], source: str) -> HtmlReport:
+    """The page."""
+    able = [r for r in found if r.informative]
+    mean_r = sum(r.correlation.value for r in found) / len(found)
+    mean_v = sum(r.violation.value for r in found) / len(found)
+    if able:
+        words = f"{len(able)} of {len(found)} tasks have enough policies to conclude anything."
+    else:
+        words = "No task has enough policies to conclude anything."
+    strong = sum(r.correlation.low > 0 for r in able)
+    because = f"At {strong} of them simulation and reality are correlated for certain." if able else ""
+    numbers = [
+        Number("mean correlation", f"{mean_r:.3f}", f"{len(found)} tasks"),
+        Number("mean rank violation (MMRV)", f"{mean_v:.3f}", "simulation first, reality second"),
+        Number("tasks with enough policies", f"{len(able)} of {len(found)}", "six policies and more"),
+    ]
+    sections = [
+        Section(
+            "Rates side by side",
+            "Each point is a policy; on the dashed line the simulator is right.",
+            [_scatter(rates)],
+        ),
+        _table(found),
+        _agreement_rates(rates),
+    ]
+    return HtmlReport("Agreement of evaluations", source, Headline("plain", words, because), numbers, sections)
+
+
+def agreement_scores(found: Sequence[RankAgreement]) -> dict[str, Estimate]:
+    """Scores by task."""
+    scores: dict[str, Estimate] = {}
+    for r in found:
+        scores |= {f"{r.task}: pearson": r.correlation, f"{r.task}: spearman": r.rank_correlation}
+        scores |= {f"{r.task}: MMRV": r.violation, f"{r.task}: MMRV of a perfect simulator": r.null}
+        scores |= {f"{r.task}: bias": r.bias}
+    return scores
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"The table {str(path)!r} cannot be read ({error}).") from None
+    if not rows:
+        raise BadInput(f"The table {str(path)!r} has no rows; {', '.join(columns)} were expected.")
+    for column in columns:
+        if column not in rows[0]:
+            raise UnknownName(f"column in {path.name!r}", column, rows[0])
+    return rows
 
 
 def _bias(real: Array, sim: Array, trials: Array, virtual: Array) -> Estimate:
@@ -145,3 +207,54 @@ def _rates(row: Mapping[str, str], number: int, name: str) -> SuccessRates:
     if not (0 <= made.real <= 1 and 0 <= made.sim <= 1) or made.real_trials < 1:
         raise BadInput(f"Line {number} of {name!r} must hold rates from 0 to 1 and at least one trial.")
     return made
+
+
+def _scatter(rates: Sequence[SuccessRates]) -> Figure:
+    data: list[dict[str, Any]] = []
+    for i, task in enumerate(dict.fromkeys(r.task for r in rates)):
+        some = [r for r in rates if r.task == task]
+        bounds = [real_rate(r) for r in some]
+        trace: dict[str, Any] = {"type": "scatter", "mode": "markers", "name": plain_text(task)}
+        trace |= {"x": [r.sim for r in some], "y": [r.real for r in some], "text": [plain_text(r.policy) for r in some]}
+        trace["error_y"] = {
+            "type": "data", "symmetric": False, "thickness": 1, "color": series_color(i, 0.5),
+            "array": [b.high - b.value for b in bounds], "arrayminus": [b.value - b.low for b in bounds],
+        }  # fmt: skip
+        trace["marker"] = {"color": series_color(i), "size": 9, "symbol": i % 8}
+        data.append(
+            {**trace, "hovertemplate": "%{text}: sim %{x:.2f}, real %{y:.2f}<extra>" + plain_text(task) + "</extra>"}
+        )
+    line = {"type": "line", "x0": 0, "x1": 1, "y0": 0, "y1": 1, "line": {"color": "@floor", "dash": "dash"}}
+    layout = {"height": 560, "shapes": [line], "xaxis": {"title": "success in simulation", "range": [-0.03, 1.03]}}
+    return {"data": data, "layout": {**layout, "yaxis": {"title": "success on the robot", "range": [-0.03, 1.03]}}}
+
+
+def _table(found: Sequence[RankAgreement]) -> Section:
+    head = ("task", "K", "Pearson r", "95 % interval", "Spearman", "MMRV", "interval", "perfect sim", "bias")
+    rows = [[r.task, str(len(r.policies)), *_numbers(r)] for r in found]
+    words = Table(("task", "what may be concluded"), [[r.task, r.words] for r in found])
+    lead = (
+        "MMRV weighs a wrong order by how much the real rates differ; even a perfect simulator shows some, by the "
+        "noise of few trials. K is the number of policies: with fewer than six, no correlation means anything."
+    )
+    return Section("Agreement by task", lead, [words, Table(head, rows)])
+
+
+def _numbers(r: RankAgreement) -> list[str]:
+    c, v = r.correlation, r.violation
+    intervals = f"{c.low:.2f} to {c.high:.2f}", f"{v.low:.3f} to {v.high:.3f}"
+    perfect = f"{r.null.value:.3f} (95 %: {r.null.high:.3f})"
+    rank = f"{r.rank_correlation.value:.3f}"
+    return [f"{c.value:.3f}", intervals[0], rank, f"{v.value:.3f}", intervals[1], perfect, f"{r.bias.value:+.3f}"]
+
+
+def _agreement_rates(rates: Sequence[SuccessRates]) -> Section:
+    rows: list[list[str]] = []
+    for r in rates:
+        bound = real_rate(r)
+        interval = f"{bound.low:.2f} to {bound.high:.2f}"
+        rows.append(
+            [r.task, r.policy, f"{r.real:.3f}", interval, str(r.real_trials), f"{r.sim:.3f}", f"{r.sim - r.real:+.3f}"]
+        )
+    head = ("task", "policy", "real", "Wilson 95 %", "trials", "sim", "sim - real")
+    return Section("All rates", "", [Table(head, rows)], folded=True)

@@ -55,9 +55,9 @@ class PolicyComparison:
 
 
 def compare_policies(first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> PolicyComparison:
-    """Pair the episodes of two policies by seed; those that the machinery broke are left out of both."""
-    other = {row.seed: row for row in second if row.counts}
-    pairs = [(row.success, other[row.seed].success) for row in first if row.counts and row.seed in other]
+    """Pair the episodes of two policies by seed; infrastructure failures are left out of both."""
+    other = {row.seed: row for row in second if row.valid}
+    pairs = [(row.success, other[row.seed].success) for row in first if row.valid and row.seed in other]
     n = len(pairs)
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Play a batch of episodes of a task and tell how each ended."""
+"""Run a batch of episodes of a task, with the outcome of each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """How one episode ended."""
+    """The outcome of one episode."""
 
     seed: int
     outcome: str
-    """success, timeout, diverged, infra (the machinery broke, not the policy) or a failure that the task names."""
+    """success, timeout, diverged, infra (an infrastructure failure) or a failure that the task names."""
     stage: str
     """The last event that was reached."""
     steps: int
@@ -43,7 +43,7 @@ class EpisodeResult:
     events: Mapping[str, float] = field(default_factory=dict[str, float])
     """When each event was reached [s]."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The parameters of this episode's world, where they were drawn."""
+    """The parameters of this episode's world, where they were sampled."""
     digest: str = ""
     """A fingerprint of the last state: two runs agree bit by bit where it does."""
     why: str = ""
@@ -55,8 +55,8 @@ class EpisodeResult:
         return self.outcome == SUCCESS
 
     @property
-    def counts(self) -> bool:
-        """Whether the policy is to be judged by it: the machinery's failures are not the policy's."""
+    def valid(self) -> bool:
+        """Whether it says anything about the policy: infrastructure failures do not."""
         return self.outcome != INFRA
 
 
@@ -64,37 +64,39 @@ class EpisodeResult:
 class BatchResult:
     """A batch of episodes."""
 
-    ended: tuple[EpisodeResult, ...]
-    tracks: Mapping[int, Array]
-    """Seed -> positions q over the episode [rows, nq], for the seeds that were asked for or went wrong first."""
+    episodes: tuple[EpisodeResult, ...]
+    trajectories: Mapping[int, Array]
+    """Seed -> positions q over the episode [rows, nq], of the first episodes that failed."""
 
 
 def run_batch(
     world: Tasked[World], policy: Policy, seeds: Sequence[int], *, bounds: Array | None = None, keep: int = 0
 ) -> BatchResult:
-    """Play one episode per seed, all of them in one batch.
+    """Run one episode per seed, all of them in one batch.
 
     `bounds` [2, nu] are the lowest and highest actions that are taken; `keep` is of how many that did not succeed
     the positions are kept.
     """
     state = stack([world.reset(seed) for seed in seeds])
     policy.reset(seeds[0])
-    book, track = _Book(world, state, bounds), list[Array]()
+    log, track = _BatchLog(world, state, bounds), list[Array]()
     for _ in range(world.steps):
         if keep:
             track.append(state.q.copy())
         seen = world.observe(state)
         begin = time.perf_counter()
         action = checked_action(policy.act(seen), world.spec, state.batch)
-        book.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
-        state, lost = step_batch(world, state, action, book.diverged)
-        book.note(state, lost)
-        if book.all_over:
+        log.decided(time.perf_counter() - begin, seen.get("observation.velocity"), action)
+        state, lost = step_batch(world, state, action, log.diverged)
+        log.note(state, lost)
+        if log.all_over:
             break
-    ended = book.close(state, seeds)
+    ended = log.close(state, seeds)
     missed = [i for i, row in enumerate(ended) if not row.success][:keep]
-    tracks = {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in missed} if track else {}
-    return BatchResult(ended, tracks)
+    trajectories = (
+        {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in missed} if track else {}
+    )
+    return BatchResult(ended, trajectories)
 
 
 def step_batch(world: Tasked[World], state: State, action: Array, lost: Array) -> tuple[State, Array]:
@@ -119,8 +121,8 @@ def _parked(state: State, action: Array, lost: Array) -> tuple[State, Array]:
     return put(state, rows, take(state, np.full(len(rows), leader))), action
 
 
-class _Book:
-    """What is noted of a batch while it plays."""
+class _BatchLog:
+    """What is recorded of a batch while it runs."""
 
     def __init__(self, world: Tasked[World], first: State, bounds: Array | None):
         self._world, self._bounds = world, bounds

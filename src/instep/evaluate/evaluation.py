@@ -7,7 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,10 +18,17 @@ from instep.core.errors import BadInput, LinkLost
 from instep.core.param import Belief
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, MapFn, Policy, Simulator, World
+from instep.physics.engines import open_world
 from instep.policy.chunking import Latency
-from instep.scene.tasks.task import Task, Tasked
+from instep.scene.folder import Scene
+from instep.scene.tasks import Task, task_of
+from instep.scene.tasks.task import Tasked
 
+from .comparison import PolicyComparison, compare_policies
 from .episode_batch import INFRA, SUCCESS, BatchResult, EpisodeResult, run_batch
+from .result_store import ParquetStore, write_rows
+
+MakePolicy = Callable[[World], Policy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +36,9 @@ class PolicySpec:
     """A policy to be evaluated, made where it is needed."""
 
     name: str
-    make: Callable[[World], Policy]
-    mark: str = ""
-    """A fingerprint of its content: results of another content are not reused."""
+    make: MakePolicy
+    fingerprint: str = ""
+    """A hash of its content: results of another content are not reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class WorldSpec:
 
     name: str
     make: Callable[[], World]
-    mark: str = ""
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +55,25 @@ class EvalOptions:
     """How to evaluate."""
 
     batch: int = 64
-    """Episodes that run side by side. Results may depend on it in the last bits, so it is part of what was asked."""
+    """Episodes that run side by side. Results may depend on it in the last bits, so it is part of what is resumed."""
     latency: int = 0
     """Control steps by which decisions are late."""
     randomize: Belief | None = None
-    """Where the parameters of each episode's world are drawn from."""
-    films: int = 0
-    """Of how many episodes of a batch that did not succeed the positions are kept."""
+    """Where the parameters of each episode's world are sampled from."""
+    videos: int = 0
+    """Failed episodes of a batch whose positions are kept."""
     bounds: Array | None = None
-    """The lowest and highest actions that are taken [2, nu]."""
+    """The lowest and highest actions of the actuators [2, nu]."""
+    folder: Path | None = None
+    """Where batches are kept as they are done, so that an evaluation can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvalBatch:
-    """A batch of episodes: what a worker gets."""
+    """A batch of episodes: the work of one worker."""
 
-    candidate: PolicySpec
-    place: WorldSpec
+    policy: PolicySpec
+    world: WorldSpec
     task: Task
     seeds: tuple[int, ...]
     options: EvalOptions
@@ -70,43 +82,32 @@ class EvalBatch:
     def key(self) -> str:
         """The name under which its result is kept: the same work has the same key."""
         options = self.options
-        asked = (
-            [self.candidate.name, self.candidate.mark, self.place.name, self.place.mark, self.task.name],
+        work = (
+            [self.policy.name, self.policy.fingerprint, self.world.name, self.world.fingerprint, self.task.name],
             [self.task.seconds, options.batch, options.latency, repr(options.randomize), list(self.seeds)],
         )
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]
+        return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
 class LostBatch:
-    """What a map yields for a job whose worker died or hung, in place of a result."""
+    """What a map yields for a batch whose worker died or hung."""
 
     why: str
 
 
-class ResultStore(Protocol):
-    """Where results are kept as they come, so that an evaluation can go on after it was stopped."""
-
-    def load(self, key: str) -> tuple[EpisodeResult, ...] | None:
-        """The result of a job that was done before."""
-        ...
-
-    def save(self, key: str, ended: Sequence[EpisodeResult], tracks: Mapping[int, Array]) -> None:
-        """Keep the result of a job."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """How each policy did in each world."""
+    """The episodes of each policy in each world."""
 
     results: Mapping[tuple[str, str], tuple[EpisodeResult, ...]]
     """(policy, world) -> episodes, in the order of the seeds."""
     task: Task
+    batches: tuple[EvalBatch, ...] = ()
 
     def success(self, policy: str, world: str) -> Estimate:
-        """The success rate with Wilson's interval, over the episodes that count."""
-        rows = [row for row in self.results[policy, world] if row.counts]
+        """The success rate with Wilson's interval, over the valid episodes."""
+        rows = [row for row in self.results[policy, world] if row.valid]
         return wilson(sum(row.success for row in rows), len(rows))
 
     def seconds(self, policy: str, world: str) -> Estimate | None:
@@ -116,108 +117,219 @@ class Evaluation:
 
     def score(self, policy: str, world: str) -> Estimate | None:
         """The mean score at the end."""
-        scores = [row.score for row in self.results[policy, world] if row.counts]
+        scores = [row.score for row in self.results[policy, world] if row.valid]
         return bootstrap(scores) if scores else None
 
     def failures(self, policy: str, world: str) -> dict[str, int]:
-        """How often each way of failing came: the outcome, and for a timeout the stage it stopped at."""
+        """Counts of each way of failing: the outcome, and the stage it stopped at."""
         rows = [row for row in self.results[policy, world] if row.outcome not in (SUCCESS, INFRA)]
-        return dict(Counter(_mode(row) for row in rows).most_common())
+        ways = (f"{row.outcome} after {row.stage!r}" if row.stage else row.outcome for row in rows)
+        return dict(Counter(ways).most_common())
 
-    def broken(self, policy: str, world: str) -> int:
-        """Episodes that the machinery broke."""
-        return sum(not row.counts for row in self.results[policy, world])
+    def infrastructure_failures(self, policy: str, world: str) -> int:
+        """Episodes lost to a worker, a link or a time limit; they say nothing about the policy."""
+        return sum(not row.valid for row in self.results[policy, world])
+
+    def comparisons(self) -> dict[tuple[str, str, str], PolicyComparison]:
+        """Every pair of policies in every world, start by start: (first, second, world) -> comparison."""
+        policies = list(dict.fromkeys(policy for policy, _ in self.results))
+        worlds = list(dict.fromkeys(world for _, world in self.results))
+        return {
+            (first, second, world): compare_policies(self.results[first, world], self.results[second, world])
+            for first, second in combinations(policies, 2)
+            for world in worlds
+        }
+
+    def scores(self) -> dict[str, Estimate]:
+        """All numbers by name."""
+        found: dict[str, Estimate] = {}
+        for policy, world in self.results:
+            name = f"{policy} in {world}"
+            found[f"success, {name}"] = self.success(policy, world)
+            if (seconds := self.seconds(policy, world)) is not None:
+                found[f"time to success, {name}"] = seconds
+            if (score := self.score(policy, world)) is not None:
+                found[f"score, {name}"] = score
+        for (first, second, world), comparison in self.comparisons().items():
+            found[f"success, {first} less {second} in {world}"] = comparison.difference
+        return found
+
+    def write_parquet(self, path: Path) -> Path:
+        """Write one row per episode, of all policies and worlds."""
+        rows = [
+            ({"policy": policy, "world": world, "task": self.task.name}, row)
+            for (policy, world), results in self.results.items()
+            for row in results
+        ]
+        return write_rows(path, rows)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{policy} in {world}: success {self.success(policy, world)}" for policy, world in self.results
+        )
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report as one self-contained HTML file."""
+        from instep.report.page import write_html
+
+        from .eval_report import eval_page
+
+        return write_html(path, eval_page(self))
+
+    def plot(self) -> Any:
+        """The success rates with their intervals, as a Matplotlib figure."""
+        from instep.report.plots import matplotlib_figure
+
+        from .eval_report import success_figure
+
+        return matplotlib_figure(success_figure(self))
 
 
-def evaluate(
+def evaluate_policies(
+    policies: Policy | Mapping[str, Policy | MakePolicy] | Sequence[PolicySpec],
+    worlds: Scene | str | Path | World | Mapping[str, World] | Sequence[WorldSpec],
+    task: Task | str | None = None,
+    episodes: int | Sequence[int] = 100,
+    *,
+    options: EvalOptions | None = None,
+    map: MapFn = map,
+) -> Evaluation:
+    """Run every policy in every world from the same starts.
+
+    `policies` is a policy, policies (or functions of a world that make them) by name, or specs; `worlds` is a scene,
+    a world, worlds by name, or specs. `task` is a task, or the name of one of the scene, whose first is the default.
+    `episodes` is their number or their seeds. `map` spreads the batches over processes or a cluster.
+    """
+    options = options or EvalOptions()
+    scene = _scene_of(worlds)
+    if task is None or isinstance(task, str):
+        if scene is None:
+            raise BadInput("An evaluation needs a task: give one, or a scene that names its tasks.")
+        task = task_of(scene, task or "")
+    if scene is not None and options.bounds is None:
+        options = replace(options, bounds=action_bounds(scene))
+    seeds = range(episodes) if isinstance(episodes, int) else episodes
+    return _evaluate(_policy_specs(policies), _world_specs(worlds), task, seeds, options, map)
+
+
+def action_bounds(scene: Scene) -> Array:
+    """The lowest and highest actions of a scene's actuators [2, nu]."""
+    model = scene.model
+    limits = model.actuator_ctrlrange.T.copy()
+    limits[:, model.actuator_ctrllimited == 0] = np.array([[-np.inf], [np.inf]])
+    return limits
+
+
+def run_eval_batch(batch: EvalBatch) -> BatchResult:
+    """Run one batch, in whichever process this is."""
+    world, settings = _world(batch)
+    tasked = Tasked(world, batch.task)
+    policy = batch.policy.make(tasked)
+    if batch.options.latency:
+        policy = Latency(policy, batch.options.latency)
+    try:
+        result = run_batch(tasked, policy, batch.seeds, bounds=batch.options.bounds, keep=batch.options.videos)
+    except LinkLost as error:
+        return _lost(batch, str(error))
+    if not settings:
+        return result
+    sampled = [{name: float(values[i]) for name, values in settings.items()} for i in range(len(batch.seeds))]
+    rows = tuple(replace(row, settings=own) for row, own in zip(result.episodes, sampled, strict=True))
+    return replace(result, episodes=rows)
+
+
+def _evaluate(
     policies: Sequence[PolicySpec],
     worlds: Sequence[WorldSpec],
     task: Task,
     seeds: Sequence[int],
-    *,
-    options: EvalOptions | None = None,
-    map: MapFn = map,
-    store: ResultStore | None = None,
-    tell: Callable[[EvalBatch], None] | None = None,
+    options: EvalOptions,
+    map: MapFn,
 ) -> Evaluation:
-    """Run every policy in every world from every seed. `map` spreads the batches; `store` keeps what is done."""
-    options = options or EvalOptions()
     _check(policies, worlds, seeds, options)
     chunks = [tuple(seeds[i : i + options.batch]) for i in range(0, len(seeds), options.batch)]
-    jobs = [
-        EvalBatch(policy, world, task, chunk, options) for policy in policies for world in worlds for chunk in chunks
-    ]
+    batches = [EvalBatch(p, w, task, chunk, options) for p in policies for w in worlds for chunk in chunks]
+    store = ParquetStore(options.folder) if options.folder is not None else None
     done: dict[str, tuple[EpisodeResult, ...]] = {}
     if store is not None:
-        done = {job.key: kept for job in jobs if (kept := store.load(job.key)) is not None}
-    for job in jobs if tell is not None else ():
-        if job.key in done:
-            cast(Callable[[EvalBatch], None], tell)(job)
-    pending = [job for job in jobs if job.key not in done]
-    for job, result in zip(pending, map(run_eval_batch, pending), strict=True):
-        played = _broken(job, result.why) if isinstance(result, LostBatch) else cast(BatchResult, result)
-        done[job.key] = played.ended
-        # What the machinery broke is not kept, so that it is tried again next time.
-        if store is not None and all(row.counts for row in played.ended):
-            store.save(job.key, played.ended, played.tracks)
-        if tell is not None:
-            tell(job)
+        done = {batch.key: kept for batch in batches if (kept := store.load(batch.key)) is not None}
+    pending = [batch for batch in batches if batch.key not in done]
+    for batch, result in zip(pending, map(run_eval_batch, pending), strict=True):
+        found = _lost(batch, result.why) if isinstance(result, LostBatch) else cast(BatchResult, result)
+        done[batch.key] = found.episodes
+        # Infrastructure failures are not kept, so that they are tried again next time.
+        if store is not None and all(row.valid for row in found.episodes):
+            store.save(batch.key, found)
     results: dict[tuple[str, str], tuple[EpisodeResult, ...]] = {}
-    for job in jobs:
-        pair = (job.candidate.name, job.place.name)
-        results[pair] = (*results.get(pair, ()), *done[job.key])
-    return Evaluation(results, task)
+    for batch in batches:
+        pair = (batch.policy.name, batch.world.name)
+        results[pair] = (*results.get(pair, ()), *done[batch.key])
+    return Evaluation(results, task, tuple(batches))
 
 
-def run_eval_batch(job: EvalBatch) -> BatchResult:
-    """Play one batch, in whichever process this is."""
-    world, settings = _world(job)
-    tasked = Tasked(world, job.task)
-    policy = job.candidate.make(tasked)
-    if job.options.latency:
-        policy = Latency(policy, job.options.latency)
-    try:
-        played = run_batch(tasked, policy, job.seeds, bounds=job.options.bounds, keep=job.options.films)
-    except LinkLost as error:
-        return _broken(job, str(error))
-    if not settings:
-        return played
-    drawn = [{name: float(values[i]) for name, values in settings.items()} for i in range(len(job.seeds))]
-    return replace(
-        played, ended=tuple(replace(row, settings=own) for row, own in zip(played.ended, drawn, strict=True))
-    )
+def _policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) -> list[PolicySpec]:
+    if isinstance(policies, Mapping):
+        return [PolicySpec(name, policy if callable(policy) else _always(policy)) for name, policy in policies.items()]
+    if isinstance(policies, Sequence):
+        return list(cast(Sequence[PolicySpec], policies))
+    return [PolicySpec("policy", _always(policies))]
+
+
+def _always(policy: Policy) -> MakePolicy:
+    return lambda world: policy
+
+
+def _world_specs(worlds: Any) -> list[WorldSpec]:
+    if isinstance(worlds, Scene | str | Path):
+        return [WorldSpec("mujoco", partial(open_world, worlds))]
+    if isinstance(worlds, Mapping):
+        named = cast(Mapping[str, World], worlds)
+        return [WorldSpec(name, partial(_given, world)) for name, world in named.items()]
+    if isinstance(worlds, Sequence):
+        return list(cast(Sequence[WorldSpec], worlds))
+    return [WorldSpec("world", partial(_given, worlds))]
+
+
+def _given(world: World) -> World:
+    return world
+
+
+def _scene_of(worlds: Any) -> Scene | None:
+    """The scene of what is given as worlds, where there is one."""
+    if isinstance(worlds, Scene):
+        return worlds
+    if isinstance(worlds, str | Path):
+        return Scene.load(worlds)
+    first = next(iter(cast(Mapping[str, World], worlds).values()), None) if isinstance(worlds, Mapping) else worlds
+    return getattr(first, "scene", None)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Opened:
     """Worlds that were opened in this process, so that each is opened once."""
 
     worlds: dict[tuple[str, str], World] = field(default_factory=dict[tuple[str, str], World])
 
 
-_KEPT = _Kept()
+_OPENED = _Opened()
 
 
-def _world(job: EvalBatch) -> tuple[World, dict[str, Array]]:
-    key = (job.place.name, job.place.mark)
-    if key not in _KEPT.worlds or not job.place.mark:
-        _KEPT.worlds[key] = job.place.make()
-    world = _KEPT.worlds[key]
-    if job.options.randomize is None:
+def _world(batch: EvalBatch) -> tuple[World, dict[str, Array]]:
+    key = (batch.world.name, batch.world.fingerprint)
+    if key not in _OPENED.worlds or not batch.world.fingerprint:
+        _OPENED.worlds[key] = batch.world.make()
+    world = _OPENED.worlds[key]
+    if batch.options.randomize is None:
         return world, {}
-    # One draw per seed, so that an episode's world does not depend on the batch it is in.
-    draws = [job.options.randomize.sample(1, np.random.default_rng((seed, 0xD12A))) for seed in job.seeds]
-    settings = {name: np.array([float(draw[name][0]) for draw in draws]) for name in draws[0]}
+    # One sample per seed, so that an episode's world does not depend on the batch it is in.
+    samples = [batch.options.randomize.sample(1, np.random.default_rng((seed, 0xD12A))) for seed in batch.seeds]
+    settings = {name: np.array([float(sample[name][0]) for sample in samples]) for name in samples[0]}
     return cast(Simulator, world).tuned(settings), settings
 
 
-def _broken(job: EvalBatch, why: str) -> BatchResult:
-    rows = (EpisodeResult(seed, INFRA, "", 0, 0.0, 0.0, why=why) for seed in job.seeds)
+def _lost(batch: EvalBatch, why: str) -> BatchResult:
+    rows = (EpisodeResult(seed, INFRA, "", 0, 0.0, 0.0, why=why) for seed in batch.seeds)
     return BatchResult(tuple(rows), {})
-
-
-def _mode(row: EpisodeResult) -> str:
-    return f"{row.outcome} after {row.stage!r}" if row.stage else row.outcome
 
 
 def _check(policies: Sequence[Any], worlds: Sequence[Any], seeds: Sequence[int], options: EvalOptions) -> None:

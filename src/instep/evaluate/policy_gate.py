@@ -1,11 +1,8 @@
-"""Judge a policy by rules, in every engine and under every variation, after the engines were found to agree.
-
-A verdict as JUnit XML, which every CI system shows.
-"""
+"""Gate of a policy: rules applied in every engine and under every variation, after a parity check of the engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import nan
@@ -16,14 +13,14 @@ from xml.etree import ElementTree
 import numpy as np
 
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import Array, MapFn, Simulator
+from instep.core.world import MapFn, Simulator
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Task
 
 from .comparison import compare_policies
 from .engine_parity import ParityCheck, ParityWorld, check_parity
 from .episode_batch import DIVERGED, EpisodeResult
-from .evaluation import EvalBatch, EvalOptions, Evaluation, PolicySpec, ResultStore, WorldSpec, evaluate
+from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
 from .gate_rules import GateRule, GateRules, belief_from_ranges
 
 
@@ -44,61 +41,60 @@ class Verdict:
     """Whether a policy may pass, and why."""
 
     policy: str
-    judged: tuple[GateCheck, ...]
+    checks: tuple[GateCheck, ...]
     evaluations: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
-    """Variation -> how the policy did."""
+    """Variation -> evaluation."""
 
     @property
     def passed(self) -> bool:
         """Whether every rule is kept."""
-        return all(one.passed for one in self.judged)
+        return all(one.passed for one in self.checks)
 
     @property
     def words(self) -> str:
         """The verdict in a sentence, with its first reason."""
-        broken = [one for one in self.judged if not one.passed]
+        broken = [one for one in self.checks if not one.passed]
         if not broken:
-            return f"{self.policy} passes: {len(self.judged)} of {len(self.judged)} checks are kept."
+            return f"{self.policy} passes: {len(self.checks)} of {len(self.checks)} checks are kept."
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
         return f"{self.policy} does not pass: {broken[0].group}, {broken[0].name}: {broken[0].words}{more}."
 
 
-def gate(
+def gate_policy(
     policy: PolicySpec,
     sides: Sequence[tuple[WorldSpec, Scene]],
     task: Task,
     rules: GateRules,
     *,
-    bounds: Array | None = None,
+    folder: Path | None = None,
     map: MapFn = map,
-    store: ResultStore | None = None,
-    tell: Callable[[EvalBatch], None] | None = None,
 ) -> Verdict:
     """Compare the engines, then run the policy in each of them under each variation, and apply the rules.
 
-    Engines that do not mean the same by the same numbers end it there: what a policy does in them says nothing.
+    Engines without parity end it there: what a policy does in them says nothing.
     """
-    judged = list(_agreement(sides, rules))
-    if not all(one.passed for one in judged):
-        return Verdict(policy.name, tuple(judged))
-    places, scene, done = [place for place, _ in sides], sides[0][1], dict[str, Evaluation]()
+    checks = list(_parity(sides, rules))
+    if not all(check.passed for check in checks):
+        return Verdict(policy.name, tuple(checks))
+    worlds, scene, done = [world for world, _ in sides], sides[0][1], dict[str, Evaluation]()
     seeds = range(rules.first, rules.first + rules.seeds)
     for variation in rules.variations:
         options = EvalOptions(
             batch=rules.batch,
             latency=variation.latency,
             randomize=belief_from_ranges(variation.randomize, scene),
-            bounds=bounds,
+            bounds=action_bounds(scene),
+            folder=folder,
         )
-        evaluation = evaluate([policy], places, task, seeds, options=options, map=map, store=store, tell=tell)
+        evaluation = evaluate_policies([policy], worlds, task, seeds, options=options, map=map)
         done[variation.name] = evaluation
         for rule in rules.rules:
             if rule.variation in ("", variation.name):
-                judged += _apply(rule, policy.name, [place.name for place in places], evaluation, variation.name)
-    return Verdict(policy.name, tuple(judged), done)
+                checks += _apply(rule, policy.name, [world.name for world in worlds], evaluation, variation.name)
+    return Verdict(policy.name, tuple(checks), done)
 
 
-def _agreement(sides: Sequence[tuple[WorldSpec, Scene]], rules: GateRules) -> list[GateCheck]:
+def _parity(sides: Sequence[tuple[WorldSpec, Scene]], rules: GateRules) -> list[GateCheck]:
     made = [ParityWorld(place.name, cast(Simulator, place.make()), scene) for place, scene in sides]
     found: list[GateCheck] = []
     for other in made[1:]:
@@ -117,7 +113,7 @@ def _apply(rule: GateRule, policy: str, worlds: Sequence[str], done: Evaluation,
             found.append(_judge(rule, f"gap between {worlds[0]} and {world}", size, variation))
         return found
     for world in worlds:
-        rows = [row for row in done.results[policy, world] if row.counts]
+        rows = [row for row in done.results[policy, world] if row.valid]
         found.append(_judge(rule, f"{rule.measure} in {world}", _measured(rule.measure, rows), variation))
     return found
 
@@ -151,9 +147,9 @@ def _measured(measure: str, rows: Sequence[EpisodeResult]) -> Estimate:
 def write_junit(path: Path, verdict: Verdict) -> Path:
     """Write a verdict as JUnit XML: a suite per variation, a case per rule."""
     suites = ElementTree.Element("testsuites", name=_clean(f"instep gate {verdict.policy}"))
-    for group, members in groupby(verdict.judged, key=lambda one: one.group):
+    for group, members in groupby(verdict.checks, key=lambda one: one.group):
         _suite(suites, group, list(members))
-    _count(suites, list(verdict.judged))
+    _count(suites, list(verdict.checks))
     ElementTree.indent(suites)
     path.write_bytes(ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True))
     return path

@@ -13,15 +13,14 @@ import numpy as np
 
 from instep.core.world import Array
 
-from .episode_batch import EpisodeResult
-from .evaluation import Evaluation
+from .episode_batch import BatchResult, EpisodeResult
 
-_TEXT = ("events", "settings")
+_JSON = ("events", "settings")
 """Fields that are mappings, kept as JSON."""
 
 
 class ParquetStore:
-    """A folder of batches; what is there already need not be run again."""
+    """A folder of batches; those that are there already need not be run again."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -37,30 +36,29 @@ class ParquetStore:
             rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
         except (arrow.ArrowInvalid, OSError):
             return None
-        return tuple(_ended(row) for row in rows)
+        known = {f.name for f in fields(EpisodeResult)}
+        return tuple(
+            EpisodeResult(**{k: json.loads(v) if k in _JSON else v for k, v in row.items() if k in known})
+            for row in rows
+        )
 
-    def save(self, key: str, ended: Sequence[EpisodeResult], tracks: Mapping[int, Array]) -> None:
-        """Keep a batch, whole or not at all, and the positions of episodes to be looked at."""
-        for seed, track in tracks.items():
-            np.save(self._folder / f"{key}.{seed}.npy", track)
+    def save(self, key: str, result: BatchResult) -> None:
+        """Keep a batch, whole or not at all, and the trajectories of its failures."""
+        for seed, trajectory in result.trajectories.items():
+            np.save(self._folder / f"{key}.{seed}.npy", trajectory)
         part = self._folder / f"{key}.part"
-        _write(part, [_row(row) for row in ended])
+        _write(part, [_row(row) for row in result.episodes])
         part.replace(self._folder / f"{key}.parquet")
 
-    def track(self, key: str, seed: int) -> Array | None:
-        """The positions of an episode that was kept to be looked at."""
+    def trajectory(self, key: str, seed: int) -> Array | None:
+        """The positions of a failed episode that was kept."""
         path = self._folder / f"{key}.{seed}.npy"
         return np.load(path, allow_pickle=False) if path.is_file() else None
 
 
-def write_episodes(path: Path, evaluation: Evaluation) -> Path:
-    """One row per episode, of all policies and worlds."""
-    rows = [
-        {"policy": policy, "world": world, "task": evaluation.task.name, **_row(row), "success": row.success}
-        for (policy, world), ended in evaluation.results.items()
-        for row in ended
-    ]
-    _write(path, rows)
+def write_rows(path: Path, rows: Sequence[tuple[Mapping[str, str], EpisodeResult]]) -> Path:
+    """Write episodes, each with further columns."""
+    _write(path, [{**more, **_row(row), "success": row.success} for more, row in rows])
     return path
 
 
@@ -70,9 +68,4 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _row(row: EpisodeResult) -> dict[str, Any]:
-    return {name: json.dumps(value) if name in _TEXT else value for name, value in asdict(row).items()}
-
-
-def _ended(row: Mapping[str, Any]) -> EpisodeResult:
-    known = {f.name for f in fields(EpisodeResult)}
-    return EpisodeResult(**{k: json.loads(v) if k in _TEXT else v for k, v in row.items() if k in known})
+    return {name: json.dumps(value) if name in _JSON else value for name, value in asdict(row).items()}

@@ -13,17 +13,15 @@ import tyro
 from rich.console import Console
 
 from instep.app.cluster import open_map
-from instep.app.eval_page import comparisons, page, scores_of, terminal
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.world import Policy
-from instep.evaluate.evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec
-from instep.evaluate.evaluation import evaluate as run_all
+from instep.evaluate.eval_report import eval_page
+from instep.evaluate.evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
 from instep.evaluate.failure_mining import CorrectiveDemos, corrective_demos, demonstrate
-from instep.evaluate.result_store import ParquetStore
 from instep.policy.experts.task_experts import expert_of
 from instep.policy.flow_policy import load_policy
 from instep.policy.training import TrainOptions
@@ -33,7 +31,7 @@ from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
 
-from .evaluate import limits_of
+from .evaluate import print_evaluation
 from .train import HELD_OUT
 
 Positional = tyro.conf.Positional
@@ -219,22 +217,16 @@ def _compared(
     ]
     places = [WorldSpec(name, partial(cameras.open, name, scene), f"{mark}/{name}") for name in worlds]
     with open_map(on) as mapped:
-        return run_all(
-            candidates, places, tasked.task, range(HELD_OUT, HELD_OUT + seeds),
-            options=EvalOptions(bounds=limits_of(Scene.load(scene))), map=mapped,
-            store=ParquetStore(output.folder / "episodes"),
-        )  # fmt: skip
+        options = EvalOptions(bounds=action_bounds(Scene.load(scene)), folder=output.folder / "episodes")
+        starts = range(HELD_OUT, HELD_OUT + seeds)
+        return evaluate_policies(candidates, places, tasked.task, starts, options=options, map=mapped)
 
 
 def _write(output: Output, done: Evaluation, found: CorrectiveDemos, console: Console) -> int:
-    pairs = {f"{a} against {b} in {world}": str(got) for (a, b, world), got in comparisons(done).items()}
+    pairs = print_evaluation(done, console)
     output.write(
-        scores_of(done), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=len(found.episodes)
+        done.scores(), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=len(found.episodes)
     )
     facts = {"failures mined": f"{found.failed} of {found.tried}", "demonstrations": str(len(found.episodes))}
-    report = write_report(output.folder, page(done, facts, {}))
-    console.print(terminal(done))
-    for name, words in pairs.items():
-        console.print(f"{name}: {words}", highlight=False, markup=False)
-    print(report)
+    print(write_report(output.folder, eval_page(done, facts)))
     return 0

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
-import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.table import Table
 
-from instep.app.cluster import open_map
-from instep.app.eval_page import comparisons, film, page, scores_of, terminal
+from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.world import Array, Simulator, World
-from instep.evaluate.evaluation import EvalBatch, EvalOptions, Evaluation, PolicySpec, WorldSpec
-from instep.evaluate.evaluation import evaluate as run_all
-from instep.evaluate.result_store import ParquetStore, write_episodes
+from instep.evaluate.agreement import real_success_rates
+from instep.evaluate.eval_report import eval_page, record_videos
+from instep.evaluate.evaluation import (
+    EvalOptions,
+    Evaluation,
+    PolicySpec,
+    WorldSpec,
+    action_bounds,
+    evaluate_policies,
+)
+from instep.evaluate.result_store import ParquetStore
 from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
@@ -48,13 +52,14 @@ def evaluate(
     image_every: int = 1,
     batch: int = 64,
     on: str = "",
-    films: int = 2,
+    videos: int = 2,
+    real: Path | None = None,
     out: Path | None = None,
 ) -> int:
     """Evaluate policies in parallel virtual worlds: success with intervals, ways of failing, paired comparisons.
 
-    Every policy starts from the same seeds in every world. With --out of a run that was stopped, it goes on where it
-    was; a worker that dies is a failure of the machinery, not of the policy.
+    Every policy starts from the same seeds in every world. With --out of a run that was stopped, it is
+    resumed; a worker that dies is an infrastructure failure, not one of the policy.
 
     Args:
         words: policies (expert, a folder that instep train wrote, python:FILE.py:NAME, openpi:ws://HOST:PORT,
@@ -70,11 +75,13 @@ def evaluate(
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
         virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
             chooses among them.
-        image_every: control steps from one picture to the next.
+        image_every: control steps from one image to the next.
         batch: episodes that run side by side.
         on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
-        films: how many failures of each policy in each world are filmed.
-        out: folder to write, or to go on with; a new one under runs/ where not given.
+        videos: number of failures of each policy in each world that are recorded as video.
+        real: a CSV table of real trials (policy, seed, success) from the same starts: the real success rates are
+            estimated from them and all virtual episodes.
+        out: folder to write, or to resume; a new one under runs/ where not given.
 
     """
     if len(words) < 2:
@@ -87,85 +94,92 @@ def evaluate(
     output = new_output("eval", out, seed=first)
     output.read(scene.root)
     belief = parse_belief(randomize, scene)
-    turned = () if belief is None else belief_addresses(belief)
-    if not cameras and virtual is None and any(name.startswith("appearance.") for name in turned):
+    sampled = () if belief is None else belief_addresses(belief)
+    if not cameras and virtual is None and any(name.startswith("appearance.") for name in sampled):
         raise BadInput(
             "--randomize appearance needs cameras to apply to; name --cameras of the scene or a --virtual file."
         )
-    options = EvalOptions(batch=batch, latency=latency, randomize=belief, films=films, bounds=limits_of(scene))
-    candidates = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
-    mark = content_hash(scene.root)
+    options = EvalOptions(
+        batch=batch, latency=latency, randomize=belief, videos=videos, bounds=action_bounds(scene),
+        folder=output.folder / "episodes",
+    )  # fmt: skip
+    specs = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
     views = CameraOptions(virtual, cameras, image_every)
-    mark += views.hash()
-    places = [WorldSpec(name, partial(_opened, name, str(where), turned, views), f"{mark}/{name}") for name in worlds]
-    jobs: list[EvalBatch] = []
-    with _progress(console, len(candidates) * len(places) * seeds) as (progress, bar), open_map(on) as mapped:
-
-        def tell(job: EvalBatch) -> None:
-            jobs.append(job)
-            progress.update(bar, advance=len(job.seeds), description=f"{job.candidate.name} in {job.place.name}")
-
-        numbers, kept = range(first, first + seeds), ParquetStore(output.folder / "episodes")
-        done = run_all(candidates, places, goal, numbers, options=options, map=mapped, store=kept, tell=tell)
-    return _write(output, done, scene, jobs, films, console)
+    content = content_hash(scene.root) + views.hash()
+    places = [WorldSpec(n, partial(_opened, n, str(where), sampled, views), f"{content}/{n}") for n in worlds]
+    total = len(specs) * len(places) * seeds
+    with progress_bar() as progress, open_map(on) as mapped:
+        watched = watch_batches(mapped, progress, progress.add_task("evaluate", total=total), total)
+        starts = range(first, first + seeds)
+        done = evaluate_policies(specs, places, goal, starts, options=options, map=watched)
+    return _write(output, done, scene, real, console)
 
 
-def _opened(words: str, scene: str, turned: tuple[str, ...], cameras: CameraOptions) -> World:
-    """A world with cameras, and with the imperfect sensors and motors whose parameters are drawn."""
+def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOptions) -> World:
+    """A world with cameras, and with the imperfect sensors and motors whose parameters are sampled."""
     world = cameras.open(words, scene)
-    return with_imperfections(cast(Simulator, world), turned) if turned else world
+    return with_imperfections(cast(Simulator, world), sampled) if sampled else world
 
 
-def limits_of(scene: Scene) -> Array:
-    """The lowest and highest actions that a scene's actuators take [2, nu]."""
-    model = scene.model
-    limits = model.actuator_ctrlrange.T.copy()
-    limits[:, model.actuator_ctrllimited == 0] = np.array([[-np.inf], [np.inf]])
-    return limits
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[tuple[Progress, TaskID]]:
-    with progress_bar() as progress:
-        yield progress, progress.add_task("evaluate", total=total)
-
-
-def _write(output: Output, done: Evaluation, scene: Scene, jobs: list[EvalBatch], films: int, console: Console) -> int:
-    """The folder of an evaluation: episodes, result, films, report."""
-    write_episodes(output.folder / "episodes.parquet", done)
-    tracks = _tracks(done, jobs, ParquetStore(output.folder / "episodes"), films)
-    made, why = film(scene, tracks, output.folder)
-    if why:
-        console.print(f"No films: {why}", highlight=False, markup=False)
-    pairs = {f"{a} against {b} in {world}": str(found) for (a, b, world), found in comparisons(done).items()}
-    failures = {f"{policy} in {world}": done.failures(policy, world) for policy, world in done.results}
-    broken = {f"{policy} in {world}": done.broken(policy, world) for policy, world in done.results}
-    output.write(scores_of(done), task=done.task.name, compared=pairs, failures=failures, broken=broken, films=made)
-    facts = {"scene": scene.name, "task": done.task.name, "options": _asked(jobs[0].options)}
-    report = write_report(output.folder, page(done, facts, made))
-    console.print(terminal(done))
+def print_evaluation(done: Evaluation, console: Console) -> dict[str, str]:
+    """Print one line per policy and world, and the comparisons, which are returned in words."""
+    table = Table("policy", "world", "success", "95 % interval", "n", "time", "failures", box=None)
+    for policy, world in done.results:
+        rate, seconds = done.success(policy, world), done.seconds(policy, world)
+        failures = ", ".join(f"{count} {way}" for way, count in list(done.failures(policy, world).items())[:3])
+        lost = done.infrastructure_failures(policy, world)
+        failures += f"; {lost} infrastructure failures" if lost else ""
+        interval = f"{100 * rate.low:.1f} to {100 * rate.high:.1f}"
+        time = f"{seconds.value:.1f} s" if seconds else ""
+        table.add_row(policy, world, f"{100 * rate.value:.1f} %", interval, str(rate.n), time, failures)
+    console.print(table)
+    pairs = {f"{a} against {b} in {world}": str(found) for (a, b, world), found in done.comparisons().items()}
     for name, words in pairs.items():
         console.print(f"{name}: {words}", highlight=False, markup=False)
-    print(report)
+    return pairs
+
+
+def _write(output: Output, done: Evaluation, scene: Scene, real: Path | None, console: Console) -> int:
+    """The folder of an evaluation: episodes, result, videos, report."""
+    done.write_parquet(output.folder / "episodes.parquet")
+    videos, why = record_videos(scene, _trajectories(done), output.folder)
+    if why:
+        console.print(f"No videos: {why}", highlight=False, markup=False)
+    pairs = print_evaluation(done, console)
+    failures = {f"{policy} in {world}": done.failures(policy, world) for policy, world in done.results}
+    lost = {f"{policy} in {world}": done.infrastructure_failures(policy, world) for policy, world in done.results}
+    scores, facts = done.scores(), {"scene": scene.name, "task": done.task.name, "options": _options(done)}
+    for (policy, world), rate in (real_success_rates(done, real) if real is not None else {}).items():
+        scores[f"real success, {policy} by {world}"] = rate.estimate
+        scores[f"real success, {policy}, real trials alone"] = rate.plain
+        facts[f"real success of {policy}"] = f"{rate.estimate}, as of {rate.gain:.2g} times the real trials"
+        console.print(f"real success of {policy}: {rate.estimate} (real trials alone: {rate.plain})", highlight=False)
+    output.write(
+        scores, task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost, videos=videos
+    )
+    print(write_report(output.folder, eval_page(done, facts, videos)))
     return 0
 
 
-def _tracks(done: Evaluation, jobs: list[EvalBatch], shards: ParquetStore, films: int) -> dict[str, Array]:
+def _trajectories(done: Evaluation) -> dict[str, Array]:
     """The positions of the first episodes that failed, of each policy in each world."""
     found: dict[str, Array] = {}
     kept: Counter[tuple[str, str]] = Counter()
-    for job in sorted(jobs, key=lambda job: job.seeds[0]):
-        pair = (job.candidate.name, job.place.name)
+    for batch in sorted(done.batches, key=lambda batch: batch.seeds[0]):
+        store = ParquetStore(cast(Path, batch.options.folder))
+        pair = (batch.policy.name, batch.world.name)
         rows = {row.seed: row for row in done.results[pair]}
-        for seed in job.seeds:
-            failed = rows[seed].counts and not rows[seed].success
-            if not failed or kept[pair] >= films or (track := shards.track(job.key, seed)) is None:
+        for seed in batch.seeds:
+            failed = rows[seed].valid and not rows[seed].success
+            if not failed or kept[pair] >= batch.options.videos:
                 continue
-            kept[pair] += 1
-            found[f"{pair[0]}-{pair[1]}-seed{seed}-{rows[seed].outcome}"] = track
+            if (trajectory := store.trajectory(batch.key, seed)) is not None:
+                kept[pair] += 1
+                found[f"{pair[0]}-{pair[1]}-seed{seed}-{rows[seed].outcome}"] = trajectory
     return found
 
 
-def _asked(options: EvalOptions) -> str:
-    randomized = "no parameters randomized" if options.randomize is None else "parameters randomized"
+def _options(done: Evaluation) -> str:
+    options = done.batches[0].options
+    randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
     return f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"

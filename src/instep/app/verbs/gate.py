@@ -1,4 +1,4 @@
-"""The verb gate: judge a policy by rules, for continuous integration."""
+"""The verb gate: apply rules to a policy, for continuous integration."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
-from instep.app.cluster import open_map
+from instep.app.cluster import open_map, watch_batches
 from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
-from instep.evaluate.evaluation import EvalBatch, PolicySpec, WorldSpec
+from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.gate_rules import GateRules, read_gate_rules
-from instep.evaluate.policy_gate import Verdict, write_junit
-from instep.evaluate.policy_gate import gate as judge
-from instep.evaluate.result_store import ParquetStore
-from instep.report.page import Headline as Headline
-from instep.report.page import HtmlReport, Number, Section, Table, write_report
+from instep.evaluate.policy_gate import Verdict, gate_policy, write_junit
+from instep.report.page import Headline, HtmlReport, Number, Section, Table, write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-
-from .evaluate import limits_of
 
 Positional = tyro.conf.Positional
 
@@ -42,7 +37,7 @@ def gate(
     junit: Path | None = None,
     out: Path | None = None,
 ) -> int:
-    """Judge a policy by the rules in a TOML file; exit 0 if it passes, 1 if it does not.
+    """Apply the rules in a TOML file to a policy; exit 0 if it passes, 1 if it does not.
 
     First the engines are compared: names, units, order, signs, frames, gains, and motion one step and half a second
     ahead. Then the policy runs in each engine under each variation, and the rules are applied.
@@ -55,7 +50,7 @@ def gate(
         virtual: a file of virtual cameras (TOML) that the policy sees; --cameras then chooses among them.
         on: where to run: ray, ray://HOST:PORT or processes:N.
         junit: file for the verdict as JUnit XML; junit.xml in the folder where not given.
-        out: folder to write, or to go on with; a new one under runs/ where not given.
+        out: folder to write, or to resume; a new one under runs/ where not given.
 
     """
     asked, console = read_gate_rules(rules), Console(stderr=True)
@@ -65,19 +60,15 @@ def gate(
     output = new_output("gate", out, seed=asked.first)
     output.read(rules)
     sides = [_side(word, asked.scene, CameraOptions(virtual, cameras)) for word in asked.worlds]
-    candidate = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
+    spec = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
+    per_variation = asked.seeds * len(sides)
     with progress_bar() as progress, open_map(on) as mapped:
-        total = asked.seeds * len(sides) * len(asked.variations)
-        bar = progress.add_task("compare the engines", total=total)
-
-        def tell(job: EvalBatch) -> None:
-            progress.update(bar, advance=len(job.seeds), description=f"{policy} in {job.place.name}")
-
-        kept = ParquetStore(output.folder / "episodes")
-        verdict = judge(candidate, sides, task, asked, bounds=limits_of(scene), map=mapped, store=kept, tell=tell)
+        bar = progress.add_task("compare the engines", total=per_variation * len(asked.variations))
+        watched = watch_batches(mapped, progress, bar, per_variation)
+        verdict = gate_policy(spec, sides, task, asked, folder=output.folder / "episodes", map=watched)
     write_junit(junit or output.folder / "junit.xml", verdict)
-    scores = {f"{one.group}: {one.name}": one.value for one in verdict.judged if one.value is not None}
-    checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.judged]
+    scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
+    checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]
     output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)
     report = write_report(output.folder, _page(verdict, asked))
     console.print(_table(verdict))
@@ -89,25 +80,25 @@ def gate(
 def _side(word: str, scene: str, cameras: CameraOptions) -> tuple[WorldSpec, Scene]:
     where = word.partition("@")[2] or scene
     loaded = Scene.load(where)
-    mark = f"{content_hash(loaded.root)}{cameras.hash()}/{word}"
-    return WorldSpec(word, partial(cameras.open, word, scene), mark), loaded
+    fingerprint = f"{content_hash(loaded.root)}{cameras.hash()}/{word}"
+    return WorldSpec(word, partial(cameras.open, word, scene), fingerprint), loaded
 
 
 def _table(verdict: Verdict) -> TerminalTable:
     table = TerminalTable("", "check", "", "found", box=None)
-    for one in verdict.judged:
+    for one in verdict.checks:
         table.add_row(one.group, one.name, "[green]kept[/]" if one.passed else "[red]broken[/]", one.words)
     return table
 
 
 def _page(verdict: Verdict, rules: GateRules) -> HtmlReport:
-    rows = [(one.group, one.name, "kept" if one.passed else "broken", one.words) for one in verdict.judged]
-    table, broken = Table(("", "check", "", "found"), rows), sum(not one.passed for one in verdict.judged)
+    rows = [(one.group, one.name, "kept" if one.passed else "broken", one.words) for one in verdict.checks]
+    table, broken = Table(("", "check", "", "found"), rows), sum(not one.passed for one in verdict.checks)
     return HtmlReport(
         "instep gate",
         f"{verdict.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
         Headline("good" if verdict.passed else "bad", "Passes." if verdict.passed else "Does not pass.", verdict.words),
-        (Number("checks kept", f"{len(verdict.judged) - broken} of {len(verdict.judged)}"),),
+        (Number("checks kept", f"{len(verdict.checks) - broken} of {len(verdict.checks)}"),),
         (Section("Checks", "First whether the engines agree, then the rules.", [table]),),
         {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},
     )

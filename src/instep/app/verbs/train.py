@@ -164,7 +164,7 @@ def _success(folder: Path, scene: str, task: str, world: Callable[[], World], co
     from instep.scene.tasks.task import Tasked
 
     tasked = Tasked(world(), task_of(Scene.load(scene), task))
-    ended = run_batch(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).ended
+    ended = run_batch(tasked, load_policy(folder, tasked.spec), range(HELD_OUT, HELD_OUT + count)).episodes
     return sum(row.success for row in ended) / count
 
 
