@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -147,7 +147,7 @@ class Child:
 
 
 @contextmanager
-def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 60.0) -> Iterator[Child]:
+def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 60.0) -> Generator[Child]:
     """A running simulated robot, stopped on leaving; `options` are those of `instep robot`."""
     with TemporaryDirectory(prefix="instep-") as folder:
         ready, complaints = Path(folder) / "ready.json", Path(folder) / "stderr"

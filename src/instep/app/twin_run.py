@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ def status_line(log: Mapping[str, Array]) -> str:
 @contextmanager
 def twin_of(
     scene: str, real: AbstractContextManager[Any], options: TwinOptions, *, images: bool = False
-) -> Iterator[Twin]:
+) -> Generator[Twin]:
     """A twin of a real world, which is closed on leaving."""
     from instep.twin import open_twin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -266,7 +266,7 @@ def can_copy(path: Path, start: int, count: int) -> bool:
     return bool(index.key[start]) and (stop == len(index.pts) or (stop < len(index.pts) and bool(index.key[stop])))
 
 
-def decode(path: Path, start: int, stop: int) -> Iterator[Array]:
+def decode(path: Path, start: int, stop: int) -> Generator[Array]:
     """The frames `start..stop` of a video file, in order [height, width, 3] uint8."""
     av = library("av")
 

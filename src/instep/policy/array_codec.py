@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.type_guards import is_array, is_scalar, is_sequence, is_table
 from instep.core.world import Array
 
 MAX_BYTES = 8 * 2**20
@@ -56,7 +57,7 @@ def unpack(data: bytes) -> Any:
 
 def checked_array(data: Any, dtype: Any, shape: Any, order: Literal["C", "F"] = "C") -> Array:
     """The array of bytes, dtype and shape from a peer, if they fit each other and are allowed."""
-    if not isinstance(data, bytes) or not isinstance(dtype, str) or not isinstance(shape, list | tuple):
+    if not isinstance(data, bytes) or not isinstance(dtype, str) or not is_sequence(shape):
         raise BadInput("An array in a message must have bytes, the name of a dtype and a shape.")
     if dtype[1:] not in DTYPES or dtype[:1] not in "<|=>" or len(dtype) != 3:
         raise BadInput(f"An array in a message has dtype {dtype[:20]!r}; allowed are {', '.join(sorted(DTYPES))}.")
@@ -108,10 +109,10 @@ def from_npy(data: Any) -> Array:
     if size > 1024 or begin + size > len(data):
         raise BadInput("An array in a message has a header that is longer than the message.")
     try:
-        header = ast.literal_eval(data[begin : begin + size].decode("latin1").strip())
+        header: object = ast.literal_eval(data[begin : begin + size].decode("latin1").strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise BadInput("An array in a message has a header that cannot be read.") from None
-    if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
+    if not is_table(header) or set(header) != {"descr", "fortran_order", "shape"}:
         raise BadInput("An array in a message has a header without descr, fortran_order and shape.")
     order: Literal["C", "F"] = "F" if header["fortran_order"] is True else "C"
     return checked_array(data[begin + size :], header["descr"], header["shape"], order)
@@ -133,9 +134,9 @@ def _sendable(array: Array) -> Array:
 
 
 def _openpi(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if is_scalar(value):
         return {b"__npgeneric__": True, b"data": value.item(), b"dtype": _sendable(np.asarray(value)).dtype.str}
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         array = _sendable(value)
         # ascontiguousarray gives a number an axis; the shape is the value's own.
         return {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": array.dtype.str, b"shape": value.shape}
@@ -143,18 +144,18 @@ def _openpi(value: Any) -> Any:
 
 
 def _as_npy(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if is_scalar(value):
         return value.item()
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         return {"__ndarray_class__": True, "as_npy": to_npy(_sendable(value).reshape(value.shape))}
     raise BadInput(f"A {type(value).__name__} cannot be sent in a message.")
 
 
 def _msgpack_numpy(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if is_scalar(value):
         array = _sendable(np.asarray(value))
         return {b"nd": False, b"type": array.dtype.str, b"data": array.tobytes()}
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         array = _sendable(value)
         head = {b"nd": True, b"type": array.dtype.str, b"kind": b""}
         return {**head, b"shape": value.shape, b"data": array.tobytes()}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from instep.core.errors import BadInput, LinkLost, MissingExtra
+from instep.core.type_guards import is_array, is_mapping, is_sequence, is_table
 from instep.core.world import Policy, Spec
 
 from .array_codec import Layout, pack, unpack
@@ -81,7 +82,7 @@ class GrootClient:
             # N1.7 of May 2026 reads only the newer layout; a server without a marker is tried with both.
             self._layout = "msgpack-numpy"
             reply = _read(self._raw(endpoint, data, "msgpack-numpy"), self._address)
-        if isinstance(reply, dict) and "error" in reply:
+        if is_table(reply) and "error" in reply:
             raise BadInput(f"The policy server at {self._address} refused: {str(reply['error'])[:300]}")
         return reply
 
@@ -166,11 +167,11 @@ def _stacked(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _unstacked(reply: Any, n: int) -> list[Mapping[str, Any]]:
-    actions = reply[0] if isinstance(reply, list | tuple) and reply else reply
-    if not isinstance(actions, Mapping):
+    actions: object = reply[0] if is_sequence(reply) and reply else reply
+    if not is_mapping(actions):
         raise BadInput(f"The policy server sent a {type(actions).__name__} where groups of actions were expected.")
     for name, value in actions.items():
-        if not isinstance(value, np.ndarray) or value.ndim != 3 or len(value) != n:
+        if not is_array(value) or value.ndim != 3 or len(value) != n:
             raise BadInput(f"The policy's {name!r} is not an array [{n}, horizon, joints].")
     return [{name: value[i] for name, value in actions.items()} for i in range(n)]
 

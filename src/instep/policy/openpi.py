@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, LinkLost
+from instep.core.type_guards import is_table
 from instep.core.websocket import (
     LOOPBACK,
     Authenticator,
@@ -116,7 +117,7 @@ class OpenpiClient:
             last = (answer.strip().splitlines() or ["without a reason"])[-1][:300]
             raise BadInput(f"The policy server at {self._address} refused: {last}")
         message = unpack(answer)
-        if not isinstance(message, dict):
+        if not is_table(message):
             raise BadInput(f"The policy server at {self._address} sent a {type(message).__name__}, not a map.")
         return message
 
@@ -211,7 +212,7 @@ class PolicyServer:
         if isinstance(message, str):
             raise BadInput("A text was received; requests are msgpack in binary messages.")
         request = unpack(message)
-        if not isinstance(request, dict):
+        if not is_table(request):
             raise BadInput(f"A request must be a map, not a {type(request).__name__}.")
         if request.get("endpoint") == "reset":
             self._policy.reset()

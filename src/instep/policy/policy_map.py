@@ -34,6 +34,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.type_guards import is_list, is_mapping
 from instep.core.world import Array, Observation, Policy, Spec
 
 from .chunking import Chunked, Ensembled
@@ -261,8 +262,8 @@ def get_at(tree: Mapping[str, Any], key: str) -> Any:
     """Read the value under 'a>b>c'."""
     node: Any = tree
     for part in key.split(">"):
-        if not isinstance(node, Mapping) or part not in node:
-            known = sorted(str(k) for k in node) if isinstance(node, Mapping) else []
+        if not is_mapping(node) or part not in node:
+            known = sorted(str(k) for k in node) if is_mapping(node) else []
             raise UnknownName("entry of the policy's answer", key, known)
         node = node[part]
     return node
@@ -270,7 +271,7 @@ def get_at(tree: Mapping[str, Any], key: str) -> Any:
 
 def _entry(kind: type[Any], entry: Mapping[str, Any], where: str) -> Any:
     _known(entry, kind, where)
-    fixed = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+    fixed: dict[str, Any] = {k: tuple(v) if is_list(v) else v for k, v in entry.items()}
     try:
         made = kind(**fixed)
     except TypeError as error:

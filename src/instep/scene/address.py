@@ -151,7 +151,7 @@ def params(
     kinds = {address: kind for address, (kind, _) in _table(model).items()}
     kinds[DELAY] = _DELAYED["delay"]
     values = read(model, matching(model, patterns))
-    out = []
+    out: list[Param] = []
     for address, value in values.items():
         kind = kinds[address] if address in kinds else _of_body(model, address)[0]
         low, high, log = kind.low, kind.high, kind.log
@@ -169,7 +169,7 @@ def params(
 
 def read(model: mujoco.MjModel, names: Iterable[str]) -> dict[str, float]:
     """The values of parameters in a model."""
-    values = {}
+    values: dict[str, float] = {}
     for address in matching(model, names):
         if address == DELAY:
             values[address] = float(model.actuator_delay.max(initial=0.0))
@@ -231,7 +231,7 @@ def targets(model: mujoco.MjModel, address: str) -> tuple[Target, ...]:
 
 
 def _targets(model: mujoco.MjModel, kind: _Mapping, rows: Sequence[int]) -> tuple[Target, ...]:
-    out = []
+    out: list[Target] = []
     for row in rows:
         for field, inner, factor in kind.targets:
             index = inner if field.startswith("opt.") else (row, *inner)

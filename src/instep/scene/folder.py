@@ -14,6 +14,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
+from instep.core.type_guards import is_list
 from instep.core.world import Array, Settings, Simulator, Spec
 
 from . import address
@@ -229,5 +230,5 @@ def _check_start(root: Path, initial: Mapping[str, Any], model: mujoco.MjModel, 
                 raise UnknownName("keyframe", str(given), keys)
         elif label not in known:
             raise UnknownName("coordinate", label, known)
-        elif not (isinstance(given, list) and len(given) == 2 and all(math.isfinite(x) for x in given)):
+        elif not (is_list(given) and len(given) == 2 and all(math.isfinite(x) for x in given)):
             raise BadInput(f"{label!r} under [start] of {root.name}/scene.toml must be [low, high], not {given!r}.")

@@ -135,8 +135,8 @@ def observation_reader(
     objects_q = np.array([i for name in objects for i in _pose_of(model, name)], int)
     observation = {}
     if robot:
-        observation["observation.state"] = vector(list(robot), [q_units[i] for i in robot_q])
-        observation["observation.velocity"] = vector(list(robot), [v_units[i] for i in robot_v])
+        observation["observation.state"] = vector(list(robot), [q_units[i] for i in robot_q.tolist()])
+        observation["observation.velocity"] = vector(list(robot), [v_units[i] for i in robot_v.tolist()])
     if objects:
         names = [f"{body}.{part}" for body in objects for part in POSE]
         observation["observation.environment_state"] = vector(names, ["m", "m", "m", "1", "1", "1", "1"] * len(objects))
@@ -168,7 +168,10 @@ def _pose_of(model: mujoco.MjModel, body: str) -> range:
 
 
 def _coordinates(model: mujoco.MjModel) -> tuple[list[str], list[str], list[str], list[str]]:
-    q_labels, q_units, v_labels, v_units = [], [], [], []
+    q_labels: list[str] = []
+    q_units: list[str] = []
+    v_labels: list[str] = []
+    v_units: list[str] = []
     for j in range(model.njnt):
         name, kind = model.joint(j).name, model.jnt_type[j]
         if kind in (_FREE, _BALL):
@@ -189,7 +192,7 @@ def _coordinates(model: mujoco.MjModel) -> tuple[list[str], list[str], list[str]
 
 def _action_units(model: mujoco.MjModel) -> list[str]:
     """Position servos take the unit of their joint, velocity servos that per second, motors Nm or N."""
-    units = []
+    units: list[str] = []
     for a in range(model.nu):
         affine = model.actuator_biastype[a] == _AFFINE
         joint = model.actuator_trntype[a] == _ON_JOINT

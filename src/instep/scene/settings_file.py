@@ -52,9 +52,9 @@ def write_settings(path: Path, settings: Mapping[str, float]) -> None:
     import tomlkit
 
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    table, new = tomlkit.parse(text), tomlkit.table()
-    before = table.get("settings")
-    body = list(before.value.body) if before is not None else []
+    table: Any = tomlkit.parse(text)  # tomlkit does not say what the body of a table holds
+    before, new = table.get("settings"), tomlkit.table()
+    body: list[tuple[Any, Any]] = list(before.value.body) if before is not None else []
     # What follows the last setting belongs to the next table.
     end = max((i + 1 for i, (key, _) in enumerate(body) if key is not None), default=0)
     for key, item in body[:end]:

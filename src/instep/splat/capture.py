@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array
 from instep.data.frames import Frames, open_stills, open_video
 from instep.scene.camera import Camera
@@ -94,7 +95,7 @@ def _videos(folder: Path) -> tuple[CameraRecording, ...]:
 def _stills(folder: Path) -> tuple[CameraRecording, ...]:
     table = _object(folder / "transforms.json")
     frames = table.get("frames")
-    if not isinstance(frames, list) or not frames:
+    if not is_list(frames) or not frames:
         raise BadInput(f"{folder.name}/transforms.json lists no frames.")
     shots: list[CameraRecording] = []
     for number, frame in enumerate(frames):
@@ -167,7 +168,7 @@ def _object(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path.name} is named but not there.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
-    if not isinstance(table, dict):
+    if not is_table(table):
         raise BadInput(f"{path.name} must hold a JSON object.")
     return table
 
@@ -213,9 +214,9 @@ def load_cameras(path: str | Path) -> tuple[Camera, ...]:
         raise BadInput(f"The cameras in {str(path)!r} cannot be read: {error.strerror}.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
-    if not isinstance(table, dict) or not table:
+    if not is_table(table) or not table:
         raise BadInput(f"{path.name} names no cameras; an object of cameras by name was expected.")
-    return tuple(_camera(str(name), given) for name, given in table.items())
+    return tuple(_camera(name, given) for name, given in table.items())
 
 
 def _camera(name: str, given: Any) -> Camera:

@@ -150,7 +150,8 @@ def _plane(size: Array, pitch: float) -> Surface:
 
 
 def _box(size: Array, pitch: float) -> Surface:
-    points, normals = [], []
+    points: list[Array] = []
+    normals: list[Array] = []
     for axis in range(3):
         a, b = (axis + 1) % 3, (axis + 2) % 3
         flat = _grid(size[a], size[b], pitch)

@@ -279,7 +279,7 @@ def _remove_mean_motion(old: Sequence[Camera], new: Sequence[Camera]) -> list[Ca
     back[:3, :3] = matrix_from_quat(quat_exp(-np.mean(turns, axis=0)))
     turned = [replace(c, body_from_camera=back @ c.body_from_camera) for c in new]
     shift = np.mean([_relative_pose(a, b)[0] for a, b in zip(old, turned, strict=True)], axis=0)
-    out = []
+    out: list[Camera] = []
     for camera in turned:
         place = camera.body_from_camera.copy()
         place[:3, 3] -= shift

@@ -121,8 +121,9 @@ class BodyTracker:
             basis[:3, 0] = [1.0, 0.0, -normal[0] / normal[2]]
             basis[:3, 1] = [0.0, 1.0, -normal[1] / normal[2]]
             basis[3:, 2] = normal
-            small = basis.T @ H @ basis + np.diag([1.0, 1.0, 1e-3])
-            change = np.clip(-np.linalg.solve(small, basis.T @ g), -0.02, 0.02)
+            small: Array = basis.T @ H @ basis + np.diag([1.0, 1.0, 1e-3])
+            steepest: Array = basis.T @ g
+            change = np.clip(-np.linalg.solve(small, steepest), -0.02, 0.02)
             found = self._slid(found, change[:2], float(change[2] * 5 if abs(change[2]) >= 0.02 else change[2]))
             if step >= _STEPS // 2 and np.abs(change).max() < 2e-5:
                 break
@@ -221,11 +222,15 @@ def fit_colour_map(rendered: Array, real: Array, mask: Array | None = None, *, r
     ridge = 1e-6 * len(x) * np.eye(7)
     solution = np.zeros((7, 3))
     for channel in range(3):
-        robust, last, now = np.ones(len(x)), np.zeros(7), np.zeros(7)
+        robust: Array = np.ones(len(x))
+        last: Array = np.zeros(7)
+        now: Array = np.zeros(7)
         for _ in range(rounds):
             scaled = features * (weight * robust)[:, None]
-            now = np.linalg.solve(scaled.T @ features + ridge, scaled.T @ y[:, channel] + ridge @ _IDENTITY[channel])
-            residual = y[:, channel] - features @ now
+            normal: Array = scaled.T @ features + ridge
+            target: Array = scaled.T @ y[:, channel] + ridge @ _IDENTITY[channel]
+            now = np.linalg.solve(normal, target)
+            residual: Array = y[:, channel] - features @ now
             spread = max(1.4826 * float(np.median(np.abs(residual - np.median(residual)))), 1e-6)
             robust = np.maximum(1 - (residual / (_TUKEY * spread)) ** 2, 0.0) ** 2
             if np.abs(now - last).max() < 1e-6:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -93,7 +93,7 @@ def _default_params(scene: Scene, limits: ExcitationLimits) -> list[str]:
 
 
 @contextmanager
-def _live(generations: int) -> Iterator[Watch]:
+def _live(generations: int) -> Generator[Watch]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -85,7 +85,8 @@ def _grid(rectangle: Array) -> Array:
 
 def _boundary(shape: Array, spacing: float) -> tuple[Array, Array]:
     """Points on the outline of the union of rectangles, and the normals there."""
-    points, normals = [], []
+    points: list[Array] = []
+    normals: list[Array] = []
     for left, bottom, right, top in shape:
         for start, end, normal in (
             ((left, bottom), (right, bottom), (0, -1)),
@@ -103,7 +104,7 @@ def _boundary(shape: Array, spacing: float) -> tuple[Array, Array]:
 
 
 def _clearance(points: Array, shape: Array) -> Array:
-    apart = []
+    apart: list[Array] = []
     for left, bottom, right, top in shape:
         dx = np.maximum(np.maximum(left - points[..., 0], points[..., 0] - right), 0)
         dy = np.maximum(np.maximum(bottom - points[..., 1], points[..., 1] - top), 0)
@@ -173,7 +174,9 @@ def _graph(cost_per_metre: Array, n: int) -> object:
     from scipy.sparse import coo_matrix
 
     number = np.arange(n * n).reshape(n, n)
-    rows, columns, weights = [], [], []
+    rows: list[Array] = []
+    columns: list[Array] = []
+    weights: list[Array] = []
     for di, dj in ((0, 1), (1, 0), (1, 1), (1, -1), (1, 2), (2, 1), (1, -2), (2, -1)):
         a = number[max(0, -di) : n - max(0, di), max(0, -dj) : n - max(0, dj)]
         b = number[max(0, di) : n + min(0, di), max(0, dj) : n + min(0, dj)]

@@ -115,7 +115,7 @@ def wrapped(angle: Array) -> Array:
 
 def _rectangles(model: mujoco.MjModel, body: str) -> tuple[tuple[float, float, float, float], ...]:
     """The boxes of a body, seen from above."""
-    boxes = []
+    boxes: list[tuple[float, float, float, float]] = []
     for g in range(model.ngeom):
         if model.body(model.geom_bodyid[g]).name == body and model.geom_type[g] == int(mujoco.mjtGeom.mjGEOM_BOX):
             (x, y, _), (a, b, _) = model.geom_pos[g], model.geom_size[g]
@@ -128,7 +128,7 @@ def _rectangles(model: mujoco.MjModel, body: str) -> tuple[tuple[float, float, f
 @lru_cache(maxsize=8)
 def _points(shape: tuple[tuple[float, float, float, float], ...]) -> Array:
     """Points spread evenly over the block."""
-    out = []
+    out: list[Array] = []
     for left, bottom, right, top in shape:
         x = np.arange(left + POINT_SPACING_M / 2, right, POINT_SPACING_M)
         y = np.arange(bottom + POINT_SPACING_M / 2, top, POINT_SPACING_M)

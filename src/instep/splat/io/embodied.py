@@ -16,6 +16,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import normalized
+from instep.core.type_guards import is_table
 from instep.core.world import Array
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
 
@@ -42,16 +43,15 @@ def load_scanned_body(path: Path) -> ScannedBody:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
-    if not isinstance(table, dict) or not isinstance(table.get("gaussians"), dict):
+    if not is_table(table) or not is_table(given := table.get("gaussians")):
         raise BadInput(f"{path.name} holds no 'gaussians'; a body of Embodied Gaussians was expected.")
-    given = table["gaussians"]
     colours = _numbers(given, "colors", 3, path.name)[:, ::-1]
     means, quats = _numbers(given, "means", 3, path.name), _numbers(given, "quats", 4, path.name)
     opacities = _numbers(given, "opacities", 1, path.name)[:, 0]
     gaussians = gaussians_from_colours(
         means, _numbers(given, "scales", 3, path.name), colours, quats=quats, opacities=opacities
     )
-    spheres = table.get("particles") or {"means": [], "radii": []}
+    spheres: dict[str, Any] = table.get("particles") or {"means": [], "radii": []}
     particles = np.hstack([_numbers(spheres, "means", 3, path.name), _numbers(spheres, "radii", 1, path.name)])
     pose = np.asarray(table.get("X_WB", np.eye(4)), float)
     if pose.shape != (4, 4) or not np.isfinite(pose).all():

@@ -7,6 +7,7 @@ Z up in metres. Every file is opened again after it was written: exports that sh
 from __future__ import annotations
 
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def load_usd(path: Path) -> Gaussians:
 
 def _pxr() -> Any:
     try:
-        import pxr
-        from pxr import Gf, Sdf, Tf, Usd, UsdGeom, UsdUtils, UsdVol, Vt  # noqa: F401 - loads the submodules
+        pxr = import_module("pxr")
+        for part in ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdUtils", "UsdVol", "Vt"):
+            import_module(f"pxr.{part}")
     except ImportError:
         raise MissingExtra("usd-core", "usd") from None
     return pxr

@@ -127,13 +127,13 @@ def _weights(
     for i in drawn.order:
         reach = np.sqrt(2 * np.log(opacities[i] / MIN_ALPHA) * np.diag(drawn.spreads[i]))
         (x0, y0), (x1, y1) = drawn.centres[i] - reach, drawn.centres[i] + reach
-        rows = slice(max(0, int(np.floor(y0))), min(height, int(np.ceil(y1)) + 1))
-        columns = slice(max(0, int(np.floor(x0))), min(width, int(np.ceil(x1)) + 1))
-        if rows.start >= rows.stop or columns.start >= columns.stop:
+        top, bottom = max(0, int(np.floor(y0))), min(height, int(np.ceil(y1)) + 1)
+        left, right = max(0, int(np.floor(x0))), min(width, int(np.ceil(x1)) + 1)
+        if top >= bottom or left >= right:
             continue
-        window = (rows, columns)
-        dx = np.arange(columns.start, columns.stop) + 0.5 - drawn.centres[i, 0]
-        dy = (np.arange(rows.start, rows.stop) + 0.5 - drawn.centres[i, 1])[:, None]
+        window = (slice(top, bottom), slice(left, right))
+        dx = np.arange(left, right) + 0.5 - float(drawn.centres[i, 0])
+        dy = (np.arange(top, bottom) + 0.5 - float(drawn.centres[i, 1]))[:, None]
         (a, b), (_, c) = np.linalg.inv(drawn.spreads[i])
         alpha = np.minimum(MAX_ALPHA, opacities[i] * np.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy)))
         before = passes[window]

@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import extending as _extending
 from numba import types
-from numba.core import cgutils
-from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic as _intrinsic
-from numba.extending import lower_builtin, models, register_model
+from numba.core import cgutils as _cgutils
+from numba.core.typing import templates as _templates
+from numba.extending import models
 
-intrinsic: Any = _intrinsic
-"""Numba calls what it decorates with other arguments than it is written with."""
+extending: Any = _extending
+cgutils: Any = _cgutils
+templates: Any = _templates
+"""Numba's own types say little of these, and it calls what it decorates with other arguments than are written."""
 WIDTH = 8
 """Numbers in a value of type Lanes."""
 
@@ -51,13 +53,13 @@ float8 = Float8Type()
 bool8 = Bool8Type()
 
 
-@register_model(Float8Type)
+@extending.register_model(Float8Type)
 class _Float8Model(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, _FLOATS)
 
 
-@register_model(Bool8Type)
+@extending.register_model(Bool8Type)
 class _Bool8Model(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, _BOOLS)
@@ -65,16 +67,21 @@ class _Bool8Model(models.PrimitiveModel):
 
 def _binary(symbol: Any, emit: Callable[[Any, Any, Any], Any], result: Any) -> None:
     """Let an operator of Python work on two Lanes."""
-    template = type("_Template", (ConcreteTemplate,), {"cases": [signature(result, float8, float8)]})
-    register: Any = infer_global(symbol)
+    cases = [templates.signature(result, float8, float8)]
+    template = type("_Template", (templates.ConcreteTemplate,), {"cases": cases})
+    register: Any = templates.infer_global(symbol)
     register(template)
-    lower_builtin(symbol, float8, float8)(lambda context, builder, sig, args: emit(builder, args[0], args[1]))
+
+    def lowered(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return emit(builder, args[0], args[1])
+
+    extending.lower_builtin(symbol, float8, float8)(lowered)
 
 
 _binary(operator.add, lambda b, x, y: b.fadd(x, y, flags=_FLAGS), float8)
 _binary(operator.sub, lambda b, x, y: b.fsub(x, y, flags=_FLAGS), float8)
 _binary(operator.mul, lambda b, x, y: b.fmul(x, y, flags=_FLAGS), float8)
-_binary(operator.truediv, lambda b, x, y: b.fdiv(x, y, flags=_FLAGS), float8)
+_binary(getattr(operator, "truediv"), lambda b, x, y: b.fdiv(x, y, flags=_FLAGS), float8)  # noqa: B009 - untyped
 _binary(operator.gt, lambda b, x, y: b.fcmp_ordered(">", x, y), bool8)
 _binary(operator.ge, lambda b, x, y: b.fcmp_ordered(">=", x, y), bool8)
 _binary(operator.lt, lambda b, x, y: b.fcmp_ordered("<", x, y), bool8)
@@ -84,7 +91,7 @@ _binary(operator.le, lambda b, x, y: b.fcmp_ordered("<=", x, y), bool8)
 def constant(*numbers: float) -> Any:
     """A function without arguments that gives these eight numbers inside a kernel."""
 
-    @intrinsic
+    @extending.intrinsic
     def make(typing: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return ir.Constant(_FLOATS, [float(number) for number in numbers])
@@ -94,7 +101,7 @@ def constant(*numbers: float) -> Any:
     return make
 
 
-@intrinsic
+@extending.intrinsic
 def broadcast(typing: Any, number: Any) -> Any:
     """One float32 in all lanes."""
 
@@ -106,7 +113,7 @@ def broadcast(typing: Any, number: Any) -> Any:
     return float8(types.float32), code
 
 
-@intrinsic
+@extending.intrinsic
 def select(typing: Any, where: Any, yes: Any, no: Any) -> Any:
     """Lane by lane `yes` or `no`."""
 
@@ -116,7 +123,7 @@ def select(typing: Any, where: Any, yes: Any, no: Any) -> Any:
     return float8(bool8, float8, float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def maximum(typing: Any, x: Any, y: Any) -> Any:
     """Lane by lane the larger."""
 
@@ -126,7 +133,7 @@ def maximum(typing: Any, x: Any, y: Any) -> Any:
     return float8(float8, float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def minimum(typing: Any, x: Any, y: Any) -> Any:
     """Lane by lane the smaller."""
 
@@ -136,7 +143,7 @@ def minimum(typing: Any, x: Any, y: Any) -> Any:
     return float8(float8, float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def exp2(typing: Any, x: Any) -> Any:
     """2^x for x from -126 to 0; nonsense outside, so mask it."""
 
@@ -154,7 +161,7 @@ def exp2(typing: Any, x: Any) -> Any:
     return float8(float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def sqrt8(typing: Any, x: Any) -> Any:
     """The square roots."""
 
@@ -166,7 +173,7 @@ def sqrt8(typing: Any, x: Any) -> Any:
     return float8(float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def any_of(typing: Any, where: Any) -> Any:
     """Whether a mask holds anywhere."""
 
@@ -178,7 +185,7 @@ def any_of(typing: Any, where: Any) -> Any:
     return types.boolean(bool8), code
 
 
-@intrinsic
+@extending.intrinsic
 def cell_bits(typing: Any, low: Any, high: Any) -> Any:
     """A uint64 whose byte l has the bits from low[l] to high[l] - 1 set; both are cut to 0 to 8."""
 
@@ -198,7 +205,7 @@ def cell_bits(typing: Any, low: Any, high: Any) -> Any:
     return types.uint64(float8, float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def reduce_max(typing: Any, x: Any) -> Any:
     """The largest of the eight numbers."""
 
@@ -210,7 +217,7 @@ def reduce_max(typing: Any, x: Any) -> Any:
     return types.float32(float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def reduce_sum(typing: Any, x: Any) -> Any:
     """The sum of the eight numbers."""
 
@@ -222,7 +229,7 @@ def reduce_sum(typing: Any, x: Any) -> Any:
     return types.float32(float8), code
 
 
-@intrinsic
+@extending.intrinsic
 def reduce_sums(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
     """The sums of eight Lanes, as one: neighbours are shuffled together and added, three times."""
     steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
@@ -250,7 +257,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
     return builder.bitcast(builder.gep(data, [index]), _FLOATS.as_pointer())
 
 
-@intrinsic
+@extending.intrinsic
 def load(typing: Any, array: Any, index: Any) -> Any:
     """Eight neighbours of a contiguous float32 array, from a flat index on."""
 
@@ -260,7 +267,7 @@ def load(typing: Any, array: Any, index: Any) -> Any:
     return float8(array, types.int64), code
 
 
-@intrinsic
+@extending.intrinsic
 def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """Write eight neighbours of a contiguous float32 array, from a flat index on."""
 
@@ -301,7 +308,7 @@ INLINE: Any = {**KERNEL, "forceinline": True}
 """Options of the parts of a kernel, which become one function with it."""
 
 
-@intrinsic
+@extending.intrinsic
 def bits_as_float(typing: Any, bits: Any) -> Any:
     """The float32 with the bits of an int32."""
 
@@ -311,7 +318,7 @@ def bits_as_float(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), code
 
 
-@intrinsic
+@extending.intrinsic
 def float_as_bits(typing: Any, number: Any) -> Any:
     """The int32 with the bits of a float32; positive numbers keep their order."""
 
@@ -321,7 +328,7 @@ def float_as_bits(typing: Any, number: Any) -> Any:
     return types.int32(types.float32), code
 
 
-@intrinsic
+@extending.intrinsic
 def trailing_zeros(typing: Any, word: Any) -> Any:
     """The place of the lowest 1 in a uint64 that is not 0."""
 
@@ -331,7 +338,7 @@ def trailing_zeros(typing: Any, word: Any) -> Any:
     return types.int64(types.uint64), code
 
 
-@intrinsic
+@extending.intrinsic
 def fetch_add(typing: Any, counter: Any) -> Any:
     """The value of counter[0], which grows by one for whoever asks next, in whichever thread."""
 
