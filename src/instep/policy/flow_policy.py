@@ -18,6 +18,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput
+from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Observation, Spec
 
 from .chunking import Chunked
@@ -122,7 +123,7 @@ def read_weights(path: Path) -> dict[str, Array]:
         header = json.loads(raw[8 : 8 + size])
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         raise BadInput(f"{path.name} is not a safetensors file: its header is not JSON.") from None
-    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+    if not is_table(header) or len(header) > MAX_TENSORS:
         raise BadInput(f"{path.name} is not a safetensors file: its header lists no tensors, or too many.")
     header.pop("__metadata__", None)
     return {name: _tensor(raw[8 + size :], name, entry, path.name) for name, entry in header.items()}
@@ -130,10 +131,10 @@ def read_weights(path: Path) -> dict[str, Array]:
 
 def _tensor(data: bytes, name: str, entry: Any, file: str) -> Array:
     wrong = BadInput(f"Tensor {name[:80]!r} of {file} does not fit the file; it was cut off or forged.")
-    if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
+    if not is_table(entry) or entry.get("dtype") not in DTYPES:
         raise wrong
     shape, offsets, kind = entry.get("shape"), entry.get("data_offsets"), np.dtype(DTYPES[entry["dtype"]])
-    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2 or len(shape) > 8:
+    if not is_list(shape) or not is_list(offsets) or len(offsets) != 2 or len(shape) > 8:
         raise wrong
     if not all(type(n) is int and n >= 0 for n in [*shape, *offsets]):
         raise wrong

@@ -368,7 +368,7 @@ def _along_rays(image: WeightedImage, plane: Plane | None, distance: float, rng:
     rays = pixel_rays(camera, pixels + 0.5)
     missed = np.ones(len(pixels), bool) if plane is None else ~intersect_plane(camera, rays, plane)[1]
     chosen = missed & (image.weight[pixels[:, 1], pixels[:, 0]] > 0.5)
-    depth = distance * np.exp(0.15 * rng.normal(size=chosen.sum())) * (1.0 if plane is None else 1.6)
+    depth = distance * np.exp(0.15 * rng.normal(size=int(chosen.sum()))) * (1.0 if plane is None else 1.6)
     points = camera.body_from_camera[:3, 3] + depth[:, None] * rays[chosen]
     size = 0.5 * _SPACING_PX * depth / camera.focal[0]
     colours = image.image[pixels[chosen, 1], pixels[chosen, 0]]

@@ -123,7 +123,7 @@ class BodyTracker:
             basis[3:, 2] = normal
             small: Array = basis.T @ H @ basis + np.diag([1.0, 1.0, 1e-3])
             steepest: Array = basis.T @ g
-            change = np.clip(-np.linalg.solve(small, steepest), -0.02, 0.02)
+            change: Array = np.clip(-np.linalg.solve(small, steepest), -0.02, 0.02)
             found = self._slid(found, change[:2], float(change[2] * 5 if abs(change[2]) >= 0.02 else change[2]))
             if step >= _STEPS // 2 and np.abs(change).max() < 2e-5:
                 break

@@ -347,7 +347,7 @@ def _fit_images(capture: Capture, options: SceneFitOptions, report: Progress) ->
     if n < 3:
         raise BadInput(f"Fitting to single images needs at least 3 of them, and {n} were given.")
     count = int(np.clip(options.held_out, 1, n // 3))
-    test = set(np.unique(np.linspace(0, n - 1, count + 2)[1:-1].round().astype(int)).tolist())
+    test: set[int] = set(np.unique(np.linspace(0, n - 1, count + 2)[1:-1].round().astype(int)).tolist())
     images = [np.asarray(recording.images[0]) for recording in capture.recordings]
     targets = [
         WeightedImage(recording.camera, images[i].astype(np.float32) / 255.0, np.ones(images[i].shape[:2], np.float32))

@@ -126,12 +126,12 @@ class PushPlan:
         touching = (np.linalg.norm(own - place, axis=-1) < CONTACT_TOLERANCE_M) | (walk < CONTACT_TOLERANCE_M)
         aim = np.where((walk < 0.03)[..., None], place, ahead) - own
         far = np.linalg.norm(aim, axis=-1)
-        go = aim * np.minimum(1.0, self.walk * self.lead / np.maximum(far, 1e-9))[..., None]
+        go: Array = aim * np.minimum(1.0, self.walk * self.lead / np.maximum(far, 1e-9))[..., None]
         # A servo needs some error to overcome friction: the command leads further while the stick is slow. The distance
         # already under way is subtracted.
         left = length - self.late * np.maximum((speed_now * way).sum(axis=-1), 0.0)
         wanted = np.clip(2.5 * left, self.creep, self.push)[..., None] * way
-        onto = 0.5 * (place - own) + wanted * self.lead + VELOCITY_GAIN_S * (wanted - speed_now)
+        onto: Array = 0.5 * (place - own) + wanted * self.lead + VELOCITY_GAIN_S * (wanted - speed_now)
         step = np.where(touching[..., None], onto, go)
         return np.where((error < self.fine)[..., None], stick, stick + _rotated(block[..., 2], step))
 

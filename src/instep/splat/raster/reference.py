@@ -132,8 +132,8 @@ def _weights(
         if top >= bottom or left >= right:
             continue
         window = (slice(top, bottom), slice(left, right))
-        dx = np.arange(left, right) + 0.5 - float(drawn.centres[i, 0])
-        dy = (np.arange(top, bottom) + 0.5 - float(drawn.centres[i, 1]))[:, None]
+        dx: Array = np.arange(left, right) + 0.5 - float(drawn.centres[i, 0])
+        dy: Array = (np.arange(top, bottom) + 0.5 - float(drawn.centres[i, 1]))[:, None]
         (a, b), (_, c) = np.linalg.inv(drawn.spreads[i])
         alpha = np.minimum(MAX_ALPHA, opacities[i] * np.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy)))
         before = passes[window]
