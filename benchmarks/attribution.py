@@ -1,7 +1,7 @@
-"""Who owns the gap: one cause planted out of eight, and none planted, identified on some runs and judged on others.
+"""Attribution of the gap to causes: one cause planted out of eight, and none planted.
 
 Causes are identified one after the other on training runs, as `instep gap` does; Shapley values are taken on held-out
-runs. With nothing planted, nothing may be blamed.
+runs. With nothing planted, no cause may be reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The corrections of a twin on the same episodes: pose filter, visual forces, physics alone.
+"""Corrections of a twin on the same episodes: pose filter, visual forces, physics alone.
 
-Three episodes: a simulated robot that pushes its T about, one whose T lies still while the twin's is kicked by 5 cm
-and 30 degrees, and, where its recording is at hand, a real demonstration with three cameras.
+Three episodes: a simulated robot that pushes its T, one whose T lies still while the twin's is displaced by 5 cm and 30
+degrees, and, where its recording is available, a real demonstration with three cameras.
 """
 
 from __future__ import annotations

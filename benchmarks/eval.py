@@ -1,7 +1,7 @@
-"""How fast policies are evaluated: against raw physics and vector environments, with state and with a camera.
+"""Speed of evaluating policies: against raw physics and vector environments, with state and with a camera.
 
-The whole of an evaluation is on: observations, the task's events, outcomes, limits. Pairs are measured in turn, in this
-one process tree; ratios come with a bootstrap interval.
+Everything of an evaluation is included: observations, the task's events, outcomes, limits. Pairs are measured in turn,
+in one process tree; ratios come with a bootstrap interval.
 """
 
 from __future__ import annotations

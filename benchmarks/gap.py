@@ -1,4 +1,4 @@
-"""How fast gaps are measured: kinematics, time warping, and a whole report, against peers in the same run.
+"""Speed of measuring gaps: kinematics, time warping, and a whole report, against peers in the same run.
 
 Every pair is measured in turns, A B A B; ratios come with a bootstrap interval over the turns.
 """

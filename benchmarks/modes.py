@@ -1,5 +1,4 @@
-"""Failure modes injected into simulated robot runs: how often each is named, and how often a clean pair raises an
-alarm.
+"""Detection of failure modes injected into simulated runs: how often each is named, and false alarms on clean pairs.
 
 Each mode is put into a world of its own kind at a random strength; the detectors see runs, not what was injected.
 A physical cause counts as named only when it is the one that explains most.

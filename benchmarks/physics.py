@@ -1,4 +1,4 @@
-"""How fast worlds are stepped: against MuJoCo's own batches, and against Gymnasium's vector environments.
+"""Speed of stepping worlds: against MuJoCo's own batches, and against Gymnasium's vector environments.
 
 Every pair is measured in turn, A B A B, in this one process tree; ratios come with a bootstrap interval.
 """

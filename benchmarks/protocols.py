@@ -1,6 +1,6 @@
 """Policy protocols: bytes of the peers, a round trip with the real openpi client, and malformed frames.
 
-The real client runs in an environment of its own, since it wants an older NumPy; where it cannot be installed, its rows
+The real client runs in an environment of its own, since it needs an older NumPy; where it cannot be installed, its rows
 say so.
 """
 

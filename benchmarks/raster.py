@@ -1,7 +1,7 @@
-"""How fast and how exact Gaussians are drawn and differentiated on a CPU, against a plain torch rasteriser.
+"""Speed and accuracy of rendering and differentiating Gaussians on a CPU, against a plain torch rasterizer.
 
 Times are the fastest tenth of many runs, with the least and the median as their interval: what a run takes when nothing
-else takes the cores. The peer is timed in the same way, in the same process, on as many threads.
+else uses the cores. The peer is timed in the same way, in the same process, on as many threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What recording costs the loop, and what a crash costs the recording; against the mcap Python writer.
+"""Cost of recording to the control loop, and loss of data in a crash; against the mcap Python writer.
 
-Rows at 60 Hz with three 480 x 270 cameras, 70 MB/s. The peer and ours are measured in turns, in this one run.
+Rows at 60 Hz with three 480 x 270 cameras, 70 MB/s. The peer and ours are measured in turns, in one run.
 """
 
 from __future__ import annotations

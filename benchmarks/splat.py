@@ -1,4 +1,4 @@
-"""How well and how fast a real recording becomes Gaussians: held-out PSNR inside the table, three cameras."""
+"""Quality and time of fitting Gaussians to a real recording: held-out PSNR inside the table, three cameras."""
 
 from __future__ import annotations
 

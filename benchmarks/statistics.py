@@ -1,4 +1,4 @@
-"""Does every interval we print cover as it says, and does every test err as rarely as it says? On synthetic truth.
+"""Coverage of every interval and type-I error of every test that is reported, on synthetic data with known truth.
 
 Coverage of 95 % intervals over 500 repetitions has a standard error of one point; the goal is three.
 """

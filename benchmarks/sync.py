@@ -1,12 +1,11 @@
-"""The twin's loop at 60 Hz: deadlines, stage times, and how near it stays to a filmed simulated robot.
+"""The twin's loop at 60 Hz: deadlines, stage times, and its distance from a simulated robot.
 
-The simulated robot has another friction, other servos, other light, and noisy pictures that come one frame late. Its
-pictures are taken before the clock starts; the loop then runs in real time with absolute deadlines, recorder and
-policy on.
+The simulated robot has another friction, other servos, other light, and noisy images that arrive one frame late. Images
+are rendered before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
 
     instep bench sync
-    python benchmarks/sync.py films FOLDER           # keep the films, where there are graphics
-    python benchmarks/sync.py from FOLDER sync_quiet # measure from kept videos and keep the rows under that name
+    python benchmarks/sync.py films FOLDER           # keep the images, where there are graphics
+    python benchmarks/sync.py from FOLDER sync_quiet # measure from kept images and keep the rows under that name
 """
 
 from __future__ import annotations

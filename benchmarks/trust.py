@@ -1,7 +1,7 @@
-"""How well a twin knows that it cannot be trusted: nominal and faulty episodes of filmed simulated robots.
+"""Detection of faults by the twin's trust: nominal and faulty episodes of simulated robots with rendered images.
 
-Every simulated robot has friction, servos, light and a start of its own. Trust is calibrated on nominal episodes,
-then asked about others, each once as it is and once with a fault from the middle on.
+Every simulated robot has friction, servos, light and a start of its own. Trust is calibrated on nominal episodes and
+evaluated on others, each once nominal and once with a fault from the middle on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Closing the gap: planted truths recovered, posteriors calibrated, speed against peers, excitation, randomisation.
+"""Identification: planted true values recovered, posteriors calibrated, speed against peers, excitation, randomization.
 
 Each part runs alone too: `python benchmarks/tune.py recovery speed`.
 """
