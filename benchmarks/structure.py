@@ -33,7 +33,7 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     report = source_report(source)
     passages = repeated_passages(source, imports)
     statements = repeated_passages(source, declarations)
-    snippets = checked_pages(ROOT, execute=not quick)
+    snippets = checked_pages(ROOT, execute=not quick, slow=True)
     failed = [str(snippet) for snippet in snippets if snippet.problem]
     wrong = stale(ROOT)
     report |= {
