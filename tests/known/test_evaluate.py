@@ -10,19 +10,30 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
+from instep.app.adr_run import run_adr
 from instep.app.cluster import open_map
+from instep.app.output import new_output
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector
 from instep.evaluate.comparison import compare_policies
 from instep.evaluate.episode_batch import EpisodeResult, run_batch
-from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, WorldSpec, evaluate_policies, run_eval_batch
+from instep.evaluate.evaluation import (
+    EvalBatch,
+    EvalOptions,
+    LostBatch,
+    PolicySpec,
+    WorldSpec,
+    evaluate_policies,
+    run_eval_batch,
+)
 from instep.policy.adapters import FunctionPolicy
 from instep.policy.chunking import Latency
 from instep.robot import Late
 from instep.scene.folder import Scene
 from instep.scene.tasks.course_task import Course
 from instep.scene.tasks.task import Tasked
+from instep.tune.beliefs import load_belief
 
 CART = """
 <mujoco model="cart">
@@ -440,8 +451,26 @@ def test_positions_of_failures_are_kept_to_be_looked_at(cart):
 
 
 def test_run_job_is_what_a_worker_runs(cart):
-    from instep.evaluate.evaluation import EvalBatch
-
     job = EvalBatch(PolicySpec("go", goer), place(cart), Go(), (0, 1), EvalOptions())
     assert [row.seed for row in run_eval_batch(job).episodes] == [0, 1]
     assert job.key == EvalBatch(PolicySpec("go", half), place(cart), Go(), (0, 1), EvalOptions()).key
+
+
+def test_adr_widens_a_range_until_the_policy_fails_and_writes_a_belief(cart, tmp_path):
+    options = EvalOptions(batch=16)
+    job = EvalBatch(PolicySpec("go", goer), place(cart), Go(), tuple(range(6)), options)
+    output = new_output("eval", tmp_path / "out")
+    assert run_adr(job, ["joint.x.damping=0.1..500"], Scene.load(cart), output) == 0
+    (found,) = load_belief(output.folder).params
+    assert found.low == pytest.approx(0.1) and 5 < found.high < 200
+    done = evaluate_policies(
+        [PolicySpec("go", goer)], [place(cart)], Go(), range(20), options=EvalOptions(randomize=Box((found,)))
+    )
+    assert done.success("go", "mujoco").value > 0.5
+    with pytest.raises(BadInput, match="--randomize"):
+        run_adr(
+            replace(job, options=EvalOptions(randomize=Box((found,)))),
+            ["joint.x.damping=0.1..500"],
+            Scene.load(cart),
+            output,
+        )

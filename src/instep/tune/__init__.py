@@ -58,7 +58,9 @@ if TYPE_CHECKING:
         dropo,
         dropo_from_episodes,
         expand_ranges,
+        nominal_values,
         parse_belief,
+        parse_ranges,
         with_imperfections,
     )
     from .shooting import Fit, Prior, ShootingOptions, fit
@@ -73,11 +75,11 @@ __all__ = [
     "assess_fit", "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search",
     "command_limits", "compare", "contact_search", "cut_windows", "driven_joint_limits", "dropo",
     "dropo_from_episodes", "eki", "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges",
-    "export_all", "fit", "gated_fit", "identify", "image_effects", "infer", "laplace", "learn_and_evaluate",
-    "learn_delta", "likelihood", "limit_usage", "load_belief", "misspecification", "named_params", "npe",
-    "parse_belief", "predictable_windows", "predictive_band", "promote", "recover_parameters", "save_belief",
-    "scene_hash", "select_params", "split", "svgd", "to_box", "widened", "window_errors", "with_imperfections",
-    "write_joint_limits", "write_mjcf", "write_params", "write_urdf", "write_usd", "write_yaml",
+    "export_all", "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate",
+    "learn_delta", "likelihood", "limit_usage", "load_belief", "misspecification", "named_params", "nominal_values",
+    "npe", "parse_belief", "parse_ranges", "predictable_windows", "predictive_band", "promote", "recover_parameters",
+    "save_belief", "scene_hash", "select_params", "split", "svgd", "to_box", "widened", "window_errors",
+    "with_imperfections", "write_joint_limits", "write_mjcf", "write_params", "write_urdf", "write_usd", "write_yaml",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -101,7 +103,7 @@ __getattr__ = lazy_names(
         "posterior_checks": "Calibration PosteriorCheck PredictiveBand calibration check_posterior misspecification "
         "predictive_band",
         "randomize": "AdrOptions AdrResult DropoOptions appearance dropo dropo_from_episodes expand_ranges "
-        "image_effects parse_belief with_imperfections",
+        "nominal_values parse_belief parse_ranges with_imperfections",
         "shooting": "Fit Prior ShootingOptions fit",
         "windows": "Windows cut_windows predictable_windows",
     },

@@ -18,6 +18,7 @@ from instep.core.param import Belief, Box, Param
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 from instep.robot import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
+from instep.scene import address
 from instep.scene.folder import Scene
 
 from .beliefs import GaussianBelief, IndependentBeliefs, load_belief
@@ -74,6 +75,22 @@ def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
     return parts[0] if len(parts) == 1 else IndependentBeliefs(tuple(parts))
 
 
+def parse_ranges(words: Sequence[str], scene: Scene) -> list[Param]:
+    """Parameters with the ranges given as 'geom.*.friction=0.2..0.6'."""
+    return [param for word in words for param in _ranged(word, scene)]
+
+
+def nominal_values(params: Sequence[Param], scene: Scene) -> dict[str, float]:
+    """The values of parameters without randomization: the scene's, 1 for brightness and colours, else none (0)."""
+    own = {**dict.fromkeys(UNITS, 0.0), **{p.address: 0.0 if p.low == 0 else 1.0 for p in APPEARANCE}}
+    found: dict[str, float] = {}
+    for param in params:
+        # A pattern has one value for all its parts: the first one's.
+        values = [own[param.address]] if param.address in own else address.read(scene.model, [param.address]).values()
+        found[param.address] = next(iter(values))
+    return found
+
+
 def _ranged(word: str, scene: Scene) -> list[Param]:
     name, _, span = word.partition("=")
     low, _, high = span.partition("..")
@@ -81,7 +98,7 @@ def _ranged(word: str, scene: Scene) -> list[Param]:
         bounds = float(low), float(high)
     except ValueError:
         raise BadInput(
-            f"--randomize takes files that hold beliefs and ranges, as 'geom.*.friction=0.2..0.6', not {word!r}."
+            f"Ranges read 'geom.*.friction=0.2..0.6', and beliefs are files that exist, not {word!r}."
         ) from None
     own = {**{param.address: param.unit for param in APPEARANCE}, **UNITS}
     if name in own:

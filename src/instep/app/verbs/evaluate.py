@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from instep.app.adr_run import run_adr
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
@@ -20,6 +21,7 @@ from instep.core.world import Array, Simulator, World
 from instep.evaluate.agreement import real_success_rates
 from instep.evaluate.eval_report import eval_page, record_videos
 from instep.evaluate.evaluation import (
+    EvalBatch,
     EvalOptions,
     Evaluation,
     PolicySpec,
@@ -32,7 +34,7 @@ from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.tune.beliefs import belief_addresses
-from instep.tune.randomize import parse_belief, with_imperfections
+from instep.tune.randomize import parse_belief, parse_ranges, with_imperfections
 
 Positional = tyro.conf.Positional
 
@@ -46,6 +48,7 @@ def evaluate(
     worlds: tuple[str, ...] = ("mujoco",),
     task: str = "",
     randomize: tuple[str, ...] = (),
+    adr: tuple[str, ...] = (),
     latency: int = 0,
     cameras: tuple[str, ...] = (),
     virtual: Path | None = None,
@@ -71,6 +74,8 @@ def evaluate(
         randomize: parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
             'appearance' for light, colour and noise of camera images (or appearance.red=0.8..1.2), and beliefs that
             instep tune saved (its folder, or belief.json).
+        adr: automatic domain randomization of one policy: widen each of these ranges ('geom.*.friction=0.1..1.5') from
+            the scene's value while the policy succeeds at its ends, and write OUT/belief.json for --randomize.
         latency: control steps by which decisions are late.
         cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
         virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
@@ -95,6 +100,7 @@ def evaluate(
     output.read(scene.root)
     belief = parse_belief(randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
+    sampled += tuple(param.address for param in parse_ranges(adr, scene))
     if not cameras and virtual is None and any(name.startswith("appearance.") for name in sampled):
         raise BadInput(
             "--randomize appearance needs cameras to apply to; name --cameras of the scene or a --virtual file."
@@ -107,6 +113,10 @@ def evaluate(
     views = CameraOptions(virtual, cameras, image_every)
     content = content_hash(scene.root) + views.hash()
     places = [WorldSpec(n, partial(_opened, n, str(where), sampled, views), f"{content}/{n}") for n in worlds]
+    if adr:
+        if len(specs) > 1 or len(places) > 1:
+            raise BadInput("--adr takes one policy and one world.")
+        return run_adr(EvalBatch(specs[0], places[0], goal, tuple(range(seeds)), options), adr, scene, output)
     total = len(specs) * len(places) * seeds
     with progress_bar() as progress, open_map(on) as mapped:
         watched = watch_batches(mapped, progress, progress.add_task("evaluate", total=total), total)
