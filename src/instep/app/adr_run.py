@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.core.errors import BadInput
-from instep.core.world import Array, Simulator
+from instep.core.world import Array, Simulator, World
 from instep.evaluate.episode_batch import run_batch
 from instep.evaluate.evaluation import EvalBatch
 from instep.policy.chunking import Latency
@@ -34,7 +34,8 @@ def run_adr(job: EvalBatch, words: Sequence[str], scene: Scene, output: Output) 
         won: list[bool] = []
         for i in range(0, len(seeds), options.batch):
             part = slice(i, i + options.batch)
-            tasked = Tasked(world.tuned({name: values[part] for name, values in settings.items()}), job.task)
+            sampled: World = world.tuned({name: values[part] for name, values in settings.items()})
+            tasked = Tasked(sampled, job.task)
             policy = job.policy.make(tasked)
             policy = Latency(policy, options.latency) if options.latency else policy
             ended = run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes

@@ -241,8 +241,8 @@ def _box(params: Sequence[Param], low: Array, high: Array) -> Box:
     ranges: list[Param] = []
     for i, param in enumerate(params):
         # A range that never opened is a point, and bounds must differ.
-        ends = (float(param.from_unit(end)) for end in (low[i], max(high[i], low[i] + 1e-9)))
-        ranges.append(Param(param.address, *ends, param.log, param.unit))
+        below, above = float(param.from_unit(low[i])), float(param.from_unit(max(high[i], low[i] + 1e-9)))
+        ranges.append(replace(param, low=below, high=above))
     return Box(tuple(ranges))
 
 

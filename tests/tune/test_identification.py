@@ -1,0 +1,53 @@
+"""Identification from Python: one call from recordings to a new scene, with a figure and a page."""
+
+from __future__ import annotations
+
+import pytest
+
+import instep
+from instep.scene import address
+from instep.scene.folder import Scene
+from instep.tune import IdentifyOptions, select_params
+
+TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
+QUICK = IdentifyOptions(window=0.5, seeds=1, draws=0)
+
+
+@pytest.fixture
+def found(servo, recorded):
+    return instep.identify(servo, recorded(servo, TRUTH, range(5), noise=0.001), list(TRUTH), QUICK)
+
+
+def test_planted_values_lie_inside_their_intervals_and_the_held_out_error_falls(found):
+    assert found.passed
+    for name, value in TRUTH.items():
+        assert found.values[name] == pytest.approx(value, rel=0.05)
+        assert found.intervals[name].low < found.values[name] < found.intervals[name].high
+    assert found.comparison.improvement.low > 0
+    assert found.as_dict()["gates"][0]["name"] == "telemetry"
+
+
+def test_the_saved_scene_holds_the_identified_values(found, tmp_path):
+    scene = Scene.load(found.save(tmp_path / "scene"))
+    saved = address.read(scene.model, list(TRUTH))
+    assert saved == pytest.approx(found.values, rel=1e-6)
+
+
+def test_the_result_draws_itself_and_writes_its_own_page(found, tmp_path):
+    found.plot().savefig(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 0
+    page = found.to_html()
+    assert "joint.hinge.damping" in page and "held-out" in page
+
+
+def test_a_posterior_comes_from_the_result(found):
+    belief = instep.infer(found, "laplace")
+    assert {param.address for param in belief.params} == set(TRUTH)
+
+
+def test_bounds_narrow_the_parameters_that_match_and_no_others(servo, recorded):
+    episodes = recorded(servo, TRUTH, range(1), noise=0.0)
+    chosen = select_params(servo.scene, episodes, list(TRUTH), {"joint.*.damping": (0.2, 0.4)})
+    damping, stiffness = chosen.params
+    assert (damping.low, damping.high) == (0.2, 0.4) and chosen.start[damping.address] == pytest.approx(0.2)
+    assert (stiffness.low, stiffness.high) != (0.2, 0.4)
