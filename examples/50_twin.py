@@ -2,13 +2,11 @@
 
 import numpy as np
 
-from instep import Constant, open_world, rollout
-from instep.core.errors import Unsupported
+from instep import Constant, Unsupported, load_scene, open_twin, open_world, rollout
 from instep.physics.mujoco_cameras import render_cameras
-from instep.scene.folder import Scene
-from instep.twin import correction_log, open_twin
+from instep.twin import correction_log
 
-scene = Scene.load("pusht")
+scene = load_scene("pusht")
 robot = render_cameras(open_world(scene).tuned({"geom.*.friction": 0.8}), scene)
 twin = open_twin(scene, robot)
 

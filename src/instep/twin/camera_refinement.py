@@ -142,9 +142,9 @@ def _tracked_crops(
     crops: list[list[MaskCrop]] = []
     for some in pairs:
         shown = [crop for frame, s in some if (crop := rig.crop(frame, outline, pose, s)) is not None]
-        judged = [crop for crop in shown if crop.camera.name not in held]
-        if judged:
-            pose = moved(pose, solve_pose(outline, judged, prior, basis, 5).xi)
+        fitted = [crop for crop in shown if crop.camera.name not in held]
+        if fitted:
+            pose = moved(pose, solve_pose(outline, fitted, prior, basis, 5).xi)
         crops.append([replace(crop, world_from_body=pose) for crop in shown])
     return crops
 

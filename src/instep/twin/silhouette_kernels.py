@@ -157,7 +157,7 @@ def segment_pixels(pixels, chroma, strength, background, known, limits, halo):  
     """
     height, width = pixels.shape[:2]
     mask, weight = np.empty((height, width), np.float32), np.ones((height, width), np.float32)
-    full, pale, white, strange, low, high = limits
+    full, pale, white, tolerance, low, high = limits
     for i in range(height):
         for j in range(width):
             r, g, b = float(pixels[i, j, 0]), float(pixels[i, j, 1]), float(pixels[i, j, 2])
@@ -170,7 +170,7 @@ def segment_pixels(pixels, chroma, strength, background, known, limits, halo):  
             if not odd:
                 x, y, z = background[i, j, 0], background[i, j, 1], background[i, j, 2]
                 k = min(max((r * x + g * y + b * z) / max(x * x + y * y + z * z, 1.0), low), high)
-                odd = max(abs(r - k * x), abs(g - k * y), abs(b - k * z)) > strange
+                odd = max(abs(r - k * x), abs(g - k * y), abs(b - k * z)) > tolerance
             if odd:
                 weight[i, j] = -1.0
     for i in range(height):

@@ -35,7 +35,7 @@ from .evaluate import print_evaluation
 from .train import HELD_OUT
 
 Positional = tyro.conf.Positional
-SHOWN, MINED = 100_000, 400_000
+DEMOS, FAILURES = 100_000, 400_000
 """Seeds of the first starts of demonstrations, and of those tried to find failures; policies are evaluated on
 others."""
 
@@ -96,7 +96,7 @@ def augment(
 
         add_images = load_rendered_cameras(virtual, loaded, cameras).add_images
     if policy == "expert":
-        return _shown(new_output("augment", out), plain, expert_of(goal, loaded), (demos, add_images), console)
+        return _demonstrated(new_output("augment", out), plain, expert_of(goal, loaded), (demos, add_images), console)
     tasked = Tasked(views.open(world, scene), goal)
     if not data:
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
@@ -105,13 +105,13 @@ def augment(
     for source in (Path(policy), *data):
         output.read(source)
     with console.status("find failures, and demonstrate the task there"):
-        first = range(MINED, MINED + tries)
+        first = range(FAILURES, FAILURES + tries)
         show = partial(corrective_demos, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
         found = _collected(output.folder, show, add_images)
-    console.print(_said(found, demos), highlight=False)
-    # Pictures that come from files were compressed; a policy that acts sees them as they are rendered.
-    taught = [add_images(episode) for episode in (*_loaded(data), *found.episodes)]
-    after = _trained(taught, output.folder / "policy", options, console)
+    console.print(_summary(found, demos), highlight=False)
+    # Images from files were compressed; a policy that runs gets them as they are rendered.
+    episodes = [add_images(episode) for episode in (*_loaded(data), *found.episodes)]
+    after = _trained(episodes, output.folder / "policy", options)
     done = _compared(output, (policy, str(after)), tasked, (scene, eval_worlds or (world,), seeds, on), views)
     return _write(output, done, found, console)
 
@@ -126,26 +126,27 @@ def _unchanged(episode: Episode) -> Episode:
     return episode
 
 
-def _shown(
+def _demonstrated(
     output: Output,
     tasked: Tasked[Any],
     expert: Policy,
-    asked: tuple[int, Callable[[Episode], Episode]],
+    wanted: tuple[int, Callable[[Episode], Episode]],
     console: Console,
 ) -> int:
-    """Demonstrations from ordinary starts, a dataset to begin with; what fails is left out."""
+    """Write successful demonstrations of the expert from ordinary starts."""
     from instep.data import write_dataset
 
-    pictures = any(name.startswith("observation.images.") for name in tasked.spec.observation)
-    (wanted, add_images), few, kept, tried = asked, (1 if pictures else max(2, min(16, asked[0]))), list[Episode](), 0
+    (count, add_images), kept, tried = wanted, list[Episode](), 0
+    images = any(name.startswith("observation.images.") for name in tasked.spec.observation)
+    batch = 1 if images else max(2, min(16, count))
     with console.status("demonstrations of the expert"):
-        while len(kept) < wanted and tried < 4 * wanted + few:
-            kept += demonstrate(tasked, expert, range(SHOWN + tried, SHOWN + tried + few))
-            tried += few
-    if len(kept) < wanted:
-        raise BadInput(f"The expert did the task from {len(kept)} of {tried} starts only; {wanted} were asked for.")
-    write_dataset([add_images(episode) for episode in kept[:wanted]], output.folder / "demonstrations")
-    output.write({}, demonstrations=wanted, tried=tried)
+        while len(kept) < count and tried < 4 * count + batch:
+            kept += demonstrate(tasked, expert, range(DEMOS + tried, DEMOS + tried + batch))
+            tried += batch
+    if len(kept) < count:
+        raise BadInput(f"The expert succeeded from {len(kept)} of {tried} starts only; --demos was {count}.")
+    write_dataset([add_images(episode) for episode in kept[:count]], output.folder / "demonstrations")
+    output.write({}, demonstrations=count, tried=tried)
     print(output.folder / "demonstrations")
     return 0
 
@@ -159,7 +160,7 @@ def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
         table: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))["options"]
         options = TrainOptions(**{name: _frozen(value) for name, value in table.items()})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{str(note)!r} does not say how the policy was trained: {error}.") from None
+        raise BadInput(f"{str(note)!r} does not hold the options of the training: {error}.") from None
     return replace(options, steps=steps or options.steps, device=device)
 
 
@@ -170,7 +171,7 @@ def _frozen(value: Any) -> Any:
 def _collected(
     folder: Path, collect: Callable[[], CorrectiveDemos], add_images: Callable[[Episode], Episode]
 ) -> CorrectiveDemos:
-    """The demonstrations of this folder: those of an earlier run that was stopped, or fresh ones."""
+    """The demonstrations of this folder: those of an interrupted run, or new ones."""
     from instep.data import load_episodes, write_dataset
 
     where, note = folder / "demonstrations", folder / "demonstrations.json"
@@ -189,12 +190,12 @@ def _collected(
     return found
 
 
-def _said(found: CorrectiveDemos, wanted: int) -> str:
+def _summary(found: CorrectiveDemos, wanted: int) -> str:
     words = f"{found.failed} of {found.tried} starts failed; {len(found.episodes)} demonstrations from there"
-    return words + ("." if len(found.episodes) >= wanted else f", fewer than the {wanted} asked for.")
+    return words + ("." if len(found.episodes) >= wanted else f", fewer than the {wanted} requested.")
 
 
-def _trained(episodes: Sequence[Episode], folder: Path, options: TrainOptions, console: Console) -> Path:
+def _trained(episodes: Sequence[Episode], folder: Path, options: TrainOptions) -> Path:
     with progress_bar() as progress:
         bar = progress.add_task(f"train on {len(episodes)} episodes", total=options.steps)
         train_policy(episodes, folder, options, progress=lambda now: progress.update(bar, completed=now.step))
@@ -202,14 +203,11 @@ def _trained(episodes: Sequence[Episode], folder: Path, options: TrainOptions, c
 
 
 def _compared(
-    output: Output,
-    policies: tuple[str, str],
-    tasked: Tasked[Any],
-    asked: tuple[str, Sequence[str], int, str],
+    output: Output, policies: tuple[str, str], tasked: Tasked[Any], where: tuple[str, Sequence[str], int, str],
     cameras: CameraOptions,
-) -> Evaluation:
+) -> Evaluation:  # fmt: skip
     """Both policies from the same held-out starts, in every world."""
-    scene, worlds, seeds, on = asked
+    scene, worlds, seeds, on = where
     mark = content_hash(Scene.load(scene).root) + cameras.hash()
     candidates = [
         PolicySpec(name, partial(policy_from_spec, words), policy_fingerprint(words))
@@ -227,6 +225,6 @@ def _write(output: Output, done: Evaluation, found: CorrectiveDemos, console: Co
     output.write(
         done.scores(), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=len(found.episodes)
     )
-    facts = {"failures mined": f"{found.failed} of {found.tried}", "demonstrations": str(len(found.episodes))}
+    facts = {"failures found": f"{found.failed} of {found.tried}", "demonstrations": str(len(found.episodes))}
     print(write_report(output.folder, eval_page(done, facts)))
     return 0

@@ -43,18 +43,18 @@ def serve(
         policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, ...
         scene: the scene whose observations it gets.
         task: which task of the scene; its first where not given.
-        cameras: cameras whose pictures clients send, by the names that the scene gives them.
-        virtual: a file of virtual cameras (TOML) whose pictures clients send.
+        cameras: cameras of the scene whose images clients send.
+        virtual: a file of virtual cameras (TOML) whose images clients send.
         host: address to listen on; beyond this machine tokens and observations travel unencrypted, so use a tunnel.
         port: port to listen on; 0 takes a free one.
         token: file with the token clients must send; a fresh one is made and shown where not given.
         public: allow 0.0.0.0, that is every network this machine is in.
-        map: a TOML file that says what clients call our numbers.
-        seconds: stop after so long; 0 runs until it is ended.
+        map: a TOML file with the clients' names of observations and actions.
+        seconds: stop after so many seconds; 0 runs until Ctrl-C.
 
     """
     if host in ALL_INTERFACES and not public:
-        raise BadInput(f"{host} would serve every network this machine is in; say --public if that is what you want.")
+        raise BadInput(f"{host} would serve every network this machine is in; say --public to allow that.")
     loaded, console = Scene.load(scene), Console(stderr=True)
     world = Tasked(CameraOptions(virtual, cameras).open("mujoco", scene), task_of(loaded, task))
     decider = policy_from_spec(policy, world)
