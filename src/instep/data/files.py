@@ -22,7 +22,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra
 from instep.core.world import Array
-from instep.data.recorder.atomic import sync_folder, sync_tree
+from instep.data.recorder.atomic import sync, sync_tree
 
 MAX_DECODED = 2 << 30
 """Most bytes one table, archive member or image stack may decode to."""
@@ -196,7 +196,7 @@ def new_folder(folder: Path) -> Generator[Path]:
         folder.rmdir()
     sync_tree(partial)
     os.rename(partial, folder)
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def read_json(path: Path) -> Any:

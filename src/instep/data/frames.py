@@ -103,19 +103,19 @@ class VideoFile:
         return (video.CACHE.frame(self.path, int(n)) for n in numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class Stills:
-    """Compressed still images (PNG, JPEG)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedImages:
+    """Images that a function reads one by one, all of one size."""
 
-    read: Callable[[int], bytes]
-    """The bytes of image k."""
+    read: Callable[[int], Array]
+    """Image k [height, width, 3] uint8."""
     size: tuple[int, int]
     path: Path | None = None
 
     def images(self, numbers: Array) -> Iterator[Array]:
-        """Images decoded one by one."""
+        """The images with these numbers."""
         for number in numbers:
-            image = decode_image(self.read(int(number)))
+            image = self.read(int(number))
             if image.shape[:2] != self.size:
                 raise BadInput(
                     f"Image {number} measures {image.shape[:2]} pixels, but the first of its camera {self.size}; "
@@ -141,7 +141,8 @@ def open_stills(read: Callable[[int], bytes], count: int) -> Frames:
     if count < 1:
         raise BadInput("A camera needs at least one image, and none was found.")
     first = decode_image(read(0))
-    return Frames(Stills(read, (int(first.shape[0]), int(first.shape[1]))), np.arange(count))
+    source = IndexedImages(lambda k: decode_image(read(k)), (int(first.shape[0]), int(first.shape[1])))
+    return Frames(source, np.arange(count))
 
 
 def consecutive(numbers: Array) -> bool:

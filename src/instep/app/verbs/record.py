@@ -11,9 +11,8 @@ from rich.console import Console
 
 from instep.app.output import progress_bar
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
-from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, State
-from instep.data import Recorder, finish_recording
+from instep.data import Recorder, record_episodes
 
 Positional = tyro.conf.Positional
 
@@ -53,17 +52,16 @@ def record(
         opened = with_cameras(plain, cameras, image_every)
         decider = policy_from_spec(policy, opened)
         meta = {"task": task or f"{policy} in {world}", "world": world}
-        with Recorder(data, opened.spec, meta=meta) as recorder, progress_bar() as progress:
+        seeds = range(seed, seed + episodes)
+        with progress_bar() as progress:
             bar = progress.add_task(f"{policy} in {world}", total=episodes * steps)
 
             def tick(state: State, observation: Observation, action: Array) -> None:
                 progress.advance(bar)
 
-            for number in range(episodes):
-                run = rollout(opened, decider, steps=steps, seed=seed + number, watch=[recorder, tick])
-                recorder.commit(seed=str(seed + number), ended=run.meta["ended"])
+            recorder = Recorder(data, opened.spec, meta=meta)
+            record_episodes(opened, decider, recorder, seeds=seeds, steps=steps, watch=[tick])
     status = recorder.status()
-    finish_recording(data)
     lost = f", {status.dropped} dropped" if status.dropped else ""
     console.print(f"{status.episodes} episodes, {status.written} rows{lost}.")
     print(data)

@@ -16,7 +16,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.data.files import ALLOWED_KINDS, MAX_DECODED, check_members, first_line, library
-from instep.data.frames import Frames, decode_image
+from instep.data.frames import Frames, IndexedImages, decode_image
 from instep.data.mapping import RawRun
 
 
@@ -122,23 +122,14 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
     if array.dtype.kind not in ALLOWED_KINDS:
         raise BadInput(f"{name!r} of {str(path)!r} holds {array.dtype}, but only numbers are read.")
     if array.ndim == 4 and array.shape[3] == 3:
-        source = _ZarrImages(array, (int(array.shape[1]), int(array.shape[2])))
+        source = IndexedImages(lambda k: _zarr_image(array, k), (int(array.shape[1]), int(array.shape[2])))
         return Frames(source, np.arange(int(array.shape[0])))
     if array.size * array.dtype.itemsize > MAX_DECODED:
         raise BadInput(f"{name!r} of {str(path)!r} would take {array.nbytes / 2**30:.3g} GiB, which is refused.")
     return np.asarray(array[:])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ZarrImages:
-    """Images that stay in a zarr store, as whole numbers or as floats from 0 to 255."""
-
-    array: Any
-    size: tuple[int, int]
-    path: Path | None = None
-
-    def images(self, numbers: Array) -> Iterator[Array]:
-        """The images with these numbers."""
-        for number in numbers:
-            stored = np.asarray(self.array[int(number)])
-            yield stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)
+def _zarr_image(array: Any, number: int) -> Array:
+    """An image of a zarr store, whose numbers are integers or floats from 0 to 255."""
+    stored = np.asarray(array[number])
+    return stored if stored.dtype == np.uint8 else np.clip(np.round(stored), 0, 255).astype(np.uint8)

@@ -19,11 +19,11 @@ def new_file(path: Path) -> Generator[Path]:
     partial = path.parent / f".{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
     try:
         yield partial
-        _sync_file(partial)
+        sync(partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -43,9 +43,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -56,12 +56,4 @@ def sync_tree(folder: Path) -> None:
     """Make all files below a folder survive a power loss."""
     for path in folder.rglob("*"):
         if path.is_file():
-            _sync_file(path)
-
-
-def _sync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.rollout import Ending, rollout
-from instep.core.world import Array, Policy, World, vector
+from instep.core.world import Array, Policy, Watcher, World, vector
 from instep.data.files import read_npz
-from instep.data.frames import Frames
+from instep.data.frames import Frames, IndexedImages
 from instep.data.lerobot.features import WriteOptions, spec_from_json
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import append_episodes
@@ -138,11 +139,12 @@ def record_episodes(
     seeds: Sequence[int],
     steps: int,
     until: Ending | None = None,
+    watch: Sequence[Watcher] = (),
 ) -> RecordingResult:
-    """Run a policy in a world once per seed, record it, and finish the dataset: the verb `instep record`."""
+    """Run a policy in a world once per seed, record it, and finish the dataset."""
     with recorder:
         for seed in seeds:
-            episode = rollout(world, policy, steps=steps, seed=seed, until=until, watch=[recorder])
+            episode = rollout(world, policy, steps=steps, seed=seed, until=until, watch=[recorder, *watch])
             recorder.commit(seed=str(seed), ended=episode.meta["ended"])
     return replace(finish_recording(recorder.folder), status=recorder.status())
 
@@ -286,8 +288,15 @@ def _images(
             rows = int((~there).sum())
             losses.append(Loss(number, f"{len(gone)} images of {name!r} are lost, and {rows} rows with them", rows))
         kept &= there
-        source = JournalImages(scan, by_number, np.dtype(kind), tuple(shape))
-        columns[str(name)] = Frames(source, refs) if _is_colour(kind, shape) else source.stacked(refs, there)
+        read = partial(_image, scan, by_number, np.dtype(kind), tuple(shape))
+        if _is_colour(kind, shape):
+            columns[str(name)] = Frames(IndexedImages(read, (shape[0], shape[1])), refs)
+            continue
+        # Rows whose image is lost stay zero here and are left out with the others.
+        stacked = np.zeros((len(refs), *shape), np.dtype(kind).newbyteorder("="))
+        for row in np.flatnonzero(there):
+            stacked[row] = read(int(refs[row]))
+        columns[str(name)] = stacked
     return np.flatnonzero(kept)
 
 
@@ -295,33 +304,10 @@ def _is_colour(kind: str, shape: Any) -> bool:
     return np.dtype(kind) == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JournalImages:
-    """Images that are read from a journal when they are used."""
-
-    scan: Scan
-    records: Mapping[int, Record]
-    kind: np.dtype[Any]
-    shape: tuple[int, ...]
-    path: Path | None = None
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width [pixels]."""
-        return self.shape[0], self.shape[1]
-
-    def images(self, numbers: Array) -> Any:
-        """The images with these numbers."""
-        for number in numbers:
-            record = self.records[int(number)]
-            yield np.frombuffer(self.scan.payload(record), self.kind).reshape(self.shape)
-
-    def stacked(self, numbers: Array, there: Array) -> Array:
-        """All of them as one array; lost ones stay zero, and their rows are left out."""
-        out = np.zeros((len(numbers), *self.shape), self.kind.newbyteorder("="))
-        for k in np.flatnonzero(there):
-            out[k] = next(self.images(numbers[k : k + 1]))
-        return out
+def _image(
+    scan: Scan, records: Mapping[int, Record], kind: np.dtype[Any], shape: tuple[int, ...], number: int
+) -> Array:
+    return np.frombuffer(scan.payload(records[number]), kind).reshape(shape)
 
 
 def _streams(scan: Scan) -> dict[str, tuple[Array, Array]]:

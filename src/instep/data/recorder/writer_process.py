@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import journal, ring_buffer
-from .atomic import sync_folder, write_json
+from .atomic import sync, write_json
 from .journal import Journal
 
 RESERVE = 1 << 16
@@ -120,7 +120,7 @@ class WriterProcess:
         for log in (self._rows, self._rows, self._blobs):
             log.append(journal.BEGIN, 0, stamps, payload)
         self._sync(force=True)
-        sync_folder(self._folder)
+        sync(self._folder)
 
     def _commit(self, stamps: tuple[int, int], payload: bytes) -> None:
         assert self._rows is not None and self._blobs is not None  # noqa: S101  # checked by the only caller
