@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import instep
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -44,3 +48,16 @@ def test_a_block_that_fails_is_reported_with_its_line(tmp_path):
     bad = snippets.Snippet(str(page), 9, "python", "", "x = x + 1\nx / 0\n")
     assert run.checked(good).problem == ""
     assert "ZeroDivisionError" in run.checked(bad).problem and ":11" in run.checked(bad).problem
+
+
+def test_every_public_name_exists():
+    packages = ["instep", *(f"instep.{found.name}" for found in pkgutil.iter_modules(instep.__path__) if found.ispkg)]
+    modules = [import_module(package) for package in packages]
+    absent = [f"{m.__name__}.{name}" for m in modules for name in getattr(m, "__all__", ()) if not hasattr(m, name)]
+    assert absent == []
+
+
+def test_every_page_is_in_the_site():
+    text = (ROOT / "mkdocs.yml").read_text()
+    missing = [str(page.relative_to(ROOT / "docs")) for page in snippets.pages(ROOT)[1:]]
+    assert [page for page in missing if page not in text] == []
