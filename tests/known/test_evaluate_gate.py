@@ -15,8 +15,15 @@ from instep import BadInput, MujocoWorld, RapierWorld, UnknownName
 from instep.core.world import Array, Channel, Observation, State
 from instep.evaluate.engine_parity import ParityWorld, check_parity
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
-from instep.evaluate.gate_rules import GateRule, GateRules, Variation, gate_rules_from, read_gate_rules
-from instep.evaluate.policy_gate import gate_policy, write_junit
+from instep.evaluate.policy_gate import (
+    GateRule,
+    GateRules,
+    Variation,
+    gate_policy,
+    gate_rules_from,
+    read_gate_rules,
+    write_junit,
+)
 from instep.policy.adapters import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import NO_GOAL

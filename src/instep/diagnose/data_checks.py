@@ -369,7 +369,7 @@ def gains(runs: RecordedRuns) -> Iterator[DataProblem]:
 
 
 def follows(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """Joints that answer the command of another joint, or their own with the sign turned."""
+    """Joints that answer the command of another joint, or their own with inverted sign."""
     servos = runs.servos
     if not servos:
         return
@@ -379,7 +379,7 @@ def follows(runs: RecordedRuns) -> Iterator[DataProblem]:
         if np.isnan(own):
             continue
         if own < -0.6:
-            sentence = f"{label!r} moves against its command (correlation {own:.2f}): is its sign turned?"
+            sentence = f"{label!r} moves against its command (correlation {own:.2f}): is its sign inverted?"
             yield DataProblem("error", "order", label, sentence)
             continue
         others = np.where(np.arange(len(servos)) == i, -np.inf, np.nan_to_num(np.abs(matrix[i]), nan=-np.inf))

@@ -197,8 +197,8 @@ def _attributed(
     # A few windows of each run suffice: every subset is replayed.
     every = max(0.5, sum(len(e) for e in episodes) * episodes[0].spec.dt / 200)
     options = AttributionOptions(every=every, floor=floor, wrapping=gap.wrapping)
-    tell = _prefixed(watch, "attributing,")
-    return attribute(sim, episodes, components, options=options, tick=lambda i, n: tell(f"{i} of {n}"))
+    show = _prefixed(watch, "attributing,")
+    return attribute(sim, episodes, components, options=options, tick=lambda i, n: show(f"{i} of {n}"))
 
 
 def _prefixed(watch: Watch | None, words: str) -> Watch:

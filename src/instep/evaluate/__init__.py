@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from .episode_batch import BatchResult, EpisodeResult, run_batch
     from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, evaluate_policies
     from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
-    from .gate_rules import GateRule, GateRules, read_gate_rules
-    from .policy_gate import GateCheck, Verdict, gate_policy, write_junit
+    from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
 
 __all__ = [
     "BatchResult",
@@ -58,7 +57,6 @@ __getattr__ = lazy_names(
         "episode_batch": "BatchResult EpisodeResult run_batch",
         "evaluation": "EvalOptions Evaluation PolicySpec WorldSpec evaluate_policies",
         "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
-        "gate_rules": "GateRule GateRules read_gate_rules",
-        "policy_gate": "GateCheck Verdict gate_policy write_junit",
+        "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
     },
 )

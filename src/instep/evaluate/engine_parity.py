@@ -1,4 +1,4 @@
-"""Whether two simulators mean the same by the same numbers: order, units, signs, frames, gains, motion."""
+"""Parity of two simulators: order, units, signs, frames, gains and motion must mean the same in both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ParityLimits:
 
 @dataclass(frozen=True, slots=True)
 class ParityCheck:
-    """One thing that was looked at, and whether the two agree on it."""
+    """One property, and whether two simulators agree on it."""
 
     check: str
     """names, units, order, sign, gain, frame, one step or half a second."""
@@ -140,7 +140,7 @@ def _responses(side: ParityWorld) -> _Response:
         state = sim.step(state, actions)
         if k == early - 1:
             soon = (state.q[:count] - state.q[count])[:, where]
-    # The last world was told nothing new: what moves there as well is no answer.
+    # The last world keeps its command: what moves there as well is no response.
     return _Response(soon, (state.q[:count] - state.q[count])[:, where])
 
 

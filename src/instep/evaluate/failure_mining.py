@@ -1,7 +1,4 @@
-"""Demonstrations: an expert does the task, and what succeeded is kept as episodes to learn from.
-
-Mine the states in which a policy fails: where demonstrations teach it most.
-"""
+"""Failure mining: states in which a policy fails, and demonstrations of an expert from there."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from .episode_batch import step_batch
 def demonstrate(
     world: Tasked[World], expert: Policy, seeds: Sequence[int], *, states: State | None = None, steps: int | None = None
 ) -> list[Episode]:
-    """Let an expert do the task from the starts of some seeds, or from given states; failures are left out.
+    """Run an expert from the starts of some seeds, or from given states; failures are left out.
 
     Each episode ends where the task does.
     """
@@ -67,7 +64,7 @@ class FailureStates:
     rows: tuple[int, ...]
     """How many control steps each had gone."""
     tried: int
-    """How many episodes were played."""
+    """How many episodes were run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +73,7 @@ class CorrectiveDemos:
 
     episodes: tuple[Episode, ...]
     tried: int
-    """How many episodes the policy played."""
+    """How many episodes the policy ran."""
     failed: int
     """How many of them failed."""
 
@@ -93,18 +90,18 @@ def corrective_demos(
 ) -> CorrectiveDemos:
     """Let an expert go on where a policy failed, until there are as many demonstrations as wanted or no more seeds.
 
-    `shown_in` is the same world without the pictures that the policy looks at, where those can be made afterwards.
+    `shown_in` is the same world without the images that the policy sees, where those can be rendered afterwards.
     """
     found: list[Episode] = []
     tried = failed = 0
     starts = iter(seeds)
     while len(found) < wanted and (chosen := list(islice(starts, batch))):
-        mined = find_failure_states(world, policy, chosen, seed=chosen[0])
+        failures = find_failure_states(world, policy, chosen, seed=chosen[0])
         tried += len(chosen)
-        if mined is None:
+        if failures is None:
             continue
-        failed += len(mined.seeds)
-        shown = demonstrate(shown_in or world, expert, mined.seeds, states=mined.states)
+        failed += len(failures.seeds)
+        shown = demonstrate(shown_in or world, expert, failures.seeds, states=failures.states)
         found += [episode.with_columns({}, world="failure state") for episode in shown]
     return CorrectiveDemos(tuple(found[:wanted]), tried, failed)
 
@@ -112,9 +109,9 @@ def corrective_demos(
 def find_failure_states(
     world: Tasked[World], policy: Policy, seeds: Sequence[int], *, seed: int = 0
 ) -> FailureStates | None:
-    """Play a policy from some starts and take one state of each episode that failed; None where all succeeded.
+    """Run a policy from some starts and take one state of each episode that failed; None where all succeeded.
 
-    The state is drawn from the second half of the episode, where it no longer gets anywhere, but not from the last
+    The state is sampled from the second half of the episode, where it no longer gets anywhere, but not from the last
     moments before something was lost for good.
     """
     state = stack([world.reset(start) for start in seeds])
@@ -132,14 +129,14 @@ def find_failure_states(
     failed: list[int] = np.flatnonzero(~np.asarray(world.success(state)) & ~lost).tolist()
     if not failed:
         return None
-    rows: list[int] = _drawn(end[failed], world, np.random.default_rng((seed, 0x314E))).tolist()
+    rows: list[int] = _sampled_rows(end[failed], world, np.random.default_rng((seed, 0x314E))).tolist()
     found = [take(kept[row // EVERY], i) for i, row in zip(failed, rows, strict=True)]
     return FailureStates(stack(found), tuple(seeds[i] for i in failed), tuple(rows), n)
 
 
-def _drawn(end: Array, world: Tasked[World], rng: np.random.Generator) -> Array:
+def _sampled_rows(end: Array, world: Tasked[World], rng: np.random.Generator) -> Array:
     """A row of the second half of each episode, that of a kept state."""
     grace = np.where(end < world.steps, round(GRACE / world.spec.dt), 0)
     last = np.maximum(end - grace, 0)
-    drawn = rng.uniform(np.minimum(end // 2, last), last)
-    return np.asarray(drawn.astype(int) // EVERY * EVERY)
+    rows = rng.uniform(np.minimum(end // 2, last), last)
+    return np.asarray(rows.astype(int) // EVERY * EVERY)

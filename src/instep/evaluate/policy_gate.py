@@ -1,32 +1,131 @@
-"""Gate of a policy: rules applied in every engine and under every variation, after a parity check of the engines."""
+"""Gate of a policy: rules from a TOML file, applied in every engine and under every variation.
+
+The engines are checked for parity first: what a policy does in engines that disagree says nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from math import nan
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal, cast
 from xml.etree import ElementTree
 
 import numpy as np
 
+from instep.core.errors import BadInput, UnknownName
+from instep.core.param import Box, Param
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import MapFn, Simulator
+from instep.report.page import Headline, HtmlReport, Number, Section, Table
 from instep.scene.folder import Scene
-from instep.scene.tasks.task import Task
+from instep.scene.tasks import Task
 
 from .comparison import compare_policies
-from .engine_parity import ParityCheck, ParityWorld, check_parity
+from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
 from .episode_batch import DIVERGED, EpisodeResult
 from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
-from .gate_rules import GateRule, GateRules, belief_from_ranges
+
+MEASURES = {
+    "success": "share of starts from which the task is done",
+    "gap": "difference of the success between two worlds, start by start",
+    "seconds": "median time to success [s]",
+    "score": "mean score at the end",
+    "speed": "largest speed of any joint [rad/s or m/s]",
+    "jump": "largest change of an action from one step to the next",
+    "beyond": "share of actions outside what the actuators take",
+    "decide_ms": "median time the policy takes to decide, for one batch [ms]",
+    "diverged": "share of episodes in which the simulation diverged",
+}
+"""What a rule may be about."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """One limit on one measure."""
+
+    measure: str
+    at_least: float | None = None
+    at_most: float | None = None
+    by: Literal["bound", "value"] = "bound"
+    """Whether the whole 95 % interval must keep the limit, or the value alone."""
+    variation: str = ""
+    """The variation it holds in; all of them where empty."""
+
+    @property
+    def words(self) -> str:
+        """The limit in words."""
+        limits = [f"at least {self.at_least:g}"] if self.at_least is not None else []
+        limits += [f"at most {self.at_most:g}"] if self.at_most is not None else []
+        return f"{self.measure} {' and '.join(limits)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Circumstances in which a policy is judged."""
+
+    name: str = "nominal"
+    latency: int = 0
+    randomize: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GateRules:
+    """What a gate asks."""
+
+    scene: str
+    rules: tuple[GateRule, ...]
+    worlds: tuple[str, ...] = ("mujoco", "rapier")
+    """Engines, or ENGINE@SCENE for another model of the same robot; the first is what others are compared with."""
+    task: str = ""
+    seeds: int = 100
+    first: int = 10_000
+    """Seed of the first start; apart from those a policy was trained and chosen on."""
+    batch: int = 64
+    variations: tuple[Variation, ...] = (Variation(),)
+    parity: ParityLimits = field(default_factory=ParityLimits)
+
+
+def read_gate_rules(path: Path) -> GateRules:
+    """The rules in a TOML file."""
+    if not path.is_file():
+        raise BadInput(f"There is no file {str(path)!r}; a gate needs rules, see examples/ci/rules.toml.")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
+    return gate_rules_from(table, path.name)
+
+
+def gate_rules_from(table: Mapping[str, Any], name: str) -> GateRules:
+    """The rules in a parsed table."""
+    known = {f.name for f in fields(GateRules)} - {"rules"} | {"rule"}
+    _known(table, known, f"entry of {name}")
+    if "scene" not in table:
+        raise BadInput(f"{name} must say which scene the policy is judged in, as scene = 'pusht'.")
+    rules = tuple(_rule(entry, name) for entry in cast(list[Any], table.get("rule", [])))
+    if not rules:
+        raise BadInput(f"{name} has no [[rule]]; a gate without rules would let everything through.")
+    made = {key: table[key] for key in ("scene", "task", "seeds", "first", "batch") if key in table}
+    if "worlds" in table:
+        made["worlds"] = tuple(str(word) for word in table["worlds"])
+    if "variations" in table:
+        made["variations"] = tuple(_variation(k, v, name) for k, v in table["variations"].items())
+    limits = cast(dict[str, Any], table.get("parity", {}))
+    _known(limits, {f.name for f in fields(ParityLimits)}, f"entry under [parity] of {name}")
+    names = {variation.name for variation in made.get("variations", (Variation(),))}
+    for rule in rules:
+        if rule.variation and rule.variation not in names:
+            raise UnknownName("variation", rule.variation, names)
+    return GateRules(rules=rules, parity=ParityLimits(**limits), **made)
 
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """One rule, or one check before the rules, and whether it is kept."""
+    """One rule, or one parity check before the rules."""
 
     group: str
     """parity, or the variation."""
@@ -47,7 +146,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every rule is kept."""
+        """Whether every check passed."""
         return all(one.passed for one in self.checks)
 
     @property
@@ -55,9 +154,28 @@ class Verdict:
         """The verdict in a sentence, with its first reason."""
         broken = [one for one in self.checks if not one.passed]
         if not broken:
-            return f"{self.policy} passes: {len(self.checks)} of {len(self.checks)} checks are kept."
+            return f"{self.policy} passes: {len(self.checks)} of {len(self.checks)} checks passed."
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
         return f"{self.policy} does not pass: {broken[0].group}, {broken[0].name}: {broken[0].words}{more}."
+
+    def page(self, rules: GateRules) -> HtmlReport:
+        """The report of a gate."""
+        rows = [(c.group, c.name, "passed" if c.passed else "failed", c.words) for c in self.checks]
+        passed = sum(check.passed for check in self.checks)
+        return HtmlReport(
+            "instep gate",
+            f"{self.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
+            Headline("good" if self.passed else "bad", "Passes." if self.passed else "Does not pass.", self.words),
+            (Number("checks passed", f"{passed} of {len(self.checks)}"),),
+            (
+                Section(
+                    "Checks",
+                    "First the parity of the engines, then the rules.",
+                    [Table(("", "check", "", "found"), rows)],
+                ),
+            ),
+            {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},
+        )
 
 
 def gate_policy(
@@ -121,8 +239,8 @@ def _apply(rule: GateRule, policy: str, worlds: Sequence[str], done: Evaluation,
 def _judge(rule: GateRule, name: str, value: Estimate, variation: str) -> GateCheck:
     low, high = (value.low, value.high) if rule.by == "bound" else (value.value, value.value)
     kept = (rule.at_least is None or low >= rule.at_least) and (rule.at_most is None or high <= rule.at_most)
-    asked = rule.words.partition(" ")[2] + (" for the whole interval" if rule.by == "bound" else "")
-    return GateCheck(variation, name, kept, f"{value}; asked for {asked}", value)
+    limit = rule.words.partition(" ")[2] + (" for the whole interval" if rule.by == "bound" else "")
+    return GateCheck(variation, name, kept, f"{value}; limit: {limit}", value)
 
 
 def _measured(measure: str, rows: Sequence[EpisodeResult]) -> Estimate:
@@ -176,3 +294,45 @@ def _count(element: ElementTree.Element, members: list[GateCheck]) -> None:
 def _clean(text: str) -> str:
     """XML 1.0 has no control characters, and names come from files of strangers."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def belief_from_ranges(words: Sequence[str], scene: Scene) -> Box | None:
+    """The belief that parameters with ranges stand for, as 'geom.*.friction=0.2..0.6'."""
+    return Box(tuple(_range(word, scene) for word in words)) if words else None
+
+
+def _range(word: str, scene: Scene) -> Param:
+    address, _, span = word.partition("=")
+    low, _, high = span.partition("..")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        raise BadInput(f"Parameters are varied within ranges, as 'geom.*.friction=0.2..0.6', not {word!r}.") from None
+    known = scene.params(address)
+    if not known:
+        raise BadInput(f"Scene {scene.name!r} has no parameter {address!r} to randomize; see instep scene params.")
+    return Param(address, *bounds, known[0].log and bounds[0] > 0, known[0].unit)
+
+
+def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
+    _known(entry, {f.name for f in fields(GateRule)}, f"entry under [[rule]] of {name}")
+    measure = str(entry.get("measure", ""))
+    if measure not in MEASURES:
+        raise UnknownName("measure", measure, MEASURES)
+    rule = GateRule(**entry)
+    if (rule.at_least is None) == (rule.at_most is None) or rule.by not in ("bound", "value"):
+        raise BadInput(
+            f"A rule on {measure!r} in {name} takes either at_least or at_most, a number, and by = 'bound' or 'value'."
+        )
+    return rule
+
+
+def _variation(key: str, entry: Mapping[str, Any], name: str) -> Variation:
+    _known(entry, {"latency", "randomize"}, f"entry under [variations.{key}] of {name}")
+    return Variation(key, int(entry.get("latency", 0)), tuple(entry.get("randomize", ())))
+
+
+def _known(table: Mapping[str, Any], known: set[str], what: str) -> None:
+    for key in table:
+        if key not in known:
+            raise UnknownName(what, key, known)

@@ -266,7 +266,7 @@ class Arm:
     """The weight of each; one over their number where none is given, so that they sum to 1."""
     chain: Chain | None = None
     wrapping: tuple[str, ...] = ()
-    """Joints that go round; a limited joint must not be named here, or errors above pi would be hidden."""
+    """Continuous joints; a limited joint must not be named here, or errors above pi would be hidden."""
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -245,11 +245,11 @@ def _spans(runs: Sequence[Aligned], windows: Array, steps: Sequence[int]) -> Arr
     A horizon of k steps is taken from windows half of k apart: closer ones overlap, cost time and add little.
     """
     spans = np.zeros(len(windows), int)
-    room = np.array([len(run.q) - 1 for run in runs])[windows[:, 0]] - windows[:, 1]
+    remaining = np.array([len(run.q) - 1 for run in runs])[windows[:, 0]] - windows[:, 1]
     for k in steps:
         last = np.full(len(runs), -k)
         for w, (i, row) in enumerate(windows.tolist()):
-            if room[w] >= k and row - last[i] >= k // 2:
+            if remaining[w] >= k and row - last[i] >= k // 2:
                 spans[w], last[i] = k, row
     return spans
 

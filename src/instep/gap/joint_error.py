@@ -46,7 +46,7 @@ class JointErrorProfile:
     orientation: Mapping[str, Array]
     """Angle between the tips [rows, rad]."""
     shares: Mapping[str, float]
-    """How much of the squared error of its arm each joint owns, over the run."""
+    """The share of each joint in the squared error of its arm, over the run."""
 
 
 def mse_norm(sim: Array, real: Array, arm: Arm) -> Array:

@@ -108,11 +108,11 @@ def angular_speed(stamps: Array, quats: Array, *, baseline: float = 0.6) -> tupl
     quats = normalized(np.asarray(quats, float)[fresh])
     step = max(1, round(0.5 * baseline / float(np.median(np.diff(stamps)))))
     before, after = slice(0, len(stamps) - 2 * step), slice(2 * step, len(stamps))
-    turned = angle_between(quats[before], quats[after])
+    turns = angle_between(quats[before], quats[after])
     span = stamps[after] - stamps[before]
     # Across a dropout the turn is an average over a longer time than the baseline.
     whole = span < 1.5 * baseline + 2 * float(np.median(np.diff(stamps)))
-    return (0.5 * (stamps[after] + stamps[before]))[whole], (turned / span)[whole]
+    return (0.5 * (stamps[after] + stamps[before]))[whole], (turns / span)[whole]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""One self-contained report.html: verdict, three numbers, then sections of text, figures and tables.
+"""One self-contained HTML page: conclusion, key numbers, then sections of text, figures and tables.
 
 Nothing is fetched: the plotting library, the styles and the images are inside the file, and a content policy forbids
 the browser to ask anyone for more.

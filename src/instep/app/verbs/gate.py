@@ -16,9 +16,8 @@ from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
-from instep.evaluate.gate_rules import GateRules, read_gate_rules
-from instep.evaluate.policy_gate import Verdict, gate_policy, write_junit
-from instep.report.page import Headline, HtmlReport, Number, Section, Table, write_report
+from instep.evaluate.policy_gate import Verdict, gate_policy, read_gate_rules, write_junit
+from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
@@ -53,24 +52,24 @@ def gate(
         out: folder to write, or to resume; a new one under runs/ where not given.
 
     """
-    asked, console = read_gate_rules(rules), Console(stderr=True)
-    asked = asked if seeds is None else replace(asked, seeds=seeds)
-    scene = Scene.load(asked.scene)
-    task = task_of(scene, asked.task)
-    output = new_output("gate", out, seed=asked.first)
+    given, console = read_gate_rules(rules), Console(stderr=True)
+    given = given if seeds is None else replace(given, seeds=seeds)
+    scene = Scene.load(given.scene)
+    task = task_of(scene, given.task)
+    output = new_output("gate", out, seed=given.first)
     output.read(rules)
-    sides = [_side(word, asked.scene, CameraOptions(virtual, cameras)) for word in asked.worlds]
+    sides = [_side(word, given.scene, CameraOptions(virtual, cameras)) for word in given.worlds]
     spec = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
-    per_variation = asked.seeds * len(sides)
+    per_variation = given.seeds * len(sides)
     with progress_bar() as progress, open_map(on) as mapped:
-        bar = progress.add_task("compare the engines", total=per_variation * len(asked.variations))
+        bar = progress.add_task("compare the engines", total=per_variation * len(given.variations))
         watched = watch_batches(mapped, progress, bar, per_variation)
-        verdict = gate_policy(spec, sides, task, asked, folder=output.folder / "episodes", map=watched)
+        verdict = gate_policy(spec, sides, task, given, folder=output.folder / "episodes", map=watched)
     write_junit(junit or output.folder / "junit.xml", verdict)
     scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
     checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]
     output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)
-    report = write_report(output.folder, _page(verdict, asked))
+    report = write_report(output.folder, verdict.page(given))
     console.print(_table(verdict))
     console.print(verdict.words, highlight=False, markup=False)
     print(report)
@@ -87,18 +86,5 @@ def _side(word: str, scene: str, cameras: CameraOptions) -> tuple[WorldSpec, Sce
 def _table(verdict: Verdict) -> TerminalTable:
     table = TerminalTable("", "check", "", "found", box=None)
     for one in verdict.checks:
-        table.add_row(one.group, one.name, "[green]kept[/]" if one.passed else "[red]broken[/]", one.words)
+        table.add_row(one.group, one.name, "[green]passed[/]" if one.passed else "[red]failed[/]", one.words)
     return table
-
-
-def _page(verdict: Verdict, rules: GateRules) -> HtmlReport:
-    rows = [(one.group, one.name, "kept" if one.passed else "broken", one.words) for one in verdict.checks]
-    table, broken = Table(("", "check", "", "found"), rows), sum(not one.passed for one in verdict.checks)
-    return HtmlReport(
-        "instep gate",
-        f"{verdict.policy} in scene {rules.scene!r}, {rules.seeds} starts per world and variation.",
-        Headline("good" if verdict.passed else "bad", "Passes." if verdict.passed else "Does not pass.", verdict.words),
-        (Number("checks kept", f"{len(verdict.checks) - broken} of {len(verdict.checks)}"),),
-        (Section("Checks", "First whether the engines agree, then the rules.", [table]),),
-        {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},
-    )
