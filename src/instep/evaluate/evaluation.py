@@ -269,7 +269,8 @@ def _evaluate(
 
 def _policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) -> list[PolicySpec]:
     if isinstance(policies, Mapping):
-        return [PolicySpec(name, policy if callable(policy) else _always(policy)) for name, policy in policies.items()]
+        named = cast(Mapping[str, Any], policies)
+        return [PolicySpec(name, policy if callable(policy) else _always(policy)) for name, policy in named.items()]
     if isinstance(policies, Sequence):
         return list(cast(Sequence[PolicySpec], policies))
     return [PolicySpec("policy", _always(policies))]

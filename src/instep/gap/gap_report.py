@@ -141,7 +141,7 @@ def _horizon_section(gap: Gap) -> Section:
 
 def _curve_table(gap: Gap) -> Table:
     """Every channel at every horizon, the error of command following, and the noise floor."""
-    following = gap.following.rmse if gap.following is not None else {}
+    following = gap.following.rmse if gap.following is not None else dict[str, Estimate]()
     head = ["channel", *next(iter(gap.curves.values())).names()]
     head += ["command following"] if following else []
     head += ["floor, full"] if gap.floor else []
@@ -242,7 +242,7 @@ def _growth_section(gap: Gap, growth: ErrorGrowth) -> Section:
     if math.isfinite(growth.doubling.value):
         doubling = f" At first it doubles every {formatted(growth.doubling)}."
     lead = f"Open loop, the error grows {words}.{doubling} Each line is a run; the bold one is their median."
-    lines = [errors[i] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
+    lines = [errors[int(i)] for i in np.linspace(0, len(errors) - 1, min(len(errors), 20)).astype(int)]
     floor = gap.floor["overall"].at(inf).value if "overall" in gap.floor else None
     title = "Overall error over a run, open loop"
     figure = ensemble_figure(lines, _median_line(errors), title=title, x="time [s]", floor=floor)

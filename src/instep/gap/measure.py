@@ -6,7 +6,7 @@ joint errors of arms, error growth, lags, events and images.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -186,6 +186,6 @@ def _with_events(gap: Gap, arms: Sequence[Arm], rules: Sequence[EventRule] | Non
     return gap.with_scores(scores | {"event order edits": found.order})
 
 
-def _following_scores(following: CommandFollowing) -> Mapping[str, Estimate]:
+def _following_scores(following: CommandFollowing) -> dict[str, Estimate]:
     errors = {f"command following: {name}": estimate for name, estimate in following.rmse.items()}
     return errors | {f"lag: {name}": estimate for name, estimate in following.lag.items()}

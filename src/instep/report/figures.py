@@ -126,7 +126,13 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
         "color": "@soft",
         "thickness": 1.4,
     }
-    trace = {"type": "bar", "orientation": "h", "x": values, "y": [plain_text(n) for n in names], "error_x": error}
+    trace: dict[str, Any] = {
+        "type": "bar",
+        "orientation": "h",
+        "x": values,
+        "y": [plain_text(n) for n in names],
+        "error_x": error,
+    }
     trace["marker"] = {"color": ["@1" if bars[n].low > 0 or bars[n].high < 0 else "@1:0.35" for n in names]}
     layout = {
         "title": titled(title),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from instep import __version__
 from instep.core.statistics import Estimate
@@ -199,9 +199,9 @@ def _picture(picture: ReportImage) -> dict[str, str]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _plain(v) for k, v in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_plain(v) for v in cast(Sequence[Any], value)]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, float):

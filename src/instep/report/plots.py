@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,13 +25,12 @@ def matplotlib_figure(figures: Figure | Sequence[Figure]) -> Any:
 
     Drawn are lines, markers, bands, horizontal bars, error bars and vertical marks: what the figures of reports hold.
     """
-    from matplotlib.figure import Figure as Canvas
-
+    library: Any = import_module("matplotlib.figure")
     some: list[Figure] = [figures] if isinstance(figures, Mapping) else list(figures)
     rows = [int(figure.get("layout", {}).get("grid", {}).get("rows", 1)) for figure in some]
     height = sum(float(figure.get("layout", {}).get("height", 380)) for figure in some) / _PIXELS_PER_INCH
-    canvas = Canvas(figsize=(_WIDTH_IN, height), layout="constrained")
-    axes = np.atleast_1d(canvas.subplots(sum(rows), 1))
+    canvas = library.Figure(figsize=(_WIDTH_IN, height), layout="constrained")
+    axes: list[Any] = list(np.atleast_1d(canvas.subplots(sum(rows), 1)))
     first = 0
     for figure, count in zip(some, rows, strict=True):
         _draw(figure, axes[first : first + count])
@@ -89,7 +89,7 @@ def _lines(axis: Any, trace: Mapping[str, Any]) -> None:
 
 def _bars(axis: Any, trace: Mapping[str, Any]) -> None:
     colors = trace.get("marker", {}).get("color", "@1")
-    paint = [_color(c) for c in colors] if isinstance(colors, list) else _color(colors)
+    paint = [_color(c) for c in cast(list[str], colors)] if isinstance(colors, list) else _color(colors)
     error = _error(trace["error_x"]) if "error_x" in trace else None
     axis.barh(list(trace["y"]), _values(trace["x"]), color=paint, xerr=error, ecolor=_COLORS["soft"])
 
@@ -119,7 +119,8 @@ def _error(error: Mapping[str, Any]) -> Any:
 
 
 def _text(title: Any) -> str:
-    return str(title.get("text", "") if isinstance(title, Mapping) else title).replace("<br>", "\n")
+    text = cast(Mapping[str, str], title).get("text", "") if isinstance(title, Mapping) else str(title)
+    return text.replace("<br>", "\n")
 
 
 def _color(token: str) -> Any:
