@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -282,9 +284,14 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline(tmp_path):
     assert "did not answer within 3 s" in done.results["slow", "mujoco"][0].why
 
 
-def test_what_a_worker_cannot_import_is_said(cart):
+def test_what_a_worker_cannot_import_is_said(cart, monkeypatch):
+    only_here = ModuleType("only_here")
+    only_here.make = lambda world: None
+    only_here.make.__module__, only_here.make.__qualname__ = "only_here", "make"
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    policy = PolicySpec("go", only_here.make)
     with open_map("processes:1") as mapped, pytest.raises(BadInput, match="must be importable there"):
-        evaluate_policies([PolicySpec("go", goer)], [place(cart)], Go(), range(3), map=mapped)
+        evaluate_policies([policy], [place(cart)], Go(), range(3), map=mapped)
 
 
 def test_an_unknown_place_to_run_is_refused():
