@@ -9,7 +9,7 @@ import pytest
 
 from instep import MujocoWorld, Scene
 from instep.core.errors import BadInput, UnknownName
-from instep.scene.folder import shipped
+from instep.scene.folder import load_scene, shipped
 from instep.scene.new_scene import make_scene
 
 ROBOT = """<mujoco><option timestep="0.002"/><worldbody>
@@ -143,3 +143,16 @@ def test_all_robot_descriptions_compile_as_scenes(models):
         world = MujocoWorld(Scene.load(path))
         state = world.step(world.reset(0), world.scene.rest_action())
         assert np.isfinite(state.q).all(), path
+
+
+def test_a_urdf_loaded_as_it_is_has_the_same_servos_and_the_rate_of_its_log(tmp_path):
+    (tmp_path / "bob.urdf").write_text(URDF)
+    (tmp_path / "rod.obj").write_text(TETRAHEDRON)
+    made = make_scene(tmp_path / "bob.urdf", tmp_path / "scene")
+    scene = load_scene(tmp_path / "bob.urdf", rate=100.0)
+    assert scene.spec.action.labels == ("swing",) and scene.dt == pytest.approx(0.01)
+    assert scene.model.actuator_gainprm[0, 0] == made.scene.model.actuator_gainprm[0, 0]
+    with pytest.raises(BadInput, match="a whole number was expected"):
+        load_scene(tmp_path / "bob.urdf", rate=70.0)
+    with pytest.raises(BadInput, match=r"scene\.toml"):
+        load_scene(tmp_path / "scene", rate=100.0)

@@ -24,6 +24,8 @@ from .model_source import ModelSource, read_source
 from .settings_file import read_table
 
 SCENE_FILE = "scene.toml"
+ROBOT_FILES = (".xml", ".urdf", ".mjcf")
+"""Endings of robot descriptions."""
 LIBRARY = Path(__file__).parent / "library"
 _TOP = frozenset(
     ["about", "model", "rate", "source", "robot", "objects", "start", "cameras", "params", "settings", "task"]
@@ -73,7 +75,7 @@ class Scene:
     def load(cls, where: str | Path) -> Scene:
         """A shipped scene by name, a scene folder, or an MJCF or URDF file taken as a scene."""
         path = Path(where)
-        if path.suffix in (".xml", ".urdf", ".mjcf"):
+        if path.suffix in ROBOT_FILES:
             return scene_of_file(path)
         if (path / SCENE_FILE).is_file():
             return _from_folder(path)
@@ -131,9 +133,16 @@ class Scene:
         return frame.qpos.copy(), frame.qvel.copy(), frame.ctrl.copy()
 
 
-def load_scene(where: str | Path) -> Scene:
-    """A shipped scene by name, a scene folder, or an MJCF or URDF file taken as a scene."""
-    return Scene.load(where)
+def load_scene(where: str | Path, *, rate: float | None = None) -> Scene:
+    """A shipped scene by name, a scene folder, or an MJCF or URDF file taken as a scene.
+
+    `rate` is the control rate [Hz] of a robot file, such as the rate of its log; a scene folder has its own.
+    """
+    if rate is None:
+        return Scene.load(where)
+    if Path(where).suffix not in ROBOT_FILES:
+        raise BadInput(f"The rate of {str(where)!r} is given by its scene.toml; rate= is for an MJCF or URDF file.")
+    return scene_of_file(Path(where), rate)
 
 
 class SceneSimulator(Simulator, Protocol):
@@ -160,11 +169,17 @@ def shipped() -> list[str]:
     return sorted(path.parent.name for path in LIBRARY.glob(f"*/{SCENE_FILE}"))
 
 
-def scene_of_file(path: Path) -> Scene:
-    """The scene of a robot file alone: an MJCF or URDF file, all its joints, free bodies and cameras."""
+def scene_of_file(path: Path, rate: float | None = None) -> Scene:
+    """The scene of a robot file alone: an MJCF or URDF file, all its joints, free bodies and cameras.
+
+    `rate` is the control rate [Hz]; where it is not given, the whole number of physics steps nearest to 60 Hz.
+    """
     source = read_source(path)
     model = compile_model(source)
-    steps = max(1, round((1 / 60) / model.opt.timestep))
+    if rate is None:
+        steps = max(1, round((1 / 60) / model.opt.timestep))
+    else:
+        steps = round(_period(path, {"rate": rate}, model) / model.opt.timestep)
     robot = tuple(scalar_joints(model))
     objects = tuple(free_bodies(model))
     read = observation_reader(model, steps * model.opt.timestep, robot, objects)
@@ -210,12 +225,12 @@ def _table(path: Path) -> dict[str, Any]:
 def _period(root: Path, table: Mapping[str, Any], model: mujoco.MjModel) -> float:
     rate = table.get("rate", 1 / model.opt.timestep)
     if not isinstance(rate, int | float) or not 0 < rate < math.inf:
-        raise BadInput(f"rate of {root.name}/scene.toml must be a control rate in Hz above 0, not {rate!r}.")
+        raise BadInput(f"The rate of {root.name!r} must be a control rate in Hz above 0, not {rate!r}.")
     steps = 1 / (rate * model.opt.timestep)
     if abs(steps - round(steps)) > 1e-6 * steps or round(steps) < 1:
         raise BadInput(
             f"A control period of {1e3 / rate:.6g} ms is {steps:.6g} physics steps of {1e3 * model.opt.timestep:.6g} ms"
-            f" in {root.name}/scene.toml; a whole number was expected."
+            f" in {root.name!r}; a whole number was expected."
         )
     return 1 / rate
 

@@ -21,15 +21,20 @@ log = logging.getLogger(__name__)
 # Else MuJoCo writes a file MUJOCO_LOG.TXT into the user's folder.
 mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
 
+SERVO_STIFFNESS = 10.0
+"""Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
 _MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
 
 
 def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjModel:
     """The model of a description, with every element named and automatic reset off.
 
-    `history` [s] is how long each actuator buffers its commands, which native delays need.
+    A URDF names no actuators, so its joints get position servos (see `add_servos`). `history` [s] is how long each
+    actuator buffers its commands, which native delays need.
     """
     spec = _spec(source)
+    if source.urdf:
+        add_servos(spec, _compiled(source, spec))
     # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
     spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     _name_all(spec)
@@ -37,12 +42,42 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
         for actuator in spec.actuators:
             actuator.nsample = max(actuator.nsample, math.ceil(history / spec.option.timestep) + 2)
             actuator.interp = 1
-    try:
-        model = spec.compile()
-    except (ValueError, MemoryError, mujoco.FatalError) as error:
-        raise _broken(source, error) from None
+    model = _compiled(source, spec)
     _check(source, model)
     return model
+
+
+def add_servos(spec: Any, model: mujoco.MjModel) -> int:
+    """Give each joint of a robot without actuators a position servo; how many were added.
+
+    Their gains are a guess from the torque limit of the joint, to be identified.
+    """
+    if model.nu:
+        return 0
+    joints = list(scalar_joints(model))
+    for name in joints:
+        _add_servo(spec, model, name)
+    return len(joints)
+
+
+def _add_servo(spec: Any, model: mujoco.MjModel, name: str) -> None:
+    joint = model.joint(name)
+    limit = float(model.jnt_actfrcrange[joint.id, 1]) if model.jnt_actfrclimited[joint.id] else 0.0
+    kp = SERVO_STIFFNESS * (limit or 10.0)
+    servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+    # Critical damping needs the inertia; a tenth of the stiffness is stable for arms from hobby to industry size.
+    servo.set_to_position(kp=kp, kv=kp / 10)
+    if model.jnt_limited[joint.id]:
+        servo.ctrlrange, servo.ctrllimited = list(joint.range), True
+    if limit:
+        servo.forcerange, servo.forcelimited = [-limit, limit], True
+
+
+def _compiled(source: ModelSource, spec: Any) -> mujoco.MjModel:
+    try:
+        return spec.compile()
+    except (ValueError, MemoryError, mujoco.FatalError) as error:
+        raise _broken(source, error) from None
 
 
 def _spec(source: ModelSource) -> Any:

@@ -60,6 +60,11 @@ class ModelSource:
     xml: str
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
+    @property
+    def urdf(self) -> bool:
+        """Whether it is a URDF, which has no way to describe actuators."""
+        return self.xml.startswith("<robot")
+
 
 def read_source(path: Path, root: Path | None = None) -> ModelSource:
     """Read an MJCF or URDF file; includes, meshes and textures must lie under `root` (default: the file's folder)."""

@@ -11,12 +11,9 @@ import mujoco
 from instep.core.errors import BadInput
 
 from .folder import SCENE_FILE, Scene, scene_of_file
-from .model import scalar_joints
+from .model import add_servos
 from .model_source import ModelSource
 from .settings_file import write_scene_table
-
-STIFFNESS = 10.0
-"""Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ def make_scene(robot: Path, folder: Path) -> NewScene:
         raise BadInput(f"The folder {str(folder)!r} is not empty; give a new one.")
     scene = scene_of_file(robot)
     source = scene.source
-    xml, servos = _canonical(source, scene.model)
+    xml, servos = _canonical(source)
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     for name, content in source.files.items():
         (folder / "assets" / name).write_bytes(content)
@@ -45,15 +42,11 @@ def make_scene(robot: Path, folder: Path) -> NewScene:
     return NewScene(Scene.load(folder), servos)
 
 
-def _canonical(source: ModelSource, model: mujoco.MjModel) -> tuple[str, int]:
+def _canonical(source: ModelSource) -> tuple[str, int]:
     """The description as MJCF whose files lie under assets/; a robot without actuators gets position servos."""
     spec = mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
-    servos = 0
-    if not model.nu:
-        for name in scalar_joints(model):
-            _add_servo(spec, model, name)
-            servos += 1
-    text = spec.to_xml() if servos or "<robot" in source.xml[:200] else source.xml
+    servos = add_servos(spec, spec.compile())
+    text = spec.to_xml() if servos or source.urdf else source.xml
     tree = ET.fromstring(text)  # noqa: S314 - checked by read_source
     for compiler in tree.findall("compiler"):
         for folder in ("meshdir", "texturedir", "assetdir"):
@@ -64,17 +57,3 @@ def _canonical(source: ModelSource, model: mujoco.MjModel) -> tuple[str, int]:
                 element.set(attribute, f"assets/{name}")
     ET.indent(tree)
     return ET.tostring(tree, encoding="unicode") + "\n", servos
-
-
-def _add_servo(spec: mujoco.MjSpec, model: mujoco.MjModel, name: str) -> None:
-    joint = model.joint(name)
-    low, high = joint.range
-    most = float(model.jnt_actfrcrange[joint.id, 1]) if model.jnt_actfrclimited[joint.id] else 0.0
-    kp = STIFFNESS * (most or 10.0)
-    servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-    # Critical damping needs the inertia; a tenth of the stiffness is stable for arms from hobby to industry size.
-    servo.set_to_position(kp=kp, kv=kp / 10)
-    if model.jnt_limited[joint.id]:
-        servo.ctrlrange, servo.ctrllimited = [low, high], True
-    if most:
-        servo.forcerange, servo.forcelimited = [-most, most], True

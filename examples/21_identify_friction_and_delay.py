@@ -1,0 +1,13 @@
+"""Identify the friction and the delay of an arm from its logs, and save the tuned scene."""
+
+from pathlib import Path
+
+import instep
+
+FOLDER = Path(__file__).parent / "own_arm"
+scene = instep.load_scene(FOLDER / "arm.urdf", rate=100.0)
+episodes = instep.load_episodes(FOLDER, mapping=FOLDER / "log.toml")
+result = instep.identify(scene, episodes, ["joint.*.frictionloss", "action.delay"])
+for address, estimate in result.estimates.items():
+    print(address, estimate)
+result.save("tuned_arm")
