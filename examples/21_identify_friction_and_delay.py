@@ -8,6 +8,6 @@ FOLDER = Path(__file__).parent / "own_arm"
 scene = instep.load_scene(FOLDER / "arm.urdf", rate=100.0)
 episodes = instep.load_episodes(FOLDER, mapping=FOLDER / "log.toml")
 result = instep.identify(scene, episodes, ["joint.*.frictionloss", "action.delay"])
-for address, estimate in result.estimates.items():
+for address, estimate in result.intervals.items():
     print(address, estimate)
 result.save("tuned_arm")
