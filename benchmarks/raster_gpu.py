@@ -87,11 +87,11 @@ def _times(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Ro
 
     def forward() -> None:
         with torch.no_grad():
-            cuda.draw(cameras, STILL)
+            cuda.render_tensors(cameras, STILL)
         torch.cuda.synchronize()
 
     def both() -> None:
-        colour, _, _ = cuda.draw(cameras, STILL)
+        colour, _, _ = cuda.render_tensors(cameras, STILL)
         (colour**2).mean().backward()
         torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""What does not move in the pictures of a camera that stands still."""
+"""Static background and foreground masks of the images of a fixed camera."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from instep.core.world import Array
 from instep.splat.raster.simd import KERNEL
 
 _SAME_GREY_LEVELS = 20.0
-"""Largest difference of brightness [grey levels of 255] at which a pixel still shows the same thing."""
+"""Largest difference of brightness [grey levels of 255] of frames that show the same surface."""
 _MEDIAN_BONUS = 0.3
-"""How much more unlike the guess the middle may be than another candidate."""
+"""Score by which the median is preferred to other candidates."""
 _GLOSS_TOLERANCE = 0.15
-"""How much brighter or darker a thing may be than the guess from other sides, for it may be glossy."""
+"""Difference from the reference that is not penalised, for surfaces may be glossy."""
 _MIN_SATURATION = 0.4
-"""Saturation below which a colour is no sign of anything."""
+"""Saturation below which a colour does not identify a body."""
 _MIN_FRAMES = 3
-"""Frames in which a pixel must be free for anything to be known of it."""
+"""Fewest unoccluded frames of a known pixel."""
 
 
 def static_background(images: Array, ignore: Array | None = None) -> tuple[Array, Array]:
-    """The unmoving picture [height, width, 3], 0 to 1, and in what share of the free frames each pixel shows it.
+    """The unmoving image [height, width, 3], 0 to 1, and in what share of the free frames each pixel shows it.
 
     `images` [frames, height, width, 3] uint8; `ignore` [frames, height, width] is where something known is in the way.
     Of the things a pixel shows it is the one in the middle.
@@ -44,9 +44,9 @@ def background_near(images: Array, guess: Array, ignore: Array | None = None) ->
 
 
 def foreground_mask(image: Array, still: Array, known: Array, *, least: int = 40) -> Array:
-    """Where an image [height, width, 3] uint8 shows neither the still picture nor what is known [height, width].
+    """Where an image [height, width, 3] uint8 shows neither the background nor a known body [height, width].
 
-    Blobs of some pixels; seams of one or two pixels, as at the outline of a body that is drawn a little off, are none.
+    Seams of one or two pixels, as at the outline of a body that is rendered a little off, do not count.
     """
     from scipy.ndimage import binary_dilation, binary_opening, label
 
@@ -76,7 +76,7 @@ def colour_mask(image: Array, colour: Array, alike: float = 0.945) -> Array:
 
 
 def inpaint(picture: Array, known: Array) -> Array:
-    """A picture whose unknown pixels take the mean colour of the known ones around them, the near ones first."""
+    """A image whose unknown pixels take the mean colour of the known ones around them, the near ones first."""
     from scipy.ndimage import gaussian_filter
 
     out, missing = np.where(known[..., None], picture, np.float32(0.0)), ~known
@@ -92,7 +92,7 @@ def inpaint(picture: Array, known: Array) -> Array:
 def _background(images: Array, ignore: Array | None, guess: Array) -> tuple[Array, Array]:
     images = np.ascontiguousarray(images, np.uint8)
     if len(images) == 0:
-        raise BadInput("A still picture needs at least one image, and none was given.")
+        raise BadInput("A still image needs at least one image, and none was given.")
     hidden = np.zeros(images.shape[:3], np.bool_) if ignore is None else np.ascontiguousarray(ignore, np.bool_)
     picture = np.zeros(images.shape[1:], np.float32)
     share = np.zeros(images.shape[1:3], np.float32)

@@ -1,7 +1,4 @@
-"""Posed pictures of a scene, as they come: calibrated videos, or images with a pose each.
-
-Calibrated cameras as a JSON file: written beside Gaussians, so that a twin can be seen as its pictures were.
-"""
+"""Captures: posed videos or images of a scene with points, a table and scanned bodies; calibrated cameras as JSON."""
 
 from __future__ import annotations
 
@@ -29,18 +26,18 @@ _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CameraRecording:
-    """What one camera saw from one place."""
+    """The images of one camera from one place."""
 
     camera: Camera
     images: Frames
-    """[frames, height, width, 3] uint8, decoded when looked at."""
+    """[frames, height, width, 3] uint8, decoded when read."""
     stamps: Array
     """Time of each frame [s]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """All that is known of a scene before Gaussians are fitted to it."""
+    """The data that Gaussians are fitted to."""
 
     recordings: tuple[CameraRecording, ...]
     points: Array

@@ -1,4 +1,4 @@
-"""Gaussians on bodies: where they are, how large, how opaque, of what colour, and which body carries them."""
+"""3D Gaussians on bodies: centres, orientations, scales, opacities and spherical-harmonic colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import spherical_harmonics as harmonics
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gaussians:
-    """3D Gaussians, each in the frame of the body that carries it: when the body moves, they move and turn with it."""
+    """3D Gaussians, each in the frame of a body, with which it moves."""
 
     means: Array
     """Centres [n, 3] [m]."""
@@ -29,7 +29,7 @@ class Gaussians:
     sh: Array
     """Spherical-harmonic colour [n, (degree + 1)^2, 3]."""
     body: Array
-    """Which body carries each [n], an index into `names`."""
+    """Body of each [n], an index into `names`."""
     names: tuple[str, ...] = ("world",)
     """The bodies, in the order in which poses are given."""
 
@@ -70,7 +70,7 @@ class Gaussians:
         return replace(self, **per_row)
 
     def on(self, name: str) -> Gaussians:
-        """Those one body carries, as Gaussians of that body alone."""
+        """Those of one body."""
         if name not in self.names:
             raise UnknownName("body", name, self.names)
         part = self.take(self.body == self.names.index(name))
@@ -91,14 +91,16 @@ class Gaussians:
         return np.einsum("nij,nj->ni", world_from_body[:, :3, :3], self.means) + world_from_body[:, :3, 3]
 
     def moved(self, new_from_old: Array) -> Gaussians:
-        """The same Gaussians written in another frame, their colours turned with them.
+        """The same Gaussians in another frame, with rotated harmonics.
 
-        The 4 x 4 transform turns, shifts and may scale evenly, as between files in different units.
+        The 4 x 4 transform rotates, translates and may scale evenly, as between files in different units.
         """
         linear, shift = np.asarray(new_from_old, float)[:3, :3], np.asarray(new_from_old, float)[:3, 3]
         size = np.cbrt(np.linalg.det(linear))
         if not (size > 0 and np.allclose(linear @ linear.T, size**2 * np.eye(3), atol=1e-4 * size**2)):
-            raise BadInput("Gaussians can be turned, shifted and scaled evenly, but not mirrored or stretched one way.")
+            raise BadInput(
+                "Gaussians can be rotated, translated and scaled evenly, but not mirrored or stretched along one axis."
+            )
         turn = linear / size
         return replace(
             self,

@@ -1,8 +1,8 @@
-"""Find how calibrated cameras disagree about a table they all see, and put them right.
+"""Align calibrated cameras on a table that they all see.
 
-Each camera's picture is laid flat on the plane. Flat pictures are first matched by correlation over shifts and turns,
-wide enough to step over a repeating pattern, then each camera's six-dimensional pose is refined until they agree. What
-cannot be known, where all of them are together wrong, is shared out: the mean correction is zero.
+Each camera's image is rectified onto the plane. Rectified images are matched by correlation over translations and
+rotations, wide enough to step over a repeating pattern, then each camera's pose is refined by Gauss-Newton. A common
+error of all cameras cannot be observed: the mean correction is zero.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from instep.splat.raster.gaussian_projection import lens_jacobian
 from .image import WeightedImage
 
 _MIN_POINTS = 200
-"""Points of the plane that a camera must show for it to be aligned."""
+"""Fewest points of the plane in the view of a camera that is aligned."""
 _REFINED_CANDIDATES = 6
-"""Shifts that are refined before one is chosen."""
+"""Candidate translations that are refined."""
 _MAX_PIXEL_FOOTPRINT_M = 0.006
 """Pixels that cover more than this of the plane [m] are left out: what far ones show is too coarse to match."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plane:
-    """A table: where it is, and the part of it that is looked at."""
+    """A table: its plane and the part of it that counts."""
 
     normal: Array
     """[nx, ny, nz, d] with n . x + d = 0."""
@@ -50,23 +50,23 @@ class Plane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CameraAlignment:
-    """Cameras that agree, and what it took."""
+    """Aligned cameras and their corrections."""
 
     cameras: tuple[Camera, ...]
     shifts: Array
-    """How far each was moved [cameras, 3] [m]."""
+    """Translation of each [cameras, 3] [m]."""
     turns: Array
-    """How far each was turned, rotation vectors [cameras, 3] [rad]."""
+    """Rotation vector of each [cameras, 3] [rad]."""
     before: float
-    """Mean correlation of the flat pictures as calibrated."""
+    """Mean correlation of the rectified images as calibrated."""
     after: float
-    """Mean correlation now."""
+    """Mean correlation after alignment."""
 
 
 def align_on_plane(
     pictures: Sequence[WeightedImage], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08
 ) -> CameraAlignment:
-    """Make cameras agree about a plane; `reach` [m] is how far they may be off."""
+    """Align cameras on a plane; `reach` [m] bounds their error."""
     if len(pictures) < 2:
         raise BadInput("Aligning cameras needs at least two of them.")
     points = plane.grid(pitch)
@@ -94,7 +94,7 @@ def align_on_plane(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Texture:
-    """A picture whose brightness is evened out: lamps and gloss differ between cameras, holes and tape do not."""
+    """An image with local brightness and contrast normalised: lamps and gloss differ between cameras."""
 
     camera: Camera
     bands: Array  # [height, width, bands]
@@ -103,7 +103,7 @@ class _Texture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rectified:
-    """A texture laid on the plane."""
+    """A texture rectified onto the plane."""
 
     bands: Array  # [rows, columns, bands]
     weight: Array  # [rows, columns]
@@ -148,7 +148,7 @@ def _subsample(flat: _Rectified) -> _Rectified:
 
 
 def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
-    """The shift in the plane and the turn about its normal under which two flat pictures correlate best.
+    """The shift in the plane and the turn about its normal under which two flat images correlate best.
 
     A repeating pattern has many good shifts, so the best few are each refined before one is chosen, and of two that are
     as good the nearer one is.

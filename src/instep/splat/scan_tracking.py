@@ -1,7 +1,9 @@
-"""Follow a scanned body that slides on a table through the pictures of several cameras, by its outline.
+"""Track scanned bodies that slide on a table through images of several cameras, and match their colours.
 
-Pixels are told apart by colour: more like the body, or more like what does not move. The outline the body would have is
-then fitted to them by Gauss-Newton in three unknowns, two shifts along the table and a turn about its normal.
+Pixels are segmented by hue: more like the body, or more like the background. The silhouette of the body is fitted to
+them by Gauss-Newton in three unknowns, two translations along the table and a rotation about its normal. A colour map,
+c_real = A [c^2; c] + b with A 3 x 6, is fitted by least squares with Tukey's weights, so that moving things and
+highlights do not bend it.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ _STEPS = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedPoses:
-    """Where a body was."""
+    """Poses of a body in frames."""
 
     poses: Array
     """xyz + wxyz [frames, 7]."""
     iou: Array
-    """How well its outline fits in each frame [frames]: overlap over union of outline and body-coloured pixels."""
+    """Intersection over union of its silhouette and the body-coloured pixels in each frame [frames]."""
 
 
 class BodyTracker:
-    """Finds one body in frames of calibrated cameras; starts from where it was last."""
+    """Tracks one body in frames of calibrated cameras, from its last pose."""
 
     def __init__(self, body: ScannedBody, cameras: Sequence[Camera], still: Sequence[Array], plane: Plane):
         self._cameras = tuple(cameras)
@@ -66,7 +68,7 @@ class BodyTracker:
         return TrackedPoses(np.array(poses), np.array(overlaps))
 
     def _label(self, image: Array, still: Array) -> Array:
-        """Which pixels have the hue of the body rather than that of the scene [height, width], 0 or 1."""
+        """Pixels with the hue of the body rather than of the scene [height, width], 0 or 1."""
         from scipy.ndimage import binary_opening
 
         seen = image / 255.0
@@ -76,7 +78,7 @@ class BodyTracker:
         return binary_opening(alike, iterations=1).astype(np.float32)
 
     def _search(self, labels: Sequence[Array]) -> Array:
-        """A place and a heading on the table, tried all over it."""
+        """Position and heading by a search over the table."""
         small = [_downsampled(camera, label, 6) for camera, label in zip(self._cameras, labels, strict=True)]
         best, where = -1.0, self._start
         (x0, y0), (x1, y1) = self._plane.low, self._plane.high
@@ -171,7 +173,7 @@ def _hue(colour: Array) -> Array:
 
 
 def _downsampled(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
-    """A camera and a picture of fewer pixels."""
+    """A camera and an image of fewer pixels."""
     height, width = camera.height // by, camera.width // by
     small = label[: height * by, : width * by].reshape(height, by, width, by).mean(axis=(1, 3))
     (fx, fy), (cx, cy) = camera.focal, camera.centre
@@ -186,7 +188,7 @@ def _downsampled(camera: Camera, label: Array, by: int) -> tuple[Camera, Array]:
 
 
 _TUKEY = 4.685
-"""Residuals beyond this many standard deviations do not count."""
+"""Residuals beyond this many standard deviations have no weight."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +208,7 @@ class ColourMap:
 
 
 def identity_colour_map() -> ColourMap:
-    """The map that changes nothing."""
+    """The identity map."""
     return ColourMap(np.hstack([np.zeros((3, 3)), np.eye(3)]), np.zeros(3))
 
 
@@ -241,4 +243,4 @@ def fit_colour_map(rendered: Array, real: Array, mask: Array | None = None, *, r
 
 
 _IDENTITY = np.eye(7)[3:6]
-"""Where the ridge pulls to when the pixels cannot tell: the map that changes nothing."""
+"""The ridge regularises towards the identity."""

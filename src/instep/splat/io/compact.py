@@ -1,10 +1,7 @@
-"""Gaussians in .splat files: 32 bytes each, degree 0, what web viewers stream.
+"""Compact Gaussian files: .splat (32 bytes each, degree 0, for web viewers) and Niantic's .spz through gsply.
 
-Position and standard deviation as float32, colour and opacity as bytes, the quaternion wxyz as bytes q * 128 + 128.
-
-Gaussians in Niantic's .spz files, through the gsply library: packed to a tenth of a .ply.
-
-The format's frame is right, up, back and ours is Z up, so the Gaussians are turned on the way, colours included.
+A .splat row is position and standard deviation as float32, colour and opacity as bytes, the quaternion wxyz as bytes
+q * 128 + 128. The frame of .spz is right, up, back and ours is Z up, so Gaussians are rotated, harmonics included.
 """
 
 from __future__ import annotations

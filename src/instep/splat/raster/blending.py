@@ -1,9 +1,8 @@
-"""Blend the Gaussians of a tile, nearest first, cell by cell.
+"""Alpha blending of the Gaussians of a tile, nearest first, cell by cell.
 
-A cell's 16 pixels stay in registers, as two Lanes (its upper and its lower two rows) of transmittance, red, green, blue
-and summed depth, while the Gaussians that reach the cell pass by. It is finished when hardly any light is left.
-
-Which body each pixel shows most of, compiled.
+A cell's 16 pixels stay in registers, as two Float8 (its upper and lower two rows) of transmittance, red, green, blue
+and summed depth, while the Gaussians that reach the cell are blended. A cell is finished when its transmittance is
+near 0. The same loop finds the body with the largest weight at each pixel.
 """
 
 from __future__ import annotations
@@ -212,7 +211,7 @@ def blend_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
     colour: Any, alpha: Any, depth: Any,
 ) -> Any:  # fmt: skip
-    """Draw tiles, whichever is next, until none is left; several threads may do so at once.
+    """Render tiles, whichever is next, until none is left; several threads may do so at once.
 
     `backdrop` is empty where all behind is black, `limit` where it is behind everything.
     Return how many entries were out of order.

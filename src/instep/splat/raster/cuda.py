@@ -1,7 +1,7 @@
-"""The renderer on CUDA: the pictures and gradients of `raster` and `backward`, drawn by gsplat.
+"""CUDA rasteriser: the images and gradients of `rasterizer`, rendered by gsplat.
 
-Bodies, harmonics and backdrops are ours, in torch; gsplat draws and differentiates. NumPy goes in and comes out, so
-that what is written for the CPU runs here unchanged.
+Bodies, harmonics and backdrops are handled here in torch; gsplat rasterises and differentiates. Arrays are NumPy, so
+code written for the CPU runs unchanged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ _PARTS = ("means", "quats", "scales", "opacities", "sh")
 
 
 class CudaRasterizer:
-    """Gaussians kept on a CUDA device, to be drawn often. Lenses that bend and backdrops at a depth are for the CPU."""
+    """Gaussians on a CUDA device. Lens distortion and backdrops at a depth are supported on the CPU only."""
 
     def __init__(self, gaussians: Gaussians, *, device: str = "cuda"):
         torch = _library()
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise Unsupported(
-                "There is no CUDA device on this machine; instep.splat.raster.rasterizer draws without one."
-            )
+            raise Unsupported("There is no CUDA device on this machine; render with device='cpu'.")
         self.gaussians, self.device = gaussians, device
         self.parts: dict[str, Any] = {
             name: torch.tensor(np.asarray(getattr(gaussians, name), np.float32), device=device) for name in _PARTS
@@ -49,17 +47,17 @@ class CudaRasterizer:
         backdrop: Backdrop | None = None,
         region: Region | None = None,
     ) -> RenderedImage:
-        """Draw the Gaussians; as `Raster.render`."""
+        """Render the Gaussians; as `Rasterizer.render`."""
         with _library().no_grad():
-            colour, alpha, depth = self.draw([camera], poses)
+            colour, alpha, depth = self.render_tensors([camera], poses)
         return _image(
             _over(colour[0], alpha[0], _backdrop_colour(camera, backdrop)), alpha[0], depth[0], camera, region
         )
 
     def render_cameras(self, cameras: Sequence[Camera], poses: Array | None = None) -> list[RenderedImage]:
-        """Draw the Gaussians for several cameras of one image size in one call."""
+        """Render the Gaussians for several cameras of one image size in one call."""
         with _library().no_grad():
-            colour, alpha, depth = self.draw(cameras, poses)
+            colour, alpha, depth = self.render_tensors(cameras, poses)
         return [_image(colour[i], alpha[i], depth[i], camera, None) for i, camera in enumerate(cameras)]
 
     def render_with_gradients(
@@ -78,26 +76,26 @@ class CudaRasterizer:
         eye = torch.zeros(1, 6, device=self.device, requires_grad=True)
         leaves = [self.parts[name].requires_grad_(True) for name in _PARTS]
         try:
-            colour, alpha, depth = self.draw([camera], poses, (bodies, eye))
+            colour, alpha, depth = self.render_tensors([camera], poses, (bodies, eye))
             shown = _over(colour[0], alpha[0], behind)
             image = _image(shown, alpha[0], depth[0], camera, region)
-            slope = loss(image)
-            if np.shape(slope.colour) != image.colour.shape:
+            gradient = loss(image)
+            if np.shape(gradient.colour) != image.colour.shape:
                 raise BadInput(
-                    f"A loss gave slopes of shape {np.shape(slope.colour)} for a picture of {image.colour.shape}."
+                    f"A loss gave gradients of shape {np.shape(gradient.colour)} for an image of {image.colour.shape}."
                 )
             left, top, right, bottom = checked_region(camera, region)
             cut = np.s_[top:bottom, left:right]
-            total = (shown[cut] * self.tensor(slope.colour)).sum()
-            for picture, by in ((alpha[0], slope.alpha), (depth[0], slope.depth)):
-                total = total if by is None else total + (picture[cut] * self.tensor(by)).sum()
+            total = (shown[cut] * self.tensor(gradient.colour)).sum()
+            for channel, by in ((alpha[0], gradient.alpha), (depth[0], gradient.depth)):
+                total = total if by is None else total + (channel[cut] * self.tensor(by)).sum()
             found = torch.autograd.grad(total, [*leaves, bodies, eye], allow_unused=True)
         finally:
             for leaf in leaves:
                 leaf.requires_grad_(False)
         means, quats, scales, opacities, colours, by_pose, by_eye = (
-            np.zeros(tuple(leaf.shape), np.float32) if slope is None else slope.cpu().numpy()
-            for leaf, slope in zip([*leaves, bodies, eye], found, strict=True)
+            np.zeros(tuple(leaf.shape), np.float32) if gradient is None else gradient.cpu().numpy()
+            for leaf, gradient in zip([*leaves, bodies, eye], found, strict=True)
         )
         return image, Gradients(means, quats, scales, opacities, colours, by_pose, by_eye[0])
 
@@ -105,7 +103,9 @@ class CudaRasterizer:
         """A rasteriser of changed Gaussians on the same device."""
         return CudaRasterizer(gaussians, device=self.device)
 
-    def draw(self, cameras: Sequence[Camera], poses: Array | None = None, motions: Any = None) -> tuple[Any, Any, Any]:
+    def render_tensors(
+        self, cameras: Sequence[Camera], poses: Array | None = None, motions: Any = None
+    ) -> tuple[Any, Any, Any]:
         """Colour [cameras, height, width, 3], alpha and depth [cameras, height, width] as tensors on the device.
 
         `motions` (tensors [bodies, 6] and [cameras, 6]) shift and turn bodies and cameras to first order, to
@@ -124,15 +124,15 @@ class CudaRasterizer:
             quats = quats + 0.5 * _quat_mul(torch.nn.functional.pad(spin, (1, 0)), quats)
         eyes, views = _views(places, None if motions is None else motions[1])
         colours = self._colours(means, turn, spin, eyes)
-        drawn, alpha, _ = _rasterization()(
+        rendered, alpha, _ = _rasterization()(
             means, quats, self.parts["scales"], self.parts["opacities"], colours, views, lenses,
             cameras[0].width, cameras[0].height, near_plane=NEAR_PLANE_M, eps2d=BLUR, packed=False,
             render_mode="RGB+ED",
         )  # fmt: skip
-        return drawn[..., :3], alpha[..., 0], drawn[..., 3]
+        return rendered[..., :3], alpha[..., 0], rendered[..., 3]
 
     def _placed(self, cameras: Sequence[Camera], poses: Array | None) -> tuple[Any, Any, Any, Any]:
-        """World from bodies, their turns as quaternions, world from cameras, and lenses, in one copy to the device."""
+        """world_from_body, its rotations as quaternions, world_from_camera and intrinsics, copied in one transfer."""
         names = self.gaussians.names
         bodies = world_from_bodies(names, poses)
         parts = [
@@ -208,7 +208,7 @@ def _over(colour: Any, alpha: Any, behind: Array | None) -> Any:
 def _image(colour: Any, alpha: Any, depth: Any, camera: Camera, region: Region | None) -> RenderedImage:
     left, top, right, bottom = checked_region(camera, region)
     cut = np.s_[top:bottom, left:right]
-    shown, cover, deep = (picture.detach()[cut].cpu().numpy() for picture in (colour, alpha, depth))
+    shown, cover, deep = (channel.detach()[cut].cpu().numpy() for channel in (colour, alpha, depth))
     return RenderedImage(shown, cover, np.where(cover > 0, deep, np.float32(np.inf)))
 
 
@@ -221,22 +221,20 @@ def _backdrop_colour(camera: Camera, backdrop: Backdrop | None) -> Array | None:
             f"{camera.width} x {camera.height} image of camera {camera.name!r}."
         )
     if not np.isposinf(backdrop.depth).all():
-        raise Unsupported(
-            "gsplat cannot hide Gaussians behind a backdrop at a depth; draw with instep.splat.raster.rasterizer."
-        )
+        raise Unsupported("gsplat cannot hide Gaussians behind a backdrop at a depth; render with device='cpu'.")
     return backdrop.colour
 
 
 def _check(cameras: Sequence[Camera]) -> None:
     if not cameras:
-        raise BadInput("Drawing needs at least one camera, and none was given.")
+        raise BadInput("Rendering needs at least one camera, and none was given.")
     if len({(camera.width, camera.height) for camera in cameras}) > 1:
-        raise BadInput("Cameras that are drawn in one call must have images of one size.")
+        raise BadInput("Cameras that are rendered in one call must have images of one size.")
     for camera in cameras:
         if any(camera.distortion):
             raise Unsupported(
-                f"The lens of camera {camera.name!r} bends the image, which is not drawn on a GPU; "
-                "draw with instep.splat.raster.rasterizer."
+                f"The lens of camera {camera.name!r} bends the image, which is not rendered on a GPU; "
+                "render with device='cpu'."
             )
 
 

@@ -1,8 +1,6 @@
-"""Gaussians as ellipses on the image plane, compiled. The same formulas as in `reference.project`.
+"""Projection of Gaussians to ellipses on the image plane and their view-dependent colours, compiled.
 
-The colour of every Gaussian from where a camera stands, compiled. The same basis as in `sh`.
-
-Where bodies stand in a camera's frame, and how far the camera's lens can be trusted.
+The same formulas as in `reference.project` and `spherical_harmonics`; also the camera frames and lens limits in NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, F, I
 from .tiles import tile_box
 
 RECORD = 12
-"""Numbers per drawn Gaussian: u, v, A, B, C, log2 opacity, red, green, blue, depth, half width, half height.
+"""Numbers per rendered Gaussian: u, v, A, B, C, log2 opacity, red, green, blue, depth, half width, half height.
 
 Coverage is 2^(A dx^2 + B dx dy + C dy^2 + log2 opacity), in pixels from the region's corner."""
 
@@ -70,7 +68,7 @@ def projection_jacobian(x: Any, y: Any, z: Any, view: Any) -> Any:
 
 @njit(**INLINE)
 def body_jacobian(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R: Any, b: Any) -> Any:
-    """The same derivative by directions of the body: slope (2 x 3) times camera_from_body."""
+    """The same derivative by directions of the body: gradient (2 x 3) times camera_from_body."""
     return (
         j00 * R[b, 0] + j01 * R[b, 4] + j02 * R[b, 8],
         j00 * R[b, 1] + j01 * R[b, 5] + j02 * R[b, 9],
@@ -103,7 +101,7 @@ def project(
 ) -> None:  # fmt: skip
     """Records of the Gaussians from start to stop, and the box of tiles each one touches (-1: it cannot be seen).
 
-    `strengths` [n, 2] hold log2 opacity and reach in standard deviations (negative: too faint to draw);
+    `strengths` [n, 2] hold log2 opacity and reach in standard deviations (negative: too faint to render);
     `R` [bodies, 12] are the rows of camera_from_body. `changes` [rows + 1, columns + 1] receive how the number of
     Gaussians changes from tile to tile; their sums along both axes are the numbers themselves.
     """
@@ -238,8 +236,8 @@ def lens_max_radius2(camera: Camera) -> float:
         return float("inf")
     k1, k2, _, _, k3 = (*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]
     r2 = np.linspace(0.0, 25.0, 5001)
-    slope = 1 + r2 * (3 * k1 + r2 * (5 * k2 + r2 * 7 * k3))
-    folds = np.flatnonzero(slope <= 0)
+    derivative = 1 + r2 * (3 * k1 + r2 * (5 * k2 + r2 * 7 * k3))
+    folds = np.flatnonzero(derivative <= 0)
     return float(r2[folds[0]]) if len(folds) else float("inf")
 
 

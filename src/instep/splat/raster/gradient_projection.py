@@ -1,9 +1,8 @@
-"""From slopes by drawn ellipses to slopes by Gaussians and by the poses of their bodies, compiled.
+"""Derivatives of the projection, compiled: from gradients by ellipses to gradients by Gaussians and body poses.
 
-The chain of `projection`, backwards: S' = J R S R^T J^T + 0.3 I and the centre, where J is the derivative of the
-projection at the Gaussian's place. V_ stands for the slope of the loss by what follows.
-
-How drawn ellipses move and change shape when their body is shifted or turned, compiled.
+Backwards through `gaussian_projection`: S' = J R S R^T J^T + 0.3 I and the centre, where J is the derivative of the
+projection at the Gaussian's centre. V_ stands for the gradient of the loss by what follows. Forwards, for normal
+equations: how centres and covariances of ellipses change with the pose of their body.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from .simd import INLINE, KERNEL, LOG2_E, F
 
 
 @njit(**INLINE)
-def sum_entries(slopes: Any, slots: Any, slot: Any, box: Any, sums: Any) -> Any:
-    """Add up the slopes of a Gaussian's entries; return the slot after them."""
+def sum_entries(gradients: Any, slots: Any, slot: Any, box: Any, sums: Any) -> Any:
+    """Add up the gradients of a Gaussian's entries; return the slot after them."""
     sums[:] = F(0.0)
     tiles = (((box >> 8) & 255) - (box & 255) + 1) * ((box >> 24) - ((box >> 16) & 255) + 1)
     for j in range(slot, slot + tiles):
         entry = slots[j]
         for number in range(10):
-            sums[number] += slopes[entry, number]
+            sums[number] += gradients[entry, number]
     return slot + tiles
 
 
 @njit(**INLINE)
 def ellipse_gradients(records: Any, i: Any, sums: Any) -> Any:
-    """Slopes by the centre (2) and by the covariance (xx, xy, yy) of an ellipse, from the moments of its power."""
+    """Gradients by the centre (2) and by the covariance (xx, xy, yy) of an ellipse, from the moments of its power."""
     a, b, c = F(-2.0) / LOG2_E * records[i, 2], F(-1.0) / LOG2_E * records[i, 3], F(-2.0) / LOG2_E * records[i, 4]
     xx, xy, yy = sums[3], sums[4], sums[5]
     p00, p01, p10, p11 = a * xx + b * xy, a * xy + b * yy, b * xx + c * xy, b * xy + c * yy
@@ -42,7 +41,7 @@ def ellipse_gradients(records: Any, i: Any, sums: Any) -> Any:
 
 @njit(**INLINE)
 def axes_gradients(S: Any, i: Any, a: Any, b: Any, V_xx: Any, V_xy: Any, V_yy: Any) -> Any:
-    """Slopes by the two axes (3 each), given the covariance S in the body's frame: V_A = 2 V A S."""
+    """Gradients by the two axes (3 each), given the covariance S in the body's frame: V_A = 2 V A S."""
     p0, p1, p2 = (
         F(2.0) * (V_xx * a[0] + V_xy * b[0]),
         F(2.0) * (V_xx * a[1] + V_xy * b[1]),
@@ -95,7 +94,7 @@ def lens_hessian(n: Any, m: Any, view: Any) -> Any:
 
 @njit(**INLINE)
 def position_gradients(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_j0: Any, V_j1: Any) -> Any:
-    """Slopes by a Gaussian's place in the camera's frame, through its centre and through the derivative J there."""
+    """Gradients by a Gaussian's place in the camera's frame, through its centre and through the derivative J there."""
     nx, ny = x / z, y / z
     n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
     _, _, xx, xy, yy = lens_at(n, m, view)
@@ -118,19 +117,20 @@ def position_gradients(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_
 @njit(**KERNEL)
 def project_backward(
     start: Any, stop: Any, means: Any, covariances: Any, body: Any, ids: Any, R: Any, view: Any, records: Any,
-    boxes: Any, slopes: Any, slots: Any, slot: Any, sums: Any, by_mean: Any, by_shape: Any, by_look: Any, by_pose: Any,
+    boxes: Any, gradients: Any, slots: Any, slot: Any, sums: Any, by_mean: Any, by_shape: Any, by_appearance: Any,
+    by_pose: Any,
 ) -> None:  # fmt: skip
-    """Slopes by the Gaussians from start to stop, written to their places in the original order.
+    """Gradients by the Gaussians from start to stop, written in the original order.
 
-    `by_mean` [n, 3] in the body's frame, `by_shape` [n, 6] by the covariance, `by_look` [n, 4] by log opacity, red,
-    green, blue; `by_pose` [bodies, 6] receive force and torque about the body's origin, in the camera's frame.
+    `by_mean` [n, 3] in the body's frame, `by_shape` [n, 6] by the covariance, `by_appearance` [n, 4] by log opacity,
+    red, green, blue; `by_pose` [bodies, 6] by translation and rotation about the body's origin, in the camera's frame.
     """
     by_pose[:] = 0.0
     for i in range(start, stop):
         box = boxes[i]
         if box < 0:
             continue
-        slot = sum_entries(slopes, slots, slot, box, sums)
+        slot = sum_entries(gradients, slots, slot, box, sums)
         b, o = body[i], ids[i]
         m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
         x = R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3]
@@ -152,7 +152,12 @@ def project_backward(
         by_shape[o, 3] = V_xx * a1 * a1 + F(2.0) * V_xy * a1 * b1 + V_yy * b1 * b1
         by_shape[o, 4] = V_xx * a1 * a2 + V_xy * (a1 * b2 + a2 * b1) + V_yy * b1 * b2
         by_shape[o, 5] = V_xx * a2 * a2 + F(2.0) * V_xy * a2 * b2 + V_yy * b2 * b2
-        by_look[o, 0], by_look[o, 1], by_look[o, 2], by_look[o, 3] = sums[0], sums[6], sums[7], sums[8]
+        by_appearance[o, 0], by_appearance[o, 1], by_appearance[o, 2], by_appearance[o, 3] = (
+            sums[0],
+            sums[6],
+            sums[7],
+            sums[8],
+        )
         rx, ry, rz = x - R[b, 3], y - R[b, 7], z - R[b, 11]
         by_pose[b, 0] += V_x
         by_pose[b, 1] += V_y
@@ -165,7 +170,7 @@ def project_backward(
 
 @njit(**KERNEL)
 def covariance_backward(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by_scale: Any) -> None:
-    """From slopes by covariances S = M M^T, M = turn diag(scales), to slopes by quaternions and scales."""
+    """From gradients by covariances S = M M^T, M = turn diag(scales), to gradients by quaternions and scales."""
     for i in range(len(quats)):
         g0, g1, g2, g3, g4, g5 = (
             by_shape[i, 0], by_shape[i, 1], by_shape[i, 2], by_shape[i, 3], by_shape[i, 4], by_shape[i, 5],
@@ -180,7 +185,7 @@ def covariance_backward(quats: Any, scales: Any, by_shape: Any, by_quat: Any, by
         r00, r01, r02 = 1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)
         r10, r11, r12 = 2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)
         r20, r21, r22 = 2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)
-        # V_M = 2 G M, column j of M is turn[:, j] * s_j; slopes by the turn carry another s_j.
+        # V_M = 2 G M, column j of M is turn[:, j] * s_j; gradients by the turn carry another s_j.
         t0, t1, t2 = 2 * s0 * s0, 2 * s1 * s1, 2 * s2 * s2
         v00, v10, v20 = g0 * r00 + g1 * r10 + g2 * r20, g1 * r00 + g3 * r10 + g4 * r20, g2 * r00 + g4 * r10 + g5 * r20
         v01, v11, v21 = g0 * r01 + g1 * r11 + g2 * r21, g1 * r01 + g3 * r11 + g4 * r21, g2 * r01 + g4 * r11 + g5 * r21

@@ -1,10 +1,8 @@
-"""Gradients of a loss on a picture by everything the picture is made of.
+"""Gradients of a loss on an image by Gaussians, body poses and the camera pose.
 
-How a picture's loss changes with every drawn Gaussian, compiled: the blend walked once more, front to back.
-
-With s = v . colour + q depth + p the slope of the loss by a Gaussian's weight at a pixel, and R the sum of weight
-times s over all Gaussians behind it, the slope by its coverage a is T s - R / (1 - a). R starts as the whole sum, which
-is known from the picture, so nothing has to be walked backwards or stored.
+The blend is repeated front to back. With s = v . colour + q depth + p the gradient of the loss by a Gaussian's weight
+at a pixel, and R the sum of weight times s over all Gaussians behind it, the gradient by its alpha a is T s - R / (1
+- a). R starts as the whole sum, which is known from the image, so nothing is stored or traversed backwards.
 """
 
 from __future__ import annotations
@@ -55,23 +53,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageGradient:
-    """How a loss changes with each pixel of a picture."""
+    """Gradient of a loss by the pixels of an image."""
 
     colour: Array
     """By red, green, blue [height, width, 3]."""
     alpha: Array | None = None
-    """By how much is covered [height, width]."""
+    """By alpha [height, width]."""
     depth: Array | None = None
-    """By depth [height, width]; 0 where nothing is drawn."""
+    """By depth [height, width]; 0 where nothing is rendered."""
 
 
 Loss: TypeAlias = Callable[[RenderedImage], ImageGradient]
-"""A function that looks at a picture and says how the loss changes with its pixels."""
+"""A function from an image to the gradient of the loss by its pixels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradients:
-    """How a loss changes with each parameter, each the shape of what it belongs to."""
+    """Gradients of a loss, each of the shape of its parameter."""
 
     means: Array
     """By centres, in the frames of their bodies [n, 3]."""
@@ -80,9 +78,9 @@ class Gradients:
     opacities: Array
     sh: Array
     poses: Array
-    """By each body's pose [bodies, 6]: a shift and a turn about its origin, along the world's axes, cameras held."""
+    """By each body's pose [bodies, 6]: translation and rotation about its origin, along the world's axes."""
     camera: Array
-    """By the camera's pose in the world [6], in the same way, all else held still."""
+    """By the camera's pose in the world [6], in the same way."""
 
 
 def image_gradients(
@@ -117,7 +115,7 @@ def _accumulate_entries(frame: PreparedFrame, image: RenderedImage, gradient: Im
 def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array | None) -> Gradients:
     packed, space, threads = frame.packed, frame.space, frame.placing_threads
     n, bodies = len(gaussians), len(gaussians.names)
-    by_mean, by_shape, by_look = (np.zeros((n, k), np.float32) for k in (3, 6, 4))
+    by_mean, by_shape, by_appearance = (np.zeros((n, k), np.float32) for k in (3, 6, 4))
     by_pose = np.zeros((threads, bodies, 6))
 
     def pull(part: int) -> None:
@@ -125,7 +123,7 @@ def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array |
         project_backward(
             start, stop, packed.means, packed.covariances, packed.body, packed.ids, frame.frames, frame.view,
             space.records, space.boxes, space.gradients, space.slots, space.slots_from[part], np.empty(10, np.float32),
-            by_mean, by_shape, by_look, by_pose[part],
+            by_mean, by_shape, by_appearance, by_pose[part],
         )  # fmt: skip
 
     run_on_threads(pull, threads)
@@ -139,13 +137,13 @@ def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array |
     run_on_threads(unfold, threads)
     world_from_body = world_from_bodies(gaussians.names, poses)
     world_from_eye = world_from_camera(gaussians.names, frame.camera, poses)
-    shading = _shading_backward(gaussians, by_look[:, 1:], world_from_body, world_from_eye)
+    shading = _shading_backward(gaussians, by_appearance[:, 1:], world_from_body, world_from_eye)
     pushes, camera = _pose_gradients(by_pose.sum(axis=0), world_from_body, world_from_eye)
     return Gradients(
         by_mean + shading.means,
         by_quat,
         by_scale,
-        by_look[:, 0] / np.maximum(np.asarray(gaussians.opacities, float), 1e-12),
+        by_appearance[:, 0] / np.maximum(np.asarray(gaussians.opacities, float), 1e-12),
         shading.sh,
         pushes + shading.poses,
         camera + shading.camera,
@@ -172,7 +170,7 @@ class _Shading:
 def _shading_backward(
     gaussians: Gaussians, by_colour: Array, world_from_body: Array, world_from_eye: Array
 ) -> _Shading:
-    """Slopes by harmonics; where colours depend on the direction, also by what turns the direction."""
+    """Gradients by harmonics; where colours depend on the direction, also by what turns the direction."""
     if gaussians.degree == 0:
         lit = (gaussians.colours > 0) * by_colour
         return _Shading(0.0, spherical_harmonics.C0 * lit[:, None, :], 0.0, 0.0)
@@ -199,19 +197,19 @@ def _shading_backward(
 
 
 PIXEL_GRADIENTS = 6
-"""Numbers per pixel: slopes by red, green, blue, by summed depth (q), by coverage (p), and their whole sum (R)."""
+"""Numbers per pixel: gradients by red, green, blue, by summed depth (q), by coverage (p), and their whole sum (R)."""
 
 
 @njit(**INLINE)
-def gradient_by_log_alpha(cover: Any, weight: Any, slope: Any, behind: Any) -> Any:
-    """The slope of the loss by the logarithm of the coverage; none where the coverage is cut at SOLID."""
-    value = weight * slope - behind * cover / (broadcast(F(1.0)) - cover)
+def gradient_by_log_alpha(cover: Any, weight: Any, gradient: Any, behind: Any) -> Any:
+    """The gradient of the loss by the logarithm of the coverage; none where the coverage is cut at SOLID."""
+    value = weight * gradient - behind * cover / (broadcast(F(1.0)) - cover)
     return select(cover < broadcast(MAX_ALPHA), value, broadcast(F(0.0)))
 
 
 @njit(**INLINE)
 def gradient_by_weight(pixels: Any, at: Any, entries: Any, k: Any, z: Any) -> Any:
-    """The slope of the loss by a Gaussian's weight, at half a cell."""
+    """The gradient of the loss by a Gaussian's weight, at half a cell."""
     by_colour = (
         load(pixels, at) * broadcast(entries[k, 6])
         + load(pixels, at + PIXELS) * broadcast(entries[k, 7])
@@ -231,9 +229,9 @@ def gradient_cell(
     nearest: Any,
     pixels: Any,
     deep: Any,
-    slopes: Any,
+    gradients: Any,
 ) -> None:
-    """Add the slopes of one cell to those of the entries that reach it."""
+    """Add the gradients of one cell to those of the entries that reach it."""
     none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
     light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
@@ -252,14 +250,14 @@ def gradient_cell(
             cover_0, cover_1 = alphas(entries, k, across, upper, lower)
             weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
             weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
-            slope_0, slope_1 = (
+            gradient_0, gradient_1 = (
                 gradient_by_weight(pixels, 0, entries, k, z),
                 gradient_by_weight(pixels, 8, entries, k, z),
             )
-            behind_0 = select(light_0 > none, behind_0 - weight_0 * slope_0, none)
-            behind_1 = select(light_1 > none, behind_1 - weight_1 * slope_1, none)
-            power_0 = gradient_by_log_alpha(cover_0, weight_0, slope_0, behind_0)
-            power_1 = gradient_by_log_alpha(cover_1, weight_1, slope_1, behind_1)
+            behind_0 = select(light_0 > none, behind_0 - weight_0 * gradient_0, none)
+            behind_1 = select(light_1 > none, behind_1 - weight_1 * gradient_1, none)
+            power_0 = gradient_by_log_alpha(cover_0, weight_0, gradient_0, behind_0)
+            power_1 = gradient_by_log_alpha(cover_1, weight_1, gradient_1, behind_1)
             power = power_0 + power_1
             by_row = power_0 * upper + power_1 * lower
             by_rows = power_0 * upper * upper + power_1 * lower * lower
@@ -269,11 +267,11 @@ def gradient_cell(
                 weight_0 * load(pixels, PIXELS) + weight_1 * load(pixels, PIXELS + 8),
             )  # fmt: skip
             at = np.int64(k) * ENTRY_GRADIENTS
-            store(slopes, at, load(slopes, at) + sums)
+            store(gradients, at, load(gradients, at) + sums)
             blue = weight_0 * load(pixels, 2 * PIXELS) + weight_1 * load(pixels, 2 * PIXELS + 8)
-            slopes[k, 8] += reduce_sum(blue)
+            gradients[k, 8] += reduce_sum(blue)
             if deep:
-                slopes[k, 9] += reduce_sum(
+                gradients[k, 9] += reduce_sum(
                     weight_0 * load(pixels, 3 * PIXELS) + weight_1 * load(pixels, 3 * PIXELS + 8)
                 )
         if reduce_max(maximum(light_0, light_1)) <= F(0.0):
@@ -285,7 +283,7 @@ def read_pixel_gradients(
     left: Any, top: Any, image: Any, alpha: Any, depth: Any, backdrop: Any, by_colour: Any, by_alpha: Any,
     by_depth: Any, pixels: Any,
 ) -> None:  # fmt: skip
-    """The slopes of a cell's pixels by weights, and their whole sums. `by_alpha` and `by_depth` may be empty."""
+    """The gradients of a cell's pixels by weights, and their whole sums. `by_alpha` and `by_depth` may be empty."""
     height, width = alpha.shape
     pixels[:] = F(0.0)
     for row in range(min(CELL, height - top)):
@@ -312,9 +310,9 @@ def read_pixel_gradients(
 @njit(**KERNEL)
 def gradient_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
-    image: Any, alpha: Any, depth: Any, by_colour: Any, by_alpha: Any, by_depth: Any, slopes: Any,
+    image: Any, alpha: Any, depth: Any, by_colour: Any, by_alpha: Any, by_depth: Any, gradients: Any,
 ) -> None:  # fmt: skip
-    """Find the slopes by every entry of every tile, whichever tile is next, until none is left."""
+    """Find the gradients by every entry of every tile, whichever tile is next, until none is left."""
     height, width = alpha.shape
     longest = longest_list(starts)
     keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
@@ -325,7 +323,7 @@ def gradient_tiles(
         if tile >= len(starts) - 1:
             return
         start, stop = starts[tile], starts[tile + 1]
-        slopes[start:stop] = F(0.0)
+        gradients[start:stop] = F(0.0)
         sort_tile(entries, start, stop, ids, keys, order)
         cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
@@ -335,5 +333,5 @@ def gradient_tiles(
                 nearest = read_limits(limit, left, top, limits)
                 read_pixel_gradients(left, top, image, alpha, depth, backdrop, by_colour, by_alpha, by_depth, pixels)
                 gradient_cell(
-                    entries, order, words, stop - start, cell, limits, nearest, pixels, len(by_depth) > 0, slopes
+                    entries, order, words, stop - start, cell, limits, nearest, pixels, len(by_depth) > 0, gradients
                 )

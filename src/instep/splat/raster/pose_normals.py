@@ -1,13 +1,9 @@
-"""Normal equations of body poses from the difference between a picture and a target, compiled.
+"""Normal equations of body or camera poses from images: J^T W J and J^T W r, compiled.
 
-For every cell the picture is blended, compared with the target, and blended once more while the derivatives of its
-pixels by the pose of each tracked body, J [3 colours, 6], gather in a small buffer. J^T W J and J^T W r are summed up
-before the next cell; no image of derivatives is ever stored.
-
-Normal equations for the poses of bodies, or of a camera, from pictures: J^T W J, J^T W r.
-
-J is the derivative of every pixel by a shift and a turn of a body; J^T W J is at once the information the pictures hold
-about its pose. Colours are held fixed as the body turns (exact for degree 0).
+J is the derivative of every pixel by a translation and a rotation of a body; J^T W J is at once the information that
+the images hold about its pose. Colours are held fixed as the body rotates (exact for degree 0). For every cell the
+image is blended, compared with the target, and blended once more while J [3 colours, 6] of each tracked body gathers
+in a small buffer, so that no image of derivatives is ever stored.
 """
 
 from __future__ import annotations
@@ -113,7 +109,7 @@ def accumulate_jacobian(
     jacobian: Any, at: Any, across: Any, down: Any, a: Any, b: Any, c: Any, motion: Any, row: Any,
     red: Any, green: Any, blue: Any,
 ) -> None:  # fmt: skip
-    """Add one Gaussian's share to J of half a cell: slope of the colours times change of the power, for 6 motions."""
+    """Add one Gaussian to J of half a cell: derivative of the colours times change of the log alpha, for 6 motions."""
     ex, ey = a * across + b * down, b * across + c * down
     half = broadcast(F(0.5))
     exx, exy, eyy = half * ex * ex, ex * ey, half * ey * ey
@@ -132,7 +128,7 @@ def accumulate_jacobian(
 def colour_derivatives(
     entries: Any, k: Any, cover: Any, weight: Any, light: Any, red: Any, green: Any, blue: Any
 ) -> Any:
-    """Slopes of a half cell's colours by the power of a Gaussian, and the colours behind it after it has passed."""
+    """Gradients of a half cell's colours by the power of a Gaussian, and the colours behind it after it has passed."""
     none = broadcast(F(0.0))
     odds = select(cover < broadcast(MAX_ALPHA), cover / (broadcast(F(1.0)) - cover), none)
     shown = select(cover < broadcast(MAX_ALPHA), weight, none)
@@ -141,8 +137,8 @@ def colour_derivatives(
     red = select(alive, red - weight * own_red, none)
     green = select(alive, green - weight * own_green, none)
     blue = select(alive, blue - weight * own_blue, none)
-    slopes = shown * own_red - red * odds, shown * own_green - green * odds, shown * own_blue - blue * odds
-    return slopes, red, green, blue
+    derivatives = shown * own_red - red * odds, shown * own_green - green * odds, shown * own_blue - blue * odds
+    return derivatives, red, green, blue
 
 
 @njit(**INLINE)
@@ -170,10 +166,10 @@ def jacobian_cell(
             cover_0, cover_1 = alphas(entries, k, across, upper, lower)
             weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
             weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
-            slopes_0, red_0, green_0, blue_0 = colour_derivatives(
+            derivatives_0, red_0, green_0, blue_0 = colour_derivatives(
                 entries, k, cover_0, weight_0, light_0, red_0, green_0, blue_0
             )
-            slopes_1, red_1, green_1, blue_1 = colour_derivatives(
+            derivatives_1, red_1, green_1, blue_1 = colour_derivatives(
                 entries, k, cover_1, weight_1, light_1, red_1, green_1, blue_1
             )
             row = np.int64(float_as_bits(entries[k, 10]))
@@ -184,10 +180,32 @@ def jacobian_cell(
                 c = broadcast(F(-2.0) / LOG2_E * entries[k, 4])
                 at = slot * JACOBIAN
                 accumulate_jacobian(
-                    jacobian, at, across, upper, a, b, c, motion, row, slopes_0[0], slopes_0[1], slopes_0[2]
+                    jacobian,
+                    at,
+                    across,
+                    upper,
+                    a,
+                    b,
+                    c,
+                    motion,
+                    row,
+                    derivatives_0[0],
+                    derivatives_0[1],
+                    derivatives_0[2],
                 )
                 accumulate_jacobian(
-                    jacobian, at + 8, across, lower, a, b, c, motion, row, slopes_1[0], slopes_1[1], slopes_1[2]
+                    jacobian,
+                    at + 8,
+                    across,
+                    lower,
+                    a,
+                    b,
+                    c,
+                    motion,
+                    row,
+                    derivatives_1[0],
+                    derivatives_1[1],
+                    derivatives_1[2],
                 )
         if reduce_max(maximum(light_0, light_1)) <= F(0.0):
             break
@@ -261,24 +279,24 @@ _UPPER = np.triu_indices(6)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetImage:
-    """What one camera saw, and how much each of its pixels is trusted."""
+    """An image of one camera with a weight for every pixel."""
 
     camera: Camera
     target: Array
-    """The picture it took [height, width, 3], 0 to 1."""
+    """Red, green, blue [height, width, 3], 0 to 1."""
     weight: Array | None = None
-    """Trust per pixel [height, width], 0 to leave it out: 1 / variance for a likelihood. All 1 where None."""
+    """Weight per pixel [height, width]: 1 / variance for a likelihood. All 1 where None."""
     backdrop: Backdrop | None = None
-    """What stands behind the bodies: the static scene, the robot."""
+    """What is behind the bodies, such as the static scene."""
     region: Region | None = None
-    """The only part of the image that is looked at."""
+    """The only part of the image that counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoseNormalEquations:
-    """The normal equations of poses: a step is -solve(information + prior, pull + ...).
+    """Normal equations of poses: a step is -solve(information + prior, gradient + ...).
 
-    Motions are shifts along the world's axes [m] and turns about them [rad], a body's about its own origin.
+    A pose changes by a translation along the world's axes [m] and a rotation about them [rad], at the body's origin.
     """
 
     names: tuple[str, ...]
@@ -286,7 +304,7 @@ class PoseNormalEquations:
     information: Array
     """J^T W J [names, 6, 6]."""
     gradient: Array
-    """J^T W r [names, 6], r the picture minus the target."""
+    """J^T W r [names, 6], r the image minus the target."""
     cost: float
     """r^T W r over all pixels that weigh."""
     weight: float

@@ -1,8 +1,8 @@
-"""The renderer as it is meant: float64 NumPy, one Gaussian after the other. The fast ones are held against it.
+"""Reference rasteriser: float64 NumPy, one Gaussian after the other. The fast ones are tested against it.
 
-A Gaussian of covariance S in the camera's frame is drawn with S' = J S J^T + 0.3 I [px^2], J the derivative of the
-projection at its centre. At a pixel it covers alpha = min(0.999, o exp(-d^T S'^-1 d / 2)); what covers less than 1/255
-is left out, and a pixel is finished before its transmittance falls to 1e-4. These are gsplat's conventions.
+A Gaussian of covariance S in the camera's frame is rendered with S' = J S J^T + 0.3 I [px^2], J the derivative of the
+projection at its centre. At a pixel its alpha is min(0.999, o exp(-d^T S'^-1 d / 2)); alphas below 1/255 are left out,
+and a pixel is finished before its transmittance falls to 1e-4. These are gsplat's conventions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from instep.splat.image import Backdrop, Region, RenderedImage, checked_region, 
 from .gaussian_projection import camera_from_bodies, lens_jacobian, lens_max_radius2, projection_limits
 
 BLUR = 0.3
-"""Variance added to every drawn Gaussian [px^2], so that none falls between the pixels."""
+"""Variance added to every rendered Gaussian [px^2], so that none falls between the pixels."""
 NEAR_PLANE_M = 0.01
-"""Gaussians nearer than this are not drawn [m]."""
+"""Gaussians nearer than this are not rendered [m]."""
 MIN_ALPHA = 1.0 / 255.0
-"""Coverage that is left out."""
+"""Alpha below which a Gaussian is left out."""
 MAX_ALPHA = 0.999
-"""Largest coverage by one Gaussian."""
+"""Largest alpha of one Gaussian."""
 MIN_TRANSMITTANCE = 1e-4
 """Transmittance at which a pixel is finished."""
 
@@ -50,15 +50,15 @@ def render(
     backdrop: Backdrop | None = None,
     region: Region | None = None,
 ) -> RenderedImage:
-    """Draw Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
+    """Render Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
     backdrop = plain_backdrop(camera) if backdrop is None else backdrop
-    drawn = project(gaussians, camera, poses)
+    projected = project(gaussians, camera, poses)
     colour = np.zeros((camera.height, camera.width, 3))
     alpha, depth = np.zeros(colour.shape[:2]), np.zeros(colour.shape[:2])
-    for i, window, weight in _weights(drawn, gaussians.opacities, backdrop):
-        colour[window] += weight[..., None] * drawn.colours[i]
+    for i, window, weight in _weights(projected, gaussians.opacities, backdrop):
+        colour[window] += weight[..., None] * projected.colours[i]
         alpha[window] += weight
-        depth[window] += weight * drawn.depths[i]
+        depth[window] += weight * projected.depths[i]
     colour += (1 - alpha)[..., None] * backdrop.colour
     depth = np.where(alpha > 0, depth / np.where(alpha > 0, alpha, 1), np.inf)
     left, top, right, bottom = checked_region(camera, region)
@@ -74,11 +74,11 @@ def render_bodies(
     backdrop: Backdrop | None = None,
     region: Region | None = None,
 ) -> Array:
-    """Which body each pixel shows most of [height, width], an index into `gaussians.names`; -1 for the backdrop."""
-    drawn = project(gaussians, camera, poses)
+    """The body with the largest weight at each pixel [height, width], an index into the names; -1 for the backdrop."""
+    projected = project(gaussians, camera, poses)
     shares = np.zeros((1 + len(gaussians.names), camera.height, camera.width))
     for i, window, weight in _weights(
-        drawn, gaussians.opacities, plain_backdrop(camera) if backdrop is None else backdrop
+        projected, gaussians.opacities, plain_backdrop(camera) if backdrop is None else backdrop
     ):
         shares[(1 + gaussians.body[i], *window)] += weight
     shares[0] = 1 - shares.sum(axis=0)
@@ -87,27 +87,30 @@ def render_bodies(
 
 
 def project(gaussians: Gaussians, camera: Camera, poses: Array | None = None) -> ProjectedGaussians:
-    """Ellipses on the image plane, and the order in which they are drawn."""
+    """Ellipses on the image plane, and the order in which they are rendered."""
     camera_from_body = camera_from_bodies(gaussians.names, camera, poses)[gaussians.body]
-    turn, shift = camera_from_body[:, :3, :3], camera_from_body[:, :3, 3]
-    points = np.einsum("nij,nj->ni", turn, gaussians.means) + shift
+    rotation, shift = camera_from_body[:, :3, :3], camera_from_body[:, :3, 3]
+    points = np.einsum("nij,nj->ni", rotation, gaussians.means) + shift
     depths = points[:, 2]
     ahead = np.where(depths > NEAR_PLANE_M, depths, 1.0)
     ideal = points[:, :2] / ahead[:, None]
     left, right, top, bottom = projection_limits(camera)
     near_view = np.clip(ideal, (left, top), (right, bottom))
-    slope = np.zeros((len(points), 2, 3))
-    slope[:, [0, 1], [0, 1]] = 1.0
-    slope[:, :, 2] = -near_view
-    slope = (
-        np.array(camera.focal)[:, None] * (lens_jacobian(near_view, camera.distortion) @ slope) / ahead[:, None, None]
+    jacobian = np.zeros((len(points), 2, 3))
+    jacobian[:, [0, 1], [0, 1]] = 1.0
+    jacobian[:, :, 2] = -near_view
+    jacobian = (
+        np.array(camera.focal)[:, None]
+        * (lens_jacobian(near_view, camera.distortion) @ jacobian)
+        / ahead[:, None, None]
     )
-    axes = slope @ turn
+    axes = jacobian @ rotation
     spreads = axes @ gaussians.covariances @ np.swapaxes(axes, 1, 2) + BLUR * np.eye(2)
     centres = camera.project(np.column_stack([ideal, np.ones(len(ideal))]))
-    eye = -np.einsum("nji,nj->ni", turn, shift)
-    gaze = gaussians.means - eye
-    colours = sh.colour(gaussians.sh, gaze / np.maximum(np.linalg.norm(gaze, axis=1, keepdims=True), 1e-12))
+    camera_position = -np.einsum("nji,nj->ni", rotation, shift)
+    direction = gaussians.means - camera_position
+    direction = direction / np.maximum(np.linalg.norm(direction, axis=1, keepdims=True), 1e-12)
+    colours = sh.colour(gaussians.sh, direction)
     seen = (
         (depths > NEAR_PLANE_M)
         & (gaussians.opacities >= MIN_ALPHA)
@@ -118,26 +121,26 @@ def project(gaussians: Gaussians, camera: Camera, poses: Array | None = None) ->
 
 
 def _weights(
-    drawn: ProjectedGaussians, opacities: Array, backdrop: Backdrop
+    projected: ProjectedGaussians, opacities: Array, backdrop: Backdrop
 ) -> Iterator[tuple[int, tuple[slice, slice], Array]]:
-    """How much each Gaussian shows in a window of pixels, nearest first."""
+    """Blending weight of each Gaussian in a window of pixels, nearest first."""
     height, width = backdrop.depth.shape
     passes = np.ones((height, width))
     alive = np.ones((height, width), bool)
-    for i in drawn.order:
-        reach = np.sqrt(2 * np.log(opacities[i] / MIN_ALPHA) * np.diag(drawn.spreads[i]))
-        (x0, y0), (x1, y1) = drawn.centres[i] - reach, drawn.centres[i] + reach
+    for i in projected.order:
+        reach = np.sqrt(2 * np.log(opacities[i] / MIN_ALPHA) * np.diag(projected.spreads[i]))
+        (x0, y0), (x1, y1) = projected.centres[i] - reach, projected.centres[i] + reach
         top, bottom = max(0, int(np.floor(y0))), min(height, int(np.ceil(y1)) + 1)
         left, right = max(0, int(np.floor(x0))), min(width, int(np.ceil(x1)) + 1)
         if top >= bottom or left >= right:
             continue
         window = (slice(top, bottom), slice(left, right))
-        dx: Array = np.arange(left, right) + 0.5 - float(drawn.centres[i, 0])
-        dy: Array = (np.arange(top, bottom) + 0.5 - float(drawn.centres[i, 1]))[:, None]
-        (a, b), (_, c) = np.linalg.inv(drawn.spreads[i])
+        dx: Array = np.arange(left, right) + 0.5 - float(projected.centres[i, 0])
+        dy: Array = (np.arange(top, bottom) + 0.5 - float(projected.centres[i, 1]))[:, None]
+        (a, b), (_, c) = np.linalg.inv(projected.spreads[i])
         alpha = np.minimum(MAX_ALPHA, opacities[i] * np.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy)))
         before = passes[window]
-        seen = alive[window] & (alpha >= MIN_ALPHA) & (drawn.depths[i] <= backdrop.depth[window])
+        seen = alive[window] & (alpha >= MIN_ALPHA) & (projected.depths[i] <= backdrop.depth[window])
         last = seen & (before * (1 - alpha) <= MIN_TRANSMITTANCE)
         alive[window] &= ~last
         weight = np.where(seen & ~last, before * alpha, 0.0)

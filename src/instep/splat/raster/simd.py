@@ -1,8 +1,6 @@
-"""Number types, constants and options that kernels share, and a few machine instructions Python has no word for.
+"""SIMD vector types for compiled kernels: eight float32 as one value, and a few instructions Python has no word for.
 
-Eight float32 numbers as one value inside compiled kernels: SIMD that does not hope for the auto-vectoriser.
-
-`Lanes` is a numba type whose values are LLVM vectors, so a kernel can keep pixels in registers through a loop; LLVM
+`Float8` is a numba type whose values are LLVM vectors, so a kernel can keep pixels in registers through a loop; LLVM
 makes one AVX2 register of it, or two NEON registers. Multiplications and additions may be contracted to fused ones.
 """
 
@@ -25,7 +23,7 @@ cgutils: Any = _cgutils
 templates: Any = _templates
 """Numba's own types say little of these, and it calls what it decorates with other arguments than are written."""
 WIDTH = 8
-"""Numbers in a value of type Lanes."""
+"""Numbers in a Float8."""
 
 _FLOATS = ir.VectorType(ir.FloatType(), WIDTH)
 _INTS = ir.VectorType(ir.IntType(32), WIDTH)
@@ -36,17 +34,17 @@ _EXP2 = (6.831869e-3, 5.3223526e-2, 2.3945671e-1, 6.9306356e-1, 1.0)
 
 
 class Float8Type(types.Type):
-    """The type of eight numbers."""
+    """The type of eight float32."""
 
     def __init__(self) -> None:
-        super().__init__(name="Lanes")
+        super().__init__(name="Float8")
 
 
 class Bool8Type(types.Type):
-    """The type of eight truths."""
+    """The type of eight booleans."""
 
     def __init__(self) -> None:
-        super().__init__(name="Mask")
+        super().__init__(name="Bool8")
 
 
 float8 = Float8Type()
@@ -66,7 +64,7 @@ class _Bool8Model(models.PrimitiveModel):
 
 
 def _binary(symbol: Any, emit: Callable[[Any, Any, Any], Any], result: Any) -> None:
-    """Let an operator of Python work on two Lanes."""
+    """Define a Python operator on two Float8."""
     cases = [templates.signature(result, float8, float8)]
     template = type("_Template", (templates.ConcreteTemplate,), {"cases": cases})
     register: Any = templates.infer_global(symbol)
@@ -103,7 +101,7 @@ def constant(*numbers: float) -> Any:
 
 @extending.intrinsic
 def broadcast(typing: Any, number: Any) -> Any:
-    """One float32 in all lanes."""
+    """One float32 in all elements."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         nothing = ir.Constant(_FLOATS, ir.Undefined)
@@ -115,7 +113,7 @@ def broadcast(typing: Any, number: Any) -> Any:
 
 @extending.intrinsic
 def select(typing: Any, where: Any, yes: Any, no: Any) -> Any:
-    """Lane by lane `yes` or `no`."""
+    """Element by element `yes` or `no`."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(args[0], args[1], args[2])
@@ -125,7 +123,7 @@ def select(typing: Any, where: Any, yes: Any, no: Any) -> Any:
 
 @extending.intrinsic
 def maximum(typing: Any, x: Any, y: Any) -> Any:
-    """Lane by lane the larger."""
+    """Elementwise maximum."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", args[0], args[1], flags=_FLAGS), args[0], args[1])
@@ -135,7 +133,7 @@ def maximum(typing: Any, x: Any, y: Any) -> Any:
 
 @extending.intrinsic
 def minimum(typing: Any, x: Any, y: Any) -> Any:
-    """Lane by lane the smaller."""
+    """Elementwise minimum."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", args[0], args[1], flags=_FLAGS), args[0], args[1])
@@ -145,7 +143,7 @@ def minimum(typing: Any, x: Any, y: Any) -> Any:
 
 @extending.intrinsic
 def exp2(typing: Any, x: Any) -> Any:
-    """2^x for x from -126 to 0; nonsense outside, so mask it."""
+    """2^x for x from -126 to 0; undefined outside."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = builder.fptosi(args[0], _INTS)
@@ -163,7 +161,7 @@ def exp2(typing: Any, x: Any) -> Any:
 
 @extending.intrinsic
 def sqrt8(typing: Any, x: Any) -> Any:
-    """The square roots."""
+    """Elementwise square root."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_FLOATS, [_FLOATS])
@@ -175,7 +173,7 @@ def sqrt8(typing: Any, x: Any) -> Any:
 
 @extending.intrinsic
 def any_of(typing: Any, where: Any) -> Any:
-    """Whether a mask holds anywhere."""
+    """Whether any element is true."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(1), [_BOOLS])
@@ -207,7 +205,7 @@ def cell_bits(typing: Any, low: Any, high: Any) -> Any:
 
 @extending.intrinsic
 def reduce_max(typing: Any, x: Any) -> Any:
-    """The largest of the eight numbers."""
+    """The largest element."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [_FLOATS])
@@ -219,7 +217,7 @@ def reduce_max(typing: Any, x: Any) -> Any:
 
 @extending.intrinsic
 def reduce_sum(typing: Any, x: Any) -> Any:
-    """The sum of the eight numbers."""
+    """The sum of the elements."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _FLOATS])
@@ -231,7 +229,7 @@ def reduce_sum(typing: Any, x: Any) -> Any:
 
 @extending.intrinsic
 def reduce_sums(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-    """The sums of eight Lanes, as one: neighbours are shuffled together and added, three times."""
+    """The sums of eight Float8, as one: neighbours are shuffled together and added, three times."""
     steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
         [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15],
     ), ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])  # fmt: skip
@@ -283,7 +281,7 @@ I = np.int32
 U = np.uint64
 
 CELL = 4
-"""Side of a cell [pixels]. A cell's 16 pixels, two Lanes, stay in registers while the Gaussians pass by."""
+"""Side of a cell [pixels]. A cell's 16 pixels, two Float8, stay in registers while the Gaussians pass by."""
 CELLS = 8
 """Cells along one side of a tile: 64 in all, so that the cells a Gaussian touches are the bits of one number."""
 TILE = CELL * CELLS
@@ -340,7 +338,7 @@ def trailing_zeros(typing: Any, word: Any) -> Any:
 
 @extending.intrinsic
 def fetch_add(typing: Any, counter: Any) -> Any:
-    """The value of counter[0], which grows by one for whoever asks next, in whichever thread."""
+    """Atomically increment counter[0] and return its old value."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])

@@ -1,12 +1,9 @@
-"""Which Gaussians each tile of the image must draw, and in which of its cells.
+"""Tile binning and depth order: which Gaussians each tile renders, in which of its cells, and in which order.
 
 An entry of a tile's list is a Gaussian's record with its centre counted from the tile's first pixel, and a mask of 64
-bits, one per cell, column after column: the cells that the exact ellipse reaches.
-
-Who stands before whom in a tile, and the list of every cell.
-
-The packed Gaussians are kept in the order of an earlier frame, so a tile's list comes nearly sorted and is mended;
-where much has changed it is sorted. The result never depends on the start: equal depths are ordered by index.
+bits, one per cell, column after column: the cells that the exact ellipse reaches. The packed Gaussians are kept in the
+depth order of an earlier frame, so a tile's list comes nearly sorted and insertion sort is tried first. The result
+never depends on that order: equal depths are ordered by index.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from .simd import (
 ENTRY = 12
 """Numbers per entry: u, v, A, B, C, log2 opacity, red, green, blue, depth, row in the packed arrays (bits), unused."""
 ENTRY_GRADIENTS = 10
-"""Derivatives per entry: moments of the power's slope (1, x, y, xx, xy, yy); by red, green, blue; by depth."""
+"""Derivatives per entry: moments of the power's gradient (1, x, y, xx, xy, yy); by red, green, blue; by depth."""
 MAX_TILES = 127
 """Most tiles along one side of an image."""
 COLUMNS = constant(*(CELL * column for column in range(CELLS)))

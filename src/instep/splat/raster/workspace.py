@@ -1,11 +1,8 @@
-"""Gaussians as the kernels want them: float32, precomputed, in the order in which a camera last saw them.
+"""Packed Gaussians, reusable buffers and threads of the rasteriser.
 
-Memory the renderer works in, kept from frame to frame so that a frame allocates nothing but its image.
-
-Threads for kernels that let go of Python's lock.
-
-A pool of our own rather than numba's: it is safe to call from several threads and after a fork, and the kernels
-compile several times faster without numba's parallel transformation.
+Gaussians are packed as float32 with precomputed covariances, in the depth order of a camera. Buffers are kept from
+frame to frame, so that a frame allocates nothing but its image. The thread pool is our own rather than numba's: it is
+safe to call from several threads and after a fork, and kernels compile faster without numba's parallel transformation.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ class PackedGaussians:
 
     means: Array  # [n, 3] m
     covariances: Array  # [n, 6] m^2: xx, xy, xz, yy, yz, zz
-    strengths: Array  # [n, 2] log2 opacity, reach in standard deviations (-1: too faint to draw)
+    strengths: Array  # [n, 2] log2 opacity, reach in standard deviations (-1: too faint to render)
     colours: Array  # [n, 3], of degree 0
     harmonics: Array  # [n, (degree + 1)^2, 3], empty for degree 0
     body: Array  # [n] int32
@@ -126,7 +123,7 @@ class Workspace:
         if max(across, down) > MAX_TILES:
             raise Unsupported(
                 f"An image of {right - left} x {bottom - top} pixels is longer than {MAX_TILES * TILE} on a side, the "
-                f"most that is drawn at once; draw it in regions."
+                f"most that is rendered at once; render it in regions."
             )
         if len(self.records) < gaussians:
             self.records = np.empty((gaussians, RECORD), np.float32)
