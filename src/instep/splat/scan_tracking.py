@@ -207,11 +207,6 @@ class ColourMap:
         return np.clip(features @ self.matrix.T + self.offset, 0.0, 1.0)
 
 
-def identity_colour_map() -> ColourMap:
-    """The identity map."""
-    return ColourMap(np.hstack([np.zeros((3, 3)), np.eye(3)]), np.zeros(3))
-
-
 def fit_colour_map(rendered: Array, real: Array, mask: Array | None = None, *, rounds: int = 50) -> ColourMap:
     """Fit the map from rendered to real colours [..., 3], 0 to 1, over the pixels of a mask."""
     chosen = np.ones(rendered.shape[:-1], bool) if mask is None else mask
