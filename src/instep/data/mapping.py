@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -105,10 +105,10 @@ class DataMapping:
     """How the recordings in a folder become episodes."""
 
     name: str
-    about: str
     format: str
     files: tuple[str, ...]
     """Patterns below the folder."""
+    about: str = ""
     scene: str = ""
     """The scene these recordings belong to; empty where none is shipped."""
     kind: str = "episodes"
@@ -203,30 +203,24 @@ def _map(name: str, top: Mapping[str, Any]) -> DataMapping:
     for key in ("format", "files"):
         if key not in top:
             raise BadInput(f"The mapping {name!r} must say {key!r}.")
+    texts = ("about", "scene", "kind", "time", "split", "task")
+    kinds: dict[str, Callable[[Any], Any]] = dict.fromkeys(texts, str)
+    kinds |= {"rate": float, "resample": float, "skip": int, "repeats": bool, "options": dict}
     try:
-        words = {k: str(top.get(k, "")) for k in ("about", "scene", "time", "split", "task")}
+        plain: dict[str, Any] = {name: kind(top[name]) for name, kind in kinds.items() if name in top}
+        rules: dict[str, Any] = {
+            rule: _rule(f"{name}: {rule}", top[rule]) for rule in ("q", "v", "action") if rule in top
+        }
         return DataMapping(
             name=name,
-            about=words["about"],
             format=str(top["format"]),
             files=_words(top["files"]),
-            scene=words["scene"],
-            kind=str(top.get("kind", "episodes")),
             exclude=_words(top.get("exclude", ())),
-            time=words["time"],
-            rate=float(top.get("rate", 0.0)),
-            resample=float(top.get("resample", 0.0)),
-            skip=int(top.get("skip", 0)),
-            split=words["split"],
-            repeats=bool(top.get("repeats", False)),
-            task=words["task"],
             also={str(k): (str(v[0]), str(v[1])) for k, v in top.get("also", {}).items()},
             meta={str(k): str(v) for k, v in top.get("meta", {}).items()},
-            options=dict(top.get("options", {})),
-            q=_rule(f"{name}: q", top["q"]) if "q" in top else ChannelRule(),
-            v=_rule(f"{name}: v", top["v"]) if "v" in top else ChannelRule(),
-            action=_rule(f"{name}: action", top["action"]) if "action" in top else ChannelRule(),
             observation={str(k): _rule(f"{name}: {k}", v) for k, v in top.get("observation", {}).items()},
+            **rules,
+            **plain,
         )
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"The mapping {name!r} has an entry of the wrong kind ({error}).") from None
@@ -238,31 +232,27 @@ def _rule(where: str, entry: Any) -> ChannelRule:
         if key not in _RULE:
             raise UnknownName(f"entry of {where!r}", key, _RULE)
     labels = _words(table.get("labels", ()))
-    size = len(labels)
     sources = _alternatives(table.get("from", ()))
     if not sources and "derive" not in table:
         raise BadInput(f"{where!r} must say where its numbers come from, with 'from' or 'derive'.")
-    unit = table.get("unit", "")
-    unwrap = table.get("unwrap", ())
+    unit, unwrap = table.get("unit", ""), table.get("unwrap", ())
+    numbers: dict[str, Any] = {
+        name: _numbers(table[name], len(labels)) for name in ("sign", "scale", "offset") if name in table
+    }
+    kinds: dict[str, Callable[[Any], Any]] = {"bits": int, "derive": str, "from_unit": str, "optional": bool}
+    kinds |= {"window": float, "lag": float, "flight": float}
+    plain: dict[str, Any] = {name: kind(table[name]) for name, kind in kinds.items() if name in table}
     return ChannelRule(
         sources=sources,
         labels=labels,
         unit=unit if isinstance(unit, str) else " ".join(cast(list[str], unit)),
-        sign=_numbers(table.get("sign", ()), size),
-        scale=_numbers(table.get("scale", ()), size),
-        offset=_numbers(table.get("offset", ()), size),
         matrix=tuple(tuple(float(x) for x in row) for row in table.get("matrix", ())),
         unwrap=labels if unwrap is True else _words(unwrap or ()),
-        bits=int(table.get("bits", 0)),
         bearing=tuple((int(b[0]), int(b[1]), int(b[2]), int(b[3])) for b in table.get("bearing", ())),
-        derive=str(table.get("derive", "")),
-        window=float(table.get("window", 0.05)),
-        lag=float(table.get("lag", 0.0)),
-        flight=float(table.get("flight", 0.0)),
         centre=_point(where, table.get("centre", (0.0, 0.0, 0.0))),
-        optional=bool(table.get("optional", False)),
-        from_unit=str(table.get("from_unit", "")),
         plus=_rule(f"{where}: plus", table["plus"]) if "plus" in table else None,
+        **numbers,
+        **plain,
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.rollout import Ending, rollout
+from instep.core.rollout import rollout
 from instep.core.world import Array, Policy, Watcher, World, vector
 from instep.data.files import read_npz
 from instep.data.frames import Frames, IndexedImages
@@ -138,13 +138,12 @@ def record_episodes(
     *,
     seeds: Sequence[int],
     steps: int,
-    until: Ending | None = None,
     watch: Sequence[Watcher] = (),
 ) -> RecordingResult:
     """Run a policy in a world once per seed, record it, and finish the dataset."""
     with recorder:
         for seed in seeds:
-            episode = rollout(world, policy, steps=steps, seed=seed, until=until, watch=[recorder, *watch])
+            episode = rollout(world, policy, steps=steps, seed=seed, watch=[recorder, *watch])
             recorder.commit(seed=str(seed), ended=episode.meta["ended"])
     return replace(finish_recording(recorder.folder), status=recorder.status())
 
