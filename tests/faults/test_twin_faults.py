@@ -1,5 +1,4 @@
-"""Faults of cameras and bodies, injected into pictures of a filmed simulated robot; each bound is the twin's
-promise."""
+"""Faults of cameras and bodies, injected into the images of a simulated robot, and the bounds the twin keeps."""
 
 from __future__ import annotations
 
@@ -19,54 +18,54 @@ assert _spec and _spec.loader
 _fixtures = importlib.util.module_from_spec(_spec)
 sys.modules["twin_fixtures"] = _fixtures
 _spec.loader.exec_module(_fixtures)
-filmed, follow = _fixtures.filmed, _fixtures.follow
+recording, follow = _fixtures.recording, _fixtures.follow
 
 MM, DEG = 1e-3, np.pi / 180
 CAMERAS = ("cam_220422302296", "cam_234222302164", "cam_234222303707")
 
 
 @pytest.mark.fault(14)
-def test_half_a_second_of_full_occlusion_is_coasted_through(filmed, follow) -> None:
+def test_half_a_second_of_full_occlusion_is_coasted_through(recording, follow) -> None:
     def card(row, name, pixels, stamp):
         return (np.full_like(pixels, 120) + row % 2 if 15 <= row < 45 else pixels), stamp
 
-    run = follow(filmed.with_pictures(card))
+    run = follow(recording.with_images(card))
     assert run.error[15:45].max() < 20 * MM  # physics with another friction, nothing pulled it away
     assert run.error[52:].max() < 3 * MM
     assert np.nanmax(run.log["tee.frames_lost"]) >= 20 and run.log["tee.sigma"][44] > 3 * run.log["tee.sigma"][14]
 
 
 @pytest.mark.fault(16)
-def test_a_camera_that_is_unplugged_is_not_missed(filmed, follow) -> None:
+def test_a_camera_that_is_unplugged_is_not_missed(recording, follow) -> None:
     def unplugged(row, name, pixels, stamp):
         dead = name == CAMERAS[1] and row >= 10
         return pixels, (9 / 60 if dead else stamp)
 
-    run = follow(filmed.with_pictures(unplugged))
+    run = follow(recording.with_images(unplugged))
     assert np.median(run.error[12:]) < 2.5 * MM and np.median(run.turn[12:]) < 1 * DEG
 
 
 @pytest.mark.fault(2)
-def test_a_frozen_picture_is_dropped_within_three_frames(filmed, follow) -> None:
+def test_a_frozen_picture_is_dropped_within_three_frames(recording, follow) -> None:
     last = {}
 
     def frozen(row, name, pixels, stamp):
         last[name] = pixels if row < 20 or name != CAMERAS[1] else last[name]
         return last[name], stamp
 
-    run = follow(filmed.with_pictures(frozen))
+    run = follow(recording.with_images(frozen))
     assert np.median(run.error[30:]) < 4 * MM  # the T moves 2.6 mm per frame
     assert np.all(run.log[f"{CAMERAS[1]}.visible_share"][24:] == 0)
 
 
 @pytest.mark.fault(15)
-def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(filmed, follow) -> None:
-    scene, camera = filmed.scene, filmed.scene.cameras[CAMERAS[1]]
+def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(recording, follow) -> None:
+    scene, camera = recording.scene, recording.scene.cameras[CAMERAS[1]]
     bumped = camera.body_from_camera.copy()
     bumped[:3, :3] = matrix_from_quat(quat_exp(np.array([0.0, 0.0, 1 * DEG]))) @ bumped[:3, :3]
     bumped[:3, 3] += [0.01, 0.0, 0.0]
     wrong = replace(scene, cameras={**scene.cameras, CAMERAS[1]: replace(camera, body_from_camera=bumped)})
-    run = follow(replace(filmed, scene=wrong))  # what is seen is right and the believed camera is not: the same
+    run = follow(replace(recording, scene=wrong))  # what is seen is right and the believed camera is not: the same
     frozen = run.log[f"{CAMERAS[1]}.excluded"]
     assert frozen[-1] == 1 and int(np.argmax(frozen)) <= 20
     assert run.log[f"{CAMERAS[0]}.excluded"][-1] == 0 and run.log[f"{CAMERAS[2]}.excluded"][-1] == 0
@@ -74,67 +73,67 @@ def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(filmed, follow) -
 
 
 @pytest.mark.fault(7)
-def test_pictures_that_come_100_ms_late_correct_where_they_were_taken(filmed, follow) -> None:
+def test_pictures_that_come_100_ms_late_correct_where_they_were_taken(recording, follow) -> None:
     def late(row, name, pixels, stamp):
         then = max(row - 6, 0)
-        return filmed.episode[f"observation.images.{name}"][then], float(
-            filmed.episode[f"observation.images.{name}.stamp"][then]
+        return recording.episode[f"observation.images.{name}"][then], float(
+            recording.episode[f"observation.images.{name}.stamp"][then]
         )
 
-    run = follow(filmed.with_pictures(late))
+    run = follow(recording.with_images(late))
     assert np.median(run.error[10:]) < 3 * MM and np.median(run.turn[10:]) < 1.5 * DEG
 
 
 @pytest.mark.fault(3)
-def test_a_third_of_the_frames_may_be_dropped(filmed, follow) -> None:
+def test_a_third_of_the_frames_may_be_dropped(recording, follow) -> None:
     rng = np.random.default_rng(5)
 
     def dropped(row, name, pixels, stamp):
         return pixels, (-1.0 if rng.random() < 0.3 else stamp)  # a stamp from before is not taken
 
-    run = follow(filmed.with_pictures(dropped))
+    run = follow(recording.with_images(dropped))
     assert np.median(run.error[5:]) < 2.5 * MM and np.median(run.turn[5:]) < 1 * DEG
 
 
-def test_50_ms_without_joint_readings_are_bridged(filmed, follow) -> None:
-    q = filmed.episode.q.copy()
+def test_50_ms_without_joint_readings_are_bridged(recording, follow) -> None:
+    q = recording.episode.q.copy()
     q[20:23, :2] = np.nan
-    run = follow(replace(filmed, episode=filmed.episode.with_columns({"q": q})))
+    run = follow(replace(recording, episode=recording.episode.with_columns({"q": q})))
     assert run.episode["twin.counts"][-1][COUNTS.index("dropouts")] == 3
     assert np.isfinite(run.episode["twin.sent"]).all()
-    joints = np.abs(run.episode.q[:, :2] - filmed.episode.q[:, :2])
+    joints = np.abs(run.episode.q[:, :2] - recording.episode.q[:, :2])
     assert joints[18:30].max() < 4 * MM  # the simulated joints go on by themselves
     assert np.median(run.error[20:30]) < 2.5 * MM
 
 
 @pytest.mark.parametrize("gain", [0.7, 1.3])
-def test_light_may_change_by_a_third(filmed, follow, gain: float) -> None:
+def test_light_may_change_by_a_third(recording, follow, gain: float) -> None:
     def lit(row, name, pixels, stamp):
         return (np.clip(pixels * (gain if row >= 20 else 1.0), 0, 255).astype(np.uint8)), stamp
 
-    run = follow(filmed.with_pictures(lit))
+    run = follow(recording.with_images(lit))
     assert np.median(run.error[22:]) < 4 * MM and np.median(run.turn[22:]) < 1 * DEG  # it moves 2.6 mm per frame
 
 
-def test_friction_may_be_wrong_by_a_factor_of_three(filmed, follow) -> None:
-    run = follow(filmed, None, geom__tee_bar__friction=0.27, geom__tee_stem__friction=0.27)
+def test_friction_may_be_wrong_by_a_factor_of_three(recording, follow) -> None:
+    run = follow(recording, None, geom__tee_bar__friction=0.27, geom__tee_stem__friction=0.27)
     assert np.median(run.error[5:]) < 2.5 * MM and np.median(run.turn[5:]) < 1 * DEG
 
 
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("turn", [0, 30, 180])
-def test_a_body_moved_by_hand_is_found_again_within_a_second(filmed, follow, turn: float) -> None:
-    scene, at = filmed.scene, filmed.episode.q[0].copy()
+def test_a_body_moved_by_hand_is_found_again_within_a_second(recording, follow, turn: float) -> None:
+    scene, at = recording.scene, recording.episode.q[0].copy()
     at[2:4] += [0.08, 0.06]  # 10 cm
     at[5:9] = quat_mul(quat_exp(np.array([0.0, 0.0, turn * DEG])), at[5:9])
-    still = {n: filmed.renderer.render(at, c).astype(np.int16) for n, c in scene.cameras.items()}
+    still = {n: recording.renderer.render(at, c).astype(np.int16) for n, c in scene.cameras.items()}
     rng = np.random.default_rng(2)
 
     def by_hand(row, name, pixels, stamp):
         noisy = np.clip(still[name] + rng.integers(-4, 5, pixels.shape, np.int16), 0, 255).astype(np.uint8)
         return (noisy if row >= 20 else pixels), stamp
 
-    run = follow(filmed.with_pictures(by_hand))
+    run = follow(recording.with_images(by_hand))
     apart = np.linalg.norm(run.episode.q[:, 2:4] - at[2:4], axis=1)
     turned = angle_between(run.episode.q[:, 5:9], at[5:9])
     home = np.flatnonzero((apart < 3 * MM) & (turned < 2 * DEG))

@@ -1,10 +1,11 @@
-"""A simulated robot that was filmed once: another friction, other light, noise, pictures that come a frame late."""
+"""Fixtures of the twin: a simulated robot with rendered images under other friction, light, noise and latency."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -15,15 +16,38 @@ from instep.core.world import Array
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
+from instep.scene.camera import Camera
 from instep.scene.folder import Scene
-from instep.twin import CameraRig, FilterOptions, PoseFilter, Twin, correction_log
+from instep.twin import CameraRig, FilterOptions, Outline, PoseFilter, Twin, correction_log, outline_of
 from instep.twin.camera_rig import IMAGES
 
 STEPS = 60
+TEE = """
+<mujoco><worldbody><geom type="plane" size="1 1 0.1"/>
+  <body name="tee"><freejoint/>
+    <geom type="box" pos="0 0.04 0" size="0.1 0.025 0.02"/><geom type="box" pos="0 -0.06 0" size="0.025 0.075 0.02"/>
+  </body>
+  <body name="ghost"><freejoint/><geom type="sphere" size="0.1" rgba="1 1 1 0"/></body>
+</worldbody></mujoco>
+"""
+
+
+@pytest.fixture(scope="session")
+def tee() -> Outline:
+    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
+
+
+def looking_down(name: str = "top", at: tuple[float, float, float] = (0.05, 0.1, 0.6), lean: float = -0.2) -> Camera:
+    """A camera above the origin that looks down, leaning."""
+    c, s = np.cos(lean), np.sin(lean)
+    placed = np.eye(4)
+    placed[:3, :3] = np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) @ np.diag([1.0, -1.0, -1.0])
+    placed[:3, 3] = at
+    return Camera(name, 240, 160, (200.0, 200.0), (120.0, 80.0), body_from_camera=placed)
 
 
 @dataclass(frozen=True)
-class Filmed:
+class RenderedRecording:
     """What a simulated robot did, and what its cameras saw."""
 
     scene: Scene
@@ -31,7 +55,7 @@ class Filmed:
     """Rows with q, v, action and pictures that were taken one row before."""
     renderer: MujocoRenderer
 
-    def with_pictures(self, change: Callable[[int, str, Array, float], tuple[Array, float]]) -> Filmed:
+    def with_images(self, change: Callable[[int, str, Array, float], tuple[Array, float]]) -> RenderedRecording:
         """The same with each picture (row, camera, pixels, stamp) changed."""
         columns = {}
         for name in self.scene.cameras:
@@ -58,7 +82,7 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def filmed(opengl: str) -> Filmed:
+def recording(opengl: str) -> RenderedRecording:
     scene = Scene.load("pusht")
     world = MujocoWorld(scene).tuned({"geom.*.friction": 0.8})
     q, v = scene.start(0)
@@ -77,18 +101,18 @@ def filmed(opengl: str) -> Filmed:
         late = [renderer.render(q[max(row - 1, 0)], camera, look, row) for row in range(STEPS)]
         columns[IMAGES + name] = np.stack(late)
         columns[IMAGES + name + ".stamp"] = np.maximum(np.arange(STEPS) - 1, 0) * dt
-    return Filmed(scene, Episode(world.spec, columns), renderer)
+    return RenderedRecording(scene, Episode(world.spec, columns), renderer)
 
 
 @pytest.fixture(scope="session")
 def follow() -> Callable[..., Run]:
-    def run(filmed: Filmed, options: FilterOptions | None = None, **settings: float) -> Run:
-        scene = filmed.scene
+    def run(recording: RenderedRecording, options: FilterOptions | None = None, **settings: float) -> Run:
+        scene = recording.scene
         sim = MujocoWorld(scene)
         sim = sim.tuned({k.replace("__", "."): value for k, value in settings.items()}) if settings else sim
-        twin = Twin(sim, Recording(filmed.episode), PoseFilter(scene, CameraRig.of(scene), options))
-        episode = rollout(twin, Script(filmed.episode.action), steps=len(filmed.episode))
-        true = filmed.episode.q
+        twin = Twin(sim, Recording(recording.episode), PoseFilter(scene, CameraRig.of(scene), options))
+        episode = rollout(twin, Script(recording.episode.action), steps=len(recording.episode))
+        true = recording.episode.q
         error = np.linalg.norm(episode.q[:, 2:5] - true[:, 2:5], axis=1)
         turn = angle_between(episode.q[:, 5:9], true[:, 5:9])
         return Run(twin, episode, error, turn, correction_log(episode))

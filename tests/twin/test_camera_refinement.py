@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mujoco
 import numpy as np
 import pytest
 
@@ -13,30 +12,18 @@ from instep.scene.camera import Camera
 from instep.twin.camera_refinement import align_camera, anchor_to_prior, refine_cameras
 from instep.twin.camera_rig import MaskCrop
 from instep.twin.pose_solver import moved, planar_basis
-from instep.twin.projection import Outline, outline_of, project_outline
+from instep.twin.projection import Outline, project_outline
 
-TEE = """
-<mujoco><worldbody><body name="tee"><freejoint/>
-    <geom type="box" pos="0 0.04 0" size="0.1 0.025 0.02"/><geom type="box" pos="0 -0.06 0" size="0.025 0.075 0.02"/>
-</body></worldbody></mujoco>
-"""
+from .conftest import looking_down
+
 BASIS = planar_basis(np.array([0.0, 0.0, 1.0]))
 
 
-@pytest.fixture(scope="module")
-def tee() -> Outline:
-    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
-
-
-def camera(name: str, lean: float, at: tuple[float, float, float]) -> Camera:
-    c, s = np.cos(lean), np.sin(lean)
-    placed = np.eye(4)
-    placed[:3, :3] = np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) @ np.diag([1.0, -1.0, -1.0])
-    placed[:3, 3] = at
-    return Camera(name, 240, 160, (200.0, 200.0), (120.0, 80.0), body_from_camera=placed)
-
-
-TRUE = (camera("a", -0.2, (0.05, 0.1, 0.6)), camera("b", 0.5, (0.0, -0.3, 0.5)), camera("c", 0.1, (-0.1, 0.0, 0.55)))
+TRUE = (
+    looking_down("a", (0.05, 0.1, 0.6), -0.2),
+    looking_down("b", (0.0, -0.3, 0.5), 0.5),
+    looking_down("c", (-0.1, 0.0, 0.55), 0.1),
+)
 
 
 def shipped(view: Camera) -> Camera:

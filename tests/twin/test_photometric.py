@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mujoco
 import numpy as np
 import pytest
 
@@ -27,17 +26,9 @@ from instep.twin.pose_solver import moved, planar_basis, solve_pose
 from instep.twin.projection import Outline, outline_of, project_outline
 from instep.twin.segmentation import colour_mask
 
-TEE = """
-<mujoco><worldbody><body name="tee"><freejoint/>
-    <geom type="box" pos="0 0.04 0" size="0.1 0.025 0.02"/><geom type="box" pos="0 -0.06 0" size="0.025 0.075 0.02"/>
-</body></worldbody></mujoco>
-"""
+from .conftest import looking_down
+
 TOP = np.array([0.9, 0.5, 0.1])
-
-
-@pytest.fixture(scope="module")
-def tee() -> Outline:
-    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +36,7 @@ def surface(tee: Outline) -> SurfaceGaussians:
     return surface_gaussians(tee, TOP)
 
 
-def camera(name: str, lean: float, at: tuple[float, float, float]) -> Camera:
-    c, s = np.cos(lean), np.sin(lean)
-    placed = np.eye(4)
-    placed[:3, :3] = np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) @ np.diag([1.0, -1.0, -1.0])
-    placed[:3, 3] = at
-    return Camera(name, 240, 160, (200.0, 200.0), (120.0, 80.0), body_from_camera=placed)
-
-
-CAMERAS = (camera("a", -0.2, (0.05, 0.1, 0.6)), camera("b", 0.5, (0.0, -0.3, 0.5)))
+CAMERAS = (looking_down("a", (0.05, 0.1, 0.6), -0.2), looking_down("b", (0.0, -0.3, 0.5), 0.5))
 
 
 def shaded(surface: SurfaceGaussians) -> np.ndarray:
@@ -136,35 +119,35 @@ def test_colours_are_learned_from_what_cameras_show(tee: Outline, surface: Surfa
 
 
 @pytest.mark.parametrize("residual", ["photo", "both"])
-def test_a_filter_that_compares_colours_follows_a_simulated_robot(filmed, follow, residual) -> None:
-    run = follow(filmed, FilterOptions(residual=residual))
+def test_a_filter_that_compares_colours_follows_a_simulated_robot(recording, follow, residual) -> None:
+    run = follow(recording, FilterOptions(residual=residual))
     assert np.median(run.error[10:]) < 1.5e-3 and np.degrees(np.median(run.turn[10:])) < 0.3
     assert np.nanmedian(run.log["tee.colour_residual"][10:]) < 0.2
-    again = follow(filmed, FilterOptions(residual=residual))
+    again = follow(recording, FilterOptions(residual=residual))
     assert np.array_equal(run.episode.q, again.episode.q)  # bit for bit
 
 
-def test_a_scan_replaces_the_surface_gaussians(filmed, tmp_path) -> None:
+def test_a_scan_replaces_the_surface_gaussians(recording, tmp_path) -> None:
     from instep.splat.io import save_gaussians
 
-    scene = filmed.scene
+    scene = recording.scene
     scan = surface_gaussians(outline_of(scene.model, "tee"), TOP, cell=0.02).gaussians
     save_gaussians(tmp_path / "tee.ply", scan)
     scans = TwinOptions(residual="both", scan=tmp_path).scans()
     assert list(scans) == ["tee"] and len(scans["tee"]) == len(scan)
     rig = replace(CameraRig.of(scene), mask=colour_mask(TOP))
     scanned = PoseFilter(scene, rig, FilterOptions(residual="both"), scans=scans)
-    twin = Twin(MujocoWorld(scene), Recording(filmed.episode), scanned)
-    run = rollout(twin, Script(filmed.episode.action), steps=20)
-    error = np.linalg.norm(run.q[10:, 2:5] - filmed.episode.q[10:20, 2:5], axis=1)
+    twin = Twin(MujocoWorld(scene), Recording(recording.episode), scanned)
+    run = rollout(twin, Script(recording.episode.action), steps=20)
+    error = np.linalg.norm(run.q[10:, 2:5] - recording.episode.q[10:20, 2:5], axis=1)
     assert np.median(error) < 2e-3
 
 
-def test_the_log_tells_when_colours_do_not_fit(filmed, follow) -> None:
+def test_the_log_tells_when_colours_do_not_fit(recording, follow) -> None:
     def stain(row: int, name: str, pixels: np.ndarray, stamp: float) -> tuple[np.ndarray, float]:
         return (pixels if row < 40 else np.clip(pixels * np.array([1.0, 1.5, 0.6]), 0, 255).astype(np.uint8)), stamp
 
-    plain, stained = follow(filmed), follow(filmed.with_pictures(stain))
+    plain, stained = follow(recording), follow(recording.with_images(stain))
     assert np.array_equal(
         plain.log["tee.colour_residual"][:40], stained.log["tee.colour_residual"][:40], equal_nan=True
     )

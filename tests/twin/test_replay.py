@@ -20,7 +20,8 @@ STEPS = 30
 
 @pytest.fixture(scope="module")
 def recorded(opengl) -> tuple[Scene, Episode, Episode]:
-    """A run of a twin against a simulated robot that is filmed while it moves, and what the simulated robot showed."""
+    """A run of a twin against a simulated robot whose images are rendered while it moves, and what the simulated
+    robot showed."""
     scene = Scene.load("pusht")
     slow = MujocoWorld(scene).tuned({"action.delay": 0.04, "geom.*.friction": 0.7})
     real = render_cameras(slow, scene, None, ImageEffects(0.9, (1.05, 0.95, 0.97), 3.0), every=3)

@@ -16,30 +16,8 @@ from instep.twin.projection import Outline, outline_of, project_outline
 from instep.twin.segmentation import MIN_PURITY, ColourMask, colour_mask, segment
 from instep.twin.silhouette import median_chroma
 
+from .conftest import TEE, looking_down
 from .reference import counted, normal_equations, occluders
-
-TEE = """
-<mujoco><worldbody><geom type="plane" size="1 1 0.1"/>
-  <body name="tee"><freejoint/>
-    <geom type="box" pos="0 0.04 0" size="0.1 0.025 0.02"/><geom type="box" pos="0 -0.06 0" size="0.025 0.075 0.02"/>
-  </body>
-  <body name="ghost"><freejoint/><geom type="sphere" size="0.1" rgba="1 1 1 0"/></body>
-</worldbody></mujoco>
-"""
-
-
-@pytest.fixture(scope="module")
-def tee() -> Outline:
-    return outline_of(mujoco.MjModel.from_xml_string(TEE), "tee")
-
-
-def looking_down(name: str = "top", at: tuple[float, float, float] = (0.05, 0.1, 0.6), lean: float = -0.2) -> Camera:
-    """A camera above the origin that looks down, leaning."""
-    c, s = np.cos(lean), np.sin(lean)
-    placed = np.eye(4)
-    placed[:3, :3] = np.array([[1, 0, 0], [0, c, -s], [0, s, c]]) @ np.diag([1.0, -1.0, -1.0])
-    placed[:3, 3] = at
-    return Camera(name, 240, 160, (200.0, 200.0), (120.0, 80.0), body_from_camera=placed)
 
 
 def shown(shape: Outline, camera: Camera, T: np.ndarray) -> MaskCrop:

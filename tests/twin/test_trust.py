@@ -64,20 +64,20 @@ def test_three_runs_are_too_few() -> None:
         calibrate_trust([nominal(seed) for seed in range(3)])
 
 
-def test_the_log_is_read_back_from_an_episode(filmed, follow) -> None:
-    run = follow(filmed)
+def test_the_log_is_read_back_from_an_episode(recording, follow) -> None:
+    run = follow(recording)
     log = correction_log(run.episode)
     assert set(run.twin.correct.logged) | {"joints.error"} == set(log)
     assert np.nanmax(log["joints.error"]) == np.nanmax(np.abs(run.episode["twin.joint_error"]))
     with pytest.raises(BadInput, match="not run through a corrected twin"):
-        correction_log(filmed.episode)
+        correction_log(recording.episode)
 
 
-def test_the_command_line_says_how_far_a_run_can_be_trust_scores(filmed, follow, tmp_path) -> None:
+def test_the_command_line_says_how_far_a_run_can_be_trust_scores(recording, follow, tmp_path) -> None:
     from instep.app.twin_run import calibrated_on, trust_scores
     from instep.data import write_dataset
 
-    well = follow(filmed).episode
+    well = follow(recording).episode
     rng = np.random.default_rng(0)
 
     def like(scale: float):

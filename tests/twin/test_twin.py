@@ -1,4 +1,4 @@
-"""The twin as a world, and how near it stays to a simulated robot that is filmed."""
+"""The twin as a world, and how near it stays to a simulated robot whose images are rendered."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from instep.twin.twin import COUNTS, STAGES, adapt_lead, blend_joints
 MM, DEG = 1e-3, np.pi / 180
 
 
-def test_the_twin_stays_on_the_body(filmed, follow) -> None:
-    run = follow(filmed)
+def test_the_twin_stays_on_the_body(recording, follow) -> None:
+    run = follow(recording)
     assert np.median(run.error[5:]) < 2 * MM and np.median(run.turn[5:]) < 1 * DEG
     assert np.quantile(run.error[5:], 0.95) < 4 * MM
     assert np.nanmax(run.log["tee.frames_lost"]) == 0
 
 
-def test_physics_alone_does_not(filmed, follow) -> None:
-    scene = filmed.scene
+def test_physics_alone_does_not(recording, follow) -> None:
+    scene = recording.scene
     sim = MujocoWorld(scene).tuned({"geom.*.friction": 0.1})
-    free = rollout(Twin(sim, Recording(filmed.episode), NoCorrection()), Script(filmed.episode.action), steps=60)
-    apart = np.linalg.norm(free.q[-1, 2:4] - filmed.episode.q[-1, 2:4])
+    free = rollout(Twin(sim, Recording(recording.episode), NoCorrection()), Script(recording.episode.action), steps=60)
+    apart = np.linalg.norm(free.q[-1, 2:4] - recording.episode.q[-1, 2:4])
     assert apart > 5 * MM  # the scene's own start is elsewhere: nothing told the twin
 
 
-def test_a_step_depends_only_on_its_arguments(filmed) -> None:
-    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), NoCorrection())
+def test_a_step_depends_only_on_its_arguments(recording) -> None:
+    twin = Twin(MujocoWorld(recording.scene), Recording(recording.episode), NoCorrection())
     state = twin.reset(0)
-    first, second = twin.step(state, filmed.episode.action[0]), twin.step(state, filmed.episode.action[0])
+    first, second = twin.step(state, recording.episode.action[0]), twin.step(state, recording.episode.action[0])
     assert np.array_equal(first.q, second.q) and np.array_equal(first.v, second.v)
 
 
-def test_replaying_a_run_gives_every_set_point_again(filmed, follow) -> None:
+def test_replaying_a_run_gives_every_set_point_again(recording, follow) -> None:
     def sent() -> np.ndarray:
-        run_twin = follow(filmed).twin
+        run_twin = follow(recording).twin
         state, out = run_twin.reset(0), []
-        for action in filmed.episode.action[:20]:
+        for action in recording.episode.action[:20]:
             state = run_twin.step(state, action)
             out.append(run_twin.sent(state))
         return np.stack(out)
@@ -53,17 +53,19 @@ def test_replaying_a_run_gives_every_set_point_again(filmed, follow) -> None:
     assert np.array_equal(sent(), sent())
 
 
-def test_the_real_robot_is_told_the_simulated_joints(filmed) -> None:
-    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), NoCorrection(), blend=JointBlend(gain=0.0))
+def test_the_real_robot_is_told_the_simulated_joints(recording) -> None:
+    twin = Twin(MujocoWorld(recording.scene), Recording(recording.episode), NoCorrection(), blend=JointBlend(gain=0.0))
     state = twin.step(twin.reset(0), np.array([0.40, 0.30]))
     assert np.allclose(twin.sent(state), state.q[:2], atol=1e-12)
     assert np.abs(twin.sent(state) - [0.40, 0.30]).max() > 0.01  # not the policy's target
 
 
-def test_stages_and_overruns_are_counted_with_their_cause(filmed) -> None:
+def test_stages_and_overruns_are_counted_with_their_cause(recording) -> None:
     ticks = iter(np.cumsum([0.0] + [0.001, 0.030, 0.001, 0.0, 0.0, 0.040] * 50))
-    twin = Twin(MujocoWorld(filmed.scene), Recording(filmed.episode), NoCorrection(), clock=lambda: float(next(ticks)))
-    state = twin.step(twin.reset(0), filmed.episode.action[0])
+    twin = Twin(
+        MujocoWorld(recording.scene), Recording(recording.episode), NoCorrection(), clock=lambda: float(next(ticks))
+    )
+    state = twin.step(twin.reset(0), recording.episode.action[0])
     seen = twin.observe(state)
     counts = dict(zip(COUNTS, seen["twin.counts"], strict=True))
     assert counts["overruns"] == 1 and counts["overrun.correct"] == 1
@@ -101,8 +103,8 @@ def test_a_lag_of_the_robot_is_learned_and_led_away() -> None:
     assert adapt_lead(JointBlend(max_lead=0.0), 0.0, -0.06 * speed, speed) == 0.0
 
 
-def test_a_late_robot_is_told_where_the_joints_will_be(filmed) -> None:
-    scene = filmed.scene
+def test_a_late_robot_is_told_where_the_joints_will_be(recording) -> None:
+    scene = recording.scene
     slow = MujocoWorld(scene).tuned({"action.delay": 0.05})
 
     def apart(blend: JointBlend) -> float:
@@ -115,8 +117,8 @@ def test_a_late_robot_is_told_where_the_joints_will_be(filmed) -> None:
     assert led_on < 0.25 * behind and behind > 5 * MM
 
 
-def test_the_twin_of_a_still_world_stands_still(filmed) -> None:
-    scene = filmed.scene
+def test_the_twin_of_a_still_world_stands_still(recording) -> None:
+    scene = recording.scene
     twin = Twin(MujocoWorld(scene), MujocoWorld(scene), NoCorrection())
     episode = rollout(twin, Constant(scene.rest_action()), steps=20)
     assert np.abs(episode.q[-1, :2] - episode.q[0, :2]).max() < 5e-4  # servos give way a little on a tilted table
@@ -132,18 +134,18 @@ def test_a_painted_body_is_found_where_it_is() -> None:
     assert np.linalg.norm(found.q[2:4] - state.q[2:4]) < 2 * MM
 
 
-def test_between_pictures_of_slow_cameras_the_filter_stays_sure(filmed, follow) -> None:
-    rows = np.arange(len(filmed.episode)) // 6 * 6  # ten pictures a second
-    held = {n: c[rows] for n, c in filmed.episode.columns.items() if n.startswith("observation.images.")}
-    run = follow(replace(filmed, episode=filmed.episode.with_columns(held)))
+def test_between_pictures_of_slow_cameras_the_filter_stays_sure(recording, follow) -> None:
+    rows = np.arange(len(recording.episode)) // 6 * 6  # ten pictures a second
+    held = {n: c[rows] for n, c in recording.episode.columns.items() if n.startswith("observation.images.")}
+    run = follow(replace(recording, episode=recording.episode.with_columns(held)))
     assert np.median(run.error[12:]) < 2e-3
     assert run.log["tee.sigma"][12:].max() < 3e-3
     assert np.nanmean(run.log["tee.nis"][12:]) > 0.2  # neither sure nor unsure beyond reason
 
 
-def test_without_any_picture_for_long_the_filter_says_that_it_does_not_know(filmed, follow) -> None:
-    rows = np.minimum(np.arange(len(filmed.episode)), 20)  # all cameras are unplugged
-    held = {n: c[rows] for n, c in filmed.episode.columns.items() if n.startswith("observation.images.")}
-    run = follow(replace(filmed, episode=filmed.episode.with_columns(held)))
+def test_without_any_picture_for_long_the_filter_says_that_it_does_not_know(recording, follow) -> None:
+    rows = np.minimum(np.arange(len(recording.episode)), 20)  # all cameras are unplugged
+    held = {n: c[rows] for n, c in recording.episode.columns.items() if n.startswith("observation.images.")}
+    run = follow(replace(recording, episode=recording.episode.with_columns(held)))
     sigma = run.log["tee.sigma"]
     assert sigma[30] < 3e-3 < 0.02 < sigma[-1]

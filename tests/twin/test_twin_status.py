@@ -23,8 +23,8 @@ def watched(episode, trust=None) -> tuple[TwinStatus, Progress, int]:
     return watch, progress, task
 
 
-def test_the_line_says_what_the_log_holds(filmed, follow) -> None:
-    run = follow(filmed)
+def test_the_line_says_what_the_log_holds(recording, follow) -> None:
+    run = follow(recording)
     trust = calibrate_trust([{n: v * (1 + 0.01 * k) for n, v in run.log.items()} for k in range(12)])
     watch, progress, task = watched(run.episode, trust)
     line = progress.tasks[task].fields["state"]
@@ -57,8 +57,8 @@ def test_between_pictures_the_line_tells_of_the_last_one() -> None:
     )
 
 
-def test_the_page_draws_what_the_twin_says_of_itself(filmed, follow, tmp_path) -> None:
-    run = follow(filmed)
+def test_the_page_draws_what_the_twin_says_of_itself(recording, follow, tmp_path) -> None:
+    run = follow(recording)
     path = write_page(tmp_path, "a run", run.episode, {})
     page = path.read_text()
     for words in (
@@ -72,5 +72,5 @@ def test_the_page_draws_what_the_twin_says_of_itself(filmed, follow, tmp_path) -
         assert words in page
 
 
-def test_a_run_without_a_correction_has_no_page(filmed, tmp_path) -> None:
-    assert write_page(tmp_path, "a run", filmed.episode, {}) is None
+def test_a_run_without_a_correction_has_no_page(recording, tmp_path) -> None:
+    assert write_page(tmp_path, "a run", recording.episode, {}) is None

@@ -364,21 +364,9 @@ def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compi
 
 @njit(**OPTIONS)
 def sample_colours(
-    means,
-    normals,
-    world_from_body,
-    world_from_camera,
-    lens,
-    pixels,
-    mask,
-    weight,
-    region,
-    facing,
-    scale,
-    expected,
-    seen,
-    tally,
-):  # pragma: no cover - compiled
+    means, normals, world_from_body, world_from_camera, lens, pixels, mask, weight, region, facing, scale, expected,
+    seen, tally,
+):  # pragma: no cover - compiled  # fmt: skip
     """Add to `seen` [n, 4] the colours (times `scale`) and the count of points that this camera shows.
 
     A point counts where its face is turned to the camera and its pixel clearly shows the body. `tally` [2] gains the
