@@ -2,57 +2,40 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .camera_refinement import RefinedCameras as RefinedCameras
-    from .camera_refinement import RefinedRig as RefinedRig
-    from .camera_refinement import RefineOptions as RefineOptions
-    from .camera_refinement import refine_rig as refine_rig
-    from .camera_rig import CameraRig as CameraRig
-    from .camera_rig import recorded_rig as recorded_rig
-    from .factory import TwinOptions as TwinOptions
-    from .factory import open_twin as open_twin
-    from .pose_filter import FilterOptions as FilterOptions
-    from .pose_filter import PoseFilter as PoseFilter
-    from .projection import Outline as Outline
-    from .projection import draw_outline as draw_outline
-    from .projection import outline_of as outline_of
-    from .projection import transform_at as transform_at
-    from .tracking import SilhouetteOverlaps as SilhouetteOverlaps
-    from .tracking import TrackedRecording as TrackedRecording
-    from .tracking import block_median as block_median
-    from .tracking import silhouette_overlaps as silhouette_overlaps
-    from .tracking import track_recording as track_recording
-    from .trust import Trust as Trust
-    from .trust import calibrate_trust as calibrate_trust
-    from .twin import CorrectedState as CorrectedState
-    from .twin import Correction as Correction
-    from .twin import JointBlend as JointBlend
-    from .twin import NoCorrection as NoCorrection
-    from .twin import Twin as Twin
-    from .twin import correction_log as correction_log
-    from .visual_forces import ForceOptions as ForceOptions
-    from .visual_forces import VisualForces as VisualForces
+    from .camera_refinement import RefinedCameras, RefinedRig, RefineOptions, refine_rig
+    from .camera_rig import CameraRig, recorded_rig
+    from .factory import TwinOptions, open_twin
+    from .pose_filter import FilterOptions, PoseFilter
+    from .projection import Outline, draw_outline, outline_of, transform_at
+    from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
+    from .trust import Trust, calibrate_trust
+    from .twin import CorrectedState, Correction, JointBlend, NoCorrection, Twin, correction_log
+    from .visual_forces import ForceOptions, VisualForces
 
-# Modules are imported when a name of theirs is first used: Numba and MuJoCo are loaded by what needs them.
-_NAMES = {
-    "camera_refinement": ("RefineOptions", "RefinedCameras", "RefinedRig", "refine_rig"),
-    "camera_rig": ("CameraRig", "recorded_rig"),
-    "factory": ("TwinOptions", "open_twin"),
-    "pose_filter": ("FilterOptions", "PoseFilter"),
-    "projection": ("Outline", "draw_outline", "outline_of", "transform_at"),
-    "tracking": ("SilhouetteOverlaps", "TrackedRecording", "block_median", "silhouette_overlaps", "track_recording"),
-    "trust": ("Trust", "calibrate_trust"),
-    "twin": ("CorrectedState", "Correction", "JointBlend", "NoCorrection", "Twin", "correction_log"),
-    "visual_forces": ("ForceOptions", "VisualForces"),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
+    "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "JointBlend", "NoCorrection",
+    "Outline", "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig", "SilhouetteOverlaps",
+    "TrackedRecording", "Trust", "Twin", "TwinOptions", "VisualForces", "block_median", "calibrate_trust",
+    "correction_log", "draw_outline", "open_twin", "outline_of", "recorded_rig", "refine_rig", "silhouette_overlaps",
+    "track_recording", "transform_at",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "camera_refinement": "RefineOptions RefinedCameras RefinedRig refine_rig",
+        "camera_rig": "CameraRig recorded_rig",
+        "factory": "TwinOptions open_twin",
+        "pose_filter": "FilterOptions PoseFilter",
+        "projection": "Outline draw_outline outline_of transform_at",
+        "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",
+        "trust": "Trust calibrate_trust",
+        "twin": "CorrectedState Correction JointBlend NoCorrection Twin correction_log",
+        "visual_forces": "ForceOptions VisualForces",
+    },
+)
