@@ -1,4 +1,4 @@
-"""Files from strangers: each is refused in one sentence, in bounded memory, and nothing is written half."""
+"""Untrusted files: each is refused in one sentence, in bounded memory, and nothing is written half."""
 
 from __future__ import annotations
 

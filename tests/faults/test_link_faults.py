@@ -587,17 +587,17 @@ def test_a_robot_refuses_a_request_that_belongs_to_another_connection():
         ({"Authorization": "Bearer TOKEN"}, "/control?x=1", None, 404),
     ],
 )
-def test_strangers_are_turned_away_at_the_door(door, headers, path, origin, status):
-    headers = {name: value.replace("TOKEN", door.token) for name, value in headers.items()}
+def test_unauthorized_requests_are_refused(server, headers, path, origin, status):
+    headers = {name: value.replace("TOKEN", server.token) for name, value in headers.items()}
     with pytest.raises(InvalidStatus) as caught:
-        connect(door.address + path, additional_headers=headers, origin=origin)
+        connect(server.address + path, additional_headers=headers, origin=origin)
     body = caught.value.response.body.decode()
     assert caught.value.response.status_code == status
-    assert "Traceback" not in body and door.token not in body and body.endswith(".\n")
+    assert "Traceback" not in body and server.token not in body and body.endswith(".\n")
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[RobotServer]:
+def server() -> Iterator[RobotServer]:
     with RobotServer(
         WorldDriver(PointMass()), pace="step", options=ServerOptions(origins=("http://localhost:8080",))
     ) as server:
@@ -605,29 +605,29 @@ def door() -> Iterator[RobotServer]:
 
 
 @pytest.mark.fault(42)
-def test_an_origin_on_the_list_may_come_in(door):
-    with raw_client(door.address, door.token, path="/watch", origin="http://localhost:8080") as page:
+def test_an_origin_on_the_list_may_come_in(server):
+    with raw_client(server.address, server.token, path="/watch", origin="http://localhost:8080") as page:
         assert isinstance(unpack(page.recv()), Hello)
 
 
 @pytest.mark.fault(42)
-def test_a_name_that_was_rebound_to_this_computer_is_refused(door):
-    lines = handshake(door.address, door.token, "/watch").decode().replace("Host: 127.0.0.1", "Host: evil.example")
-    with socket.create_connection(("127.0.0.1", port_of(door.address)), timeout=5) as stranger:
-        stranger.sendall(lines.encode())
-        assert stranger.recv(100).startswith(b"HTTP/1.1 403")
+def test_a_name_that_was_rebound_to_this_computer_is_refused(server):
+    lines = handshake(server.address, server.token, "/watch").decode().replace("Host: 127.0.0.1", "Host: evil.example")
+    with socket.create_connection(("127.0.0.1", port_of(server.address)), timeout=5) as connection:
+        connection.sendall(lines.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 403")
 
 
 @pytest.mark.fault(42)
-def test_a_client_with_the_wrong_token_hears_what_to_do(door):
+def test_a_client_with_the_wrong_token_hears_what_to_do(server):
     with pytest.raises(BadInput, match=r"refused the connection \(401\): Send the server's token"):
-        RobotWorld(door.address, "0" * 64)
+        RobotWorld(server.address, "0" * 64)
 
 
 @pytest.mark.fault(42)
-def test_a_flood_an_oversized_message_and_text_close_the_connection(door):
-    with socket.create_connection(("127.0.0.1", port_of(door.address)), timeout=20) as flood:
-        flood.sendall(handshake(door.address, door.token, "/watch"))
+def test_a_flood_an_oversized_message_and_text_close_the_connection(server):
+    with socket.create_connection(("127.0.0.1", port_of(server.address)), timeout=20) as flood:
+        flood.sendall(handshake(server.address, server.token, "/watch"))
         seen = b""
         while len(parts := seen.split(b"connection\xd9\x20")) < 2 or len(parts[1]) < 32:
             seen += flood.recv(4096)
@@ -641,7 +641,7 @@ def test_a_flood_an_oversized_message_and_text_close_the_connection(door):
         writer.join()
         assert b"Too many messages in a second." in tail
     for message, code in ((b"\0" * (8 * 2**20 + 1), 1009), ("hello", 1008), (b"", 1008)):
-        with raw_client(door.address, door.token, path="/watch") as odd:
+        with raw_client(server.address, server.token, path="/watch") as odd:
             odd.recv()
             with pytest.raises(ConnectionClosed) as caught:
                 odd.send(message)
@@ -651,47 +651,47 @@ def test_a_flood_an_oversized_message_and_text_close_the_connection(door):
 
 
 @pytest.mark.fault(42)
-def test_no_more_than_thirty_two_clients_are_served(door):
+def test_no_more_than_thirty_two_clients_are_served(server):
     with contextlib.ExitStack() as stack:
         for _ in range(32):
-            stack.enter_context(raw_client(door.address, door.token, path="/watch"))
+            stack.enter_context(raw_client(server.address, server.token, path="/watch"))
         with pytest.raises(InvalidStatus) as caught:
-            raw_client(door.address, door.token, path="/watch")
+            raw_client(server.address, server.token, path="/watch")
         assert caught.value.response.status_code == 503
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        with contextlib.suppress(InvalidStatus), raw_client(door.address, door.token, path="/watch"):
+        with contextlib.suppress(InvalidStatus), raw_client(server.address, server.token, path="/watch"):
             return
     pytest.fail("clients that have left still take up room")
 
 
 @pytest.mark.fault(42)
-def test_half_handshakes_and_trickles_are_cut_off_while_a_good_client_is_served(door):
+def test_half_handshakes_and_trickles_are_cut_off_while_a_good_client_is_served(server):
     rng = np.random.default_rng(4)
-    strangers = [socket.create_connection(("127.0.0.1", port_of(door.address))) for _ in range(60)]
-    opening = handshake(door.address, door.token, "/watch")
-    for i, stranger in enumerate(strangers):
-        stranger.sendall((b"", opening[: len(opening) // 2], rng.bytes(200), b"GET / HTTP/1.1\r\n" * 3)[i % 4])
+    half_open = [socket.create_connection(("127.0.0.1", port_of(server.address))) for _ in range(60)]
+    opening = handshake(server.address, server.token, "/watch")
+    for i, connection in enumerate(half_open):
+        connection.sendall((b"", opening[: len(opening) // 2], rng.bytes(200), b"GET / HTTP/1.1\r\n" * 3)[i % 4])
     begin, done = time.monotonic(), 0
-    with RobotWorld(door.address, door.token, timeout=5.0) as link:
+    with RobotWorld(server.address, server.token, timeout=5.0) as link:
         state = link.reset(0)
         while time.monotonic() - begin < 2.5:
-            for k, stranger in enumerate(strangers[:8]):
+            for k, connection in enumerate(half_open[:8]):
                 with contextlib.suppress(OSError):
-                    stranger.sendall(opening[done % len(opening) :][: 1 + k % 2])  # a byte at a time
+                    connection.sendall(opening[done % len(opening) :][: 1 + k % 2])  # a byte at a time
             state, done = link.step(state, np.zeros(2)), done + 1
     assert done > 100
     open_still = 0
-    for stranger in strangers:
-        stranger.settimeout(3.0)
+    for connection in half_open:
+        connection.settimeout(3.0)
         try:
-            while stranger.recv(4096):
+            while connection.recv(4096):
                 pass
         except TimeoutError:
             open_still += 1
         except OSError:
             pass
-        stranger.close()
+        connection.close()
     assert open_still == 0, "every half-open connection was closed after two seconds"
 
 
@@ -772,10 +772,10 @@ def test_ten_thousand_malformed_frames_leave_a_robot_that_serves_a_good_client()
             opening = handshake(address, token, "/watch")
             waiting: list[socket.socket] = []
             for _ in range(10_000 // per):
-                stranger = socket.create_connection(("127.0.0.1", port_of(address)), timeout=20)
-                stranger.sendall(opening + b"".join(frame(malformed(rng)) for _ in range(per)))
-                stranger.shutdown(socket.SHUT_WR)  # or the robot waits a second for a polite goodbye
-                waiting.append(stranger)
+                connection = socket.create_connection(("127.0.0.1", port_of(address)), timeout=20)
+                connection.sendall(opening + b"".join(frame(malformed(rng)) for _ in range(per)))
+                connection.shutdown(socket.SHUT_WR)  # or the robot waits a second for a polite goodbye
+                waiting.append(connection)
                 if len(waiting) == 20:
                     for each in waiting:
                         drain(each)
@@ -791,15 +791,15 @@ def test_ten_thousand_malformed_frames_leave_a_robot_that_serves_a_good_client()
     assert took < 30.0 and grown < 32 * 2**20
 
 
-def send_all(stranger: socket.socket, data: bytes) -> None:
+def send_all(connection: socket.socket, data: bytes) -> None:
     """Send until the robot hangs up."""
     with contextlib.suppress(OSError):
-        stranger.sendall(data)
+        connection.sendall(data)
 
 
-def drain(stranger: socket.socket) -> None:
+def drain(connection: socket.socket) -> None:
     """Read until the robot hangs up."""
     with contextlib.suppress(OSError):
-        while stranger.recv(65536):
+        while connection.recv(65536):
             pass
-    stranger.close()
+    connection.close()
