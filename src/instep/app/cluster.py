@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,7 +23,7 @@ TRIES = 3
 
 
 @contextmanager
-def open_map(on: str, *, deadline: float = 600.0) -> Iterator[MapFn]:
+def open_map(on: str, *, deadline: float = 600.0) -> Generator[MapFn]:
     """The map of a specification: nothing (this process), processes:N, ray, or ray://HOST:PORT.
 
     A piece of work whose worker dies is given to another; one that takes longer than `deadline` [s] or kills every
@@ -181,7 +181,7 @@ def _revived(failure: InstepError | str) -> Exception:
 
 
 @contextmanager
-def _ray(address: str) -> Iterator[MapFn]:
+def _ray(address: str) -> Generator[MapFn]:
     """A map over a Ray cluster, on this machine or at an address."""
     try:
         import ray

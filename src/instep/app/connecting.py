@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 
 from instep.robot.link import RobotWorld
@@ -28,7 +28,7 @@ def connect(address: str, token: str = "", *, timeout: float = 2.0) -> AbstractC
 
 
 @contextmanager
-def _simulated(scene: str, timeout: float) -> Iterator[RobotWorld]:
+def _simulated(scene: str, timeout: float) -> Generator[RobotWorld]:
     with (
         robot_process(scene, ["--hidden", "1", "--pace", "step"]) as child,
         RobotWorld(child.address, child.token, timeout=timeout) as robot,

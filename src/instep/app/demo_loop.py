@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def demo_figure(path: Path, curves: Mapping[str, Curve], picture: Array | None) 
     return path
 
 
-def _curves(axes, curves: Mapping[str, Curve]) -> None:
+def _curves(axes: Any, curves: Mapping[str, Curve]) -> None:
     for (name, curve), colour in zip(curves.items(), ("#c0392b", "#1f6f8b"), strict=False):
         x = np.arange(len(curve.estimates))
         value, low, high = (
@@ -255,7 +256,7 @@ def _runs_section(loop: DemoResult) -> Section:
 
 
 def _closed_section(loop: DemoResult) -> Section:
-    lines = {}
+    lines: dict[str, tuple[Array, Array]] = {}
     for name, episodes in (("simulated robot", loop.real), ("simulator", loop.virtual)):
         distance = np.mean([_to_goal(loop.scene, episode) for episode in episodes], axis=0)
         lines[name] = (episodes[0].t, distance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -296,7 +296,7 @@ def _recordings(args: GapArgs, episodes: Sequence[Episode]) -> GapResult:
 
 
 @contextmanager
-def _bar(words: str, total: int) -> Iterator[Progress]:
+def _bar(words: str, total: int) -> Generator[Progress]:
     """A transient progress bar on the error stream."""
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:

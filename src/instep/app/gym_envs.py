@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
+from instep.core.type_guards import is_table
 from instep.core.world import Array, Observation, Spec, State, World, put, stack
 from instep.physics.engines import Engine, open_world
 from instep.scene.folder import Scene
@@ -230,7 +231,7 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
         self._shown.close()
 
     def _restart(self, rows: Array, seeds: Sequence[int | None]) -> None:
-        drawn = [int(self.np_random.integers(2**31)) if s is None else s for s in (seeds[i] for i in rows)]
+        drawn = [int(self.np_random.integers(2**31)) if s is None else s for s in (seeds[int(i)] for i in rows)]
         fresh = stack([self._world.reset(seed) for seed in drawn]) if len(rows) else None
         if self._state is None or len(rows) == self.num_envs:
             self._state = fresh
@@ -255,7 +256,9 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
         last = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(ended):
             last[i] = _row(seen, int(i))
-        final = {k: np.where(ended, v, np.zeros_like(v)) if not k.startswith("_") else ended for k, v in info.items()}
+        final: dict[str, Any] = {
+            k: np.where(ended, v, np.zeros_like(v)) if not k.startswith("_") else ended for k, v in info.items()
+        }
         return {**info, "final_obs": last, "_final_obs": ended, "final_info": final, "_final_info": ended.copy()}
 
 
@@ -282,7 +285,7 @@ def _actions(scene: Scene, spec: Spec) -> spaces.Box:
 
 
 def _row(tree: Any, i: int) -> Any:
-    return {k: _row(v, i) for k, v in tree.items()} if isinstance(tree, dict) else np.array(tree[i])
+    return {k: _row(v, i) for k, v in tree.items()} if is_table(tree) else np.array(tree[i])
 
 
 register()

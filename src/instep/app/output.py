@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from instep import __version__
 from instep.core.errors import BadInput
 from instep.core.statistics import Estimate
+from instep.core.type_guards import is_mapping, is_sequence
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -96,9 +97,9 @@ def content_hash(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return [_plain(item) for item in value]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())

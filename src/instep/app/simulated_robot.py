@@ -96,7 +96,8 @@ def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
     """What is off in a simulated robot: each kind of parameter by a factor of its own, and a delay of commands."""
     if seed == 0:
         return {}
-    rng, settings = np.random.default_rng((seed, 1)), {}
+    rng = np.random.default_rng((seed, 1))
+    settings: dict[str, float] = {}
     for pattern, most in HIDDEN.items():
         factor = most ** rng.uniform(-1, 1)
         known = [a for a in address.addresses(scene.model) if fnmatchcase(a, pattern)]

@@ -51,7 +51,7 @@ def add_shapes(model: mujoco.MjModel, dart: Any, tree: LinkTree, bodies: list[An
         alone = sum(other.link == group.link for other in groups) == 1
         carriers.append(bodies[group.link] if alone else _massless_body(dart, bodies[group.link], len(carriers)))
         for geom in group.geoms:
-            pose = tree.link_from_body[model.geom_bodyid[geom]]
+            pose = tree.link_from_body[int(model.geom_bodyid[geom])]
             pose = pose @ Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
             node = carriers[-1].createShapeNode(_shape(model, dart, geom))
             node.setRelativeTransform(isometry(dart, pose))

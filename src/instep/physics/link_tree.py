@@ -97,9 +97,9 @@ def link_tree(model: mujoco.MjModel) -> LinkTree:
     for body in range(1, model.nbody):
         parent = int(model.body_parentid[body])
         pose = Pose(model.body_pos[body].copy(), model.body_quat[body].copy())
-        if _merges(model, body, members[link_of[parent]]):
+        if _merges(model, body, members[int(link_of[parent])]):
             link_of[body] = link_of[parent]
-            members[link_of[body]].append(body)
+            members[int(link_of[body])].append(body)
             link_from_body.append(link_from_body[parent] @ pose)
         else:
             link_of[body] = len(members)

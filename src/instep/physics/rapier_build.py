@@ -104,7 +104,7 @@ def colliders(model: mujoco.MjModel, tree: LinkTree) -> Colliders:
 
 def _collider(model: mujoco.MjModel, tree: LinkTree, geom: int) -> rapier.ColliderBuilder:
     body_from_geom = Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
-    pose = tree.link_from_body[model.geom_bodyid[geom]] @ body_from_geom
+    pose = tree.link_from_body[int(model.geom_bodyid[geom])] @ body_from_geom
     shape, turn = _shape(model, geom)
     collider = rapier.Collider.new(shape).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
     # Both engines let a geom push from its margin on, as if it were inflated.

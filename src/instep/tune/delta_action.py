@@ -209,14 +209,16 @@ def _ridge(x: Array, y: Array, group: Array, penalties: Sequence[float]) -> Arra
     errors = dict.fromkeys(penalties, 0.0)
     for k in np.unique(fold):
         inside = fold != k
-        gram, moment = x[inside].T @ x[inside], x[inside].T @ y[inside]
+        gram: Array = x[inside].T @ x[inside]
+        moment: Array = x[inside].T @ y[inside]
         for penalty in penalties:
             guess = x[~inside] @ np.linalg.solve(gram + penalty * np.eye(len(gram)), moment)
             errors[penalty] += float(((guess - y[~inside]) ** 2).sum())
     best = min(errors, key=lambda penalty: errors[penalty])
     if errors[best] >= float((y**2).sum()):
-        return np.zeros(x.shape[1])
-    return np.linalg.solve(x.T @ x + best * np.eye(x.shape[1]), x.T @ y)
+        return np.zeros(len(x.T))
+    whole: Array = x.T @ x + best * np.eye(len(x.T))
+    return np.linalg.solve(whole, np.asarray(x.T @ y))
 
 
 Squares = dict[str, tuple[Array, dict[str, Array]]]

@@ -246,14 +246,15 @@ class _Series:
         cycles = tones(max(1, round(options.highest * options.seconds)))
         low, high = self._bounds()
         room = np.minimum(np.minimum(low, high), self._reach)
-        waves, places = [], []
+        waves: list[Array] = []
+        places: list[tuple[int, int, int]] = []
         for joint in np.flatnonzero(room > 0.05 * np.median(room)):
             for tone, number in enumerate(cycles):
                 angle = 2 * np.pi * number * self.t / (self.t[-1] + self.t[1])
                 for phase, shape in enumerate((np.sin(angle), np.cos(angle))):
                     waves.append(np.zeros_like(rest))
                     waves[-1][:, limits.actuators[joint]] = 0.01 * shape * _fade(self.t)
-                    places.append((tone, joint, phase))
+                    places.append((tone, int(joint), phase))
         return rest, np.stack(waves), np.array(places), cycles
 
     def _bounds(self) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
@@ -218,7 +218,7 @@ def identify(
         sim: Simulator = without_delta(scene)
     else:
         scene = sim_or_scene.scene
-        sim = sim_or_scene.world if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
+        sim = cast(Simulator, sim_or_scene.world) if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
     episodes = with_inputs(scene, episodes)
     selection = params
     if not isinstance(selection, ParamSelection):

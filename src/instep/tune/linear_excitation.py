@@ -55,7 +55,9 @@ def frequency_responses(
 
     The second is complex [params, tones, joints, joints]: the response of joint a to a sine of the command of joint b.
     """
-    step, still, swings = 0.01, [], []
+    step = 0.01
+    still: list[Array] = []
+    swings: list[Array] = []
     hertz = np.array(cycles) / (steps * limits.scene.dt)
     for param, value in zip(params, values, strict=True):
         x = float(param.to_unit(value))
@@ -111,9 +113,10 @@ def best_superposition(given: Basis, energy: float, rng: np.random.Generator, *,
     still = given.still @ given.still.T
     away = (given.waves - given.waves.mean(axis=1, keepdims=True)).reshape(size, -1)
     gram = away @ away.T
-    best, top = np.zeros(size), -np.inf
+    best: Array = np.zeros(len(away))
+    top = -np.inf
     for _ in range(tries):
-        c = rng.standard_normal(size)
+        c: Array = rng.standard_normal(len(away))
         for power in POWERS:
             c = minimize(_loss, c, (power, energy, gram, (inner, cross, still)), jac=True, method="L-BFGS-B",
                          options={"maxiter": 100}).x  # fmt: skip

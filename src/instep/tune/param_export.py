@@ -8,6 +8,7 @@ import math
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -265,10 +266,9 @@ def _set(prim: Any, name: str, kind: Any, value: float) -> None:
 
 def _pxr() -> Any:
     try:
-        import pxr.Sdf
-        import pxr.Tf
-        import pxr.Usd
-        import pxr.UsdGeom
+        pxr = import_module("pxr")
+        for part in ("Sdf", "Tf", "Usd", "UsdGeom"):
+            import_module(f"pxr.{part}")
     except ImportError:
         raise MissingExtra("usd-core", "usd") from None
     return pxr

@@ -45,7 +45,8 @@ def recover_parameters(
     more are planted until it is large enough, or significantly too small.
     """
     rng = np.random.default_rng((seed, 0x7EC0))
-    inside, errors = [], []
+    inside: list[Array] = []
+    errors: list[Array] = []
     while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside)):
         error, half = _recovered(found, rng, level, iterations)
         inside.append(np.abs(error) <= half)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from importlib import import_module
 from io import StringIO
 from typing import Any, Literal, Protocol
 
@@ -99,7 +100,8 @@ def assimilate(points: Array, rows: Array, share: float, rng: np.random.Generato
     pull = -rows + np.sqrt(share) * rng.standard_normal(rows.shape)
     away, spread = points - points.mean(axis=0), rows - rows.mean(axis=0)
     inner = spread @ spread.T / (len(points) - 1) + share * np.eye(len(points))
-    weights = np.linalg.solve(inner, spread @ pull.T) / (len(points) - 1)  # [members, members]
+    pulled: Array = spread @ pull.T
+    weights = np.linalg.solve(np.asarray(inner), pulled) / (len(points) - 1)  # [members, members]
     return np.clip(points + weights.T @ away, 0.0, 1.0)
 
 
@@ -171,7 +173,8 @@ def weighted_samples(log: Gradient, z: Array, n: int, rng: np.random.Generator) 
     mean = z.mean(axis=0)
     values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(z.T)))
     root = vectors * np.sqrt(np.maximum(values, 1e-12))
-    centres = np.linalg.solve(root, (z - mean).T).T * np.sqrt(1 - share**2)
+    away: Array = z - mean
+    centres = np.linalg.solve(np.asarray(root), away.T).T * np.sqrt(1 - share**2)
     round_points = centres[np.arange(n) % count] + share * rng.standard_normal((n, size))
     points = mean + round_points @ root.T
     squared = ((round_points[:, None] - centres) ** 2).sum(axis=-1) / share**2
@@ -356,11 +359,14 @@ class _NoTracker:
     log_dir = None
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+        return self._discard
+
+    def _discard(self, *_: Any, **__: Any) -> None:
+        pass
 
 
 @contextmanager
-def _quiet(torch: Any, seed: int) -> Iterator[None]:
+def _quiet(torch: Any, seed: int) -> Generator[None]:
     """One thread (several are slower for small networks), a seed, no warnings, no progress on stdout."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -380,9 +386,9 @@ def _tensor(torch: Any, values: Array) -> Any:
 def _libraries() -> tuple[Any, Any]:
     try:
         logging.getLogger("sbi").setLevel(logging.ERROR)
-        import sbi.inference
-        import sbi.utils
-        import torch
+        torch, sbi = import_module("torch"), import_module("sbi")
+        for part in ("inference", "utils"):
+            import_module(f"sbi.{part}")
     except ImportError:
         raise MissingExtra("sbi", "learn") from None
     return torch, sbi

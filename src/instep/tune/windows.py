@@ -310,7 +310,7 @@ def _transition(sim: Simulator, windows: Windows, q: Array, v: Array, action: Ar
     form, nv = windows.tangent, v.shape[-1]
     steps = np.concatenate([np.zeros((1, 2 * nv)), STATE_STEP * np.eye(2 * nv), -STATE_STEP * np.eye(2 * nv)])
     size, k = max(1, STEP_BATCH // len(steps)), 2 * nv
-    parts = []
+    parts: list[Array] = []
     for i in range(0, len(q), size):
         part = slice(i, i + size)
         at = form.plus(q[part, None], steps[:, :nv])

@@ -18,6 +18,7 @@ from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.type_guards import is_list
 from instep.core.world import Policy
 from instep.evaluate.eval_report import eval_page
 from instep.evaluate.evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
@@ -165,7 +166,7 @@ def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if is_list(value) else value
 
 
 def _collected(

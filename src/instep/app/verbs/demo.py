@@ -101,7 +101,7 @@ def _cameras(scene: Scene) -> tuple[list[str], str]:
 
 def _summary(found: loop.DemoResult) -> list[str]:
     before, after = found.before.curves[loop.JOINTS], found.after.curves[loop.JOINTS]
-    lines = []
+    lines: list[str] = []
     for name, horizon in (("one step", 0.0), ("half a second", 0.5), ("whole run", float("inf"))):
         lines.append(f"  gap over {name:14s} {1e3 * before.at(horizon).value:7.2f} mm -> "
                      f"[bold]{1e3 * after.at(horizon).value:.2f} mm[/]")  # fmt: skip

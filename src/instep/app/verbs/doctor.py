@@ -94,7 +94,7 @@ def _threads() -> tuple[str, str, str]:
     from instep.physics.engines import open_world
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    speeds = []
+    speeds: list[int] = []
     for threads in (1, cores):
         world = open_world("arm7", threads=threads)
         state = stack([world.reset(seed) for seed in range(4 * cores)])
@@ -113,7 +113,8 @@ def _threads() -> tuple[str, str, str]:
 
 def _timer() -> tuple[str, str, str]:
     """Lateness of waking up against absolute deadlines at 60 Hz."""
-    late, begin, period = [], time.perf_counter(), 1 / 60
+    late: list[float] = []
+    begin, period = time.perf_counter(), 1 / 60
     for tick in range(1, 61):
         deadline = begin + tick * period
         time.sleep(max(0.0, deadline - time.perf_counter()))
@@ -126,7 +127,7 @@ def _timer() -> tuple[str, str, str]:
 
 def _disk() -> tuple[str, str, str]:
     with tempfile.NamedTemporaryFile(dir=Path.cwd() if os.access(Path.cwd(), os.W_OK) else None) as file:
-        took = []
+        took: list[float] = []
         for _ in range(20):
             begin = time.perf_counter()
             file.write(b"\0" * 4096)

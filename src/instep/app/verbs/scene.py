@@ -117,7 +117,8 @@ def turn(
     """
     from instep.tune.param_export import promote
 
-    loaded, wanted = Scene.load(scene), {}
+    loaded = Scene.load(scene)
+    wanted: dict[str, float] = {}
     for word in settings:
         name, _, value = word.partition("=")
         try:

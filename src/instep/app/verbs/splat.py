@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -172,7 +172,7 @@ def _show(done: SceneFit) -> None:
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Report]:
+def _progress_bar() -> Generator[Report]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (

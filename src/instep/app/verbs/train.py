@@ -95,7 +95,7 @@ def train(
     if len(frame) not in (0, 3):
         raise BadInput(f"--frame takes two joints and a body, not {len(frame)} words.")
     output = new_output("train", Path(folder), seed=seed)
-    episodes = []
+    episodes: list[Episode] = []
     for source in sources:
         output.read(Path(source))
         episodes += list(load_episodes(source, mapping or None))

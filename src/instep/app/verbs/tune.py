@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -109,7 +109,7 @@ def tune(
 
 
 @contextmanager
-def _progress(params: int) -> Iterator[Watch]:
+def _progress(params: int) -> Generator[Watch]:
     """A line on the error stream while the search runs: iterations, cost, seconds."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -9,7 +9,7 @@ frame as the order of the arrays, so a tile's list is nearly sorted when it is m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -176,7 +176,7 @@ class Rasterizer:
         region: Region | None,
         *,
         threads: int | None = None,
-    ) -> Iterator[PreparedFrame]:
+    ) -> Generator[PreparedFrame]:
         """A frame projected and binned into tiles; its workspace is returned at the end of the block."""
         region = checked_region(camera, region)
         transforms = camera_from_bodies(self.gaussians.names, camera, poses)
