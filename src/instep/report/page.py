@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from instep import __version__
 from instep.core.statistics import Estimate
+from instep.core.type_guards import is_mapping, is_sequence
 
 Figure = Mapping[str, Any]
 """Data and layout of a Plotly figure as plain values; colours are tokens such as '@1' that follow the theme."""
@@ -198,9 +199,9 @@ def _picture(picture: ReportImage) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {str(k): _plain(v) for k, v in cast(Mapping[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return [_plain(v) for v in cast(Sequence[Any], value)]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from instep.core.type_guards import is_list
+
 from .page import Figure
 
 _COLORS = {
@@ -33,7 +35,7 @@ def matplotlib_figure(figures: Figure | Sequence[Figure]) -> Any:
     axes: list[Any] = list(np.atleast_1d(canvas.subplots(sum(rows), 1)))
     first = 0
     for figure, count in zip(some, rows, strict=True):
-        _draw(figure, axes[first : first + count])
+        _draw(figure, list(axes[first : first + count]))
         first += count
     return canvas
 
@@ -89,7 +91,7 @@ def _lines(axis: Any, trace: Mapping[str, Any]) -> None:
 
 def _bars(axis: Any, trace: Mapping[str, Any]) -> None:
     colors = trace.get("marker", {}).get("color", "@1")
-    paint = [_color(c) for c in cast(list[str], colors)] if isinstance(colors, list) else _color(colors)
+    paint = [_color(c) for c in cast(list[str], colors)] if is_list(colors) else _color(colors)
     error = _error(trace["error_x"]) if "error_x" in trace else None
     axis.barh(list(trace["y"]), _values(trace["x"]), color=paint, xerr=error, ecolor=_COLORS["soft"])
 
