@@ -88,7 +88,7 @@ def test_files_and_ranges_are_varied_together(servo, tmp_path):
 def test_a_misspelt_param_is_answered_with_the_nearest(servo):
     with pytest.raises(UnknownName, match=r"sensor\.noise"):
         parse_belief(["sensor.nois=0..1"], servo.scene)
-    with pytest.raises(BadInput, match="ranges"):
+    with pytest.raises(BadInput, match="Ranges read"):
         parse_belief(["joint.hinge.damping=low..high"], servo.scene)
 
 

@@ -34,8 +34,8 @@ def run_adr(job: EvalBatch, words: Sequence[str], scene: Scene, output: Output) 
         won: list[bool] = []
         for i in range(0, len(seeds), options.batch):
             part = slice(i, i + options.batch)
-            sampled: World = world.tuned({name: values[part] for name, values in settings.items()})
-            tasked = Tasked(sampled, job.task)
+            sampled = world.tuned({name: values[part] for name, values in settings.items()})
+            tasked = Tasked[World](sampled, job.task)
             policy = job.policy.make(tasked)
             policy = Latency(policy, options.latency) if options.latency else policy
             ended = run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes
