@@ -456,4 +456,5 @@ def _image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
 def _adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:
     """Standard deviations of predictions, adapted to the last innovations."""
     new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
-    return np.clip(new, *zip(options.position_sigma, options.orientation_sigma, strict=True))
+    low, high = np.array([options.position_sigma, options.orientation_sigma]).T
+    return np.clip(new, low, high)
