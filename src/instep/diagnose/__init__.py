@@ -21,25 +21,10 @@ if TYPE_CHECKING:
     from .failure_modes import MODES, FailureMode
 
 __all__ = [
-    "MODES",
-    "Attribution",
-    "AttributionOptions",
-    "Candidate",
-    "CandidateOptions",
-    "CandidateResult",
-    "DataChecks",
-    "DataProblem",
-    "DiagnoseOptions",
-    "Diagnosis",
-    "FailureMode",
-    "attribute",
-    "candidate_causes",
-    "check_data",
-    "components_of",
-    "diagnose_gap",
-    "identify_causes",
-    "try_candidates",
-]
+    "MODES", "Attribution", "AttributionOptions", "Candidate", "CandidateOptions", "CandidateResult", "DataChecks",
+    "DataProblem", "DiagnoseOptions", "Diagnosis", "FailureMode", "attribute", "candidate_causes", "check_data",
+    "components_of", "diagnose_gap", "identify_causes", "try_candidates",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,

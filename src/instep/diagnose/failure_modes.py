@@ -50,8 +50,6 @@ MODES: dict[str, str] = {
     "stochasticity": "repeats of one command differ by more than sensors can explain",
 }
 """Every mode by name, in a few words."""
-PHYSICAL = ("friction", "actuator limits", "latency", "backlash", "gains", "payload", "time step")
-"""Modes that a parameter of the simulator can correct."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,37 +16,12 @@ if TYPE_CHECKING:
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
 
 __all__ = [
-    "BatchResult",
-    "CorrectiveDemos",
-    "EpisodeResult",
-    "EvalOptions",
-    "Evaluation",
-    "GateCheck",
-    "GateRule",
-    "GateRules",
-    "ParityCheck",
-    "ParityLimits",
-    "ParityWorld",
-    "PolicyComparison",
-    "PolicySpec",
-    "RankAgreement",
-    "SuccessRates",
-    "Verdict",
-    "WorldSpec",
-    "check_parity",
-    "compare_policies",
-    "corrective_demos",
-    "demonstrate",
-    "evaluate_policies",
-    "find_failure_states",
-    "gate_policy",
-    "rank_agreements",
-    "read_gate_rules",
-    "read_rates",
-    "real_success_rates",
-    "run_batch",
-    "write_junit",
-]
+    "BatchResult", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation", "GateCheck", "GateRule",
+    "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "PolicyComparison", "PolicySpec", "RankAgreement",
+    "SuccessRates", "Verdict", "WorldSpec", "check_parity", "compare_policies", "corrective_demos", "demonstrate",
+    "evaluate_policies", "find_failure_states", "gate_policy", "rank_agreements", "read_gate_rules", "read_rates",
+    "real_success_rates", "run_batch", "write_junit",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,

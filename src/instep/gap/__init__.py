@@ -7,50 +7,32 @@ from typing import TYPE_CHECKING
 from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .command_following import CommandFollowing, command_following
+    from .command_following import CommandFollowing
     from .events import EventRule, read_event_rules
     from .gap_result import Curve, Event, EventMatch, Gap, RunPair
     from .horizon import HorizonOptions, measure_horizon
     from .image_scores import compare_frames
     from .measure import measure_gap, measure_pairs, measure_recordings
-    from .noise_floor import noise_floor, repeated_runs, with_noise_floor
+    from .noise_floor import repeated_runs, with_noise_floor
     from .paired_runs import compare_runs
     from .preparation import PreparedRuns, prepare
 
 __all__ = [
-    "CommandFollowing",
-    "Curve",
-    "Event",
-    "EventMatch",
-    "EventRule",
-    "Gap",
-    "HorizonOptions",
-    "PreparedRuns",
-    "RunPair",
-    "command_following",
-    "compare_frames",
-    "compare_runs",
-    "measure_gap",
-    "measure_horizon",
-    "measure_pairs",
-    "measure_recordings",
-    "noise_floor",
-    "prepare",
-    "read_event_rules",
-    "repeated_runs",
-    "with_noise_floor",
-]
+    "CommandFollowing", "Curve", "Event", "EventMatch", "EventRule", "Gap", "HorizonOptions", "PreparedRuns", "RunPair",
+    "compare_frames", "compare_runs", "measure_gap", "measure_horizon", "measure_pairs",
+    "measure_recordings", "prepare", "read_event_rules", "repeated_runs", "with_noise_floor",
+]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "command_following": "CommandFollowing command_following",
+        "command_following": "CommandFollowing",
         "events": "EventRule read_event_rules",
         "gap_result": "Curve Event EventMatch Gap RunPair",
         "horizon": "HorizonOptions measure_horizon",
         "image_scores": "compare_frames",
         "measure": "measure_gap measure_pairs measure_recordings",
-        "noise_floor": "noise_floor repeated_runs with_noise_floor",
+        "noise_floor": "repeated_runs with_noise_floor",
         "paired_runs": "compare_runs",
         "preparation": "PreparedRuns prepare",
     },

@@ -95,6 +95,7 @@ class _Maps:
         self.edges = _edge_distances(real.mean(axis=-1), sim.mean(axis=-1))
 
     def score(self, region: Array) -> ImageScore:
+        """The scores within a region."""
         if not region.any():
             return ImageScore(*(float("nan"),) * 5)
         error = float(self.square[region].mean())
