@@ -24,23 +24,23 @@ _MIN_FRAMES = 3
 
 
 def static_background(images: Array, ignore: Array | None = None) -> tuple[Array, Array]:
-    """The unmoving image [height, width, 3], 0 to 1, and in what share of the free frames each pixel shows it.
+    """The static background [height, width, 3], 0 to 1, and the share of unoccluded frames that show it at each pixel.
 
-    `images` [frames, height, width, 3] uint8; `ignore` [frames, height, width] is where something known is in the way.
-    Of the things a pixel shows it is the one in the middle.
+    `images` [frames, height, width, 3] uint8; `ignore` [frames, height, width] is where a known body occludes it. The
+    background of a pixel is the mean of the frames near its median brightness.
     """
     return _background(images, ignore, np.zeros((0, 0, 3), np.float32))
 
 
-def background_near(images: Array, guess: Array, ignore: Array | None = None) -> tuple[Array, Array]:
-    """As `still_picture`, where something may be in the way most of the time.
+def background_near(images: Array, reference: Array, ignore: Array | None = None) -> tuple[Array, Array]:
+    """As `static_background`, where it may be occluded most of the time.
 
-    Of the things a pixel shows, it is one that it shows often and that is like the guess [height, width, 3] that a fit
-    to several cameras gives: what is in the way of one of them is not in the way of all.
+    Among quantiles of its brightness, a pixel takes one that is frequent and near the reference [height, width, 3]
+    rendered from a fit to several cameras: what occludes one camera does not occlude all.
     """
-    picture, share = _background(images, ignore, np.ascontiguousarray(guess, np.float32))
-    far = np.abs(picture - guess).max(axis=-1) > 0.35
-    return picture, np.where(far, np.float32(0.0), share)
+    image, share = _background(images, ignore, np.ascontiguousarray(reference, np.float32))
+    far = np.abs(image - reference).max(axis=-1) > 0.35
+    return image, np.where(far, np.float32(0.0), share)
 
 
 def foreground_mask(image: Array, still: Array, known: Array, *, least: int = 40) -> Array:

@@ -31,15 +31,13 @@ Surface = tuple[Array, Array]
 
 
 def gaussians_from_geoms(scene: Scene) -> Gaussians:
-    """Flat Gaussians on every visible shape, in the colour of its material, carried by its body."""
-    model = scene.model
-    parts = [_surface_gaussians(model, *shape) for shape in _visible_geoms(model)]
+    """Flat Gaussians on every visible geom, in the colour of its material, on its body."""
+    parts = _geom_gaussians(scene.model)
     if not parts:
-        raise BadInput(f"Scene {scene.name!r} has no visible shape to paint; give the Gaussians of a scan instead.")
-    bodies = ("world", *(model.body(b).name for b in range(1, model.nbody)))
-    found = concatenate(parts, bodies)
-    kept = [name for i, name in enumerate(bodies) if i == 0 or (found.body == i).any()]
-    return concatenate([found.on(name) for name in kept], tuple(kept))
+        raise BadInput(f"Scene {scene.name!r} has no visible geom to render; give the Gaussians of a scan instead.")
+    bodies = [scene.model.body(b).name for b in range(1, scene.model.nbody)]
+    used = {name for part in parts for name in part.names}
+    return concatenate(parts, ("world", *(name for name in bodies if name in used)))
 
 
 def scene_gaussians(scene: Scene, scan: Path | None = None) -> Gaussians:
@@ -51,9 +49,13 @@ def scene_gaussians(scene: Scene, scan: Path | None = None) -> Gaussians:
     for name in found.names:
         if name not in known:
             raise UnknownName(f"body (named in {scan.name})", name, known)
-    shapes = gaussians_from_geoms(scene)
-    missing = [name for name in shapes.names if name not in found.names and not is_static(scene, name)]
-    return concatenate([found, *(shapes.on(name) for name in missing)])
+    missing = [name for name in known if name not in found.names and not is_static(scene, name)]
+    return concatenate([found, *_geom_gaussians(scene.model, missing)])
+
+
+def _geom_gaussians(model: Any, bodies: Sequence[str] | None = None) -> list[Gaussians]:
+    """Gaussians of each visible geom, of some bodies where they are named."""
+    return [_surface_gaussians(model, *geom) for geom in _visible_geoms(model) if bodies is None or geom[0] in bodies]
 
 
 def scene_poses(scene: Scene, names: Sequence[str], q: Array) -> Array:
@@ -126,7 +128,9 @@ def _surface(model: Any, kind: int, size: Array, mesh: int) -> tuple[Array, Arra
     elif kind in makers:
         maker = makers[kind]
     else:
-        raise BadInput(f"A shape of MuJoCo's type {mujoco.mjtGeom(kind).name} cannot be painted; give a scan instead.")
+        raise BadInput(
+            f"A shape of MuJoCo's type {mujoco.mjtGeom(kind).name} has no surface to render; give a scan instead."
+        )
     pitch = SPACING_M
     points, normals = maker(size, pitch)
     if len(points) > MAX_PER_GEOM:

@@ -148,7 +148,7 @@ def _subsample(flat: _Rectified) -> _Rectified:
 
 
 def _search(base: _Rectified, texture: _Texture, points: Array, pitch: float, reach: float) -> Array:
-    """The shift in the plane and the turn about its normal under which two flat images correlate best.
+    """The translation in the plane and rotation about its normal under which two rectified images correlate best.
 
     A repeating pattern has many good shifts, so the best few are each refined before one is chosen, and of two that are
     as good the nearer one is.
@@ -173,7 +173,7 @@ def _shift_prior(motion: Array, reach: float) -> float:
 
 
 def _rotation_about(centre: Array, turn: Array, camera: Camera) -> Array:
-    """The motion of a camera, at its own place, that turns it about another point."""
+    """The motion of a camera, at its own position, that rotates it about another point."""
     arm = camera.body_from_camera[:3, 3] - centre
     return np.concatenate([matrix_from_quat(quat_exp(turn)) @ arm - arm, turn])
 
@@ -232,7 +232,7 @@ def _refine(base: _Rectified, texture: _Texture, points: Array, start: Array, ro
 
 
 def _pixel_jacobian(camera: Camera, points: Array) -> Array:
-    """How pixels of fixed points [..., 3] move when their camera is shifted and turned [..., 2, 6]."""
+    """Derivatives of the pixels of fixed points [..., 3] by the pose of their camera [..., 2, 6]."""
     place = camera.body_from_camera
     arm = points - place[:3, 3]
     seen = arm @ place[:3, :3]
@@ -259,7 +259,7 @@ def _score(base: _Rectified, texture: _Texture, points: Array, pose: Array) -> f
 
 
 def _moved(camera: Camera, motion: Array) -> Camera:
-    """A camera shifted, and turned about its own place, along the world's axes."""
+    """A camera translated, and rotated about its own position, along the world's axes."""
     place = np.array(camera.body_from_camera, float)
     place[:3, :3] = matrix_from_quat(quat_exp(motion[3:])) @ place[:3, :3]
     place[:3, 3] += motion[:3]
@@ -267,13 +267,13 @@ def _moved(camera: Camera, motion: Array) -> Camera:
 
 
 def _relative_pose(old: Camera, new: Camera) -> tuple[Array, Array]:
-    """How far a camera was moved and turned."""
+    """Translation and rotation vector from one camera pose to another."""
     turn = new.body_from_camera[:3, :3] @ old.body_from_camera[:3, :3].T
     return new.body_from_camera[:3, 3] - old.body_from_camera[:3, 3], quat_log(quat_from_matrix(turn))
 
 
 def _remove_mean_motion(old: Sequence[Camera], new: Sequence[Camera]) -> list[Camera]:
-    """Move all cameras together so that, on the mean, they were neither turned nor moved."""
+    """Move all cameras together so that their mean correction is zero."""
     turns = [_relative_pose(a, b)[1] for a, b in zip(old, new, strict=True)]
     back = np.eye(4)
     back[:3, :3] = matrix_from_quat(quat_exp(-np.mean(turns, axis=0)))

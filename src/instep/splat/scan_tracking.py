@@ -96,7 +96,7 @@ class BodyTracker:
         return where
 
     def _slid(self, start: Array, shift: Array, turn: float) -> Array:
-        """A pose moved along the table and turned about its normal."""
+        """A pose translated along the table and rotated about its normal."""
         normal = self._plane.normal[:3] / np.linalg.norm(self._plane.normal[:3])
         height = -(normal[0] * shift[0] + normal[1] * shift[1]) / normal[2]
         moved = start.copy()
@@ -201,7 +201,7 @@ class ColourMap:
     """[3]."""
 
     def __call__(self, colour: Array) -> Array:
-        """The colours [..., 3] as the real camera would show them."""
+        """The colours [..., 3] of the real camera."""
         colour = np.asarray(colour, float)
         features = np.concatenate([colour**2, colour], axis=-1)
         return np.clip(features @ self.matrix.T + self.offset, 0.0, 1.0)

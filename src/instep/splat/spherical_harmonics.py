@@ -97,9 +97,9 @@ def colour(sh: Array, direction: Array) -> Array:
 
 
 def rotation(matrix: Array, degree: int) -> Array:
-    """How coefficients [(degree + 1)^2] change when what they colour is turned by a rotation matrix.
+    """The matrix by which coefficients [(degree + 1)^2] change under a rotation matrix.
 
-    A turned body shows along d what it showed before along matrix^T d. Each band is mapped onto itself, so its
+    A rotated body has along d the colour that it had along matrix^T d. Each band is mapped onto itself, so its
     matrix follows from as many directions as the band has harmonics; more are taken, and the system is solved.
     """
     out = np.zeros(((degree + 1) ** 2,) * 2)
@@ -112,7 +112,7 @@ def rotation(matrix: Array, degree: int) -> Array:
 
 
 def rotated(sh: Array, matrix: Array) -> Array:
-    """Coefficients [n, (degree + 1)^2, 3] of a body that was turned by a rotation matrix."""
+    """Coefficients [n, (degree + 1)^2, 3] under a rotation matrix."""
     degree = degree_of(sh.shape[-2])
     if degree == 0:
         return sh

@@ -26,11 +26,11 @@ MAX_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScannedBody:
-    """A scanned body: what it looks like, and where it lay."""
+    """A scanned body: its Gaussians, pose and particles."""
 
     gaussians: Gaussians
     world_from_body: Array
-    """Where it lay when it was scanned, a 4 x 4 transform."""
+    """Its pose when it was scanned, a 4 x 4 transform."""
     particles: Array
     """Centres and radii of the spheres that fill it [n, 4] [m]."""
 

@@ -211,7 +211,7 @@ def blend_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
     colour: Any, alpha: Any, depth: Any,
 ) -> Any:  # fmt: skip
-    """Render tiles, whichever is next, until none is left; several threads may do so at once.
+    """Blend tiles from a shared counter until none is left, in any number of threads.
 
     `backdrop` is empty where all behind is black, `limit` where it is behind everything.
     Return how many entries were out of order.
@@ -242,7 +242,7 @@ def blend_tiles(
 def label_cell(
     entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, body: Any, shares: Any
 ) -> None:
-    """Sum up what each body shows in a cell; `shares` [(1 + bodies) * 16], first the backdrop's."""
+    """Sum the weights of each body in a cell; `shares` [(1 + bodies) * 16], first the backdrop's."""
     none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
     x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
     light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark

@@ -165,7 +165,7 @@ class CudaRasterizer:
 
 
 def _views(places: Any, motions: Any) -> tuple[Any, Any]:
-    """Where cameras stand [cameras, 3] and camera_from_world [cameras, 4, 4], moved a little."""
+    """Camera positions [cameras, 3] and camera_from_world [cameras, 4, 4], after a small motion."""
     torch = _library()
     turn, eyes = places[:, :3, :3], places[:, :3, 3]
     if motions is not None:

@@ -164,7 +164,7 @@ def sh_basis(x: Any, y: Any, z: Any, degree: Any, out: Any) -> None:
 def evaluate_sh(
     start: Any, stop: Any, means: Any, harmonics: Any, body: Any, eyes: Any, basis: Any, degree: Any, colours: Any
 ) -> None:
-    """Colours of the Gaussians from start to stop; `eyes` [bodies, 3] is the camera's place in each body's frame.
+    """Colours of the Gaussians from start to stop; `eyes` [bodies, 3] is the camera position in each body's frame.
 
     Seen in the body's own frame the harmonics need no turning. `basis` [16] is a place to work in.
     """
@@ -199,7 +199,7 @@ def world_from_bodies(names: tuple[str, ...], poses: Array | None) -> Array:
 
 
 def world_from_camera(names: tuple[str, ...], camera: Camera, poses: Array | None) -> Array:
-    """Where a camera stands (4 x 4): fixed in the world, or carried by the body it is mounted on."""
+    """world_from_camera (4 x 4): fixed in the world, or on the body it is mounted on."""
     if camera.body in names:
         return world_from_bodies(names, poses)[names.index(camera.body)] @ camera.body_from_camera
     if camera.body != "world":

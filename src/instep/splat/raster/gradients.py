@@ -151,7 +151,7 @@ def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array |
 
 
 def _pose_gradients(by_pose: Array, world_from_body: Array, world_from_eye: Array) -> tuple[Array, Array]:
-    """Force and torque on each body, and the opposite ones on the camera, turned from its frame to the world's."""
+    """Gradients by translation and rotation of each body and of the camera, from its frame to the world's."""
     turn = world_from_eye[:3, :3]
     force, torque = by_pose[:, :3] @ turn.T, by_pose[:, 3:] @ turn.T
     arm = world_from_body[:, :3, 3] - world_from_eye[:3, 3]
@@ -170,7 +170,7 @@ class _Shading:
 def _shading_backward(
     gaussians: Gaussians, by_colour: Array, world_from_body: Array, world_from_eye: Array
 ) -> _Shading:
-    """Gradients by harmonics; where colours depend on the direction, also by what turns the direction."""
+    """Gradients by harmonics; where colours depend on the direction, also by centres and poses."""
     if gaussians.degree == 0:
         lit = (gaussians.colours > 0) * by_colour
         return _Shading(0.0, spherical_harmonics.C0 * lit[:, None, :], 0.0, 0.0)
@@ -312,7 +312,7 @@ def gradient_tiles(
     entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
     image: Any, alpha: Any, depth: Any, by_colour: Any, by_alpha: Any, by_depth: Any, gradients: Any,
 ) -> None:  # fmt: skip
-    """Find the gradients by every entry of every tile, whichever tile is next, until none is left."""
+    """Accumulate the gradients by every entry, tile by tile, until no tile is left."""
     height, width = alpha.shape
     longest = longest_list(starts)
     keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)

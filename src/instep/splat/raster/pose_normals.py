@@ -349,7 +349,7 @@ def pose_normals(
 def camera_normals(
     raster: Rasterizer, views: Sequence[TargetImage], poses: Array | None, *, huber: float = np.inf
 ) -> list[PoseNormalEquations]:
-    """One set of normal equations per view, for the pose of its camera in the world, all bodies held still.
+    """One set of normal equations per view, for the pose of its camera in the world, with fixed bodies.
 
     Moving the camera is moving everything it sees the other way.
     """

@@ -118,7 +118,7 @@ class Rasterizer:
         backdrop: Backdrop | None = None,
         region: Region | None = None,
     ) -> Array:
-        """Which body each pixel shows most of [height, width], an index into the names; -1 for the backdrop."""
+        """The body with the largest weight at each pixel [height, width], an index; -1 for the backdrop."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             space, bodies = frame.space, np.empty(frame.shape, np.int32)
             tickets = np.zeros(1, np.int64)

@@ -79,7 +79,7 @@ def pack(gaussians: Gaussians) -> PackedGaussians:
 
 @njit(**KERNEL)
 def _covariances(quats: Any, scales: Any, out: Any) -> None:
-    """Covariances turn diag(scales^2) turn^T (xx, xy, xz, yy, yz, zz) of quaternions of any length."""
+    """Covariances R diag(scales^2) R^T (xx, xy, xz, yy, yz, zz) of quaternions of any length."""
     for i in range(len(quats)):
         w, x, y, z = quats[i, 0], quats[i, 1], quats[i, 2], quats[i, 3]
         twice = 2.0 / (w * w + x * x + y * y + z * z)
@@ -150,7 +150,7 @@ class Workspace:
 
 
 class WorkspacePool:
-    """Workspaces that are free; each is lent to one call at a time, whichever thread makes it."""
+    """Free workspaces; each is used by one call at a time, from any thread."""
 
     def __init__(self) -> None:
         self._free: deque[Workspace] = deque(maxlen=8)
