@@ -270,10 +270,14 @@ def _evaluate(
 def _policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) -> list[PolicySpec]:
     if isinstance(policies, Mapping):
         named = cast(Mapping[str, Any], policies)
-        return [PolicySpec(name, policy if callable(policy) else _always(policy)) for name, policy in named.items()]
+        return [PolicySpec(name, _maker(policy)) for name, policy in named.items()]
     if isinstance(policies, Sequence):
         return list(cast(Sequence[PolicySpec], policies))
     return [PolicySpec("policy", _always(policies))]
+
+
+def _maker(policy: Any) -> MakePolicy:
+    return cast(MakePolicy, policy) if callable(policy) else _always(policy)
 
 
 def _always(policy: Policy) -> MakePolicy:

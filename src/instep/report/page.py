@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
     if is_mapping(value):
         return {str(k): _plain(v) for k, v in cast(Mapping[Any, Any], value).items()}
     if is_sequence(value):
-        return [_plain(v) for v in cast(Sequence[Any], value)]
+        return [_plain(v) for v in value]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     if isinstance(value, float):

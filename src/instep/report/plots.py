@@ -32,7 +32,7 @@ def matplotlib_figure(figures: Figure | Sequence[Figure]) -> Any:
     rows = [int(figure.get("layout", {}).get("grid", {}).get("rows", 1)) for figure in some]
     height = sum(float(figure.get("layout", {}).get("height", 380)) for figure in some) / _PIXELS_PER_INCH
     canvas = library.Figure(figsize=(_WIDTH_IN, height), layout="constrained")
-    axes: list[Any] = list(np.atleast_1d(canvas.subplots(sum(rows), 1)))
+    axes = canvas.subplots(sum(rows), 1, squeeze=False)[:, 0]
     first = 0
     for figure, count in zip(some, rows, strict=True):
         _draw(figure, list(axes[first : first + count]))
