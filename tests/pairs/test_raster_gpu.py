@@ -1,4 +1,4 @@
-"""Gaussians drawn on a CUDA device by gsplat against the CPU's; and what is said where that cannot be done."""
+"""Gaussians rendered on a CUDA device by gsplat against the CPU's; and what is said where that cannot be done."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_gradients_on_the_gpu_are_those_of_the_cpu(cuda: None, degree: int) -> N
 
 
 @pytest.mark.gpu
-def test_a_region_on_the_gpu_is_a_part_of_the_picture(cuda: None) -> None:
+def test_a_region_on_the_gpu_is_a_part_of_the_image(cuda: None) -> None:
     scene, camera, poses = a_scene(100), a_camera(), some_poses()
     raster = gpu.CudaRasterizer(scene)
     part = raster.render(camera, poses, region=(5, 7, 33, 30))

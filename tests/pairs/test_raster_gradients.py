@@ -26,7 +26,7 @@ WEIGHTS = np.random.default_rng(7)
 
 
 def a_loss(camera: Camera) -> tuple[Callable[[RenderedImage], float], Callable[[RenderedImage], ImageGradient]]:
-    """A loss that weighs every pixel of colour, coverage and depth at random, and its slope."""
+    """A loss that weighs every pixel of colour, coverage and depth at random, and its gradient."""
     rng = np.random.default_rng(7)
     shape = (camera.height, camera.width)
     colour, alpha, depth = rng.normal(size=(*shape, 3)), rng.normal(size=shape), rng.normal(size=shape)
@@ -36,10 +36,10 @@ def a_loss(camera: Camera) -> tuple[Callable[[RenderedImage], float], Callable[[
         deep = np.where(seen, image.depth, 0.0)
         return float((colour * image.colour).sum() + (alpha * image.alpha).sum() + (depth * deep).sum())
 
-    def slope(image: RenderedImage) -> ImageGradient:
+    def gradient(image: RenderedImage) -> ImageGradient:
         return ImageGradient(colour, alpha, depth * (image.alpha > 0.3))
 
-    return value, slope
+    return value, gradient
 
 
 def assert_close(analytic: np.ndarray, numeric: np.ndarray) -> None:
@@ -59,7 +59,7 @@ class Case:
             self.camera = replace(self.camera, body_from_camera=looking_at((0.35, -0.25, 0.2)))
         self.scene = a_scene(24, degree, size=0.05)
         self.poses = some_poses()
-        self.value, self.slope = a_loss(self.camera)
+        self.value, self.gradient = a_loss(self.camera)
         rng = np.random.default_rng(2)
         depth = np.where(rng.random((23, 29)) < 0.5, rng.uniform(0.8, 1.3, (23, 29)), np.inf)
         self.backdrop = Backdrop(rng.random((23, 29, 3)), depth) if backdrop else None
@@ -78,7 +78,7 @@ class Case:
 
     def gradients(self) -> Gradients:
         return Rasterizer(self.scene).render_with_gradients(
-            self.camera, self.poses, self.slope, backdrop=self.backdrop
+            self.camera, self.poses, self.gradient, backdrop=self.backdrop
         )[1]
 
 
@@ -177,12 +177,12 @@ def test_gradients_of_a_region_are_those_of_its_pixels() -> None:
 
 def test_gradients_are_the_same_on_every_run_and_with_any_number_of_threads() -> None:
     scene, camera = a_scene(400, 1), a_camera(120, 90)
-    slope = ImageGradient(np.random.default_rng(0).normal(size=(90, 120, 3)))
-    first = Rasterizer(scene, threads=2).render_with_gradients(camera, None, lambda _: slope)[1]
-    again = Rasterizer(scene, threads=2).render_with_gradients(camera, None, lambda _: slope)[1]
+    gradient = ImageGradient(np.random.default_rng(0).normal(size=(90, 120, 3)))
+    first = Rasterizer(scene, threads=2).render_with_gradients(camera, None, lambda _: gradient)[1]
+    again = Rasterizer(scene, threads=2).render_with_gradients(camera, None, lambda _: gradient)[1]
     np.testing.assert_array_equal(first.means, again.means)
     np.testing.assert_array_equal(first.poses, again.poses)
-    alone = Rasterizer(scene, threads=1).render_with_gradients(camera, None, lambda _: slope)[1]
+    alone = Rasterizer(scene, threads=1).render_with_gradients(camera, None, lambda _: gradient)[1]
     np.testing.assert_array_equal(first.means, alone.means)
     np.testing.assert_allclose(first.poses, alone.poses, rtol=1e-9)
 

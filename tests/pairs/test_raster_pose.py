@@ -1,4 +1,4 @@
-"""The normal equations of poses against derivatives of the reference picture, and what they are for."""
+"""The normal equations of poses against derivatives of the reference image, and what they are for."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def a_view(lens: tuple[float, ...] = (), *, backdrop: bool = False, region: bool
 def dense(
     scene: Gaussians, view: TargetImage, poses: np.ndarray, body: int, huber: float = np.inf
 ) -> PoseNormalEquations:
-    """The same equations by finite differences of the float64 picture, with all of J in memory."""
+    """The same equations by finite differences of the float64 image, with all of J in memory."""
 
-    def picture(pose: np.ndarray) -> np.ndarray:
+    def image_at(pose: np.ndarray) -> np.ndarray:
         moved = poses.copy()
         moved[body] = pose
         return reference.render(scene, view.camera, moved, backdrop=view.backdrop, region=view.region).colour
@@ -52,13 +52,13 @@ def dense(
     eps = 1e-6
     J = np.stack(
         [
-            (picture(pushed(poses[body], eps * e)) - picture(pushed(poses[body], -eps * e))) / (2 * eps)
+            (image_at(pushed(poses[body], eps * e)) - image_at(pushed(poses[body], -eps * e))) / (2 * eps)
             for e in np.eye(6)
         ],
         axis=-1,
     )
     left, top, right, bottom = view.region or (0, 0, view.camera.width, view.camera.height)
-    r = picture(poses[body]) - view.target[top:bottom, left:right]
+    r = image_at(poses[body]) - view.target[top:bottom, left:right]
     length = np.linalg.norm(r, axis=-1)
     w = view.weight[top:bottom, left:right] * np.minimum(1.0, huber / np.maximum(length, 1e-12))
     return PoseNormalEquations(

@@ -37,7 +37,7 @@ def assert_same(fast: RenderedImage, true: RenderedImage) -> None:
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
-def test_the_fast_image_is_the_reference_picture(degree: int) -> None:
+def test_the_fast_image_is_the_reference_image(degree: int) -> None:
     scene, poses = a_scene(400, degree), some_poses()
     assert_same(Rasterizer(scene).render(a_camera(), poses), reference.render(scene, a_camera(), poses))
 
@@ -49,14 +49,14 @@ def test_images_of_any_size_come_out_whole(width: int, height: int) -> None:
 
 
 @pytest.mark.parametrize("solid", [1.0, 0.02, 0.001])
-def test_solid_and_faint_gaussians_are_drawn_alike(solid: float) -> None:
+def test_solid_and_faint_gaussians_are_rendered_alike(solid: float) -> None:
     scene = a_scene(300, solid=1.0)
     scene = replace(scene, opacities=np.full(300, solid))
     assert_same(Rasterizer(scene).render(a_camera()), reference.render(scene, a_camera()))
 
 
 @pytest.mark.parametrize("size", [0.0005, 0.2])
-def test_tiny_and_huge_gaussians_are_drawn_alike(size: float) -> None:
+def test_tiny_and_huge_gaussians_are_rendered_alike(size: float) -> None:
     scene = a_scene(150, size=size)
     assert_same(Rasterizer(scene).render(a_camera()), reference.render(scene, a_camera()))
 
@@ -75,7 +75,7 @@ def test_a_lens_bends_both_images_alike() -> None:
     assert psnr(straight.colour, reference.render(scene, camera, some_poses()).colour) < 30
 
 
-def test_a_region_is_a_part_of_the_whole_picture() -> None:
+def test_a_region_is_a_part_of_the_whole_image() -> None:
     scene, camera = a_scene(300), a_camera(100, 70)
     whole, part = Rasterizer(scene).render(camera), Rasterizer(scene).render(camera, region=(37, 11, 90, 52))
     np.testing.assert_allclose(part.colour, whole.colour[11:52, 37:90], atol=1e-5)
@@ -109,7 +109,7 @@ def test_every_pixel_knows_its_body() -> None:
     assert set(np.unique(true)) == {-1, 0, 1, 2}
 
 
-def test_a_batch_of_worlds_is_a_row_of_pictures() -> None:
+def test_a_batch_of_worlds_is_a_row_of_images() -> None:
     scene, camera = a_scene(200, 1), a_camera(40, 30)
     poses = np.stack([some_poses(seed) for seed in range(5)])
     raster = Rasterizer(scene)
@@ -142,7 +142,7 @@ def test_moving_a_body_is_moving_its_gaussians() -> None:
     assert psnr(moved.colour, posed.colour) > 60
 
 
-def test_the_image_does_not_depend_on_what_was_drawn_before() -> None:
+def test_the_image_does_not_depend_on_what_was_rendered_before() -> None:
     scene, camera = a_scene(500), a_camera()
     raster = Rasterizer(scene)
     fresh = raster.render(camera, some_poses(1)).colour
@@ -152,7 +152,7 @@ def test_the_image_does_not_depend_on_what_was_drawn_before() -> None:
     np.testing.assert_array_equal(Rasterizer(scene, threads=1).render(camera, some_poses(1)).colour, fresh)
 
 
-def test_equal_depths_are_drawn_in_the_order_given() -> None:
+def test_equal_depths_are_rendered_in_the_order_given() -> None:
     camera = replace(a_camera(32, 32), body_from_camera=np.eye(4))
     n = 400
     rng = np.random.default_rng(0)
@@ -177,7 +177,7 @@ def test_threads_of_the_caller_do_not_disturb_each_other() -> None:
         np.testing.assert_array_equal(image, alone[s % 6])
 
 
-def test_nothing_to_draw_is_a_black_picture() -> None:
+def test_nothing_to_render_is_a_black_image() -> None:
     nothing = Gaussians(*(np.zeros((0, k)) for k in (3, 4, 3)), np.zeros(0), np.zeros((0, 1, 3)), np.zeros(0, np.int32))
     image = Rasterizer(nothing).render(a_camera())
     assert not image.colour.any()

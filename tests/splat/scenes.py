@@ -1,4 +1,4 @@
-"""Small scenes the tests of this room share."""
+"""Small scenes that the tests of splat share."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_the_harmonics_are_orthonormal_over_the_sphere() -> None:
     np.testing.assert_allclose(gram, np.eye(16), atol=1e-12)
 
 
-def test_the_slope_of_the_harmonics_is_their_finite_difference() -> None:
+def test_the_jacobian_of_the_harmonics_is_their_finite_difference() -> None:
     d, eps = directions(10), 1e-6
     for axis in range(3):
         step = eps * np.eye(3)[axis]

@@ -1,4 +1,4 @@
-"""`instep scene splat` from a folder of posed pictures to files, and what it says of bad ones."""
+"""`instep scene splat` from a folder of posed images to files, and what it says of bad ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fit import eyes, painted_table
+from test_fitting import coloured_table, orbit_cameras
 
 from instep.app.cli import main
 from instep.core.errors import BadInput
@@ -22,17 +22,17 @@ from instep.splat.scene_fit import SceneFit, in_scene, scan_frames
 
 @pytest.fixture
 def posed(tmp_path: Path) -> Path:
-    """A folder of posed pictures of a painted table, as nerfstudio writes them."""
+    """A folder of posed images of a coloured table, as nerfstudio writes them."""
     folder = tmp_path / "posed"
     folder.mkdir()
-    raster, frames = Rasterizer(painted_table()), []
-    for i, camera in enumerate(eyes(7)):
+    raster, frames = Rasterizer(coloured_table()), []
+    for i, camera in enumerate(orbit_cameras(7)):
         save_png(folder / f"{i}.png", raster.render(camera).bytes)
         place = camera.body_from_camera @ np.diag([1.0, -1.0, -1.0, 1.0])
         frames.append({"file_path": f"{i}.png", "transform_matrix": place.tolist()})
     table = {"fl_x": 64.0, "fl_y": 64.0, "cx": 32.0, "cy": 24.0, "frames": frames}
     (folder / "transforms.json").write_text(json.dumps(table))
-    np.save(folder / "points.npy", painted_table().means)
+    np.save(folder / "points.npy", coloured_table().means)
     return folder
 
 
@@ -51,7 +51,7 @@ def test_posed_images_become_gaussians_a_comparison_and_a_video(posed: Path, tmp
 
 
 def test_a_gaussian_file_is_rendered(tmp_path: Path) -> None:
-    save_gaussians(tmp_path / "spots.ply", painted_table())
+    save_gaussians(tmp_path / "spots.ply", coloured_table())
     assert main(["scene", "splat", str(tmp_path / "spots.ply"), "--orbit", "3", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "render.png").stat().st_size > 1000
     assert (tmp_path / "out" / "orbit.mp4").is_file()
@@ -59,7 +59,7 @@ def test_a_gaussian_file_is_rendered(tmp_path: Path) -> None:
 
 def a_ply(tmp_path: Path, change: dict[str, float] | None = None) -> bytes:
     """A sound file of three Gaussians, or one with a value of the second changed."""
-    save_gaussians(tmp_path / "good.ply", painted_table().take(slice(0, 3)))
+    save_gaussians(tmp_path / "good.ply", coloured_table().take(slice(0, 3)))
     data = (tmp_path / "good.ply").read_bytes()
     start = data.index(b"end_header\n") + 11
     columns = [line.split()[2].decode() for line in data[:start].splitlines() if line.startswith(b"property")]
@@ -144,7 +144,7 @@ def test_a_folder_without_poses_says_what_was_expected(tmp_path: Path, capsys: p
 
 
 def test_cameras_come_back_as_they_were_written(tmp_path: Path) -> None:
-    cameras = eyes(3)
+    cameras = orbit_cameras(3)
     save_cameras(tmp_path / "cameras.json", cameras)
     for old, new in zip(cameras, load_cameras(tmp_path / "cameras.json"), strict=True):
         assert (old.name, old.width, old.focal, old.centre) == (new.name, new.width, new.focal, new.centre)
@@ -162,7 +162,7 @@ def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:
         "tblock", ("world", "tblock")
     )
     rest = np.array([[0.5, 0.3, 0.02, 1.0, 0.0, 0.0, 0.0]])
-    fitted = SceneFit(dot, tuple(eyes(1)), None, {}, np.zeros((1, 1, 3), np.uint8), {"tblock": rest})
+    fitted = SceneFit(dot, tuple(orbit_cameras(1)), None, {}, np.zeros((1, 1, 3), np.uint8), {"tblock": rest})
     named = in_scene(fitted, frames, scene)
     assert named.gaussians.names == ("world", "tee")
     np.testing.assert_allclose(named.gaussians.means[0], [-0.015145, -0.014239, 0.002481], atol=1e-6)

@@ -30,7 +30,7 @@ from instep.splat.raster.rasterizer import Rasterizer
 TABLE = Plane(np.array([0.0, 0.0, 1.0, 0.0]), (-0.4, -0.4), (0.4, 0.4))
 
 
-def eyes(count: int, width: int = 64, height: int = 48) -> list[Camera]:
+def orbit_cameras(count: int, width: int = 64, height: int = 48) -> list[Camera]:
     """Cameras around a table, a metre away."""
     angles = np.arange(count) * 2 * np.pi / count
     return [
@@ -42,7 +42,7 @@ def eyes(count: int, width: int = 64, height: int = 48) -> list[Camera]:
     ]  # fmt: skip
 
 
-def painted_table(seed: int = 0) -> Gaussians:
+def coloured_table(seed: int = 0) -> Gaussians:
     """Flat spots of many colours on a table."""
     rng = np.random.default_rng(seed)
     n = 900
@@ -54,7 +54,7 @@ def painted_table(seed: int = 0) -> Gaussians:
 
 def test_a_blurred_scene_becomes_sharp_again() -> None:
     truth = a_scene(120, seed=4).attached_to("world")
-    cameras = eyes(6)
+    cameras = orbit_cameras(6)
     targets = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras[:5]]
     wrong = replace(truth, means=truth.means + 0.01, scales=1.3 * truth.scales, sh=0.5 * truth.sh)
     fitted = fit_gaussians(targets, wrong, GaussianFitOptions(steps=150, degree=0, means_rate=2e-3))
@@ -67,8 +67,10 @@ def test_a_blurred_scene_becomes_sharp_again() -> None:
 
 
 def test_gaussians_grow_where_there_are_too_few_and_faint_ones_go() -> None:
-    truth = painted_table()
-    targets = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in eyes(3)]
+    truth = coloured_table()
+    targets = [
+        WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in orbit_cameras(3)
+    ]
     few = truth.take(slice(0, 100))
     faint = replace(few, opacities=np.where(np.arange(100) < 20, 0.0, few.opacities))
     grown = fit_gaussians(
@@ -81,9 +83,11 @@ def test_gaussians_grow_where_there_are_too_few_and_faint_ones_go() -> None:
 
 
 def test_what_starts_on_a_surface_stays_on_it_and_flat() -> None:
-    truth, surface = painted_table(), SurfaceConstraint(TABLE, 0.002)
-    targets = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in eyes(3)]
-    start = replace(painted_table(1), scales=np.full((900, 3), 0.02))
+    truth, surface = coloured_table(), SurfaceConstraint(TABLE, 0.002)
+    targets = [
+        WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in orbit_cameras(3)
+    ]
+    start = replace(coloured_table(1), scales=np.full((900, 3), 0.02))
     fitted = fit_gaussians(
         targets, start, GaussianFitOptions(steps=30, degree=0, means_rate=5e-3), surface=surface
     ).gaussians
@@ -95,11 +99,11 @@ def test_what_starts_on_a_surface_stays_on_it_and_flat() -> None:
 
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(BadInput, match="at least one image"):
-        fit_gaussians([], painted_table())
+        fit_gaussians([], coloured_table())
     camera = a_camera()
     target = WeightedImage(camera, np.zeros((43, 61, 3)), np.ones((43, 61), np.float32))
     with pytest.raises(BadInput, match="some to start with"):
-        fit_gaussians([target], painted_table().take(slice(0, 0)))
+        fit_gaussians([target], coloured_table().take(slice(0, 0)))
 
 
 def test_adam_walks_down_a_bowl_and_forgets_rows_that_go() -> None:
@@ -115,7 +119,7 @@ def test_adam_walks_down_a_bowl_and_forgets_rows_that_go() -> None:
 
 
 def test_initial_gaussians_have_the_colours_of_the_images() -> None:
-    truth, cameras = painted_table(), eyes(3)
+    truth, cameras = coloured_table(), orbit_cameras(3)
     images = [WeightedImage(c, Rasterizer(truth).render(c).colour, np.ones((48, 64), np.float32)) for c in cameras]
     guess = initial_gaussians(images, np.zeros((0, 3)), TABLE, 900)
     seen = Rasterizer(guess).render(cameras[0])
@@ -124,7 +128,7 @@ def test_initial_gaussians_have_the_colours_of_the_images() -> None:
 
 
 def test_rays_meet_the_table_where_they_look() -> None:
-    camera = eyes(1)[0]
+    camera = orbit_cameras(1)[0]
     points, inside = intersect_plane(camera, pixel_rays(camera, np.array([camera.centre])), TABLE)
     np.testing.assert_allclose(points[0], 0.0, atol=1e-9)
     assert inside[0]
@@ -138,7 +142,7 @@ def test_a_camera_that_is_off_is_found_on_a_table_all_see() -> None:
         gaussians_from_colours(spots, np.array([0.009, 0.009, 0.001]), greys),
         Plane(TABLE.normal, (-0.25, -0.25), (0.25, 0.25)),
     )
-    cameras = [replace(c, focal=(260.0, 260.0)) for c in eyes(2, 192, 144)]
+    cameras = [replace(c, focal=(260.0, 260.0)) for c in orbit_cameras(2, 192, 144)]
     images = [Rasterizer(truth).render(c).colour for c in cameras]
     place = cameras[1].body_from_camera.copy()
     place[:3, :3] = matrix_from_quat(quat_exp(np.array([0.004, -0.006, 0.015]))) @ place[:3, :3]
@@ -157,14 +161,14 @@ def test_a_camera_that_is_off_is_found_on_a_table_all_see() -> None:
         align_on_plane(shown, Plane(TABLE.normal, (5.0, 5.0), (5.5, 5.5)))
 
 
-def test_what_passes_by_is_not_in_the_still_picture() -> None:
+def test_what_passes_by_is_not_in_the_static_background() -> None:
     rng = np.random.default_rng(0)
     scene = rng.integers(60, 120, (20, 30, 3))
     frames = np.repeat(scene[None], 9, axis=0) + rng.integers(-3, 4, (9, 20, 30, 3))
     for i in range(3):
         frames[i, 5:15, 10:20] = 250
-    picture, share = static_background(frames.astype(np.uint8))
-    np.testing.assert_allclose(picture, scene / 255, atol=0.02)
+    background, share = static_background(frames.astype(np.uint8))
+    np.testing.assert_allclose(background, scene / 255, atol=0.02)
     assert share[10, 15] == pytest.approx(6 / 9)
     assert share[0, 0] == 1
 
@@ -192,11 +196,11 @@ def test_an_arm_is_told_from_the_table_and_from_a_body_of_known_colour() -> None
 
 
 def test_unknown_pixels_take_the_colour_around_them() -> None:
-    picture = np.full((30, 30, 3), 0.4, np.float32)
-    picture[:, 15:] = 0.8
+    background = np.full((30, 30, 3), 0.4, np.float32)
+    background[:, 15:] = 0.8
     known = np.ones((30, 30), bool)
     known[10:20, 0:6] = False
-    picture[~known] = 0.0
-    out = inpaint(picture, known)
+    background[~known] = 0.0
+    out = inpaint(background, known)
     np.testing.assert_allclose(out[10:20, 0:6], 0.4, atol=0.02)
-    np.testing.assert_array_equal(out[known], picture[known])
+    np.testing.assert_array_equal(out[known], background[known])

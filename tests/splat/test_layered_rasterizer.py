@@ -29,7 +29,7 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
     return float(-10 * np.log10(np.mean((a - b) ** 2)))
 
 
-def test_layers_show_what_drawing_everything_shows() -> None:
+def test_layers_show_what_rendering_everything_shows() -> None:
     scene, camera = table_and_block(), a_camera(120, 90)
     poses = np.stack([STILL, [0.1, 0.05, 0.06, 1, 0, 0, 0]])
     together_, layered = Rasterizer(scene).render(camera, poses), LayeredRasterizer(scene).render(camera, poses)
@@ -45,7 +45,7 @@ def test_a_block_under_the_table_is_hidden_by_the_cached_layer() -> None:
     np.testing.assert_allclose(layers.render(camera, under).colour, layers.background(camera, under).colour, atol=0.05)
 
 
-def test_the_static_layer_is_drawn_once_and_again_when_the_camera_moves() -> None:
+def test_the_static_layer_is_rendered_once_and_again_when_the_camera_moves() -> None:
     layers, camera = LayeredRasterizer(table_and_block()), a_camera(60, 50)
     first = layers.background(camera)
     assert layers.background(camera) is first
