@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,50 +18,56 @@ from instep.data import Recorder, record_episodes
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordArgs:
+    """Options of `instep record`."""
+
+    policy: str = "random"
+    """hold, random, constant:0.1,0.2 or replay:DATA."""
+    episodes: int = 1
+    """how many."""
+    steps: int = 300
+    """control steps of each."""
+    seed: int = 0
+    """seed of the first start; the next one counts up."""
+    cameras: tuple[str, ...] = ()
+    """cameras of the scene to film with, 'all' for all of them; a robot brings its own."""
+    image_every: int = 1
+    """control steps from one picture to the next."""
+    task: str = ""
+    """what the episodes show, in words."""
+    token: Path | None = None
+    """file with the token of the robot's link; INSTEP_TOKEN where not given."""
+
+
 def record(
     world: Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]],
     data: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
     /,
-    *,
-    policy: str = "random",
-    episodes: int = 1,
-    steps: int = 300,
-    seed: int = 0,
-    cameras: tuple[str, ...] = (),
-    image_every: int = 1,
-    task: str = "",
-    token: Path | None = None,
+    options: Annotated[RecordArgs, tyro.conf.arg(name="")] = RecordArgs(),
 ) -> int:
     """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
 
     Args:
         world: sim:SCENE, robot:ws://127.0.0.1:PORT or recording:DATA.
         data: dataset folder, made or added to.
-        policy: hold, random, constant:0.1,0.2 or replay:DATA.
-        episodes: how many.
-        steps: control steps of each.
-        seed: seed of the first start; the next one counts up.
-        cameras: cameras of the scene to film with, 'all' for all of them; a robot brings its own.
-        image_every: control steps from one picture to the next.
-        task: what the episodes show, in words.
-        token: file with the token of the robot's link; INSTEP_TOKEN where not given.
 
     """
-    secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
+    secret = options.token.read_text(encoding="utf-8").strip() if options.token else os.environ.get("INSTEP_TOKEN", "")
     console = Console(stderr=True)
     with world_from_spec(world, token=secret) as plain:
-        opened = with_cameras(plain, cameras, image_every)
-        decider = policy_from_spec(policy, opened)
-        meta = {"task": task or f"{policy} in {world}", "world": world}
-        seeds = range(seed, seed + episodes)
+        opened = with_cameras(plain, options.cameras, options.image_every)
+        decider = policy_from_spec(options.policy, opened)
+        meta = {"task": options.task or f"{options.policy} in {world}", "world": world}
+        seeds = range(options.seed, options.seed + options.episodes)
         with progress_bar() as progress:
-            bar = progress.add_task(f"{policy} in {world}", total=episodes * steps)
+            bar = progress.add_task(f"{options.policy} in {world}", total=options.episodes * options.steps)
 
             def tick(state: State, observation: Observation, action: Array) -> None:
                 progress.advance(bar)
 
             recorder = Recorder(data, opened.spec, meta=meta)
-            record_episodes(opened, decider, recorder, seeds=seeds, steps=steps, watch=[tick])
+            record_episodes(opened, decider, recorder, seeds=seeds, steps=options.steps, watch=[tick])
     status = recorder.status()
     lost = f", {status.dropped} dropped" if status.dropped else ""
     console.print(f"{status.episodes} episodes, {status.written} rows{lost}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,21 +20,38 @@ from instep.robot import Driver, SafetyOptions, ServerOptions, WorldDriver, scen
 from instep.scene.folder import Scene
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobotArgs:
+    """Options of `instep robot`."""
+
+    engine: Engine = "rapier"
+    """physics of the simulated robot; another than the simulator's, so that the gap is real."""
+    hidden: int = 1
+    """seed of the hidden parameters; 0 hides nothing."""
+    port: int = 0
+    """port on this machine; a free one where 0."""
+    pace: Literal["real", "step"] = "real"
+    """real time, or one control step per command (as fast as it goes, repeatable)."""
+    cameras: tuple[str, ...] = ()
+    """cameras to film with; 'all' for all of the scene's."""
+    camera_rate: float = 10.0
+    """pictures per second of each camera; in real time fewer where the machine renders fewer."""
+    noise: float = 2e-4
+    """standard deviation of position sensors [rad or m]."""
+    late: int = 1
+    """control steps by which sensors are late."""
+    follower: bool = False
+    """send commands through a jerk-limited follower too, which makes them two control periods late."""
+    ready: Path | None = None
+    """file to write the address and token to once it listens (readable by you alone)."""
+    reveal: Path | None = None
+    """file to write the hidden parameters to, for judging an identification afterwards."""
+
+
 def robot(
     scene: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
-    *,
-    engine: Engine = "rapier",
-    hidden: int = 1,
-    port: int = 0,
-    pace: Literal["real", "step"] = "real",
-    cameras: tuple[str, ...] = (),
-    camera_rate: float = 10.0,
-    noise: float = 2e-4,
-    late: int = 1,
-    follower: bool = False,
-    ready: Path | None = None,
-    reveal: Path | None = None,
+    options: Annotated[RobotArgs, tyro.conf.arg(name="")] = RobotArgs(),
 ) -> int:
     """Run a simulated robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 
@@ -41,43 +59,42 @@ def robot(
 
     Args:
         scene: name of a shipped scene or a scene folder.
-        engine: physics of the simulated robot; another than the simulator's, so that the gap is real.
-        hidden: seed of the hidden parameters; 0 hides nothing.
-        port: port on this machine; a free one where 0.
-        pace: real time, or one control step per command (as fast as it goes, repeatable).
-        cameras: cameras to film with; 'all' for all of the scene's.
-        camera_rate: pictures per second of each camera; in real time fewer where the machine renders fewer.
-        noise: standard deviation of position sensors [rad or m].
-        late: control steps by which sensors are late.
-        follower: send commands through a jerk-limited follower too, which makes them two control periods late.
-        ready: file to write the address and token to once it listens (readable by you alone).
-        reveal: file to write the hidden parameters to, for judging an identification afterwards.
 
     """
     loaded = Scene.load(scene)
-    chosen = _chosen(loaded, cameras, camera_rate)
+    chosen = _chosen(loaded, options.cameras, options.camera_rate)
     if not loaded.model.nu:
         raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot stand in for a robot.")
-    inside = () if pace == "real" else chosen  # in real time rendering must not hold up the control loop
-    every = max(1, round(1 / (camera_rate * loaded.dt)))
-    perturbation = Perturbation(engine=engine, hidden=hidden, noise=noise, late=late, cameras=inside, image_every=every)
+    inside = () if options.pace == "real" else chosen  # in real time rendering must not hold up the control loop
+    every = max(1, round(1 / (options.camera_rate * loaded.dt)))
+    perturbation = Perturbation(
+        engine=options.engine,
+        hidden=options.hidden,
+        noise=options.noise,
+        late=options.late,
+        cameras=inside,
+        image_every=every,
+    )
     standing = simulate_robot(loaded, perturbation)
-    if reveal is not None:
-        reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
+    if options.reveal is not None:
+        options.reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
 
     def announce(address: str, token: str) -> None:
-        if ready is not None:
-            _write_secret(ready, json.dumps({"address": address, "token": token}))
-        _say(f"A simulated robot for {loaded.name!r} in {engine} listens at [bold]{address}[/] ({pace} pace).", token)
+        if options.ready is not None:
+            _write_secret(options.ready, json.dumps({"address": address, "token": token}))
+        _say(
+            f"A simulated robot for {loaded.name!r} in {options.engine} listens at [bold]{address}[/] ({options.pace} pace).",
+            token,
+        )
 
     with ExitStack() as stack:
         driver: Driver = WorldDriver(standing.world)
-        if pace == "real" and chosen:
-            look, bend = hidden_appearance(hidden)
-            crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=camera_rate)
+        if options.pace == "real" and chosen:
+            look, bend = hidden_appearance(options.hidden)
+            crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=options.camera_rate)
             driver = stack.enter_context(CameraDriver(driver, crew, loaded.cameras))
-        options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=follower))
-        serve(SensorDriver(driver), port=port, pace=pace, ready=announce, options=options)
+        options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=options.follower))
+        serve(SensorDriver(driver), port=options.port, pace=options.pace, ready=announce, options=options)
     return 0
 
 
