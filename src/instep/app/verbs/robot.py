@@ -82,10 +82,8 @@ def robot(
     def announce(address: str, token: str) -> None:
         if options.ready is not None:
             _write_secret(options.ready, json.dumps({"address": address, "token": token}))
-        _say(
-            f"A simulated robot for {loaded.name!r} in {options.engine} listens at [bold]{address}[/] ({options.pace} pace).",
-            token,
-        )
+        where = f"[bold]{address}[/] ({options.pace} pace)"
+        _say(f"A simulated robot for {loaded.name!r} in {options.engine} listens at {where}.", token)
 
     with ExitStack() as stack:
         driver: Driver = WorldDriver(standing.world)
