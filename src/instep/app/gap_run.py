@@ -37,7 +37,7 @@ from .world_specs import policy_from_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapArgs:
+class GapRequest:
     """The arguments of the verb gap."""
 
     data: str
@@ -75,7 +75,7 @@ class GapResult:
     causes: Sequence[Section] = ()
 
 
-def run(args: GapArgs) -> int:
+def run(args: GapRequest) -> int:
     """Measure, apply limits, write; the exit code is 1 where a limit is broken."""
     if not args.data:
         raise BadInput("Nothing to measure: give recordings (instep gap DATA SCENE), or --agreement TABLE.csv.")
@@ -94,7 +94,7 @@ def run(args: GapArgs) -> int:
     return finish(result, args, output)
 
 
-def finish(result: GapResult, args: GapArgs, output: Output) -> int:
+def finish(result: GapResult, args: GapRequest, output: Output) -> int:
     """Apply the limits to a gap and write everything."""
     gap = result.gap
     broken, limits = broken_limits(gap, args)
@@ -119,7 +119,7 @@ def finish(result: GapResult, args: GapArgs, output: Output) -> int:
     return 1 if broken else 0
 
 
-def broken_limits(gap: Gap, args: GapArgs) -> tuple[list[str], int]:
+def broken_limits(gap: Gap, args: GapRequest) -> tuple[list[str], int]:
     """The limits that are broken, in words, and the number of limits given."""
     limits = dict(args.limits)
     if args.max_rmse is not None:
@@ -229,7 +229,7 @@ def judge_agreement(table: Path, out: Path | None, seed: int) -> int:
     return 0
 
 
-def _with_scene(args: GapArgs, episodes: Sequence[Episode], output: Output) -> GapResult:
+def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -> GapResult:
     sim = open_scene(args.against)
     scene = sim.scene
     output.read(scene.root)
@@ -248,7 +248,7 @@ def _with_scene(args: GapArgs, episodes: Sequence[Episode], output: Output) -> G
 
 
 def _diagnosed(
-    args: GapArgs, sim: SceneSimulator, episodes: Sequence[Episode], gap: Gap
+    args: GapRequest, sim: SceneSimulator, episodes: Sequence[Episode], gap: Gap
 ) -> tuple[Gap, Sequence[Section]]:
     """The gap with its causes; Ctrl-C leaves the search and keeps what was measured."""
     if args.plain:
@@ -264,7 +264,7 @@ def _diagnosed(
     return diagnosis.gap, [diagnosis.section()]
 
 
-def _with_data(args: GapArgs, episodes: Sequence[Episode]) -> GapResult:
+def _with_data(args: GapRequest, episodes: Sequence[Episode]) -> GapResult:
     others = spread_runs(read_runs(args.against), args.runs)
     checks, other_checks = (check_data(side, allow=args.allow) for side in (episodes, others))
     checks.require()
@@ -282,7 +282,7 @@ def _with_data(args: GapArgs, episodes: Sequence[Episode]) -> GapResult:
     return GapResult(gap, "Gap of paired runs", subtitle, checks)
 
 
-def _recordings(args: GapArgs, episodes: Sequence[Episode]) -> GapResult:
+def _recordings(args: GapRequest, episodes: Sequence[Episode]) -> GapResult:
     """One dataset alone: positions against commands, or the clocks of streams against each other."""
     checks = None
     if not any("stream" in e.meta for e in episodes):

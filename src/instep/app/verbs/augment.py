@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,25 +41,45 @@ DEMOS, FAILURES = 100_000, 400_000
 others."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentArgs:
+    """Options of `instep augment`."""
+
+    demos: int = 30
+    """how many demonstrations to collect."""
+    tries: int = 1000
+    """most starts that are tried to find failures."""
+    task: str = ""
+    """task of the scene; its first where not given."""
+    world: str = "mujoco"
+    """engine to find failures in."""
+    eval_worlds: tuple[str, ...] = ()
+    """worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given."""
+    seeds: int = 200
+    """held-out starts of the comparison."""
+    cameras: tuple[str, ...] = ()
+    """cameras of the scene whose images demonstrations of the expert from ordinary starts hold."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML), rendered from Gaussians, that the policy uses and demonstrations hold;
+    --cameras then chooses among them."""
+    image_every: int = 1
+    """control steps from one image to the next."""
+    steps: int | None = None
+    """steps of training, where they should differ from those of the policy."""
+    device: str = "cpu"
+    """device of the training: cpu or cuda."""
+    on: str = ""
+    """where the comparison runs: ray, ray://HOST:PORT or processes:N."""
+    out: Path | None = None
+    """folder to write, or to continue; a new one under runs/ where not given."""
+
+
 def augment(
     policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     data: Positional[tuple[Annotated[Path, tyro.conf.arg(metavar="DATA...")], ...]],
     /,
-    *,
-    demos: int = 30,
-    tries: int = 1000,
-    task: str = "",
-    world: str = "mujoco",
-    eval_worlds: tuple[str, ...] = (),
-    seeds: int = 200,
-    cameras: tuple[str, ...] = (),
-    virtual: Path | None = None,
-    image_every: int = 1,
-    steps: int | None = None,
-    device: str = "cpu",
-    on: str = "",
-    out: Path | None = None,
+    args: Annotated[AugmentArgs, tyro.conf.arg(name="")] = AugmentArgs(),
 ) -> int:
     """Find states in which a policy fails in simulation, collect expert demonstrations there, retrain and re-evaluate.
 
@@ -71,49 +91,41 @@ def augment(
         policy: a folder that instep train wrote, or expert.
         scene: the scene to find failures in.
         data: the datasets that the policy was trained on.
-        demos: how many demonstrations to collect.
-        tries: most starts that are tried to find failures.
-        task: task of the scene; its first where not given.
-        world: engine to find failures in.
-        eval_worlds: worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given.
-        seeds: held-out starts of the comparison.
-        cameras: cameras of the scene whose images demonstrations of the expert from ordinary starts hold.
-        virtual: a file of virtual cameras (TOML), rendered from Gaussians, that the policy uses and demonstrations
-            hold; --cameras then chooses among them.
-        image_every: control steps from one image to the next.
-        steps: steps of training, where they should differ from those of the policy.
-        device: device of the training: cpu or cuda.
-        on: where the comparison runs: ray, ray://HOST:PORT or processes:N.
-        out: folder to write, or to continue; a new one under runs/ where not given.
 
     """
     loaded, console = Scene.load(scene), Console(stderr=True)
-    goal = task_of(loaded, task)
-    views = CameraOptions(virtual, cameras, image_every)
-    plain = Tasked((CameraOptions() if virtual else views).open(world, scene), goal)
+    goal = task_of(loaded, args.task)
+    views = CameraOptions(args.virtual, args.cameras, args.image_every)
+    plain = Tasked((CameraOptions() if args.virtual else views).open(args.world, scene), goal)
     add_images = _unchanged
-    if virtual:
+    if args.virtual:
         from instep.splat.rendered_world import load_rendered_cameras
 
-        add_images = load_rendered_cameras(virtual, loaded, cameras).add_images
+        add_images = load_rendered_cameras(args.virtual, loaded, args.cameras).add_images
     if policy == "expert":
-        return _demonstrated(new_output("augment", out), plain, expert_of(goal, loaded), (demos, add_images), console)
-    tasked = Tasked(views.open(world, scene), goal)
+        return _demonstrated(
+            new_output("augment", args.out), plain, expert_of(goal, loaded), (args.demos, add_images), console
+        )
+    tasked = Tasked(views.open(args.world, scene), goal)
     if not data:
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
-    options, before = _options(Path(policy), steps, device), load_policy(Path(policy), tasked.spec)
-    output = new_output("augment", out)
+    options, before = _options(Path(policy), args.steps, args.device), load_policy(Path(policy), tasked.spec)
+    output = new_output("augment", args.out)
     for source in (Path(policy), *data):
         output.read(source)
     with console.status("find failures, and demonstrate the task there"):
-        first = range(FAILURES, FAILURES + tries)
-        show = partial(corrective_demos, tasked, before, expert_of(goal, loaded), first, wanted=demos, shown_in=plain)
+        first = range(FAILURES, FAILURES + args.tries)
+        show = partial(
+            corrective_demos, tasked, before, expert_of(goal, loaded), first, wanted=args.demos, shown_in=plain
+        )
         found = _collected(output.folder, show, add_images)
-    console.print(_summary(found, demos), highlight=False)
+    console.print(_summary(found, args.demos), highlight=False)
     # Images from files were compressed; a policy that runs gets them as they are rendered.
     episodes = [add_images(episode) for episode in (*_loaded(data), *found.episodes)]
     after = _trained(episodes, output.folder / "policy", options)
-    done = _compared(output, (policy, str(after)), tasked, (scene, eval_worlds or (world,), seeds, on), views)
+    done = _compared(
+        output, (policy, str(after)), tasked, (scene, args.eval_worlds or (args.world,), args.seeds, args.on), views
+    )
     return _write(output, done, found, console)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -39,25 +40,51 @@ from instep.tune.randomize import parse_belief, parse_ranges, with_imperfections
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalArgs:
+    """Options of `instep eval`."""
+
+    seeds: int = 100
+    """how many starts."""
+    first: int = 0
+    """seed of the first start."""
+    worlds: tuple[str, ...] = ("mujoco",)
+    """engines to run in (mujoco rapier dart), or perturbed:SEED, a simulated robot with hidden parameters."""
+    task: str = ""
+    """which task of the scene; its first where not given."""
+    randomize: tuple[str, ...] = ()
+    """parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
+    'appearance' for light, colour and noise of camera images (or appearance.red=0.8..1.2), and beliefs that instep
+    tune saved (its folder, or belief.json)."""
+    adr: tuple[str, ...] = ()
+    """automatic domain randomization of one policy: widen each of these ranges ('geom.*.friction=0.1..1.5') from the
+    scene's value while the policy succeeds at its ends, and write OUT/belief.json for --randomize."""
+    latency: int = 0
+    """control steps by which decisions are late."""
+    cameras: tuple[str, ...] = ()
+    """cameras of the scene that policies see, by name; rendered for every world, so use small batches."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then chooses
+    among them."""
+    image_every: int = 1
+    """control steps from one image to the next."""
+    batch: int = 64
+    """episodes that run side by side."""
+    on: str = ""
+    """where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N."""
+    videos: int = 2
+    """number of failures of each policy in each world that are recorded as video."""
+    real: Path | None = None
+    """a CSV table of real trials (policy, seed, success) from the same starts: the real success rates are estimated
+    from them and all virtual episodes."""
+    out: Path | None = None
+    """folder to write, or to resume; a new one under runs/ where not given."""
+
+
 def evaluate(
     words: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="POLICY... SCENE")], ...]],
     /,
-    *,
-    seeds: int = 100,
-    first: int = 0,
-    worlds: tuple[str, ...] = ("mujoco",),
-    task: str = "",
-    randomize: tuple[str, ...] = (),
-    adr: tuple[str, ...] = (),
-    latency: int = 0,
-    cameras: tuple[str, ...] = (),
-    virtual: Path | None = None,
-    image_every: int = 1,
-    batch: int = 64,
-    on: str = "",
-    videos: int = 2,
-    real: Path | None = None,
-    out: Path | None = None,
+    args: Annotated[EvalArgs, tyro.conf.arg(name="")] = EvalArgs(),
 ) -> int:
     """Evaluate policies in parallel virtual worlds: success with intervals, ways of failing, paired comparisons.
 
@@ -67,62 +94,42 @@ def evaluate(
     Args:
         words: policies (expert, a folder that instep train wrote, python:FILE.py:NAME, openpi:ws://HOST:PORT,
             groot:tcp://HOST:PORT, hold, random, constant:..., replay:DATA), then the scene.
-        seeds: how many starts.
-        first: seed of the first start.
-        worlds: engines to run in (mujoco rapier dart), or perturbed:SEED, a simulated robot with hidden parameters.
-        task: which task of the scene; its first where not given.
-        randomize: parameters to sample for each episode: ranges as 'geom.*.friction=0.2..0.6' or sensor.noise=0..0.01,
-            'appearance' for light, colour and noise of camera images (or appearance.red=0.8..1.2), and beliefs that
-            instep tune saved (its folder, or belief.json).
-        adr: automatic domain randomization of one policy: widen each of these ranges ('geom.*.friction=0.1..1.5') from
-            the scene's value while the policy succeeds at its ends, and write OUT/belief.json for --randomize.
-        latency: control steps by which decisions are late.
-        cameras: cameras of the scene that policies see, by name; rendered for every world, so use small batches.
-        virtual: a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then
-            chooses among them.
-        image_every: control steps from one image to the next.
-        batch: episodes that run side by side.
-        on: where to run: ray (this machine), ray://HOST:PORT (a cluster), or processes:N.
-        videos: number of failures of each policy in each world that are recorded as video.
-        real: a CSV table of real trials (policy, seed, success) from the same starts: the real success rates are
-            estimated from them and all virtual episodes.
-        out: folder to write, or to resume; a new one under runs/ where not given.
 
     """
     if len(words) < 2:
         raise BadInput("instep eval takes one or more policies and then a scene: instep eval expert pusht.")
     *policies, where = words
     scene = Scene.load(where)
-    goal, console = task_of(scene, task), Console(stderr=True)
-    if seeds < 1:
-        raise BadInput(f"An evaluation needs at least one seed, not {seeds}.")
-    output = new_output("eval", out, seed=first)
+    goal, console = task_of(scene, args.task), Console(stderr=True)
+    if args.seeds < 1:
+        raise BadInput(f"An evaluation needs at least one seed, not {args.seeds}.")
+    output = new_output("eval", args.out, seed=args.first)
     output.read(scene.root)
-    belief = parse_belief(randomize, scene)
+    belief = parse_belief(args.randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
-    sampled += tuple(param.address for param in parse_ranges(adr, scene))
-    if not cameras and virtual is None and any(name.startswith("appearance.") for name in sampled):
+    sampled += tuple(param.address for param in parse_ranges(args.adr, scene))
+    if not args.cameras and args.virtual is None and any(name.startswith("appearance.") for name in sampled):
         raise BadInput(
             "--randomize appearance needs cameras to apply to; name --cameras of the scene or a --virtual file."
         )
     options = EvalOptions(
-        batch=batch, latency=latency, randomize=belief, videos=videos, bounds=action_bounds(scene),
+        batch=args.batch, latency=args.latency, randomize=belief, videos=args.videos, bounds=action_bounds(scene),
         folder=output.folder / "episodes",
     )  # fmt: skip
     specs = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
-    views = CameraOptions(virtual, cameras, image_every)
+    views = CameraOptions(args.virtual, args.cameras, args.image_every)
     content = content_hash(scene.root) + views.hash()
-    places = [WorldSpec(n, partial(_opened, n, str(where), sampled, views), f"{content}/{n}") for n in worlds]
-    if adr:
+    places = [WorldSpec(n, partial(_opened, n, str(where), sampled, views), f"{content}/{n}") for n in args.worlds]
+    if args.adr:
         if len(specs) > 1 or len(places) > 1:
             raise BadInput("--adr takes one policy and one world.")
-        return run_adr(EvalBatch(specs[0], places[0], goal, tuple(range(seeds)), options), adr, scene, output)
-    total = len(specs) * len(places) * seeds
-    with progress_bar() as progress, open_map(on) as mapped:
+        return run_adr(EvalBatch(specs[0], places[0], goal, tuple(range(args.seeds)), options), args.adr, scene, output)
+    total = len(specs) * len(places) * args.seeds
+    with progress_bar() as progress, open_map(args.on) as mapped:
         watched = watch_batches(mapped, progress, progress.add_task("evaluate", total=total), total)
-        starts = range(first, first + seeds)
+        starts = range(args.first, args.first + args.seeds)
         done = evaluate_policies(specs, places, goal, starts, options=options, map=watched)
-    return _write(output, done, scene, real, console)
+    return _write(output, done, scene, args.real, console)
 
 
 def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOptions) -> World:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,21 +23,38 @@ DEFAULT_FIELDS = ("damping", "frictionloss", "armature")
 """Parameters of every driven joint where none are named."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExciteArgs:
+    """Options of `instep excite`."""
+
+    params: tuple[str, ...] = ()
+    """what to identify ('joint.*.damping' action.delay); damping, dry friction and armature where not given."""
+    seconds: float = 5.0
+    """length of the motion [s]."""
+    highest: float = 4.0
+    """highest frequency of the commands [Hz]."""
+    noise: float = 1e-3
+    """noise of measured positions [rad or m]."""
+    speed: float = 2.0
+    """highest speed of a joint [rad/s or m/s]."""
+    acceleration: float = 15.0
+    """highest acceleration of a joint [rad/s2 or m/s2]."""
+    torque: float = 0.9
+    """share of each actuator's force range that may be used."""
+    reach: float = 1.0
+    """farthest a command goes from where it begins [rad, m, or the command's own unit]."""
+    generations: int = 30
+    """how long to search."""
+    seed: int = 0
+    """seed of the search."""
+    out: Path | None = None
+    """folder to write; a new one under runs/ where not given."""
+
+
 def excite(
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
-    *,
-    params: tuple[str, ...] = (),
-    seconds: float = 5.0,
-    highest: float = 4.0,
-    noise: float = 1e-3,
-    speed: float = 2.0,
-    acceleration: float = 15.0,
-    torque: float = 0.9,
-    reach: float = 1.0,
-    generations: int = 30,
-    seed: int = 0,
-    out: Path | None = None,
+    args: Annotated[ExciteArgs, tyro.conf.arg(name="")] = ExciteArgs(),
 ) -> int:
     """Design a motion inside limits that makes parameters identifiable, and write it to be played.
 
@@ -45,17 +63,6 @@ def excite(
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        params: what to identify ('joint.*.damping' action.delay); damping, dry friction and armature where not given.
-        seconds: length of the motion [s].
-        highest: highest frequency of the commands [Hz].
-        noise: noise of measured positions [rad or m].
-        speed: highest speed of a joint [rad/s or m/s].
-        acceleration: highest acceleration of a joint [rad/s2 or m/s2].
-        torque: share of each actuator's force range that may be used.
-        reach: farthest a command goes from where it begins [rad, m, or the command's own unit].
-        generations: how long to search.
-        seed: seed of the search.
-        out: folder to write; a new one under runs/ where not given.
 
     """
     from instep.app.output import new_output
@@ -66,21 +73,26 @@ def excite(
     from instep.tune.excitation import excite as search
     from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
 
-    if not all(0 < value < math.inf for value in (seconds, highest, noise)) or generations < 1:
+    if not all(0 < value < math.inf for value in (args.seconds, args.highest, args.noise)) or args.generations < 1:
         raise BadInput(
             "--seconds, --highest and --noise must be above 0 and finite, and --generations at least 1, "
-            f"not {seconds:g}, {highest:g}, {noise:g} and {generations}."
+            f"not {args.seconds:g}, {args.highest:g}, {args.noise:g} and {args.generations}."
         )
     loaded = Scene.load(scene)
-    allowed = MotionLimits(speed=speed, acceleration=acceleration, torque=torque, reach=reach)
+    allowed = MotionLimits(speed=args.speed, acceleration=args.acceleration, torque=args.torque, reach=args.reach)
     limits = driven_joint_limits(loaded, allowed)
-    sought = loaded.params(*(params or _default_params(loaded, limits)))
+    sought = loaded.params(*(args.params or _default_params(loaded, limits)))
     options = ExciteOptions(
-        seconds=seconds, highest=highest, noise=noise, generations=generations, allowed=allowed, seed=seed
+        seconds=args.seconds,
+        highest=args.highest,
+        noise=args.noise,
+        generations=args.generations,
+        allowed=allowed,
+        seed=args.seed,
     )
-    output = new_output("excite", out, seed=seed)
+    output = new_output("excite", args.out, seed=args.seed)
     output.read(loaded.root)
-    with _live(generations) as watch:
+    with _live(args.generations) as watch:
         design = search(open_world(loaded), limits, sought, options, watch=watch)
     return _write(output, loaded, limits, design, options)
 

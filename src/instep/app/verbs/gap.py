@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,26 +11,48 @@ import tyro
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapArgs:
+    """Options of `instep gap`."""
+
+    mapping: str = ""
+    """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    runs: int = 0
+    """measure only so many runs, spread over all; 0 is all."""
+    every: float = 0.5
+    """distance between the recorded states at which the simulator is placed [s]."""
+    allow: tuple[str, ...] = ()
+    """checks that may fail: finite stamps rate units frozen gain order offset."""
+    max_rmse: float | None = None
+    """largest error allowed for the headline curve, in its unit."""
+    at: str = "full"
+    """horizon of --max-rmse: '1 step', '0.5 s' or full."""
+    limit: tuple[str, ...] = ()
+    """further limits on scores, as 'elbow@0.5 s=0.02'."""
+    scene: str = ""
+    """scene of two datasets, for the errors of arms, tips and events that need a model."""
+    events: Path | None = None
+    """a TOML file of [[event]] rules; defaults for grippers, bodies and the start where not given."""
+    causes: str = ""
+    """a fitted scene; the gap is shared among the components that it changes."""
+    policy: str = ""
+    """the policy that was recorded, as instep eval takes it. With a scene it is run in closed loop from the recorded
+    starts; with a second dataset its actions on the images of both worlds are compared."""
+    plain: bool = False
+    """measure only, without a search for causes."""
+    agreement: Path | None = None
+    """a table of success rates (task, policy, real, sim, n_real_trials): does simulation rank as reality?"""
+    seed: int = 0
+    """seed of the intervals that need one."""
+    out: Path | None = None
+    """folder to write; a new one under runs/ where not given."""
+
+
 def gap(
     data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]] = "",
     against: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE|DATA")]] = "",
     /,
-    *,
-    mapping: str = "",
-    runs: int = 0,
-    every: float = 0.5,
-    allow: tuple[str, ...] = (),
-    max_rmse: float | None = None,
-    at: str = "full",
-    limit: tuple[str, ...] = (),
-    scene: str = "",
-    events: Path | None = None,
-    causes: str = "",
-    policy: str = "",
-    plain: bool = False,
-    agreement: Path | None = None,
-    seed: int = 0,
-    out: Path | None = None,
+    args: Annotated[GapArgs, tyro.conf.arg(name="")] = GapArgs(),
 ) -> int:
     """Measure how far a simulator is from recordings, or two sets of recordings from each other.
 
@@ -41,35 +64,31 @@ def gap(
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
         against: a scene (name, folder, MJCF, SCENE@rapier for another engine) or a second dataset.
-        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
-        runs: measure only so many runs, spread over all; 0 is all.
-        every: distance between the recorded states at which the simulator is placed [s].
-        allow: checks that may fail: finite stamps rate units frozen gain order offset.
-        max_rmse: largest error allowed for the headline curve, in its unit.
-        at: horizon of --max-rmse: '1 step', '0.5 s' or full.
-        limit: further limits on scores, as 'elbow@0.5 s=0.02'.
-        scene: scene of two datasets, for the errors of arms, tips and events that need a model.
-        events: a TOML file of [[event]] rules; defaults for grippers, bodies and the start where not given.
-        causes: a fitted scene; the gap is shared among the components that it changes.
-        policy: the policy that was recorded, as instep eval takes it. With a scene it is run in closed loop from the
-            recorded starts; with a second dataset its actions on the images of both worlds are compared.
-        plain: measure only, without a search for causes.
-        agreement: a table of success rates (task, policy, real, sim, n_real_trials): does simulation rank as reality?
-        seed: seed of the intervals that need one.
-        out: folder to write; a new one under runs/ where not given.
 
     """
-    from instep.app.gap_run import GapArgs, judge_agreement, run
+    from instep.app.gap_run import GapRequest, judge_agreement, run
 
-    if agreement is not None:
-        return judge_agreement(agreement, out, seed)
+    if args.agreement is not None:
+        return judge_agreement(args.agreement, args.out, args.seed)
     return run(
-        GapArgs(
-            data=data, against=against, mapping=mapping, runs=runs, every=every, allow=allow,
-            limits=dict(_limit(words) for words in limit), max_rmse=None if max_rmse is None else (at, max_rmse),
-            scene=scene, events=events, causes=causes, policy=policy, plain=plain, seed=seed, out=out,
+        GapRequest(
+            data=data,
+            against=against,
+            mapping=args.mapping,
+            runs=args.runs,
+            every=args.every,
+            allow=args.allow,
+            limits=dict(_limit(words) for words in args.limit),
+            max_rmse=None if args.max_rmse is None else (args.at, args.max_rmse),
+            scene=args.scene,
+            events=args.events,
+            causes=args.causes,
+            policy=args.policy,
+            plain=args.plain,
+            seed=args.seed,
+            out=args.out,
         )
-    )  # fmt: skip
+    )
 
 
 def _limit(words: str) -> tuple[str, float]:

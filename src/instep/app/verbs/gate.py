@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,17 +24,29 @@ from instep.scene.tasks import task_of
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateArgs:
+    """Options of `instep gate`."""
+
+    seeds: int | None = None
+    """how many starts, where it should differ from the file."""
+    cameras: tuple[str, ...] = ()
+    """cameras of the scene that the policy sees, by name."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML) that the policy sees; --cameras then chooses among them."""
+    on: str = ""
+    """where to run: ray, ray://HOST:PORT or processes:N."""
+    junit: Path | None = None
+    """file for the verdict as JUnit XML; junit.xml in the folder where not given."""
+    out: Path | None = None
+    """folder to write, or to resume; a new one under runs/ where not given."""
+
+
 def gate(
     policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
     rules: Positional[Annotated[Path, tyro.conf.arg(metavar="RULES")]],
     /,
-    *,
-    seeds: int | None = None,
-    cameras: tuple[str, ...] = (),
-    virtual: Path | None = None,
-    on: str = "",
-    junit: Path | None = None,
-    out: Path | None = None,
+    args: Annotated[GateArgs, tyro.conf.arg(name="")] = GateArgs(),
 ) -> int:
     """Apply the rules in a TOML file to a policy; exit 0 if it passes, 1 if it does not.
 
@@ -44,28 +56,22 @@ def gate(
     Args:
         policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, openpi:ws://HOST:PORT, ...
         rules: a TOML file: scene, worlds, seeds, [variations.NAME], and [[rule]] with measure and at_least or at_most.
-        seeds: how many starts, where it should differ from the file.
-        cameras: cameras of the scene that the policy sees, by name.
-        virtual: a file of virtual cameras (TOML) that the policy sees; --cameras then chooses among them.
-        on: where to run: ray, ray://HOST:PORT or processes:N.
-        junit: file for the verdict as JUnit XML; junit.xml in the folder where not given.
-        out: folder to write, or to resume; a new one under runs/ where not given.
 
     """
     given, console = read_gate_rules(rules), Console(stderr=True)
-    given = given if seeds is None else replace(given, seeds=seeds)
+    given = given if args.seeds is None else replace(given, seeds=args.seeds)
     scene = Scene.load(given.scene)
     task = task_of(scene, given.task)
-    output = new_output("gate", out, seed=given.first)
+    output = new_output("gate", args.out, seed=given.first)
     output.read(rules)
-    sides = [_side(word, given.scene, CameraOptions(virtual, cameras)) for word in given.worlds]
+    sides = [_side(word, given.scene, CameraOptions(args.virtual, args.cameras)) for word in given.worlds]
     spec = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
     per_variation = given.seeds * len(sides)
-    with progress_bar() as progress, open_map(on) as mapped:
+    with progress_bar() as progress, open_map(args.on) as mapped:
         bar = progress.add_task("compare the engines", total=per_variation * len(given.variations))
         watched = watch_batches(mapped, progress, bar, per_variation)
         verdict = gate_policy(spec, sides, task, given, folder=output.folder / "episodes", map=watched)
-    write_junit(junit or output.folder / "junit.xml", verdict)
+    write_junit(args.junit or output.folder / "junit.xml", verdict)
     scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
     checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]
     output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)

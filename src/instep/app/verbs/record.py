@@ -44,7 +44,7 @@ def record(
     world: Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]],
     data: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
     /,
-    options: Annotated[RecordArgs, tyro.conf.arg(name="")] = RecordArgs(),
+    args: Annotated[RecordArgs, tyro.conf.arg(name="")] = RecordArgs(),
 ) -> int:
     """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
 
@@ -53,21 +53,21 @@ def record(
         data: dataset folder, made or added to.
 
     """
-    secret = options.token.read_text(encoding="utf-8").strip() if options.token else os.environ.get("INSTEP_TOKEN", "")
+    secret = args.token.read_text(encoding="utf-8").strip() if args.token else os.environ.get("INSTEP_TOKEN", "")
     console = Console(stderr=True)
     with world_from_spec(world, token=secret) as plain:
-        opened = with_cameras(plain, options.cameras, options.image_every)
-        decider = policy_from_spec(options.policy, opened)
-        meta = {"task": options.task or f"{options.policy} in {world}", "world": world}
-        seeds = range(options.seed, options.seed + options.episodes)
+        opened = with_cameras(plain, args.cameras, args.image_every)
+        decider = policy_from_spec(args.policy, opened)
+        meta = {"task": args.task or f"{args.policy} in {world}", "world": world}
+        seeds = range(args.seed, args.seed + args.episodes)
         with progress_bar() as progress:
-            bar = progress.add_task(f"{options.policy} in {world}", total=options.episodes * options.steps)
+            bar = progress.add_task(f"{args.policy} in {world}", total=args.episodes * args.steps)
 
             def tick(state: State, observation: Observation, action: Array) -> None:
                 progress.advance(bar)
 
             recorder = Recorder(data, opened.spec, meta=meta)
-            record_episodes(opened, decider, recorder, seeds=seeds, steps=options.steps, watch=[tick])
+            record_episodes(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick])
     status = recorder.status()
     lost = f", {status.dropped} dropped" if status.dropped else ""
     console.print(f"{status.episodes} episodes, {status.written} rows{lost}.")

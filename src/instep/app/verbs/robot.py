@@ -51,7 +51,7 @@ class RobotArgs:
 def robot(
     scene: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
-    options: Annotated[RobotArgs, tyro.conf.arg(name="")] = RobotArgs(),
+    args: Annotated[RobotArgs, tyro.conf.arg(name="")] = RobotArgs(),
 ) -> int:
     """Run a simulated robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 
@@ -62,37 +62,37 @@ def robot(
 
     """
     loaded = Scene.load(scene)
-    chosen = _chosen(loaded, options.cameras, options.camera_rate)
+    chosen = _chosen(loaded, args.cameras, args.camera_rate)
     if not loaded.model.nu:
         raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot stand in for a robot.")
-    inside = () if options.pace == "real" else chosen  # in real time rendering must not hold up the control loop
-    every = max(1, round(1 / (options.camera_rate * loaded.dt)))
+    inside = () if args.pace == "real" else chosen  # in real time rendering must not hold up the control loop
+    every = max(1, round(1 / (args.camera_rate * loaded.dt)))
     perturbation = Perturbation(
-        engine=options.engine,
-        hidden=options.hidden,
-        noise=options.noise,
-        late=options.late,
+        engine=args.engine,
+        hidden=args.hidden,
+        noise=args.noise,
+        late=args.late,
         cameras=inside,
         image_every=every,
     )
     standing = simulate_robot(loaded, perturbation)
-    if options.reveal is not None:
-        options.reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
+    if args.reveal is not None:
+        args.reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
 
     def announce(address: str, token: str) -> None:
-        if options.ready is not None:
-            _write_secret(options.ready, json.dumps({"address": address, "token": token}))
-        where = f"[bold]{address}[/] ({options.pace} pace)"
-        _say(f"A simulated robot for {loaded.name!r} in {options.engine} listens at {where}.", token)
+        if args.ready is not None:
+            _write_secret(args.ready, json.dumps({"address": address, "token": token}))
+        where = f"[bold]{address}[/] ({args.pace} pace)"
+        _say(f"A simulated robot for {loaded.name!r} in {args.engine} listens at {where}.", token)
 
     with ExitStack() as stack:
         driver: Driver = WorldDriver(standing.world)
-        if options.pace == "real" and chosen:
-            look, bend = hidden_appearance(options.hidden)
-            crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=options.camera_rate)
+        if args.pace == "real" and chosen:
+            look, bend = hidden_appearance(args.hidden)
+            crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=args.camera_rate)
             driver = stack.enter_context(CameraDriver(driver, crew, loaded.cameras))
-        options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=options.follower))
-        serve(SensorDriver(driver), port=options.port, pace=options.pace, ready=announce, options=options)
+        options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=args.follower))
+        serve(SensorDriver(driver), port=args.port, pace=args.pace, ready=announce, options=options)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,70 +31,76 @@ if TYPE_CHECKING:
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunArgs:
+    """Options of `instep run`."""
+
+    steps: int = 300
+    """control steps to run."""
+    seed: int = 0
+    """seed of the start."""
+    limits: bool = False
+    """keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does."""
+    token: Path | None = None
+    """file with the token of the robot's link; INSTEP_TOKEN where not given."""
+    real: str = ""
+    """the real world of a twin: robot:ADDRESS or recording:DATA."""
+    correct: Literal["pose", "forces", "none"] = "pose"
+    """how a twin is corrected: pose (filter), forces (visual forces) or none (physics only)."""
+    residual: Literal["mask", "photo", "both"] = "mask"
+    """what a pose filter compares: silhouettes (mask), colours of pixels (photo), or both (slower)."""
+    scan: Path | None = None
+    """folder of Gaussians, one file per body (instep scene splat), for colours; else Gaussians on its surface."""
+    hold_camera: tuple[str, ...] = ()
+    """held-out cameras: not used by the correction, to score it by."""
+    images: bool = False
+    """record the real images that a twin was corrected by."""
+    background: bool = False
+    """infer in a background thread while the last chunk is executed, so that a slow policy never makes a robot wait;
+    for policies that infer chunks of actions."""
+    nominal: Path | None = None
+    """dataset of nominal runs of this twin, on which trust in this run is calibrated."""
+    out: Path | None = None
+    """folder to write; a new one under runs/ where not given."""
+
+
 def run(
     policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
     world: Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]],
     /,
-    *,
-    steps: int = 300,
-    seed: int = 0,
-    limits: bool = False,
-    token: Path | None = None,
-    real: str = "",
-    correct: Literal["pose", "forces", "none"] = "pose",
-    residual: Literal["mask", "photo", "both"] = "mask",
-    scan: Path | None = None,
-    hold_camera: tuple[str, ...] = (),
-    images: bool = False,
-    background: bool = False,
-    nominal: Path | None = None,
-    out: Path | None = None,
+    args: Annotated[RunArgs, tyro.conf.arg(name="")] = RunArgs(),
 ) -> int:
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
 
     Args:
         policy: expert, a trained folder, hold, random, constant:0.1,0.2, replay:DATA; replay alone in a recorded twin.
         world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT, recording:DATA or twin:SCENE.
-        steps: control steps to run.
-        seed: seed of the start.
-        limits: keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does.
-        token: file with the token of the robot's link; INSTEP_TOKEN where not given.
-        real: the real world of a twin: robot:ADDRESS or recording:DATA.
-        correct: how a twin is corrected: pose (filter), forces (visual forces) or none (physics only).
-        residual: what a pose filter compares: silhouettes (mask), colours of pixels (photo), or both (slower).
-        scan: folder of Gaussians, one file per body (instep scene splat), for colours; else Gaussians on its surface.
-        hold_camera: held-out cameras: not used by the correction, to score it by.
-        images: record the real images that a twin was corrected by.
-        background: infer in a background thread while the last chunk is executed, so that a slow policy never makes a
-            robot wait; for policies that infer chunks of actions.
-        nominal: dataset of nominal runs of this twin, on which trust in this run is calibrated.
-        out: folder to write; a new one under runs/ where not given.
 
     """
     from instep.twin import TwinOptions
 
-    options = TwinOptions(correct=correct, residual=residual, held_out=hold_camera, scan=scan)
-    if world.startswith("twin:") and (recording := recorded(real)) is not None and policy == "replay":
-        return _replay(world.removeprefix("twin:"), real, recording, options, out)
+    options = TwinOptions(correct=args.correct, residual=args.residual, held_out=args.hold_camera, scan=args.scan)
+    if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":
+        return _replay(world.removeprefix("twin:"), args.real, recording, options, args.out)
     from instep.data import write_dataset
 
-    secret = token.read_text(encoding="utf-8").strip() if token else os.environ.get("INSTEP_TOKEN", "")
-    trust = None if nominal is None else calibrated_on(nominal)
+    secret = args.token.read_text(encoding="utf-8").strip() if args.token else os.environ.get("INSTEP_TOKEN", "")
+    trust = None if args.nominal is None else calibrated_on(args.nominal)
     with ExitStack() as stack:
-        opened = stack.enter_context(_opened(world, real, secret, options, images))
-        opened = _guarded(opened, world) if limits else opened
+        opened = stack.enter_context(_opened(world, args.real, secret, options, args.images))
+        opened = _guarded(opened, world) if args.limits else opened
         decider = policy_from_spec(policy, opened)
-        if background:
+        if args.background:
             decider = stack.enter_context(closing(AsyncChunked.of(decider, opened.spec)))
         if policy == "expert" and world.startswith("twin:"):
             # An expert computes its tables at its first action; a robot that waits for that would stop.
-            decider.act(opened.sim.observe(opened.sim.reset(seed)))
-        episode = _ran(opened, decider, (steps, seed, f"{policy} in {world}"), trust)
-    output = new_output("run", out, seed=seed)
+            decider.act(opened.sim.observe(opened.sim.reset(args.seed)))
+        episode = _ran(opened, decider, (args.steps, args.seed, f"{policy} in {world}"), trust)
+    output = new_output("run", args.out, seed=args.seed)
     write_dataset([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
     scores: dict[str, Estimate] = {}
-    if trust is not None and nominal is not None:
-        output.read(nominal)
+    if trust is not None and args.nominal is not None:
+        output.read(args.nominal)
         scores = trust_scores(episode, trust)
         Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
     output.write(scores, rows=len(episode), ended=episode.meta["ended"])

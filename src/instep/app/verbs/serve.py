@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,53 +23,59 @@ from instep.scene.tasks.task import Tasked
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeArgs:
+    """Options of `instep serve`."""
+
+    task: str = ""
+    """which task of the scene; its first where not given."""
+    cameras: tuple[str, ...] = ()
+    """cameras of the scene whose images clients send."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML) whose images clients send."""
+    host: str = "127.0.0.1"
+    """address to listen on; beyond this machine tokens and observations travel unencrypted, so use a tunnel."""
+    port: int = 8000
+    """port to listen on; 0 takes a free one."""
+    token: Path | None = None
+    """file with the token clients must send; a fresh one is made and shown where not given."""
+    public: bool = False
+    """allow 0.0.0.0, that is every network this machine is in."""
+    map: Path | None = None
+    """a TOML file with the clients' names of observations and actions."""
+    seconds: float = 0.0
+    """stop after so many seconds; 0 runs until Ctrl-C."""
+
+
 def serve(
     policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
-    *,
-    task: str = "",
-    cameras: tuple[str, ...] = (),
-    virtual: Path | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token: Path | None = None,
-    public: bool = False,
-    map: Path | None = None,
-    seconds: float = 0.0,
+    args: Annotated[ServeArgs, tyro.conf.arg(name="")] = ServeArgs(),
 ) -> int:
     """Serve a policy to clients that speak openpi, until Ctrl-C. A token is always needed.
 
     Args:
         policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, ...
         scene: the scene whose observations it gets.
-        task: which task of the scene; its first where not given.
-        cameras: cameras of the scene whose images clients send.
-        virtual: a file of virtual cameras (TOML) whose images clients send.
-        host: address to listen on; beyond this machine tokens and observations travel unencrypted, so use a tunnel.
-        port: port to listen on; 0 takes a free one.
-        token: file with the token clients must send; a fresh one is made and shown where not given.
-        public: allow 0.0.0.0, that is every network this machine is in.
-        map: a TOML file with the clients' names of observations and actions.
-        seconds: stop after so many seconds; 0 runs until Ctrl-C.
 
     """
-    if host in ALL_INTERFACES and not public:
-        raise BadInput(f"{host} would serve every network this machine is in; say --public to allow that.")
+    if args.host in ALL_INTERFACES and not args.public:
+        raise BadInput(f"{args.host} would serve every network this machine is in; say --public to allow that.")
     loaded, console = Scene.load(scene), Console(stderr=True)
-    world = Tasked(CameraOptions(virtual, cameras).open("mujoco", scene), task_of(loaded, task))
+    world = Tasked(CameraOptions(args.virtual, args.cameras).open("mujoco", scene), task_of(loaded, args.task))
     decider = policy_from_spec(policy, world)
-    secret = token.read_text(encoding="utf-8").strip() if token else secrets.token_urlsafe(32)
+    secret = args.token.read_text(encoding="utf-8").strip() if args.token else secrets.token_urlsafe(32)
     if not secret:
-        raise BadInput(f"The file {str(token)!r} holds no token.")
-    mapped = read_map(map) if map else None
-    with PolicyServer(decider, world.spec, token=secret, mapped=mapped, host=host, port=port) as server:
-        if host not in LOOPBACK:
+        raise BadInput(f"The file {str(args.token)!r} holds no token.")
+    mapped = read_map(args.map) if args.map else None
+    with PolicyServer(decider, world.spec, token=secret, mapped=mapped, host=args.host, port=args.port) as server:
+        if args.host not in LOOPBACK:
             console.print("[yellow]Beyond this machine nothing here is encrypted; prefer an SSH tunnel.[/]")
-        if token is None:
+        if args.token is None:
             console.print(f"token {secret}", highlight=False, markup=False)
         print(server.address, flush=True)
-        end = time.monotonic() + seconds if seconds else float("inf")
+        end = time.monotonic() + args.seconds if args.seconds else float("inf")
         while time.monotonic() < end:
             time.sleep(min(0.5, max(0.0, end - time.monotonic())))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,29 +28,58 @@ HELD_OUT = 200_000
 """Seed of the first held-out start; far from those of demonstrations."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainArgs:
+    """Options of `instep train`."""
+
+    mapping: str = ""
+    """mapping of the data: a file (.toml), or the name of a shipped one."""
+    scene: str = ""
+    """scene to evaluate checkpoints in, with --eval-starts."""
+    task: str = ""
+    """task of the scene; its first where not given."""
+    world: str = "mujoco"
+    """engine to evaluate in, or perturbed:SEED."""
+    eval_starts: int = 0
+    """evaluate each checkpoint from so many held-out starts."""
+    cameras: tuple[str, ...] = ()
+    """cameras that the policy uses, by name."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data, so that
+    any recording of joints and poses will do; --cameras chooses among them."""
+    randomize: tuple[str, ...] = ()
+    """appearance of the images of --virtual, sampled for each episode: 'appearance' for the usual ranges of light,
+    colour and sensor noise, or ranges such as appearance.brightness=0.6..1.4."""
+    without: tuple[str, ...] = ()
+    """channels that the policy does not use, such as observation.environment_state."""
+    frame: tuple[str, ...] = ()
+    """observe and act in the frame of a body on a table: the joints that are the x and y of the contact point, and its
+    name, such as pusher_x pusher_y tee. With --cameras and --without observation.environment_state a pose estimator
+    is learned from the poses in the data."""
+    steps: int = 6000
+    """steps of training."""
+    batch: int = 256
+    """examples per step."""
+    rate: float = 3e-3
+    """largest learning rate."""
+    width: int = 256
+    """width of the network."""
+    horizon: int = 16
+    """actions of a chunk."""
+    execute: int = 4
+    """actions of a chunk that are executed."""
+    threads: int = 0
+    """threads of the training; where 0, one without cameras and all with them."""
+    device: str = "cpu"
+    """device of the training: cpu or cuda."""
+    seed: int = 0
+    """seed of the weights and of the order of examples."""
+
+
 def train(
     data: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="DATA... POLICY")], ...]],
     /,
-    *,
-    mapping: str = "",
-    scene: str = "",
-    task: str = "",
-    world: str = "mujoco",
-    eval_starts: int = 0,
-    cameras: tuple[str, ...] = (),
-    virtual: Path | None = None,
-    randomize: tuple[str, ...] = (),
-    without: tuple[str, ...] = (),
-    frame: tuple[str, ...] = (),
-    steps: int = 6000,
-    batch: int = 256,
-    rate: float = 3e-3,
-    width: int = 256,
-    horizon: int = 16,
-    execute: int = 4,
-    threads: int = 0,
-    device: str = "cpu",
-    seed: int = 0,
+    args: Annotated[TrainArgs, tyro.conf.arg(name="")] = TrainArgs(),
 ) -> int:
     """Behaviour cloning: learn chunks of actions from observations, by flow matching, with small networks for two
     cores.
@@ -59,29 +89,6 @@ def train(
 
     Args:
         data: one or more datasets (LeRobot folders), then the folder of the policy.
-        mapping: mapping of the data: a file (.toml), or the name of a shipped one.
-        scene: scene to evaluate checkpoints in, with --eval-starts.
-        task: task of the scene; its first where not given.
-        world: engine to evaluate in, or perturbed:SEED.
-        eval_starts: evaluate each checkpoint from so many held-out starts.
-        cameras: cameras that the policy uses, by name.
-        virtual: a file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data,
-            so that any recording of joints and poses will do; --cameras chooses among them.
-        randomize: appearance of the images of --virtual, sampled for each episode: 'appearance' for the usual ranges of
-            light, colour and sensor noise, or ranges such as appearance.brightness=0.6..1.4.
-        without: channels that the policy does not use, such as observation.environment_state.
-        frame: observe and act in the frame of a body on a table: the joints that are the x and y of the contact point,
-            and its name, such as pusher_x pusher_y tee. With --cameras and --without observation.environment_state
-            a pose estimator is learned from the poses in the data.
-        steps: steps of training.
-        batch: examples per step.
-        rate: largest learning rate.
-        width: width of the network.
-        horizon: actions of a chunk.
-        execute: actions of a chunk that are executed.
-        threads: threads of the training; where 0, one without cameras and all with them.
-        device: device of the training: cpu or cuda.
-        seed: seed of the weights and of the order of examples.
 
     """
     from instep.data import load_episodes
@@ -90,34 +97,44 @@ def train(
     if len(data) < 2:
         raise BadInput("instep train takes one or more datasets and then the folder of the policy.")
     *sources, folder = data
-    if eval_starts and not scene:
+    if args.eval_starts and not args.scene:
         raise BadInput("--eval-starts needs --scene, the scene in which checkpoints are evaluated.")
-    if len(frame) not in (0, 3):
-        raise BadInput(f"--frame takes two joints and a body, not {len(frame)} words.")
-    output = new_output("train", Path(folder), seed=seed)
+    if len(args.frame) not in (0, 3):
+        raise BadInput(f"--frame takes two joints and a body, not {len(args.frame)} words.")
+    output = new_output("train", Path(folder), seed=args.seed)
     episodes: list[Episode] = []
     for source in sources:
         output.read(Path(source))
-        episodes += list(load_episodes(source, mapping or None))
-    if virtual is not None:
-        if not scene:
+        episodes += list(load_episodes(source, args.mapping or None))
+    if args.virtual is not None:
+        if not args.scene:
             raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
         from instep.splat.rendered_world import load_rendered_cameras
 
-        rendered = load_rendered_cameras(virtual, Scene.load(scene), cameras)
-        cameras = tuple(c.name for c in rendered.cameras)
-        episodes = _rendered(episodes, rendered, randomize, seed)
-    elif randomize:
+        rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras)
+        args = replace(args, cameras=tuple(c.name for c in rendered.cameras))
+        episodes = _rendered(episodes, rendered, args.randomize, args.seed)
+    elif args.randomize:
         raise BadInput("--randomize needs --virtual: the appearance of recorded images stays as it is.")
-    views = CameraOptions(virtual, cameras)
+    views = CameraOptions(args.virtual, args.cameras)
     options = TrainOptions(
-        steps=steps, batch=batch, rate=rate, width=width, horizon=horizon, execute=execute, threads=threads, seed=seed,
-        cameras=cameras, channels=tuple(name for name in STATE if name not in without), device=device,
-        checkpoint_every=max(1, min(2000, steps)), frame=(frame[0], frame[1], frame[2]) if frame else None,
-    )  # fmt: skip
+        steps=args.steps,
+        batch=args.batch,
+        rate=args.rate,
+        width=args.width,
+        horizon=args.horizon,
+        execute=args.execute,
+        threads=args.threads,
+        seed=args.seed,
+        cameras=args.cameras,
+        channels=tuple(name for name in STATE if name not in args.without),
+        device=args.device,
+        checkpoint_every=max(1, min(2000, args.steps)),
+        frame=(args.frame[0], args.frame[1], args.frame[2]) if args.frame else None,
+    )
     reports: list[TrainProgress] = []
     with progress_bar() as progress:
-        bar = progress.add_task(f"{len(episodes)} episodes", total=steps)
+        bar = progress.add_task(f"{len(episodes)} episodes", total=args.steps)
 
         def show(now: TrainProgress) -> None:
             reports.append(now)
@@ -126,10 +143,10 @@ def train(
             progress.update(bar, completed=now.step)
 
         def evaluate(where: Path) -> float:
-            return _success(where, scene, task, partial(views.open, world, scene), eval_starts)
+            return _success(where, args.scene, args.task, partial(views.open, args.world, args.scene), args.eval_starts)
 
-        train_policy(episodes, output.folder, options, evaluate=evaluate if eval_starts else None, progress=show)
-    _write(output, reports, eval_starts)
+        train_policy(episodes, output.folder, options, evaluate=evaluate if args.eval_starts else None, progress=show)
+    _write(output, reports, args.eval_starts)
     print(output.folder)
     return 0
 

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,27 +24,51 @@ Positional = tyro.conf.Positional
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneArgs:
+    """Options of `instep tune`."""
+
+    params: tuple[str, ...] = ("auto",)
+    """what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto."""
+    bounds: tuple[str, ...] = ()
+    """ranges to search, as 'joint.*.damping=0.01:2'."""
+    mapping: str = ""
+    """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    ignore_coordinates: tuple[str, ...] = ()
+    """measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that only slides."""
+    window: float = 1.0
+    """length of the windows that are simulated [s]; shorter for chaotic motion."""
+    windows: int = 200
+    """most windows used, spread over all recordings."""
+    held_out: float = 1 / 3
+    """share of the recordings that is held out for the last gate."""
+    starts: int = 1
+    """starting points per search, the first of all at the scene's own values."""
+    seeds: int = 4
+    """independent searches, whose results must agree."""
+    draws: int = 10
+    """planted parameter sets in the recovery gate; 0 skips it."""
+    drop_unpredictable: bool = False
+    """leave out rows whose prediction is dominated by noise of the window's start state, as near an upright pendulum.
+"""
+    fixed_start: bool = False
+    """take start states of windows as measured, rather than estimate them within their noise; for long windows that
+    begin at rest."""
+    posterior: PosteriorMethod = "none"
+    """also infer a posterior by this method (dropo: a distribution to train on)."""
+    delta: bool = False
+    """also learn a delta action for the error that the parameters leave."""
+    seed: int = 0
+    """seed of all random numbers."""
+    out: Path | None = None
+    """folder to write; a new one under runs/ where not given."""
+
+
 def tune(
     data: Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]],
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     /,
-    *,
-    params: tuple[str, ...] = ("auto",),
-    bounds: tuple[str, ...] = (),
-    mapping: str = "",
-    ignore_coordinates: tuple[str, ...] = (),
-    window: float = 1.0,
-    windows: int = 200,
-    held_out: float = 1 / 3,
-    starts: int = 1,
-    seeds: int = 4,
-    draws: int = 10,
-    drop_unpredictable: bool = False,
-    fixed_start: bool = False,
-    posterior: PosteriorMethod = "none",
-    delta: bool = False,
-    seed: int = 0,
-    out: Path | None = None,
+    args: Annotated[TuneArgs, tyro.conf.arg(name="")] = TuneArgs(),
 ) -> int:
     """Identify parameters of a scene from recordings, check the result by gates, and write a new scene with them.
 
@@ -55,25 +80,6 @@ def tune(
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
-        params: what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto.
-        bounds: ranges to search, as 'joint.*.damping=0.01:2'.
-        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
-        ignore_coordinates: measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that
-            only slides.
-        window: length of the windows that are simulated [s]; shorter for chaotic motion.
-        windows: most windows used, spread over all recordings.
-        held_out: share of the recordings that is held out for the last gate.
-        starts: starting points per search, the first of all at the scene's own values.
-        seeds: independent searches, whose results must agree.
-        draws: planted parameter sets in the recovery gate; 0 skips it.
-        drop_unpredictable: leave out rows whose prediction is dominated by noise of the window's start state, as near
-            an upright pendulum.
-        fixed_start: take start states of windows as measured, rather than estimate them within their noise; for long
-            windows that begin at rest.
-        posterior: also infer a posterior by this method (dropo: a distribution to train on).
-        delta: also learn a delta action for the error that the parameters leave.
-        seed: seed of all random numbers.
-        out: folder to write; a new one under runs/ where not given.
 
     """
     from instep.app.gap_run import read_runs
@@ -86,20 +92,28 @@ def tune(
     from instep.tune.param_selection import select_params
 
     options = IdentifyOptions(
-        bounds=_bounds(bounds), window=window, windows=windows, held_out=held_out, starts=starts, seeds=seeds,
-        draws=draws, ignore_coordinates=ignore_coordinates, drop_unpredictable=drop_unpredictable,
-        fixed_start=fixed_start, seed=seed,
-    )  # fmt: skip
+        bounds=_bounds(args.bounds),
+        window=args.window,
+        windows=args.windows,
+        held_out=args.held_out,
+        starts=args.starts,
+        seeds=args.seeds,
+        draws=args.draws,
+        ignore_coordinates=args.ignore_coordinates,
+        drop_unpredictable=args.drop_unpredictable,
+        fixed_start=args.fixed_start,
+        seed=args.seed,
+    )
     loaded = Scene.load(scene)
-    episodes, _ = recorded_at_rate(read_runs(data, mapping), loaded.dt)
-    selection = select_params(loaded, with_inputs(loaded, episodes), params, options.bounds)
-    output = new_output("tune", out, seed=seed)
+    episodes, _ = recorded_at_rate(read_runs(data, args.mapping), loaded.dt)
+    selection = select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
+    output = new_output("tune", args.out, seed=args.seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)
     output.read(loaded.root)
     with _progress(len(selection.params)) as watch:
         found = identify(loaded, episodes, selection, options, watch=watch)
     if not found.stopped:
-        found = _with_extras(found, posterior, delta)
+        found = _with_extras(found, args.posterior, args.delta)
     folder = _write(found, output)
     _print_summary(found)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
