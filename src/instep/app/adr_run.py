@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -54,7 +54,7 @@ def run_adr(job: EvalBatch, words: Sequence[str], scene: Scene, output: Output) 
 
         found = expand_ranges(success, params, nominal_values(params, scene), adr, watch=watch)
     save_belief(found.box, output.folder / "belief.json")
-    last = found.rounds[-1].rates if found.rounds else {}
+    last: Mapping[str, tuple[Any, Any]] = found.rounds[-1].rates if found.rounds else {}
     ends = {name: {"low": low, "high": high} for name, (low, high) in last.items()}
     scores = {f"{name}, {side} end": rate for name, pair in ends.items() for side, rate in pair.items()}
     ranges = {param.address: [param.low, param.high] for param in found.box.params}

@@ -11,7 +11,7 @@ cameras are asked for; `info["is_success"]` is there after every reset and step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -267,7 +267,7 @@ def register() -> None:
     for name, entry in TASKS.items():
         identity = f"instep/{entry.title}-v0"
         if identity not in gymnasium.registry:
-            gymnasium.register(
+            cast(Any, gymnasium).register(
                 identity,
                 entry_point="instep.app.gym_envs:InstepEnv",
                 vector_entry_point="instep.app.gym_envs:InstepVectorEnv",

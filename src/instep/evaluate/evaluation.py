@@ -269,10 +269,10 @@ def _evaluate(
 
 def _policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) -> list[PolicySpec]:
     if isinstance(policies, Mapping):
-        named = cast(Mapping[str, Any], policies)
+        named: Mapping[str, Any] = policies
         return [PolicySpec(name, _maker(policy)) for name, policy in named.items()]
     if isinstance(policies, Sequence):
-        return list(cast(Sequence[PolicySpec], policies))
+        return list(policies)
     return [PolicySpec("policy", _always(policies))]
 
 

@@ -98,7 +98,7 @@ def measure_recordings(episodes: Sequence[Episode]) -> Gap:
         return Gap({}, scores, notes=tuple(notes), kind="clocks", streams=streams)
     following = command_following(episodes)
     curves = {name: Curve(name, e.unit, (inf,), (e,), episodes[0].spec.dt) for name, e in following.rmse.items()}
-    scores = scores_of(curves) | _following_scores(following)
+    scores = {**scores_of(curves), **_following_scores(following)}
     return Gap(curves, scores, kind="commands", following=following)
 
 

@@ -209,7 +209,7 @@ class JointCouplings:
 
     def __post_init__(self) -> None:
         linear = len(self.driven) > 0 and not self.coefficients[:, 2:].any()
-        object.__setattr__(self, "linear", self._linearised(np.zeros(self.driven.shape[1])) if linear else None)
+        object.__setattr__(self, "linear", self._linearised(np.zeros(len(self.driven.T))) if linear else None)
 
     @property
     def dofs(self) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import mujoco
 import numpy as np
@@ -75,7 +75,8 @@ class ContactHooks:
 
     def modify_solver_contacts(self, context: Any) -> None:
         """Set the friction of a contact that has one of its own."""
-        pair = self._geoms[context.collider1.index], self._geoms[context.collider2.index]
+        geoms: Any = self._geoms
+        pair = (int(geoms[context.collider1.index]), int(geoms[context.collider2.index]))
         if pair in self._friction.pairs:
             context.friction = self._friction.pairs[pair]
 
@@ -106,7 +107,7 @@ def _collider(model: mujoco.MjModel, tree: LinkTree, geom: int) -> rapier.Collid
     body_from_geom = Pose(model.geom_pos[geom].copy(), model.geom_quat[geom].copy())
     pose = tree.link_from_body[int(model.geom_bodyid[geom])] @ body_from_geom
     shape, turn = _shape(model, geom)
-    collider = rapier.Collider.new(shape).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
+    collider = cast(Any, rapier.Collider.new(shape)).position(isometry(pose @ turn)).density(0.0).restitution(0.0)
     # Both engines let a geom push from its margin on, as if it were inflated.
     collider = collider.contact_skin(float(model.geom_margin[geom]))
     return collider.friction_combine_rule(rapier.CoefficientCombineRule.MAX)
@@ -118,7 +119,7 @@ def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
     same = Pose.identity()
     shapes = rapier.SharedShape
     if kind == _PLANE:
-        return shapes.halfspace((0.0, 0.0, 1.0)), same
+        return cast(Any, shapes).halfspace((0.0, 0.0, 1.0)), same
     if kind == _SPHERE:
         return shapes.ball(size[0]), same
     if kind == _CAPSULE:
@@ -128,7 +129,7 @@ def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
     if kind == _BOX:
         return shapes.cuboid(*size), same
     points = _sphere() * size if kind == _ELLIPSOID else _vertices(model, geom)
-    return shapes.convex_hull(points.astype(np.float32)), same
+    return cast(Any, shapes).convex_hull(points.astype(np.float32)), same
 
 
 def _vertices(model: mujoco.MjModel, geom: int) -> Array:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from instep.core.errors import BadInput
+from instep.core.type_guards import is_array
 from instep.core.world import Array, Observation
 from instep.scene.tasks.push_task import heading
 
@@ -82,7 +83,7 @@ class EncoderNet(nn.Module):
 
     def forward(self, images: Sequence[torch.Tensor], generator: torch.Generator | None = None) -> torch.Tensor:
         """Features [n, EMBEDDING x cameras] of images [n, size, size, 3] of bytes, one tensor per camera."""
-        features = []
+        features: list[torch.Tensor] = []
         for net, image in zip(self.nets, images, strict=True):
             x = _normalized(image)
             features.append(net(_shifted(x, generator) if generator is not None else x))
@@ -92,7 +93,8 @@ class EncoderNet(nn.Module):
 class _ImageNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        before, layers = 3, []
+        before = 3
+        layers: list[nn.Module] = []
         for channels in CHANNELS:
             layers += [nn.Conv2d(before, channels, 3, stride=2, padding=1), nn.GroupNorm(4, channels), nn.SiLU()]
             before = channels
@@ -203,9 +205,9 @@ def load_weights(net: nn.Module, part: str, tensors: Mapping[str, Array]) -> Non
 
 def resized(images: Any, size: int) -> Array:
     """Images [rows, height, width, 3] as squares of a size: the centre, averaged over areas."""
-    if isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3) and images.dtype == np.uint8:
+    if is_array(images) and images.shape[1:] == (size, size, 3) and images.dtype == np.uint8:
         return images.copy()
-    out = []
+    out: list[Array] = []
     for image in images:
         image = np.asarray(image, np.uint8)
         side = min(image.shape[:2])
@@ -268,7 +270,8 @@ class Learner:
 
     def run(self, begin: int, until: int) -> float:
         """Take the steps from one number to another; the mean loss of the last of them."""
-        options, losses = self._options, []
+        options = self._options
+        losses: list[torch.Tensor] = []
         for step in range(begin, until):
             # Random numbers depend on the step alone, so that an interrupted training continues as if uninterrupted.
             generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
@@ -309,7 +312,7 @@ class Learner:
         for name, value in tensors.items():
             if name.startswith("optimizer."):
                 _, index, key = name.split(".")
-                whole["state"].setdefault(int(index), {})[key] = value
+                cast(dict[int, dict[str, Any]], whole["state"]).setdefault(int(index), {})[key] = value
         self._optimizer.load_state_dict(whole)
 
     def _flow_loss(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.world import Array, Observation, Spec, vector
+from instep.core.world import Array, Channel, Observation, Spec, vector
 
 from .model_source import ModelSource
 
@@ -168,10 +168,10 @@ def observation_reader(
     ids = [joints[name] for name in robot]
     robot_q, robot_v = model.jnt_qposadr[ids].astype(int), model.jnt_dofadr[ids].astype(int)
     objects_q = np.array([i for name in objects for i in _pose_of(model, name)], int)
-    observation = {}
+    observation: dict[str, Channel] = {}
     if robot:
-        observation["observation.state"] = vector(list(robot), [q_units[i] for i in robot_q.tolist()])
-        observation["observation.velocity"] = vector(list(robot), [v_units[i] for i in robot_v.tolist()])
+        observation["observation.state"] = vector(list(robot), [q_units[int(i)] for i in robot_q])
+        observation["observation.velocity"] = vector(list(robot), [v_units[int(i)] for i in robot_v])
     if objects:
         names = [f"{body}.{part}" for body in objects for part in POSE]
         observation["observation.environment_state"] = vector(names, ["m", "m", "m", "1", "1", "1", "1"] * len(objects))

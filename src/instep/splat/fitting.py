@@ -166,7 +166,8 @@ def focus_point(cameras: Sequence[Camera]) -> Array | None:
     across = np.eye(3) - axes[:, :, None] * axes[:, None, :]
     if len(cameras) < 2 or np.linalg.cond(across.sum(axis=0)) > 1e4:
         return None
-    return np.linalg.solve(across.sum(axis=0), np.einsum("nij,nj->i", across, origins))
+    total: Array = across.sum(axis=0)
+    return np.linalg.solve(total, np.asarray(np.einsum("nij,nj->i", across, origins)))
 
 
 class Adam:

@@ -20,6 +20,7 @@ from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_exp, quat_mul
+from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, W, Wrapper
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
@@ -329,7 +330,7 @@ def cameras_table(path: Path) -> dict[str, Any]:
 
 
 def _camera(name: str, given: Any, bodies: list[str], path: Path) -> Camera:
-    if not isinstance(given, dict):
+    if not is_table(given):
         raise BadInput(f"{name!r} in {path.name} is no camera; a table with at and towards was expected.")
     for key in given:
         if key not in _CAMERA_KEYS:
@@ -340,7 +341,7 @@ def _camera(name: str, given: Any, bodies: list[str], path: Path) -> Camera:
     at, towards = (_point(given.get(key), f"{key} of camera {name!r} in {path.name}") for key in ("at", "towards"))
     up = _point(given.get("up", [0.0, 0.0, 1.0]), f"up of camera {name!r} in {path.name}")
     size, angle = given.get("size", [96, 96]), given.get("angle", 60.0)
-    if not (isinstance(size, list) and len(size) == 2 and all(type(n) is int and 8 <= n <= _MAX_SIDE_PX for n in size)):
+    if not (is_list(size) and len(size) == 2 and all(type(n) is int and 8 <= n <= _MAX_SIDE_PX for n in size)):
         raise BadInput(f"size of camera {name!r} in {path.name} must be [width, height] in pixels, not {size!r}.")
     if not isinstance(angle, int | float) or not 1 <= angle <= 150:
         raise BadInput(f"angle of camera {name!r} in {path.name} must be 1 to 150 degrees across, not {angle!r}.")

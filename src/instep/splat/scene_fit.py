@@ -81,10 +81,14 @@ class SceneFit:
 def fit_scene(capture: Capture, options: SceneFitOptions | None = None, progress: Progress | None = None) -> SceneFit:
     """Fit Gaussians to a capture and score them on held-out images."""
     options = SceneFitOptions() if options is None else options
-    report = progress or (lambda share, words: None)
+    report = progress or _unreported
     if all(len(recording.images) == 1 for recording in capture.recordings):
         return _fit_images(capture, options, report)
     return _fit_videos(capture, options, report)
+
+
+def _unreported(share: float, words: str) -> None:
+    pass
 
 
 def _fit_videos(capture: Capture, options: SceneFitOptions, report: Progress) -> SceneFit:

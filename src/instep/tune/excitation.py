@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -292,7 +293,7 @@ def _superposition(
     responses = frequency_responses(limits, params, _values(limits, params), cycles, len(rest))
     given = basis(rest, waves, responses, places, options.noise, float((_fade(series.t) ** 2).mean()))
     rng = np.random.default_rng((options.seed, 0xADD))
-    spent = float(np.mean((waves**2).sum(axis=(1, 2)))) * len(limits.joints)
+    spent = float((waves**2).sum(axis=(1, 2)).mean()) * len(limits.joints)
     actions = rest
     for _ in range(2):
         # The information at rest does not grow with the motion, so the amplitude matters for the shape.
@@ -338,7 +339,7 @@ def _generations(
         scores = _score_of(floor, spent, options) - 10 * _violation(limits, q, v, motions)
         at = int(np.argmax(scores))
         if search is None:
-            seed = int(rng.integers(2**31))
+            seed = int(cast(Any, rng).integers(2**31))
             search = CMA(mean=points[at], sigma=0.12, bounds=bounds, seed=seed, population_size=options.population)
         else:
             search.tell(list(zip(points, (-scores).tolist(), strict=True)))

@@ -218,7 +218,9 @@ def identify(
         sim: Simulator = without_delta(scene)
     else:
         scene = sim_or_scene.scene
-        sim = cast(Simulator, sim_or_scene.world) if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
+        sim = (
+            cast(Simulator, cast(Any, sim_or_scene).world) if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
+        )
     episodes = with_inputs(scene, episodes)
     selection = params
     if not isinstance(selection, ParamSelection):

@@ -199,7 +199,7 @@ def _window(traces: Traces, which: int, band: PredictiveBand | None) -> Figure:
         "after": (traces.predicted["after"], {"color": series_color(0), "dash": "solid", "width": 2}),
         "measured": (traces.measured, {"color": "@ink", "dash": "solid", "width": 1.4}),
     }
-    for panel, i in enumerate(panels):
+    for panel, i in enumerate(int(panel) for panel in panels):
         measured = traces.measured[which][rows, i]
         factor, unit = display_unit(traces.units[i], float(np.abs(measured).max(initial=0.0)))
         axis = "" if panel == 0 else str(panel + 1)

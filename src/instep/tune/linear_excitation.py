@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mujoco
 import numpy as np
@@ -81,8 +81,9 @@ def _linear(limits: ExcitationLimits, settings: dict[str, float], hertz: Array) 
     own = np.concatenate([limits.dofs, model.nv + limits.dofs])
     a, b, joints = a[np.ix_(own, own)], b[np.ix_(own, limits.actuators)], len(limits.dofs)
     phases = np.exp(2j * np.pi * hertz * model.opt.timestep)
-    found = [np.linalg.solve(z * np.eye(2 * joints) - a, b)[:joints] for z in phases]
-    return data.qpos[limits.at].copy(), np.array(found)
+    systems: Array = phases[:, None, None] * np.eye(2 * joints) - a
+    found = cast(Array, np.linalg.solve(systems, np.broadcast_to(b, (len(systems), *b.shape))))
+    return data.qpos[limits.at].copy(), found[:, :joints]
 
 
 def basis(rest: Array, waves: Array, responses: Any, places: Array, noise: float, share: float) -> Basis:

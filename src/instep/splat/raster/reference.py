@@ -135,8 +135,9 @@ def _weights(
         if top >= bottom or left >= right:
             continue
         window = (slice(top, bottom), slice(left, right))
-        dx: Array = np.arange(left, right) + 0.5 - float(projected.centres[i, 0])
-        dy: Array = (np.arange(top, bottom) + 0.5 - float(projected.centres[i, 1]))[:, None]
+        x, y = (float(value) for value in projected.centres[i])
+        dx = np.arange(left, right, dtype=float) + 0.5 - x
+        dy = (np.arange(top, bottom, dtype=float) + 0.5 - y)[:, None]
         (a, b), (_, c) = np.linalg.inv(projected.spreads[i])
         alpha = np.minimum(MAX_ALPHA, opacities[i] * np.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy)))
         before = passes[window]
