@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep import MujocoWorld
+from instep import MujocoWorld, open_world
 from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.data import load_episodes
@@ -130,3 +130,12 @@ def test_what_no_motion_tells_apart_is_not_said_to_be_revealed(servo, limits):
     swing = chirp(limits, 100, energy=8.0, highest=3.0)
     found = evaluate_motion(servo, limits, params, swing, ExciteOptions(noise=1e-3))
     assert len(found.identifiability.unidentifiable) == 1
+
+
+def test_a_motor_with_a_supply_is_excited_with_the_gain_of_its_firmware_held():
+    scene = Scene.load("servo_pendulum")
+    limits, sim = driven_joint_limits(scene), open_world(scene)
+    options = ExciteOptions(seconds=1.0, tones=2, generations=1)
+    design = excite(sim, limits, scene.params("joint.*.damping"), options)
+    assert design.actions.shape[1:] == sim.spec.action.shape
+    assert (design.actions[:, 1] == limits.rest[1]).all()

@@ -188,7 +188,7 @@ def chirp(limits: ExcitationLimits, steps: int, *, energy: float, highest: float
     t = np.arange(steps) * limits.scene.dt
     rate = (highest - lowest) / t[-1]
     wave = np.sin(2 * np.pi * (lowest * t + rate * t**2 / 2)) * _fade(t)
-    actions = np.tile(limits.scene.rest_action(), (steps, 1))
+    actions = np.tile(limits.rest, (steps, 1))
     begin = actions[0, limits.actuators]
     room = np.where(limits.position_controlled, np.minimum(limits.high - begin, begin - limits.low), np.inf)
     # A joint that begins at its stop, such as an open gripper, cannot move both ways.
@@ -216,7 +216,7 @@ class _Series:
         # Each joint has its own frequencies, so that couplings between joints are identifiable.
         tops = [max(1, top - j % max(1, top // 4)) for j in range(len(limits.joints))]
         self._tones = np.round([np.geomspace(each, 1, options.tones)[::-1] for each in tops])  # [joints, tones]
-        self._begin = limits.scene.rest_action()[limits.actuators]
+        self._begin = limits.rest[limits.actuators]
         # High frequencies hold more information per energy, so the search begins with most of it there.
         amplitudes = 0.8 * np.geomspace(0.1, 1.0, options.tones) if options.tones > 1 else [0.8]
         self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * self._tones.shape[1]], len(limits.joints))
@@ -237,13 +237,13 @@ class _Series:
         room = np.minimum(np.minimum(high - (centre - self._begin), low + (centre - self._begin)), self._reach)
         wave = wave * parts[:, 1] * np.minimum(room / np.maximum(np.abs(wave).max(axis=0), 1e-12), self._paced(wave))
         moved = self._begin + (centre - self._begin) * _fade(self.t)[:, None] + wave
-        out = np.tile(limits.scene.rest_action(), (len(self.t), 1))
+        out = np.tile(limits.rest, (len(self.t), 1))
         out[:, limits.actuators] = moved
         return out
 
     def sines(self, options: ExciteOptions) -> tuple[Array, Array, Array, Sequence[int]]:
         """Commands at rest, small sines and cosines of one joint each, tone, joint and phase of each; the tones."""
-        limits, rest = self._limits, np.tile(self._limits.scene.rest_action(), (len(self.t), 1))
+        limits, rest = self._limits, np.tile(self._limits.rest, (len(self.t), 1))
         cycles = tones(max(1, round(options.highest * options.seconds)))
         low, high = self._bounds()
         room = np.minimum(np.minimum(low, high), self._reach)

@@ -9,6 +9,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.world import Array
+from instep.physics.engines import rest_action, without_delta
 from instep.scene.folder import Scene
 
 MARGIN = 0.05
@@ -47,6 +48,8 @@ class ExcitationLimits:
     position_controlled: Array
     """Whether a command is a position, rather than a force or a speed."""
     allowed: MotionLimits
+    rest: Array
+    """The action at rest [nu and the inputs of actuator models]."""
 
 
 def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> ExcitationLimits:
@@ -85,6 +88,7 @@ def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> Ex
         high,
         position_controlled,
         allowed,
+        rest_action(without_delta(scene)),
     )
 
 
@@ -118,7 +122,7 @@ def _forces_and_contacts(scene: Scene, q: Array, v: Array, actions: Array) -> tu
     first: set[frozenset[int]] = set()
     touches = 0
     for row in range(len(q)):
-        data.qpos[:], data.qvel[:], data.ctrl[:] = q[row], v[row], actions[row]
+        data.qpos[:], data.qvel[:], data.ctrl[:] = q[row], v[row], actions[row, : scene.model.nu]
         mujoco.mj_forward(model, data)
         forces[row] = data.actuator_force
         pairs = {frozenset((int(a), int(b))) for a, b in data.contact.geom[: data.ncon] if moving[a] or moving[b]}

@@ -72,7 +72,7 @@ def _linear(limits: ExcitationLimits, settings: dict[str, float], hertz: Array) 
     model = address.write(limits.scene.model, settings)
     model.dof_frictionloss[:] = 0.0
     data = mujoco.MjData(model)
-    data.qpos[:], data.ctrl[:] = limits.scene.start(0)[0], limits.scene.rest_action()
+    data.qpos[:], data.ctrl[:] = limits.scene.start(0)[0], limits.rest[: limits.scene.model.nu]
     for _ in range(round(SETTLING_S / model.opt.timestep)):
         mujoco.mj_step(model, data)
     size = 2 * model.nv

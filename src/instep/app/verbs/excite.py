@@ -14,6 +14,7 @@ import tyro
 if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.core.param import Param
+    from instep.core.world import Spec
     from instep.scene.folder import Scene
     from instep.tune.excitation import ExcitationDesign, ExciteOptions, Watch
     from instep.tune.excitation_limits import ExcitationLimits
@@ -92,9 +93,10 @@ def excite(
     )
     output = new_output("excite", args.out, seed=args.seed)
     output.read(loaded.root)
+    sim = open_world(loaded)
     with _live(args.generations) as watch:
-        design = search(open_world(loaded), limits, sought, options, watch=watch)
-    return _write(output, loaded, limits, design, options)
+        design = search(sim, limits, sought, options, watch=watch)
+    return _write(output, sim.spec, limits, design, options)
 
 
 def _default_params(scene: Scene, limits: ExcitationLimits) -> list[str]:
@@ -121,7 +123,7 @@ def _live(generations: int) -> Generator[Watch]:
 
 
 def _write(
-    output: Output, scene: Scene, limits: ExcitationLimits, design: ExcitationDesign, options: ExciteOptions
+    output: Output, spec: Spec, limits: ExcitationLimits, design: ExcitationDesign, options: ExciteOptions
 ) -> int:
     import numpy as np
 
@@ -130,12 +132,13 @@ def _write(
     from instep.data import write_dataset
     from instep.data.formats.tabular import write_columns
 
-    t = np.arange(len(design.actions)) * scene.dt
+    t = np.arange(len(design.actions)) * spec.dt
     columns = {"timestamp": t, "q": design.q, "v": design.v, "action": design.actions}
-    write_dataset([Episode(scene.spec, columns, {"task": f"excitation of {scene.name}"})], output.folder / "data")
-    named = dict(zip(scene.spec.action.labels, design.actions.T, strict=True))
+    meta = {"task": f"excitation of {limits.scene.name}"}
+    write_dataset([Episode(spec, columns, meta)], output.folder / "data")
+    named = dict(zip(spec.action.labels, design.actions.T, strict=True))
     write_columns(output.folder / "actions.csv", {"timestamp": t, **named})
-    _plot(output.folder / "motion.png", limits, design, scene.dt)
+    _plot(output.folder / "motion.png", limits, design, spec.dt)
     least = design.smallest()
     spread = design.spread()
     output.write(
