@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep import MujocoWorld, Scene
+from instep import MujocoWorld, Scene, open_world
 from instep.core.errors import BadInput, UnknownName
+from instep.scene import folder as scene_folder
 from instep.scene.folder import load_scene, shipped
 from instep.scene.new_scene import make_scene
 
@@ -156,3 +157,13 @@ def test_a_urdf_loaded_as_it_is_has_the_same_servos_and_the_rate_of_its_log(tmp_
         load_scene(tmp_path / "bob.urdf", rate=70.0)
     with pytest.raises(BadInput, match=r"scene\.toml"):
         load_scene(tmp_path / "scene", rate=100.0)
+
+
+def test_the_model_with_a_delay_is_compiled_once(monkeypatch):
+    scene, compiled = Scene.load("pusht"), []
+    real = scene_folder.compile_model
+    monkeypatch.setattr(scene_folder, "compile_model", lambda *a, **k: compiled.append(1) or real(*a, **k))
+    for delay in (0.01, 0.02, 0.03):
+        open_world(scene).tuned({"action.delay": delay})
+    assert len(compiled) == 1
+    assert scene.delayed_model().actuator_delay.max() == 0.0, "the shared model keeps its own delay"

@@ -60,6 +60,8 @@ class Scene:
     task: Mapping[str, Any] = field(default_factory=dict[str, Any])
     motion_limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`velocity`, `acceleration` and `jerk` of the robot's commands, each one number or by action label."""
+    _delayed: list[mujoco.MjModel] = field(default_factory=list[mujoco.MjModel], init=False, repr=False)
+    """`delayed_model`, once it was asked for: compiling costs many times what a simulated window does."""
 
     @property
     def spec(self) -> Spec:
@@ -93,9 +95,11 @@ class Scene:
         return address.params(self.model, patterns or ("*",), self.bounds)
 
     def delayed_model(self) -> mujoco.MjModel:
-        """The same model, whose actuators buffer their commands, as native delays need."""
-        model = compile_model(self.source, history=address.LONGEST_DELAY)
-        return address.write(model, self.settings) if self.settings else model
+        """The same model, whose actuators buffer their commands, as native delays need. Shared: never change it."""
+        if not self._delayed:
+            model = compile_model(self.source, history=address.LONGEST_DELAY)
+            self._delayed.append(address.write(model, self.settings) if self.settings else model)
+        return self._delayed[0]
 
     def start(self, seed: int = 0) -> tuple[Array, Array]:
         """Initial positions and velocities of a seed; the same for every engine."""
