@@ -16,17 +16,17 @@ from .windows import Shooter, Windows, cut_windows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOutComparison:
-    """Errors of two settings over the same windows, in pairs."""
+    """Errors of two simulators over the same windows, in pairs."""
 
     before: Estimate
-    """Root mean square error of the first setting, channels scaled to unit error."""
+    """Root mean square error of the first simulator, channels scaled to unit error."""
     after: Estimate
     improvement: Estimate
     """Relative reduction of the error, by a paired block bootstrap."""
     channels: Mapping[str, tuple[float, float]]
     """Root mean square error by coordinate, before and after."""
     lost: int
-    """Windows in which a setting diverged, left out."""
+    """Windows in which a simulator diverged, left out."""
 
     @property
     def better(self) -> bool:
@@ -47,17 +47,11 @@ def window_errors(
 
 
 def compare(
-    sim: Simulator,
-    episodes: Sequence[Episode],
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    *,
-    window: float = 1.0,
-    seed: int = 0,
+    before: Simulator, after: Simulator, episodes: Sequence[Episode], *, window: float = 1.0, seed: int = 0
 ) -> HeldOutComparison:
-    """Replay held-out recordings with two settings, window by window, and bootstrap whole blocks of windows."""
-    first, windows = window_errors(sim, episodes, before, window)
-    second, _ = window_errors(sim, episodes, after, window)
+    """Replay held-out recordings in two simulators, window by window, and bootstrap whole blocks of windows."""
+    first, windows = window_errors(before, episodes, {}, window)
+    second, _ = window_errors(after, episodes, {}, window)
     sound = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
     first, second, run = first[sound], second[sound], windows.run[sound]
     # Channels in different units weigh alike: each is scaled by its own error under the first setting.
@@ -102,7 +96,7 @@ class Traces:
     units: tuple[str, ...]
     measured: Array
     predicted: Mapping[str, Array]
-    """By the name of the setting; NaN after a divergence."""
+    """By the name of the simulator; NaN after a divergence."""
     inside: Array
     """Which rows exist [windows, span]."""
     dt: float
@@ -116,22 +110,15 @@ class Traces:
 
 
 def held_out_traces(
-    sim: Simulator,
-    episodes: Sequence[Episode],
-    settings: Mapping[str, Mapping[str, float]],
-    span: int,
-    *,
-    skip: int = 0,
-    limit: int = 64,
+    sims: Mapping[str, Simulator], episodes: Sequence[Episode], span: int, *, skip: int = 0, limit: int = 64
 ) -> Traces:
-    """Replay windows of recordings under each of some settings, from starts as measured."""
+    """Replay windows of recordings in each of some simulators, by name, from starts as measured."""
+    sim = next(iter(sims.values()))
     windows = cut_windows(sim, episodes, span=span, skip=skip, limit=limit)
     form = windows.tangent
     motion = form.minus(windows.target, windows.q[:, None])[..., form.measured]
     predicted = {
-        name: motion
-        + Shooter(sim.tuned(values) if values else sim, windows, ())(np.zeros((1, 0)))[0][..., form.measured]
-        for name, values in settings.items()
+        name: motion + Shooter(one, windows, ())(np.zeros((1, 0)))[0][..., form.measured] for name, one in sims.items()
     }
     names = form.measured_labels
     units = {label: unit.removesuffix("/s") for label, unit in zip(sim.spec.v.labels, sim.spec.v.units, strict=True)}

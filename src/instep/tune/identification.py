@@ -78,6 +78,8 @@ class Identification:
     scene: Scene
     sim: Simulator
     """The simulator of the scene, with the fixed settings."""
+    given: Simulator
+    """The simulator of the scene as it was given."""
     selection: ParamSelection
     result: GatedFit
     fitted: Sequence[Episode]
@@ -225,13 +227,14 @@ def identify(
     selection = params
     if not isinstance(selection, ParamSelection):
         selection = select_params(scene, episodes, selection, options.bounds)
+    given = sim
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     fitted, held_out = split(episodes, options.held_out)
     history = _CostHistory(watch)
     shooting = _shooting_options(options, selection, sim)
-    gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed)
+    gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given)
     result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, watch=history)
-    return Identification(scene, sim, selection, result, fitted, held_out, history.searches, options.seed)
+    return Identification(scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed)
 
 
 @dataclass(slots=True)

@@ -153,9 +153,9 @@ def _forest(found: Identification) -> Figure | None:
 def _traces(found: Identification) -> Traces:
     fit = found.fit
     sim = fit.problem.shooter.sim
-    before = {name: found.result.start[name] for name in fit.settings if name in found.result.start}
     span, skip = fit.windows.action.shape[1], first_row(fit.params, sim)
-    return held_out_traces(sim, found.held_out, {"before": before, "after": fit.settings}, span, skip=skip)
+    sims = {"before": found.given, "after": sim.tuned(fit.settings)}
+    return held_out_traces(sims, found.held_out, span, skip=skip)
 
 
 def _ranked(traces: Traces) -> Any:
