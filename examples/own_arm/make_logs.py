@@ -7,7 +7,7 @@ import numpy as np
 import instep
 
 HERE = Path(__file__).parent
-HIDDEN = {"joint.*.frictionloss": 0.15, "action.delay": 0.03}
+HIDDEN = {"joint.*.frictionloss": 0.15, "joint.*.friction_stiffness": 0.9999, "action.delay": 0.03}
 
 sim = instep.open_world(instep.load_scene(HERE / "arm.urdf", rate=100.0)).tuned(HIDDEN)
 t = np.arange(600) * sim.spec.dt

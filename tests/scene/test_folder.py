@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -153,6 +154,7 @@ def test_a_urdf_loaded_as_it_is_has_the_same_servos_and_the_rate_of_its_log(tmp_
     scene = load_scene(tmp_path / "bob.urdf", rate=100.0)
     assert scene.spec.action.labels == ("swing",) and scene.dt == pytest.approx(0.01)
     assert scene.model.actuator_gainprm[0, 0] == made.scene.model.actuator_gainprm[0, 0]
+    assert scene.model.opt.integrator == made.scene.model.opt.integrator == mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     with pytest.raises(BadInput, match="a whole number was expected"):
         load_scene(tmp_path / "bob.urdf", rate=70.0)
     with pytest.raises(BadInput, match=r"scene\.toml"):

@@ -50,10 +50,12 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
 def add_servos(spec: Any, model: mujoco.MjModel) -> int:
     """Give each joint of a robot without actuators a position servo; how many were added.
 
-    Their gains are a guess from the torque limit of the joint, to be identified.
+    Their gains are a guess from the torque limit of the joint, to be identified. Their damping is integrated
+    implicitly: explicitly, a light joint would chatter or diverge at any common time step.
     """
     if model.nu:
         return 0
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     joints = list(scalar_joints(model))
     for name in joints:
         _add_servo(spec, model, name)
