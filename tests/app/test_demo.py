@@ -41,14 +41,14 @@ def test_the_hidden_delay_is_found_to_within_a_control_step(demo):
     assert scores["parameter action.delay"]["value"] == pytest.approx(seen, abs=1 / 60)
 
 
-def test_the_t_of_the_stand_in_ends_at_its_goal_through_the_twin(demo, opengl):
+def test_the_t_of_the_robot_ends_at_its_goal_through_the_twin(demo, opengl):
     folder, _ = demo
     scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
-    assert scores["twin: the simulated robot's T from its goal, at the end"]["value"] < 0.01
-    assert scores["twin: the simulated robot's T from its heading, at the end"]["value"] < 0.1
+    assert scores["twin: the robot's T from its goal, at the end"]["value"] < 0.01
+    assert scores["twin: the robot's T from its heading, at the end"]["value"] < 0.1
     assert scores["twin: distance of the two Ts"]["value"] < 0.003
     page = (folder / "out" / "report.html").read_text()
-    assert "The policy through the twin" in page and "How far apart twin and simulated robot are" in page
+    assert "The policy through the twin" in page and "Distance between twin and robot" in page
 
 
 def test_the_episodes_are_kept(demo):

@@ -62,6 +62,12 @@ class mjtState(IntEnum):
     mjSTATE_CTRL = 64
     mjSTATE_XFRC_APPLIED = 256
 
+class mjtIntegrator(IntEnum):
+    mjINT_EULER = 0
+    mjINT_RK4 = 1
+    mjINT_IMPLICIT = 2
+    mjINT_IMPLICITFAST = 3
+
 class mjtTrn(IntEnum):
     mjTRN_JOINT = 0
     mjTRN_TENDON = 3

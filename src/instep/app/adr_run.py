@@ -35,7 +35,7 @@ def run_adr(job: EvalBatch, words: Sequence[str], scene: Scene, output: Output) 
         for i in range(0, len(seeds), options.batch):
             part = slice(i, i + options.batch)
             sampled = world.tuned({name: values[part] for name, values in settings.items()})
-            tasked = Tasked[World](sampled, job.task)
+            tasked: Tasked[World] = Tasked(sampled, job.task)
             policy = job.policy.make(tasked)
             policy = Latency(policy, options.latency) if options.latency else policy
             ended = run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes
