@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,15 +15,20 @@ ROBOT = """<mujoco><worldbody><body name="arm"><joint name="elbow"/><geom size="
 TOML = '[robot]\njoints = ["{joint}"]\n'
 
 
+# A process begins with the peak memory of the one that started it, here a test worker: so a small one stands between.
+MEASURE = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+errors = process.stderr.read()
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), errors, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))
+"""
+
+
 def instep(*words: str | Path, cwd: Path) -> tuple[int, str, float, float]:
     """Exit code, standard error, seconds of work and peak memory [MB] of one call."""
-    command = [sys.executable, "-m", "instep.app.cli", *map(str, words)]
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        errors = process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, errors, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    command = [sys.executable, "-c", MEASURE, sys.executable, "-m", "instep.app.cli", *map(str, words)]
+    return tuple(json.loads(subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout))
 
 
 def scene(folder: Path, xml: str, joint: str = "elbow", toml: str = TOML) -> Path:

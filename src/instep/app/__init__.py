@@ -1,1 +1,1 @@
-"""The doors: command line, report, demo, robot."""
+"""Entry points: commands, reports of runs, the demo, simulated robots, Gymnasium environments, clusters."""

@@ -33,20 +33,20 @@ from .demo_twin import TwinRun, png, section
 from .demo_twin import scores as twin_scores
 
 
-def demo_figure(path: Path, curves: Mapping[str, Curve], picture: Array | None) -> Path:
-    """Draw curves over the horizon with their intervals, and beside them a picture where there is one."""
+def demo_figure(path: Path, curves: Mapping[str, Curve], image: Array | None) -> Path:
+    """Draw curves over the horizon with their intervals, and beside them an image where there is one."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    widths = [1.0, 0.62] if picture is not None else [1.0]
+    widths = [1.0, 0.62] if image is not None else [1.0]
     figure, axes = pyplot.subplots(
         1, len(widths), figsize=(5.2 * sum(widths), 3.5), width_ratios=widths, constrained_layout=True, squeeze=False
     )
     _curves(axes[0, 0], curves)
-    if picture is not None:
-        axes[0, 1].imshow(picture)
+    if image is not None:
+        axes[0, 1].imshow(image)
         axes[0, 1].set_axis_off()
         axes[0, 1].set_title("robot above, simulator below", fontsize=10, loc="left")
     stream = io.BytesIO()
@@ -75,7 +75,7 @@ def _curves(axes: Any, curves: Mapping[str, Curve]) -> None:
 
 SCENE = "pusht"
 PARAMS = ("action.delay", "actuator.*.kp")
-"""What the demo finds again: how late commands are, and how stiff the servos."""
+"""What the demo finds again: delay of the commands and stiffness of the servos."""
 TRAIN, HELD_OUT, SECONDS = (1, 2, 3, 4), (11, 12, 13), 5.0
 JOINTS = "all m"
 """The curve that stands for all positions."""
@@ -97,11 +97,11 @@ class DemoResult:
     after: Gap
     truth: dict[str, float]
     """What was hidden in the simulated robot, by address."""
-    pictures: Sequence[ReportImage]
+    images: Sequence[ReportImage]
     twin: TwinRun | None = None
     """The policy through the twin; None where nothing can be rendered."""
     note: str = ""
-    """Why there are no pictures, or nothing."""
+    """Why there are no images, or nothing."""
 
 
 def goal_of(scene: Scene) -> tuple[float, float]:
@@ -143,7 +143,7 @@ def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
     try:
         return [
             ReportImage(
-                png(np.concatenate([m.picture, renderer.render(m.q, camera)], axis=0)),
+                png(np.concatenate([m.image, renderer.render(m.q, camera)], axis=0)),
                 f"{m.t:.1f} s: the robot above, the twin below",
             )
             for m in through.moments
@@ -153,14 +153,14 @@ def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
 
 
 def draw(loop: DemoResult, path: Path) -> Path:
-    """The picture of the demo, as the README shows it."""
-    picture = None
-    if loop.pictures:
+    """The image of the demo, as the README shows it."""
+    image = None
+    if loop.images:
         from matplotlib.image import imread
 
-        picture = imread(io.BytesIO(loop.pictures[1].png))[..., :3]
+        image = imread(io.BytesIO(loop.images[1].png))[..., :3]
     named = {"as shipped": loop.before.curves[JOINTS], "two parameters fitted": loop.after.curves[JOINTS]}
-    return demo_figure(path, named, picture)
+    return demo_figure(path, named, image)
 
 
 def page(loop: DemoResult) -> HtmlReport:
@@ -269,9 +269,9 @@ def _closed_section(loop: DemoResult) -> Section:
 
 
 def _seen_section(loop: DemoResult) -> Section:
-    if not loop.pictures:
+    if not loop.images:
         return Section("What the camera saw", loop.note)
-    return Section("What the camera saw", "Light, lens and noise are the simulated robot's own.", [list(loop.pictures)])
+    return Section("What the camera saw", "Light, lens and noise are the simulated robot's own.", [list(loop.images)])
 
 
 def _object_distance(loop: DemoResult) -> Array:

@@ -32,7 +32,7 @@ class TwinMoment:
 
     t: float
     q: Array
-    picture: Array
+    image: Array
     """Of the first camera [height, width, 3]."""
     drawn: Array
     """Of all cameras side by side, with the silhouette of the twin's T."""
@@ -89,12 +89,12 @@ def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, tell: Callable[
     from instep.twin import open_twin
 
     task = task_of(scene)
-    pictures = _CameraLog(scene, robot)
+    images = _CameraLog(scene, robot)
     twin, done = open_twin(scene, robot), np.zeros(0)
 
     def watch(state: State, observation: Observation, action: Array) -> None:
         tell("step")
-        pictures(state)
+        images(state)
 
     run = rollout(
         twin,
@@ -104,7 +104,7 @@ def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, tell: Callable[
         watch=[watch],
         until=lambda state: bool(task.score(state, done, done) > 0.97),
     )
-    return TwinRun(scene, run, pictures.picked())
+    return TwinRun(scene, run, images.picked())
 
 
 def scores(twin: TwinRun) -> dict[str, Estimate]:
@@ -152,7 +152,7 @@ def section(twin: TwinRun) -> Section:
         [
             lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="mm"),
             lines_figure(errors, title="Distance between twin and robot", x="time [s]", y="mm"),
-            *([picture] for picture in shown),
+            *([image] for image in shown),
         ],
     )
 

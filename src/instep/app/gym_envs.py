@@ -43,7 +43,7 @@ WIDE = 1e3
 
 
 class _Shown:
-    """What an environment shows and takes: spaces, observations, pictures."""
+    """What an environment shows and takes: spaces, observations, images."""
 
     def __init__(self, task: str, engine_name: Engine, cameras: Sequence[str], scene: str):
         if task not in TASKS:
@@ -64,7 +64,7 @@ class _Shown:
             seen["pixels"] = {camera.name: self._pictures(state.q, camera) for camera in self._cameras}
         return seen
 
-    def picture(self, q: Array) -> Array:
+    def image(self, q: Array) -> Array:
         """The scene by its first camera."""
         if not self.scene.cameras:
             raise BadInput(f"Scene {self.scene.name!r} has no camera to render with.")
@@ -81,8 +81,8 @@ class _Shown:
 
     def _pictures(self, q: Array, camera: Any) -> Array:
         flat = q.reshape(-1, q.shape[-1])
-        pictures = np.stack([self._renderer().render(row, camera) for row in flat])
-        return pictures.reshape(*q.shape[:-1], *pictures.shape[1:])
+        images = np.stack([self._renderer().render(row, camera) for row in flat])
+        return images.reshape(*q.shape[:-1], *images.shape[1:])
 
     def _renderer(self) -> Any:
         # Graphics are opened when first needed: a vector of environments forks before that.
@@ -149,10 +149,10 @@ class InstepEnv(gymnasium.Env[dict[str, Any], Array]):
         return self._shown.observe(self._state), reward, over, late, self._info()
 
     def render(self) -> Array | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A picture by the scene's first camera."""
+        """An image by the scene's first camera."""
         if self.render_mode != "rgb_array" or self._state is None:
             return None
-        return self._shown.picture(self._state.q)
+        return self._shown.image(self._state.q)
 
     def close(self) -> None:
         """Give the graphics memory back."""

@@ -1,9 +1,8 @@
-"""A simulated robot's lens, light and noise in one compiled pass over a picture, so that cameras keep their rate.
+"""Cameras of a simulated robot at a rate of their own, rendered by another process outside the control loop.
 
-Cameras of a simulated robot at a rate of their own: pictures are rendered by another process, outside the control loop.
-
-Rendering without a graphics card takes longer than a control period. The loop says where things are and goes on; when a
-picture is ready it is shown with the stamp of the state it was taken of, as late as a camera's pictures are.
+Rendering without a graphics card takes longer than a control period. The loop hands over a state and goes on; a
+finished image carries the stamp of the state it shows, so it is as late as a real camera's. Lens distortion, light and
+sensor noise are applied in one compiled pass, so that the cameras keep their rate.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from instep.scene.folder import Scene
 
 
 BANK = 4
-"""Pictures of noise that are drawn; each frame takes one from another place."""
+"""Noise images that are sampled beforehand; each frame uses one, shifted."""
 ROUNDS = 20
 """Rounds of the search for a pixel's ideal place; each gains a factor of the distortion."""
 
 
 class Lens:
-    """What a camera that is not perfect makes of a perfect picture."""
+    """Lens distortion, light and sensor noise of a camera, applied to a rendered image."""
 
     def __init__(self, camera: Camera, look: ImageEffects, seed: int):
         x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
@@ -52,16 +51,16 @@ class Lens:
         self._starts: Array = rng.integers(0, (BANK - 1) * size, 4096)
         self._light: Array = np.asarray(look.gain * np.asarray(look.tint), np.float32)
 
-    def shown(self, picture: Array, number: int) -> Array:
-        """The picture as this camera shows it [height, width, 3]; the noise is that of the number."""
+    def apply(self, image: Array, number: int) -> Array:
+        """The image as this camera shows it [height, width, 3]; the noise is that of the number."""
         start = int(self._starts[number % len(self._starts)])
-        return _developed(picture, self._at, self._light, self._noise, start)
+        return _apply_lens(image, self._at, self._light, self._noise, start)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _developed(picture, at, light, noise, start):  # pragma: no cover - compiled
-    height, width = picture.shape[:2]
-    out = np.empty_like(picture)
+def _apply_lens(image, at, light, noise, start):  # pragma: no cover - compiled
+    height, width = image.shape[:2]
+    out = np.empty_like(image)
     for i in range(height):
         for j in range(width):
             x, y = at[i, j, 0], at[i, j, 1]
@@ -71,8 +70,8 @@ def _developed(picture, at, light, noise, start):  # pragma: no cover - compiled
             for c in range(3):
                 value = 0.0
                 if inside:
-                    top = picture[y0, x0, c] * (1 - fx) + picture[y0, x0 + 1, c] * fx
-                    bottom = picture[y0 + 1, x0, c] * (1 - fx) + picture[y0 + 1, x0 + 1, c] * fx
+                    top = image[y0, x0, c] * (1 - fx) + image[y0, x0 + 1, c] * fx
+                    bottom = image[y0 + 1, x0, c] * (1 - fx) + image[y0 + 1, x0 + 1, c] * fx
                     value = top * (1 - fy) + bottom * fy
                 value = value * light[c] + noise[start + (i * width + j) * 3 + c]
                 out[i, j, c] = np.uint8(min(max(value + 0.5, 0.0), 255.0))
@@ -81,7 +80,7 @@ def _developed(picture, at, light, noise, start):  # pragma: no cover - compiled
 
 IMAGES = "observation.images."
 PATIENCE = 60.0
-"""How long the first picture may take [s]: a renderer is loaded for it."""
+"""How long the first image may take [s]: a renderer is loaded for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +94,11 @@ class RenderJob:
     bend: float = 0.0
     """Barrel distortion of lenses that the scene takes for perfect."""
     rate: float = 10.0
-    """Pictures per second, at most."""
+    """Images per second, at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pictures:
+class CameraImages:
     """What all cameras showed at one time."""
 
     stamp: float
@@ -111,7 +110,7 @@ class RenderProcess:
 
     def __init__(self, crew: RenderJob, cameras: Mapping[str, Camera]):
         self._crew, self._cameras = crew, cameras
-        self._latest: Pictures | None = None
+        self._latest: CameraImages | None = None
         self._busy, self._round = False, 0
         self._ready = threading.Condition()
         command = [sys.executable, "-m", "instep.app.simulated_cameras", json.dumps(asdict(crew))]
@@ -120,12 +119,12 @@ class RenderProcess:
         self._reader.start()
 
     @property
-    def latest(self) -> Pictures | None:
-        """The newest pictures since the last `wait`."""
+    def latest(self) -> CameraImages | None:
+        """The newest images since the last `wait`."""
         return self._latest
 
     def ask(self, t: float, q: Array) -> bool:
-        """Have pictures taken of a state, unless the last ones are still being made; says whether they are."""
+        """Have images taken of a state, unless the last ones are still being made; says whether they are."""
         with self._ready:
             if self._busy:
                 return False
@@ -133,7 +132,7 @@ class RenderProcess:
             return True
 
     def wait(self, t: float, q: Array) -> None:
-        """Forget all pictures and take new ones, however long that takes."""
+        """Forget all images and take new ones, however long that takes."""
         with self._ready:
             self._round += 1
             self._latest = None
@@ -142,7 +141,7 @@ class RenderProcess:
             self._send(t, q)
             if not self._ready.wait_for(lambda: self._latest is not None or self._gone(), PATIENCE) or self._gone():
                 raise LinkLost(
-                    "The process that renders the simulated robot's cameras gave no picture; try `instep doctor`."
+                    "The process that renders the simulated robot's cameras gave no image; try `instep doctor`."
                 )
 
     def close(self) -> None:
@@ -176,7 +175,7 @@ class RenderProcess:
             with self._ready:
                 self._busy = False
                 if number == self._round and len(shown) == len(sizes):
-                    self._latest = Pictures(stamp, shown)
+                    self._latest = CameraImages(stamp, shown)
                 self._ready.notify_all()
         with self._ready:
             self._ready.notify_all()
@@ -200,13 +199,13 @@ class CameraDriver(WrappedDriver):
 
     @property
     def spec(self) -> Spec:
-        """What the numbers mean, pictures included."""
+        """What the numbers mean, images included."""
         inner, axes = self._inner.spec, ("height", "width", "channels")
         shown = {IMAGES + n: Channel(axes, "", (c.height, c.width, 3), "uint8") for n, c in self._cameras.items()}
         return replace(inner, observation={**inner.observation, **shown})
 
     def read(self) -> Reading:
-        """The newest state, and the newest pictures with the time they were taken at."""
+        """The newest state, and the newest images with the time they were taken at."""
         reading = self._inner.read()
         if not self._begun:
             self._filming.wait(reading.t, reading.q)
@@ -216,12 +215,12 @@ class CameraDriver(WrappedDriver):
         latest = self._filming.latest
         if latest is None:
             return reading
-        seen = {**reading.seen, **{IMAGES + name: picture for name, picture in latest.shown.items()}}
+        seen = {**reading.seen, **{IMAGES + name: image for name, image in latest.shown.items()}}
         stamps = {**reading.stamps, **{IMAGES + name: latest.stamp for name in latest.shown}}
         return replace(reading, seen=seen, stamps=stamps)
 
     def reset(self, seed: int) -> None:
-        """Begin anew, with new pictures."""
+        """Begin anew, with new images."""
         self._inner.reset(seed)
         self._begun = False
 
@@ -252,7 +251,7 @@ def film(words: str) -> None:
         parts = [request[:16]]
         for camera, lens in zip(cameras, lenses, strict=True):
             clean = renderer.render(q, replace(camera, distortion=()))
-            parts.append(lens.shown(clean, number).tobytes())
+            parts.append(lens.apply(clean, number).tobytes())
         number += 1
         sys.stdout.buffer.write(b"".join(parts))
         sys.stdout.buffer.flush()

@@ -1,6 +1,6 @@
-"""A simulated robot: another engine, hidden parameters, imperfect sensors, cameras, all behind the robot's link.
+"""A simulated robot: another engine, hidden parameters, imperfect sensors and cameras behind a real robot's link.
 
-Start a simulated robot as a child process, and connect to it.
+`robot_process` starts one as a child process and connects to it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HIDDEN: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Perturbation:
-    """How a simulated robot differs from the scene it is made from."""
+    """How a simulated robot differs from the scene it is made of."""
 
     engine: Engine = "rapier"
     hidden: int = 0
@@ -56,7 +56,7 @@ class Perturbation:
     cameras: tuple[str, ...] = ()
     """Cameras of the scene that are filmed."""
     image_every: int = 6
-    """Control steps from one picture to the next."""
+    """Control steps from one image to the next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,7 +57,7 @@ def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
         return world
     scene = getattr(world, "scene", None)
     if scene is None:
-        raise BadInput("Only a simulated world is filmed by us; a robot and a recording bring their own pictures.")
+        raise BadInput("Only a simulated world is rendered; a robot and a recording bring their own images.")
     chosen = list(scene.cameras) if tuple(cameras) == ("all",) else cameras
     return render_cameras(world, scene, chosen, every=every)
 

@@ -24,7 +24,7 @@ from instep.robot import RobotWorld
 from instep.scene.folder import Scene
 
 PATIENCE = 20.0
-"""How long the simulated robot may take to answer [s]: the first pictures of a cold machine take a while."""
+"""How long the simulated robot may take to answer [s]: the first images of a cold machine take a while."""
 
 
 def demo(*, hidden: int = 7, out: Path | None = None) -> int:
@@ -40,7 +40,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
     output.read(scene.root)
     cameras, note = _cameras(scene)
     if note:
-        console.print(f"No camera pictures: {note}", highlight=False, markup=False)
+        console.print(f"No camera images: {note}", highlight=False, markup=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         seconds = len(loop.TRAIN + loop.HELD_OUT) * loop.SECONDS + (SECONDS if cameras else 0.0)
@@ -77,9 +77,9 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         fitted = loop.find_params(scene, train)
         progress.update(task, description="measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
-        pictures = loop.side_by_side(scene, twin) if twin else []
+        images = loop.side_by_side(scene, twin) if twin else []
         truth = json.loads((output.folder / "hidden.json").read_text(encoding="utf-8"))
-        found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, pictures, twin, note)
+        found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, images, twin, note)
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
@@ -91,7 +91,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
 
 
 def _cameras(scene: Scene) -> tuple[list[str], str]:
-    """The cameras to film with, or why there are none."""
+    """The cameras to render, or why there are none."""
     try:
         graphics_library()
     except Unsupported as error:

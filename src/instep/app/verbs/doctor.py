@@ -77,7 +77,7 @@ def _graphics() -> tuple[str, str, str]:
     try:
         library = graphics_library()
     except Unsupported as error:
-        return "camera pictures", BAD, str(error)
+        return "camera images", BAD, str(error)
     scene = Scene.load("pusht")
     renderer, camera, (q, _) = MujocoRenderer(scene), next(iter(scene.cameras.values())), scene.start(0)
     renderer.render(q, camera)
@@ -86,7 +86,7 @@ def _graphics() -> tuple[str, str, str]:
     took = 1e3 * (time.perf_counter() - begin)
     renderer.close()
     verdict = GOOD if took < 16 else FAIR
-    return "camera pictures", verdict, f"{library}, {camera.width} x {camera.height} in {took:.0f} ms"
+    return "camera images", verdict, f"{library}, {camera.width} x {camera.height} in {took:.0f} ms"
 
 
 def _threads() -> tuple[str, str, str]:

@@ -33,7 +33,7 @@ class RecordArgs:
     cameras: tuple[str, ...] = ()
     """cameras of the scene to film with, 'all' for all of them; a robot brings its own."""
     image_every: int = 1
-    """control steps from one picture to the next."""
+    """control steps from one image to the next."""
     task: str = ""
     """what the episodes show, in words."""
     token: Path | None = None

@@ -33,9 +33,9 @@ class RobotArgs:
     pace: Literal["real", "step"] = "real"
     """real time, or one control step per command (as fast as it goes, repeatable)."""
     cameras: tuple[str, ...] = ()
-    """cameras to film with; 'all' for all of the scene's."""
+    """cameras to render; 'all' for all of the scene's."""
     camera_rate: float = 10.0
-    """pictures per second of each camera; in real time fewer where the machine renders fewer."""
+    """images per second of each camera; in real time fewer where the machine renders fewer."""
     noise: float = 2e-4
     """standard deviation of position sensors [rad or m]."""
     late: int = 1
@@ -103,7 +103,7 @@ def _chosen(scene: Scene, cameras: tuple[str, ...], rate: float) -> tuple[str, .
         if name not in scene.cameras:
             raise UnknownName("camera", name, scene.cameras)
     if not 0 < rate <= 1 / scene.dt + 1e-9:
-        raise BadInput(f"Cameras take up to {1 / scene.dt:g} pictures per second here, not {rate:g}.")
+        raise BadInput(f"Cameras take up to {1 / scene.dt:g} images per second here, not {rate:g}.")
     return chosen
 
 

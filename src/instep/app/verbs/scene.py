@@ -1,4 +1,4 @@
-"""Verbs about scenes: list them, list their parameters, make one, picture one."""
+"""Verbs about scenes: list them, list their parameters, make one, render one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def params(
     patterns: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PATTERN")], ...]] = (),
     /,
 ) -> None:
-    """List what can be turned in a scene, with units, values and the range worth searching.
+    """List the parameters of a scene, with units, values and the range worth searching.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
@@ -79,7 +79,7 @@ def new(
 
 
 def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *, out: Path | None = None) -> None:
-    """Picture a scene through each of its cameras, one PNG per camera.
+    """Render a scene through each of its cameras, one PNG per camera.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
@@ -101,18 +101,18 @@ def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *
     print(output.folder)
 
 
-def turn(
+def set_params(
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]],
     settings: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PARAM=VALUE")], ...]],
     /,
 ) -> None:
-    """Save a scene with parameters turned as a new folder; the old one stays as it is.
+    """Save a scene with other parameter values as a new folder; the old one stays as it is.
 
     Args:
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
         folder: folder to make.
-        settings: what to turn: 'joint.*.damping=0.3' action.delay=0.02
+        settings: what to set: 'joint.*.damping=0.3' action.delay=0.02
 
     """
     from instep.tune.param_export import promote
