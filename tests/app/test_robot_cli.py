@@ -98,7 +98,7 @@ def test_a_stand_in_that_does_not_start_says_why():
 
 def test_a_rate_that_cameras_cannot_have_is_refused(capsys):
     assert main(["robot", "pusht", "--cameras", "all", "--camera-rate", "200"]) == 2
-    assert "up to 60 pictures per second" in capsys.readouterr().err
+    assert "up to 60 images per second" in capsys.readouterr().err
 
 
 def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
@@ -113,9 +113,9 @@ def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     q, _ = scene.start(0)
     expected = MujocoRenderer(scene).render(q, curved, look, 0)
     clean = MujocoRenderer(scene).render(q, replace(plain, distortion=()))
-    shown = Lens(curved, look, 0).shown(clean, 0)
+    shown = Lens(curved, look, 0).apply(clean, 0)
     inside = slice(8, -8)  # at the border the plain one is black where no ray comes from
     assert np.abs(shown[inside, inside].astype(int) - expected[inside, inside]).max() <= 2
     noisy = Lens(curved, replace(look, sigma=3.0), 0)
-    assert 2.5 < (noisy.shown(clean, 1).astype(int) - shown).std() < 3.2
-    assert not np.array_equal(noisy.shown(clean, 1), noisy.shown(clean, 2))
+    assert 2.5 < (noisy.apply(clean, 1).astype(int) - shown).std() < 3.2
+    assert not np.array_equal(noisy.apply(clean, 1), noisy.apply(clean, 2))

@@ -66,5 +66,5 @@ def test_pictures_of_a_scene_are_written(tmp_path, opengl):
 def test_the_doctor_looks_at_everything(capsys):
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for part in ("mujoco", "rapier3d", "camera pictures", "threads", "timer at 60 Hz", "disk", "GPU"):
+    for part in ("mujoco", "rapier3d", "camera images", "threads", "timer at 60 Hz", "disk", "GPU"):
         assert part in said

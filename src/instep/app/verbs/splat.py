@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,20 +24,35 @@ if TYPE_CHECKING:
 Positional = tyro.conf.Positional
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplatArgs:
+    """Options of `instep scene splat`."""
+
+    steps: int = 1500
+    """optimisation steps, each on one image."""
+    max_gaussians: int = 20_000
+    """most Gaussians of the static background."""
+    train_frames: int = 50
+    """frames of each video to fit to."""
+    held_out: int = 10
+    """frames of each video, or whole images, kept back to score on."""
+    align: bool = True
+    """first align cameras that disagree about the table; --no-align takes them as they are."""
+    orbit: int = 60
+    """frames of the video of a camera that circles the scene; 0 for none."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where images are rendered and differentiated: cpu, or cuda through gsplat (instep[gpu])."""
+    seed: int = 0
+    """seed of the fit."""
+    out: Path | None = None
+    """folder to write; a new one under runs/ where not given."""
+
+
 def splat(
     images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
     scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]] = "",
     /,
-    *,
-    steps: int = 1500,
-    max_gaussians: int = 20_000,
-    train_frames: int = 50,
-    held_out: int = 10,
-    align: bool = True,
-    orbit: int = 60,
-    device: Literal["cpu", "cuda"] = "cpu",
-    seed: int = 0,
-    out: Path | None = None,
+    args: Annotated[SplatArgs, tyro.conf.arg(name="")] = SplatArgs(),
 ) -> int:
     """Fit 3D Gaussians to posed images and score them on held-out images.
 
@@ -48,15 +63,6 @@ def splat(
         images: folder with cameras.json and videos, or transforms.json and images; or a file of Gaussians.
         scene: scene whose bodies carry the Gaussians: a shipped name, a folder, an MJCF file. Names of the
             recording are kept where none is given.
-        steps: optimisation steps, each on one image.
-        max_gaussians: most Gaussians of the static background.
-        train_frames: frames of each video to fit to.
-        held_out: frames of each video, or whole images, kept back to score on.
-        align: first align cameras that disagree about the table; --no-align takes them as they are.
-        orbit: frames of the video of a camera that circles the scene; 0 for none.
-        device: where images are rendered and differentiated: cpu, or cuda through gsplat (instep[gpu]).
-        seed: seed of the fit.
-        out: folder to write; a new one under runs/ where not given.
 
     """
     from instep.app.output import new_output
@@ -66,32 +72,32 @@ def splat(
     from instep.splat.io import FORMATS, load_gaussians
     from instep.splat.scene_fit import SceneFitOptions, fit_scene, in_scene, scan_frames
 
-    if steps < 1 or max_gaussians < 1 or train_frames < 2 or held_out < 1 or orbit < 0:
+    if args.steps < 1 or args.max_gaussians < 1 or args.train_frames < 2 or args.held_out < 1 or args.orbit < 0:
         raise BadInput(
             "--steps, --max-gaussians and --held-out must be at least 1, --train-frames at least 2, --orbit at least 0."
         )
     loaded = Scene.load(scene) if scene else None
     if images.suffix.lower() in FORMATS:
         gaussians = load_gaussians(images)
-        output = new_output("scene-splat", out, seed=seed)
+        output = new_output("scene-splat", args.out, seed=args.seed)
         output.read(images)
         with _progress_bar() as report:
-            _render_file(gaussians, output.folder, orbit, device, report)
+            _render_file(gaussians, output.folder, args.orbit, args.device, report)
         output.write({}, gaussians=len(gaussians), bodies=list(gaussians.names))
         print(output.folder)
         return 0
     capture = load_capture(images)
     bodies = [body.gaussians.names[0] for body in capture.bodies]
     frames = {} if loaded is None else scan_frames(bodies, loaded)
-    output = new_output("scene-splat", out, seed=seed)
+    output = new_output("scene-splat", args.out, seed=args.seed)
     output.read(images)
-    fit = GaussianFitOptions(steps=steps, max_count=max_gaussians, seed=seed, device=device)
-    options = SceneFitOptions(train_frames=train_frames, held_out=held_out, align=align, fit=fit)
+    fit = GaussianFitOptions(steps=args.steps, max_count=args.max_gaussians, seed=args.seed, device=args.device)
+    options = SceneFitOptions(train_frames=args.train_frames, held_out=args.held_out, align=args.align, fit=fit)
     with _progress_bar() as report:
         done = fit_scene(capture, options, report)
         if loaded is not None:
             done = in_scene(done, frames, loaded)
-        _write(done, output, orbit, report)
+        _write(done, output, args.orbit, report)
     _show(done)
     print(output.folder)
     return 0
@@ -131,7 +137,8 @@ def _render_file(
     shown.save(folder / "render.png")
     if frames:
         low, high = np.quantile(gaussians.means, [0.02, 0.98], axis=0)
-        _orbit(gaussians, shown.cameras[0], (low + high) / 2, None, folder / "orbit.mp4", frames, report)
+        report(0.97, "rendering an orbit")
+        _orbit(gaussians, shown.cameras[0], (low + high) / 2, None, folder / "orbit.mp4", frames)
 
 
 def _orbit_fit(done: SceneFit, path: Path, frames: int, report: Report) -> None:
@@ -146,16 +153,14 @@ def _orbit_fit(done: SceneFit, path: Path, frames: int, report: Report) -> None:
     camera, centre = replace(done.cameras[0], name="orbit"), focus_point(done.cameras)
     if centre is None:
         centre = camera.body_from_camera[:3, 3] + camera.body_from_camera[:3, 2]
-    _orbit(done.gaussians, camera, centre, poses, path, frames, report)
+    report(0.97, "rendering an orbit")
+    _orbit(done.gaussians, camera, centre, poses, path, frames)
 
 
-def _orbit(
-    gaussians: Gaussians, camera: Camera, centre: Array, poses: Array | None, path: Path, frames: int, report: Report
-) -> None:
+def _orbit(gaussians: Gaussians, camera: Camera, centre: Array, poses: Array | None, path: Path, frames: int) -> None:
     from instep.splat.raster.rasterizer import Rasterizer
     from instep.splat.rendering import orbit_images, save_video
 
-    report(0.97, "rendering an orbit")
     save_video(path, orbit_images(Rasterizer(gaussians), camera, centre, frames=frames, poses=poses))
 
 
