@@ -27,13 +27,13 @@ from instep.evaluate.evaluation import EvalOptions, LostBatch, PolicySpec, World
 from instep.scene.folder import Scene
 from instep.scene.tasks.course_task import Course
 
+pytestmark = pytest.mark.realtime
+
 POLICY = """
 import os
 from pathlib import Path
 
 import numpy as np
-
-pytestmark = pytest.mark.realtime
 
 FLAG = Path({flag!r})
 
