@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from instep import BadInput, MujocoWorld, RapierWorld, UnknownName
+from instep import BadInput, Constant, MujocoWorld, RapierWorld, UnknownName
 from instep.core.world import Array, Channel, Observation, State
 from instep.evaluate.engine_parity import ParityWorld, check_parity
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
@@ -123,7 +123,7 @@ RULES = GateRules(
 def test_a_sound_policy_passes(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate_policy(PolicySpec("straight", straight), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("straight", straight), RULES, sides, Straighten())
     assert verdict.passed, verdict.words
     assert "passes" in verdict.words
     assert {one.group for one in verdict.checks} == {"parity of mujoco and rapier", "nominal"}
@@ -132,7 +132,7 @@ def test_a_sound_policy_passes(tmp_path):
 def test_a_policy_that_passes_in_one_engine_only_does_not_pass(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate_policy(PolicySpec("overfit", overfit), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("overfit", overfit), RULES, sides, Straighten())
     broken = [one.name for one in verdict.checks if not one.passed]
     assert broken == ["success in rapier", "gap between mujoco and rapier"]
     assert "success in rapier" in verdict.words
@@ -180,7 +180,7 @@ def test_a_policy_that_passes_in_one_engine_only_does_not_pass(tmp_path):
 def test_engines_that_disagree_stop_the_gate_and_name_the_culprit(tmp_path, changed, check, words):
     good, bad = scene(tmp_path / "good"), scene(tmp_path / "bad", **changed)
     sides = [side(MujocoWorld, good, "first"), side(MujocoWorld, bad, "second")]
-    verdict = gate_policy(PolicySpec("straight", straight), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("straight", straight), RULES, sides, Straighten())
     assert not verdict.passed
     broken = [one for one in verdict.checks if not one.passed]
     assert check in {one.name for one in broken}
@@ -204,7 +204,7 @@ def test_rules_hold_in_each_variation_or_in_the_one_they_name(tmp_path):
         rules=(GateRule("success", at_least=0.8), GateRule("seconds", at_most=0.001, by="value", variation="stiff")),
         variations=(Variation(), Variation("stiff", 2, ("joint.*.damping=0.4..0.8",))),
     )
-    verdict = gate_policy(PolicySpec("straight", straight), sides, Straighten(), rules)
+    verdict = gate_policy(PolicySpec("straight", straight), rules, sides, Straighten())
     broken = {(one.group, one.name) for one in verdict.checks if not one.passed}
     assert broken == {("stiff", "seconds in mujoco"), ("stiff", "seconds in rapier")}
     assert set(verdict.evaluations) == {"nominal", "stiff"}
@@ -215,7 +215,7 @@ def test_limits_of_safety_are_on_the_worst_that_happened(tmp_path):
     rules = replace(
         RULES, rules=(GateRule("speed", at_most=0.05), GateRule("beyond", at_most=0.0), GateRule("jump", at_most=1.0))
     )
-    verdict = gate_policy(PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten(), rules)
+    verdict = gate_policy(PolicySpec("straight", straight), rules, [side(MujocoWorld, arm, "mujoco")], Straighten())
     assert [one.passed for one in verdict.checks] == [False, True, True]
     rows = verdict.evaluations["nominal"].results["straight", "mujoco"]
     assert verdict.checks[0].value.value == max(row.speed for row in rows)
@@ -224,16 +224,26 @@ def test_limits_of_safety_are_on_the_worst_that_happened(tmp_path):
 def test_few_episodes_do_not_prove_much(tmp_path):
     arm = scene(tmp_path / "arm")
     few = replace(RULES, rules=(GateRule("success", at_least=0.8),), seeds=4)
-    asked = (PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")], Straighten())
-    assert not gate_policy(*asked, few).passed, "4 of 4 reach down to 51 %"
+    policy, sides = PolicySpec("straight", straight), [side(MujocoWorld, arm, "mujoco")]
+    assert not gate_policy(policy, few, sides, Straighten()).passed, "4 of 4 reach down to 51 %"
     by_value = replace(few, rules=(GateRule("success", at_least=0.8, by="value"),))
-    assert gate_policy(*asked, by_value).passed
+    assert gate_policy(policy, by_value, sides, Straighten()).passed
+
+
+def test_worlds_and_task_are_those_of_the_rules_where_none_are_given():
+    rules = GateRules("pusht", (GateRule("beyond", at_most=0.0),), worlds=("mujoco",), seeds=2)
+    verdict = gate_policy(Constant(Scene.load("pusht").rest_action()), rules)
+    assert verdict.passed, verdict.words
+    [done] = verdict.evaluations.values()
+    assert list(done.results) == [("policy", "mujoco")] and done.task.name == "pusht"
+    with pytest.raises(UnknownName, match="mujocoo"):
+        gate_policy(Constant(Scene.load("pusht").rest_action()), replace(rules, worlds=("mujocoo",)))
 
 
 def test_junit_opens_and_counts(tmp_path):
     arm = scene(tmp_path / "arm")
     sides = [side(MujocoWorld, arm, "mujoco"), side(RapierWorld, arm, "rapier")]
-    verdict = gate_policy(PolicySpec("over<fit>\x1b", overfit), sides, Straighten(), RULES)
+    verdict = gate_policy(PolicySpec("over<fit>\x1b", overfit), RULES, sides, Straighten())
     root = ElementTree.parse(write_junit(tmp_path / "junit.xml", verdict)).getroot()  # noqa: S314
     assert root.tag == "testsuites"
     assert int(root.get("tests")) == len(verdict.checks) == len(root.findall(".//testcase"))

@@ -209,7 +209,7 @@ def evaluate_policies(
     if scene is not None and options.bounds is None:
         options = replace(options, bounds=action_bounds(scene))
     seeds = range(episodes) if isinstance(episodes, int) else episodes
-    return _evaluate(_policy_specs(policies), _world_specs(worlds), task, seeds, options, map)
+    return _evaluate(policy_specs(policies), _world_specs(worlds), task, seeds, options, map)
 
 
 def action_bounds(scene: Scene) -> Array:
@@ -267,7 +267,8 @@ def _evaluate(
     return Evaluation(results, task, tuple(batches))
 
 
-def _policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) -> list[PolicySpec]:
+def policy_specs(policies: Policy | Mapping[str, Any] | Sequence[PolicySpec]) -> list[PolicySpec]:
+    """Policies as specs: one policy, policies (or functions that make them) by name, or specs."""
     if isinstance(policies, Mapping):
         named: Mapping[str, Any] = policies
         return [PolicySpec(name, _maker(policy)) for name, policy in named.items()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import groupby
 from math import nan
 from pathlib import Path
@@ -19,15 +20,16 @@ import numpy as np
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
 from instep.core.statistics import Estimate, bootstrap, wilson
-from instep.core.world import MapFn, Simulator
+from instep.core.world import MapFn, Policy, Simulator
+from instep.physics.engines import ENGINES, open_world
 from instep.report.page import Headline, HtmlReport, Number, Section, Table
 from instep.scene.folder import Scene
-from instep.scene.tasks import Task
+from instep.scene.tasks import Task, task_of
 
 from .comparison import compare_policies
 from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
 from .episode_batch import DIVERGED, EpisodeResult
-from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies
+from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, action_bounds, evaluate_policies, policy_specs
 
 MEASURES = {
     "success": "share of starts from which the task is done",
@@ -89,8 +91,9 @@ class GateRules:
     parity: ParityLimits = field(default_factory=ParityLimits)
 
 
-def read_gate_rules(path: Path) -> GateRules:
+def read_gate_rules(path: str | Path) -> GateRules:
     """The rules in a TOML file."""
+    path = Path(path)
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r}; a gate needs rules, see examples/ci/rules.toml.")
     try:
@@ -179,18 +182,22 @@ class Verdict:
 
 
 def gate_policy(
-    policy: PolicySpec,
-    sides: Sequence[tuple[WorldSpec, Scene]],
-    task: Task,
+    policy: Policy | PolicySpec,
     rules: GateRules,
+    sides: Sequence[tuple[WorldSpec, Scene]] | None = None,
+    task: Task | None = None,
     *,
     folder: Path | None = None,
     map: MapFn = map,
 ) -> Verdict:
     """Compare the engines, then run the policy in each of them under each variation, and apply the rules.
 
+    `sides` are the worlds with their scenes, and `task` what success means; those of the rules where not given.
     Engines without parity end it there: what a policy does in them says nothing.
     """
+    policy = policy if isinstance(policy, PolicySpec) else policy_specs(policy)[0]
+    sides = [_side(word, rules.scene) for word in rules.worlds] if sides is None else sides
+    task = task or task_of(Scene.load(rules.scene), rules.task)
     checks = list(_parity(sides, rules))
     if not all(check.passed for check in checks):
         return Verdict(policy.name, tuple(checks))
@@ -210,6 +217,15 @@ def gate_policy(
             if rule.variation in ("", variation.name):
                 checks += _apply(rule, policy.name, [world.name for world in worlds], evaluation, variation.name)
     return Verdict(policy.name, tuple(checks), done)
+
+
+def _side(word: str, scene: str) -> tuple[WorldSpec, Scene]:
+    """An engine, or ENGINE@SCENE, as a world of a gate."""
+    engine, _, other = word.partition("@")
+    if engine not in ENGINES:
+        raise UnknownName("engine", engine, ENGINES)
+    loaded = Scene.load(other or scene)
+    return WorldSpec(word, partial(open_world, loaded, engine)), loaded
 
 
 def _parity(sides: Sequence[tuple[WorldSpec, Scene]], rules: GateRules) -> list[GateCheck]:

@@ -244,9 +244,9 @@ def save_policy(folder: Path, description: PolicyDescription, tensors: Mapping[s
     return folder
 
 
-def load_policy(folder: Path, spec: Spec) -> Chunked:
+def load_policy(folder: str | Path, spec: Spec) -> Chunked:
     """The policy in a folder, for a world with the observations and actions it was trained with."""
-    description, tensors = read_policy(folder)
+    description, tensors = read_policy(Path(folder))
     if tuple(spec.action.labels) != description.actions:
         raise BadInput(
             f"The policy in {str(folder)!r} has actions {', '.join(description.actions)}, and this world takes "

@@ -93,7 +93,7 @@ class TrainingData:
 
 def train(
     episodes: Sequence[Episode],
-    folder: Path,
+    folder: str | Path,
     options: TrainOptions | None = None,
     *,
     evaluate: Callable[[Path], float] | None = None,
@@ -103,7 +103,7 @@ def train(
 
     `evaluate` gives the success rate of the policy in a folder, at each checkpoint.
     """
-    options = options or TrainOptions()
+    folder, options = Path(folder), options or TrainOptions()
     if not episodes:
         raise BadInput("A policy is trained on episodes, and there are none.")
     torch = _torch()

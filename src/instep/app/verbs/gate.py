@@ -60,8 +60,7 @@ def gate(
     """
     given, console = read_gate_rules(rules), Console(stderr=True)
     given = given if args.seeds is None else replace(given, seeds=args.seeds)
-    scene = Scene.load(given.scene)
-    task = task_of(scene, given.task)
+    task = task_of(Scene.load(given.scene), given.task)
     output = new_output("gate", args.out, seed=given.first)
     output.read(rules)
     sides = [_side(word, given.scene, CameraOptions(args.virtual, args.cameras)) for word in given.worlds]
@@ -70,7 +69,7 @@ def gate(
     with progress_bar() as progress, open_map(args.on) as mapped:
         bar = progress.add_task("compare the engines", total=per_variation * len(given.variations))
         watched = watch_batches(mapped, progress, bar, per_variation)
-        verdict = gate_policy(spec, sides, task, given, folder=output.folder / "episodes", map=watched)
+        verdict = gate_policy(spec, given, sides, task, folder=output.folder / "episodes", map=watched)
     write_junit(args.junit or output.folder / "junit.xml", verdict)
     scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
     checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]

@@ -37,8 +37,9 @@ from .reader import (
 from .shards import Shard, TableFiles, VideoFiles
 
 
-def write_dataset(episodes: Iterable[Episode], folder: Path, options: WriteOptions | None = None) -> Path:
+def write_dataset(episodes: Iterable[Episode], folder: str | Path, options: WriteOptions | None = None) -> Path:
     """Write episodes as a new LeRobot dataset (v3.0), which appears whole or not at all."""
+    folder = Path(folder)
     with files.new_folder(folder) as partial:
         _fill(DatasetWriter(partial, options or WriteOptions()), episodes)
     return folder

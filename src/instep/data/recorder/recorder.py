@@ -118,7 +118,7 @@ class Recorder:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         spec: Spec,
         *,
         meta: Mapping[str, str] | None = None,
