@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.param import Param
+from instep.core.records import array_dataclass
 from instep.core.rollout import rollout, rollouts
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Observation, State, Watcher
@@ -83,7 +84,7 @@ JOINTS = "all m"
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class DemoResult:
     """What the demo found."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
+from instep.core.records import array_dataclass
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, State
@@ -26,7 +26,7 @@ AFTER = 10
 """Rows that are not scored, while the twin finds its T."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class TwinMoment:
     """What the simulated robot's cameras saw, and where the twin was."""
 
@@ -38,7 +38,7 @@ class TwinMoment:
     """Of all cameras side by side, with the silhouette of the twin's T."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class TwinRun:
     """A run of a policy through the twin."""
 

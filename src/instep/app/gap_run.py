@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, options_dataclass
 from instep.data import load_episodes
 from instep.diagnose.data_checks import DataChecks, check_data
 from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
@@ -36,7 +37,7 @@ from .output import Output, new_output
 from .world_specs import policy_from_spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class GapRequest:
     """The arguments of the verb gap."""
 
@@ -64,7 +65,7 @@ class GapRequest:
         return read_event_rules(self.events) if self.events else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class GapResult:
     """A measured gap with the sections of its report that come from outside."""
 

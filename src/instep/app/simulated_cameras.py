@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 from numba import njit
 
 from instep.core.errors import LinkLost
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array, Channel, Spec
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.robot import Driver, Reading, WrappedDriver
@@ -83,7 +84,7 @@ PATIENCE = 60.0
 """How long the first image may take [s]: a renderer is loaded for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class RenderJob:
     """Who films what, through which lens, in which light."""
 
@@ -97,7 +98,7 @@ class RenderJob:
     """Images per second, at most."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CameraImages:
     """What all cameras showed at one time."""
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from instep.core.errors import LinkLost
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.world import Simulator, Spec, World
 from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
@@ -40,7 +41,7 @@ HIDDEN: dict[str, float] = {
 """Patterns of parameters a simulated robot hides, and the largest factor by which each is off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class Perturbation:
     """How a simulated robot differs from the scene it is made of."""
 
@@ -59,7 +60,7 @@ class Perturbation:
     """Control steps from one image to the next."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SimulatedRobot:
     """The perturbed world, and the truth about it."""
 
@@ -138,7 +139,7 @@ def _sources(spec: Spec, labels: tuple[str, ...], channels: tuple[str, ...]) -> 
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Child:
     """A simulated robot in its own process."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import frozen_dataclass
 from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, World
 from instep.physics.engines import ENGINES, open_world, rest_action, scene_and_engine
@@ -139,7 +139,7 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
     return with_cameras(open_world(scene, words), cameras, every)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class CameraOptions:
     """The cameras of a world: rendered from Gaussians by a file, else cameras of the scene."""
 

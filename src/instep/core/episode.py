@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from .errors import BadInput, UnknownName
+from .records import array_dataclass
 from .world import Array, Observation, Spec, State
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Episode:
     """Rows of one run. Row i holds the state before action i, its observation, and action i.
 

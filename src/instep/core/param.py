@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
 
 from .errors import BadInput
+from .records import frozen_dataclass
 from .world import Array
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Address:
     """The parts of a parameter address `kind.name.field`; `action.delay` and `option.timestep` have no name.
 
@@ -37,7 +37,7 @@ class Address:
         return ".".join(part for part in (self.kind, self.name, self.field) if part)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Param:
     """A parameter by address: `joint.elbow.damping`, `action.delay`, `geom.tee.friction`."""
 
@@ -83,7 +83,7 @@ class Belief(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Box:
     """Uniform between the bounds of each parameter (in the logarithm where the parameter is logarithmic)."""
 

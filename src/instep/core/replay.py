@@ -7,7 +7,6 @@ windows of many runs as one batch, in which those that diverge are set aside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from .episode import Episode, by_label
 from .errors import BadInput, Diverged, UnknownName
+from .records import array_dataclass
 from .world import Array, Simulator, Spec, State, put, take
 
 MEMORY = 64
@@ -52,7 +52,7 @@ def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episo
     return Episode(sim.spec, columns, {**episode.meta, "anchor": str(anchor)})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Aligned:
     """An episode in the order of a simulator's joints and actions."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from .episode import Episode, Log
 from .errors import BadInput, Diverged
+from .records import frozen_dataclass
 from .world import Array, Observation, Policy, Spec, State, Watcher, World, put, stack, take
 
 MAX_RECORDED_STATES = 100
@@ -90,7 +90,7 @@ def rollouts(
     return endings.cut(log.episodes([{"seed": str(seed)} for seed in seeds]))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Constant:
     """A policy that always takes the same action."""
 

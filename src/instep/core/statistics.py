@@ -6,20 +6,20 @@ Rows of one run are not independent, so whole runs are the blocks of every inter
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import atanh, erfc, exp, inf, lgamma, log, log1p, nan, pi, sqrt, tanh
 
 import numpy as np
 
 from .errors import BadInput
+from .records import frozen_dataclass
 from .world import Array
 
 Z95 = 1.959963984540054
 """Two-sided 95 % quantile of the standard normal."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Estimate:
     """A value with its 95 % interval, the number of independent observations behind it, and its unit."""
 

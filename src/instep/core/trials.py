@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import atanh, ceil, nan, sqrt, tanh
 
 import numpy as np
 
 from .errors import BadInput
+from .records import array_dataclass, frozen_dataclass
 from .statistics import (
     Z95,
     Estimate,
@@ -39,7 +39,7 @@ def newcombe(first: tuple[int, int], second: tuple[int, int]) -> Estimate:
     return Estimate(difference, low, high, min(first[1], second[1]))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class McNemar:
     """Whether two paired rates differ. A large p is not equality: for that there is `equivalence`."""
 
@@ -78,7 +78,7 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
     return Estimate(value, low, high, n)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Equivalence:
     """Whether two paired rates are the same to within a margin."""
 
@@ -130,7 +130,7 @@ def _root(rising_down: Callable[[float], float], low: float, high: float) -> flo
     return 0.5 * (low + high)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PredictionPowered:
     """A real mean, estimated with and without simulated trials."""
 
@@ -174,7 +174,7 @@ def prediction_powered(real: Array, sim: Array, extra: Array) -> PredictionPower
     return PredictionPowered(Estimate(value, value - half, value + half, n), plain, rho, True, gain)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SequentialTest:
     """A sequential test of A against B, valid after every trial."""
 

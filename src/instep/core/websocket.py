@@ -14,12 +14,12 @@ import socket as sockets
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .errors import BadInput
+from .records import frozen_dataclass
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -50,7 +50,7 @@ def new_token() -> str:
     return secrets.token_hex(TOKEN_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HttpReply:
     """An answer to a request that does not become a connection."""
 
@@ -58,7 +58,7 @@ class HttpReply:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Authenticator:
     """Checks of a request before it becomes a connection.
 

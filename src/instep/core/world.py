@@ -7,13 +7,14 @@ nudged and tuned, and `Wrapper` the base of worlds around worlds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import BadInput
+from .records import array_dataclass, frozen_dataclass
 
 Array: TypeAlias = NDArray[Any]
 Observation: TypeAlias = Mapping[str, Array]
@@ -24,7 +25,7 @@ MapFn: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]
 """The interface to parallelism is the built-in map."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Channel:
     """Description of a vector or an image: labels, units, shape, type."""
 
@@ -47,7 +48,7 @@ def vector(labels: Sequence[str], unit: str | Sequence[str] = "", dtype: str = "
     return Channel(tuple(labels), units, (len(labels),), dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Spec:
     """Description of a world's numbers."""
 
@@ -63,7 +64,7 @@ class Spec:
     """Result of `observe`, by name."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class State:
     """State of a world. The last axis is the vector, leading axes are a batch of worlds."""
 
@@ -150,7 +151,7 @@ W = TypeVar("W", bound=World)
 S = TypeVar("S", bound=Simulator)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Wrapper(Generic[W]):
     """A world around a world, which passes everything through.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.records import frozen_dataclass
 
 from .files import library
 from .lerobot.features import NOMINAL, channel_of, is_image
@@ -24,7 +25,7 @@ SHEET_FRAMES = 6
 """Frames of each camera on a contact sheet."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EpisodeInfo:
     """One episode in numbers."""
 
@@ -45,7 +46,7 @@ class EpisodeInfo:
     """What is missing or lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ChannelInfo:
     """One number or image of the dataset, over all episodes."""
 
@@ -59,7 +60,7 @@ class ChannelInfo:
     """Share of values that are finite numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DatasetInfo:
     """What is in a dataset."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 
 from .files import new_folder
@@ -26,7 +26,7 @@ from .recorder.recovery import streams_of
 from .resample import resampled
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ExchangeResult:
     """What an import or export wrote."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -11,6 +10,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from . import video
@@ -35,7 +35,7 @@ class ImageSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Frames:
     """Images like an array [frames, height, width, 3] uint8.
 
@@ -89,7 +89,7 @@ class Frames:
         return out if dtype is None else out.astype(dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class VideoFile:
     """The frames of a video file."""
 
@@ -103,7 +103,7 @@ class VideoFile:
         return (video.CACHE.frame(self.path, int(n)) for n in numbers)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class IndexedImages:
     """Images that a function reads one by one, all of one size."""
 

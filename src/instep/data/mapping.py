@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass
 
 SHIPPED = files("instep.data") / "maps"
 """Folder of the mappings that come with instep."""
@@ -25,7 +26,7 @@ SHIPPED = files("instep.data") / "maps"
 _REFERENCE = re.compile(r"^(?P<name>.*?)(\[(?P<start>\d+)(:(?P<stop>\d+))?\])?$")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RawRun:
     """One run of a file as it is stored: columns [rows, ...], and single values such as gains and names."""
 
@@ -60,7 +61,7 @@ class RawRun:
             raise BadInput(f"These columns of {self.name!r} cannot stand side by side: {shapes}.") from None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ChannelRule:
     """How one channel is made: value = offset + sign * scale * (matrix @ raw), then unwrapped."""
 
@@ -100,7 +101,7 @@ class ChannelRule:
     as if commanded an angle D / P times that velocity further on."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DataMapping:
     """How the recordings in a folder become episodes."""
 

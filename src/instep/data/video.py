@@ -7,7 +7,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.world import Array
 
 from .files import first_line, library
@@ -26,7 +26,7 @@ CACHE_BYTES = 256 << 20
 """How many bytes of decoded frames one process keeps."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class VideoOptions:
     """How images become video."""
 
@@ -41,7 +41,7 @@ class VideoOptions:
     pix_fmt: str = "yuv420p"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class VideoFacts:
     """What a video file says of itself."""
 
@@ -198,7 +198,7 @@ class PacketWriter:
         self._container.close()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Index:
     """Where the frames of a video file are, in order of display."""
 

@@ -9,7 +9,7 @@ One order alone misleads: a delay looks free when the gains that absorb it went 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations
 from math import factorial, nan, sqrt
 
@@ -18,6 +18,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Address
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.replay import aligned
 from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Settings, Simulator
@@ -31,7 +32,7 @@ Tick = Callable[[int, int], None]
 """Receives the number of replays done and their total."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class AttributionOptions:
     """How a gap is attributed."""
 
@@ -47,7 +48,7 @@ class AttributionOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Attribution:
     """The share of each component in the gap."""
 

@@ -8,7 +8,7 @@ explains more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from math import exp, inf, log, sqrt
 from typing import Any, cast
@@ -18,6 +18,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, InstepError
 from instep.core.param import Address
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.replay import Aligned, aligned
 from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Settings, Simulator
@@ -36,7 +37,7 @@ Watch = Callable[[str], None]
 """Receives the name of the candidate that is tried."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Candidate:
     """One parameter change that may explain a gap."""
 
@@ -58,7 +59,7 @@ class Candidate:
         return self.settings(dict.fromkeys(joints, value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class CandidateOptions:
     """How candidates are tried."""
 
@@ -76,7 +77,7 @@ class CandidateOptions:
     """Windows replayed for each value, spread over all runs."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CandidateResult:
     """How much one candidate explains."""
 

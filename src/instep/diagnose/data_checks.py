@@ -7,13 +7,14 @@ by name; warnings are reported with the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 from instep.gap.channels import QUAT, wrapped
 from instep.gap.command_following import position_servos
@@ -36,7 +37,7 @@ MAX_OFFSET = {"rad": 0.7, "m": 0.1}
 LARGE_OFFSET = {"rad": 0.05, "m": 0.005}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DataProblem:
     """One problem of one channel."""
 
@@ -46,7 +47,7 @@ class DataProblem:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DataChecks:
     """The problems that were found."""
 
@@ -78,7 +79,7 @@ class DataChecks:
         return Section("Data checks", "", [Table(("check", "channel", "problem"), rows, caption)], folded=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RecordedRuns:
     """The runs that are checked, with the ranges of joints by label where a model knows them."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate
 from instep.core.world import Policy, Settings, Simulator
 from instep.gap.arm_kinematics import joint_ranges
@@ -40,7 +41,7 @@ MAX_CAUSES = 6
 """Causes among which a gap is shared at most; each further one doubles the replays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class DiagnoseOptions:
     """How a gap is diagnosed."""
 
@@ -52,7 +53,7 @@ class DiagnoseOptions:
     """Data checks that may fail."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Diagnosis:
     """The probable causes of a gap."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, nan
 
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.records import frozen_dataclass
 from instep.core.replay import Aligned, aligned, rollout_windows
 from instep.core.statistics import Estimate, jackknife
 from instep.core.world import Array, Simulator, State
@@ -52,7 +52,7 @@ MODES: dict[str, str] = {
 """Every mode by name, in a few words."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FailureMode:
     """A failure mode, found or ruled out."""
 

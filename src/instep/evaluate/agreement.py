@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import MIN_POLICIES, Estimate, mmrv, mmrv_interval, mmrv_null, pearson, spearman, wilson
 from instep.core.trials import PredictionPowered, prediction_powered
 from instep.core.world import Array
@@ -24,7 +24,7 @@ SIM_TRIALS = 200
 """Virtual trials assumed where a table does not say how many there were."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class SuccessRates:
     """Success rates of one policy at one task."""
 
@@ -36,7 +36,7 @@ class SuccessRates:
     sim_trials: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RankAgreement:
     """How a virtual evaluation of some policies at one task agrees with reality."""
 

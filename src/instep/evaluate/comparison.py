@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, inf, nan, sqrt
 
 import numpy as np
 
+from instep.core.records import frozen_dataclass
 from instep.core.statistics import Estimate, normal_quantile
 from instep.core.trials import equivalence, mcnemar, paired_difference, sequential_test
 
@@ -17,7 +17,7 @@ MARGIN = 0.1
 """Difference of success rates that counts as none in practice."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PolicyComparison:
     """The first policy against the second, start by start."""
 

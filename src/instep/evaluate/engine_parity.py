@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.replay import replay
 from instep.core.rollout import Script, rollout
 from instep.core.world import Array, Simulator
@@ -19,7 +19,7 @@ SECONDS = 2.0
 """How long the motion lasts by which two simulators are compared [s]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ParityLimits:
     """How far two simulators may be apart, as a share of how far each joint moved."""
 
@@ -31,7 +31,7 @@ class ParityLimits:
     """How far apart the tips may be in the same pose [m]."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ParityCheck:
     """One property, and whether two simulators agree on it."""
 
@@ -41,7 +41,7 @@ class ParityCheck:
     words: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ParityWorld:
     """A simulator with the scene it was made from."""
 
@@ -117,7 +117,7 @@ def _gain(
     return [ParityCheck("gain", False, words)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Response:
     soon: Array
     """How far each joint moved in the first steps [actuators, joints]."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from instep.core.errors import Diverged
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, State, World, put, stack, take
 from instep.scene.tasks.task import Tasked
@@ -18,7 +19,7 @@ SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
 """How an episode may end, besides the failures that its task names."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EpisodeResult:
     """The outcome of one episode."""
 
@@ -60,7 +61,7 @@ class EpisodeResult:
         return self.outcome != INFRA
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class BatchResult:
     """A batch of episodes."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
 from instep.core.param import Belief
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, MapFn, Policy, Simulator, World
 from instep.physics.engines import open_world
@@ -31,7 +32,7 @@ from .result_store import ParquetStore, write_rows
 MakePolicy = Callable[[World], Policy]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PolicySpec:
     """A policy to be evaluated, made where it is needed."""
 
@@ -41,7 +42,7 @@ class PolicySpec:
     """A hash of its content: results of another content are not reused."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WorldSpec:
     """A world to evaluate in, made where it is needed."""
 
@@ -50,7 +51,7 @@ class WorldSpec:
     fingerprint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class EvalOptions:
     """How to evaluate."""
 
@@ -68,7 +69,7 @@ class EvalOptions:
     """Where batches are kept as they are done, so that an evaluation can be resumed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class EvalBatch:
     """A batch of episodes: the work of one worker."""
 
@@ -89,14 +90,14 @@ class EvalBatch:
         return hashlib.sha256(json.dumps(work).encode()).hexdigest()[:24]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class LostBatch:
     """What a map yields for a batch whose worker died or hung."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Evaluation:
     """The episodes of each policy in each world."""
 

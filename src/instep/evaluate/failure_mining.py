@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
 from instep.core.episode import Episode, Log
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, State, World, stack, take
 from instep.scene.tasks.task import Tasked
@@ -53,7 +53,7 @@ GRACE = 1.0
 """Time before a failure that no expert could undo [s]; states nearer to it are not taken."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class FailureStates:
     """States of episodes that failed."""
 
@@ -67,7 +67,7 @@ class FailureStates:
     """How many episodes were run."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CorrectiveDemos:
     """Demonstrations from where a policy fails."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from itertools import groupby
 from math import nan
@@ -19,6 +19,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import MapFn, Policy, Simulator
 from instep.physics.engines import ENGINES, open_world
@@ -45,7 +46,7 @@ MEASURES = {
 """What a rule may be about."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GateRule:
     """One limit on one measure."""
 
@@ -65,7 +66,7 @@ class GateRule:
         return f"{self.measure} {' and '.join(limits)}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Variation:
     """Circumstances in which a policy is judged."""
 
@@ -74,7 +75,7 @@ class Variation:
     randomize: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GateRules:
     """What a gate asks."""
 
@@ -126,7 +127,7 @@ def gate_rules_from(table: Mapping[str, Any], name: str) -> GateRules:
     return GateRules(rules=rules, parity=ParityLimits(**limits), **made)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GateCheck:
     """One rule, or one parity check before the rules."""
 
@@ -138,7 +139,7 @@ class GateCheck:
     value: Estimate | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Verdict:
     """Whether a policy may pass, and why."""
 

@@ -9,7 +9,7 @@ version, and a test compares them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from numba import njit, prange
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import compose, inverse, quat_exp, quat_mul, rotate
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
@@ -147,7 +148,7 @@ FEW = 20_000
 """Below so many configurations, loading the compiled kernel costs more than it saves."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Chain:
     """A serial chain."""
 
@@ -253,7 +254,7 @@ def _onto(axis: Array) -> Array:
     return quat_exp(cross / sine * np.arctan2(sine, axis[2]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Arm:
     """One arm: the joints and the gripper that a metric weighs, each by its range."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import angle_between, normalized, quat_inv, quat_mul
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel
 
 
@@ -26,7 +26,7 @@ VELOCITY_SPAN = 0.06
 """Length of the polynomial that velocities are taken from [s]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Channels:
     """Named differences of position vectors.
 

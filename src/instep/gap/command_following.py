@@ -6,12 +6,12 @@ The simplest model of a robot is that it is where it was commanded to be. A simu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, jackknife, pooled
 from instep.core.world import Array
 
@@ -19,7 +19,7 @@ LONGEST = 0.8
 """Lags up to this are tried [s]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CommandFollowing:
     """How positions follow commands."""
 

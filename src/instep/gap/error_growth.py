@@ -7,13 +7,13 @@ exponential e0 exp(lambda t), power a t^beta (1/2 random walk, 1 drift, 2 accele
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, log
 from typing import Any, Literal
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, binomial_tail, jackknife, student_quantile
 from instep.core.world import Array
 
@@ -25,7 +25,7 @@ POINTS = 30
 """So many points of a curve are fitted: rows lie too close to be independent."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ErrorGrowth:
     """How the error of runs grows."""
 

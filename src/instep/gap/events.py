@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate, jackknife, wilson
 from instep.core.world import Array
 
@@ -29,7 +29,7 @@ SIGNALS = ("action", "speed", "residual", "away", "impact")
 of the velocity."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EventRule:
     """When an event happens."""
 
@@ -200,7 +200,7 @@ GATE = 2.0
 """Events further apart than this do not answer each other [s]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class EventAgreement:
     """How the events of two worlds agree, over runs."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf, isinf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from instep.core.episode import Episode
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .time_alignment import AlignedStreams
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Curve:
     """An error over the horizon, E(k): the error of a prediction k seconds after it was last right."""
 
@@ -44,7 +45,7 @@ class Curve:
         return tuple(horizon_name(h, self.dt) for h in self.horizons)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RunPair:
     """Two runs with the same rows and labels: what one world did and what the other did."""
 
@@ -55,7 +56,7 @@ class RunPair:
     """The overall error over the whole run; NaN where it was not measured or the replay diverged."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Event:
     """Something that happened at a moment: a contact, a grasp, a phase, a step of the task."""
 
@@ -67,7 +68,7 @@ class Event:
     row: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class EventMatch:
     """An event of one world and the same event of the other, or None where it is missing."""
 
@@ -82,7 +83,7 @@ class EventMatch:
         return None if self.real is None or self.sim is None else self.sim.t - self.real.t
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Gap:
     """How far a simulator is from reality, with intervals, and what was compared."""
 

@@ -7,13 +7,14 @@ commands. One step, k steps and the open-loop replay of the whole run are points
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import inf, isinf
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.replay import Aligned, Watch, aligned, replay_all, rollout_windows
 from instep.core.statistics import Estimate, pooled, wilson
 from instep.core.world import Array, Channel, Simulator, State, vector
@@ -25,7 +26,7 @@ HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
 """How far ahead [s]: one step, then tenths to seconds, then the whole run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class HorizonOptions:
     """How a horizon curve is taken."""
 
@@ -82,7 +83,7 @@ def planned_steps(episodes: Sequence[Episode], options: HorizonOptions, dt: floa
     return total
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Errors:
     """Squared differences by horizon: their sums over the windows of each run, and how many windows those are."""
 

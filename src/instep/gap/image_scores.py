@@ -7,11 +7,11 @@ scored beside the whole frame, because a block that covers 5 % of it hardly chan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate, jackknife
 from instep.core.world import Array
 from instep.splat.image_metrics import ssim_map, unit_image
@@ -20,7 +20,7 @@ from .channels import scipy
 from .gap_result import RunPair
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ImageScore:
     """How alike two frames are within a region."""
 
@@ -148,7 +148,7 @@ FRAMES_PER_RUN = 12
 IMAGES, MASKS = "observation.images.", "observation.masks."
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CameraScores:
     """How alike the images of one camera are."""
 

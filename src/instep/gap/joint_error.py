@@ -8,12 +8,12 @@ are never averaged. The base is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import angle_between
+from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, pooled, student_quantile
 from instep.core.world import Array
 
@@ -30,7 +30,7 @@ def position_error(sim: Array, real: Array) -> Array:
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class JointErrorProfile:
     """How two runs part over time."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.records import frozen_dataclass
 
 from .channels import QUAT, velocity, wrapped
 from .time_alignment import lag
@@ -16,7 +16,7 @@ MAX_VELOCITY_LAG = 0.5
 """Recorded velocities that lag by this many rows or more are rebuilt."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PreparedRuns:
     """Recordings ready to be replayed, and what was changed."""
 

@@ -7,7 +7,6 @@ never used to shift a stream; an offset between two clocks may be taken off, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.poses import angle_between, normalized
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate, pooled, student_quantile
 from instep.core.world import Array
 
@@ -26,7 +26,7 @@ WINDOWS = 5
 """The fewest windows an offset is estimated from, so that it has a spread."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Lag:
     """How much later one signal follows another."""
 
@@ -37,7 +37,7 @@ class Lag:
     """Whether the best lag is the longest one tried, so that it says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ClockOffset:
     """How far a clock is ahead of another."""
 
@@ -115,7 +115,7 @@ def angular_speed(stamps: Array, quats: Array, *, baseline: float = 0.6) -> tupl
     return (0.5 * (stamps[after] + stamps[before]))[whole], (turns / span)[whole]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class AlignedStreams:
     """Two streams of one motion, before and after their clocks are brought together."""
 
@@ -176,7 +176,7 @@ def speed(episode: Episode) -> tuple[tuple[Array, Array], str]:
     return (t, np.sqrt((rates**2).sum(axis=-1))), f"{episode.spec.q.units[0]}/s"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WorldLag:
     """The lag between two worlds."""
 

@@ -6,11 +6,12 @@ MuJoCo's actuator model: an actuator has a length `l = moment @ q` and a speed `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import mujoco
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .engine_checks import active_equalities, disabled
@@ -21,7 +22,7 @@ COUPLING_RATE = 0.25
 """Bandwidth of couplings as a share of the physics rate: stiff, and stable where inertia is off by a factor of two."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class JointActuation:
     """Actuators, springs, dampers and friction of hinges and slides; vectors have one number per degree of freedom."""
 
@@ -188,7 +189,7 @@ def _springs(model: mujoco.MjModel) -> Array:
     return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class JointCouplings:
     """Joints that follow others: `driven @ q = p0 + p1 x + p2 x^2 + ..` with `x = driving @ q`."""
 

@@ -22,18 +22,18 @@ joints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
 from instep.core.param import Address
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Settings
 
 _FIXED = int(mujoco.mjtWrap.mjWRAP_JOINT)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Term:
     """One parameter of an actuator model: its default, search range and unit."""
 
@@ -104,7 +104,7 @@ HARMONICS: Mapping[str, Term] = {
 COGGING: Mapping[str, Term] = {COUNT: Term(1.0, 1.0, 1000.0, "1", False), **HARMONICS}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Cogging:
     """The cogging torque of the motors of a model."""
 

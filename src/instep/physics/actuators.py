@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from mujoco import batch as mjbatch
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
 from instep.scene.folder import Scene
@@ -259,7 +260,7 @@ class ActuatedWorld:
         return self._batches[n]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Models:
     """The parameters of the actuator models as arrays over the degrees of freedom."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .engine_checks import disabled
@@ -15,7 +14,7 @@ MAX_GROUPS = 32
 """How many collision groups an engine has bits for."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CollisionGroups:
     """Collision groups, such that two geoms touch where each one's member bits meet the other's partner bits."""
 
@@ -64,7 +63,7 @@ def collision_groups(model: mujoco.MjModel, touch: Array) -> CollisionGroups | N
     return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PairFriction:
     """Sliding friction of geoms; the larger one counts, but for pairs that have one of their own."""
 

@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import MissingExtra, Unsupported
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from .contact_rules import contact_pairs, pair_friction
@@ -27,7 +28,7 @@ _CAPSULE, _CYLINDER = int(mujoco.mjtGeom.mjGEOM_CAPSULE), int(mujoco.mjtGeom.mjG
 _BOX = int(mujoco.mjtGeom.mjGEOM_BOX)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class FrictionGroup:
     """Geoms of one link that meet the same geoms with the same friction."""
 
@@ -126,7 +127,7 @@ def dartpy() -> Any:
     return dart
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DartJoint:
     """Indices of a joint's coordinates in MuJoCo's vectors and in DART's."""
 

@@ -7,7 +7,6 @@ physical. Outside the states it was trained on the delta is zero, and it is neve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +14,7 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, S, Spec, State, Wrapper
 from instep.scene.folder import Scene, SceneSimulator
@@ -25,7 +25,7 @@ MEMORY = 10
 """Commands before the present one that are features."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class DeltaModel:
     """The correction of a command as a function of state, command and earlier commands."""
 
@@ -71,7 +71,7 @@ class DeltaModel:
             raise BadInput(f"The delta-action model {str(path)!r} cannot be read: {error}.") from None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class DeltaCorrected(Wrapper[S]):
     """A simulator whose commands are corrected by a delta-action model; its own action is the robot's command."""
 

@@ -6,18 +6,19 @@ into their parent, with mass, centre and inertia added up in double precision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mujoco
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 FREE, BALL = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)
 SLIDE, HINGE = int(mujoco.mjtJoint.mjJNT_SLIDE), int(mujoco.mjtJoint.mjJNT_HINGE)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Pose:
     """A rigid transform: position and rotation."""
 
@@ -45,7 +46,7 @@ class Pose:
         return out.reshape(3, 3)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Link:
     """Bodies that move as one rigid link."""
 
@@ -67,7 +68,7 @@ class Link:
     """Share of its weight that is compensated."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class LinkTree:
     """All links of a model; link 0 is the world and what is fixed to it."""
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import mujoco
@@ -17,6 +17,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import UnknownName, Unsupported
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
@@ -25,7 +26,7 @@ INSTALL = "apt-get install libegl1 libgl1 libgles2 libgl1-mesa-dri"
 """What a bare Debian needs to render without a screen."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ImageEffects:
     """Imperfections of a camera: exposure, colour cast, noise."""
 
@@ -93,7 +94,7 @@ class MujocoRenderer:
         return _sample(frame, self._maps[camera.name])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class WithCameras(Wrapper[W]):
     """A world with cameras: adds `observation.images.<camera>` to its observations."""
 

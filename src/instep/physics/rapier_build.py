@@ -15,6 +15,7 @@ import numpy as np
 import rapier3d as rapier
 
 from instep.core.errors import Unsupported
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from .contact_rules import PairFriction, collision_groups, contact_pairs, pair_friction
@@ -50,7 +51,7 @@ def triple(values: Array) -> tuple[float, float, float]:
     return float(values[0]), float(values[1]), float(values[2])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Colliders:
     """Colliders of the geoms that can touch something, and the hooks some of them need."""
 
@@ -160,7 +161,7 @@ ALLOWED_PENETRATION_M = 1e-4
 """Penetration that is not corrected [m]; rapier's default of 5 mm is for games."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RapierJoint:
     """Indices of a joint's coordinates in MuJoCo's vectors and in rapier's."""
 

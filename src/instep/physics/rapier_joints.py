@@ -9,7 +9,6 @@ physics step from MuJoCo's actuator model (`ComputedTorques`) and applied as suc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import mujoco
@@ -17,6 +16,7 @@ import numpy as np
 import rapier3d as rapier
 
 from instep.core.errors import Unsupported
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from .actuation import JointActuation, JointCouplings, friction_damping
@@ -28,7 +28,7 @@ RUNAWAY_SPEED = 1e6
 """Speed no joint reaches [rad/s]: a motor with this target always applies its largest force."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class JointMotor:
     """The motor of one hinge or slide."""
 
@@ -203,7 +203,7 @@ def _end(model: mujoco.MjModel, built: RapierModel, equality: int, side: int, ki
     return int(built.tree.link_of[body]), built.tree.link_from_body[body] @ frame
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ComputedTorques:
     """Torques of hinges and slides that are computed before every physics step."""
 

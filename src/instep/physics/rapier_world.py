@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -18,6 +17,7 @@ import mujoco
 import numpy as np
 import rapier3d as rapier
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Settings
 from instep.scene import address
 from instep.scene.folder import Scene
@@ -32,7 +32,7 @@ from .sequential import SequentialWorld, Stepped
 Triple: TypeAlias = tuple[float, float, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RapierSetup:
     """How one model is built, actuated and read; worlds with that model share it."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import mujoco
 import numpy as np
 
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Settings, Spec, State
 from instep.scene import address
@@ -26,7 +26,7 @@ from .engine_checks import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Stepped:
     """One world after a step: positions, velocities and what the engine remembers of it."""
 
@@ -145,7 +145,7 @@ class SequentialWorld(ABC):
         return np.stack(memories).reshape(*batch, *np.shape(memories[0]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ModelVariants:
     """The models of a tuned scene: one, or one per world of a batch."""
 
@@ -173,7 +173,7 @@ def model_variants(scene: Scene, settings: Settings) -> ModelVariants:
     return ModelVariants(tuple(address.write(scene.model, row) for row in rows), steps, bool(each))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CommandDelay:
     """Delay of commands: how many physics steps each takes to reach its actuator."""
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, MissingExtra
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Observation, Policy, Spec
 
 from .policy_map import CAMERA, PolicyMap, batch_of, default_map, read_map
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FunctionPolicy:
     """A function of the observation as a policy; an exception of it becomes a BadInput."""
 
@@ -47,7 +47,7 @@ def as_policy(thing: Any) -> Policy:
     raise BadInput(f"{thing!r} is neither a function nor something with act and reset, so it is not a policy.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class LerobotPolicy:
     """Anything with LeRobot's contract: `reset()` and `select_action(batch) -> [batch, actions]`."""
 

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Observation, Policy, Spec
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def as_chunk_policy(policy: Policy | ChunkPolicy) -> ChunkPolicy:
     return cast(ChunkPolicy, policy) if hasattr(policy, "infer") else _SingleActions(cast(Policy, policy))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _SingleActions:
     policy: Policy
 
@@ -261,7 +262,7 @@ class AsyncChunked:
         return self._held.copy()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Chunk:
     actions: Array
     begin: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Observation, Spec
 
@@ -38,7 +39,7 @@ MAX_HEADER_BYTES = 4 * 2**20
 """Longest header of a weights file [bytes]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class FlowNet:
     """The velocity field dx/dt = net(features, x, t): residual blocks over features, noisy chunk and time.
 
@@ -147,7 +148,7 @@ def _tensor(data: bytes, name: str, entry: Any, file: str) -> Array:
     return tensor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PolicyDescription:
     """What a policy needs besides its weights: inputs, actions, and how chunks are executed."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat
+from instep.core.records import frozen_dataclass
 from instep.core.world import Array, Channel, Observation, Spec
 from instep.scene.tasks.push_task import heading
 
@@ -26,7 +27,7 @@ WAVELENGTHS_M = (0.4, 0.2, 0.1, 0.05)
 """Wavelengths of the positional encoding of a point in the body's frame [m]."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class BodyFrame:
     """Observe and act in the frame of a body on a plane: a push from the left of a block is one push, however it lies.
 
@@ -52,7 +53,7 @@ class BodyFrame:
         return label in self.point or label in tuple(f"{self.body}.{part}" for part in POSE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PolicyInputs:
     """The channels of a policy, in order, with the labels they had when it was trained."""
 

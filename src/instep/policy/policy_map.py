@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import pi
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -34,6 +34,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.type_guards import is_list, is_mapping
 from instep.core.world import Array, Observation, Policy, Spec
 
@@ -42,7 +43,7 @@ from .chunking import Chunked, Ensembled
 CAMERA = "observation.images."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class VectorEntry:
     """A vector of the policy: joints, units, and whether actions are absolute."""
 
@@ -73,7 +74,7 @@ class VectorEntry:
         return np.array(self.offset or (0.0,) * len(self.joints))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ImageEntry:
     """An image of the policy: camera, layout and size."""
 
@@ -84,7 +85,7 @@ class ImageEntry:
     """Height and width it is scaled and padded to."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PolicyMap:
     """How observations become requests to a policy, and its answers become actions."""
 
@@ -183,7 +184,7 @@ class PolicyClient(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RemotePolicy:
     """A chunk policy on a server."""
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, MissingExtra, UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.scene.tasks.push_task import heading
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .networks import Learner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class TrainOptions:
     """How to train."""
 
@@ -64,7 +65,7 @@ class TrainOptions:
     """Device of the training, as torch names it: cpu, cuda. The trained policy needs no such device."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TrainProgress:
     """The state of a training at a checkpoint."""
 
@@ -75,7 +76,7 @@ class TrainProgress:
     """Success on held-out starts, where that was evaluated."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class TrainingData:
     """Observations and the actions that followed, row by row."""
 

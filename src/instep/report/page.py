@@ -10,12 +10,13 @@ import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from instep import __version__
+from instep.core.records import frozen_dataclass
 from instep.core.statistics import Estimate
 from instep.core.type_guards import is_mapping, is_sequence
 
@@ -23,7 +24,7 @@ Figure = Mapping[str, Any]
 """Data and layout of a Plotly figure as plain values; colours are tokens such as '@1' that follow the theme."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Headline:
     """The conclusion on top of the page."""
 
@@ -32,7 +33,7 @@ class Headline:
     because: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Number:
     """One of the few numbers on top."""
 
@@ -41,7 +42,7 @@ class Number:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Table:
     """A table."""
 
@@ -56,21 +57,21 @@ class Table:
         return [any(len(c) > 32 for c in cells) or all(c[0].isalpha() for c in cells) for cells in columns]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FigureTabs:
     """Several figures of one kind, one shown at a time: runs, cameras, arms."""
 
     figures: Mapping[str, Figure]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FigureRow:
     """Small figures side by side, two in a row where the page is wide enough."""
 
     figures: Sequence[Figure]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ReportImage:
     """An image with its caption; PNG bytes."""
 
@@ -78,7 +79,7 @@ class ReportImage:
     caption: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Section:
     """A part of the page: a heading, a sentence that says what to see, and what is to be seen."""
 
@@ -89,7 +90,7 @@ class Section:
     """Whether it is closed until a reader opens it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class HtmlReport:
     """A page."""
 

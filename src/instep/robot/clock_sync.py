@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
+
+from instep.core.records import frozen_dataclass
 
 JUMP_S = 0.005
 """A sample that differs by more from the estimate, beyond what its round trip explains, means a clock step [s]."""
@@ -16,7 +18,7 @@ BLOCKS = 8
 """The window is cut into this many parts, of which each gives its quickest sample."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Clock:
     """A robot's clock; an offset and a drift make it disagree with the computer's, as another computer's would."""
 
@@ -43,7 +45,7 @@ class Clock:
         return self.wall_clock()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ClockSample:
     """One exchange of time stamps; the shorter its round trip, the more accurate."""
 

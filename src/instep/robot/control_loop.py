@@ -10,11 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array
 
@@ -38,7 +39,7 @@ failures of the driver; readings that were not finite or ran backwards."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class SafetyOptions:
     """How a robot is kept safe while its commands come over a link."""
 
@@ -61,7 +62,7 @@ class SafetyOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RobotSnapshot:
     """State of the robot at one control period, as its clients get it."""
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Spec, State, World
 
 STAMP = ".stamp"
 SENT = "action.sent"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Reading:
     """One reading of a robot's sensors."""
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .driver import Driver, WrappedDriver
@@ -29,7 +29,7 @@ GRID = np.linspace(0.0, 1.0, 9)[:, None]
 """Shares of an interval of accelerations that are tried side by side, which costs hardly more than one."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class FollowerMotion:
     """Where the commands of all joints are, and the plan that brings them to rest."""
 

@@ -7,13 +7,13 @@ still depends on nothing but its arguments; randomness is a function of the seed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, W, Wrapper, put, take
 
@@ -22,7 +22,7 @@ Amount: TypeAlias = float | tuple[float, ...] | Array
 STATE: tuple[str, ...] = ("observation.state",)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Noisy(Wrapper[W]):
     """Sensors with white noise of standard deviation `sigma`."""
 
@@ -47,7 +47,7 @@ class Noisy(Wrapper[W]):
         return seen
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Drifting(Wrapper[W]):
     """Sensors whose bias grows by `rate` per second and wanders by `walk` per square root of a second."""
 
@@ -77,7 +77,7 @@ class Drifting(Wrapper[W]):
         return {**seen, **{name: seen[name] + bias for name, bias in state.hidden[self.key]["bias"].items()}}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Quantized(Wrapper[W]):
     """Sensors that count in steps of `size`, and commands that are rounded to steps of `action_size`."""
 
@@ -101,7 +101,7 @@ class Quantized(Wrapper[W]):
         return {**seen, **{name: _rounded(seen[name], self.size) for name in _present(self.channels, seen)}}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Late(Wrapper[W]):
     """Commands that take effect `action` steps later, and sensors that show what was `observation` steps ago.
 
@@ -139,7 +139,7 @@ class Late(Wrapper[W]):
         return _stamped(self.world.observe(old), np.broadcast_to(old.t, state.batch))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Dropping(Wrapper[W]):
     """A link that loses commands (the last one is held) and observations (the last one is shown again)."""
 
@@ -187,7 +187,7 @@ class Dropping(Wrapper[W]):
         return _stamped(self.world.observe(memory["seen"]), memory["stamp"])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Sluggish(Wrapper[W]):
     """Motors that follow their command with a first-order lag of time constant `tau` [s]."""
 
@@ -216,7 +216,7 @@ class Sluggish(Wrapper[W]):
         return 1.0 - np.exp(-self.spec.dt / tau)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Backlash(Wrapper[W]):
     """Gears with play: the joint's command moves only when the motor's has crossed the gap of width `gap`."""
 
@@ -245,7 +245,7 @@ class Backlash(Wrapper[W]):
         return np.clip(at, action - half, action + half)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Saturated(Wrapper[W]):
     """Motors whose torque fades with speed: at most `torque` at rest, none at `speed`, along a straight line.
 

@@ -17,12 +17,13 @@ that a command that keeps the limits passes unchanged and a jump is approached w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, W, Wrapper
 
@@ -37,7 +38,7 @@ RISE_S = 0.05
 """Time in which acceleration builds up where no jerk limit is stated [s]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class LimitedCommand:
     """The last command, and the target it was chosen for."""
 
@@ -48,7 +49,7 @@ class LimitedCommand:
     """How fast the target moves."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Limits:
     """How far, how fast and how suddenly each joint may move; a single number holds for all of them."""
 
@@ -151,7 +152,7 @@ class Limits:
         return np.where(inside, np.clip(after, self.low, self.high), after), v
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Guarded(Wrapper[W]):
     """A world whose commands are kept inside limits; what was sent is observed as `action.sent`."""
 

@@ -12,12 +12,13 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, LinkLost
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.websocket import connect, connection_errors, explain, parse_address, refused
 from instep.core.world import Array, Observation, Spec, State
@@ -178,7 +179,7 @@ class RobotWorld:
         return state.hidden[KEY]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class LiveConnection:
     """A connection that works: the robot has said hello and where it is."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State
 
@@ -16,7 +15,7 @@ from .driver import SENT, STAMP
 KEY = "recording"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Recording:
     """Rows of an episode, one per step. After the last row it shows that row again, and `hidden` says it is over.
 

@@ -17,13 +17,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.websocket import (
     LOOPBACK,
     Authenticator,
@@ -52,7 +53,7 @@ CONTROLLER_TIMEOUT_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ServerOptions:
     """Where a robot is served, to whom, and how it is kept safe."""
 

@@ -10,7 +10,7 @@ before memory is taken for it. What does not fit the schema raises `BadInput` wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import isfinite
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -18,6 +18,7 @@ import msgpack
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Spec
 
 VERSION = 1
@@ -40,7 +41,7 @@ Role: TypeAlias = Literal["control", "watch"]
 Pace: TypeAlias = Literal["real", "step"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Hello:
     """The robot's first message on every connection."""
 
@@ -57,7 +58,7 @@ class Hello:
     """The robot's wall clock [ns since 1970]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Report:
     """Where the robot is, once per control period."""
 
@@ -87,7 +88,7 @@ class Report:
     """When observations were captured, on the time of `t` [s]; those without a stamp belong to q."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Command:
     """What a controller wants the robot to do next."""
 
@@ -99,7 +100,7 @@ class Command:
     action: Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Reset:
     """A controller's request to reset."""
 
@@ -108,7 +109,7 @@ class Reset:
     seed: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Ping:
     """A heartbeat that asks for the robot's time."""
 
@@ -117,7 +118,7 @@ class Ping:
     """The client's monotonic clock [ns]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Pong:
     """The answer to a ping."""
 
@@ -130,7 +131,7 @@ class Pong:
     """What the robot has counted since it began: overruns, refusals, late messages."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Refused:
     """A request that was not carried out, and why."""
 

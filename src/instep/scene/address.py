@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +15,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
+from instep.core.records import frozen_dataclass
 from instep.core.world import Settings
 
 DELAY = "action.delay"
@@ -32,7 +33,7 @@ _TABLES: WeakKeyDictionary[mujoco.MjModel, tuple[bytes, dict[str, Any]]] = WeakK
 _LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm s2/rad2": "N s2/m2", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Target:
     """One number of a model that a parameter sets to `factor * value`."""
 
@@ -42,7 +43,7 @@ class Target:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Mapping:
     """How a field of an address maps to numbers of the model."""
 

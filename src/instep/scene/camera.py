@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import mujoco
 import numpy as np
 
 from instep.core.errors import UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Camera:
     """A pinhole camera with an OpenCV lens, fixed to a body. Axes: x right, y down, z forward."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
+from instep.core.records import array_dataclass
 from instep.core.type_guards import is_list
 from instep.core.world import Array, Settings, Simulator, Spec
 
@@ -32,7 +33,7 @@ _TOP = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Scene:
     """A model with its robot, objects, cameras, initial states and settings."""
 

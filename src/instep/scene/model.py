@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Observation, Spec, vector
 
 from .model_source import ModelSource
@@ -130,7 +130,7 @@ POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 TWIST = ("vx", "vy", "vz", "wx", "wy", "wz")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ObservationReader:
     """Reads observations out of positions and velocities."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from xml.parsers import expat
 
 from instep.core.errors import BadInput
+from instep.core.records import frozen_dataclass
 
 MAX_XML = 16 * 2**20
 """Largest XML file [bytes]."""
@@ -52,7 +53,7 @@ _FILES = {"mesh": "meshdir", "texture": "texturedir", "hfield": "assetdir", "ski
 _TEXTURE_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ModelSource:
     """A description without includes or paths: XML and the bytes of the files it names."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
 from pathlib import Path
 
 import mujoco
 
 from instep.core.errors import BadInput
+from instep.core.records import frozen_dataclass
 
 from .folder import SCENE_FILE, Scene, scene_of_file
 from .model import add_servos
@@ -16,7 +16,7 @@ from .model_source import ModelSource
 from .settings_file import write_scene_table
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NewScene:
     """A new scene folder and what was added to it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.type_guards import is_list
 from instep.core.world import Policy
 from instep.evaluate.eval_report import eval_page
@@ -41,7 +42,7 @@ DEMOS, FAILURES = 100_000, 400_000
 others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class AugmentArgs:
     """Options of `instep augment`."""
 

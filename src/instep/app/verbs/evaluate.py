@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -18,6 +17,7 @@ from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.world import Array, Simulator, World
 from instep.evaluate.agreement import real_success_rates
 from instep.evaluate.eval_report import eval_page, record_videos
@@ -40,7 +40,7 @@ from instep.tune.randomize import parse_belief, parse_ranges, with_imperfections
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class EvalArgs:
     """Options of `instep eval`."""
 

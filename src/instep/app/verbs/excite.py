@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+
+from instep.core.records import options_dataclass
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -24,7 +25,7 @@ DEFAULT_FIELDS = ("damping", "frictionloss", "armature")
 """Parameters of every driven joint where none are named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ExciteArgs:
     """Options of `instep excite`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,7 @@ from instep.app.cluster import open_map, watch_batches
 from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
 from instep.app.world_specs import CameraOptions, policy_from_spec
+from instep.core.records import options_dataclass
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.policy_gate import Verdict, gate_policy, read_gate_rules, write_junit
 from instep.report.page import write_report
@@ -24,7 +25,7 @@ from instep.scene.tasks import task_of
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class GateArgs:
     """Options of `instep gate`."""
 

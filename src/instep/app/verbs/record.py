@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +11,14 @@ from rich.console import Console
 
 from instep.app.output import progress_bar
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
+from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State
 from instep.data import Recorder, record_episodes
 
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class RecordArgs:
     """Options of `instep record`."""
 

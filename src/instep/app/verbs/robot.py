@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,12 +14,13 @@ from rich.console import Console
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import options_dataclass
 from instep.physics.engines import Engine
 from instep.robot import Driver, SafetyOptions, ServerOptions, WorldDriver, scene_limits, serve
 from instep.scene.folder import Scene
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class RobotArgs:
     """Options of `instep robot`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_sco
 from instep.app.world_specs import policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode, Log
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Policy, Spec, Watcher
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class RunArgs:
     """Options of `instep run`."""
 

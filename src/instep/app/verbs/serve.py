@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK
 from instep.policy.openpi import PolicyServer
 from instep.policy.policy_map import read_map
@@ -23,7 +23,7 @@ from instep.scene.tasks.task import Tasked
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ServeArgs:
     """Options of `instep serve`."""
 

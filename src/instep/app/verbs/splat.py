@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Positional = tyro.conf.Positional
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class SplatArgs:
     """Options of `instep scene splat`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ import tyro
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World
 from instep.policy.observation_encoding import STATE
@@ -28,7 +29,7 @@ HELD_OUT = 200_000
 """Seed of the first held-out start; far from those of demonstrations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class TrainArgs:
     """Options of `instep train`."""
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 from instep.data.files import ALLOWED_KINDS, MAX_DECODED, check_members, first_line, library
 from instep.data.frames import Frames, IndexedImages, decode_image
@@ -71,7 +71,7 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
     return np.asarray(dataset[()])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _Hdf5Images:
     """Images that stay in an HDF5 file, plain or compressed one by one."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.world import Channel, Spec, vector
 from instep.data.video import VideoFacts, VideoOptions
 
@@ -41,7 +42,7 @@ def spec_from_json(value: Any) -> Spec:
         raise BadInput(f"The stored description of the columns is damaged ({type(error).__name__}: {error}).") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class WriteOptions:
     """How episodes become a LeRobot dataset."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from instep.core.records import frozen_dataclass
 from instep.data import video
 from instep.data.files import library
 from instep.data.frames import consecutive
@@ -14,7 +14,7 @@ from .features import WriteOptions
 from .reader import CHUNK
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Shard:
     """A file by chunk and number, and which of its frames are meant."""
 

@@ -18,9 +18,10 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+
+from instep.core.records import array_dataclass, frozen_dataclass
 
 HEADER = struct.Struct("<4sBBHIQQqqI")
 TAIL = struct.Struct("<I")
@@ -32,7 +33,7 @@ SYNC = getattr(os, "fdatasync", os.fsync)
 """Make a file's bytes survive a power loss; macOS has only fsync."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Record:
     """One whole record, by where its payload is in the file."""
 
@@ -47,7 +48,7 @@ class Record:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Damage:
     """A stretch of a file that holds no whole record."""
 
@@ -101,7 +102,7 @@ class Journal:
             raise
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Scan:
     """What is whole and what is lost in a journal."""
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from instep.core.errors import BadInput, LinkLost, Unsupported
+from instep.core.records import frozen_dataclass, options_dataclass
 from instep.core.world import Array, Observation, Spec, State
 from instep.data.lerobot.features import spec_to_json
 
@@ -42,7 +43,7 @@ main(sys.argv[2:])
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class RecordOptions:
     """How a run is recorded."""
 
@@ -56,7 +57,7 @@ class RecordOptions:
     """Columns of more bytes than this per row are kept apart from the rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RecorderStatus:
     """How a recording stands."""
 

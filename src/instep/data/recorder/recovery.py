@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import rollout
 from instep.core.world import Array, Policy, Watcher, World, vector
 from instep.data.files import read_npz
@@ -36,7 +37,7 @@ STREAMS = "streams"
 """Folder of a dataset with the sensors that have a clock of their own."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Loss:
     """Something that was recorded, or should have been, and is not there."""
 
@@ -47,7 +48,7 @@ class Loss:
     """How many rows are lost; -1 where that cannot be known."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RecoveredEpisode:
     """One episode as it lies in its journals."""
 
@@ -94,7 +95,7 @@ def recover_episode(here: Path, number: int) -> RecoveredEpisode:
     return RecoveredEpisode(number, complete, episode, tuple(losses), streams)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class RecordingResult:
     """What became of a recording."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
@@ -14,7 +13,7 @@ DAMPING = 0.03
 """Damping of the least squares near singularities [m or rad per rad]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class EndEffector:
     """One end effector and the joints that move it."""
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import mujoco
 import numpy as np
 
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Observation
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
@@ -18,7 +19,7 @@ from .end_effector import EndEffector, rotation_between
 from .push_planning import LENGTHS, PushContacts, ShortestPaths, friction_radius, push_contacts, shortest_paths
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class PushTo:
     """Move around an object to the side away from the goal, then push it there.
 
@@ -154,7 +155,7 @@ class PushPlan:
         return 2.0 * np.log1p(np.maximum(error - self.fine, 0.0) / self.fine) + 3 * error / self.push
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PushExpert:
     """The push plan as a policy of a stick on two sliders, whose positions are the actions."""
 
@@ -188,7 +189,7 @@ def _rotated(angle: Array, vector: Array) -> Array:
     return np.stack([c * vector[..., 0] - s * vector[..., 1], s * vector[..., 0] + c * vector[..., 1]], axis=-1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ArmPushExpert:
     """The push plan executed by an arm that keeps the stick upright and at its height."""
 

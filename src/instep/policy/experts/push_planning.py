@@ -10,10 +10,9 @@ The shortest path of the stick around the block to each contact is tabulated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 FRICTION = 0.2
@@ -22,7 +21,7 @@ LENGTHS = np.array([0.002, 0.004, 0.008, 0.014, 0.022, 0.033, 0.048, 0.068, 0.09
 """Lengths of pushes that are compared [m]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PushContacts:
     """Contacts at which a block can be pushed, in its own frame."""
 
@@ -120,7 +119,7 @@ LOOKAHEAD_CELLS = 3
 """Cells by which a path is followed ahead."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ShortestPaths:
     """Shortest paths in the frame of the block to points outside it."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import UnknownName
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Observation, Policy
 from instep.scene.folder import Scene
 from instep.scene.tasks.push_task import heading, wrapped
@@ -19,7 +19,7 @@ from .handover_expert import HandoverExpert
 from .push_expert import ArmPushExpert, PushExpert
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ReachExpert:
     """Move the end effector of an arm straight to a target, or ahead of a moving one."""
 
@@ -55,7 +55,7 @@ class ReachExpert:
         return np.clip(joints + step, self.effector.low, self.effector.high)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DriveExpert:
     """Drive a wheeled robot to the next gate: turn towards it, and slow down the more there is to turn."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import frozen_dataclass
 from instep.scene.folder import Scene
 
 from .course_task import Course
@@ -17,7 +17,7 @@ from .task import Task, Tasked
 __all__ = ["TASKS", "Task", "TaskEntry", "Tasked", "model_name", "task_of"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class TaskEntry:
     """A shipped task."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from instep.core import counter_rng
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, State, vector
 from instep.scene.folder import Scene
 from instep.scene.model import free_bodies
@@ -17,7 +16,7 @@ SHOWN = vector(["gate.x", "gate.y", "after.x", "after.y"], "m")
 """Goal channel: the next gate and the one after it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Course:
     """Drive through six gates in order."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, State
 from instep.scene.folder import Scene
 from instep.scene.model import free_bodies, site_poses
@@ -16,7 +15,7 @@ GRASP_DISTANCE_M = 0.03
 """Largest distance from the tip of an arm to an object it holds [m]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Handover:
     """Pick up the cube with the left arm, hand it to the right arm, put it down on the right, and go home."""
 

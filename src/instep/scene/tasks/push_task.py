@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, State
 from instep.scene.folder import Scene
 from instep.scene.model import free_bodies
@@ -19,7 +19,7 @@ POINT_SPACING_M = 0.005
 """Spacing of the points by which overlap is counted [m]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PushOnto:
     """Push a block over a table until it covers its outline."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from instep.core import counter_rng
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, State, vector
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
@@ -19,7 +18,7 @@ POINT = vector(["target.x", "target.y", "target.z"], "m")
 MOVING = vector([*POINT.labels, "target.vx", "target.vy", "target.vz"], ["m"] * 3 + ["m/s"] * 3)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Reach:
     """Bring the tip of an arm to a point and hold it there."""
 
@@ -59,7 +58,7 @@ class Reach:
         return np.linalg.norm(tip(self.scene, state.q) - goal, axis=-1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Track:
     """Keep the tip of an arm on a point that moves around a loop."""
 

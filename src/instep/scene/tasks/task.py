@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Observation, Spec, State, W, Wrapper
 
 NO_GOAL = Channel()
@@ -77,7 +78,7 @@ class Task(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Tasked(Wrapper[W]):
     """A world with a task: adds `observation.goal`, and keeps in the state which events have been reached.
 
