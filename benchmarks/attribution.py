@@ -98,8 +98,8 @@ def _planted(cause: str, rng: np.random.Generator) -> dict[str, Any]:
 def _record(world: Any, rng: np.random.Generator, seed: int) -> Episode:
     t = np.arange(ROWS) * 0.02
     waves = [(rng.uniform(0.15, 0.35, 2), rng.uniform(1.0, 9.0, 2), rng.uniform(0, 6.3, 2)) for _ in range(3)]
-    told = sum(a * np.sin(w * t[:, None] + p) for a, w, p in waves)
-    run = rollout(world, Script(told), steps=ROWS, seed=seed)
+    commanded = sum(a * np.sin(w * t[:, None] + p) for a, w, p in waves)
+    run = rollout(world, Script(commanded), steps=ROWS, seed=seed)
     q, v = run.q + rng.normal(0, NOISE, run.q.shape), run.v + rng.normal(0, 0.005, run.v.shape)
     return run.with_columns({"q": q, "v": v})
 

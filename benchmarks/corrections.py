@@ -47,7 +47,7 @@ from sync import BEGIN, motion
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
-"""Where the real demonstration is looked for, as `pusht`."""
+"""Where the real demonstration is searched, as `pusht`."""
 KICK, ANGLE = 0.05, np.radians(30)
 NEAR, STRAIGHT = 0.003, np.radians(2)
 """What counts as recovered [m], [rad]."""
@@ -98,15 +98,15 @@ def _still(scene: Scene, rows: int) -> Episode:
     return Episode(world.spec, columns)
 
 
-def _pushed(name: str, scene: Scene, rig: CameraRig, filmed: Episode, how: Correction) -> list[dict[str, Any]]:
+def _pushed(name: str, scene: Scene, rig: CameraRig, recorded: Episode, how: Correction) -> list[dict[str, Any]]:
     """How near the twin stays to a T that is pushed about by a simulated robot of other friction."""
     # Processor time: other programs on the machine are no part of a correction.
-    twin = Twin(open_world(scene), Recording(filmed), how, clock=time.thread_time)
-    episode = rollout(twin, Script(filmed.action), steps=len(filmed))
-    error = np.linalg.norm(episode.q[BEGIN:, 2:5] - filmed.q[BEGIN:, 2:5], axis=1) * 1e3
-    turn = np.degrees(angle_between(episode.q[BEGIN:, 5:9], filmed.q[BEGIN:, 5:9]))
+    twin = Twin(open_world(scene), Recording(recorded), how, clock=time.thread_time)
+    episode = rollout(twin, Script(recorded.action), steps=len(recorded))
+    error = np.linalg.norm(episode.q[BEGIN:, 2:5] - recorded.q[BEGIN:, 2:5], axis=1) * 1e3
+    turn = np.degrees(angle_between(episode.q[BEGIN:, 5:9], recorded.q[BEGIN:, 5:9]))
     shape = PoseFilter(scene, rig).outline("tee")
-    found = silhouette_overlaps(rig, shape, filmed, episode.t, episode.q[:, 2:9])
+    found = silhouette_overlaps(rig, shape, recorded, episode.t, episode.q[:, 2:9])
     stages = episode["twin.stages"][BEGIN:]
     work = (stages.sum(axis=1) - stages[:, STAGES.index("follow")]) * 1e3
     overlap = np.where(found.visible[BEGIN:] > 0.3, found.overlap[BEGIN:], np.nan)
@@ -118,21 +118,21 @@ def _pushed(name: str, scene: Scene, rig: CameraRig, filmed: Episode, how: Corre
     ]
 
 
-def _kicked(name: str, scene: Scene, filmed: Episode, how: Correction, kicks: int) -> list[dict[str, Any]]:
+def _kicked(name: str, scene: Scene, recorded: Episode, how: Correction, kicks: int) -> list[dict[str, Any]]:
     """Trembling of a T at rest, and how soon the twin's comes home after a kick."""
     place = free_body(scene.spec, "tee")
     at, times = 30, []
-    rest = rollout(Twin(open_world(scene), Recording(filmed), how), Script(filmed.action), steps=len(filmed))
+    rest = rollout(Twin(open_world(scene), Recording(recorded), how), Script(recorded.action), steps=len(recorded))
     for k in range(kicks):
         away = 2 * np.pi * k / kicks
         xi = np.array([KICK * np.cos(away), KICK * np.sin(away), 0.0, 0.0, 0.0, ANGLE * (-1) ** k])
-        twin = Twin(open_world(scene), Recording(filmed), Kicked(how, place, filmed.t[at], xi))
-        episode = rollout(twin, Script(filmed.action), steps=len(filmed))
-        off = np.linalg.norm(episode.q[:, 2:4] - filmed.q[:, 2:4], axis=1)
-        home = (off < NEAR) & (angle_between(episode.q[:, 5:9], filmed.q[:, 5:9]) < STRAIGHT)
+        twin = Twin(open_world(scene), Recording(recorded), Kicked(how, place, recorded.t[at], xi))
+        episode = rollout(twin, Script(recorded.action), steps=len(recorded))
+        off = np.linalg.norm(episode.q[:, 2:4] - recorded.q[:, 2:4], axis=1)
+        home = (off < NEAR) & (angle_between(episode.q[:, 5:9], recorded.q[:, 5:9]) < STRAIGHT)
         # Home is where it stays, not where it passes through.
         last = int(np.flatnonzero(~home)[-1]) if not home.all() else at
-        times.append((last + 1 - at) * scene.dt if last < len(filmed) - 1 else np.nan)
+        times.append((last + 1 - at) * scene.dt if last < len(recorded) - 1 else np.nan)
     back, trembling = np.isfinite(times), jitter(rest.q[BEGIN:, 2:9])[0]
     rows = [
         {**row(f"{name}: jitter at rest", trembling.value * 1e6, "um")}

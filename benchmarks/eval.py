@@ -140,7 +140,7 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     count = 20
     seen = SeenAtTimes(world.world, *virtual_camera(world.world), every=6)
     encoder, net = EncoderNet(1).eval(), Mlp(case)
-    policy = Looking(encoder, net, every=6)
+    policy = CameraPolicy(encoder, net, every=6)
     took = interleaved({"ours": lambda: run_batch(Tasked(seen, world.task), policy, range(count))}, repeats)["ours"]
     value = count * case.steps * case.world.spec.dt / took
     return [
@@ -183,7 +183,7 @@ def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenAtTimes(Wrapper[SceneSimulator]):
-    """A world whose one camera takes a picture every few control steps, as a camera of 10 Hz does."""
+    """A world whose one camera takes an image every few control steps, as a camera of 10 Hz does."""
 
     layers: Any
     camera: Any
@@ -195,7 +195,7 @@ class SeenAtTimes(Wrapper[SceneSimulator]):
         return self.world.spec
 
     def observe(self, state: Any) -> Observation:
-        """The state, and a picture at the times of the camera."""
+        """The state, and an image at the times of the camera."""
         seen = dict(self.world.observe(state))
         if round(state.t / self.world.spec.dt) % self.every == 0:
             model, names = self.world.model, self.layers.gaussians.names
@@ -208,8 +208,8 @@ class SeenAtTimes(Wrapper[SceneSimulator]):
 
 
 @dataclass(slots=True, eq=False)
-class Looking:
-    """A policy that looks at each new picture with a small CNN and acts by an MLP."""
+class CameraPolicy:
+    """A policy that encodes each new image with a small CNN and acts by an MLP."""
 
     encoder: Any
     net: Mlp

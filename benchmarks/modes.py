@@ -77,12 +77,12 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     alarms, clean = 0, 0
     with tempfile.TemporaryDirectory() as folder:
         stage = Stage(Path(folder))
-        for family, (worlds, look) in stage.families().items():
+        for family, (worlds, check) in stage.families().items():
             for name, build in worlds.items():
-                hits = sum(_named(look(build(seed)), name) for seed in range(times))
+                hits = sum(_named(check(build(seed)), name) for seed in range(times))
                 rate = wilson(hits, times)
                 rows.append(row(f"{name} named", rate, at_least=0.9))
-            count = sum(any(m.found for m in look(stage.clean(family, 1000 + seed))) for seed in range(times))
+            count = sum(any(m.found for m in check(stage.clean(family, 1000 + seed))) for seed in range(times))
             alarms, clean = alarms + count, clean + times
             rows.append(row(f"false alarms, {family}", wilson(count, times)))
     rate = wilson(alarms, clean)
@@ -105,18 +105,18 @@ class Stage:
             "sensor noise": self.noise,
         }  # fmt: skip
         return {
-            "arm": (physical, self.look_arm),
-            "repeats": ({"dynamics gap": self.dynamics, "stochasticity": self.chance}, self.look_repeats),
+            "arm": (physical, self.check_arm),
+            "repeats": ({"dynamics gap": self.dynamics, "stochasticity": self.chance}, self.check_repeats),
             "objects": (
                 {
                     "static scene": self.static, "penetration": self.soft, "tunnelling": self.thin,
                     "contact jitter": self.shaky, "reconstruction artefacts": self.bloated,
                 },
-                self.look_objects,
+                self.check_objects,
             ),
-            "policy": ({"perceptual sensitivity": self.texture}, self.look_images),
-            "commands": ({"embodiment mismatch": self.foreign}, self.look_commands),
-            "loop": ({"closed-loop compounding": self.loop}, self.look_loop),
+            "policy": ({"perceptual sensitivity": self.texture}, self.check_images),
+            "commands": ({"embodiment mismatch": self.foreign}, self.check_commands),
+            "loop": ({"closed-loop compounding": self.loop}, self.check_loop),
         }  # fmt: skip
 
     def clean(self, family: str, seed: int) -> Any:
@@ -135,7 +135,7 @@ class Stage:
 
     # An arm under smooth commands: what a parameter can put right.
 
-    def look_arm(self, runs: list[Episode]) -> list[FailureMode]:
+    def check_arm(self, runs: list[Episode]) -> list[FailureMode]:
         """Question the candidates, and listen for noise."""
         sim = open_world(self.arm)
         ready = prepare(runs).episodes
@@ -189,11 +189,11 @@ class Stage:
     def moved(self, world: Any, seed: int, runs: int = 4, noise: float = 1e-4) -> list[Episode]:
         """Runs under smooth random commands, seen through slightly noisy encoders."""
         rng = np.random.default_rng((seed, 2))
-        return [_seen(rollout(world, Script(_told(rng)), steps=ROWS, seed=k), rng, noise) for k in range(runs)]
+        return [_seen(rollout(world, Script(_commands(rng)), steps=ROWS, seed=k), rng, noise) for k in range(runs)]
 
     # Repeats of one command.
 
-    def look_repeats(self, runs: list[Episode]) -> list[FailureMode]:
+    def check_repeats(self, runs: list[Episode]) -> list[FailureMode]:
         """Lay the error beside the scatter of repeats."""
         ready = prepare(runs).episodes
         gap = with_noise_floor(measure_horizon(open_world(self.arm), ready), ready)
@@ -213,13 +213,13 @@ class Stage:
 
     def again(self, world: Any, seed: int, noise: float) -> list[Episode]:
         rng = np.random.default_rng((seed, 3))
-        told = _told(rng)
-        return [_seen(rollout(world, Script(told), steps=ROWS, seed=17 * seed + k), rng, noise) for k in range(6)]
+        commands = _commands(rng)
+        return [_seen(rollout(world, Script(commands), steps=ROWS, seed=17 * seed + k), rng, noise) for k in range(6)]
 
     # A cube that is dropped, pushed, thrown.
 
-    def look_objects(self, case: tuple[list[Episode], Scene]) -> list[FailureMode]:
-        """Replay, and look at where bodies rest."""
+    def check_objects(self, case: tuple[list[Episode], Scene]) -> list[FailureMode]:
+        """Replay, and compare where bodies rest."""
         runs, scene = case
         sim = open_world(scene)
         gap = measure_horizon(sim, runs)
@@ -276,18 +276,18 @@ class Stage:
             runs.append(Episode(world.spec, columns))
         return runs, sim
 
-    # A policy that looks at pictures, one that commands, one that closes a loop.
+    # A policy that uses images, one that commands, one that closes a loop.
 
     def texture(self, seed: int) -> Any:
         return images(seed, smoothed=True)
 
-    def look_images(self, actions: Any) -> list[FailureMode]:
+    def check_images(self, actions: Any) -> list[FailureMode]:
         return [perceptual_sensitivity(*actions)]
 
     def foreign(self, seed: int) -> Any:
         return self.commanded(seed, scale=_between(seed, 1.6, 2.5), shake=_between(seed, 0.0, 0.1))
 
-    def look_commands(self, case: Any) -> list[FailureMode]:
+    def check_commands(self, case: Any) -> list[FailureMode]:
         return [embodiment_mismatch(*case)]
 
     def commanded(self, seed: int, scale: float, shake: float) -> Any:
@@ -295,8 +295,8 @@ class Stage:
         world = open_world(self.arm)
 
         def made(factor: float, noise: float) -> Episode:
-            told = np.clip(_told(rng) * factor + rng.normal(0, noise, (ROWS, 2)), -1.2, 1.2)
-            return rollout(world, Script(told), steps=ROWS, seed=0)
+            commands = np.clip(_commands(rng) * factor + rng.normal(0, noise, (ROWS, 2)), -1.2, 1.2)
+            return rollout(world, Script(commands), steps=ROWS, seed=0)
 
         usual = [made(1.0, 0.0) for _ in range(24)]
         limits = {"shoulder": (-1.2, 1.2), "elbow": (-1.2, 1.2)}
@@ -305,7 +305,7 @@ class Stage:
     def loop(self, seed: int) -> Any:
         return self.looped(seed, bias=_between(seed, 0.01, 0.03))
 
-    def look_loop(self, case: Any) -> list[FailureMode]:
+    def check_loop(self, case: Any) -> list[FailureMode]:
         return [compounding(*case)]
 
     def looped(self, seed: int, bias: float) -> Any:
@@ -369,7 +369,7 @@ def _leaning(world: SceneSimulator, start: np.ndarray, bias: float, rng: np.rand
 
 
 class _at:  # noqa: N801 - reads as a word
-    """A world that starts where it is told."""
+    """A world that starts where it is set."""
 
     def __init__(self, world: SceneSimulator, start: np.ndarray):
         self._world, self._start = world, start
@@ -381,7 +381,7 @@ class _at:  # noqa: N801 - reads as a word
         return self._world.place(self._start, np.zeros(2))
 
 
-def _told(rng: np.random.Generator) -> np.ndarray:
+def _commands(rng: np.random.Generator) -> np.ndarray:
     t = np.arange(ROWS) * 0.02
     waves = [(rng.uniform(0.1, 0.35, 2), rng.uniform(1.0, 9.0, 2), rng.uniform(0, 6.3, 2)) for _ in range(3)]
     return sum(a * np.sin(w * t[:, None] + p) for a, w, p in waves)

@@ -125,7 +125,7 @@ def cost_of_state(repeats: int) -> list[dict[str, Any]]:
 
 
 def scaling(out: Path, seconds: float) -> list[dict[str, Any]]:
-    """Physics steps per second over 1 to 256 worlds, drawn to scaling.png."""
+    """Physics steps per second over 1 to 256 worlds, plotted to scaling.png."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -159,7 +159,7 @@ def collect(seeds: Sequence[int]) -> list[Any]:
 
 
 def sensed(episode: Any) -> Any:
-    """The episode with the positions and velocities that sensors told: those of the block by differences."""
+    """The episode with the positions and velocities that sensors measured: those of the block by differences."""
     from instep.scene.tasks.push_task import heading
 
     pose, dt = episode["observation.environment_state"], episode.spec.dt
@@ -270,7 +270,7 @@ def learning_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
 
 
 def agreement_rows(judged: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
-    """How well virtual success tells success on the simulated robot, with the simulator as it is and tuned."""
+    """How well virtual success predicts success on the simulated robot, with the simulator as it is and tuned."""
     from instep.core.statistics import mmrv_interval, pearson, spearman
 
     names = list(judged["simulated robot"])

@@ -30,9 +30,9 @@ from rows import row
 FILE = Path(__file__).resolve().parents[1] / "examples/virtual/pusht.toml"
 CAMERAS = ("static", "gripper")
 WHOLE = "end to end"
-"""The name of a policy whose pictures go into the net as they are, for comparison: no pose teaches it anything."""
+"""The name of a policy whose images go into the net as they are, for comparison: no pose teaches it anything."""
 CHANNELS = ("observation.state", "observation.velocity", "observation.goal")
-"""What a policy is told besides pictures: all but the poses of bodies."""
+"""What a policy observes besides images: all but the poses of bodies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class Plan:
     """Starts on which each policy is judged."""
     steps: int = 5000
     width: int = 256
-    pictures: int = 64
-    """Pictures per step of training."""
+    images: int = 64
+    """Images per step of training."""
     tries: int = 256
     """Starts from which failures are mined at most, for each policy."""
 
 
-QUICK = Plan(demos=3, seeds=1, starts=4, steps=60, width=32, pictures=8, tries=4)
+QUICK = Plan(demos=3, seeds=1, starts=4, steps=60, width=32, images=8, tries=4)
 
 
 def run(out: Path, quick: bool = False, cameras: Sequence[str] = CAMERAS) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def _shown(pool: Any, camera: str, scratch: Path, plan: Plan, book: Book) -> tup
     shown = list(chain.from_iterable(pool.map(policies.collect, _few(range(SHOWN, SHOWN + 2 * n + 6), 3))))[: 2 * n]
     tuning = pool.submit(policies.tune, shown[:n], plan == QUICK)
     taken = list(pool.map(develop, [(camera, e, scratch / f"{camera}-{i}") for i, e in enumerate(shown)]))
-    book("demonstrations and their images", demonstrations=len(shown), pictures=sum(map(len, shown)))
+    book("demonstrations and their images", demonstrations=len(shown), images=sum(map(len, shown)))
     return taken, tuning
 
 
@@ -189,7 +189,7 @@ def seen(name: str, settings: dict[str, float], camera: str, threads: int = 1) -
 
 
 def develop(job: tuple[str, Any, Path]) -> Path:
-    """Pictures of an episode, and the episode with them kept in a folder of plain arrays."""
+    """Images of an episode, and the episode with them kept in a folder of plain arrays."""
     camera, episode, folder = job
     folder.mkdir(parents=True, exist_ok=True)
     for name, column in rendered_cameras(camera).add_images(episode).columns.items():
@@ -217,7 +217,7 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
         options = TrainOptions(
             steps=asked.steps, checkpoint_every=asked.steps, width=plan.width, seed=asked.seed, threads=1,
             frame=None if WHOLE in asked.name else FRAME,
-            cameras=(camera,), channels=CHANNELS, images_per_step=plan.pictures,
+            cameras=(camera,), channels=CHANNELS, images_per_step=plan.images,
             device="cuda" if torch.cuda.is_available() else "cpu",
         )  # fmt: skip
         learn([_loaded(folder, camera) for folder in folders], out / asked.folder, options)
@@ -225,7 +225,7 @@ def train(job: tuple[Training, list[Path], Path, str, Plan]) -> str:
 
 
 def teach(job: tuple[Path, dict[str, float], int, str, Path, Plan]) -> list[Path]:
-    """Demonstrations in the tuned simulator from where a policy that looks fails there."""
+    """Demonstrations in the tuned simulator from where a policy with cameras fails there."""
     from instep.evaluate.failure_mining import corrective_demos
 
     folder, settings, seed, camera, scratch, plan = job
@@ -257,7 +257,7 @@ def note_minutes(camera: str, out: Path, plan: Plan) -> None:
     episodes, reports = [rendered_cameras(camera).add_images(e) for e in policies.collect([SHOWN])], list[Any]()
     options = TrainOptions(
         steps=200, checkpoint_every=100, width=plan.width, frame=FRAME, threads=2, cameras=(camera,), channels=CHANNELS,
-        images_per_step=plan.pictures,
+        images_per_step=plan.images,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         learn(episodes, Path(folder), options, progress=reports.append)
@@ -274,13 +274,13 @@ def eyes_error(folder: Path, camera: str, plan: Plan) -> dict[str, float]:
     episodes = policies.collect(range(MINED - 1000, MINED - 1000 + (2 if plan == QUICK else 8)))
     _, world = seen("simulated robot", {}, camera)
     pose_estimator = _policy(folder, world).policy.pose_estimator
-    off, turned = [], []
+    off, angles = [], []
     for episode in map(rendered_cameras(camera).add_images, episodes):
         said, true = pose_estimator(episode.columns, (len(episode),)), episode["observation.environment_state"]
         off.append(np.hypot(*(said - true)[:, :2].T) * 1e3)
         angle = heading(said[:, 3:]) - heading(true[:, 3:])
-        turned.append(np.degrees(np.abs((angle + np.pi) % (2 * np.pi) - np.pi)))
-    place, angle = np.concatenate(off), np.concatenate(turned)
+        angles.append(np.degrees(np.abs((angle + np.pi) % (2 * np.pi) - np.pi)))
+    place, angle = np.concatenate(off), np.concatenate(angles)
     return {
         "median position": float(np.median(place)),
         "90 % position": float(np.quantile(place, 0.9)),

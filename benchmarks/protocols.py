@@ -77,9 +77,9 @@ rng = np.random.default_rng(0)
 off = 0.0
 for _ in range(50):
     state = rng.normal(size=2).astype(np.float32)
-    picture = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
-    reply = policy.infer({"state": state, "images": {"top": picture}})
-    wanted = state[None] + np.arange(3)[:, None] + picture.mean()
+    image = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    reply = policy.infer({"state": state, "images": {"top": image}})
+    wanted = state[None] + np.arange(3)[:, None] + image.mean()
     off = max(off, float(np.abs(reply["actions"] - wanted).max()))
 same = msgpack_numpy.packb({"state": np.array([1, 2], "<f4"), "prompt": "hi"}).hex() == golden
 print(json.dumps({"off": off, "same": same, "expects": sorted(policy.get_server_metadata())}))
@@ -93,7 +93,7 @@ class Echo:
         """Nothing to forget."""
 
     def infer(self, observation: Observation) -> Array:
-        """The state, counted up, and the mean of the picture."""
+        """The state, counted up, and the mean of the image."""
         state = np.asarray(observation["observation.state"], float)
         mean = np.asarray(observation["observation.images.top"], float).mean(axis=(-3, -2, -1))
         return state[..., None, :] + np.arange(3)[:, None] + mean[..., None, None]

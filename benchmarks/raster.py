@@ -35,9 +35,9 @@ from splat_scenes import STILL, camera, table_arm_and_tee
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
-"""Where the real T-block is looked for, as `pusht`."""
+"""Where the real T-block is searched, as `pusht`."""
 BARS = {5_000: 4.0, 20_000: 8.0, 100_000: 20.0}
-"""Longest time of a picture [ms], by the number of Gaussians."""
+"""Longest time of an image [ms], by the number of Gaussians."""
 PARTS = ("means", "quats", "scales", "opacities", "sh")
 
 
@@ -92,11 +92,11 @@ def _in_turn(what: str, raster: Rasterizer, eye: Camera, seconds: float, bar: fl
 
 
 def _reference(gaussians: Gaussians, eye: Camera) -> tuple[Array, float]:
-    """The picture in float64, and how many Gaussians count in a pixel on the mean."""
-    drawn = reference.project(gaussians, eye, STILL)
+    """The image in float64, and how many Gaussians count in a pixel on the mean."""
+    projected = reference.project(gaussians, eye, STILL)
     colour, count = np.zeros((eye.height, eye.width, 3)), 0
-    for i, window, weight in reference._weights(drawn, gaussians.opacities, plain_backdrop(eye)):
-        colour[window] += weight[..., None] * drawn.colours[i]
+    for i, window, weight in reference._weights(projected, gaussians.opacities, plain_backdrop(eye)):
+        colour[window] += weight[..., None] * projected.colours[i]
         count += int((weight > 0).sum())
     return colour, count / (eye.width * eye.height)
 
@@ -232,7 +232,7 @@ def _tee(seconds: float) -> list[Row]:
 
 
 def _around(alpha: Array, margin: int = 6) -> tuple[int, int, int, int]:
-    """The rectangle around what is drawn, with a margin for what it may do next [pixels]."""
+    """The rectangle around what is rendered, with a margin for what it may do next [pixels]."""
     rows, columns = np.nonzero(alpha > 0.05)
     height, width = alpha.shape
     return (

@@ -131,11 +131,11 @@ def _bare_gsplat(cuda: gpu.CudaRasterizer, cameras: list[Camera]) -> Callable[[]
 
     def both() -> None:
         colours = 0.5 + 0.28209479177387814 * parts["sh"][:, 0]
-        picture, _, _ = rasterization(
+        image, _, _ = rasterization(
             parts["means"], parts["quats"], parts["scales"], parts["opacities"], colours, views, lenses,
             cameras[0].width, cameras[0].height, packed=False,
         )  # fmt: skip
-        (picture**2).mean().backward()
+        (image**2).mean().backward()
         torch.cuda.synchronize()
 
     return both

@@ -1,7 +1,7 @@
 """A plain tile rasteriser in torch, as one would write it first: a peer that the compiled one is timed against.
 
 It takes what gsplat's `rasterization` takes and follows the same conventions (0.3 px^2 of blur, coverage above 1/255, a
-pixel finished at 1e-4), so that pictures can be compared. Gradients come from autograd.
+pixel finished at 1e-4), so that images can be compared. Gradients come from autograd.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def rasterization(
     means: Any, quats: Any, scales: Any, opacities: Any, colors: Any, viewmats: Any, Ks: Any, width: int, height: int,
     **ignored: Any,
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
-    """Pictures [cameras, height, width, 4] (colour and mean depth) and coverages [cameras, height, width, 1]."""
-    pictures, covers = [], []
+    """Images [cameras, height, width, 4] (colour and mean depth) and coverages [cameras, height, width, 1]."""
+    images, covers = [], []
     for camera in range(len(viewmats)):
         colour = colors[camera] if colors.dim() == 3 else colors
-        drawn = _project(means, quats, scales, opacities, viewmats[camera], Ks[camera], width, height)
-        picture, cover = _blend(*drawn, colour, width, height)
-        pictures.append(picture)
+        projected = _project(means, quats, scales, opacities, viewmats[camera], Ks[camera], width, height)
+        image, cover = _blend(*projected, colour, width, height)
+        images.append(image)
         covers.append(cover)
-    return torch.stack(pictures), torch.stack(covers), {}
+    return torch.stack(images), torch.stack(covers), {}
 
 
 def _project(
@@ -49,10 +49,10 @@ def _project(
     high = torch.stack([(width - cx) / fx + 0.15 * width / fx, (height - cy) / fy + 0.15 * height / fy])
     near = torch.maximum(torch.minimum(ideal, high), low)
     zero = torch.zeros_like(ahead)
-    slope = torch.stack(
+    jacobian = torch.stack(
         [fx / ahead, zero, -fx * near[:, 0] / ahead, zero, fy / ahead, -fy * near[:, 1] / ahead], dim=-1
     ).reshape(-1, 2, 3)
-    flat = slope @ axes
+    flat = jacobian @ axes
     spread = flat @ flat.transpose(1, 2) + 0.3 * torch.eye(2, dtype=means.dtype)
     centre = torch.stack([fx * ideal[:, 0] + cx, fy * ideal[:, 1] + cy], dim=-1)
     order = torch.argsort(depth)

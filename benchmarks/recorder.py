@@ -31,7 +31,7 @@ SHAPE = (270, 480, 3)
 JOINTS = tuple(f"joint_{k}" for k in range(7))
 RATE = 60.0
 LASTING = "instep, read-only images"
-"""As a robot link and filmed worlds give them."""
+"""As a robot link and worlds with cameras give them."""
 REUSED = "instep, writable images"
 
 
@@ -66,7 +66,7 @@ def prompt() -> Iterator[None]:
 
 def cost(out: Path, turns: int, seconds: float) -> list[dict[str, Any]]:
     """Time taken from the loop by each frame: ours, and the mcap writer without compression and as it comes."""
-    images = pictures()
+    images = camera_images()
     spent: dict[str, list[np.ndarray]] = {LASTING: [], REUSED: [], "mcap, no compression": [], "mcap, zstd": []}
     dropped = 0
     for turn in range(turns):
@@ -122,8 +122,8 @@ def peer(path: Path, images: list[np.ndarray], seconds: float, packed: bool) -> 
 
         def add(row: Any) -> None:
             now, (state, seen, action) = time.time_ns(), row
-            told = {"t": state.t, "q": state.q.tolist(), "v": state.v.tolist(), "action": action.tolist()}
-            writer.add_message(topics[0], now, json.dumps(told).encode(), now)
+            message = {"t": state.t, "q": state.q.tolist(), "v": state.v.tolist(), "action": action.tolist()}
+            writer.add_message(topics[0], now, json.dumps(message).encode(), now)
             for name, topic in zip(CAMERAS, topics[1:], strict=True):
                 writer.add_message(topic, now, seen[name].tobytes(), now)
 
@@ -181,14 +181,14 @@ def kills(out: Path, count: int) -> list[dict[str, Any]]:
 
 
 def killed(folder: Path, rng: np.random.Generator, which: str) -> int:
-    """Record in another process, kill at a random row, and return how many rows it had been told were written."""
+    """Record in another process, kill at a random row, and return how many rows it reported as written."""
     command = [sys.executable, __file__, str(folder)]
     loop = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert loop.stdout is not None
     writer = int(loop.stdout.readline())
-    target, told = int(rng.integers(1, 60)), 0
-    while told < target:
-        told = int(loop.stdout.readline())
+    target, reported = int(rng.integers(1, 60)), 0
+    while reported < target:
+        reported = int(loop.stdout.readline())
     time.sleep(float(rng.uniform(0, 1 / RATE)))
     if which != "loop":
         os.kill(writer, signal.SIGKILL)
@@ -199,7 +199,7 @@ def killed(folder: Path, rng: np.random.Generator, which: str) -> int:
     loop.wait()
     while Path(f"/proc/{writer}").exists() and " Z " not in Path(f"/proc/{writer}/stat").read_text():
         time.sleep(0.005)
-    return max([told, *rest])
+    return max([reported, *rest])
 
 
 def sound_rows(episode: Any) -> int:
@@ -279,7 +279,7 @@ def full_disk(out: Path) -> list[dict[str, Any]]:
         disk.rmdir()
         return []
     try:
-        images = pictures()
+        images = camera_images()
         for image in images:
             image.flags.writeable = False
         recorder = Recorder(disk / "set", spec())
@@ -305,7 +305,7 @@ def spec() -> Spec:
     return Spec(1 / RATE, joints, vector(list(JOINTS), "rad/s"), joints, cameras)
 
 
-def pictures() -> list[np.ndarray]:
+def camera_images() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, SHAPE, dtype=np.uint8) for _ in range(8)]
 

@@ -13,11 +13,11 @@ from rows import Row, row
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
-"""Where the real demonstration is looked for, as `pusht`."""
+"""Where the real demonstration is searched, as `pusht`."""
 
 
 def run(out: Path, quick: bool = False) -> list[Row]:
-    """Fit with the settings of `instep scene splat`, score what was held out, and leave the pictures in `out`."""
+    """Fit with the settings of `instep scene splat`, score what was held out, and leave the images in `out`."""
     folder = next((place / "pusht" for place in RECORDINGS if (place / "pusht").is_dir()), None)
     if folder is None:
         print("no recording of PushT: nothing is measured")

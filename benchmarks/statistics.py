@@ -213,7 +213,7 @@ def no_equivalence(rng: np.random.Generator) -> bool:
 
 
 def no_better(rng: np.random.Generator) -> bool:
-    """A test that is looked at after each of 200 pairs, where neither is better."""
+    """A test that is evaluated after each of 200 pairs, where neither is better."""
     return bool(sequential_test(rng.choice([-1.0, 0.0, 1.0], 200, p=[0.2, 0.6, 0.2])).better)
 
 

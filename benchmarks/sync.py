@@ -4,7 +4,7 @@ The simulated robot has another friction, other servos, other light, and noisy i
 are rendered before the clock starts; the loop then runs in real time with absolute deadlines, recorder and policy on.
 
     instep bench sync
-    python benchmarks/sync.py films FOLDER           # keep the images, where there are graphics
+    python benchmarks/sync.py render FOLDER          # keep the images, where there are graphics
     python benchmarks/sync.py from FOLDER sync_quiet # measure from kept images and keep the rows under that name
 """
 
@@ -56,7 +56,7 @@ class Ran:
     """One run of the loop."""
 
     episode: Episode
-    film: Episode
+    recorded: Episode
     twin: Twin
     real: Paced
     dropped: int = 0
@@ -74,7 +74,7 @@ class Ran:
 
     @property
     def _true(self) -> Array:
-        return self.film.q[: len(self.episode)][BEGIN:]
+        return self.recorded.q[: len(self.episode)][BEGIN:]
 
     @property
     def work(self) -> Array:
@@ -84,31 +84,31 @@ class Ran:
 
 
 Cut = tuple[int, int, int]
-"""Which film: frames per second, seconds, seed."""
+"""Which recording: frames per second, seconds, seed."""
 CUTS: tuple[Cut, ...] = ((60, 30, 0), (60, 30, 1), (120, 10, 2))
-"""One film at a time: half a minute of pictures are two gigabytes."""
+"""One recording at a time: half a minute of images are two gigabytes."""
 SHORT: tuple[Cut, ...] = ((60, 5, 0), (120, 3, 2))
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
-    """Film a simulated robot, follow it in real time, and return one row per number."""
+    """Record a simulated robot, follow it in real time, and return one row per number."""
     return measured(out, SHORT if quick else CUTS, rendered)
 
 
-def measured(out: Path, cuts: Sequence[Cut], filmed: Callable[[Cut], Episode]) -> list[dict[str, Any]]:
-    """The rows of runs through films."""
+def measured(out: Path, cuts: Sequence[Cut], recorded: Callable[[Cut], Episode]) -> list[dict[str, Any]]:
+    """The rows of runs through recordings."""
     rans: dict[int, list[Ran]] = {60: [], 120: []}
     coloured = list[Ran]()
     dense, taken = (np.nan, 0), steal()
     for rate, seconds, seed in cuts:
-        scene, shown = at_rate(rate), filmed((rate, seconds, seed))
+        scene, shown = at_rate(rate), recorded((rate, seconds, seed))
         if seed == 0:
             for options in (FilterOptions(), COLOURS):
                 _in_time(scene, shown.rows(0, 6), options)  # compiles everything before the clock matters
             dense = _dense(scene, shown.rows(0, 10 * seconds))
             coloured.append(_in_time(scene, shown.rows(0, 20 * seconds), COLOURS, out / "recorded_colours"))
         rans[rate].append(_in_time(scene, shown, FilterOptions(), out / f"recorded_{rate}_{seed}"))
-        rans[rate][-1] = replace(rans[rate][-1], film=_without_pictures(shown))
+        rans[rate][-1] = replace(rans[rate][-1], recorded=_without_images(shown))
     work = np.concatenate([ran.work for ran in rans[60]])
     plain = _plain_work(1 / 60, float(np.median(work)), 30 * cuts[0][1])
     others, whole = steal() - taken
@@ -131,13 +131,13 @@ def at_rate(rate: int) -> Scene:
 
 
 def rendered(cut: Cut) -> Episode:
-    """A film, made now."""
+    """A recording, made now."""
     scene = at_rate(cut[0])
     return render_recording(scene, motion(scene, cut[0] * cut[1], cut[2]))
 
 
 def keep(folder: Path, cuts: Sequence[Cut] = CUTS) -> None:
-    """Keep films for a machine without graphics."""
+    """Keep recordings for a machine without graphics."""
     folder.mkdir(parents=True, exist_ok=True)
     for cut in cuts:
         scene = at_rate(cut[0])
@@ -145,17 +145,17 @@ def keep(folder: Path, cuts: Sequence[Cut] = CUTS) -> None:
 
 
 def kept(folder: Path) -> Callable[[Cut], Episode]:
-    """Films that were kept."""
+    """Recordings that were kept."""
 
-    def film_of(cut: Cut) -> Episode:
+    def episode_of(cut: Cut) -> Episode:
         scene = at_rate(cut[0])
         return with_images(scene, *unpack(folder / _file(cut), scene))
 
-    return film_of
+    return episode_of
 
 
 def _file(cut: Cut) -> str:
-    return "film_{}_{}_{}.npz".format(*cut)
+    return "video_{}_{}_{}.npz".format(*cut)
 
 
 def steal() -> Array:
@@ -197,32 +197,32 @@ class Restless:
         return self._expert.act(seen) + shift
 
 
-def _in_time(scene: Scene, filmed: Episode, options: FilterOptions, folder: Path | None = None) -> Ran:
-    """A run in real time; with a folder everything is recorded, pictures as well."""
-    real = Paced(filmed, scene.dt)
+def _in_time(scene: Scene, recorded: Episode, options: FilterOptions, folder: Path | None = None) -> Ran:
+    """A run in real time; with a folder everything is recorded, images as well."""
+    real = Paced(recorded, scene.dt)
     twin = Twin(open_world(scene), real, PoseFilter(scene, CameraRig.of(scene), options))
     if folder is None:
-        return Ran(rollout(twin, Pusher(filmed), steps=len(filmed)), filmed, twin, real)
+        return Ran(rollout(twin, Pusher(recorded), steps=len(recorded)), recorded, twin, real)
     spec = Twin(twin.sim, real, twin.correct, images=True).spec
     with realtime_priority(inherit=True):
         recorder = Recorder(folder, spec)
         lower_priority(recorder.writer_pid)
 
         def record(state: State, observation: Observation, action: Array) -> None:
-            recorder(state, {**observation, **real.pictures(state)}, action)
+            recorder(state, {**observation, **real.images(state)}, action)
 
-        episode = rollout(twin, Pusher(filmed), steps=len(filmed), watch=[record])
+        episode = rollout(twin, Pusher(recorded), steps=len(recorded), watch=[record])
     dropped = recorder.stop().dropped
-    shutil.rmtree(folder)  # gigabytes of pictures that were rendered here
-    return Ran(episode, filmed, twin, real, dropped)
+    shutil.rmtree(folder)  # gigabytes of images that were rendered here
+    return Ran(episode, recorded, twin, real, dropped)
 
 
-def _dense(scene: Scene, filmed: Episode) -> tuple[float, int]:
+def _dense(scene: Scene, recorded: Episode) -> tuple[float, int]:
     """Median error [m] of the same filter with a hundred iterations, not in real time; and over how many rows."""
     options = FilterOptions(iterations=100)
-    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, CameraRig.of(scene), options))
-    episode = rollout(twin, Pusher(filmed), steps=len(filmed))
-    ran = Ran(episode, filmed, twin, Paced(filmed, scene.dt))
+    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene), options))
+    episode = rollout(twin, Pusher(recorded), steps=len(recorded))
+    ran = Ran(episode, recorded, twin, Paced(recorded, scene.dt))
     return float(np.median(ran.error)), len(ran.error)
 
 
@@ -249,9 +249,9 @@ def _plain_work(dt: float, size: float, frames: int) -> Array:
     return np.array(times)
 
 
-def _without_pictures(filmed: Episode) -> Episode:
-    columns = {name: c for name, c in filmed.columns.items() if not name.startswith(IMAGES)}
-    return replace(filmed, columns=columns)
+def _without_images(recorded: Episode) -> Episode:
+    columns = {name: c for name, c in recorded.columns.items() if not name.startswith(IMAGES)}
+    return replace(recorded, columns=columns)
 
 
 def _rows(rans: list[Ran], dense: tuple[float, int]) -> list[dict[str, Any]]:
@@ -302,10 +302,10 @@ def _fast(what: str, rans: list[Ran]) -> list[dict[str, Any]]:
 
 
 class Paced:
-    """A filmed episode as a world in real time: `step` returns at absolute deadlines."""
+    """A recorded episode as a world in real time: `step` returns at absolute deadlines."""
 
-    def __init__(self, filmed: Episode, dt: float):
-        self._inner, self._dt = Recording(filmed), dt
+    def __init__(self, recorded: Episode, dt: float):
+        self._inner, self._dt = Recording(recorded), dt
         self.late: list[float] = []
         self.busy: list[float] = []
         """Processor time of the loop's thread between two steps [s]: work, policy and recorder, not waiting."""
@@ -343,11 +343,11 @@ class Paced:
         return self._inner.step(state, action)
 
     def observe(self, state: State) -> Observation:
-        """Joints of now, pictures of one frame before."""
+        """Joints of now, images of one frame before."""
         return self._inner.observe(state)
 
-    def pictures(self, state: State) -> dict[str, Array]:
-        """The pictures of a twin's state, for the recorder."""
+    def images(self, state: State) -> dict[str, Array]:
+        """The images of a twin's state, for the recorder."""
         seen = self.observe(state.hidden["twin"]["real"])
         return {name: value for name, value in seen.items() if name.startswith(IMAGES)}
 
@@ -355,9 +355,9 @@ class Paced:
 class Pusher:
     """A small net that is asked every frame; what it adds to the recorded push is below a tenth of a millimetre."""
 
-    def __init__(self, filmed: Episode):
+    def __init__(self, recorded: Episode):
         rng = np.random.default_rng(0)
-        self._film, self._k = filmed, 0
+        self._recorded, self._k = recorded, 0
         sizes = ((9, 128), (128, 128), (128, 2))
         self._weights = [rng.normal(size=size) / np.sqrt(size[0]) for size in sizes]
 
@@ -370,54 +370,54 @@ class Pusher:
         x = np.concatenate([observation["observation.state"], observation["observation.environment_state"]])
         for w in self._weights[:-1]:
             x = np.tanh(x @ w)
-        push = self._film.action[self._k]
-        self._k = min(self._k + 1, len(self._film) - 1)
+        push = self._recorded.action[self._k]
+        self._k = min(self._k + 1, len(self._recorded) - 1)
         return push + 1e-4 * np.tanh(x @ self._weights[-1])
 
 
-PICTURE = "picture."
+IMAGE = "image."
 
 
 def pack(path: Path, scene: Scene, episode: Episode) -> None:
-    """Keep an episode and the clean pictures of all cameras of its scene."""
+    """Keep an episode and the clean images of all cameras of its scene."""
     kept: dict[str, Any] = {f"column.{name}": column for name, column in episode.columns.items()}
     renderer = MujocoRenderer(scene)
     try:
         for name, camera in scene.cameras.items():
-            pictures = np.stack([renderer.render(q, camera) for q in episode.q]).reshape(len(episode), -1, 3)
-            changed = [np.flatnonzero((b != a).any(axis=-1)) for a, b in pairwise(pictures)]
+            images = np.stack([renderer.render(q, camera) for q in episode.q]).reshape(len(episode), -1, 3)
+            changed = [np.flatnonzero((b != a).any(axis=-1)) for a, b in pairwise(images)]
             gaps = np.concatenate([np.diff(where, prepend=0) for where in changed]).astype(np.uint32)
-            colours = np.concatenate([pictures[k + 1][where] for k, where in enumerate(changed)])
-            kept[f"{PICTURE}{name}.first"] = pictures[0].reshape(camera.height, camera.width, 3)
-            kept[f"{PICTURE}{name}.counts"] = np.array([len(where) for where in changed])
+            colours = np.concatenate([images[k + 1][where] for k, where in enumerate(changed)])
+            kept[f"{IMAGE}{name}.first"] = images[0].reshape(camera.height, camera.width, 3)
+            kept[f"{IMAGE}{name}.counts"] = np.array([len(where) for where in changed])
             for part, values in (("gaps", gaps), ("colours", colours)):
-                kept[f"{PICTURE}{name}.{part}"] = np.frombuffer(lzma.compress(values.tobytes()), np.uint8)
+                kept[f"{IMAGE}{name}.{part}"] = np.frombuffer(lzma.compress(values.tobytes()), np.uint8)
     finally:
         renderer.close()
     np.savez_compressed(path, **kept)
 
 
 def unpack(path: Path, scene: Scene) -> tuple[Episode, PerfectImage]:
-    """The episode, and its pictures."""
+    """The episode, and its images."""
     with np.load(path, allow_pickle=False) as file:
         parts = {name: file[name] for name in file.files}
     columns = {name.removeprefix("column."): part for name, part in parts.items() if name.startswith("column.")}
     episode = Episode(replace(open_world(scene).spec, dt=scene.dt), columns)
-    films: dict[str, Array] = {}
+    videos: dict[str, Array] = {}
 
     def taken(name: str, row: int) -> Array:
-        if name not in films:
-            films.clear()  # one camera at a time
-            films[name] = _pictures(parts, name)
-        return films[name][row]
+        if name not in videos:
+            videos.clear()  # one camera at a time
+            videos[name] = _images(parts, name)
+        return videos[name][row]
 
     return episode, taken
 
 
-def _pictures(parts: dict[str, Array], name: str) -> Array:
-    first, counts = parts[f"{PICTURE}{name}.first"], parts[f"{PICTURE}{name}.counts"]
-    gaps = np.frombuffer(lzma.decompress(parts[f"{PICTURE}{name}.gaps"].tobytes()), np.uint32)
-    colours = np.frombuffer(lzma.decompress(parts[f"{PICTURE}{name}.colours"].tobytes()), np.uint8).reshape(-1, 3)
+def _images(parts: dict[str, Array], name: str) -> Array:
+    first, counts = parts[f"{IMAGE}{name}.first"], parts[f"{IMAGE}{name}.counts"]
+    gaps = np.frombuffer(lzma.decompress(parts[f"{IMAGE}{name}.gaps"].tobytes()), np.uint32)
+    colours = np.frombuffer(lzma.decompress(parts[f"{IMAGE}{name}.colours"].tobytes()), np.uint8).reshape(-1, 3)
     out = np.empty((len(counts) + 1, *first.shape), np.uint8)
     out[0], at = first, 0
     for k, n in enumerate(counts.tolist()):
@@ -429,7 +429,7 @@ def _pictures(parts: dict[str, Array], name: str) -> Array:
 
 def main(words: list[str]) -> None:
     """Keep rendered videos, or measure from videos that were kept."""
-    if words[:1] == ["films"] and len(words) == 2:
+    if words[:1] == ["render"] and len(words) == 2:
         keep(Path(words[1]))
     elif words[:1] == ["from"] and len(words) == 3:
         with TemporaryDirectory() as folder:
@@ -437,7 +437,7 @@ def main(words: list[str]) -> None:
         path = Path(__file__).parent / "results" / f"{words[2]}.json"
         keep_results(path, rows, benchmark="sync", command=f"python benchmarks/sync.py {' '.join(words)}")
     else:
-        raise SystemExit("usage: sync.py films FOLDER | from FOLDER NAME")
+        raise SystemExit("usage: sync.py render FOLDER | from FOLDER NAME")
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     caught: dict[str, list[bool]] = {name: [] for name in FAULTS}
     other = simulate_robot(scene, 5000)
     for seed in range(asked):
-        filmed = simulate_robot(scene, seed)
-        false_alarms += trust.alarm(follow(scene, filmed), alpha) is not None
+        recorded = simulate_robot(scene, seed)
+        false_alarms += trust.alarm(follow(scene, recorded), alpha) is not None
         name = list(FAULTS)[seed % len(FAULTS)]
-        row = trust.alarm(follow(scene, FAULTS[name](filmed, other, scene)), alpha)
+        row = trust.alarm(follow(scene, FAULTS[name](recorded, other, scene)), alpha)
         caught[name].append(row is not None and row >= ONSET)
         if caught[name][-1]:
             delays.append((row - ONSET) * scene.dt)
-        other = filmed
+        other = recorded
     hits = sum(sum(found) for found in caught.values())
     right, silent = wilson(hits, asked), wilson(asked - false_alarms, asked)
     balanced = 0.5 * (right.value + silent.value)
@@ -68,7 +68,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 
 
 def simulate_robot(scene: Scene, seed: int) -> Episode:
-    """A filmed episode of a simulated robot with hidden differences of its own."""
+    """An episode with images of a simulated robot with hidden differences of its own."""
     rng = np.random.default_rng((seed, 23))
     friction, kp = 0.4 * 2 ** rng.uniform(-1, 1), 500 * 1.35 ** rng.uniform(-1, 1)
     world = open_world(scene).tuned({"geom.*.friction": friction, "actuator.*.kp": kp})
@@ -80,10 +80,10 @@ def simulate_robot(scene: Scene, seed: int) -> Episode:
     return render_recording(scene, episode, RenderOptions(effects=effects, seed=seed))
 
 
-def follow(scene: Scene, filmed: Episode) -> dict[str, Array]:
-    """The log of a twin that follows a filmed episode."""
-    twin = Twin(open_world(scene), Recording(filmed), PoseFilter(scene, CameraRig.of(scene)))
-    episode = rollout(twin, Script(filmed.action), steps=len(filmed))
+def follow(scene: Scene, recorded: Episode) -> dict[str, Array]:
+    """The log of a twin that follows a recorded episode."""
+    twin = Twin(open_world(scene), Recording(recorded), PoseFilter(scene, CameraRig.of(scene)))
+    episode = rollout(twin, Script(recorded.action), steps=len(recorded))
     return correction_log(episode)
 
 
@@ -91,67 +91,67 @@ def _one_camera(seed: int, scene: Scene) -> str:
     return list(scene.cameras)[seed % len(scene.cameras)]
 
 
-def _pictures(filmed: Episode, names: list[str], change: Callable[[int, Array], Array]) -> Episode:
-    """Pictures of some cameras changed from the onset on."""
+def _images(recorded: Episode, names: list[str], change: Callable[[int, Array], Array]) -> Episode:
+    """Images of some cameras changed from the onset on."""
     columns: dict[str, Array] = {}
     for name in names:
-        pictures = filmed[IMAGES + name].copy()
-        for row in range(ONSET, len(filmed)):
-            pictures[row] = change(row, filmed[IMAGES + name][row])
-        columns[IMAGES + name] = pictures
-    return filmed.with_columns(columns)
+        images = recorded[IMAGES + name].copy()
+        for row in range(ONSET, len(recorded)):
+            images[row] = change(row, recorded[IMAGES + name][row])
+        columns[IMAGES + name] = images
+    return recorded.with_columns(columns)
 
 
-def _covered(filmed: Episode, other: Episode, scene: Scene) -> Episode:
-    return _pictures(filmed, list(scene.cameras), lambda row, p: np.full_like(p, 110) + np.uint8(row % 3))
+def _covered(recorded: Episode, other: Episode, scene: Scene) -> Episode:
+    return _images(recorded, list(scene.cameras), lambda row, p: np.full_like(p, 110) + np.uint8(row % 3))
 
 
-def _bumped(filmed: Episode, other: Episode, scene: Scene) -> Episode:
+def _bumped(recorded: Episode, other: Episode, scene: Scene) -> Episode:
     # 1 cm and 1 degree move what a camera half a metre away shows by about nine pixels.
-    return _pictures(filmed, [_one_camera(1, scene)], lambda row, p: np.roll(p, (5, 8), axis=(0, 1)))
+    return _images(recorded, [_one_camera(1, scene)], lambda row, p: np.roll(p, (5, 8), axis=(0, 1)))
 
 
-def _moved_by_hand(filmed: Episode, other: Episode, scene: Scene) -> Episode:
-    """From the onset on the pictures show the T of another episode, where it began."""
+def _moved_by_hand(recorded: Episode, other: Episode, scene: Scene) -> Episode:
+    """From the onset on the images show the T of another episode, where it began."""
     columns: dict[str, Array] = {}
     for name in scene.cameras:
-        pictures = filmed[IMAGES + name].copy()
-        pictures[ONSET:] = other[IMAGES + name][: len(filmed) - ONSET]
-        columns[IMAGES + name] = pictures
-    return filmed.with_columns(columns)
+        images = recorded[IMAGES + name].copy()
+        images[ONSET:] = other[IMAGES + name][: len(recorded) - ONSET]
+        columns[IMAGES + name] = images
+    return recorded.with_columns(columns)
 
 
-def _hanging(filmed: Episode, other: Episode, scene: Scene) -> Episode:
+def _hanging(recorded: Episode, other: Episode, scene: Scene) -> Episode:
     name = _one_camera(0, scene)
-    return _pictures(filmed, [name], lambda row, p: filmed[IMAGES + name][ONSET])
+    return _images(recorded, [name], lambda row, p: recorded[IMAGES + name][ONSET])
 
 
-def _unplugged(filmed: Episode, other: Episode, scene: Scene) -> Episode:
+def _unplugged(recorded: Episode, other: Episode, scene: Scene) -> Episode:
     name = IMAGES + _one_camera(2, scene) + ".stamp"
-    stamps = filmed[name].copy()
+    stamps = recorded[name].copy()
     stamps[ONSET:] = stamps[ONSET]
-    return filmed.with_columns({name: stamps})
+    return recorded.with_columns({name: stamps})
 
 
-def _stale(filmed: Episode, other: Episode, scene: Scene) -> Episode:
-    """Pictures a fifth of a second old whose stamps do not say so."""
+def _stale(recorded: Episode, other: Episode, scene: Scene) -> Episode:
+    """Images a fifth of a second old whose stamps do not say so."""
     columns: dict[str, Array] = {}
     for name in scene.cameras:
-        pictures = filmed[IMAGES + name].copy()
-        pictures[ONSET:] = filmed[IMAGES + name][ONSET - 12 : len(filmed) - 12]
-        columns[IMAGES + name] = pictures
-    return filmed.with_columns(columns)
+        images = recorded[IMAGES + name].copy()
+        images[ONSET:] = recorded[IMAGES + name][ONSET - 12 : len(recorded) - 12]
+        columns[IMAGES + name] = images
+    return recorded.with_columns(columns)
 
 
-def _dark(filmed: Episode, other: Episode, scene: Scene) -> Episode:
-    return _pictures(filmed, list(scene.cameras), lambda row, p: (p * 0.2).astype(np.uint8))
+def _dark(recorded: Episode, other: Episode, scene: Scene) -> Episode:
+    return _images(recorded, list(scene.cameras), lambda row, p: (p * 0.2).astype(np.uint8))
 
 
-def _encoder(filmed: Episode, other: Episode, scene: Scene) -> Episode:
+def _encoder(recorded: Episode, other: Episode, scene: Scene) -> Episode:
     """A joint that reads 4 cm off: the twin's pusher meets the T where the real one does not."""
-    q = filmed.q.copy()
+    q = recorded.q.copy()
     q[ONSET:, 0] += 0.04
-    return replace(filmed, columns={**filmed.columns, "q": q})
+    return replace(recorded, columns={**recorded.columns, "q": q})
 
 
 FAULTS: dict[str, Change] = {

@@ -103,7 +103,7 @@ def _quality_tasks(quick: bool) -> list[Task]:
 
 
 def _quality_rows(results: list[tuple[int, float]]) -> Rows:
-    """How far posteriors are from the exact one, by a classifier: 0.5 cannot be told apart."""
+    """How far posteriors are from the exact one, by a classifier: 0.5 means indistinguishable."""
     rows: Rows = []
     said = "C2ST to the exact posterior"
     for (sims, plain), (_, ours) in zip(results[:-1:2], results[1::2], strict=True):

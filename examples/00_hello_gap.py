@@ -13,7 +13,7 @@ robot = open_world("pusht", "rapier").tuned(truth)  # "reality": another engine,
 
 t = np.arange(240) * sim.spec.dt
 wave = sim.scene.rest_action() + 0.05 * np.sin(2 * np.pi * t)[:, None]
-recorded = rollout(robot, Script(wave), steps=240)  # what the robot did when told so
+recorded = rollout(robot, Script(wave), steps=240)  # what the robot did at these commands
 
 
 def error(simulator, anchor):

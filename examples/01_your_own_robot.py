@@ -1,4 +1,4 @@
-"""Your own robot: load an MJCF or URDF file, list its parameters, turn them, run a batch of worlds."""
+"""Your own robot: load an MJCF or URDF file, list its parameters, set them, run a batch of worlds."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

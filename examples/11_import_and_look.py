@@ -1,4 +1,4 @@
-"""Import a robot's CSV log by a mapping of a few lines, look into it, and hand it on as a LeRobot v2.1 dataset."""
+"""Import a robot's CSV log by a mapping of a few lines, describe it, and hand it on as a LeRobot v2.1 dataset."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

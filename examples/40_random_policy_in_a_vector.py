@@ -4,7 +4,7 @@ import time
 
 import gymnasium
 
-import instep.app.gym_envs  # noqa: F401, tells Gymnasium about every task
+import instep.app.gym_envs  # noqa: F401, registers every task with Gymnasium
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop error of whole motions, each predicted by a scene that was fitted to other motions."""
     scene = Scene.load("so101")
     episodes = recorded("so101", "so101", scene)
-    tuned, told = np.zeros((len(episodes), len(ARM))), np.zeros((len(episodes), len(ARM)))
+    tuned, commanded = np.zeros((len(episodes), len(ARM))), np.zeros((len(episodes), len(ARM)))
     pooled(_so101_fit, [(fold, out) for fold in range(FOLDS)])
     for fold in range(FOLDS):
         sim = _so101_fold(scene, episodes, fold, out)
@@ -34,10 +34,10 @@ def so101(out: Path, quick: bool) -> list[dict[str, Any]]:
         outside = range(fold, len(episodes), FOLDS)
         for i, error in zip(outside, paths(sim, [episodes[i] for i in outside]), strict=True):
             tuned[i] = 1e3 * rms(error[:, columns])
-            told[i] = 1e3 * rms((episodes[i].action - episodes[i].q)[:, columns])
-        np.savez(out / "so101_folds.npz", tuned=tuned, told=told, names=[e.meta["motion"] for e in episodes])
+            commanded[i] = 1e3 * rms((episodes[i].action - episodes[i].q)[:, columns])
+        np.savez(out / "so101_folds.npz", tuned=tuned, commanded=commanded, names=[e.meta["motion"] for e in episodes])
     return [
-        error_row("so101, commands as prediction", told.mean(axis=1), "mrad"),
+        error_row("so101, commands as prediction", commanded.mean(axis=1), "mrad"),
         error_row("so101, held-out motions, joints 0 to 4", tuned.mean(axis=1), "mrad", 10.0),
         *(
             error_row(f"so101, held-out motions, {n}", tuned[:, j], "mrad", 5.4 if j == 0 else None)
@@ -137,9 +137,9 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     )
     tuned = sim.tuned(fit(sim, episodes[:2], choice.params, options).settings)
     errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
-    # What the arm was told is an angle and a velocity; the mapping makes one command of both.
-    told = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
-    rows = [error_row("wam7, commands as prediction, mean of joints", told.mean(axis=1), "mrad")]
+    # What the arm is commanded is an angle and a velocity; the mapping makes one command of both.
+    commanded = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
+    rows = [error_row("wam7, commands as prediction, mean of joints", commanded.mean(axis=1), "mrad")]
     for j, name in enumerate(scene.robot):
         rows.append(error_row(f"wam7, held-out runs, {name}, times the repeat floor", errors[:, j], "1", 3.0))
     return rows

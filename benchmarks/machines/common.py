@@ -53,11 +53,11 @@ def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:
     """What the simulator does from the first row of each recording, all in one batch: predicted less measured."""
     given = [aligned(e, sim) for e in episodes]
     longest = max(len(g.q) for g in given)
-    told = np.stack([np.concatenate([g.action, np.repeat(g.action[-1:], longest - len(g.q), 0)]) for g in given])
+    commanded = np.stack([np.concatenate([g.action, np.repeat(g.action[-1:], longest - len(g.q), 0)]) for g in given])
     state = sim.place(*(np.stack([getattr(g, name)[0] for g in given]) for name in ("q", "v")), 0.0, _past(given))
     out = [state.q]
     for k in range(longest - 1):
-        state = sim.step(state, told[:, k])
+        state = sim.step(state, commanded[:, k])
         out.append(state.q)
     done = np.stack(out, axis=1)
     return [done[i, : len(g.q)] - g.q for i, g in enumerate(given)]

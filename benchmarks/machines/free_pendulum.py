@@ -1,4 +1,4 @@
-"""Chaos: a free double pendulum, filmed; whole distributions of paths are compared, since single paths part."""
+"""Chaos: a free double pendulum on video; whole distributions of paths are compared, since single paths part."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ BARS = (
     "body.*_bar.inertia_y",
     "option.gravity",
 )
-"""Ten parameters: a free motion tells no scale of mass, so the eleventh, where the lower bar's mass lies, stays."""
+"""Ten parameters: a free motion identifies no scale of mass, so the eleventh, the lower bar's centre of mass, stays."""
 WINDOWS = ((0.15, 48), (0.3, 96))
-"""Length [s] and number of the windows of each stage: short ones find the place from afar, longer ones tell friction
-better. A third stage of 0.6 s foresees run_01 to run_03 no better."""
+"""Length [s] and number of the windows of each stage: short ones find the place from afar, longer ones identify
+friction better. A third stage of 0.6 s foresees run_01 to run_03 no better."""
 HORIZONS = (0.5, 1.0, 2.0)
 """Length of the paths that are compared [s]."""
 FIRST = 20
-"""Row at which paths begin; the rows before it tell the state there."""
+"""Row at which paths begin; the rows before it give the state there."""
 DRAWS = 10
-"""Settings drawn from a belief for each test recording."""
+"""Settings sampled from a belief for each test recording."""
 SLIGHT = np.array([1e-4, 1e-4, 1e-2, 1e-2])
 """How far angles [rad] and speeds [rad/s] are moved to see what a start does to the rows after it."""
 
 
 def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
-    """Maximum mean discrepancy between filmed paths and paths of a belief, from one recording to ten others.
+    """Maximum mean discrepancy between measured paths and paths of a belief, from one recording to ten others.
 
     Fitted to run_00, choices made on run_01 to run_03, judged on run_04 to run_13. A path is both joint angles at
     400 Hz, from row 20 of a recording on; the state there is what explains rows 0 to 20 best. The discrepancy is
-    mean k(x, x') + mean k(y, y') - 2 mean k(x, y) over all pairs, x being the ten filmed paths and y those simulated
+    mean k(x, x') + mean k(y, y') - 2 mean k(x, y) over all pairs, x being the ten measured paths and y those simulated
     from the same starts with ten draws of the belief each; k is the sum of five Gaussians whose widths are 1/4, 1/2, 1,
     2 and 4 times the median distance. The source (Heiden et al. 2022 and its appendix) says one training and ten test
     recordings, 100 particles and ten shooting windows, but neither kernel nor length; a figure of it above 2 rules out
@@ -77,29 +77,29 @@ def chaotic(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def _paths(sim: Simulator, belief: Posterior, episodes: list[Episode], horizon: float) -> tuple[Array, Array]:
-    """Filmed paths [recordings, rows, joints] and simulated ones from the same starts [recordings, draws, ...]."""
+    """Measured paths [recordings, rows, joints] and simulated ones from the same starts [recordings, draws, ...]."""
     given = [aligned(e, sim) for e in episodes]
     steps, n = round(horizon / sim.spec.dt), len(given)
-    drawn = belief.sample(n * DRAWS, np.random.default_rng(0))
+    sampled = belief.sample(n * DRAWS, np.random.default_rng(0))
     first = [np.repeat([np.concatenate([g.q[0], g.v[0]])], DRAWS, axis=0) for g in given]
     before = np.repeat([g.q[: FIRST + 1] for g in given], DRAWS, axis=0)
-    world = sim.tuned(drawn)
-    state = _begun(sim, drawn, np.concatenate(first), before)
+    world = sim.tuned(sampled)
+    state = _begun(sim, sampled, np.concatenate(first), before)
     simulated = _marched(world, state, steps)[..., :2].reshape(n, DRAWS, steps, -1)
     return np.stack([g.q[FIRST + 1 : FIRST + 1 + steps] for g in given]), simulated
 
 
-def _begun(sim: Simulator, drawn: Settings, state: Array, before: Array) -> Array:
+def _begun(sim: Simulator, sampled: Settings, state: Array, before: Array) -> Array:
     """The state at the last of some rows [worlds, rows, 2] with which each world explains them best [worlds, 4]."""
     n, rows = before.shape[:2]
-    world, each = sim.tuned(drawn), sim.tuned({name: np.repeat(value, 5) for name, value in drawn.items()})
+    world, each = sim.tuned(sampled), sim.tuned({name: np.repeat(value, 5) for name, value in sampled.items()})
     for _ in range(6):
         trial = state[:, None] + np.concatenate([np.zeros((1, 4)), np.diag(SLIGHT)])
         path = _marched(each, trial.reshape(-1, 4), rows - 1)[..., :2].reshape(n, 5, rows - 1, 2)
         path = np.concatenate([trial[:, :, None, :2], path], axis=2)
         off = (path[:, 0] - before).reshape(n, -1)
-        slope = ((path[:, 1:] - path[:, :1]) / SLIGHT[:, None, None]).reshape(n, 4, -1)
-        normal, pull = np.einsum("nar,nbr->nab", slope, slope), np.einsum("nar,nr->na", slope, off)
+        derivative = ((path[:, 1:] - path[:, :1]) / SLIGHT[:, None, None]).reshape(n, 4, -1)
+        normal, pull = np.einsum("nar,nbr->nab", derivative, derivative), np.einsum("nar,nr->na", derivative, off)
         state = state - np.linalg.solve(normal, pull[..., None])[..., 0]
     return _marched(world, state, rows - 1)[:, -1]
 

@@ -94,7 +94,7 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
     """Open-loop errors over the 10 s chirp, and over swing-ups up to the balance, of runs that were not fitted.
 
     A cable that pulls the arm back, harder once it is taut, is what the nominal model lacks. Chirps of one sign alone
-    cannot tell how it pulls on the other side; swing-ups can.
+    does not show how it pulls on the other side; swing-ups can.
     """
     scene = Scene.load("furuta")
     episodes = recorded("quanser_wam", "quanser_wam/furuta", scene)

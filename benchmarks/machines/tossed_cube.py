@@ -70,26 +70,26 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
 
 
 def _flights(episodes: Sequence[Episode]) -> tuple[Estimate, Estimate]:
-    """Where the point lies that flies along a parabola [mm], and how fast it falls, tosses drawn anew for intervals.
+    """Where the point lies that flies along a parabola [mm], and how fast it falls, tosses resampled for intervals.
 
     r + R c + g t^2 / 2 is straight in time; what a straight line leaves of it is linear in c and g.
     """
     sums: list[Array] = []
     for e in episodes:
-        turned = matrix_from_quat(e.q[:, 3:7])
-        lowest = e.q[:, 2] - HALF * np.abs(turned[:, 2]).sum(axis=1)
+        rotation = matrix_from_quat(e.q[:, 3:7])
+        lowest = e.q[:, 2] - HALF * np.abs(rotation[:, 2]).sum(axis=1)
         n = int(np.argmax(lowest < NEAR)) - 1
         if n < FEWEST:
             continue
         t = e.t[:n] - e.t[0]
         line = np.linalg.qr(np.stack([np.ones(n), t], axis=1))[0]
-        rows = np.concatenate([turned[:n], np.zeros((n, 3, 1)), e.q[:n, :3, None]], axis=2)
+        rows = np.concatenate([rotation[:n], np.zeros((n, 3, 1)), e.q[:n, :3, None]], axis=2)
         rows[:, 2, 3] = t**2 / 2
         left = rows - np.einsum("ti,si,sab->tab", line, line, rows)
         sums.append(np.einsum("tab,tac->bc", left, left))
     picks = np.random.default_rng(0).integers(0, len(sums), (1000, len(sums)))
-    drawn = np.array([np.sum(sums, axis=0), *np.array(sums)[picks].sum(axis=1)])
-    found = -np.linalg.solve(drawn[:, :4, :4], drawn[:, :4, 4:])[..., 0]
+    resampled = np.array([np.sum(sums, axis=0), *np.array(sums)[picks].sum(axis=1)])
+    found = -np.linalg.solve(resampled[:, :4, :4], resampled[:, :4, 4:])[..., 0]
     low, high = np.quantile(found[1:], [0.025, 0.975], axis=0)
     parts = [Estimate(*(float(v[i]) * f for v in (found[0], low, high)), len(sums), unit)
              for i, f, unit in ((2, 1e3, "mm"), (3, 1.0, "m/s2"))]  # fmt: skip

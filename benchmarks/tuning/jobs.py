@@ -72,13 +72,13 @@ def fitted(folder: Path, seed: int) -> tuple[Bed, Fit]:
 
 
 def quality(name: str, sims: int) -> tuple[int, float]:
-    """The simulations spent, and how well a classifier tells a posterior from the exact one."""
+    """The simulations spent, and how well a classifier separates a posterior from the exact one."""
     with tempfile.TemporaryDirectory() as folder:
         return sims, c2st_score(*fitted(Path(folder), 0), name, sims)
 
 
 def named() -> tuple[int, int]:
-    """Of how many planted sets that no recording can tell apart the right number was named and frozen."""
+    """Of how many planted sets that no recording identifies separately the right number was named and frozen."""
     with tempfile.TemporaryDirectory() as folder:
         light = servo(Path(folder) / "light", weightless=True)
         heavy = pendulum(Path(folder) / "heavy")

@@ -192,15 +192,15 @@ def _writer(joint: str, word: str) -> Any:
 
 
 def c2st_score(bed: Bed, found: Fit, name: str, sims: int) -> float:
-    """How well a classifier tells a posterior (ours, plain sbi's, Laplace's) from the exact one."""
+    """How well a classifier separates a posterior (ours, plain sbi's, Laplace's) from the exact one."""
     from sbi.utils.metrics import c2st
 
-    drawn = {
+    samples = {
         "ours": lambda: infer(found, "npe", sims=sims).draw(600, np.random.default_rng(0)),
         "plain sbi": lambda: _plain_npe(bed, found, sims)[:600],
         "laplace": lambda: infer(found).draw(600, np.random.default_rng(1)),
     }
-    exact, points = _exact(found), np.asarray(drawn[name]())
+    exact, points = _exact(found), np.asarray(samples[name]())
     a, b = ((p - exact.mean(axis=0)) / exact.std(axis=0) for p in (exact[:600], points))
     return float(c2st(_tensor(a), _tensor(b), n_folds=3, classifier="rf"))
 
@@ -239,8 +239,8 @@ def _plain_npe(bed: Bed, found: Fit, sims: int) -> Array:
         )
         trainer.append_simulations(_tensor(points), _tensor(seen))
         network = trainer.train(max_num_epochs=200)
-        drawn = network.sample((1000,), condition=_tensor(-here[:, pick]))[:, 0]
-    return np.clip(drawn.detach().numpy().astype(float), 0, 1)
+        samples = network.sample((1000,), condition=_tensor(-here[:, pick]))[:, 0]
+    return np.clip(samples.detach().numpy().astype(float), 0, 1)
 
 
 def _tensor(values: Array) -> Any:

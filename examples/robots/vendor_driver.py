@@ -53,7 +53,7 @@ class Arm:
 
 
 class PretendSdk:
-    """As much of the SDK as this file uses: joints that go half of the way at every look."""
+    """As much of the SDK as this file uses: joints that go half of the way at every read."""
 
     def __init__(self):
         self._q = self._target = np.zeros(7)

@@ -156,7 +156,7 @@ def a_nudge_is_felt_once(sim: Simulator, action: Array | None = None) -> None:
 
 
 def tuned_leaves_the_original_alone(sim: Simulator, action: Array | None = None) -> None:
-    """Turning a parameter makes another world; the one it came from goes on as before."""
+    """Setting a parameter makes another world; the one it came from goes on as before."""
     before = _run(sim, 0, action)
     other = sim.tuned({"option.gravity": 3.0})
     after = _run(sim, 0, action)

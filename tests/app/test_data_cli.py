@@ -1,4 +1,4 @@
-"""Record, look inside, convert: the verbs about data, as a user types them."""
+"""Record, describe, convert: the verbs about data, as a user types them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_hidden_delay_is_found_to_within_a_control_step(demo):
     folder, _ = demo
     scores = json.loads((folder / "out" / "result.json").read_text())["scores"]
     truth = json.loads((folder / "out" / "hidden.json").read_text())
-    # The simulated robot's sensors are one control step late, which no command delay can tell apart.
+    # The simulated robot's sensors are one control step late, which cannot be separated from a delay of commands.
     seen = truth["action.delay"] + 1 / 60
     assert scores["parameter action.delay"]["value"] == pytest.approx(seen, abs=1 / 60)
 

@@ -33,7 +33,7 @@ def user_file(tmp_path) -> Path:
         "def ahead(seen):\n    return np.full(seen['observation.state'].shape, 2.0)\n\n\n"
         "def short(seen):\n    return np.zeros((*seen['observation.state'].shape[:-1], 1))\n\n\n"
         "def nothing(seen):\n    return np.full(seen['observation.state'].shape, np.nan)\n\n\n"
-        "def looking(seen):\n    assert seen['observation.images.front'].shape[-3:] == (480, 640, 3)\n"
+        "def with_images(seen):\n    assert seen['observation.images.front'].shape[-3:] == (480, 640, 3)\n"
         "    return seen['observation.state'] + 1e-6 * seen['observation.images.front'].mean()\n\n\n"
         "def broken(seen):\n    return seen['observation.images.front']\n"
     )
@@ -96,8 +96,8 @@ def test_policies_are_evaluated_and_compared_start_by_start(user_file, tmp_path,
     assert table.num_rows == 18 and {"seed", "outcome", "digest"} <= set(table.column_names)
 
 
-def test_a_policy_that_looks_gets_pictures(user_file, tmp_path, capsys):
-    words = ["eval", f"python:{user_file}:looking", "so101", "--task", "reach", "--seeds", "1", "--videos", "0"]
+def test_a_policy_that_uses_cameras_gets_images(user_file, tmp_path, capsys):
+    words = ["eval", f"python:{user_file}:with_images", "so101", "--task", "reach", "--seeds", "1", "--videos", "0"]
     assert main([*words, "--cameras", "front", "--image-every", "5", "--out", str(tmp_path / "out")]) == 0
     assert "Traceback" not in capsys.readouterr().err
     assert main([*words, "--cameras", "back", "--out", str(tmp_path / "other")]) == 2

@@ -1,4 +1,4 @@
-"""Virtual cameras: pictures from what sensors tell, static or on the robot, from demonstrations to evaluation."""
+"""Virtual cameras: images from what sensors measure, static or on the robot, from demonstrations to evaluation."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def cameras(tmp_path) -> Path:
     return path
 
 
-def where_orange(picture: np.ndarray) -> np.ndarray:
+def where_orange(image: np.ndarray) -> np.ndarray:
     """Row and column of the middle of what is orange."""
-    red = picture.astype(float)
+    red = image.astype(float)
     return np.argwhere((red[..., 0] > 180) & (red[..., 2] < 90)).mean(axis=0)
 
 
@@ -65,11 +65,11 @@ def test_every_kind_of_shape_is_painted_onto_its_body(tmp_path):
 def test_a_static_camera_sees_the_block_where_it_lies(cameras):
     world = load_rendered_cameras(cameras, Scene.load("pusht"), ("static",)).on(MujocoWorld(Scene.load("pusht")))
     state = stack([world.reset(seed) for seed in range(3)])
-    pictures = world.observe(state)["observation.images.static"]
-    assert pictures.shape == (3, 64, 64, 3) and pictures.dtype == np.uint8
+    images = world.observe(state)["observation.images.static"]
+    assert images.shape == (3, 64, 64, 3) and images.dtype == np.uint8
     focal = 32 / np.tan(np.radians(22))
-    for picture, (x, y) in zip(pictures, state.q[:, 2:4], strict=True):
-        row, column = where_orange(picture)
+    for image, (x, y) in zip(images, state.q[:, 2:4], strict=True):
+        row, column = where_orange(image)
         assert column == pytest.approx(32 + focal * (x - 0.46) / 0.72, abs=2.5)
         assert row == pytest.approx(32 - focal * (y - 0.33) / 0.72, abs=2.5)
 
@@ -79,15 +79,15 @@ def test_a_camera_on_the_stick_rides_with_it(cameras):
     world = load_rendered_cameras(cameras, scene).on(MujocoWorld(scene))
     q, v = scene.start(0)
     moved = q.copy()
-    moved[1] += 0.05  # the stick goes up in the picture of a camera that looks down, so the block goes down
+    moved[1] += 0.05  # the stick goes up in the image of a camera that looks down, so the block goes down
     before, after = (world.observe(world.place(where, v)) for where in (q, moved))
     rows = [where_orange(seen["observation.images.gripper"])[0] for seen in (before, after)]
     assert rows[1] - rows[0] > 3
-    assert before["observation.images.gripper"] is before["observation.images.gripper"], "drawn once"
+    assert before["observation.images.gripper"] is before["observation.images.gripper"], "rendered once"
     assert set(before) == set(world.spec.observation)
 
 
-def test_pictures_show_what_sensors_tell_and_not_what_is(cameras):
+def test_images_show_what_sensors_measure_and_not_the_true_state(cameras):
     scene = Scene.load("pusht")
     late = load_rendered_cameras(cameras, scene, ("gripper",)).on(Late(MujocoWorld(scene), observation=3))
     state = first = late.reset(0)
@@ -163,7 +163,7 @@ def test_from_demonstrations_to_a_policy_that_is_taught_and_judged_by_virtual_ca
     assert {"observation.images.static", "observation.images.hand"} <= set(shown)
     small = ["--steps", "6", "--batch", "8", "--width", "16", "--threads", "1"]
     policy, anew = tmp_path / "policy", ["--virtual", str(sight), "--scene", "so101"]
-    assert main(["train", str(data), str(tmp_path / "films"), "--cameras", "hand", *small]) == 0
+    assert main(["train", str(data), str(tmp_path / "no_images"), "--cameras", "hand", *small]) == 0
     assert main(["train", str(data), str(policy), "--cameras", "hand", *anew, "--randomize", "appearance", *small]) == 0
     assert main(["train", str(data), str(tmp_path / "none"), "--cameras", "hand", *virtual, *small]) == 2
     assert "--virtual needs --scene" in capsys.readouterr().err

@@ -52,8 +52,8 @@ def recorded(scene: Path, damping: float, runs: int = 4) -> list[Episode]:
     t = np.arange(150) * 0.02
     out = []
     for seed in range(runs):
-        told = np.stack([0.5 * np.sin((1 + 0.3 * seed) * t), 0.4 * np.cos((2 + 0.2 * seed) * t) - 0.4], axis=-1)
-        out.append(rollout(world, Script(told), steps=150).with_columns({}, name=f"run {seed}"))
+        commanded = np.stack([0.5 * np.sin((1 + 0.3 * seed) * t), 0.4 * np.cos((2 + 0.2 * seed) * t) - 0.4], axis=-1)
+        out.append(rollout(world, Script(commanded), steps=150).with_columns({}, name=f"run {seed}"))
     return out
 
 

@@ -29,7 +29,7 @@ def test_the_checker_of_gymnasium_passes(identity):
     env.close()
 
 
-def test_the_checker_passes_with_pictures(opengl):
+def test_the_checker_passes_with_images(opengl):
     env = gymnasium.make("instep/PushT-v0", render_mode="rgb_array", cameras=("cam_234222303707",))
     check_env(env.unwrapped)
     assert env.reset(seed=1)[0]["pixels"]["cam_234222303707"].shape == (270, 480, 3)

@@ -104,18 +104,18 @@ def test_a_rate_that_cameras_cannot_have_is_refused(capsys):
 def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     from dataclasses import replace
 
-    from instep.app.simulated_cameras import Lens, bent
+    from instep.app.simulated_cameras import Lens, distorted
     from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 
     scene = Scene.load("pusht")
     plain = next(iter(scene.cameras.values()))
-    curved, look = bent(plain, -0.04), ImageEffects(0.9, (1.0, 0.95, 1.02), 0.0)
+    camera, effects = distorted(plain, -0.04), ImageEffects(0.9, (1.0, 0.95, 1.02), 0.0)
     q, _ = scene.start(0)
-    expected = MujocoRenderer(scene).render(q, curved, look, 0)
+    expected = MujocoRenderer(scene).render(q, camera, effects, 0)
     clean = MujocoRenderer(scene).render(q, replace(plain, distortion=()))
-    shown = Lens(curved, look, 0).apply(clean, 0)
+    shown = Lens(camera, effects, 0).apply(clean, 0)
     inside = slice(8, -8)  # at the border the plain one is black where no ray comes from
     assert np.abs(shown[inside, inside].astype(int) - expected[inside, inside]).max() <= 2
-    noisy = Lens(curved, replace(look, sigma=3.0), 0)
+    noisy = Lens(camera, replace(effects, sigma=3.0), 0)
     assert 2.5 < (noisy.apply(clean, 1).astype(int) - shown).std() < 3.2
     assert not np.array_equal(noisy.apply(clean, 1), noisy.apply(clean, 2))

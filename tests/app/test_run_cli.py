@@ -43,7 +43,7 @@ def test_a_run_in_a_simulator_is_kept(tmp_path, capsys) -> None:
     assert main(["run", "hold", "sim:pusht", "--steps", "20", "--out", str(tmp_path / "x")]) == 0
     assert capsys.readouterr().out.strip().endswith("x")
     assert len(load_episodes(tmp_path / "x" / "data")[0]) == 20
-    assert not (tmp_path / "x" / "report.html").exists()  # there is no twin to tell of
+    assert not (tmp_path / "x" / "report.html").exists()  # there is no twin to report
 
 
 def test_a_run_inside_limits_records_what_was_sent(tmp_path, capsys) -> None:

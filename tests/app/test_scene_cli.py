@@ -29,7 +29,7 @@ def test_a_group_of_verbs_lists_its_own(capsys):
     assert "instep scene params" in capsys.readouterr().out
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("instep 0.")
 
@@ -41,7 +41,7 @@ def test_params_are_listed_with_units_and_ranges(capsys):
 
 
 def test_turned_params_are_saved_and_mean_the_same_in_both_engines(tmp_path, capsys):
-    folder = tmp_path / "turned"
+    folder = tmp_path / "changed"
     assert main(["scene", "set", "pusht", str(folder), "action.delay=0.03", "actuator.*.kp=350"]) == 0
     settings = {"action.delay": 0.03, "actuator.*.kp": 350.0}
     for engine in (MujocoWorld, RapierWorld):
@@ -58,7 +58,7 @@ def test_a_setting_that_is_none_is_refused(tmp_path, capsys):
     assert "PARAM=VALUE was expected" in capsys.readouterr().err
 
 
-def test_pictures_of_a_scene_are_written(tmp_path, opengl):
+def test_images_of_a_scene_are_written(tmp_path, opengl):
     assert main(["scene", "show", "pusht", "--out", str(tmp_path / "p")]) == 0
     assert len(list((tmp_path / "p").glob("*.png"))) == 3
 

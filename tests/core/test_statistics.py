@@ -132,8 +132,8 @@ def test_mcnemar_from_discordant_pairs(b, c, exact, mid):
 def test_tangos_interval_of_a_paired_difference():
     found = paired_difference(0, 1, 43)
     assert found.low < -1 / 43 < found.high and found.low == pytest.approx(-0.12, abs=0.01)
-    turned = paired_difference(1, 0, 43)
-    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
+    swapped = paired_difference(1, 0, 43)
+    assert (swapped.low, swapped.high) == pytest.approx((-found.high, -found.low))
     none = paired_difference(0, 0, 20)
     assert none.low < 0 < none.high and none.low == pytest.approx(-none.high)
 

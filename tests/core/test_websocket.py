@@ -1,4 +1,4 @@
-"""The websocket core: who may connect, at which rate, and what a user is told when a connection fails."""
+"""The websocket core: who may connect, at which rate, and what a user reads when a connection fails."""
 
 from __future__ import annotations
 

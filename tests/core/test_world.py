@@ -89,9 +89,9 @@ def test_bounds_must_be_the_right_way_round():
 
 def test_a_box_draws_between_its_bounds_evenly_in_decades():
     box = Box((Param("a", 0.01, 100.0, log=True), Param("b", -1.0, 1.0)))
-    drawn = box.sample(4000, np.random.default_rng(0))
-    assert drawn["a"].min() >= 0.01 and drawn["a"].max() <= 100
-    assert abs(np.log10(drawn["a"]).mean()) < 0.1 and abs(drawn["b"].mean()) < 0.05
+    samples = box.sample(4000, np.random.default_rng(0))
+    assert samples["a"].min() >= 0.01 and samples["a"].max() <= 100
+    assert abs(np.log10(samples["a"]).mean()) < 0.1 and abs(samples["b"].mean()) < 0.05
     near = around(box.params, [1.0, 0.5], 2.0)
     assert (near.params[0].low, near.params[0].high) == (0.5, 2.0)
 

@@ -32,7 +32,7 @@ def test_each_channel_has_its_unit_and_range(tmp_path: Path):
     assert channels[(CAMERA, "")].kind == "image 32x48x3"
 
 
-def test_the_contact_sheet_is_a_picture(tmp_path: Path):
+def test_the_contact_sheet_is_an_image(tmp_path: Path):
     from instep.data.frames import decode_image
 
     path = contact_sheet([small_episode(30, s) for s in range(6)], tmp_path / "sheet.png", "six runs")

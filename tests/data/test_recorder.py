@@ -188,7 +188,7 @@ def test_all_samples_of_a_fast_sensor_reach_an_mcap_log(tmp_path: Path):
     assert topics.count("/streams/observation/force") == 20 and topics.count("/q") == 5
 
 
-@pytest.mark.parametrize("kind", ["reused", "view of reused", "lasting", "turned"])
+@pytest.mark.parametrize("kind", ["reused", "view of reused", "lasting", "reversed"])
 def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path, kind: str):
     """A driver fills one buffer again and again; other sources never write to an image again."""
     world = Slider()
@@ -201,7 +201,7 @@ def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path
                 "reused": buffer,
                 "view of reused": buffer.view(),
                 "lasting": buffer.copy(),
-                "turned": buffer[::-1],
+                "reversed": buffer[::-1],
             }
             image = given[kind]
             image.flags.writeable = kind == "reused"
@@ -209,7 +209,7 @@ def test_images_are_recorded_as_they_were_shown_whoever_owns_them(tmp_path: Path
             recorder(State(k * 0.01, np.zeros(1), np.zeros(1)), seen, np.zeros(1))
             buffer[:] = 255
     (episode,) = load_episodes(tmp_path / "set")
-    row = 30 if kind == "turned" else 10
+    row = 30 if kind == "reversed" else 10
     assert recorder.status().dropped == 0
     np.testing.assert_array_equal(np.asarray(episode[CAMERA])[:, row, 0, 0], np.arange(60))
 

@@ -17,16 +17,16 @@ IMAGES = numbered_images(30)
 
 
 @pytest.fixture(scope="module", params=["auto", "libx264"])
-def film(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("film") / "film.mp4"
+def clip(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
     with VideoWriter(path, 30, VideoOptions(codec=request.param)) as writer:
         for image in IMAGES:
             writer.add(image)
     return path
 
 
-def test_frames_come_back_by_number_in_any_order(film: Path):
-    frames = open_video(film)
+def test_frames_come_back_by_number_in_any_order(clip: Path):
+    frames = open_video(clip)
     assert frames.shape == (30, 32, 48, 3) and len(frames) == 30 and frames.dtype == np.uint8
     for number in (17, 3, 29, 0, -1):
         red = int(frames[number][-1, -1, 0])
@@ -39,29 +39,29 @@ def test_frames_come_back_by_number_in_any_order(film: Path):
         frames[30]
 
 
-def test_a_key_frame_comes_every_second_frame(film: Path):
-    index = video.index_of(film)
+def test_a_key_frame_comes_every_second_frame(clip: Path):
+    index = video.index_of(clip)
     assert index.key[::2].all() and len(index.pts) == 30
-    assert video.frame_at(film, 10 / 30) == 10
+    assert video.frame_at(clip, 10 / 30) == 10
 
 
-def test_packets_are_copied_without_loss(film: Path, tmp_path: Path):
-    writer = PacketWriter(tmp_path / "copy.mp4", 30, film)
-    writer.add(film, 10, 6)
-    writer.add(film, 0, 4)
+def test_packets_are_copied_without_loss(clip: Path, tmp_path: Path):
+    writer = PacketWriter(tmp_path / "copy.mp4", 30, clip)
+    writer.add(clip, 10, 6)
+    writer.add(clip, 0, 4)
     writer.close()
-    whole, copy = np.asarray(open_video(film)), np.asarray(open_video(tmp_path / "copy.mp4"))
+    whole, copy = np.asarray(open_video(clip)), np.asarray(open_video(tmp_path / "copy.mp4"))
     np.testing.assert_array_equal(copy, np.concatenate([whole[10:16], whole[:4]]))
-    key = video.index_of(film).key
-    assert video.can_copy(film, 10, 6) and video.can_copy(film, 20, 10), "from key frame to key frame or to the end"
-    assert video.can_copy(film, 11, 2) == bool(key[11] and key[13])
+    key = video.index_of(clip).key
+    assert video.can_copy(clip, 10, 6) and video.can_copy(clip, 20, 10), "from key frame to key frame or to the end"
+    assert video.can_copy(clip, 11, 2) == bool(key[11] and key[13])
 
 
-def test_asking_for_more_than_there_is_is_named(film: Path):
+def test_asking_for_more_than_there_is_is_named(clip: Path):
     with pytest.raises(BadInput, match="the video and its table disagree"):
-        open_video(film, 20, 11)
+        open_video(clip, 20, 11)
     with pytest.raises(BadInput, match="holds 30 frames"):
-        next(video.decode(film, 0, 31))
+        next(video.decode(clip, 0, 31))
 
 
 def test_what_video_cannot_hold_is_said(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_what_video_cannot_hold_is_said(tmp_path: Path):
     ):
         w.add(IMAGES[0])
         w.add(np.zeros((16, 16, 3), np.uint8))
-    (tmp_path / "noise.mp4").write_bytes(b"no film at all" * 20)
+    (tmp_path / "noise.mp4").write_bytes(b"no video at all" * 20)
     with pytest.raises(BadInput, match="cannot be read as video"):
         open_video(tmp_path / "noise.mp4")
 
@@ -92,12 +92,12 @@ def test_png_is_without_loss_and_damage_is_said():
         decode_image(data[:20])
 
 
-def test_the_cache_forgets_the_oldest_frames(film: Path):
+def test_the_cache_forgets_the_oldest_frames(clip: Path):
     cache = video.FrameCache(limit=10 * IMAGES[0].nbytes)
-    first = cache.frame(film, 0)
+    first = cache.frame(clip, 0)
     for number in range(30):
-        cache.frame(film, number)
-    np.testing.assert_array_equal(cache.frame(film, 0), first)
+        cache.frame(clip, number)
+    np.testing.assert_array_equal(cache.frame(clip, 0), first)
     assert cache._used <= 10 * IMAGES[0].nbytes
 
 

@@ -1,4 +1,4 @@
-"""A look at recordings before any number is taken."""
+"""Checks of recordings before any number is taken."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_degrees_instead_of_radians_are_named(runs, column):
         values[:, 1] *= 180 / np.pi
         return values
 
-    turned = change(runs, column, degrees)
-    found = check_data(turned)
-    assert ("gain", "elbow") in only(turned)
+    converted = change(runs, column, degrees)
+    found = check_data(converted)
+    assert ("gain", "elbow") in only(converted)
     assert any("degrees" in f.sentence and "elbow" in f.sentence for f in found.errors)
 
 
@@ -96,9 +96,9 @@ def test_degrees_in_both_state_and_command_are_seen_by_the_range(runs):
         values[:, 1] *= 180 / np.pi
         return values
 
-    turned = change(change(runs, "q", degrees), "action", degrees)
+    converted = change(change(runs, "q", degrees), "action", degrees)
     with pytest.raises(BadInput, match=r"'elbow' reaches .* degrees instead of rad"):
-        check_data(turned, limits={"elbow": (-2.9, 2.9)}).require()
+        check_data(converted, limits={"elbow": (-2.9, 2.9)}).require()
 
 
 def test_millimetres_are_suspected(runs):
@@ -142,8 +142,8 @@ def test_a_zero_that_is_elsewhere_is_refused_and_a_small_one_warned_of(runs):
         def parked(q, shift=shift):
             return np.tile([0.3 + shift, 0.0, 0.05], (len(q), 1))
 
-        told = change(still, "action", lambda a: np.tile([0.3, 0.0, 0.05], (len(a), 1)))
-        offsets = [f for f in check_data(change(told, "q", parked)).problems if f.check == "offset"]
+        commanded = change(still, "action", lambda a: np.tile([0.3, 0.0, 0.05], (len(a), 1)))
+        offsets = [f for f in check_data(change(commanded, "q", parked)).problems if f.check == "offset"]
         assert [(f.channel, f.severity) for f in offsets] == [("shoulder", severity)]
 
 
@@ -196,8 +196,10 @@ def test_one_joint_that_stands_still_may_stick_and_is_warned_of():
     spec = Spec(0.02, vector(["hinge"], "rad"), vector(["hinge"], "rad/s"), vector(["hinge"], "rad"))
     t = np.arange(200) * 0.02
     q = 0.5 * np.sin(3 * t)[:, None]
-    told = np.sin(3 * t + 0.05)[:, None] * 0.5
+    commanded = np.sin(3 * t + 0.05)[:, None] * 0.5
     q[60:120] = q[60]
-    found = check_data([Episode(spec, {"timestamp": t, "q": q, "v": np.gradient(q, 0.02, axis=0), "action": told})])
+    found = check_data(
+        [Episode(spec, {"timestamp": t, "q": q, "v": np.gradient(q, 0.02, axis=0), "action": commanded})]
+    )
     assert not any("stand still" in f.sentence for f in found.errors)
     assert any("stand still" in f.sentence for f in found.warnings)

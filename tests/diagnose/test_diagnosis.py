@@ -1,4 +1,4 @@
-"""A diagnosis in one call, and how a person looks at it."""
+"""A diagnosis in one call, and how it is shown."""
 
 from __future__ import annotations
 

@@ -67,10 +67,12 @@ def test_rest_is_where_nothing_moves_for_a_while():
 JOINT = Spec(0.02, vector(["a"], "rad"), vector(["a"], "rad/s"), vector(["a"], "rad"))
 
 
-def joint(noise, seed, told=None):
+def joint(noise, seed, commanded=None):
     rng = np.random.default_rng(seed)
     q = np.sin(3 * T)[:, None] + rng.normal(0, noise, (200, 1))
-    return Episode(JOINT, {"timestamp": T, "q": q, "action": np.sin(3 * T)[:, None] if told is None else told})
+    return Episode(
+        JOINT, {"timestamp": T, "q": q, "action": np.sin(3 * T)[:, None] if commanded is None else commanded}
+    )
 
 
 def test_noise_is_measured_under_a_smooth_motion():
@@ -109,14 +111,14 @@ def test_a_policy_that_reads_textures_is_sensitive():
 
 
 def test_commands_this_body_does_not_know_are_a_mismatch():
-    def told(scale, seed):
+    def commands(scale, seed):
         rng = np.random.default_rng(seed)
         return joint(0.0, seed, np.clip(scale * np.sin((2 + rng.random()) * T + rng.random())[:, None], -1, 1))
 
-    usual = [told(0.7, k) for k in range(24)]
+    usual = [commands(0.7, k) for k in range(24)]
     limits = {"a": (-1.0, 1.0)}
-    assert embodiment_mismatch([told(2.5, 50 + k) for k in range(3)], usual, limits).found
-    assert not embodiment_mismatch([told(0.7, 70 + k) for k in range(3)], usual, limits).found
+    assert embodiment_mismatch([commands(2.5, 50 + k) for k in range(3)], usual, limits).found
+    assert not embodiment_mismatch([commands(0.7, 70 + k) for k in range(3)], usual, limits).found
     with pytest.raises(BadInput, match="needs 19 usual runs"):
         embodiment_mismatch(usual[:2], usual[:10], limits)
 

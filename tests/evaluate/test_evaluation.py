@@ -1,4 +1,4 @@
-"""Evaluations in one call, how a person looks at them, and real trials beside virtual ones."""
+"""Evaluations in one call, how they are shown, and real trials beside virtual ones."""
 
 from __future__ import annotations
 

@@ -87,14 +87,16 @@ class Bench:
     """A robot's loop in virtual time."""
 
     def __init__(self, driver, pace="real", wall=time.time_ns, **safety):
-        self.driver, self.now, self.told, self.seq = driver, 10**9, [], 0
+        self.driver, self.now, self.published, self.seq = driver, 10**9, [], 0
         clock = Clock(source=lambda: self.now, wall_clock=wall)
-        self.loop = RobotLoop(driver, pace, SafetyOptions(clock=clock, **{"limits": LOOSE, **safety}), self.told.append)
+        self.loop = RobotLoop(
+            driver, pace, SafetyOptions(clock=clock, **{"limits": LOOSE, **safety}), self.published.append
+        )
         self.loop.begin()
 
     def command(self, action, seq: int | None = None) -> str:
         self.seq = self.seq + 1 if seq is None else seq
-        return self.loop.offer(Command("c", self.seq, self.told[-1].tick, np.asarray(action, float)))
+        return self.loop.offer(Command("c", self.seq, self.published[-1].tick, np.asarray(action, float)))
 
     def tick(self, times: int = 1) -> None:
         for _ in range(times):
@@ -153,7 +155,7 @@ def test_a_robot_that_loses_its_joint_states_holds_then_stops_at_whatever_phase(
         assert "hold" not in modes[:silent_after] and "stop" not in modes[:silent_after]
         # 100 ms and 500 ms after the last valid reading, plus the period in which it is noticed.
         assert modes.index("hold") - silent_after <= 11 and modes.index("stop") - silent_after <= 51
-        assert bench.told[-1].reason.startswith("No valid reading came for 0.5")
+        assert bench.published[-1].reason.startswith("No valid reading came for 0.5")
 
 
 @pytest.mark.fault(2)
@@ -187,7 +189,7 @@ def test_commands_out_of_order_are_discarded_and_counted():
         for seq in rng.permutation(np.arange(first, first + 8)):
             bench.command([0.001 * seq, 0.0], seq=int(seq))
             bench.tick()
-            obeyed.append(bench.told[-1].echo[1])
+            obeyed.append(bench.published[-1].echo[1])
     assert np.all(np.diff(obeyed) >= 0), "an older command never follows a newer one"
     counts = bench.loop.counts
     assert counts["out_of_order"] > 50 and counts["executed"] + counts["out_of_order"] == 160
@@ -207,7 +209,7 @@ def test_duplicates_leave_the_run_bit_for_bit_as_it_was():
             bench.tick()
             if duplicate and rng.random() < 0.3:
                 bench.command(action, seq=bench.seq)
-            rows.append(bench.told[-1].reading.q)
+            rows.append(bench.published[-1].reading.q)
         return state_hash(rows), bench.loop.counts["duplicates"]
 
     clean, none = run(False)
@@ -260,10 +262,10 @@ def test_a_jump_of_the_wall_clock_changes_nothing_but_the_record():
         for each in (bench, lower_priority):
             each.command([0.01 * k, 0.0])
             each.tick()
-    assert [s.mode for s in bench.told] == [s.mode for s in lower_priority.told]
+    assert [s.mode for s in bench.published] == [s.mode for s in lower_priority.published]
     assert state_hash(bench.driver.written) == state_hash(lower_priority.driver.written)
-    assert np.all(np.diff([s.mono for s in bench.told]) == PERIOD), "the control clock never jumps"
-    assert max(np.abs(np.diff([s.wall for s in bench.told]))) == 7200 * 10**9, "the record shows it"
+    assert np.all(np.diff([s.mono for s in bench.published]) == PERIOD), "the control clock never jumps"
+    assert max(np.abs(np.diff([s.wall for s in bench.published]))) == 7200 * 10**9, "the record shows it"
 
 
 @pytest.mark.fault(7)
@@ -296,7 +298,7 @@ def test_time_never_runs_backwards_whatever_the_stamps_say(stamps):
         bench.driver.stamp = stamp
         bench.command([0.0, 0.0])
         bench.tick()
-    times = [snapshot.reading.t for snapshot in bench.told]
+    times = [snapshot.reading.t for snapshot in bench.published]
     assert np.all(np.isfinite(times)) and np.all(np.diff(times) >= 0)
 
 
@@ -305,7 +307,7 @@ SPECIAL = (np.nan, -np.nan, np.inf, -np.inf)
 
 @pytest.mark.fault(9)
 @pytest.mark.parametrize("value", SPECIAL)
-def test_measurements_that_are_not_finite_are_not_told(value):
+def test_measurements_that_are_not_finite_are_not_published(value):
     class Spoilt(Reality):
         where = ""
 
@@ -321,13 +323,13 @@ def test_measurements_that_are_not_finite_are_not_told(value):
         bench = Bench(Spoilt())
         bench.command([0.1, 0.1])
         bench.tick()
-        told = len(bench.told)
+        before = len(bench.published)
         bench.driver.where = where
         bench.tick(5)
-        assert len(bench.told) == told and bench.loop.counts["invalid_readings"] == 5
+        assert len(bench.published) == before and bench.loop.counts["invalid_readings"] == 5
         bench.driver.where = ""
         bench.tick()
-        assert len(bench.told) == told + 1 and bench.told[-1].mode == "run", "a short dropout is bridged"
+        assert len(bench.published) == before + 1 and bench.published[-1].mode == "run", "a short dropout is bridged"
 
 
 @pytest.mark.fault(9)
@@ -372,7 +374,7 @@ def test_an_emergency_stop_in_mid_motion_flushes_what_waits_and_never_reaches_fo
     bench.driver.fault = "The emergency stop is pressed."
     bench.command([4.0, 0.0])
     bench.tick(2)
-    assert bench.told[-1].mode == "stop" and bench.told[-1].reason == "The emergency stop is pressed."
+    assert bench.published[-1].mode == "stop" and bench.published[-1].reason == "The emergency stop is pressed."
     assert bench.driver.stops == 1
     silent = len(bench.driver.written)
     assert "The emergency stop is pressed." in bench.command([4.0, 0.0])
@@ -380,7 +382,7 @@ def test_an_emergency_stop_in_mid_motion_flushes_what_waits_and_never_reaches_fo
     assert len(bench.driver.written) == silent, "nothing is sent while it is pressed"
     bench.driver.q, bench.driver.fault = np.array([-1.0, 0.5]), ""  # moved by hand meanwhile
     bench.tick(5)
-    assert bench.told[-1].mode == "stop", "a release alone starts nothing"
+    assert bench.published[-1].mode == "stop", "a release alone starts nothing"
     bench.seq += 1
     bench.loop.offer(Reset("c", bench.seq, 0))
     bench.tick()

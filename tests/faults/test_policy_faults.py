@@ -1,4 +1,4 @@
-"""Faults of policies and of the links to them: a robot goes on, holds, and is never told what was not checked."""
+"""Faults of policies and of their links: a robot goes on, holds, and never gets a command that was not checked."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ def assert_rows_sound(episode, rows: int) -> None:
         assert (episode[CAMERA][place] == int(k[place]) % 251).all()
 
 
-def record_for_ever(folder: Path, told: int) -> None:
+def record_for_ever(folder: Path, pipe: int) -> None:
     """Record episodes of forty rows, telling after each row how many have been acknowledged."""
     recorder = Recorder(folder, spec_of(), options=RecordOptions(queue_mb=8))
-    os.write(told, b"pid %d\n" % recorder.writer_pid)
+    os.write(pipe, b"pid %d\n" % recorder.writer_pid)
     row = 0
     while True:
         show(recorder, row)
@@ -60,7 +60,7 @@ def record_for_ever(folder: Path, told: int) -> None:
         if row == 40:
             recorder.commit()
             row = 0
-        os.write(told, b"%d\n" % recorder.status().written)
+        os.write(pipe, b"%d\n" % recorder.status().written)
         time.sleep(0.001)
 
 

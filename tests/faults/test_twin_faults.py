@@ -46,7 +46,7 @@ def test_a_camera_that_is_unplugged_is_not_missed(recording, follow) -> None:
 
 
 @pytest.mark.fault(2)
-def test_a_frozen_picture_is_dropped_within_three_frames(recording, follow) -> None:
+def test_a_frozen_image_is_dropped_within_three_frames(recording, follow) -> None:
     last = {}
 
     def frozen(row, name, pixels, stamp):
@@ -73,7 +73,7 @@ def test_a_bumped_camera_is_frozen_and_does_not_move_the_world(recording, follow
 
 
 @pytest.mark.fault(7)
-def test_pictures_that_come_100_ms_late_correct_where_they_were_taken(recording, follow) -> None:
+def test_images_that_come_100_ms_late_correct_where_they_were_taken(recording, follow) -> None:
     def late(row, name, pixels, stamp):
         then = max(row - 6, 0)
         return recording.episode[f"observation.images.{name}"][then], float(

@@ -12,7 +12,7 @@ from instep.gap.image_scores import camera_scores, compare_frames, iou, photomet
 from instep.splat.image_metrics import psnr, ssim, unit_image
 
 
-def picture(seed=0, shift=0):
+def image(seed=0, shift=0):
     """A soft background with a bright square on it."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:60, 0:80]
@@ -22,7 +22,7 @@ def picture(seed=0, shift=0):
 
 
 def test_equal_frames_are_perfect():
-    (score,) = compare_frames(picture(), picture()).values()
+    (score,) = compare_frames(image(), image()).values()
     assert score.psnr == float("inf") and score.ssim == pytest.approx(1.0)
     assert (score.features, score.edges, score.unexplained) == (pytest.approx(0.0, abs=1e-12), 0.0, 0.0)
 
@@ -54,20 +54,20 @@ def test_ssim_is_the_published_formula():
 def test_a_region_shows_what_the_whole_frame_hides():
     mask = np.zeros((60, 80), bool)
     mask[18:37, 28:50] = True
-    scores = compare_frames(picture(), picture(shift=4), {"block": mask})
+    scores = compare_frames(image(), image(shift=4), {"block": mask})
     assert scores["block"].psnr < scores["frame"].psnr - 5
     assert scores["block"].unexplained > 5 * scores["frame"].unexplained
     assert scores["block"].edges > 1.0
 
 
 def test_exposure_is_taken_off_before_measuring():
-    darker = 0.7 * picture() + 0.05
+    darker = 0.7 * image() + 0.05
     plain, matched = (
-        compare_frames(picture(), darker)["frame"],
-        compare_frames(picture(), darker, matched=True)["frame"],
+        compare_frames(image(), darker)["frame"],
+        compare_frames(image(), darker, matched=True)["frame"],
     )
     assert matched.psnr > plain.psnr + 15
-    np.testing.assert_allclose(photometric(picture(), darker), picture(), atol=1e-6)
+    np.testing.assert_allclose(photometric(image(), darker), image(), atol=1e-6)
 
 
 def test_overlap_of_masks():
@@ -80,7 +80,7 @@ def test_overlap_of_masks():
 
 def test_frames_of_other_sizes_are_refused():
     with pytest.raises(BadInput, match="one size"):
-        compare_frames(picture(), picture()[:30])
+        compare_frames(image(), image()[:30])
     with pytest.raises(BadInput, match="two or three axes"):
         unit_image(np.zeros(4))
 
@@ -91,7 +91,7 @@ def test_paired_runs_are_compared_camera_by_camera():
     )
 
     def run(shift):
-        frames = np.stack([(255 * picture(k, shift)).astype(np.uint8) for k in range(5)])
+        frames = np.stack([(255 * image(k, shift)).astype(np.uint8) for k in range(5)])
         masks = np.zeros((5, 60, 80, 1), np.uint8)
         masks[:, 20:35, 30 + shift : 45 + shift] = 1
         columns = {"timestamp": np.arange(5) * 0.1, "q": np.zeros((5, 1))}

@@ -1,4 +1,4 @@
-"""Gaps measured in one call, and how a person looks at them."""
+"""Gaps measured in one call, and how it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation finds the success rates that were planted, and tells the policy's failures from the machinery's."""
+"""Evaluation finds the success rates that were planted, and counts failures of the infrastructure separately."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def record(world, runs=5, noise=0.0):
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         t = np.arange(120) * world.spec.dt
-        told = np.stack([0.6 * np.sin(rng.uniform(2, 6) * t + p) for p in rng.uniform(0, 6, 2)], axis=-1)
-        run = rollout(world, Script(told), steps=120, seed=seed)
+        commanded = np.stack([0.6 * np.sin(rng.uniform(2, 6) * t + p) for p in rng.uniform(0, 6, 2)], axis=-1)
+        run = rollout(world, Script(commanded), steps=120, seed=seed)
         out.append(run.with_columns({"q": run.q + rng.normal(0, noise, run.q.shape)}))
     return out
 

@@ -107,10 +107,10 @@ def test_a_bimanual_run_in_two_engines_gives_the_four_panels():
     scene = Scene.load("mobile_ai")
     sims = [MujocoWorld(scene), RapierWorld(scene)]
     t = np.arange(90) / 60
-    told = np.tile(scene.rest_action(), (90, 1))
-    told[:, 0] += 0.4 * np.sin(3 * t)
-    told[:, 8] += 0.3 * np.sin(2 * t)
-    runs = [rollout(sim, Script(told), steps=90, seed=3) for sim in sims]
+    commanded = np.tile(scene.rest_action(), (90, 1))
+    commanded[:, 0] += 0.4 * np.sin(3 * t)
+    commanded[:, 8] += 0.3 * np.sin(2 * t)
+    runs = [rollout(sim, Script(commanded), steps=90, seed=3) for sim in sims]
     gap = compare_runs([runs[0]], [runs[1]])
     shown = joint_error_profile(gap.pairs[0], arms_of(scene))
     assert set(shown.rmse) == {"left", "right"} == set(shown.position) == set(shown.orientation)

@@ -157,10 +157,10 @@ def test_a_command_range_is_read_from_where_a_joint_stood_short_of_its_command(t
     (tmp_path / "scene.xml").write_text(SERVO.replace('kp="1"', 'kp="30" kv="3" ctrlrange="-2 2"'))
     (tmp_path / "scene.toml").write_text('rate = 100.0\n[robot]\njoints = ["hinge"]\n')
     scene = Scene.load(tmp_path)
-    told_more = 1.5 * np.sin(np.arange(1200) / 100)[:, None]
-    free = rollout(MujocoWorld(scene), Script(told_more), steps=1200)
+    commanded = 1.5 * np.sin(np.arange(1200) / 100)[:, None]
+    free = rollout(MujocoWorld(scene), Script(commanded), steps=1200)
     assert command_limits(scene, [free]) == {}
-    stopped = rollout(MujocoWorld(scene), Script(np.maximum(told_more, -0.8)), steps=1200)
-    found = command_limits(scene, [stopped.with_columns({"action": told_more})])
+    stopped = rollout(MujocoWorld(scene), Script(np.maximum(commanded, -0.8)), steps=1200)
+    found = command_limits(scene, [stopped.with_columns({"action": commanded})])
     assert list(found) == ["actuator.hinge.low"]
     assert found["actuator.hinge.low"] == pytest.approx(-0.8, abs=0.03)

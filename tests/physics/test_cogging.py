@@ -68,15 +68,20 @@ def recorded(sim, seconds: float = 6.0):
     from instep.core.episode import Episode
 
     dt = sim.spec.dt
-    told = np.array([[np.sin(1.9 * t), 1.2 * np.sin(1.3 * t + 1)] for t in np.arange(0, seconds, dt)])
+    commanded = np.array([[np.sin(1.9 * t), 1.2 * np.sin(1.3 * t + 1)] for t in np.arange(0, seconds, dt)])
     state = sim.place(np.zeros(2), np.zeros(2))
     q, v = [], []
-    for action in told:
+    for action in commanded:
         q.append(state.q)
         v.append(state.v)
         state = sim.step(state, action)
     noise = np.random.default_rng(0).normal(0, 1e-4, np.shape(q))
-    columns = {"timestamp": dt * np.arange(len(told)), "q": np.array(q) + noise, "v": np.array(v), "action": told}
+    columns = {
+        "timestamp": dt * np.arange(len(commanded)),
+        "q": np.array(q) + noise,
+        "v": np.array(v),
+        "action": commanded,
+    }
     return Episode(sim.spec, columns, {})
 
 

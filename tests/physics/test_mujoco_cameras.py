@@ -1,4 +1,4 @@
-"""Camera pictures: where things appear, through which lens, and how old they are."""
+"""Camera images: where things appear, through which lens, and how old they are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_thing_appears_where_the_camera_projects_it(scene):
     assert centre_of_red(image) == pytest.approx(camera.project(point[:3]), abs=0.6)
 
 
-def test_a_bent_lens_moves_it_as_its_polynomial_says(scene):
+def test_lens_distortion_moves_it_as_its_polynomial_says(scene):
     straight = scene.cameras["eye"]
     camera = Camera("eye", 160, 120, straight.focal, straight.centre, "world", straight.body_from_camera, (-0.8,))
     image = MujocoRenderer(scene).render(np.zeros(1), camera)
@@ -61,7 +61,7 @@ def test_light_and_noise_are_the_cameras_own_and_repeatable(scene):
     assert not np.array_equal(noisy, dim.observe(dim.reset(1))["observation.images.eye"])
 
 
-def test_a_slow_camera_shows_its_last_picture_with_its_stamp(scene):
+def test_a_slow_camera_shows_its_last_image_with_its_stamp(scene):
     world = render_cameras(MujocoWorld(scene), scene, every=4)
     episode = rollout(world, Constant(np.array([0.2])), steps=9)
     age = episode.t - episode["observation.images.eye.stamp"]

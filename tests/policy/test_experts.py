@@ -87,13 +87,13 @@ def test_inverse_kinematics_put_an_end_effector_at_its_pose():
     tip = EndEffector.of(scene, "left_tip", tuple(f"left_joint_{i}" for i in range(6)))
     frame, place = framed(-1.0, 0.7, 0.0), np.array([0.6, 0.1, 1.1])
     q = tip.solve(scene.start(0)[0], place, frame)
-    at, now, slope = tip.kinematics(q)
+    at, now, jacobian = tip.kinematics(q)
     assert np.allclose(at, place, atol=1e-4)
     assert np.linalg.norm(rotation_between(now, frame)) < 1e-3
     step = np.full(6, 1e-5)
     moved = q.copy()
     moved[tip.joints] += step
-    assert np.allclose(tip.kinematics(moved)[0] - at, slope[:3] @ step, atol=1e-8)
+    assert np.allclose(tip.kinematics(moved)[0] - at, jacobian[:3] @ step, atol=1e-8)
 
 
 def test_the_rotation_between_two_frames_turns_one_into_the_other():
@@ -103,5 +103,5 @@ def test_the_rotation_between_two_frames_turns_one_into_the_other():
     angle = np.linalg.norm(vector)
     x, y, z = vector / angle
     cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    turned = (np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross) @ a
-    assert np.allclose(turned, b)
+    rotated = (np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross) @ a
+    assert np.allclose(rotated, b)

@@ -54,13 +54,13 @@ class Echo:
 
 def seen(n: int | None = None) -> Observation:
     state = np.array([0.5, -0.25, 0.02])
-    picture = np.zeros((4, 6, 3), np.uint8)
-    picture[0, 0] = 255, 0, 0
+    image = np.zeros((4, 6, 3), np.uint8)
+    image[0, 0] = 255, 0, 0
     if n is None:
-        return {"observation.state": state, "observation.images.top": picture}
+        return {"observation.state": state, "observation.images.top": image}
     return {
         "observation.state": state + np.arange(n)[:, None],
-        "observation.images.top": np.repeat(picture[None], n, axis=0),
+        "observation.images.top": np.repeat(image[None], n, axis=0),
     }
 
 
@@ -262,7 +262,7 @@ def test_an_answer_that_cannot_be_used_is_said(answer, words):
         RemotePolicy(OpenpiClient(address, timeout=2), default_map(SPEC), SPEC).executed().act(seen())
 
 
-def test_a_map_puts_joints_units_and_pictures_where_the_policy_wants_them(tmp_path):
+def test_a_map_puts_joints_units_and_images_where_the_policy_wants_them(tmp_path):
     path = tmp_path / "map.toml"
     path.write_text(
         'prompt = "go"\nexecute = 2\n'
@@ -290,13 +290,13 @@ def test_delta_actions_are_added_to_where_the_joints_stand():
 
 
 def test_a_corner_stays_the_corner_it_was():
-    picture = np.zeros((20, 40, 3), np.uint8)
-    picture[:5, :5] = 255, 0, 0
-    out = padded(picture, (40, 40))
+    image = np.zeros((20, 40, 3), np.uint8)
+    image[:5, :5] = 255, 0, 0
+    out = padded(image, (40, 40))
     assert out.shape == (40, 40, 3)
     assert out[:10].sum() == 0 and out[30:].sum() == 0, "padded above and below"
     assert out[11, 1].tolist() == [255, 0, 0]
-    chw = PolicyMap((), (), (ImageEntry("top", "cam", "CHW"),)).request({"observation.images.top": picture}, SPEC, None)
+    chw = PolicyMap((), (), (ImageEntry("top", "cam", "CHW"),)).request({"observation.images.top": image}, SPEC, None)
     assert chw["cam"][0, 0, 0] == 255 and chw["cam"][1, 0, 0] == 0
 
 

@@ -29,7 +29,7 @@ SPEC = Spec(
 BLIND = replace(SPEC, observation={k: v for k, v in SPEC.observation.items() if k != POSES})
 
 
-def picture(place: np.ndarray, angle: float) -> np.ndarray:
+def image(place: np.ndarray, angle: float) -> np.ndarray:
     """A bright block with a red head, from 1.6 m wide above."""
     v, u = np.mgrid[:32, :32]
     across, along = (u + 0.5) / 20 - 0.8 - place[0], 0.8 - (v + 0.5) / 20 - place[1]
@@ -51,7 +51,7 @@ def pushed(seed: int, rows: int = 12) -> Episode:
     columns = {
         "observation.state": stick,
         POSES: np.column_stack([np.full(rows, 9.0), pose]),
-        "observation.images.top": np.stack([picture(p, a) for p, a in zip(place, angle, strict=True)]),
+        "observation.images.top": np.stack([image(p, a) for p, a in zip(place, angle, strict=True)]),
         "action": stick + 0.1 * np.column_stack([np.cos(angle), np.sin(angle)]),
     }
     return Episode(SPEC, columns)
@@ -92,13 +92,13 @@ def test_a_policy_acts_on_the_estimated_pose(learned):
 
     policy, unseen = load_policy(learned, BLIND), pushed(998, 40)
     policy.reset()
-    told = {name: unseen[name] for name in BLIND.observation}
-    step, wanted = policy.act(told) - unseen["observation.state"], unseen.action - unseen["observation.state"]
+    given = {name: unseen[name] for name in BLIND.observation}
+    step, wanted = policy.act(given) - unseen["observation.state"], unseen.action - unseen["observation.state"]
     cosine = (step * wanted).sum(axis=1) / np.linalg.norm(step, axis=1) / np.linalg.norm(wanted, axis=1)
     assert np.median(cosine) > 0.85
-    lying = {**told, POSES: np.zeros((40, 8))}
+    lying = {**given, POSES: np.zeros((40, 8))}
     policy.reset()
-    assert np.array_equal(policy.act(lying) - unseen["observation.state"], step), "a pose is not looked at"
+    assert np.array_equal(policy.act(lying) - unseen["observation.state"], step), "a pose is not used"
 
 
 def test_a_world_without_the_camera_is_refused(learned):

@@ -1,4 +1,4 @@
-"""Tasks: goals drawn from the seed, events in order, success and failure judged by where things are."""
+"""Tasks: goals sampled from the seed, events in order, success and failure judged by where things are."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_a_checkpoint_is_judged(tmp_path, torch):
     assert [(s.step, s.success) for s in reports] == [(10, 0.25), (20, 0.25)]
 
 
-def test_pictures_tell_where_things_are(tmp_path, torch):
+def test_a_policy_learns_from_images_where_things_are(tmp_path, torch):
     torch.set_num_threads(1)
     from instep.policy.flow_policy import load_policy
     from instep.policy.training import TrainOptions, train
@@ -193,10 +193,10 @@ def test_pictures_tell_where_things_are(tmp_path, torch):
     )
 
     def seen(goal: np.ndarray) -> np.ndarray:
-        picture = np.zeros((48, 64, 3), np.uint8)
+        image = np.zeros((48, 64, 3), np.uint8)
         row, column = int(24 - 16 * goal[1]), int(32 + 16 * goal[0])
-        picture[row - 3 : row + 3, column - 3 : column + 3] = 255, 80, 0
-        return picture
+        image[row - 3 : row + 3, column - 3 : column + 3] = 255, 80, 0
+        return image
 
     rng = np.random.default_rng(0)
     episodes = []

@@ -20,7 +20,7 @@ LOOSE = Limits(NAMES, -np.inf, np.inf, 1e6, 1e9)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointMass:
-    """A unit mass drawn to its target by a damped spring; a camera that shows every third state, where asked for."""
+    """A unit mass pulled to its target by a damped spring; a camera that shows every third state, where asked for."""
 
     dt: float = 0.01
     frames: tuple[int, ...] = ()

@@ -21,17 +21,19 @@ PERIOD = 10_000_000
 
 
 class Bench:
-    """A loop, the clock it lives by, and what it told."""
+    """A loop, the clock it lives by, and what it published."""
 
     def __init__(self, driver, pace="real", **safety):
-        self.now, self.told, self.seq = 10**9, [], 0
+        self.now, self.published, self.seq = 10**9, [], 0
         clock = Clock(source=lambda: self.now)
-        self.loop = RobotLoop(driver, pace, SafetyOptions(clock=clock, **{"limits": LOOSE, **safety}), self.told.append)
+        self.loop = RobotLoop(
+            driver, pace, SafetyOptions(clock=clock, **{"limits": LOOSE, **safety}), self.published.append
+        )
         self.loop.begin()
 
     @property
     def last(self) -> RobotSnapshot:
-        return self.told[-1]
+        return self.published[-1]
 
     def command(self, *action: float, after: int | None = None) -> str:
         self.seq += 1

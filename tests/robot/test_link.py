@@ -265,7 +265,7 @@ def test_listening_to_others_is_warned_about(caplog):
     assert not caplog.records
 
 
-def test_a_robot_that_states_no_limits_gets_conservative_ones_and_is_told(caplog):
+def test_a_robot_that_states_no_limits_gets_conservative_ones_and_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         server = RobotServer(WorldDriver(PointMass()), pace="step")
     assert "conservative ones hold: x 0.5/s 10/s2" in caplog.text

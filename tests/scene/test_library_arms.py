@@ -53,9 +53,9 @@ def test_an_arm_of_mobile_ai_reaches_the_published_poses(side: str, angles: tupl
     mujoco.mj_forward(model, data)
     base, tip = data.site(f"{side}_base"), data.site(f"{side}_tip")
     base_from_world = base.xmat.reshape(3, 3).T
-    position, turned = WXAI[angles]
+    position, rotation = WXAI[angles]
     assert base_from_world @ (tip.xpos - base.xpos) == pytest.approx(np.array(position), abs=1e-6)
-    assert base_from_world @ tip.xmat.reshape(3, 3) == pytest.approx(np.array(turned), abs=1e-6)
+    assert base_from_world @ tip.xmat.reshape(3, 3) == pytest.approx(np.array(rotation), abs=1e-6)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -97,8 +97,8 @@ def test_the_base_of_mobile_ai_goes_where_its_odometer_says():
         data.ctrl[14:16] = [forward, turn]
         for _ in range(90):
             mujoco.mj_step(model, data, 8)
-    turned = data.body("base").xmat.reshape(3, 3)
-    assert np.arctan2(turned[1, 0], turned[0, 0]) == pytest.approx(data.joint("base_turn").qpos[0], abs=0.03)
+    rotation = data.body("base").xmat.reshape(3, 3)
+    assert np.arctan2(rotation[1, 0], rotation[0, 0]) == pytest.approx(data.joint("base_turn").qpos[0], abs=0.03)
     assert data.joint("base_forward").qpos[0] < -0.3
     # It cannot move sideways: first straight back, then on the new heading.
     assert np.hypot(*data.body("base").xpos[:2]) <= abs(data.joint("base_forward").qpos[0]) + 0.01

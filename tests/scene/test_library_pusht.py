@@ -38,7 +38,7 @@ def recorded_cameras(recordings: Path) -> dict[str, tuple[np.ndarray, np.ndarray
     }
 
 
-def drawn_at(model: mujoco.MjModel, data: mujoco.MjData, camera: str, points: np.ndarray) -> np.ndarray:
+def projected(model: mujoco.MjModel, data: mujoco.MjData, camera: str, points: np.ndarray) -> np.ndarray:
     """Pixels of world points by the frustum MuJoCo draws with; needs no graphics card."""
     scene, view = mujoco.MjvScene(model, 1000), mujoco.MjvCamera()
     view.type, view.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(camera).id
@@ -74,7 +74,7 @@ def test_the_cameras_of_pusht_are_those_of_the_recording(name: str, recordings: 
     for serial, (K, world_from_camera) in recorded_cameras(recordings).items():
         camera_from_point = (points - world_from_camera[:3, 3]) @ world_from_camera[:3, :3] * [1, -1, -1]
         expected = (camera_from_point / camera_from_point[:, 2:]) @ K.T
-        assert np.abs(drawn_at(model, data, f"cam_{serial}", points) - expected[:, :2]).max() < 0.1
+        assert np.abs(projected(model, data, f"cam_{serial}", points) - expected[:, :2]).max() < 0.1
 
 
 @pytest.mark.parametrize("name", ["pusht", "pusht_arm"])

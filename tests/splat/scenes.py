@@ -46,7 +46,7 @@ def a_scene(n: int = 300, degree: int = 0, *, seed: int = 0, size: float = 0.03,
 
 
 def some_poses(seed: int = 1) -> np.ndarray:
-    """The table where it is, two bodies moved and turned."""
+    """The table where it is, two bodies moved and rotated."""
     rng = np.random.default_rng(seed)
     moved = [np.concatenate([0.1 * rng.normal(size=3), normalized(rng.normal(size=4))]) for _ in range(2)]
     return np.stack([[0.0, 0, 0, 1, 0, 0, 0], *moved])

@@ -127,7 +127,7 @@ def test_initial_gaussians_have_the_colours_of_the_images() -> None:
     assert np.abs(seen.colour.mean() - images[0].image.mean()) < 0.1
 
 
-def test_rays_meet_the_table_where_they_look() -> None:
+def test_rays_meet_the_table_where_they_point() -> None:
     camera = orbit_cameras(1)[0]
     points, inside = intersect_plane(camera, pixel_rays(camera, np.array([camera.centre])), TABLE)
     np.testing.assert_allclose(points[0], 0.0, atol=1e-9)
@@ -135,7 +135,7 @@ def test_rays_meet_the_table_where_they_look() -> None:
 
 
 def test_a_camera_that_is_off_is_found_on_a_table_all_see() -> None:
-    # Spots apart from each other: which of two spots on one table is nearer depends on who looks.
+    # Spots apart from each other: which of two spots on one table is nearer depends on the camera.
     spots = np.stack(np.meshgrid(np.arange(-0.36, 0.37, 0.03), np.arange(-0.36, 0.37, 0.03), [0.0]), -1).reshape(-1, 3)
     greys = np.repeat(np.random.default_rng(3).uniform(0.0, 1.0, (len(spots), 1)), 3, axis=1)
     truth, small = (

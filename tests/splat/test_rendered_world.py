@@ -19,7 +19,7 @@ SPEC = Spec(0.1, vector(["x"], "m"), vector(["x"], "m/s"), vector(["x"], "m/s"),
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sliding:
-    """A puck that slides along x with the speed it is told."""
+    """A puck that slides along x with the commanded speed."""
 
     spec: Spec = SPEC
 

@@ -103,9 +103,9 @@ def test_headers_that_lie_are_refused_with_exit_2(
 ) -> None:
     (tmp_path / "bad.ply").write_bytes(a_ply(tmp_path).replace(old, new))
     assert main(["scene", "splat", str(tmp_path / "bad.ply"), "--out", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err.replace("\n", " ")
-    assert says in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err.replace("\n", " ")
+    assert says in printed
+    assert "Traceback" not in printed
 
 
 def test_a_file_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) -> None:

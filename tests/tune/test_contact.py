@@ -1,4 +1,4 @@
-"""Contact has no slope to follow: what shows in impacts alone is searched for."""
+"""Contact has no gradient to follow: what shows in impacts alone is searched for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Excitations keep their limits and tell what they reveal."""
+"""Excitations keep their limits and report what they make identifiable."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_information_of_a_motion_is_that_of_many_noisy_fits(servo, limits):
             path.append(state.q[limits.at])
             state = world.step(state, action)
         paths.append(np.array(path))
-    slope = (paths[1] - paths[0]) / 2e-3 / 1e-3
-    assert found[0, 0, 0] == pytest.approx(float((slope**2).sum()), rel=0.05)
+    derivative = (paths[1] - paths[0]) / 2e-3 / 1e-3
+    assert found[0, 0, 0] == pytest.approx(float((derivative**2).sum()), rel=0.05)
     assert q.shape[:2] == (1, 80)
 
 

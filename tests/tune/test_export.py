@@ -37,7 +37,7 @@ def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
         ("cube", {"option.impratio": 3.0, "option.gravity": 9.6, "body.cube.com_z": 0.004}),
     ],
 )
-def test_a_tuned_mjcf_holds_whatever_was_turned(scene, settings, tmp_path):
+def test_a_tuned_mjcf_holds_whatever_was_set(scene, settings, tmp_path):
     loaded = Scene.load(scene)
     path = write_mjcf(tmp_path / "tuned.xml", loaded, settings)
     model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))

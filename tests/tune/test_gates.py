@@ -149,7 +149,7 @@ def test_no_motion_of_a_plan_is_held_out_alone(servo, recorded):
 
 
 def test_a_run_is_judged_against_the_scene_as_it_was_given(servo, recorded):
-    # The two dampings cannot be told apart, so one is left alone; it is not left where it was, which was far off.
+    # The two dampings are not identifiable separately, so one is held; not where it was, which was far off.
     start = {"joint.hinge.damping": 0.05, "actuator.hinge.kv": 3.0}
     fitted, held_out = split(recorded(servo, {"joint.hinge.damping": 0.2}, range(6)))
     options = ShootingOptions(window=0.5, starts=1, start=start)

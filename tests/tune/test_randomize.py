@@ -36,15 +36,15 @@ NORMAL = GaussianBelief((DAMPING,), np.array([0.5]), np.array([[0.01]]))
 
 def test_a_box_holds_the_central_share_of_a_posterior():
     box = to_box(NORMAL, 0.9)
-    drawn = NORMAL.sample(4000, np.random.default_rng(1))[DAMPING.address]
-    inside = (drawn >= box.params[0].low) & (drawn <= box.params[0].high)
+    samples = NORMAL.sample(4000, np.random.default_rng(1))[DAMPING.address]
+    inside = (samples >= box.params[0].low) & (samples <= box.params[0].high)
     assert inside.mean() == pytest.approx(0.9, abs=0.02)
 
 
 def test_a_mixture_takes_its_share_from_the_prior():
     far = Box((Param(DAMPING.address, 5.0, 6.0),))
-    drawn = MixtureBelief(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
-    assert (drawn > 4).mean() == pytest.approx(0.2, abs=0.03)
+    samples = MixtureBelief(NORMAL, far, 0.2).sample(5000, np.random.default_rng(0))[DAMPING.address]
+    assert (samples > 4).mean() == pytest.approx(0.2, abs=0.03)
 
 
 def test_beliefs_that_speak_about_the_same_param_are_not_joined():
@@ -105,9 +105,9 @@ def test_two_beliefs_that_differ_are_told_apart_by_their_names():
 
 
 def test_appearance_is_sampled_with_physics():
-    drawn = IndependentBeliefs((NORMAL, appearance())).sample(5, np.random.default_rng(0))
-    assert len(set(drawn["appearance.brightness"])) == 5
-    assert ((drawn["appearance.noise"] >= 0) & (drawn["appearance.noise"] <= 8)).all()
+    samples = IndependentBeliefs((NORMAL, appearance())).sample(5, np.random.default_rng(0))
+    assert len(set(samples["appearance.brightness"])) == 5
+    assert ((samples["appearance.noise"] >= 0) & (samples["appearance.noise"] <= 8)).all()
     scene = Scene.load("pusht")
     assert set(belief_addresses(parse_belief(["appearance"], scene))) == set(belief_addresses(appearance()))
     with pytest.raises(UnknownName, match=r"appearance\.brightness"):

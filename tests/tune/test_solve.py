@@ -47,7 +47,7 @@ def pushed(tmp_path_factory):
     runs = []
     for seed in range(2):
         rng = np.random.default_rng(seed)
-        # A ramp that pushes, and a jerk every half second, or stiffness and damping could not be told from their ratio.
+        # A ramp that pushes, and a jerk every half second, or only stiffness over damping would be identifiable.
         path = np.minimum(np.arange(60) / 45, 1.0)[:, None] * rng.uniform(0.08, 0.12)
         path += 0.015 * (np.arange(60) % 24 > 11)[:, None]
         run = rollout(real, Script(path), steps=60)

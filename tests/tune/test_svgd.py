@@ -23,14 +23,14 @@ def test_draws_have_the_curve_of_a_bent_target():
     def log(z):
         return -0.5 * z[:, 0] ** 2 - 0.5 * ((z[:, 1] - 0.5 * (z[:, 0] ** 2 - 1)) / 0.7) ** 2
 
-    def slope(z):
+    def gradient(z):
         step = 1e-5 * np.eye(2)
         return np.stack([(log(z + s) - log(z - s)) / 2e-5 for s in step], axis=1)
 
     bent, spread = [], []
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        cloud = weighted_samples(log, svgd_flow(slope, 1.22 * rng.standard_normal((30, 2)), 12), 400, rng)
+        cloud = weighted_samples(log, svgd_flow(gradient, 1.22 * rng.standard_normal((30, 2)), 12), 400, rng)
         bent.append(np.corrcoef(cloud[:, 0] ** 2, cloud[:, 1])[0, 1])
         spread.append(cloud.std(axis=0))
     # 0.71 is that of the target, 0 that of any normal distribution.

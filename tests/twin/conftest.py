@@ -52,11 +52,11 @@ class RenderedRecording:
 
     scene: Scene
     episode: Episode
-    """Rows with q, v, action and pictures that were taken one row before."""
+    """Rows with q, v, action and images that were taken one row before."""
     renderer: MujocoRenderer
 
     def with_images(self, change: Callable[[int, str, Array, float], tuple[Array, float]]) -> RenderedRecording:
-        """The same with each picture (row, camera, pixels, stamp) changed."""
+        """The same with each image (row, camera, pixels, stamp) changed."""
         columns = {}
         for name in self.scene.cameras:
             pairs = [
@@ -95,10 +95,10 @@ def recording(opengl: str) -> RenderedRecording:
         state = world.step(state, push[row])
     q, v = np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows])
     renderer = MujocoRenderer(scene)
-    look, dt = ImageEffects(0.9, (1.05, 0.95, 0.97), 3.0), scene.dt
+    effects, dt = ImageEffects(0.9, (1.05, 0.95, 0.97), 3.0), scene.dt
     columns = {"timestamp": np.arange(STEPS) * dt, "q": q, "v": v, "action": push}
     for name, camera in scene.cameras.items():
-        late = [renderer.render(q[max(row - 1, 0)], camera, look, row) for row in range(STEPS)]
+        late = [renderer.render(q[max(row - 1, 0)], camera, effects, row) for row in range(STEPS)]
         columns[IMAGES + name] = np.stack(late)
         columns[IMAGES + name + ".stamp"] = np.maximum(np.arange(STEPS) - 1, 0) * dt
     return RenderedRecording(scene, Episode(world.spec, columns), renderer)

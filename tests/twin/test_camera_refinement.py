@@ -34,7 +34,7 @@ def shipped(view: Camera) -> Camera:
 
 
 @pytest.fixture(scope="module")
-def pictures(tee: Outline) -> list[list[MaskCrop]]:
+def images(tee: Outline) -> list[list[MaskCrop]]:
     """What the true cameras show of a T in eight places, under the poses they are said to have."""
     rng, whole = np.random.default_rng(2), (0, 0, 240, 160)
     rows: list[list[MaskCrop]] = []
@@ -46,9 +46,9 @@ def pictures(tee: Outline) -> list[list[MaskCrop]]:
     return rows
 
 
-def test_a_held_camera_is_aligned_by_itself(tee: Outline, pictures: list[list[MaskCrop]]) -> None:
-    two = refine_cameras(tee, [row[:2] for row in pictures], BASIS)
-    three = align_camera(two, [row[2] for row in pictures], BASIS)
+def test_a_held_camera_is_aligned_by_itself(tee: Outline, images: list[list[MaskCrop]]) -> None:
+    two = refine_cameras(tee, [row[:2] for row in images], BASIS)
+    three = align_camera(two, [row[2] for row in images], BASIS)
     assert list(three.cameras) == ["a", "b", "c"]
     assert np.nanmedian(three.after[:, 2]) > 0.95 > np.nanmedian(three.before[:, 2])
     # It had no say: the others, the body's places and its size are as they were.
@@ -56,31 +56,27 @@ def test_a_held_camera_is_aligned_by_itself(tee: Outline, pictures: list[list[Ma
     assert np.array_equal(three.size, two.size)
 
 
-def test_other_pictures_of_a_held_camera_change_nothing_but_itself(
-    tee: Outline, pictures: list[list[MaskCrop]]
-) -> None:
-    two = refine_cameras(tee, [row[:2] for row in pictures], BASIS)
-    wrong = [replace(row[2], mask=np.roll(row[2].mask, 5, axis=1)) for row in pictures]
+def test_other_images_of_a_held_camera_change_nothing_but_itself(tee: Outline, images: list[list[MaskCrop]]) -> None:
+    two = refine_cameras(tee, [row[:2] for row in images], BASIS)
+    wrong = [replace(row[2], mask=np.roll(row[2].mask, 5, axis=1)) for row in images]
     found = align_camera(two, wrong, BASIS)
     assert np.array_equal(found.poses, two.poses) and found.cameras["b"] is two.cameras["b"]
 
 
-def test_a_camera_that_never_sees_the_body_cannot_be_aligned(tee: Outline, pictures: list[list[MaskCrop]]) -> None:
-    two = refine_cameras(tee, [row[:2] for row in pictures], BASIS)
+def test_a_camera_that_never_sees_the_body_cannot_be_aligned(tee: Outline, images: list[list[MaskCrop]]) -> None:
+    two = refine_cameras(tee, [row[:2] for row in images], BASIS)
     with pytest.raises(BadInput, match="three images"):
-        align_camera(two, [None] * len(pictures), BASIS)
+        align_camera(two, [None] * len(images), BASIS)
 
 
-def test_runs_with_and_without_a_camera_speak_of_the_same_table(tee: Outline, pictures: list[list[MaskCrop]]) -> None:
+def test_runs_with_and_without_a_camera_speak_of_the_same_table(tee: Outline, images: list[list[MaskCrop]]) -> None:
     said = [shipped(view) for view in TRUE]
-    all_three = refine_cameras(tee, pictures, BASIS)
-    without = align_camera(
-        refine_cameras(tee, [row[:2] for row in pictures], BASIS), [row[2] for row in pictures], BASIS
-    )
+    all_three = refine_cameras(tee, images, BASIS)
+    without = align_camera(refine_cameras(tee, [row[:2] for row in images], BASIS), [row[2] for row in images], BASIS)
     same = anchor_to_prior(without, said, BASIS)
     apart = np.linalg.norm(same.poses[:, :3, 3] - all_three.poses[:, :3, 3], axis=1)
     assert np.median(apart) < 1e-3
-    # A motion of everything over the table changes no picture, and is taken back.
+    # A motion of everything over the table changes no image, and is taken back.
     world = moved(np.eye(4), BASIS @ np.array([0.02, -0.01, 0.05]))
     gone = {n: replace(c, body_from_camera=world @ c.body_from_camera) for n, c in same.cameras.items()}
     back = anchor_to_prior(replace(same, cameras=gone, poses=world @ same.poses), said, BASIS)

@@ -34,8 +34,8 @@ def test_a_policy_runs_in_the_twin_and_the_stand_in_follows(episode) -> None:
 def test_the_twin_knows_where_the_stand_in_has_its_t(episode) -> None:
     true = episode["twin.measured"]
     apart = np.linalg.norm(episode.q[10:, 2:4] - true[10:, 2:4], axis=1)
-    # The lens of the simulated robot bends a little, which the scene does not know; its cameras take ten pictures a
-    # second.
+    # The lens of the simulated robot is distorted a little, which the scene does not know; its cameras take ten
+    # images a second.
     assert np.median(apart) < 3e-3
     assert np.degrees(np.median(angle_between(episode.q[10:, 5:9], true[10:, 5:9]))) < 1
 
@@ -55,7 +55,7 @@ def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> None:
     labels = run.spec.observation["twin.correction"].labels
     ages = run["twin.correction"][1:, labels.index("cam_220422302296.latency")]
     taken = np.unique((run.t[1:] - ages).round(6))
-    # It was never stopped by its watchdog, and pictures carry the time they were taken at.
+    # It was never stopped by its watchdog, and images carry the time they were taken at.
     assert len(run) == 120
     assert len(taken) >= 3 and np.diff(taken).min() > 0.19
     assert np.all(ages > -1e-6) and np.median(ages) < 1.0

@@ -87,7 +87,7 @@ def test_a_planted_pose_is_found_by_colours(tee: Outline, surface: SurfaceGaussi
     frames = [CameraFrame(view, photographed(surface, view, true), 0.0, 0.0) for view in CAMERAS]
     photo, colours = PhotometricResidual(surface), BodyColours(shaded(surface), shaded(surface), 0, np.ones(2))
     found = solve_pose(tee, crops, prior, basis, 5 if masks else 1)
-    for _ in range(1 if masks else 4):  # silhouettes are not looked at again
+    for _ in range(1 if masks else 4):  # silhouettes are not extracted again
         equations = photo.equations(crops, frames, [1.0, 1.0], found.xi, colours)
         found = photometric_step(found, equations, prior, basis, masks)
     at = moved(predicted, found.xi)

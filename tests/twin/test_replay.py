@@ -47,7 +47,7 @@ def test_every_set_point_comes_out_the_same_bit_for_bit(recorded) -> None:
     assert np.array_equal(again["twin.correction"], run["twin.correction"], equal_nan=True)
 
 
-def test_other_pictures_give_other_set_points(recorded) -> None:
+def test_other_images_give_other_set_points(recorded) -> None:
     scene, run, shown = recorded
     dark = {n: c // 8 for n, c in shown.columns.items() if n.startswith(IMAGES) and not n.endswith(".stamp")}
     again = rollout(_twin(scene, Recording(shown.with_columns(dark))), Script(run.action), steps=STEPS)

@@ -57,8 +57,8 @@ def test_derivatives_of_corners_agree_with_finite_differences(tee: Outline) -> N
         xi = np.zeros(6)
         xi[k] = 1e-6
         there = project_outline(tee, camera, moved(T, xi), T[:3, 3])
-        slope = (there.points - here.points) / 1e-6
-        assert np.allclose(slope, here.jacobian[:, :, k], rtol=1e-3, atol=1e-2)
+        derivative = (there.points - here.points) / 1e-6
+        assert np.allclose(derivative, here.jacobian[:, :, k], rtol=1e-3, atol=1e-2)
 
 
 def test_the_gradient_is_that_of_the_cost(tee: Outline) -> None:
@@ -76,8 +76,8 @@ def test_the_gradient_is_that_of_the_cost(tee: Outline) -> None:
     for k in (0, 1, 5):
         xi = np.zeros(6)
         xi[k] = 1e-4
-        slope = (cost(xi) - cost(-xi)) / 2e-4
-        assert gradient[k] == pytest.approx(slope, rel=0.08)  # edges change hands from pixel to pixel
+        derivative = (cost(xi) - cost(-xi)) / 2e-4
+        assert gradient[k] == pytest.approx(derivative, rel=0.08)  # edges change hands from pixel to pixel
 
 
 @pytest.mark.parametrize("soft", [0.7, 2.0, 5.0])

@@ -51,7 +51,7 @@ def test_a_number_that_is_missing_is_as_bad_as_can_be() -> None:
 def test_rows_that_are_not_judged_are_in_no_window() -> None:
     def found_late(seed: int) -> dict[str, np.ndarray]:
         log = nominal(seed)
-        log["cam.overlap"][:3], log["tee.nis"][:3] = 0.0, 1e6  # the twin still looks for its body
+        log["cam.overlap"][:3], log["tee.nis"][:3] = 0.0, 1e6  # the twin still searches its body
         return log
 
     plain, late = (calibrate_trust([make(seed) for seed in range(60)]) for make in (nominal, found_late))

@@ -31,7 +31,7 @@ def test_physics_alone_does_not(recording, follow) -> None:
     sim = MujocoWorld(scene).tuned({"geom.*.friction": 0.1})
     free = rollout(Twin(sim, Recording(recording.episode), NoCorrection()), Script(recording.episode.action), steps=60)
     apart = np.linalg.norm(free.q[-1, 2:4] - recording.episode.q[-1, 2:4])
-    assert apart > 5 * MM  # the scene's own start is elsewhere: nothing told the twin
+    assert apart > 5 * MM  # the scene's own start is elsewhere: the twin does not know
 
 
 def test_a_step_depends_only_on_its_arguments(recording) -> None:
@@ -95,7 +95,7 @@ def test_an_unsound_reading_moves_nothing(reading: float) -> None:
 def test_a_lag_of_the_robot_is_learned_and_led_away() -> None:
     lead, speed = 0.0, np.array([0.2, 0.0])
     for _ in range(400):
-        left = 0.06 - lead  # a robot that is 60 ms late and is told `lead` ahead
+        left = 0.06 - lead  # a robot that is 60 ms late and is commanded `lead` ahead
         lead = adapt_lead(JointBlend(), lead, -left * speed, speed)
     assert lead == pytest.approx(0.06, abs=1e-3)
     assert adapt_lead(JointBlend(), lead, np.array([0.01, 0.0]), np.zeros(2)) == lead  # at rest an offset is no lag
@@ -134,8 +134,8 @@ def test_a_painted_body_is_found_where_it_is() -> None:
     assert np.linalg.norm(found.q[2:4] - state.q[2:4]) < 2 * MM
 
 
-def test_between_pictures_of_slow_cameras_the_filter_stays_sure(recording, follow) -> None:
-    rows = np.arange(len(recording.episode)) // 6 * 6  # ten pictures a second
+def test_between_images_of_slow_cameras_the_filter_stays_sure(recording, follow) -> None:
+    rows = np.arange(len(recording.episode)) // 6 * 6  # ten images a second
     held = {n: c[rows] for n, c in recording.episode.columns.items() if n.startswith("observation.images.")}
     run = follow(replace(recording, episode=recording.episode.with_columns(held)))
     assert np.median(run.error[12:]) < 2e-3
@@ -143,7 +143,7 @@ def test_between_pictures_of_slow_cameras_the_filter_stays_sure(recording, follo
     assert np.nanmean(run.log["tee.nis"][12:]) > 0.2  # neither sure nor unsure beyond reason
 
 
-def test_without_any_picture_for_long_the_filter_says_that_it_does_not_know(recording, follow) -> None:
+def test_without_any_image_for_long_the_filter_says_that_it_does_not_know(recording, follow) -> None:
     rows = np.minimum(np.arange(len(recording.episode)), 20)  # all cameras are unplugged
     held = {n: c[rows] for n, c in recording.episode.columns.items() if n.startswith("observation.images.")}
     run = follow(replace(recording, episode=recording.episode.with_columns(held)))

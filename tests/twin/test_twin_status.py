@@ -1,4 +1,4 @@
-"""What is shown of a twin while it runs, and drawn afterwards."""
+"""What is shown of a twin while it runs, and plotted afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_line_says_when_a_body_is_lost_or_a_camera_frozen() -> None:
     assert "lost" not in status_line(calm) and "excluded" not in status_line(calm) and "NIS 2.5" in status_line(calm)
 
 
-def test_between_pictures_the_line_tells_of_the_last_one() -> None:
+def test_between_images_the_line_shows_the_last_one() -> None:
     log = {
         "tee.nis": np.array([4.0, np.nan]),
         "tee.residual": np.array([0.1, np.nan]),

@@ -24,7 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "scene show": ("scene:show", "render a scene through its cameras"),
     "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),
     "data import": ("data:import_data", "other formats in"),
-    "data info": ("data:info", "look inside a dataset"),
+    "data info": ("data:info", "describe a dataset"),
     "data export": ("data:export", "other formats out"),
     "build": ("build:build", "images to a scene"),
     "robot": ("robot:robot", "run a simulated robot: another process, engine, clock, and hidden parameters"),

@@ -81,7 +81,7 @@ TRAIN, HELD_OUT, SECONDS = (1, 2, 3, 4), (11, 12, 13), 5.0
 JOINTS = "all m"
 """The curve that stands for all positions."""
 
-Tell = Callable[[str], None]
+OnStep = Callable[[], None]
 
 
 @array_dataclass
@@ -111,10 +111,10 @@ def goal_of(scene: Scene) -> tuple[float, float]:
     return float(x), float(y)
 
 
-def on_robot(robot: RobotWorld, scene: Scene, seeds: Sequence[int], tell: Tell) -> list[Episode]:
+def on_robot(robot: RobotWorld, scene: Scene, seeds: Sequence[int], on_step: OnStep) -> list[Episode]:
     """The policy on the simulated robot, one episode after the other, as on a robot."""
     policy, steps = PushTo(goal_of(scene)), round(SECONDS / scene.dt)
-    return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(tell)]) for seed in seeds]
+    return [rollout(robot, policy, steps=steps, seed=seed, watch=[_each(on_step)]) for seed in seeds]
 
 
 def in_simulator(scene: Scene, seeds: Sequence[int]) -> list[Episode]:
@@ -131,7 +131,7 @@ def find_params(scene: Scene, episodes: Sequence[Episode]) -> Fit:
 
 
 def measured(scene: Scene, episodes: Sequence[Episode], settings: dict[str, float] | None = None) -> Gap:
-    """The gap of the simulator, as shipped or with parameters turned, to recorded runs."""
+    """The gap of the simulator, as shipped or with parameters set, to recorded runs."""
     sim = open_world(scene)
     return measure_horizon(
         sim.tuned(settings) if settings else sim, [_joints_only(episode, scene) for episode in episodes]
@@ -308,11 +308,11 @@ def _pattern_param(scene: Scene, pattern: str) -> Param:
     return Param(pattern, low, high, first.log, first.unit)
 
 
-def _each(tell: Tell) -> Watcher:
-    def look(state: State, observation: Observation, action: Array) -> None:
-        tell("step")
+def _each(on_step: OnStep) -> Watcher:
+    def watch(state: State, observation: Observation, action: Array) -> None:
+        on_step()
 
-    return look
+    return watch
 
 
 def save(folder: Path, worlds: dict[str, Sequence[Episode]]) -> None:

@@ -34,7 +34,7 @@ class TwinMoment:
     q: Array
     image: Array
     """Of the first camera [height, width, 3]."""
-    drawn: Array
+    overlay: Array
     """Of all cameras side by side, with the silhouette of the twin's T."""
 
 
@@ -61,7 +61,7 @@ class TwinRun:
         return np.linalg.norm(self.twins[:, :2] - self.true[:, :2], axis=1)
 
     @property
-    def turned(self) -> Array:
+    def angle(self) -> Array:
         """Angle between the two [rows] [rad]."""
         return angle_between(self.twins[:, 3:], self.true[:, 3:])
 
@@ -84,7 +84,7 @@ class TwinRun:
         return q[:, at : at + 7]
 
 
-def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, tell: Callable[[str], None]) -> TwinRun:
+def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, on_step: Callable[[], None]) -> TwinRun:
     """Run the expert through a twin of the simulated robot until the twin's T covers its outline, or time is up."""
     from instep.twin import open_twin
 
@@ -93,7 +93,7 @@ def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, tell: Callable[
     twin, done = open_twin(scene, robot), np.zeros(0)
 
     def watch(state: State, observation: Observation, action: Array) -> None:
-        tell("step")
+        on_step()
         images(state)
 
     run = rollout(
@@ -117,7 +117,7 @@ def scores(twin: TwinRun) -> dict[str, Estimate]:
         "twin: the robot's T from its goal, at the end": _one(float(end[0]), "m"),
         "twin: the robot's T from its heading, at the end": _one(float(turn[0]), "rad"),
         "twin: distance of the two Ts": block_median(twin.apart[AFTER:], "m"),
-        "twin: angle between the two Ts": block_median(twin.turned[AFTER:], "rad"),
+        "twin: angle between the two Ts": block_median(twin.angle[AFTER:], "rad"),
         "twin: distance of the two pushers": block_median(twin.joints[AFTER:], "m"),
         "twin: time until the T was there": _one(float(twin.run.t[-1] - twin.run.t[0]), "s"),
     }
@@ -143,7 +143,7 @@ def section(twin: TwinRun) -> Section:
         f"the two pushers {formatted(found['twin: distance of the two pushers'])}."
     )
     shown = [
-        ReportImage(png(m.drawn), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
+        ReportImage(png(m.overlay), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
         for m in twin.moments
     ]
     return Section(

@@ -61,7 +61,7 @@ class _Shown:
             NAMES[name]: np.clip(np.array(value, np.float64), -WIDE, WIDE) for name, value in self._seen(state).items()
         }
         if self._cameras:
-            seen["pixels"] = {camera.name: self._pictures(state.q, camera) for camera in self._cameras}
+            seen["pixels"] = {camera.name: self._images(state.q, camera) for camera in self._cameras}
         return seen
 
     def image(self, q: Array) -> Array:
@@ -79,7 +79,7 @@ class _Shown:
     def _seen(self, state: State) -> Observation:
         return {name: value for name, value in self.world.observe(state).items() if name in NAMES}
 
-    def _pictures(self, q: Array, camera: Any) -> Array:
+    def _images(self, q: Array, camera: Any) -> Array:
         flat = q.reshape(-1, q.shape[-1])
         images = np.stack([self._renderer().render(row, camera) for row in flat])
         return images.reshape(*q.shape[:-1], *images.shape[1:])
@@ -231,8 +231,8 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
         self._shown.close()
 
     def _restart(self, rows: Array, seeds: Sequence[int | None]) -> None:
-        drawn = [int(self.np_random.integers(2**31)) if s is None else s for s in (seeds[int(i)] for i in rows)]
-        fresh = stack([self._world.reset(seed) for seed in drawn]) if len(rows) else None
+        chosen = [int(self.np_random.integers(2**31)) if s is None else s for s in (seeds[int(i)] for i in rows)]
+        fresh = stack([self._world.reset(seed) for seed in chosen]) if len(rows) else None
         if self._state is None or len(rows) == self.num_envs:
             self._state = fresh
         elif fresh is not None:
@@ -263,7 +263,7 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
 
 
 def register() -> None:
-    """Tell Gymnasium about every task; done when this file is imported."""
+    """Register every task with Gymnasium; done when this file is imported."""
     for name, entry in TASKS.items():
         identity = f"instep/{entry.title}-v0"
         if identity not in gymnasium.registry:

@@ -40,17 +40,17 @@ ROUNDS = 20
 class Lens:
     """Lens distortion, light and sensor noise of a camera, applied to a rendered image."""
 
-    def __init__(self, camera: Camera, look: ImageEffects, seed: int):
+    def __init__(self, camera: Camera, effects: ImageEffects, seed: int):
         x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
-        bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
-        ideal = bent.copy()
+        measured = (np.stack([x, y], -1) - camera.centre) / camera.focal
+        ideal = measured.copy()
         for _ in range(ROUNDS if any(camera.distortion) else 0):
-            ideal = np.clip(bent - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
+            ideal = np.clip(measured - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
         self._at: Array = (ideal * camera.focal + camera.centre - 0.5).astype(np.float32)
         rng, size = np.random.default_rng((seed, 0x1E)), camera.height * camera.width * 3
-        self._noise: Array = rng.normal(0.0, look.sigma, BANK * size).astype(np.float32)
+        self._noise: Array = rng.normal(0.0, effects.sigma, BANK * size).astype(np.float32)
         self._starts: Array = rng.integers(0, (BANK - 1) * size, 4096)
-        self._light: Array = np.asarray(look.gain * np.asarray(look.tint), np.float32)
+        self._light: Array = np.asarray(effects.gain * np.asarray(effects.tint), np.float32)
 
     def apply(self, image: Array, number: int) -> Array:
         """The image as this camera shows it [height, width, 3]; the noise is that of the number."""
@@ -80,19 +80,19 @@ def _apply_lens(image, at, light, noise, start):  # pragma: no cover - compiled
 
 
 IMAGES = "observation.images."
-PATIENCE = 60.0
+IMAGE_TIMEOUT_S = 60.0
 """How long the first image may take [s]: a renderer is loaded for it."""
 
 
 @options_dataclass
 class RenderJob:
-    """Who films what, through which lens, in which light."""
+    """What is rendered: cameras of a scene, their lens distortion and light."""
 
     scene: str
     """Name of a shipped scene, a scene folder, or a model file."""
     cameras: tuple[str, ...]
-    look: ImageEffects
-    bend: float = 0.0
+    effects: ImageEffects
+    distortion: float = 0.0
     """Barrel distortion of lenses that the scene takes for perfect."""
     rate: float = 10.0
     """Images per second, at most."""
@@ -137,10 +137,13 @@ class RenderProcess:
         with self._ready:
             self._round += 1
             self._latest = None
-            if not self._ready.wait_for(lambda: not self._busy or self._gone(), PATIENCE) or self._gone():
+            if not self._ready.wait_for(lambda: not self._busy or self._gone(), IMAGE_TIMEOUT_S) or self._gone():
                 raise LinkLost("The process that renders the simulated robot's cameras has ended.")
             self._send(t, q)
-            if not self._ready.wait_for(lambda: self._latest is not None or self._gone(), PATIENCE) or self._gone():
+            if (
+                not self._ready.wait_for(lambda: self._latest is not None or self._gone(), IMAGE_TIMEOUT_S)
+                or self._gone()
+            ):
                 raise LinkLost(
                     "The process that renders the simulated robot's cameras gave no image; try `instep doctor`."
                 )
@@ -238,13 +241,13 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-def film(words: str) -> None:
+def render_requests(words: str) -> None:
     """Render what is asked for on the standard input until that ends."""
     table = json.loads(words)
     scene = Scene.load(table["scene"])
-    look = ImageEffects(table["look"]["gain"], tuple(table["look"]["tint"]), table["look"]["sigma"])
+    effects = ImageEffects(table["effects"]["gain"], tuple(table["effects"]["tint"]), table["effects"]["sigma"])
     cameras = [scene.cameras[name] for name in table["cameras"]]
-    lenses = [Lens(bent(camera, table["bend"]), look, index) for index, camera in enumerate(cameras)]
+    lenses = [Lens(distorted(camera, table["distortion"]), effects, index) for index, camera in enumerate(cameras)]
     renderer, number = MujocoRenderer(scene), 0
     size = 16 + 8 * scene.model.nq
     while request := _exactly(sys.stdin.buffer, size):
@@ -258,8 +261,8 @@ def film(words: str) -> None:
         sys.stdout.buffer.flush()
 
 
-def bent(camera: Camera, k1: float) -> Camera:
-    """A camera whose lens bends a little where the scene takes it for perfect: no two lenses are alike."""
+def distorted(camera: Camera, k1: float) -> Camera:
+    """The camera with barrel distortion where the scene takes its lens for perfect: no two lenses are alike."""
     return replace(camera, distortion=camera.distortion or (k1,)) if k1 else camera
 
 
@@ -267,4 +270,4 @@ if __name__ == "__main__":
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the one who asks
-    film(sys.argv[1])
+    render_requests(sys.argv[1])

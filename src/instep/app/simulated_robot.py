@@ -27,7 +27,7 @@ from instep.robot import Driver, Late, Noisy, Quantized, Reading, WrappedDriver
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .simulated_cameras import bent
+from .simulated_cameras import distorted
 
 HIDDEN: dict[str, float] = {
     "joint.*.damping": 1.6,
@@ -55,7 +55,7 @@ class Perturbation:
     late: int = 1
     """Control steps by which sensors are late."""
     cameras: tuple[str, ...] = ()
-    """Cameras of the scene that are filmed."""
+    """Cameras of the scene that are rendered."""
     image_every: int = 6
     """Control steps from one image to the next."""
 
@@ -79,18 +79,18 @@ def simulate_robot(scene: Scene, perturbation: Perturbation) -> SimulatedRobot:
     if perturbation.late:
         world = Late(world, observation=perturbation.late)
     if perturbation.cameras:
-        look, bend = hidden_appearance(perturbation.hidden)
-        film = render_cameras(world, scene, perturbation.cameras, look, perturbation.image_every)
-        world = replace(film, cameras=tuple(bent(camera, bend) for camera in film.cameras))
+        effects, distortion = hidden_appearance(perturbation.hidden)
+        rendered = render_cameras(world, scene, perturbation.cameras, effects, perturbation.image_every)
+        world = replace(rendered, cameras=tuple(distorted(camera, distortion) for camera in rendered.cameras))
     return SimulatedRobot(world, truth)
 
 
 def hidden_appearance(hidden: int) -> tuple[ImageEffects, float]:
-    """The light in which a simulated robot is seen, and how its lenses bend, which the scene does not know of."""
+    """The light in which a simulated robot is seen, and the distortion of its lenses, which the scene does not know."""
     rng = np.random.default_rng((hidden, 3))
     tint = 1 + 0.1 * rng.uniform(-1, 1, 3)
-    look = ImageEffects(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
-    return look, float(rng.uniform(-0.06, -0.02))
+    effects = ImageEffects(float(rng.uniform(0.8, 1.0)), (float(tint[0]), float(tint[1]), float(tint[2])), 3.0)
+    return effects, float(rng.uniform(-0.06, -0.02))
 
 
 def hidden_settings(scene: Scene, seed: int) -> dict[str, float]:
@@ -149,7 +149,7 @@ class Child:
 
 
 @contextmanager
-def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 60.0) -> Generator[Child]:
+def robot_process(scene: str, options: Sequence[str] = (), *, timeout: float = 60.0) -> Generator[Child]:
     """A running simulated robot, stopped on leaving; `options` are those of `instep robot`."""
     with TemporaryDirectory(prefix="instep-") as folder:
         ready, complaints = Path(folder) / "ready.json", Path(folder) / "stderr"
@@ -157,7 +157,7 @@ def robot_process(scene: str, options: Sequence[str] = (), *, patience: float = 
         with complaints.open("wb") as errors:
             child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)  # noqa: S603
         try:
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + timeout
             while not ready.is_file():
                 if child.poll() is not None or time.monotonic() > deadline:
                     said = complaints.read_text(errors="replace").strip().splitlines()

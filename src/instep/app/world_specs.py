@@ -52,7 +52,7 @@ def recorded(words: str) -> Episode | None:
 
 
 def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
-    """The world filmed through cameras of its scene, 'all' for all of them; as it is where none are named."""
+    """The world with rendered cameras of its scene, 'all' for all of them; as it is where none are named."""
     if not cameras:
         return world
     scene = getattr(world, "scene", None)

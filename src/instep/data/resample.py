@@ -97,7 +97,7 @@ def quaternions(labels: Sequence[str]) -> list[slice]:
 def derivative(t: Array, values: Array, window: float) -> Array:
     """The rate of change of a column, with no delay.
 
-    Each value is the slope of the parabola that fits best within `window` [s] around it; since the window is
+    Each value is the derivative of the parabola that fits best within `window` [s] around it; since the window is
     centred, what it smooths it does not shift. Uneven times are met by the chain rule, dx/dt = (dx/dk) / (dt/dk).
     """
     x = np.asarray(values, float).reshape(len(values), -1)
@@ -105,7 +105,7 @@ def derivative(t: Array, values: Array, window: float) -> Array:
         return np.tile((x[-1:] - x[:1]) / (t[-1] - t[0]), (2, 1)) if len(x) == 2 else np.zeros_like(x)
     step = float(np.median(np.diff(t)))
     half = int(np.clip(round(0.5 * window / step), 1, (len(x) - 1) // 2))
-    return _slope(x, half) / _slope(np.asarray(t, float)[:, None], half)
+    return _derivative(x, half) / _derivative(np.asarray(t, float)[:, None], half)
 
 
 def velocity(t: Array, q: Array, labels: Sequence[str], window: float) -> Array:
@@ -146,7 +146,7 @@ def with_velocity(episode: Episode, window: float = 0.05) -> Episode:
     return Episode(spec, columns, episode.meta)
 
 
-def _slope(x: Array, half: int) -> Array:
+def _derivative(x: Array, half: int) -> Array:
     k = np.arange(-half, half + 1)
     weights = k / float((k**2).sum())
     out = np.empty_like(x)

@@ -321,7 +321,7 @@ def _velocity_unit(runs: RecordedRuns, label: str, unit: str, place: int) -> Ite
 
 
 def _stuck(runs: RecordedRuns) -> Iterator[DataProblem]:
-    """All sensors at once standing still for long in the middle of a motion: a sensor or a link that hung.
+    """All sensors at once constant for long in the middle of a motion: a sensor or a link that hung.
 
     One joint alone may as well stick by friction, so it is a warning there.
     """

@@ -103,7 +103,7 @@ def dynamics_gap(gap: Gap, *, least: float = 1.5) -> FailureMode:
             high = error.high / max(scatter.low, 1e-300)
             ratios.append((Estimate(error.value / scatter.value, error.low / scatter.high, high, error.n), words))
     if not ratios:
-        return ruled_out(name, Estimate(nan, nan, nan, 0), "The runs are too short to tell.")
+        return ruled_out(name, Estimate(nan, nan, nan, 0), "The runs are too short to decide.")
     ratio, when = min(ratios, key=lambda entry: entry[0].low)
     sentence = f"The error is {ratio.value:.2g} times the scatter of repeats at {when} and more elsewhere"
     return FailureMode(

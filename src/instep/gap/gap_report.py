@@ -33,7 +33,7 @@ from .gap_result import Curve, EventMatch, Gap, RunPair
 from .horizon import HorizonOptions, error_over_time
 
 MAX_PANELS = 7
-"""With more channels than this, only those with the largest errors are drawn."""
+"""With more channels than this, only those with the largest errors are plotted."""
 _SUBJECTS = {"replay": "The simulator is", "paired": "The two worlds are"}
 
 

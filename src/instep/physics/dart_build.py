@@ -45,7 +45,7 @@ def isometry(dart: Any, pose: Pose) -> Any:
 
 
 def add_shapes(model: mujoco.MjModel, dart: Any, tree: LinkTree, bodies: list[Any], collision_filter: Any) -> None:
-    """Add shapes to the bodies of all links, and tell the collision filter which bodies must not touch."""
+    """Add shapes to the bodies of all links, and list for the collision filter which bodies must not touch."""
     groups = _friction_groups(model, tree)
     carriers: list[Any] = []
     for group in groups:

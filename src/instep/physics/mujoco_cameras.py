@@ -225,11 +225,11 @@ def _line(error: Exception) -> str:
 def _undistorted_pixels(camera: Camera) -> Array:
     """For each pixel behind the lens, where an ideal pinhole would have put it, by fixed-point iteration."""
     x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(camera.height) + 0.5)
-    bent = (np.stack([x, y], -1) - camera.centre) / camera.focal
-    ideal = bent.copy()
+    measured = (np.stack([x, y], -1) - camera.centre) / camera.focal
+    ideal = measured.copy()
     for _ in range(20):  # converges by a factor of the distortion per round; ample for the lenses of robots
-        ideal = np.clip(bent - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
-    seen = np.abs(distort(ideal, camera.distortion) - bent).max(axis=-1, keepdims=True) < 1e-3
+        ideal = np.clip(measured - (distort(ideal, camera.distortion) - ideal), -100.0, 100.0)
+    seen = np.abs(distort(ideal, camera.distortion) - measured).max(axis=-1, keepdims=True) < 1e-3
     # Where the polynomial folds back no ray reaches the pixel; it stays black.
     return np.where(seen, ideal * camera.focal + camera.centre - 0.5, -1.0)
 

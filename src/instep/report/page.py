@@ -182,11 +182,11 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
         elif isinstance(block, FigureRow):
             blocks.append({"kind": "beside", "places": [_place(figure, figures) for figure in block.figures]})
         elif isinstance(block, ReportImage):
-            blocks.append({"kind": "pictures", "pictures": [_picture(block)]})
+            blocks.append({"kind": "images", "images": [_image(block)]})
         elif isinstance(block, Mapping):
             blocks.append({"kind": "figure", "place": _place(block, figures)})
         else:
-            blocks.append({"kind": "pictures", "pictures": [_picture(picture) for picture in block]})
+            blocks.append({"kind": "images", "images": [_image(image) for image in block]})
     return {"title": section.title, "lead": section.lead, "folded": section.folded, "blocks": blocks}
 
 
@@ -195,8 +195,8 @@ def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
     return {"index": len(figures) - 1, "height": int(figure.get("layout", {}).get("height", 380))}
 
 
-def _picture(picture: ReportImage) -> dict[str, str]:
-    return {"source": "data:image/png;base64," + base64.b64encode(picture.png).decode(), "caption": picture.caption}
+def _image(image: ReportImage) -> dict[str, str]:
+    return {"source": "data:image/png;base64," + base64.b64encode(image.png).decode(), "caption": image.caption}
 
 
 def _plain(value: Any) -> Any:

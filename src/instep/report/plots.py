@@ -25,7 +25,7 @@ _PIXELS_PER_INCH = 90.0
 def matplotlib_figure(figures: Figure | Sequence[Figure]) -> Any:
     """One figure, or several below each other, as a `matplotlib.figure.Figure` that belongs to no window.
 
-    Drawn are lines, markers, bands, horizontal bars, error bars and vertical marks: what the figures of reports hold.
+    It shows lines, markers, bands, horizontal bars, error bars and vertical marks: what the figures of reports hold.
     """
     library: Any = import_module("matplotlib.figure")
     some: list[Figure] = [figures] if isinstance(figures, Mapping) else list(figures)

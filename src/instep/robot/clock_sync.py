@@ -71,7 +71,7 @@ class ClockEstimate:
         self.spread = float("inf")
         """How wrong the offset may be [s]: half the quickest round trip, or the scatter about the line."""
         self.jumps = 0
-        """How often the other clock was set while we looked."""
+        """How often the other clock was set while it was observed."""
 
     @property
     def drift_ppm(self) -> float:

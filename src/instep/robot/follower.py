@@ -237,50 +237,50 @@ def brake(v: Array, a: Array, limits: Limits, dt: float) -> Array:
     Of all plans with n periods the deepest and the highest are trapezoids that change by the jerk limit; any speed
     between what those two take away is taken away by a mixture of them. n is the smallest for which there is one.
     """
-    top, slope = np.asarray(limits.acceleration), _slope(limits, dt)
+    top, rise = np.asarray(limits.acceleration), _rise(limits, dt)
     n, share, _ = _mixture(v, a, limits, dt)
     i = np.arange(1, max(int(n.max()), 1) + 1).reshape(-1, *[1] * v.ndim)
-    ends = np.maximum(n - i, 0.0) * slope
-    deep = np.maximum(np.maximum(-top, a - i * slope), -ends)
-    high = np.minimum(np.minimum(top, a + i * slope), ends)
+    ends = np.maximum(n - i, 0.0) * rise
+    deep = np.maximum(np.maximum(-top, a - i * rise), -ends)
+    high = np.minimum(np.minimum(top, a + i * rise), ends)
     return share * deep + (1.0 - share) * high
 
 
 def _mixture(v: Array, a: Array, limits: Limits, dt: float) -> tuple[Array, Array, Array]:
     """How many periods it takes to come to rest, the share of the deepest plan, and the way until then."""
-    top, slope = np.asarray(limits.acceleration), _slope(limits, dt)
-    least = _periods(v, a, top, slope, dt)
+    top, rise = np.asarray(limits.acceleration), _rise(limits, dt)
+    least = _periods(v, a, top, rise, dt)
     n = np.stack([least - 2, least - 1, least])  # a few lengths below the bound [lengths, ..., joints]
-    deep, deep_way = _trapezoid(a, n, top, slope)
-    high, high_way = (-part for part in _trapezoid(-a, n, top, slope))
+    deep, deep_way = _trapezoid(a, n, top, rise)
+    high, high_way = (-part for part in _trapezoid(-a, n, top, rise))
     change = -v / dt
     slack = 1e-12 * (1.0 + np.abs(change))
-    possible = (deep - slack <= change) & (change <= high + slack) & (n * slope >= np.abs(a) * (1 - 1e-12)) & (n > 0)
+    possible = (deep - slack <= change) & (change <= high + slack) & (n * rise >= np.abs(a) * (1 - 1e-12)) & (n > 0)
     pick = np.argmax(possible, axis=0)[None]
     share = np.clip((high - change) / np.maximum(high - deep, 1e-300), 0.0, 1.0)
     way = dt * (n * v + dt * (share * deep_way + (1.0 - share) * high_way))
     return _picked(n, pick[0]), _picked(share, pick[0]), _picked(way, pick[0])
 
 
-def _trapezoid(a: Array, n: Array, top: Array, slope: Array) -> tuple[Array, Array]:
-    """The sum over i = 1..n of the deepest plan b_i = max(-top, a - i slope, -(n - i) slope), and that of its sums.
+def _trapezoid(a: Array, n: Array, top: Array, rise: Array) -> tuple[Array, Array]:
+    """The sum over i = 1..n of the deepest plan b_i = max(-top, a - i rise, -(n - i) rise), and that of its sums.
 
     Down for p periods, flat until r, up again; the sum of the sums is the sum of (n + 1 - i) b_i.
     """
     n = np.maximum(n, 0)
-    p = np.clip(np.floor(np.minimum((a + top) / slope, (a + n * slope) / (2 * slope))), 0, n)
-    r = np.clip(np.floor(n - top / slope), p, n)
+    p = np.clip(np.floor(np.minimum((a + top) / rise, (a + n * rise) / (2 * rise))), 0, n)
+    r = np.clip(np.floor(n - top / rise), p, n)
     m = n - r
     ramp, rest = p * (p + 1) / 2, m * (m - 1) / 2
-    total = p * a - slope * (ramp + rest) - top * (r - p)
-    moment = a * ramp - slope * ramp * (2 * p + 1) / 3 - top * (r * (r + 1) / 2 - ramp)
-    moment = moment - slope * rest * (n - (2 * m - 1) / 3)
+    total = p * a - rise * (ramp + rest) - top * (r - p)
+    moment = a * ramp - rise * ramp * (2 * p + 1) / 3 - top * (r * (r + 1) / 2 - ramp)
+    moment = moment - rise * rest * (n - (2 * m - 1) / 3)
     return total, (n + 1) * total - moment
 
 
-def _periods(v: Array, a: Array, top: Array, slope: Array, dt: float) -> Array:
+def _periods(v: Array, a: Array, top: Array, rise: Array, dt: float) -> Array:
     """A number of periods that suffices to come to rest, from the same problem in continuous time."""
-    jerk = slope / dt
+    jerk = rise / dt
     ahead = v + a * np.abs(a) / (2 * jerk)
     sign = np.where(ahead >= 0, 1.0, -1.0)
     v, a = sign * v, sign * a
@@ -290,7 +290,7 @@ def _periods(v: Array, a: Array, top: Array, slope: Array, dt: float) -> Array:
 
 
 def _wanted(motion: FollowerMotion, reference: Array, speed: Array, limits: Limits, dt: float) -> Array:
-    step = _slope(limits, dt)
+    step = _rise(limits, dt)
     low = np.maximum(motion.a - step, -np.asarray(limits.acceleration))
     high = np.minimum(motion.a + step, limits.acceleration)
     direct = ((reference - motion.q) / dt - motion.v) / dt
@@ -354,7 +354,7 @@ def _chosen(first: Array, one: FollowerMotion, other: FollowerMotion) -> Followe
     return FollowerMotion(*parts, plan=np.where(first, *plans))
 
 
-def _slope(limits: Limits, dt: float) -> Array:
+def _rise(limits: Limits, dt: float) -> Array:
     """Most change of acceleration in one period; no more than from one limit to the other is ever of use."""
     return np.minimum(np.asarray(limits.jerk) * dt, 2 * np.asarray(limits.acceleration))
 

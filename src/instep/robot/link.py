@@ -243,7 +243,7 @@ class LinkSession:
         """
         asked = ("", 0)
 
-        def look(live: LiveConnection) -> LiveConnection | None:
+        def check(live: LiveConnection) -> LiveConnection | None:
             nonlocal asked
             if asked[0] != live.hello.connection:
                 if asked[0] and answered(live, 0):
@@ -257,17 +257,17 @@ class LinkSession:
                 raise BadInput(f"The robot at {self.address} refused: {self._refusals.pop(asked[1])}")
             return live if answered(live, asked[1]) else None
 
-        return self._until(look, timeout, what)
+        return self._until(check, timeout, what)
 
     def _until(
-        self, look: Callable[[LiveConnection], LiveConnection | None], timeout: float, what: str
+        self, check: Callable[[LiveConnection], LiveConnection | None], timeout: float, what: str
     ) -> LiveConnection:
         deadline = time.monotonic() + timeout
         with self._changed:
             while True:
                 if self._fatal is not None:
                     raise self._fatal
-                found = look(self._live) if self._live is not None else None
+                found = check(self._live) if self._live is not None else None
                 if found is not None:
                     return found
                 left = deadline - time.monotonic()

@@ -214,7 +214,7 @@ class _Reader:
         self.check(tree, 1)
         for link in tree.iter("link"):
             for visual in link.findall("visual"):
-                link.remove(visual)  # MuJoCo keeps collision shapes of a URDF; looks come from Gaussians
+                link.remove(visual)  # MuJoCo keeps collision shapes of a URDF; appearance comes from Gaussians
         for mesh in tree.iter("mesh"):
             wanted = mesh.get("filename", "")
             mesh.set("filename", self.take(self.unpack(wanted), "mesh"))

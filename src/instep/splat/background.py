@@ -61,7 +61,7 @@ def foreground_mask(image: Array, still: Array, known: Array, *, least: int = 40
 def colour_mask(image: Array, colour: Array, alike: float = 0.945) -> Array:
     """Which pixels [height, width] have a vivid colour, however bright; `alike` is the cosine between the two.
 
-    None have a greyish one: hue does not tell it from the lamps' reddish or bluish shine on everything.
+    None have a greyish one: hue does not separate it from the lamps' reddish or bluish shine on everything.
     """
     seen = image / 255.0 if image.dtype == np.uint8 else image
     vivid = 1.0 - colour.min() / max(float(colour.max()), 1e-6)
@@ -75,14 +75,14 @@ def colour_mask(image: Array, colour: Array, alike: float = 0.945) -> Array:
     return np.asarray(binary_opening(found, np.ones((3, 3))))
 
 
-def inpaint(picture: Array, known: Array) -> Array:
+def inpaint(image: Array, known: Array) -> Array:
     """A image whose unknown pixels take the mean colour of the known ones around them, the near ones first."""
     from scipy.ndimage import gaussian_filter
 
-    out, missing = np.where(known[..., None], picture, np.float32(0.0)), ~known
+    out, missing = np.where(known[..., None], image, np.float32(0.0)), ~known
     for width in (1.5, 4.0, 12.0, 36.0, 108.0):
         share = gaussian_filter(known.astype(np.float32), width)
-        colour = gaussian_filter(np.where(known[..., None], picture, np.float32(0.0)), (width, width, 0))
+        colour = gaussian_filter(np.where(known[..., None], image, np.float32(0.0)), (width, width, 0))
         found = missing & (share > 0.02)
         out[found] = colour[found] / share[found][:, None]
         missing &= ~found
@@ -94,14 +94,14 @@ def _background(images: Array, ignore: Array | None, guess: Array) -> tuple[Arra
     if len(images) == 0:
         raise BadInput("A still image needs at least one image, and none was given.")
     hidden = np.zeros(images.shape[:3], np.bool_) if ignore is None else np.ascontiguousarray(ignore, np.bool_)
-    picture = np.zeros(images.shape[1:], np.float32)
+    background = np.zeros(images.shape[1:], np.float32)
     share = np.zeros(images.shape[1:3], np.float32)
-    _background_pixels(images, hidden, guess, min(_MIN_FRAMES, len(images)), picture, share)
-    return picture, share
+    _background_pixels(images, hidden, guess, min(_MIN_FRAMES, len(images)), background, share)
+    return background, share
 
 
 @njit(**KERNEL)
-def _background_pixels(images: Any, hidden: Any, guess: Any, enough: Any, picture: Any, share: Any) -> None:
+def _background_pixels(images: Any, hidden: Any, guess: Any, enough: Any, background: Any, share: Any) -> None:
     """For each pixel, try some quantiles of its brightness and take the mean of what is like the best of them."""
     frames, height, width = hidden.shape
     levels, order, free = np.empty(frames), np.empty(frames), np.empty(frames, np.int64)
@@ -141,5 +141,5 @@ def _background_pixels(images: Any, hidden: Any, guess: Any, enough: Any, pictur
                 score_here = score - apart - 2.0 * max(0.0, worst - _GLOSS_TOLERANCE)
                 if score_here > best:
                     best = score_here
-                    picture[y, x, 0], picture[y, x, 1], picture[y, x, 2] = mean[0], mean[1], mean[2]
+                    background[y, x, 0], background[y, x, 1], background[y, x, 2] = mean[0], mean[1], mean[2]
                     share[y, x] = score if n >= enough else 0.0

@@ -142,10 +142,10 @@ def initial_gaussians(
 
 def pixel_rays(camera: Camera, pixels: Array) -> Array:
     """Directions in the world of rays through pixels [..., 2], of length 1 along the optical axis."""
-    bent = (np.asarray(pixels, float) - camera.centre) / camera.focal
-    ideal = bent.copy()
+    measured = (np.asarray(pixels, float) - camera.centre) / camera.focal
+    ideal = measured.copy()
     for _ in range(20 if any(camera.distortion) else 0):
-        ideal = bent - (distort(ideal, camera.distortion) - ideal)
+        ideal = measured - (distort(ideal, camera.distortion) - ideal)
     return np.concatenate([ideal, np.ones((*ideal.shape[:-1], 1))], axis=-1) @ camera.body_from_camera[:3, :3].T
 
 

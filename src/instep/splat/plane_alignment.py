@@ -64,13 +64,13 @@ class CameraAlignment:
 
 
 def align_on_plane(
-    pictures: Sequence[WeightedImage], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08
+    images: Sequence[WeightedImage], plane: Plane, *, pitch: float = 0.003, reach: float = 0.08
 ) -> CameraAlignment:
     """Align cameras on a plane; `reach` [m] bounds their error."""
-    if len(pictures) < 2:
+    if len(images) < 2:
         raise BadInput("Aligning cameras needs at least two of them.")
     points = plane.grid(pitch)
-    first, *others = (_texture(picture) for picture in pictures)
+    first, *others = (_texture(image) for image in images)
     base = _rectify(first, first.camera, points)
     for texture in (first, *others):
         if _rectify(texture, texture.camera, points).weight.sum() < _MIN_POINTS:
@@ -85,9 +85,9 @@ def align_on_plane(
         pose = _refine(base, texture, points, start)
         poses.append(pose)
         scores.append((_score(base, texture, points, np.zeros(6)), _score(base, texture, points, pose)))
-    cameras = [_moved(picture.camera, pose) for picture, pose in zip(pictures, poses, strict=True)]
-    cameras = _remove_mean_motion([picture.camera for picture in pictures], cameras)
-    shifts, turns = zip(*(_relative_pose(p.camera, c) for p, c in zip(pictures, cameras, strict=True)), strict=True)
+    cameras = [_moved(image.camera, pose) for image, pose in zip(images, poses, strict=True)]
+    cameras = _remove_mean_motion([image.camera for image in images], cameras)
+    shifts, turns = zip(*(_relative_pose(p.camera, c) for p, c in zip(images, cameras, strict=True)), strict=True)
     before, after = np.mean(scores, axis=0)
     return CameraAlignment(tuple(cameras), np.array(shifts), np.array(turns), float(before), float(after))
 
@@ -109,18 +109,18 @@ class _Rectified:
     weight: Array  # [rows, columns]
 
 
-def _texture(picture: WeightedImage) -> _Texture:
+def _texture(view: WeightedImage) -> _Texture:
     from scipy.ndimage import gaussian_filter
 
-    grey = picture.image.mean(axis=-1)
+    grey = view.image.mean(axis=-1)
     bands: list[Array] = []
     # Tape and marks are wide, holes are narrow: a band for each, so that neither drowns the other.
     for width in (4.0, 12.0):
-        total = gaussian_filter(picture.weight, width) + 1e-3
-        mean = gaussian_filter(grey * picture.weight, width) / total
-        spread = np.sqrt(gaussian_filter((grey - mean) ** 2 * picture.weight, width) / total) + 0.01
+        total = gaussian_filter(view.weight, width) + 1e-3
+        mean = gaussian_filter(grey * view.weight, width) / total
+        spread = np.sqrt(gaussian_filter((grey - mean) ** 2 * view.weight, width) / total) + 0.01
         bands.append((gaussian_filter(grey, width / 6) - mean) / spread)
-    return _Texture(picture.camera, np.clip(np.stack(bands, axis=-1), -3, 3), picture.weight)
+    return _Texture(view.camera, np.clip(np.stack(bands, axis=-1), -3, 3), view.weight)
 
 
 def _rectify(texture: _Texture, camera: Camera, points: Array) -> _Rectified:
@@ -212,13 +212,13 @@ def _refine(base: _Rectified, texture: _Texture, points: Array, start: Array, ro
     """Gauss-Newton on the camera's pose, gross errors weighted down; the wide band leads, the narrow one finishes."""
     pose, believed = start.copy(), base.weight > 0
     spots, wanted = points[believed], base.bands[believed]
-    slopes = np.stack([np.gradient(texture.bands, axis=1), np.gradient(texture.bands, axis=0)], axis=-1)
-    steep = replace(texture, bands=slopes.reshape(*texture.weight.shape, -1))
+    gradients = np.stack([np.gradient(texture.bands, axis=1), np.gradient(texture.bands, axis=0)], axis=-1)
+    steep = replace(texture, bands=gradients.reshape(*texture.weight.shape, -1))
     for round_ in range(rounds):
         camera = _moved(texture.camera, pose)
         here = _rectify(texture, camera, spots)
-        slope = _rectify(steep, camera, spots).bands.reshape(len(spots), -1, 2)
-        J = slope @ _pixel_jacobian(camera, spots)
+        gradient = _rectify(steep, camera, spots).bands.reshape(len(spots), -1, 2)
+        J = gradient @ _pixel_jacobian(camera, spots)
         error = here.bands - wanted
         trust = np.array([0.3, 1.0]) if round_ < rounds // 2 else np.array([1.0, 1.0])
         robust = here.weight[:, None] * trust / (1 + (error / 0.7) ** 2)

@@ -148,8 +148,8 @@ class BodyTracker:
         """Whether there are body-coloured pixels, and most of them are not where the body is thought to be."""
         covered = total = 0.0
         for camera, label in zip(self._cameras, labels, strict=True):
-            drawn = self._outline.render(camera, where[None]).alpha > 0.5
-            covered += float((drawn & (label > 0.5)).sum())
+            rendered = self._outline.render(camera, where[None]).alpha > 0.5
+            covered += float((rendered & (label > 0.5)).sum())
             total += float((label > 0.5).sum())
         return total > 200 and covered < 0.4 * total
 
@@ -157,14 +157,14 @@ class BodyTracker:
         both = either = 0.0
         raster = self._outline if cameras is None else self._sketch
         for camera, label in zip(self._cameras if cameras is None else cameras, labels, strict=True):
-            drawn = raster.render(camera, where[None]).alpha > 0.5
-            both += float((drawn & (label > 0.5)).sum())
-            either += float((drawn | (label > 0.5)).sum())
+            rendered = raster.render(camera, where[None]).alpha > 0.5
+            both += float((rendered & (label > 0.5)).sum())
+            either += float((rendered | (label > 0.5)).sum())
         return both / max(either, 1.0)
 
 
-def _grey_image(picture: Array) -> Array:
-    return np.repeat(picture[..., None].astype(np.float32), 3, axis=-1)
+def _grey_image(mask: Array) -> Array:
+    return np.repeat(mask[..., None].astype(np.float32), 3, axis=-1)
 
 
 def _hue(colour: Array) -> Array:

@@ -296,7 +296,7 @@ def _reduction(before: Array, after: Array, run: Array, seed: int) -> Estimate:
 
 
 def _sums(squared_errors: Array, run: Array, seed: int, draws: int = 1000) -> Array:
-    """Mean squares per joint: of all recordings, then of recordings drawn with replacement [1 + draws, joints]."""
+    """Mean squares per joint: of all recordings, then of recordings resampled with replacement [1 + draws, joints]."""
     names = np.unique(run)
     totals = np.stack([squared_errors[run == name].sum(axis=0) for name in names])
     counts = np.array([(run == name).sum() for name in names], float)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .identification import Identification
 
 MAX_PANELS = 6
-"""Most channels that are drawn; the table has them all."""
+"""Most channels that are plotted; the table has them all."""
 
 
 def page(found: Identification, facts: Mapping[str, str]) -> HtmlReport:

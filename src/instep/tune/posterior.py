@@ -109,7 +109,7 @@ def svgd(found: Fit, *, seed: int = 0, particles: int = 0, steps: int = 12, draw
     """Stein variational gradient descent on the multiple-shooting likelihood, from the Laplace posterior.
 
     Particles move in coordinates that whiten the Laplace posterior, so that one step length suits all directions; all
-    are differentiated in one batch. Samples are drawn around the final particles and weighted by the likelihood.
+    are differentiated in one batch. Samples are taken around the final particles and weighted by the likelihood.
     """
     rng = np.random.default_rng((seed, 0x57E1))
     target = likelihood(found)

@@ -1,4 +1,4 @@
-"""Verbs about data: other formats in, a look inside, other formats out."""
+"""Verbs about data: other formats in, a summary, other formats out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def info(
     mapping: str = "",
     out: Path | None = None,
 ) -> int:
-    """Look inside a dataset: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet.
+    """Describe a dataset: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet.
 
     Args:
         source: dataset, or recordings that a mapping reads.

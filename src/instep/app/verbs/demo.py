@@ -23,7 +23,7 @@ from instep.report.page import formatted, write_report
 from instep.robot import RobotWorld
 from instep.scene.folder import Scene
 
-PATIENCE = 20.0
+START_TIMEOUT_S = 20.0
 """How long the simulated robot may take to answer [s]: the first images of a cold machine take a while."""
 
 
@@ -46,14 +46,14 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         seconds = len(loop.TRAIN + loop.HELD_OUT) * loop.SECONDS + (SECONDS if cameras else 0.0)
         task = progress.add_task("start a simulated robot in another process", total=round(seconds / scene.dt))
 
-        def tick(_: str) -> None:
+        def tick() -> None:
             progress.advance(task)
 
         def on_robot(words: str, act: Callable[[RobotWorld], Any], *more: str) -> Any:
             options = ["--engine", "rapier", "--hidden", str(hidden), "--pace", "step", *more]
             with (
                 robot_process(loop.SCENE, options) as child,
-                RobotWorld(child.address, child.token, timeout=PATIENCE) as robot,
+                RobotWorld(child.address, child.token, timeout=START_TIMEOUT_S) as robot,
             ):
                 progress.update(task, description=words)
                 return act(robot)

@@ -64,8 +64,8 @@ class EvalArgs:
     cameras: tuple[str, ...] = ()
     """cameras of the scene that policies see, by name; rendered for every world, so use small batches."""
     virtual: Path | None = None
-    """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy looks; --cameras then chooses
-    among them."""
+    """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy reads them; --cameras then
+    chooses among them."""
     image_every: int = 1
     """control steps from one image to the next."""
     batch: int = 64

@@ -31,7 +31,7 @@ class RecordArgs:
     seed: int = 0
     """seed of the first start; the next one counts up."""
     cameras: tuple[str, ...] = ()
-    """cameras of the scene to film with, 'all' for all of them; a robot brings its own."""
+    """cameras of the scene to record, 'all' for all of them; a robot brings its own."""
     image_every: int = 1
     """control steps from one image to the next."""
     task: str = ""

@@ -64,7 +64,7 @@ def robot(
     loaded = Scene.load(scene)
     chosen = _chosen(loaded, args.cameras, args.camera_rate)
     if not loaded.model.nu:
-        raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot stand in for a robot.")
+        raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot simulate a robot.")
     inside = () if args.pace == "real" else chosen  # in real time rendering must not hold up the control loop
     every = max(1, round(1 / (args.camera_rate * loaded.dt)))
     perturbation = Perturbation(
@@ -75,9 +75,9 @@ def robot(
         cameras=inside,
         image_every=every,
     )
-    standing = simulate_robot(loaded, perturbation)
+    simulated = simulate_robot(loaded, perturbation)
     if args.reveal is not None:
-        args.reveal.write_text(json.dumps(standing.truth, indent=2) + "\n", encoding="utf-8")
+        args.reveal.write_text(json.dumps(simulated.truth, indent=2) + "\n", encoding="utf-8")
 
     def announce(address: str, token: str) -> None:
         if args.ready is not None:
@@ -86,11 +86,11 @@ def robot(
         _say(f"A simulated robot for {loaded.name!r} in {args.engine} listens at {where}.", token)
 
     with ExitStack() as stack:
-        driver: Driver = WorldDriver(standing.world)
+        driver: Driver = WorldDriver(simulated.world)
         if args.pace == "real" and chosen:
-            look, bend = hidden_appearance(args.hidden)
-            crew = RenderJob(scene=scene, cameras=chosen, look=look, bend=bend, rate=args.camera_rate)
-            driver = stack.enter_context(CameraDriver(driver, crew, loaded.cameras))
+            effects, distortion = hidden_appearance(args.hidden)
+            job = RenderJob(scene=scene, cameras=chosen, effects=effects, distortion=distortion, rate=args.camera_rate)
+            driver = stack.enter_context(CameraDriver(driver, job, loaded.cameras))
         options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=args.follower))
         serve(SensorDriver(driver), port=args.port, pace=args.pace, ready=announce, options=options)
     return 0

@@ -143,7 +143,7 @@ def _render_file(
 
 
 def _orbit_fit(done: SceneFit, path: Path, frames: int, report: Report) -> None:
-    """Write a video of a camera that circles what the cameras look at."""
+    """Write a video of a camera that circles the point that the cameras see."""
     import numpy as np
 
     from instep.splat.fitting import focus_point

@@ -125,7 +125,7 @@ def tip(scene: Scene, q: Array) -> Array:
 
 
 def sampled_tip(scene: Scene, seed: int) -> Array:
-    """Where the tip is in a pose drawn from the middle of the joints' ranges, above the stand."""
+    """Where the tip is in a pose sampled from the middle of the joints' ranges, above the stand."""
     q, _ = scene.start(seed)
     model, key = scene.model, counter_rng.key(seed, "reach")
     ids = [model.joint(name).id for name in scene.robot]

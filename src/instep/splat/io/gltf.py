@@ -100,8 +100,8 @@ def _primitive(part: Gaussians, accessor: Any) -> dict[str, Any]:
     }
     for degree, order, row in _coefficients(part.degree):
         attributes[f"{NAME}:SH_DEGREE_{degree}_COEF_{order}"] = accessor(part.sh[:, row])
-    look = {"kernel": "ellipse", "colorSpace": "srgb_rec709_display", "projection": "perspective"}
-    return {"mode": 0, "attributes": attributes, "extensions": {NAME: {**look, "sortingMethod": "cameraDistance"}}}
+    kernel = {"kernel": "ellipse", "colorSpace": "srgb_rec709_display", "projection": "perspective"}
+    return {"mode": 0, "attributes": attributes, "extensions": {NAME: {**kernel, "sortingMethod": "cameraDistance"}}}
 
 
 def _coefficients(degree: int) -> list[tuple[int, int, int]]:
