@@ -17,26 +17,8 @@ from instep.core.statistics import Estimate, wilson
 from instep.diagnose.attribution import AttributionOptions, attribute
 from instep.diagnose.candidates import CandidateOptions, candidate_causes, identify_causes
 from rows import row
+from small_models import diagnosed_arm, write_scene
 
-ARM = """
-<mujoco>
-  <option timestep="0.01" integrator="Euler"/>
-  <worldbody>
-    <body name="upper" pos="0 0 0.6">
-      <joint name="shoulder" axis="0 1 0" damping="0.25" frictionloss="0.02" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
-      <body name="fore" pos="0.3 0 0">
-        <joint name="elbow" axis="0 1 0" damping="0.12" frictionloss="0.01" armature="0.005"/>
-        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="30" kv="1"/>
-    <position name="elbow" joint="elbow" kp="15" kv="0.4"/>
-  </actuator>
-</mujoco>
-"""
 CAUSES = ("joint damping", "dry friction", "gains", "payload", "time step", "latency", "backlash", "actuator limits")
 """In the order in which candidates come."""
 NOISE, ROWS = 2e-4, 160
@@ -46,7 +28,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Plant, identify, attribute, count."""
     seeds = 8 if quick else 40
     with tempfile.TemporaryDirectory() as folder:
-        scene = _arm(Path(folder))
+        scene = Scene.load(write_scene(Path(folder), diagnosed_arm(), ("shoulder", "elbow")))
         first = named = 0
         for seed in range(seeds):
             cause = CAUSES[seed % len(CAUSES)]
@@ -102,9 +84,3 @@ def _record(world: Any, rng: np.random.Generator, seed: int) -> Episode:
     run = rollout(world, Script(commanded), steps=ROWS, seed=seed)
     q, v = run.q + rng.normal(0, NOISE, run.q.shape), run.v + rng.normal(0, 0.005, run.v.shape)
     return run.with_columns({"q": q, "v": v})
-
-
-def _arm(folder: Path) -> Scene:
-    (folder / "scene.xml").write_text(ARM)
-    (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["shoulder", "elbow"]\n')
-    return Scene.load(folder)

@@ -34,26 +34,8 @@ from instep.gap.preparation import prepare
 from instep.robot import Backlash, Dropping, Saturated
 from instep.scene.folder import SceneSimulator
 from rows import row
+from small_models import diagnosed_arm, write_scene
 
-ARM = """
-<mujoco>
-  <option timestep="0.01" integrator="Euler"/>
-  <worldbody>
-    <body name="upper" pos="0 0 0.6">
-      <joint name="shoulder" axis="0 1 0" damping="0.25" frictionloss="0.02" armature="0.01" range="-170 170"/>
-      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
-      <body name="fore" pos="0.3 0 0">
-        <joint name="elbow" axis="0 1 0" damping="0.12" frictionloss="0.01" armature="0.005" range="-170 170"/>
-        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="30" kv="1"/>
-    <position name="elbow" joint="elbow" kp="15" kv="0.4"/>
-  </actuator>
-</mujoco>
-"""
 CUBE = """
 <mujoco>
   <option timestep="{step}" integrator="implicitfast" cone="elliptic"/>
@@ -95,8 +77,8 @@ class Stage:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.arm = self._scene("arm", ARM, ["shoulder", "elbow"], [])
-        self.cube = self._scene("cube", CUBE.format(**PLAIN), [], ["cube"])
+        self.arm = Scene.load(write_scene(folder / "arm", diagnosed_arm(), ("shoulder", "elbow")))
+        self.cube = self._variant("cube", 0)
 
     def families(self) -> dict[str, tuple[dict[str, Callable[[int], Any]], Callable[[Any], list[FailureMode]]]]:
         physical = {
@@ -322,16 +304,8 @@ class Stage:
         return closed, opened
 
     def _variant(self, name: str, seed: int, **changes: Any) -> Scene:
-        return self._scene(f"{name}{seed}", CUBE.format(**{**PLAIN, **changes}), [], ["cube"])
-
-    def _scene(self, name: str, xml: str, joints: list[str], objects: list[str]) -> Scene:
-        folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        (folder / "scene.xml").write_text(xml)
-        (folder / "scene.toml").write_text(
-            f"rate = 50\n[robot]\njoints = {joints}\n[objects]\nbodies = {objects}\n".replace("'", '"')
-        )
-        return Scene.load(folder)
+        model = CUBE.format(**{**PLAIN, **changes})
+        return Scene.load(write_scene(self.folder / f"{name}{seed}", model, (), '[objects]\nbodies = ["cube"]\n'))
 
 
 def images(seed: int, smoothed: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

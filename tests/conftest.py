@@ -21,9 +21,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parent))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("tests", "benchmarks"))
 from instep import Episode, MujocoWorld, Script, rollout
 from reference_loop import ReferenceLoop
+from small_models import arm_model, write_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {"torch": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz"}
@@ -162,40 +163,22 @@ def models(recordings: Path) -> Path:
     return folder
 
 
-ARM = """
-<mujoco model="arm">
-  <option timestep="0.005" integrator="implicitfast"/>
-  <worldbody>
-    <body name="upper" pos="0 0 0.4">
-      <joint name="shoulder" axis="0 1 0" damping="0.3" range="-170 170"/>
-      <geom name="upper" type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
-      <body name="fore" pos="0.3 0 0">
-        <joint name="elbow" axis="0 1 0" damping="0.1" range="-170 170"/>
-        <geom name="fore" type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
+HAND = """
         <body name="hand" pos="0.25 0 0">
           <joint name="slide" type="slide" axis="1 0 0" damping="5" range="0 0.1"/>
           <geom name="hand" type="box" size="0.02 0.02 0.02" mass="0.1"/>
           <site name="tip" pos="0.02 0 0"/>
         </body>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="20" kv="1"/>
-    <position name="elbow" joint="elbow" kp="10" kv="0.5"/>
-    <position name="slide" joint="slide" kp="200" kv="10"/>
-  </actuator>
-</mujoco>
 """
 
 
 @pytest.fixture(scope="session")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> MujocoWorld:
     """An arm of two hinges and a slide, stepped at 50 Hz."""
-    folder: Path = tmp_path_factory.mktemp("arm")
-    (folder / "scene.xml").write_text(ARM)
-    (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["shoulder", "elbow", "slide"]\ntips = ["tip"]\n')
-    return MujocoWorld(folder)
+    slide = '<position name="slide" joint="slide" kp="200" kv="10"/>'
+    model = arm_model('damping="0.3" range="-170 170"', 'damping="0.1" range="-170 170"', hand=HAND, motors=slide)
+    joints = ("shoulder", "elbow", "slide")
+    return MujocoWorld(write_scene(tmp_path_factory.mktemp("arm"), model, joints, 'tips = ["tip"]\n'))
 
 
 def _commands(seed: int, rows: int = 200, amplitude: float = 0.5) -> np.ndarray:

@@ -15,23 +15,7 @@ from instep.scene import address
 from instep.scene.folder import SceneSimulator
 from instep.tune.shooting import ShootingOptions
 from instep.tune.windows import tangent
-
-SERVO = """
-<mujoco>
-  <option timestep="0.005" integrator="implicitfast"/>
-  <worldbody>
-    <body name="link" gravcomp="{gravcomp}">
-      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="{mass}"/>
-    </body>
-    <body name="bystander" pos="1 0 0">
-      <joint name="other" axis="0 1 0" damping="0.05" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.1" size="0.02" mass="0.1"/>
-    </body>
-  </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
-</mujoco>
-"""
+from small_models import servo_model, write_scene
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,11 +69,8 @@ def bed(name: str, folder: Path) -> Bed:
 
 def servo(folder: Path, *, weightless: bool = False) -> SceneSimulator:
     """A position servo that lifts a rod, and a second rod that nothing drives."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = SERVO.format(gravcomp=1.0 if weightless else 0.0, mass=1e-3 if weightless else 0.4)
-    (folder / "scene.xml").write_text(text)
-    (folder / "scene.toml").write_text('model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n')
-    return open_world(Scene.load(folder))
+    model = servo_model(bystander=True, gravcomp=float(weightless), mass=1e-3 if weightless else 0.4)
+    return open_world(Scene.load(write_scene(folder, model, ("hinge",))))
 
 
 def pendulum(folder: Path) -> Bed:

@@ -15,36 +15,14 @@ import pytest
 from instep import Episode, MujocoWorld, Script, rollout
 from instep.app.cli import main
 from instep.data import write_dataset
-
-SCENE = """
-<mujoco model="pair">
-  <option timestep="0.005" integrator="implicitfast"/>
-  <worldbody>
-    <body name="upper" pos="0 0 0.4">
-      <joint name="shoulder" axis="0 1 0" damping="0.3" range="-170 170"/>
-      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
-      <body name="fore" pos="0.3 0 0">
-        <joint name="elbow" axis="0 1 0" damping="0.1" range="-170 170"/>
-        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
-        <site name="tip" pos="0.25 0 0"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="20" kv="1"/>
-    <position name="elbow" joint="elbow" kp="10" kv="0.5"/>
-  </actuator>
-</mujoco>
-"""
+from small_models import arm_model, write_scene
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("scene") / "pair"
-    folder.mkdir()
-    (folder / "scene.xml").write_text(SCENE)
-    (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["shoulder", "elbow"]\ntips = ["tip"]\n')
-    return folder
+    tip = '<site name="tip" pos="0.25 0 0"/>'
+    model = arm_model('damping="0.3" range="-170 170"', 'damping="0.1" range="-170 170"', hand=tip)
+    return write_scene(tmp_path_factory.mktemp("scene") / "pair", model, ("shoulder", "elbow"), 'tips = ["tip"]\n')
 
 
 def recorded(scene: Path, damping: float, runs: int = 4) -> list[Episode]:

@@ -13,29 +13,14 @@ from instep.app.cli import main
 from instep.data import write_dataset
 from instep.scene import address
 from instep.scene.folder import Scene
+from small_models import servo_model, write_scene
 
-SCENE = """
-<mujoco model="lifter">
-  <option timestep="0.005" integrator="implicitfast"/>
-  <worldbody>
-    <body name="link">
-      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.4"/>
-    </body>
-  </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
-</mujoco>
-"""
 FEW = ("--seeds", "1", "--starts", "1", "--draws", "3", "--window", "0.5")
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("scene") / "lifter"
-    folder.mkdir()
-    (folder / "scene.xml").write_text(SCENE)
-    (folder / "scene.toml").write_text('rate = 50\n[robot]\njoints = ["hinge"]\n')
-    return folder
+    return write_scene(tmp_path_factory.mktemp("scene") / "lifter", servo_model(), ("hinge",))
 
 
 @pytest.fixture(scope="module")

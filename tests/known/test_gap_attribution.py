@@ -8,26 +8,7 @@ import pytest
 from instep import BadInput, MujocoWorld, Script, rollout
 from instep.core.statistics import Estimate
 from instep.diagnose.attribution import AttributionOptions, attribute, components_of
-
-ARM = """
-<mujoco>
-  <option timestep="0.005" integrator="implicitfast"/>
-  <worldbody>
-    <body pos="0 0 0.4">
-      <joint name="shoulder" axis="0 1 0" damping="0.3" frictionloss="0.02"/>
-      <geom name="upper" type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
-      <body name="fore" pos="0.3 0 0">
-        <joint name="elbow" axis="0 1 0" damping="0.1" frictionloss="0.02"/>
-        <geom name="fore" type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator>
-    <position name="shoulder" joint="shoulder" kp="20" kv="1"/>
-    <position name="elbow" joint="elbow" kp="10" kv="0.5"/>
-  </actuator>
-</mujoco>
-"""
+from small_models import arm_model
 
 COMPONENTS = {
     "delay": {"action.delay": 0.04},
@@ -40,7 +21,7 @@ COMPONENTS = {
 @pytest.fixture(scope="module")
 def sim(tmp_path_factory):
     path = tmp_path_factory.mktemp("arm") / "arm.xml"
-    path.write_text(ARM)
+    path.write_text(arm_model('damping="0.3" frictionloss="0.02"', 'damping="0.1" frictionloss="0.02"'))
     return MujocoWorld(path)
 
 

@@ -9,27 +9,14 @@ from instep import Episode, MujocoWorld, Scene, Script, rollout
 from instep.tune.beliefs import estimates
 from instep.tune.posterior import eki, laplace, likelihood
 from instep.tune.shooting import ShootingOptions, fit
+from small_models import servo_model, write_scene
 
-ARM = """
-<mujoco>
-  <option timestep="0.01" integrator="implicitfast"/>
-  <worldbody>
-    <body>
-      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.4"/>
-    </body>
-  </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
-</mujoco>
-"""
 TRUTH = {"joint.hinge.damping": 0.11, "actuator.hinge.kp": 5.2}
 
 
 @pytest.fixture
 def found(tmp_path):
-    (tmp_path / "scene.xml").write_text(ARM)
-    (tmp_path / "scene.toml").write_text('model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n')
-    sim = MujocoWorld(Scene.load(tmp_path))
+    sim = MujocoWorld(Scene.load(write_scene(tmp_path, servo_model(timestep=0.01), ("hinge",))))
     episodes = []
     for seed in range(3):
         rng = np.random.default_rng(seed)

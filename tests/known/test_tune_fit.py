@@ -10,27 +10,15 @@ from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
 from instep.tune.shooting import ShootingOptions, fit
+from small_models import servo_model, write_scene
 
 QUICK = ShootingOptions(window=0.5, stride=1.0, starts=2)
-PENDULUM = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body>
-      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.002"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.4"/>
-    </body>
-  </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
-</mujoco>
-"""
 
 
 @pytest.fixture
 def sim(tmp_path) -> MujocoWorld:
-    (tmp_path / "scene.xml").write_text(PENDULUM)
-    (tmp_path / "scene.toml").write_text('model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n')
-    return MujocoWorld(Scene.load(tmp_path))
+    model = servo_model(timestep=0.002, armature=0.002)
+    return MujocoWorld(Scene.load(write_scene(tmp_path, model, ("hinge",))))
 
 
 def swings(sim: MujocoWorld, seed: int, steps: int = 300) -> np.ndarray:

@@ -1,0 +1,92 @@
+"""Small models for planted truths, shared by benchmarks and tests: a servo of one joint and an arm of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+SERVO = """
+<mujoco>
+  <option timestep="{timestep}" integrator="implicitfast"/>
+  <worldbody>
+    <body name="link" gravcomp="{gravcomp}">
+      <joint name="hinge" axis="0 1 0" damping="0.05" armature="{armature}"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="{mass}"/>
+    </body>
+    {bystander}
+  </worldbody>
+  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+</mujoco>
+"""
+BYSTANDER = """
+    <body name="bystander" pos="1 0 0">
+      <joint name="other" axis="0 1 0" damping="0.05" armature="0.01"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.1" size="0.02" mass="0.1"/>
+    </body>
+"""
+ARM = """
+<mujoco model="arm">
+  <option {option}/>
+  <worldbody>
+    <body name="upper" pos="0 0 0.4">
+      <joint name="shoulder" axis="0 1 0" {shoulder}/>
+      <geom name="upper" type="capsule" fromto="0 0 0 0.3 0 0" size="0.02" mass="0.5"/>
+      <body name="fore" pos="0.3 0 0">
+        <joint name="elbow" axis="0 1 0" {elbow}/>
+        <geom name="fore" type="capsule" fromto="0 0 0 0.25 0 0" size="0.02" mass="0.3"/>
+        {hand}
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="shoulder" joint="shoulder" {gains[0]}/>
+    <position name="elbow" joint="elbow" {gains[1]}/>
+    {motors}
+  </actuator>
+</mujoco>
+"""
+
+
+def servo_model(
+    *,
+    timestep: float = 0.005,
+    armature: float = 0.02,
+    mass: float = 0.4,
+    gravcomp: float = 0.0,
+    bystander: bool = False,
+) -> str:
+    """A hanging link driven by a position servo; `bystander` adds a joint that nothing drives."""
+    other = BYSTANDER if bystander else ""
+    return SERVO.format(timestep=timestep, armature=armature, mass=mass, gravcomp=gravcomp, bystander=other)
+
+
+def arm_model(
+    shoulder: str = 'damping="0.3"',
+    elbow: str = 'damping="0.1"',
+    *,
+    option: str = 'timestep="0.005" integrator="implicitfast"',
+    gains: tuple[str, str] = ('kp="20" kv="1"', 'kp="10" kv="0.5"'),
+    hand: str = "",
+    motors: str = "",
+) -> str:
+    """An arm of two hinges with position servos: attributes of its joints and gains, what its end carries."""
+    return ARM.format(option=option, shoulder=shoulder, elbow=elbow, gains=gains, hand=hand, motors=motors)
+
+
+def diagnosed_arm() -> str:
+    """The arm into which causes and failure modes are injected, with friction in its joints."""
+    return arm_model(
+        'damping="0.25" frictionloss="0.02" armature="0.01" range="-170 170"',
+        'damping="0.12" frictionloss="0.01" armature="0.005" range="-170 170"',
+        option='timestep="0.01" integrator="Euler"',
+        gains=('kp="30" kv="1"', 'kp="15" kv="0.4"'),
+    )
+
+
+def write_scene(folder: Path, model: str, joints: Sequence[str], more: str = "") -> Path:
+    """A scene at 50 Hz in a folder: the model, its driven joints, and further lines of the table `[robot]`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scene.xml").write_text(model)
+    named = ", ".join(f'"{joint}"' for joint in joints)
+    (folder / "scene.toml").write_text(f'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = [{named}]\n{more}')
+    return folder
