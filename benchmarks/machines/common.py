@@ -15,9 +15,9 @@ import numpy as np
 from instep.app.gap_run import named_run
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.replay import aligned
+from instep.core.replay import aligned, same_width
 from instep.core.statistics import Estimate
-from instep.core.world import Simulator
+from instep.core.world import Simulator, advance
 from instep.data import load_episodes
 from instep.gap.measure import recorded_at_rate
 from instep.physics.actuators import with_inputs
@@ -53,11 +53,12 @@ def paths(sim: Simulator, episodes: Sequence[Episode]) -> list[np.ndarray]:
     """What the simulator does from the first row of each recording, all in one batch: predicted less measured."""
     given = [aligned(e, sim) for e in episodes]
     longest = max(len(g.q) for g in given)
-    commanded = np.stack([np.concatenate([g.action, np.repeat(g.action[-1:], longest - len(g.q), 0)]) for g in given])
+    actions = same_width([g.action for g in given])
+    actions = np.stack([np.concatenate([a, np.repeat(a[-1:], longest - len(a), 0)]) for a in actions])
     state = sim.place(*(np.stack([getattr(g, name)[0] for g in given]) for name in ("q", "v")), 0.0, _past(given))
     out = [state.q]
     for k in range(longest - 1):
-        state = sim.step(state, commanded[:, k])
+        state = advance(sim, state, actions[:, k])
         out.append(state.q)
     done = np.stack(out, axis=1)
     return [done[i, : len(g.q)] - g.q for i, g in enumerate(given)]

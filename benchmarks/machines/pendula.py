@@ -67,27 +67,33 @@ def xl330(out: Path, quick: bool) -> list[dict[str, Any]]:
     episodes, before = recorded("xl330", "xl330", scene), without_delta(scene)
     rows = []
     for gain, count in seeds.items():
-        each = np.array([found[gain, seed] for seed in range(count)])
+        each = np.array([found[gain, seed][0] for seed in range(count)])
+        drops = np.array([found[gain, seed][1] for seed in range(count)])
         # The goal is for a gain between those that were fitted.
         rows.append(error_row(f"xl330, unseen gain {gain}", each.mean(axis=0), "mrad", 42.0 if gain == "200" else None))
+        if drops.size:
+            rows.append(error_row(f"xl330, unseen gain {gain}, motor off", drops.mean(axis=0), "mrad", 42.0))
         if count > 1:
             spread = float(np.ptp(each.mean(axis=1)))
             rows.append(error_row(f"xl330, unseen gain {gain}, spread of {count} seeds", [spread], "mrad", 3.0))
-        outside = [e for e in episodes if e.meta["kp"] == gain]
+        outside = [e for e in episodes if e.meta["kp"] == gain and e.powered.all()]
         nominal = [1e3 * float(np.abs(e).mean()) for e in paths(before, outside)]
         rows.append(error_row(f"xl330, gain {gain}, published values", nominal, "mrad"))
     return rows
 
 
-def _servo(gain: str, seed: int) -> list[float]:
-    """Error of each run at a gain, from a fit to the other gains [mrad]."""
+def _servo(gain: str, seed: int) -> tuple[list[float], list[float]]:
+    """Error of each run at a gain, from a fit to the other gains [mrad]: motor always on, and switched off to drop."""
     scene = Scene.load("servo_pendulum")
     episodes = recorded("xl330", "xl330", scene)
     inside = [e for e in episodes if e.meta["kp"] != gain]
-    outside = [e for e in episodes if e.meta["kp"] == gain]
+    powered, drops = ([e for e in episodes if e.meta["kp"] == gain and e.powered.all() == on] for on in (True, False))
     options = ShootingOptions(window=6.0, fixed_start=True, starts=2, random_starts=seed > 0, seed=seed, iterations=25)
     sim, _ = identified(scene, inside, SERVO, options, {})
-    return [1e3 * float(np.abs(e).mean()) for e in paths(sim, outside)]
+    return (
+        [1e3 * float(np.abs(e).mean()) for e in paths(sim, powered)],
+        [1e3 * float(np.abs(e).mean()) for e in paths(sim, drops)] if drops else [],
+    )
 
 
 def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:

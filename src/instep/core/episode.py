@@ -17,7 +17,8 @@ from .world import Array, Observation, Spec, State
 class Episode:
     """Rows of one run. Row i holds the state before action i, its observation, and action i.
 
-    The usual columns are `timestamp` [s], `q`, `v`, `action` and the observations under their LeRobot names;
+    The usual columns are `timestamp` [s], `q`, `v`, `action` and the observations under their LeRobot names; `inputs`
+    are what motors were given beside the action (`elbow.enable`, 0 while the motor was switched off);
     `q.stamp` or `observation.images.top.stamp` [s] are the times of a channel that was captured at another time.
     """
 
@@ -62,6 +63,12 @@ class Episode:
     def action(self) -> Array:
         """Actions [rows, nu]."""
         return self["action"]
+
+    @property
+    def powered(self) -> Array:
+        """Rows in which no motor was switched off [rows]."""
+        off = [i for i, label in enumerate(self.spec.inputs.labels) if label.endswith(".enable")]
+        return np.all(self["inputs"][:, off] > 0, axis=1) if "inputs" in self else np.ones(len(self), bool)
 
     def rows(self, start: int | None = None, stop: int | None = None) -> Episode:
         """Some consecutive rows."""

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .episode import Episode, by_label
 from .errors import BadInput, Diverged, UnknownName
 from .records import array_dataclass
-from .world import Array, Simulator, Spec, State, put, take
+from .world import Array, Simulator, Spec, State, advance, put, take
 
 MEMORY = 64
 """How many actions before an anchor a simulator is given, for worlds with latency."""
@@ -48,7 +48,7 @@ def replay(sim: Simulator, episode: Episode, *, anchor: int | None = 1) -> Episo
         into = some[:, None] + np.arange(1, span + 1)
         inside = into < rows
         q[into[inside]], v[into[inside]] = window_q[inside], window_v[inside]
-    columns = {"timestamp": episode.t, "q": q, "v": v, "action": given.action}
+    columns = {"timestamp": episode.t, "q": q, "v": v, "action": given.action[:, : len(sim.spec.action.labels)]}
     return Episode(sim.spec, columns, {**episode.meta, "anchor": str(anchor)})
 
 
@@ -61,7 +61,7 @@ class Aligned:
     v: Array
     """Velocities [rows, nv]."""
     action: Array
-    """Actions [rows, nu]."""
+    """Actions [rows, nu], followed by the simulator's inputs where the episode has any that are not 1."""
     past: Array
     """The actions before each row [rows, MEMORY, nu], oldest first; before the first row it repeats the first."""
     seen: tuple[Array, Array]
@@ -89,7 +89,18 @@ def aligned(episode: Episode, sim: Simulator) -> Aligned:
     past = np.moveaxis(sliding_window_view(padded, MEMORY, axis=0), -1, 1)[: len(action)]
     q = by_label(episode.q, episode.spec.q.labels, spec.q.labels, rest.q)
     v = by_label(episode.v, episode.spec.v.labels, spec.v.labels, rest.v)
-    return Aligned(q, v, action, past, (q_seen, v_seen))
+    return Aligned(q, v, np.concatenate([action, _inputs(episode, spec)], axis=1), past, (q_seen, v_seen))
+
+
+def same_width(actions: Sequence[Array]) -> list[Array]:
+    """Actions of several runs [..., nu], those without inputs filled up with ones where others have some."""
+    width = max(action.shape[-1] for action in actions)
+    return [
+        np.concatenate([action, np.ones((*action.shape[:-1], width - action.shape[-1]))], axis=-1)
+        if action.shape[-1] < width
+        else action
+        for action in actions
+    ]
 
 
 def predict(sim: Simulator, given: Aligned, starts: Array, span: int) -> tuple[Array, Array]:
@@ -101,7 +112,7 @@ def predict(sim: Simulator, given: Aligned, starts: Array, span: int) -> tuple[A
     for step in range(span):
         try:
             # A window that reaches past the end repeats the last action; the caller drops those rows.
-            state = sim.step(state, given.action[np.minimum(starts + step, last)])
+            state = advance(sim, state, given.action[np.minimum(starts + step, last)])
         except Diverged as error:
             row = int(starts[error.worlds[0]]) + step
             error.args = (f"{error.args[0]} It happened in the replay of row {row}.",)
@@ -141,7 +152,7 @@ def rollout_windows(
     """
     lengths = np.array([len(run.action) for run in runs])
     ends = np.cumsum(lengths)
-    actions = np.concatenate([run.action for run in runs])
+    actions = np.concatenate(same_width([run.action for run in runs]))
     first_row, last_row = (ends - lengths)[windows[:, 0]] + windows[:, 1], ends[windows[:, 0]] - 1
     survived, order = np.array(spans, int), np.argsort(-np.asarray(spans, int), kind="stable")
     for begin in range(0, len(order), CHUNK):
@@ -181,7 +192,7 @@ def rollout_batch(
     while len(live) and step < remaining[0]:
         before = state
         try:
-            state = sim.step(state, actions(live, step))
+            state = advance(sim, state, actions(live, step))
         except Diverged as error:
             gone = np.asarray(error.worlds)
             new = gone[~lost[gone]]
@@ -214,6 +225,24 @@ def rollout_positions(sim: Simulator, state: State, actions: Array) -> Array:
     survived = rollout_batch(sim, state, given, np.full(worlds, span), visit)
     out[np.arange(span) >= survived[:, None]] = np.nan
     return out
+
+
+def _inputs(episode: Episode, spec: Spec) -> Array:
+    """The episode's inputs in the order of a simulator's [rows, inputs], none where all of them are 1."""
+    none = np.ones((len(episode), 0))
+    if "inputs" not in episode:
+        return none
+    given, values = episode.spec.inputs.labels, np.asarray(episode["inputs"], float)
+    for i, label in enumerate(given):
+        rows = int((values[:, i] != 1).sum())
+        known = label in (*spec.inputs.labels, *spec.action.labels)
+        if rows and not known and label.rpartition(".")[0] in spec.action.labels:
+            raise BadInput(
+                f"The recording changes {label!r} in {rows} of {len(episode)} rows, and this simulator has no such "
+                f"input (it has: {', '.join(spec.inputs.labels) or 'none'}); replay the recording in MuJoCo."
+            )
+    inputs = by_label(values, given, spec.inputs.labels, np.ones(()))
+    return none if (inputs == 1).all() else inputs
 
 
 def _same_period(episode: Episode, spec: Spec) -> None:

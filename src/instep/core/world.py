@@ -62,6 +62,9 @@ class Spec:
     """Input of `step`."""
     observation: Mapping[str, Channel] = field(default_factory=dict[str, Channel])
     """Result of `observe`, by name."""
+    inputs: Channel = Channel()
+    """What the motors take beside the action, through `switch`: `elbow.enable` (0 while the motor is off) and
+    `elbow.gain` (factor on the stiffness of its servo). All are 1 where they are not given."""
 
 
 @array_dataclass
@@ -124,6 +127,14 @@ class Simulator(World, Protocol):
 
     def tuned(self, settings: Settings) -> Self:
         """The same world with some parameters set."""
+        ...
+
+
+class SwitchedSimulator(Simulator, Protocol):
+    """A simulator whose motors can be switched off and whose gains can be changed; its spec names these inputs."""
+
+    def switch(self, state: State, inputs: Array) -> State:
+        """The state whose next step takes these inputs [..., inputs]."""
         ...
 
 
@@ -208,12 +219,25 @@ class Wrapper(Generic[W]):
         """The state with a wrench on each body, felt for one step."""
         return self.world.nudge(state, wrench)
 
+    def switch(self, state: State, inputs: Array) -> State:
+        """The state whose next step takes these inputs of the motors, where the world inside has any."""
+        inside: Any = self.world  # a SwitchedSimulator, or its spec names no inputs
+        return inside.switch(state, inputs)
+
     def tuned(self, settings: Settings) -> Self:
         """The same with parameters set: its own here, the others in the world inside."""
         own = {self.params[name]: value for name, value in settings.items() if name in self.params}
         rest = {name: value for name, value in settings.items() if name not in self.params}
         inside: Any = self.world  # a Simulator, or `tuned` is not there to be called
         return replace(self, world=inside.tuned(rest) if rest else inside, **own)
+
+
+def advance(sim: Simulator, state: State, action: Array) -> State:
+    """One control period later, for an action that may be followed by the inputs of the motors."""
+    size = sim.spec.action.shape[-1]
+    if action.shape[-1] > size:
+        state = cast(SwitchedSimulator, sim).switch(state, action[..., size:])
+    return sim.step(state, action[..., :size])
 
 
 Tree = TypeVar("Tree")

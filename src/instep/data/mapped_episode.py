@@ -38,6 +38,8 @@ def episode_of(raw: RawRun, data_map: DataMapping) -> Episode:
     if v is not None:
         columns["v"] = v
     action_channel, columns["action"] = _channel(raw, data_map.action, rows, times, q_channel)
+    inputs, given = _inputs(raw, data_map, times, action_channel)
+    columns |= {"inputs": given} if inputs.labels else {}
     observation: dict[str, Channel] = {}
     for name, rule in _observed(raw, data_map):
         channel, column = _channel(raw, rule, rows, times, q_channel)
@@ -49,12 +51,25 @@ def episode_of(raw: RawRun, data_map: DataMapping) -> Episode:
     columns = {name: column[skip:] for name, column in columns.items()}
     start = float(columns["timestamp"][0])
     columns["timestamp"] = columns["timestamp"] - start
-    spec = Spec(dt, q_channel, v_channel, action_channel, observation)
+    spec = Spec(dt, q_channel, v_channel, action_channel, observation, inputs)
     meta = _notes(raw, data_map) | ({"start": repr(start)} if start else {})
     episode = Episode(spec, columns, meta)
     if data_map.resample:
         episode = resampled(episode, data_map.resample if data_map.resample > 0 else 1.0 / dt)
     return episode
+
+
+def _inputs(raw: RawRun, data_map: DataMapping, times: Array, action: Channel) -> tuple[Channel, Array]:
+    """The inputs of motors beside their commands, labelled `elbow.enable`; none where a file has none."""
+    labels: list[str] = []
+    parts = [np.zeros((len(times), 0))]
+    for kind, rule in data_map.inputs.items():
+        if rule.optional and not _present(raw, rule):
+            continue
+        channel, values = _channel(raw, rule, len(times), times, action)
+        labels += [f"{label}.{kind}" for label in channel.labels]
+        parts.append(values)
+    return vector(labels, "1"), np.concatenate(parts, axis=1)
 
 
 def _rows(raw: RawRun, data_map: DataMapping) -> int:

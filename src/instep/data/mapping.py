@@ -23,6 +23,9 @@ SHIPPED = files("instep.data") / "maps"
 """Folder of the mappings that come with instep."""
 
 
+INPUTS = ("enable", "gain")
+"""Inputs of motors beside their commands."""
+
 _REFERENCE = re.compile(r"^(?P<name>.*?)(\[(?P<start>\d+)(:(?P<stop>\d+))?\])?$")
 
 
@@ -138,6 +141,8 @@ class DataMapping:
     v: ChannelRule = ChannelRule()
     action: ChannelRule = ChannelRule()
     observation: Mapping[str, ChannelRule] = field(default_factory=dict[str, ChannelRule])
+    inputs: Mapping[str, ChannelRule] = field(default_factory=dict[str, ChannelRule])
+    """What motors were given beside commands: `enable` (0 while a motor is off) and `gain`."""
 
 
 _RULE = frozenset(entry.name for entry in fields(ChannelRule)) - {"sources"} | {"from"}
@@ -220,11 +225,18 @@ def _map(name: str, top: Mapping[str, Any]) -> DataMapping:
             also={str(k): (str(v[0]), str(v[1])) for k, v in top.get("also", {}).items()},
             meta={str(k): str(v) for k, v in top.get("meta", {}).items()},
             observation={str(k): _rule(f"{name}: {k}", v) for k, v in top.get("observation", {}).items()},
+            inputs={_input(name, k): _rule(f"{name}: {k}", v) for k, v in top.get("inputs", {}).items()},
             **rules,
             **plain,
         )
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"The mapping {name!r} has an entry of the wrong kind ({error}).") from None
+
+
+def _input(name: str, key: str) -> str:
+    if key not in INPUTS:
+        raise UnknownName(f"input of the mapping {name!r}", key, INPUTS)
+    return key
 
 
 def _rule(where: str, entry: Any) -> ChannelRule:

@@ -84,7 +84,7 @@ def latest(grid: Array, t: Array) -> Array:
 
 def interpolation_of(name: str, column: Any) -> Interpolation:
     """How a column is resampled: actions, images, text and integers are held, other numbers interpolated."""
-    held = name == "action" or name.startswith("action.") or column.dtype.kind != "f" or column.ndim > 3
+    held = name in ("action", "inputs") or name.startswith("action.") or column.dtype.kind != "f" or column.ndim > 3
     return "hold" if held else "linear"
 
 

@@ -7,7 +7,7 @@ by name; warnings are reported with the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal
 
 import numpy as np
@@ -113,9 +113,10 @@ def check_data(
             name = episode.meta.get("name", str(i))
             raise BadInput(f"Run {name!r} has {len(episode)} row; a gap needs at least two. Leave it out.")
     runs = RecordedRuns(tuple(episodes), dict(limits or {}))
+    powered = replace(runs, episodes=tuple(_powered_stretch(e) for e in episodes))
     problems: list[DataProblem] = []
     for name, check in CHECKS.items():
-        found = list(check(runs))
+        found = list(check(powered if name in COMMAND_CHECKS else runs))
         problems += found
         # Further checks would only repeat that numbers are missing.
         if name == "finite" and found and "finite" not in allow:
@@ -475,6 +476,17 @@ CHECKS: dict[str, Callable[[RecordedRuns], Iterator[DataProblem]]] = {
     "clipping": clipped,
 }
 """Every check by the name under which a user may allow it."""
+COMMAND_CHECKS = ("frozen", "gain", "order", "offset")
+"""Checks that compare positions with commands, which motors follow only while they are switched on."""
+
+
+def _powered_stretch(episode: Episode) -> Episode:
+    """The longest stretch of a run in which no motor is switched off; all of it where none ever is."""
+    powered = episode.powered
+    if powered.all():
+        return episode
+    begin, rows = _longest(powered)
+    return episode.rows(begin, begin + max(rows, 1))
 
 
 def _motion_range(column: Array) -> float:

@@ -43,7 +43,7 @@ def command_following(episodes: Sequence[Episode]) -> CommandFollowing:
             "No joint is commanded a position in its own unit, so command following cannot be measured; give a scene."
         )
     spec = episodes[0].spec
-    reach = min(round(LONGEST / spec.dt), min(len(e) for e in episodes) // 3)
+    reach = min(round(LONGEST / spec.dt), min(int(e.powered.sum()) for e in episodes) // 3)
     sums, counts = _squares(episodes, servos, reach)  # [lags, runs, joints], [lags, runs]
     names, columns, units = _columns(servos, spec.q.units)
     grouped = sums @ columns
@@ -80,8 +80,10 @@ def _squares(episodes: Sequence[Episode], servos: Sequence[tuple[str, int, int]]
         q = np.asarray(episode.q, float)[:, [place for _, place, _ in servos]]
         a = np.asarray(episode.action, float)[:, [commanded for _, _, commanded in servos]]
         q, a = q[:-1], a[:-1]  # the action of the last row leads nowhere
+        powered = episode.powered[:-1]
         for k in range(reach + 1):
-            difference = q[k:] - a[: len(a) - k]
+            # A motor that is switched off follows nothing.
+            difference = (q[k:] - a[: len(a) - k])[powered[k:]]
             sums[k, r], counts[k, r] = np.einsum("ij,ij->j", difference, difference), len(difference)
     return sums, counts
 

@@ -284,7 +284,7 @@ def _pair(sim: Simulator, episode: Episode, run: Aligned, q: Array, v: Array) ->
     t = episode.t - episode.t[0]
     seen_q, seen_v = run.seen
     spec = replace(sim.spec, q=_part(sim.spec.q, seen_q), v=_part(sim.spec.v, seen_v))
-    given = {"timestamp": t, "action": run.action}
+    given = {"timestamp": t, "action": run.action[:, : len(sim.spec.action.labels)]}
     seen = {name: column for name, column in episode.columns.items() if name.startswith("observation.images.")}
     real = Episode(spec, {**given, "q": run.q[:, seen_q], "v": run.v[:, seen_v], **seen}, episode.meta)
     replayed = Episode(spec, {**given, "q": q[:, seen_q], "v": v[:, seen_v]}, episode.meta)

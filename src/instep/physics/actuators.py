@@ -38,6 +38,7 @@ from instep.core.world import Array, Channel, Observation, Settings, Spec, State
 from instep.scene.folder import Scene
 from instep.scene.settings_file import read_table
 
+from .actuator_inputs import ENABLE, GAIN, INPUTS, ActuatorInputs, inputs_of, switched
 from .actuator_models import (
     COGGING,
     COUNT,
@@ -63,8 +64,6 @@ MOTOR: Mapping[str, Term] = {
     "supply_resistance": Term(0.0, 1e-2, 10.0, "ohm"),
 }
 """Torque constant, winding resistance, duty per radian of error and unit of gain, supply voltage and resistance."""
-GAIN = ".gain"
-"""Suffix of the input that a motor on a supply takes besides its command: the gain of its firmware."""
 
 
 def read_actuators(root: Path) -> dict[str, float]:
@@ -76,7 +75,10 @@ def read_actuators(root: Path) -> dict[str, float]:
 
 
 def with_inputs(scene: Scene, episodes: Sequence[Episode]) -> list[Episode]:
-    """The recordings with the inputs that actuators take besides commands, read from each recording's metadata."""
+    """The recordings with the gains that actuators on a supply take besides commands.
+
+    They are read from each recording's column of inputs, where it has them, else from its metadata.
+    """
     inputs: Mapping[str, str] = _table(scene.root).get("inputs", {})
     return [_with_inputs(episode, inputs) for episode in episodes]
 
@@ -128,16 +130,23 @@ def _with_inputs(episode: Episode, inputs: Mapping[str, str]) -> Episode:
     missing = [name for name in inputs if name not in episode.spec.action.labels]
     if not missing:
         return episode
-    try:
-        values = np.array([float(episode.meta.get(inputs[name], "")) for name in missing])
-    except ValueError:
-        raise BadInput(
-            f"The scene's actuators take {missing[0]!r} from the metadata {inputs[missing[0]]!r} of each recording, "
-            f"and {episode.meta.get('name', 'one of them')!r} has no number there."
-        ) from None
-    actions = np.concatenate([episode.action, np.tile(values, (len(episode), 1))], axis=1)
+    values = [_input_rows(episode, name, inputs[name]) for name in missing]
+    actions = np.concatenate([episode.action, np.stack(values, axis=1)], axis=1)
     spec = replace(episode.spec, action=_extended(episode.spec.action, missing))
     return Episode(spec, {**episode.columns, "action": actions}, episode.meta)
+
+
+def _input_rows(episode: Episode, name: str, field: str) -> Array:
+    """An input in each row, from the recording's column of inputs or else its metadata [rows]."""
+    if "inputs" in episode and name in episode.spec.inputs.labels:
+        return np.asarray(episode["inputs"], float)[:, episode.spec.inputs.labels.index(name)]
+    try:
+        return np.full(len(episode), float(episode.meta.get(field, "")))
+    except ValueError:
+        raise BadInput(
+            f"The scene's actuators take {name!r} from the metadata {field!r} of each recording, and "
+            f"{episode.meta.get('name', 'one of them')!r} has no number there."
+        ) from None
 
 
 def _extended(action: Channel, names: Sequence[str]) -> Channel:
@@ -151,6 +160,7 @@ class ActuatedWorld:
         self.world = world
         self.settings = dict(settings)
         self._models = _models(world.model, self.settings)
+        self._spec = _spec(world.spec, self._models.inputs)
         self._nsim = max([*(np.size(v) for v in [*self.settings.values(), *world.settings.values()] if np.ndim(v)), 0])
         self._batches: dict[int, _ActuatedBatch] = {}
         self._lock = threading.Lock()
@@ -172,9 +182,8 @@ class ActuatedWorld:
 
     @property
     def spec(self) -> Spec:
-        """The meaning of the numbers; motors on a supply also take the gain of their firmware."""
-        spec, inputs = self.world.spec, self._models.inputs
-        return replace(spec, action=_extended(spec.action, inputs)) if inputs else spec
+        """The meaning of the numbers; the actions of motors on a supply include the gain of their firmware."""
+        return self._spec
 
     def rest_action(self) -> Array:
         """The scene's rest action, with the gains at which motors on a supply are as stiff as the model's servos."""
@@ -190,8 +199,8 @@ class ActuatedWorld:
 
     def place(self, q: Array, v: Array, t: float = 0.0, past: Array | None = None) -> State:
         """The state with these positions and velocities."""
-        commands = None if past is None else np.asarray(past, float)[..., : self.world.spec.action.shape[0]]
-        return self._with_loads(self.world.place(q, v, t, commands))
+        commands = None if past is None else np.asarray(past, float)[..., : self.model.nu]
+        return self._with_loads(self.world.place(q, v, t, commands), past)
 
     def observe(self, state: State) -> Observation:
         """The observation of the MuJoCo world."""
@@ -200,6 +209,10 @@ class ActuatedWorld:
     def nudge(self, state: State, wrench: Array) -> State:
         """The state with a wrench on each body, felt for one step."""
         return self.world.nudge(state, wrench)
+
+    def switch(self, state: State, inputs: Array) -> State:
+        """The state whose next step takes these inputs of the actuators [..., inputs]."""
+        return switched(state, inputs, self._spec)
 
     def tuned(self, settings: Settings) -> ActuatedWorld:
         """The same world with some parameters set: those of actuator models here, the others in MuJoCo."""
@@ -214,14 +227,14 @@ class ActuatedWorld:
         rows = np.asarray(state.hidden[KEY], float)
         flat, n = rows.reshape(-1, rows.shape[-1]), int(np.prod(state.batch, initial=1))
         check_batch_size(n, self._nsim)
-        given = action.reshape(n, -1)
-        commands = self.world.spec.action.shape[0]
+        given, commands = action.reshape(n, -1), self.model.nu
         loads = np.asarray(state.hidden[LOADS], float).reshape(n, 2, -1)
         with self._lock:
             actuated = self._batch(n)
             batch, error = actuated.batch, ""
             batch.state[:] = flat
             batch.bind("ctrl")[:] = given[:, :commands]
+            actuated.switch(inputs_of(state, n))
             for _ in range(self.world.substeps):
                 actuated.apply(loads, given[:, commands:])
                 try:
@@ -235,19 +248,25 @@ class ActuatedWorld:
             q, v = batch.bind("qpos").copy(), batch.bind("qvel").copy()
             sensors = batch.bind("sensordata").copy() if self.model.nsensor else None
         shape = state.batch
-        hidden = {**state.hidden, KEY: after.reshape(rows.shape), LOADS: loads.reshape(*shape, 2, -1)}
+        kept = {key: value for key, value in state.hidden.items() if key != INPUTS}
+        hidden = {**kept, KEY: after.reshape(rows.shape), LOADS: loads.reshape(*shape, 2, -1)}
         if sensors is not None:
             hidden[SENSORS] = sensors.reshape(*shape, -1)
         new = State(state.t + self.spec.dt, q.reshape(*shape, -1), v.reshape(*shape, -1), hidden)
         return check_finite(new, self.scene.name, "MuJoCo with actuator models", error)
 
-    def _with_loads(self, state: State) -> State:
+    def _with_loads(self, state: State, past: Array | None = None) -> State:
         rows = np.asarray(state.hidden[KEY], float)
         flat = rows.reshape(-1, rows.shape[-1])
         with self._lock:
             actuated = self._batch(len(flat))
+            last = self.rest_action() if past is None else np.asarray(past, float)[..., -1, :]
+            gains = np.broadcast_to(last[..., self.model.nu :], (*state.batch, len(self._models.names)))
+            actuated.switch(None)
             actuated.batch.state[:] = flat
+            actuated.apply(np.zeros((len(flat), 2, self.model.nv)), gains.reshape(len(flat), -1))
             actuated.batch.forward()
+            actuated.clear()
             loads = actuated.loads()
         return state.with_hidden(LOADS, loads.reshape(*state.batch, 2, -1))
 
@@ -256,7 +275,7 @@ class ActuatedWorld:
             if len(self._batches) >= 4:
                 del self._batches[next(iter(self._batches))]
             batch = tuned_batch(self.world.model, n, self.world.workers(n), self.world.per_world)
-            self._batches[n] = _ActuatedBatch(batch, self._models)
+            self._batches[n] = _ActuatedBatch(batch, self._models, self._spec.inputs.labels)
         return self._batches[n]
 
 
@@ -284,8 +303,12 @@ class _Models:
 class _ActuatedBatch:
     """A native batch of worlds whose model fields are set by actuator models before each physics step."""
 
-    def __init__(self, batch: mjbatch.Batch, models: _Models):
+    def __init__(self, batch: mjbatch.Batch, models: _Models, inputs: tuple[str, ...]):
         self.batch, self._models = batch, models
+        self._inputs = ActuatorInputs(batch, inputs)
+        self._enable = [inputs.index(name + ENABLE) for name in models.names]
+        """Where the inputs of the motors on a supply stand."""
+        self._enabled = np.ones((batch.nsim, len(models.names)))
         self._friction = batch.expand("dof_frictionloss")
         self._damping = batch.expand("dof_damping")
         self._coulomb, self._viscous = self._friction.copy(), self._damping.copy()
@@ -293,11 +316,17 @@ class _ActuatedBatch:
         self._back_emf = np.zeros((batch.nsim, batch.model.nv))
         """Braking torque of the back-EMF per speed [Nm s/rad]."""
 
+    def switch(self, inputs: Array | None) -> None:
+        """Write the inputs of a control step [worlds, inputs]; None means that all are 1."""
+        self._inputs.apply(inputs)
+        motors = (self.batch.nsim, len(self._enable))
+        self._enabled = np.ones(motors) if inputs is None else inputs[:, self._enable]
+
     def apply(self, loads: Array, gains: Array) -> None:
         """Set motors, friction and cogging for the next physics step."""
         speed = self.batch.bind("qvel")
         for column, a in enumerate(self._models.motors):
-            self._set_motor(a, gains[:, column], speed)
+            self._set_motor(a, gains[:, column], self._enabled[:, column], speed)
         if self._models.terms:
             motor = loads[:, 1] - self._back_emf * speed
             self._friction[:] = friction_limit(self._coulomb, self._models.terms, speed, loads[:, 0], motor)
@@ -309,12 +338,12 @@ class _ActuatedBatch:
         if self._models.cogging is not None:
             self.batch.bind("qfrc_applied")[:] = 0.0
 
-    def _set_motor(self, a: int, gain: Array, speed: Array) -> None:
+    def _set_motor(self, a: int, gain: Array, enabled: Array, speed: Array) -> None:
         """Write the stiffness and limit of a motor for its present duty and voltage.
 
         duty = clip(gain k error, -1, 1), torque = kt / R (duty volts - kt w), and volts = V - Rs i while the motor
         draws a current i from a supply of resistance Rs. The back-EMF is written as damping, so that it is integrated
-        implicitly.
+        implicitly. A motor that is switched off draws no current, so it neither drives nor brakes.
         """
         p, dof, batch = self._models.motors[a], self._models.dofs[a], self.batch
         error = batch.bind("ctrl")[:, a] - batch.bind("qpos")[:, self._models.q_index[a]]
@@ -322,18 +351,26 @@ class _ActuatedBatch:
         current = (p["volts"] * np.abs(duty) - p["kt"] * speed[:, dof] * np.sign(duty)) / p["resistance"]
         volts = p["volts"] - p["supply_resistance"] * np.maximum(current, 0.0)
         stall_torque = p["kt"] / p["resistance"] * volts
-        stiffness = stall_torque * p["duty"] * gain
+        stiffness = stall_torque * p["duty"] * gain * enabled
         batch.expand("actuator_gainprm")[:, a, 0] = stiffness
         batch.expand("actuator_biasprm")[:, a, 1] = -stiffness
         batch.expand("actuator_biasprm")[:, a, 2] = 0.0
         batch.expand("actuator_forcerange")[:, a, 0] = -stall_torque
         batch.expand("actuator_forcerange")[:, a, 1] = stall_torque
-        self._back_emf[:, dof] = p["kt"] ** 2 / p["resistance"]
+        self._back_emf[:, dof] = enabled * p["kt"] ** 2 / p["resistance"]
         self._damping[:, dof] = self._viscous[:, dof] + self._back_emf[:, dof]
 
     def loads(self) -> Array:
         """External and motor torque at each degree of freedom [worlds, 2, nv]."""
         return np.stack([-self._bias, self._motor], axis=1)
+
+
+def _spec(spec: Spec, gains: Sequence[str]) -> Spec:
+    """The spec of a world whose motors on a supply take their gain as an action."""
+    if not gains:
+        return spec
+    left = [label for label in spec.inputs.labels if label not in gains]
+    return replace(spec, action=_extended(spec.action, gains), inputs=vector(left, "1"))
 
 
 def _models(model: mujoco.MjModel, settings: Settings) -> _Models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
@@ -15,6 +16,7 @@ from instep.core.world import Array, Channel, Observation, Settings, Spec, State
 from instep.scene import address
 from instep.scene.folder import Scene
 
+from .actuator_inputs import ActuatorInputs, input_channel, inputs_of, switched
 from .engine_checks import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
 
 KEY = "mujoco"
@@ -42,7 +44,7 @@ class MujocoWorld:
         self._layout = _Layout(self._model)
         self._spec = _spec(self.scene, self._model)
         self._rest = self.scene.rest_action()
-        self._batches: dict[int, mjbatch.Batch] = {}
+        self._batches: dict[int, tuple[mjbatch.Batch, ActuatorInputs]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -91,7 +93,7 @@ class MujocoWorld:
         layout, n = self._layout, len(flat)
         check_batch_size(n, self._nsim)
         with self._lock:
-            batch = self._batch(n)
+            batch = self._batch(n, inputs_of(state, n))
             batch.state[:] = flat
             batch.state[:, layout.ctrl] = action.reshape(n, -1)
             error = ""
@@ -121,6 +123,10 @@ class MujocoWorld:
         rows[..., self._layout.xfrc] = full.reshape(*state.batch, -1)
         return state.with_hidden(KEY, rows)
 
+    def switch(self, state: State, inputs: Array) -> State:
+        """The state whose next step takes these inputs of the actuators [..., inputs]."""
+        return switched(state, inputs, self._spec)
+
     def tuned(self, settings: Settings) -> MujocoWorld:
         """The same world with some parameters set; arrays hold one value per world of a batch."""
         resolved = address.ordered(self.scene.model, settings)
@@ -136,13 +142,17 @@ class MujocoWorld:
             batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
             return count.reshape(state.batch).copy()
 
-    def _batch(self, n: int) -> mjbatch.Batch:
+    def _batch(self, n: int, inputs: Array | None = None) -> mjbatch.Batch:
+        """The native batch of n worlds, its actuators at these inputs [n, inputs]."""
         if n not in self._batches:
             # Sizes come and go (replay windows, evaluations); a few pools are kept, the oldest goes first.
             if len(self._batches) >= 4:
                 del self._batches[next(iter(self._batches))]
-            self._batches[n] = tuned_batch(self._model, n, self.workers(n), self._each)
-        return self._batches[n]
+            batch = tuned_batch(self._model, n, self.workers(n), self._each)
+            self._batches[n] = batch, ActuatorInputs(batch, self._spec.inputs.labels)
+        batch, actuators = self._batches[n]
+        actuators.apply(inputs)
+        return batch
 
     def workers(self, n: int) -> int:
         """Threads that step n worlds: all threads wait for each other every control step, so each needs some work."""
@@ -226,7 +236,7 @@ def tuned_batch(model: mujoco.MjModel, n: int, threads: int, each: dict[str, Arr
 
 
 def _spec(scene: Scene, model: mujoco.MjModel) -> Spec:
-    spec = scene.spec
+    spec = replace(scene.spec, inputs=input_channel(model))
     if not model.nsensor:
         return spec
     labels: list[str] = []
@@ -234,4 +244,4 @@ def _spec(scene: Scene, model: mujoco.MjModel) -> Spec:
         name, size = model.sensor(s).name or f"sensor{s}", int(model.sensor_dim[s])
         labels += [name] if size == 1 else [f"{name}.{i}" for i in range(size)]
     sensors: dict[str, Channel] = {"observation.sensors": vector(labels)}
-    return Spec(spec.dt, spec.q, spec.v, spec.action, {**spec.observation, **sensors})
+    return replace(spec, observation={**spec.observation, **sensors})

@@ -12,8 +12,8 @@ from instep.core import poses
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
-from instep.core.replay import aligned, rollout_positions
-from instep.core.world import Array, Simulator, Spec
+from instep.core.replay import aligned, rollout_positions, same_width
+from instep.core.world import Array, Simulator, Spec, advance
 
 MAX_START_NOISE_SHARE = 0.05
 """Share of a coordinate's travel by which noise of the start state may move it before the rest of a window is cut."""
@@ -117,7 +117,9 @@ def cut_windows(
     form = tangent(sim.spec, episodes[0].spec)
     pieces = [_windows(sim, e, i, form, (span, stride or span, skip)) for i, e in enumerate(episodes)]
     names = ("q", "v", "past", "action", "target", "inside", "run")
-    joined = {name: np.concatenate([getattr(p, name) for p in pieces]) for name in names}
+    parts = {name: [getattr(p, name) for p in pieces] for name in names}
+    parts["action"] = same_width(parts["action"])
+    joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     noise_q = np.median([p.noise_q for p in pieces], axis=0)
     noise_v = np.median([p.noise_v for p in pieces], axis=0)
     windows = Windows(**joined, tangent=form, noise_q=noise_q, noise_v=noise_v)
@@ -316,7 +318,7 @@ def _transition(sim: Simulator, windows: Windows, q: Array, v: Array, action: Ar
         at = form.plus(q[part, None], steps[:, :nv])
         speed = v[part, None] + steps[:, nv:]
         commands = np.repeat(action[part], len(steps), axis=0)
-        flat = sim.step(sim.place(at.reshape(-1, at.shape[-1]), speed.reshape(-1, nv)), commands)
+        flat = advance(sim, sim.place(at.reshape(-1, at.shape[-1]), speed.reshape(-1, nv)), commands)
         new_q, new_v = flat.q.reshape(at.shape), flat.v.reshape(speed.shape)
         change = np.concatenate(
             [form.minus(new_q[:, 1 : k + 1], new_q[:, k + 1 :]), new_v[:, 1 : k + 1] - new_v[:, k + 1 :]], axis=-1

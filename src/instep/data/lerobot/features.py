@@ -25,6 +25,7 @@ NOMINAL = "nominal"
 def spec_to_json(spec: Spec) -> dict[str, Any]:
     """A spec as JSON values."""
     channels = {"q": asdict(spec.q), "v": asdict(spec.v), "action": asdict(spec.action)}
+    channels |= {"inputs": asdict(spec.inputs)} if spec.inputs.labels else {}
     return {"dt": spec.dt, **channels, "observation": {name: asdict(c) for name, c in spec.observation.items()}}
 
 
@@ -37,6 +38,7 @@ def spec_from_json(value: Any) -> Spec:
             _channel_from_json(value["v"]),
             _channel_from_json(value["action"]),
             {str(name): _channel_from_json(channel) for name, channel in value["observation"].items()},
+            _channel_from_json(value["inputs"]) if "inputs" in value else Channel(),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"The stored description of the columns is damaged ({type(error).__name__}: {error}).") from None
@@ -114,7 +116,7 @@ def video_info(facts: VideoFacts, fps: int, options: VideoOptions) -> dict[str, 
 
 def channel_of(name: str, spec: Spec) -> Channel | None:
     """What a spec says of a column."""
-    own = {"q": spec.q, "v": spec.v, "action": spec.action}
+    own = {"q": spec.q, "v": spec.v, "action": spec.action, "inputs": spec.inputs}
     return own.get(name) or spec.observation.get(name)
 
 
