@@ -7,10 +7,12 @@ near 0. The same loop finds the body with the largest weight at each pixel.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+
+from instep.core.world import Array
 
 from .simd import (
     CELL,
@@ -20,14 +22,12 @@ from .simd import (
     LOG2_255,
     MAX_ALPHA,
     MIN_TRANSMITTANCE,
-    TILE,
     F,
     U,
     any_of,
     broadcast,
     constant,
     exp2,
-    fetch_add,
     float_as_bits,
     load,
     maximum,
@@ -37,7 +37,7 @@ from .simd import (
     store,
     trailing_zeros,
 )
-from .tiles import cell_lists, sort_tile
+from .tiles import SortedTile, TileLists, cell_corner, next_tile, tile_buffers
 
 COLUMNS = constant(0, 1, 2, 3, 0, 1, 2, 3)
 UPPER = constant(0, 0, 0, 0, 1, 1, 1, 1)
@@ -48,6 +48,59 @@ FINISHED = F(-1.0)
 """Floor of a finished pixel, under which no light can fall."""
 OUT = 5 * PIXELS
 """Numbers that are left of a cell: transmittance, red, green, blue, summed depth."""
+FIRST = (np.int64(-1), U(0))
+"""The cursor of `next_entry` before the first entry."""
+
+
+class ImageArrays(NamedTuple):
+    """An image, or the gradient of a loss by it, as the kernels take it."""
+
+    colour: Array
+    """Red, green, blue [height, width, 3]."""
+    alpha: Array
+    """[height, width]; of a gradient, empty where it is 0."""
+    depth: Array
+    """[height, width]; of a gradient, empty where it is 0."""
+
+
+class BackdropArrays(NamedTuple):
+    """What is behind the Gaussians, as the kernels take it."""
+
+    colour: Array
+    """Red, green, blue [height, width, 3]; empty where all is black."""
+    depth: Array
+    """[height, width]; empty where it is behind everything."""
+
+
+class CellLight(NamedTuple):
+    """The light that passes through a cell, in its upper (0) and lower (1) half."""
+
+    light_0: Any
+    light_1: Any
+    """Transmittance of what was blended."""
+    rest_0: Any
+    rest_1: Any
+    """Light of finished pixels, which goes to the backdrop."""
+    floor_0: Any
+    floor_1: Any
+    """Transmittance at which a pixel is finished."""
+    nearest: Any
+    """Depth of the nearest backdrop that is still behind what was blended."""
+
+
+class CellCoverage(NamedTuple):
+    """What one Gaussian covers of a cell, in its upper (0) and lower (1) half."""
+
+    across: Any
+    upper: Any
+    lower: Any
+    """Distances of the pixels from its centre: across, down in the upper and in the lower half."""
+    cover_0: Any
+    cover_1: Any
+    """Its alpha."""
+    weight_0: Any
+    weight_1: Any
+    """What it takes of the light."""
 
 
 @njit(**INLINE)
@@ -110,37 +163,66 @@ def next_nearest(limits: Any, depth: Any) -> Any:
 
 
 @njit(**INLINE)
-def blend_cell(entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, out: Any) -> None:
-    """Blend the Gaussians that reach one cell; `limits` [16] are the backdrop's depths, `nearest` their smallest."""
+def full_light(nearest: Any) -> Any:
+    """The light before anything is blended; `nearest` is the smallest depth of the backdrop."""
     none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
-    x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
-    light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
+    return CellLight(full, full, none, none, dark, dark, nearest)
+
+
+@njit(**INLINE)
+def next_entry(tile: SortedTile, n: Any, cell: Any, cursor: Any, light: CellLight) -> Any:
+    """The next entry that reaches a cell and where to look after it; -1 where none is left or no light.
+
+    A cursor is a group of 64 entries and those of them that are left; it begins as FIRST.
+    """
+    group, word = cursor
+    while not word:
+        group += 1
+        if 64 * group >= n or reduce_max(maximum(light.light_0, light.light_1)) <= F(0.0):
+            return -1, (group, word)
+        word = tile.words[64 * group + cell]
+    return tile.order[64 * group + trailing_zeros(word)], (group, word & (word - U(1)))
+
+
+@njit(**INLINE)
+def pass_entry(tile: SortedTile, k: Any, cell: Any, light: CellLight) -> Any:
+    """The light after an entry, and what the entry covers of the cell."""
+    entries, limits = tile.entries, tile.limits
+    light_0, light_1, rest_0, rest_1, floor_0, floor_1, nearest = light
+    z = entries[k, 9]
+    if z > nearest:
+        light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
+        light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
+        nearest = next_nearest(limits, z)
+    across, upper, lower = offsets(entries, k, F((cell // CELLS) * CELL), F((cell % CELLS) * CELL))
+    cover_0, cover_1 = alphas(entries, k, across, upper, lower)
+    weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
+    weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
+    after = CellLight(light_0, light_1, rest_0, rest_1, floor_0, floor_1, nearest)
+    return after, CellCoverage(across, upper, lower, cover_0, cover_1, weight_0, weight_1)
+
+
+@njit(**INLINE)
+def blend_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, out: Any) -> None:
+    """Blend the Gaussians that reach one cell; `nearest` is the smallest of the tile's limits."""
+    none, entries = broadcast(F(0.0)), tile.entries
     red_0, red_1, green_0, green_1, blue_0, blue_1, depth_0, depth_1 = none, none, none, none, none, none, none, none
-    for group in range((n + 63) // 64):
-        word = words[64 * group + cell]
-        while word:
-            k = order[64 * group + trailing_zeros(word)]
-            word &= word - U(1)
-            z = entries[k, 9]
-            if z > nearest:
-                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = next_nearest(limits, z)
-            across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
-            part = broadcast(entries[k, 6])
-            red_0, red_1 = red_0 + weight_0 * part, red_1 + weight_1 * part
-            part = broadcast(entries[k, 7])
-            green_0, green_1 = green_0 + weight_0 * part, green_1 + weight_1 * part
-            part = broadcast(entries[k, 8])
-            blue_0, blue_1 = blue_0 + weight_0 * part, blue_1 + weight_1 * part
-            part = broadcast(z)
-            depth_0, depth_1 = depth_0 + weight_0 * part, depth_1 + weight_1 * part
-        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
+    light, cursor = full_light(nearest), FIRST
+    while True:
+        k, cursor = next_entry(tile, n, cell, cursor, light)
+        if k < 0:
             break
-    rest_0, rest_1 = rest_0 + light_0, rest_1 + light_1
+        light, covered = pass_entry(tile, k, cell, light)
+        weight_0, weight_1 = covered.weight_0, covered.weight_1
+        part = broadcast(entries[k, 6])
+        red_0, red_1 = red_0 + weight_0 * part, red_1 + weight_1 * part
+        part = broadcast(entries[k, 7])
+        green_0, green_1 = green_0 + weight_0 * part, green_1 + weight_1 * part
+        part = broadcast(entries[k, 8])
+        blue_0, blue_1 = blue_0 + weight_0 * part, blue_1 + weight_1 * part
+        part = broadcast(entries[k, 9])
+        depth_0, depth_1 = depth_0 + weight_0 * part, depth_1 + weight_1 * part
+    rest_0, rest_1 = light.rest_0 + light.light_0, light.rest_1 + light.light_1
     store_pair(out, 0, rest_0, rest_1)
     store_pair(out, 16, red_0, red_1)
     store_pair(out, 32, green_0, green_1)
@@ -163,9 +245,9 @@ def mean_depth(summed: Any, rest: Any) -> Any:
 
 
 @njit(**INLINE)
-def read_limits(depth: Any, left: Any, top: Any, limits: Any) -> Any:
+def read_limits(depth: Any, corner: Any, limits: Any) -> Any:
     """The backdrop's depths behind a cell, where it has any; return the nearest."""
-    nearest = F(np.inf)
+    nearest, (left, top) = F(np.inf), corner
     height, width = depth.shape
     for row in range(min(CELL, height - top)):
         for column in range(min(CELL, width - left)):
@@ -176,8 +258,9 @@ def read_limits(depth: Any, left: Any, top: Any, limits: Any) -> Any:
 
 
 @njit(**INLINE)
-def write_cell(out: Any, left: Any, top: Any, backdrop: Any, colour: Any, alpha: Any, depth: Any) -> None:
+def write_cell(out: Any, corner: Any, backdrop: Any, image: ImageArrays) -> None:
     """Write a cell into the image, over the backdrop if there is one."""
+    (colour, alpha, depth), (left, top) = image, corner
     height, width = alpha.shape
     for row in range(min(CELL, height - top)):
         for column in range(min(CELL, width - left)):
@@ -197,107 +280,67 @@ def write_cell(out: Any, left: Any, top: Any, backdrop: Any, colour: Any, alpha:
             depth[y, x] = out[4 * PIXELS + o]
 
 
-@njit(**INLINE)
-def longest_list(starts: Any) -> Any:
-    """The length of the longest list of a tile."""
-    longest = 0
-    for tile in range(len(starts) - 1):
-        longest = max(longest, starts[tile + 1] - starts[tile])
-    return longest
-
-
 @njit(**KERNEL)
-def blend_tiles(
-    entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
-    colour: Any, alpha: Any, depth: Any,
-) -> Any:  # fmt: skip
-    """Blend tiles from a shared counter until none is left, in any number of threads.
-
-    `backdrop` is empty where all behind is black, `limit` where it is behind everything.
-    Return how many entries were out of order.
-    """
-    height, width = alpha.shape
-    longest = longest_list(starts)
-    keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
-    words = np.empty(longest + 64, np.uint64)
-    limits, out = np.full(PIXELS, np.inf, np.float32), np.empty(OUT, np.float32)
-    breaks = 0
+def blend_tiles(tiles: TileLists, backdrop: BackdropArrays, image: ImageArrays) -> Any:
+    """Blend tiles until none is left, in any number of threads; return how many entries were out of order."""
+    height, width = image.alpha.shape
+    buffers, out = tile_buffers(tiles), np.empty(OUT, np.float32)
+    total = 0
     while True:
-        tile = fetch_add(tickets)
-        if tile >= len(starts) - 1:
-            return breaks
-        start, stop = starts[tile], starts[tile + 1]
-        breaks += sort_tile(entries, start, stop, ids, keys, order)
-        cell_lists(masks, order, stop - start, words)
+        tile, n, breaks = next_tile(tiles, buffers)
+        if tile < 0:
+            return total
+        total += breaks
         for cell in range(CELLS * CELLS):
-            left = (tile % across) * TILE + (cell // CELLS) * CELL
-            top = (tile // across) * TILE + (cell % CELLS) * CELL
+            left, top = corner = cell_corner(tile, cell, tiles.across)
             if left < width and top < height:
-                nearest = read_limits(limit, left, top, limits)
-                blend_cell(entries, order, words, stop - start, cell, limits, nearest, out)
-                write_cell(out, left, top, backdrop, colour, alpha, depth)
+                blend_cell(buffers, n, cell, read_limits(backdrop.depth, corner, buffers.limits), out)
+                write_cell(out, corner, backdrop.colour, image)
 
 
 @njit(**INLINE)
-def label_cell(
-    entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, body: Any, shares: Any
-) -> None:
+def label_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, body: Any, shares: Any) -> None:
     """Sum the weights of each body in a cell; `shares` [(1 + bodies) * 16], first the backdrop's."""
-    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
-    x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
-    light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
     shares[:] = F(0.0)
-    for group in range((n + 63) // 64):
-        word = words[64 * group + cell]
-        while word:
-            k = order[64 * group + trailing_zeros(word)]
-            word &= word - U(1)
-            z = entries[k, 9]
-            if z > nearest:
-                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = next_nearest(limits, z)
-            across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
-            o = (1 + np.int64(body[float_as_bits(entries[k, 10])])) * PIXELS
-            store_pair(shares, o, load(shares, o) + weight_0, load(shares, o + 8) + weight_1)
-        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
+    light, cursor = full_light(nearest), FIRST
+    while True:
+        k, cursor = next_entry(tile, n, cell, cursor, light)
+        if k < 0:
             break
-    store_pair(shares, 0, rest_0 + light_0, rest_1 + light_1)
+        light, covered = pass_entry(tile, k, cell, light)
+        o = (1 + np.int64(body[float_as_bits(tile.entries[k, 10])])) * PIXELS
+        store_pair(shares, o, load(shares, o) + covered.weight_0, load(shares, o + 8) + covered.weight_1)
+    store_pair(shares, 0, light.rest_0 + light.light_0, light.rest_1 + light.light_1)
 
 
 @njit(**KERNEL)
-def label_tiles(
-    entries: Any, masks: Any, starts: Any, ids: Any, body: Any, names: Any, across: Any, tickets: Any, limit: Any,
-    bodies: Any,
-) -> None:  # fmt: skip
-    """Find the body of every pixel, tile by tile, until no tile is left."""
+def label_tiles(tiles: TileLists, limit: Any, body: Any, names: Any, bodies: Any) -> None:
+    """Find the body of every pixel, tile by tile, until no tile is left.
+
+    `limit` [height, width] are the backdrop's depths, `body` [n] the body of each Gaussian, one of `names`.
+    """
     height, width = bodies.shape
-    longest = longest_list(starts)
-    keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
-    words = np.empty(longest + 64, np.uint64)
-    limits, shares = np.full(PIXELS, np.inf, np.float32), np.empty((1 + names) * PIXELS, np.float32)
+    buffers, shares = tile_buffers(tiles), np.empty((1 + names) * PIXELS, np.float32)
     while True:
-        tile = fetch_add(tickets)
-        if tile >= len(starts) - 1:
+        tile, n, _ = next_tile(tiles, buffers)
+        if tile < 0:
             return
-        start, stop = starts[tile], starts[tile + 1]
-        sort_tile(entries, start, stop, ids, keys, order)
-        cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
-            left = (tile % across) * TILE + (cell // CELLS) * CELL
-            top = (tile // across) * TILE + (cell % CELLS) * CELL
-            if left >= width or top >= height:
-                continue
-            nearest = read_limits(limit, left, top, limits)
-            label_cell(entries, order, words, stop - start, cell, limits, nearest, body, shares)
-            for pixel in range(PIXELS):
-                row, column = top + pixel // CELL, left + pixel % CELL
-                if row < height and column < width:
-                    best = 0
-                    for name in range(1, 1 + names):
-                        if shares[name * PIXELS + pixel] > shares[best * PIXELS + pixel]:
-                            best = name
-                    bodies[row, column] = best - 1
+            left, top = corner = cell_corner(tile, cell, tiles.across)
+            if left < width and top < height:
+                label_cell(buffers, n, cell, read_limits(limit, corner, buffers.limits), body, shares)
+                write_labels(shares, corner, names, bodies)
+
+
+@njit(**INLINE)
+def write_labels(shares: Any, corner: Any, names: Any, bodies: Any) -> None:
+    """Write the body with the largest share of each pixel of a cell; -1 for the backdrop."""
+    height, width = bodies.shape
+    for pixel in range(PIXELS):
+        row, column = corner[1] + pixel // CELL, corner[0] + pixel % CELL
+        if row < height and column < width:
+            best = 0
+            for name in range(1, 1 + names):
+                if shares[name * PIXELS + pixel] > shares[best * PIXELS + pixel]:
+                    best = name
+            bodies[row, column] = best - 1

@@ -6,7 +6,7 @@ The same formulas as in `reference.project` and `spherical_harmonics`; also the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -21,10 +21,31 @@ from instep.splat.image import Region
 from .simd import BLUR, INLINE, KERNEL, LOG2_E, NEAR_PLANE_M, F, I
 from .tiles import tile_box
 
+if TYPE_CHECKING:
+    from .workspace import PackedGaussians
+
 RECORD = 12
 """Numbers per rendered Gaussian: u, v, A, B, C, log2 opacity, red, green, blue, depth, half width, half height.
 
 Coverage is 2^(A dx^2 + B dx dy + C dy^2 + log2 opacity), in pixels from the region's corner."""
+
+
+class CameraView(NamedTuple):
+    """A camera as the kernels take it."""
+
+    frames: Array
+    """Rows of camera_from_body [bodies, 12]."""
+    parameters: Array
+    """Those of `view_parameters` [17]."""
+
+
+class ProjectedEllipses(NamedTuple):
+    """Gaussians on the image plane."""
+
+    records: Array
+    """What is rendered of each one [n, RECORD]."""
+    boxes: Array
+    """The box of tiles that each one touches [n], a byte each for its four sides; -1: it cannot be seen."""
 
 
 def view_parameters(camera: Camera, region: Region) -> Array:
@@ -67,8 +88,9 @@ def projection_jacobian(x: Any, y: Any, z: Any, view: Any) -> Any:
 
 
 @njit(**INLINE)
-def body_jacobian(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R: Any, b: Any) -> Any:
+def body_jacobian(jacobian: Any, R: Any, b: Any) -> Any:
     """The same derivative by directions of the body: gradient (2 x 3) times camera_from_body."""
+    j00, j01, j02, j10, j11, j12 = jacobian
     return (
         j00 * R[b, 0] + j01 * R[b, 4] + j02 * R[b, 8],
         j00 * R[b, 1] + j01 * R[b, 5] + j02 * R[b, 9],
@@ -80,39 +102,55 @@ def body_jacobian(j00: Any, j01: Any, j02: Any, j10: Any, j11: Any, j12: Any, R:
 
 
 @njit(**INLINE)
-def image_covariance(a0: Any, a1: Any, a2: Any, b0: Any, b1: Any, b2: Any, S: Any, i: Any) -> Any:
+def covariance_times(S: Any, i: Any, a: Any) -> Any:
+    """The covariance S (xx, xy, xz, yy, yz, zz) of one Gaussian times a vector of three."""
+    return (
+        S[i, 0] * a[0] + S[i, 1] * a[1] + S[i, 2] * a[2],
+        S[i, 1] * a[0] + S[i, 3] * a[1] + S[i, 4] * a[2],
+        S[i, 2] * a[0] + S[i, 4] * a[1] + S[i, 5] * a[2],
+    )
+
+
+@njit(**INLINE)
+def image_covariance(axes: Any, S: Any, i: Any) -> Any:
     """The covariance (xx, xy, yy) [px^2] of a body-frame covariance S (xx, xy, xz, yy, yz, zz) seen along the axes."""
-    p0 = S[i, 0] * a0 + S[i, 1] * a1 + S[i, 2] * a2
-    p1 = S[i, 1] * a0 + S[i, 3] * a1 + S[i, 4] * a2
-    p2 = S[i, 2] * a0 + S[i, 4] * a1 + S[i, 5] * a2
-    q0 = S[i, 0] * b0 + S[i, 1] * b1 + S[i, 2] * b2
-    q1 = S[i, 1] * b0 + S[i, 3] * b1 + S[i, 4] * b2
-    q2 = S[i, 2] * b0 + S[i, 4] * b1 + S[i, 5] * b2
+    a0, a1, a2, b0, b1, b2 = axes
+    p0, p1, p2 = covariance_times(S, i, (a0, a1, a2))
+    q0, q1, q2 = covariance_times(S, i, (b0, b1, b2))
     xx = a0 * p0 + a1 * p1 + a2 * p2 + BLUR
     xy = b0 * p0 + b1 * p1 + b2 * p2
     yy = b0 * q0 + b1 * q1 + b2 * q2 + BLUR
     return xx, xy, yy
 
 
+@njit(**INLINE)
+def camera_position(means: Any, i: Any, R: Any, b: Any) -> Any:
+    """The centre of a Gaussian of body b in the camera's frame."""
+    m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
+    return (
+        R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3],
+        R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7],
+        R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11],
+    )
+
+
 @njit(**KERNEL)
 def project(
-    start: Any, stop: Any, means: Any, covariances: Any, strengths: Any, colours: Any, body: Any, R: Any, view: Any,
-    records: Any, boxes: Any, changes: Any,
-) -> None:  # fmt: skip
-    """Records of the Gaussians from start to stop, and the box of tiles each one touches (-1: it cannot be seen).
+    rows: tuple[int, int], gaussians: PackedGaussians, camera: CameraView, projected: ProjectedEllipses, changes: Any
+) -> None:
+    """Records of the Gaussians of some rows, and the box of tiles each one touches (-1: it cannot be seen).
 
-    `strengths` [n, 2] hold log2 opacity and reach in standard deviations (negative: too faint to render);
-    `R` [bodies, 12] are the rows of camera_from_body. `changes` [rows + 1, columns + 1] receive how the number of
-    Gaussians changes from tile to tile; their sums along both axes are the numbers themselves.
+    `changes` [rows + 1, columns + 1] receive how the number of Gaussians changes from tile to tile; their sums along
+    both axes are the numbers themselves.
     """
+    means, covariances, strengths = gaussians.means, gaussians.covariances, gaussians.strengths
+    colours, body = gaussians.colours, gaussians.body
+    (R, view), (records, boxes) = camera, projected
     changes[:] = 0
-    for i in range(start, stop):
+    for i in range(rows[0], rows[1]):
         boxes[i] = I(-1)
         b = body[i]
-        m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
-        x = R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3]
-        y = R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7]
-        z = R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11]
+        x, y, z = camera_position(means, i, R, b)
         reach = strengths[i, 1]
         if z <= NEAR_PLANE_M or reach < F(0.0):
             continue
@@ -122,9 +160,8 @@ def project(
         bent_x, bent_y, _, _, _ = lens_at(nx, ny, view)
         u = view[0] * bent_x + view[2]
         v = view[1] * bent_y + view[3]
-        j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
-        a0, a1, a2, b0, b1, b2 = body_jacobian(j00, j01, j02, j10, j11, j12, R, b)
-        xx, xy, yy = image_covariance(a0, a1, a2, b0, b1, b2, covariances, i)
+        axes = body_jacobian(projection_jacobian(x, y, z, view), R, b)
+        xx, xy, yy = image_covariance(axes, covariances, i)
         half_width, half_height = reach * F(math.sqrt(xx)), reach * F(math.sqrt(yy))
         outside = u + half_width < F(0.5) or u - half_width > view[4] - F(0.5)
         if outside or v + half_height < F(0.5) or v - half_height > view[5] - F(0.5):
@@ -135,7 +172,7 @@ def project(
         records[i, 5] = strengths[i, 0]
         records[i, 6], records[i, 7], records[i, 8] = colours[i, 0], colours[i, 1], colours[i, 2]
         records[i, 9], records[i, 10], records[i, 11] = z, half_width, half_height
-        boxes[i] = tile_box(u, v, half_width, half_height, view[4], view[5], changes)
+        boxes[i] = tile_box((u, v), (half_width, half_height), (view[4], view[5]), changes)
 
 
 _C0, _C1 = F(spherical_harmonics.C0), F(spherical_harmonics.C1)
@@ -161,14 +198,14 @@ def sh_basis(x: Any, y: Any, z: Any, degree: Any, out: Any) -> None:
 
 
 @njit(**KERNEL)
-def evaluate_sh(
-    start: Any, stop: Any, means: Any, harmonics: Any, body: Any, eyes: Any, basis: Any, degree: Any, colours: Any
-) -> None:
-    """Colours of the Gaussians from start to stop; `eyes` [bodies, 3] is the camera position in each body's frame.
+def evaluate_sh(rows: tuple[int, int], gaussians: PackedGaussians, eyes: Any, degree: Any, colours: Any) -> None:
+    """Colours of the Gaussians of some rows; `eyes` [bodies, 3] is the camera position in each body's frame.
 
-    Seen in the body's own frame the harmonics need no turning. `basis` [16] is a place to work in.
+    Seen in the body's own frame the harmonics need no rotation.
     """
-    for i in range(start, stop):
+    means, harmonics, body = gaussians.means, gaussians.harmonics, gaussians.body
+    basis = np.empty(16, np.float32)
+    for i in range(rows[0], rows[1]):
         b = body[i]
         x, y, z = means[i, 0] - eyes[b, 0], means[i, 1] - eyes[b, 1], means[i, 2] - eyes[b, 2]
         scale = F(1.0) / max(F(1e-12), F(math.sqrt(x * x + y * y + z * z)))

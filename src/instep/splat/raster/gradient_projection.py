@@ -8,13 +8,59 @@ equations: how centres and covariances of ellipses change with the pose of their
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from .gaussian_projection import body_jacobian, lens_at, projection_jacobian
+from instep.core.world import Array
+
+from .gaussian_projection import (
+    CameraView,
+    ProjectedEllipses,
+    body_jacobian,
+    camera_position,
+    covariance_times,
+    lens_at,
+    projection_jacobian,
+)
 from .simd import INLINE, KERNEL, LOG2_E, F
+
+if TYPE_CHECKING:
+    from .workspace import PackedGaussians
+
+
+class EntryGradients(NamedTuple):
+    """Gradients by the entries of the tiles' lists, and where those of each Gaussian are."""
+
+    values: Array
+    """Those of `tiles.ENTRY_GRADIENTS` [entries, 10]."""
+    slots: Array
+    """Places of the entries of one Gaussian after the other [entries]."""
+    first: int
+    """Where in `slots` the first Gaussian begins."""
+
+
+class GaussianGradients(NamedTuple):
+    """Gradients by Gaussians in their original order, and by the poses of their bodies."""
+
+    means: Array
+    """By centres in the frames of their bodies [n, 3]."""
+    covariances: Array
+    """By xx, xy, xz, yy, yz, zz [n, 6]."""
+    appearance: Array
+    """By log opacity, red, green, blue [n, 4]."""
+    poses: Array
+    """By translation and rotation about the body's origin [bodies, 6], in the camera's frame."""
+
+
+class Pivots(NamedTuple):
+    """The bodies whose motion is tracked."""
+
+    track: Array
+    """Which pivot a body turns about [bodies]; -1: it is not tracked."""
+    positions: Array
+    """Where the pivots are in the camera's frame [tracked, 3]."""
 
 
 @njit(**INLINE)
@@ -40,29 +86,20 @@ def ellipse_gradients(records: Any, i: Any, sums: Any) -> Any:
 
 
 @njit(**INLINE)
-def axes_gradients(S: Any, i: Any, a: Any, b: Any, V_xx: Any, V_xy: Any, V_yy: Any) -> Any:
+def axes_gradients(S: Any, i: Any, a: Any, b: Any, V: Any) -> Any:
     """Gradients by the two axes (3 each), given the covariance S in the body's frame: V_A = 2 V A S."""
-    p0, p1, p2 = (
+    V_xx, V_xy, V_yy = V
+    p = (
         F(2.0) * (V_xx * a[0] + V_xy * b[0]),
         F(2.0) * (V_xx * a[1] + V_xy * b[1]),
         F(2.0) * (V_xx * a[2] + V_xy * b[2]),
     )
-    q0, q1, q2 = (
+    q = (
         F(2.0) * (V_xy * a[0] + V_yy * b[0]),
         F(2.0) * (V_xy * a[1] + V_yy * b[1]),
         F(2.0) * (V_xy * a[2] + V_yy * b[2]),
     )
-    V_a = (
-        S[i, 0] * p0 + S[i, 1] * p1 + S[i, 2] * p2,
-        S[i, 1] * p0 + S[i, 3] * p1 + S[i, 4] * p2,
-        S[i, 2] * p0 + S[i, 4] * p1 + S[i, 5] * p2,
-    )
-    V_b = (
-        S[i, 0] * q0 + S[i, 1] * q1 + S[i, 2] * q2,
-        S[i, 1] * q0 + S[i, 3] * q1 + S[i, 4] * q2,
-        S[i, 2] * q0 + S[i, 4] * q1 + S[i, 5] * q2,
-    )
-    return V_a, V_b
+    return covariance_times(S, i, p), covariance_times(S, i, q)
 
 
 @njit(**INLINE)
@@ -93,8 +130,9 @@ def lens_hessian(n: Any, m: Any, view: Any) -> Any:
 
 
 @njit(**INLINE)
-def position_gradients(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_j0: Any, V_j1: Any) -> Any:
+def position_gradients(position: Any, view: Any, V_centre: Any, V_j0: Any, V_j1: Any) -> Any:
     """Gradients by a Gaussian's place in the camera's frame, through its centre and through the derivative J there."""
+    (x, y, z), (V_u, V_v) = position, V_centre
     nx, ny = x / z, y / z
     n, m = min(max(nx, view[6]), view[7]), min(max(ny, view[8]), view[9])
     _, _, xx, xy, yy = lens_at(n, m, view)
@@ -116,32 +154,28 @@ def position_gradients(x: Any, y: Any, z: Any, view: Any, V_u: Any, V_v: Any, V_
 
 @njit(**KERNEL)
 def project_backward(
-    start: Any, stop: Any, means: Any, covariances: Any, body: Any, ids: Any, R: Any, view: Any, records: Any,
-    boxes: Any, gradients: Any, slots: Any, slot: Any, sums: Any, by_mean: Any, by_shape: Any, by_appearance: Any,
-    by_pose: Any,
+    rows: tuple[int, int], gaussians: PackedGaussians, camera: CameraView, projected: ProjectedEllipses,
+    source: EntryGradients, out: GaussianGradients,
 ) -> None:  # fmt: skip
-    """Gradients by the Gaussians from start to stop, written in the original order.
-
-    `by_mean` [n, 3] in the body's frame, `by_shape` [n, 6] by the covariance, `by_appearance` [n, 4] by log opacity,
-    red, green, blue; `by_pose` [bodies, 6] by translation and rotation about the body's origin, in the camera's frame.
-    """
+    """Gradients by the Gaussians of some rows, from the gradients by their entries."""
+    means, covariances, body, ids = gaussians.means, gaussians.covariances, gaussians.body, gaussians.ids
+    (R, view), (records, boxes), (gradients, slots, slot) = camera, projected, source
+    by_mean, by_shape, by_appearance, by_pose = out
+    sums = np.empty(10, np.float32)
     by_pose[:] = 0.0
-    for i in range(start, stop):
+    for i in range(rows[0], rows[1]):
         box = boxes[i]
         if box < 0:
             continue
         slot = sum_entries(gradients, slots, slot, box, sums)
         b, o = body[i], ids[i]
-        m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
-        x = R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3]
-        y = R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7]
-        z = R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11]
-        j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
-        a0, a1, a2, b0, b1, b2 = body_jacobian(j00, j01, j02, j10, j11, j12, R, b)
+        x, y, z = camera_position(means, i, R, b)
+        jacobian = j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        a0, a1, a2, b0, b1, b2 = body_jacobian(jacobian, R, b)
         V_u, V_v, V_xx, V_xy, V_yy = ellipse_gradients(records, i, sums)
-        V_a, V_b = axes_gradients(covariances, i, (a0, a1, a2), (b0, b1, b2), V_xx, V_xy, V_yy)
+        V_a, V_b = axes_gradients(covariances, i, (a0, a1, a2), (b0, b1, b2), (V_xx, V_xy, V_yy))
         V_j0, V_j1 = camera_frame_row(V_a, R, b), camera_frame_row(V_b, R, b)
-        V_x, V_y, V_z = position_gradients(x, y, z, view, V_u, V_v, V_j0, V_j1)
+        V_x, V_y, V_z = position_gradients((x, y, z), view, (V_u, V_v), V_j0, V_j1)
         V_z += sums[9]
         by_mean[o, 0] = R[b, 0] * V_x + R[b, 4] * V_y + R[b, 8] * V_z
         by_mean[o, 1] = R[b, 1] * V_x + R[b, 5] * V_y + R[b, 9] * V_z
@@ -230,31 +264,27 @@ def jacobian_derivatives(x: Any, y: Any, z: Any, view: Any, out: Any) -> None:
 
 
 @njit(**KERNEL)
-def pose_derivatives(
-    rows: Any, track: Any, pivots: Any, means: Any, covariances: Any, body: Any, R: Any, view: Any, boxes: Any, out: Any
-) -> None:
+def pose_derivatives(pivots: Pivots, gaussians: PackedGaussians, camera: CameraView, boxes: Any, out: Any) -> None:
     """The motion of every visible Gaussian that is tracked: out [n, 30].
 
-    `track` [bodies] says which pivot a body turns about (-1: it is not tracked), `pivots` [tracked, 3] where those are,
-    in the camera's frame. Motions are shifts along and turns about the camera's axes.
+    Motions are translations along and rotations about the camera's axes.
     """
+    means, covariances, body = gaussians.means, gaussians.covariances, gaussians.body
+    (track, positions), (R, view) = pivots, camera
     changes = np.empty((3, 2, 3), np.float32)
-    for i in range(rows):
+    for i in range(len(means)):
         b = body[i]
         if boxes[i] < 0 or track[b] < 0:
             continue
-        m0, m1, m2 = means[i, 0], means[i, 1], means[i, 2]
-        x = R[b, 0] * m0 + R[b, 1] * m1 + R[b, 2] * m2 + R[b, 3]
-        y = R[b, 4] * m0 + R[b, 5] * m1 + R[b, 6] * m2 + R[b, 7]
-        z = R[b, 8] * m0 + R[b, 9] * m1 + R[b, 10] * m2 + R[b, 11]
+        x, y, z = camera_position(means, i, R, b)
         pivot = track[b]
-        rx, ry, rz = x - pivots[pivot, 0], y - pivots[pivot, 1], z - pivots[pivot, 2]
+        rx, ry, rz = x - positions[pivot, 0], y - positions[pivot, 1], z - positions[pivot, 2]
         _, _, xx, xy, yy = lens_at(x / z, y / z, view)
         fx, fy, nx, ny = view[0] / z, view[1] / z, x / z, y / z
         c0, c1, c2 = fx * xx, fx * xy, -fx * (xx * nx + xy * ny)
         d0, d1, d2 = fy * xy, fy * yy, -fy * (xy * nx + yy * ny)
-        j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
-        Y = camera_covariance(covariances, i, body_jacobian(j00, j01, j02, j10, j11, j12, R, b), R, b)
+        jacobian = j00, j01, j02, j10, j11, j12 = projection_jacobian(x, y, z, view)
+        Y = camera_covariance(covariances, i, body_jacobian(jacobian, R, b), R, b)
         jacobian_derivatives(x, y, z, view, changes)
         for k in range(6):
             # The velocity of the centre, and the turn of the shape.
@@ -282,17 +312,6 @@ def pose_derivatives(
 def camera_covariance(S: Any, i: Any, axes: Any, R: Any, b: Any) -> Any:
     """The covariance in the camera's frame times both rows of J: R S A^T, first column then second (3 each)."""
     a0, a1, a2, b0, b1, b2 = axes
-    p0 = S[i, 0] * a0 + S[i, 1] * a1 + S[i, 2] * a2
-    p1 = S[i, 1] * a0 + S[i, 3] * a1 + S[i, 4] * a2
-    p2 = S[i, 2] * a0 + S[i, 4] * a1 + S[i, 5] * a2
-    q0 = S[i, 0] * b0 + S[i, 1] * b1 + S[i, 2] * b2
-    q1 = S[i, 1] * b0 + S[i, 3] * b1 + S[i, 4] * b2
-    q2 = S[i, 2] * b0 + S[i, 4] * b1 + S[i, 5] * b2
-    return (
-        R[b, 0] * p0 + R[b, 1] * p1 + R[b, 2] * p2,
-        R[b, 4] * p0 + R[b, 5] * p1 + R[b, 6] * p2,
-        R[b, 8] * p0 + R[b, 9] * p1 + R[b, 10] * p2,
-        R[b, 0] * q0 + R[b, 1] * q1 + R[b, 2] * q2,
-        R[b, 4] * q0 + R[b, 5] * q1 + R[b, 6] * q2,
-        R[b, 8] * q0 + R[b, 9] * q1 + R[b, 10] * q2,
-    )
+    p0, p1, p2 = camera_frame_row(covariance_times(S, i, (a0, a1, a2)), R, b)
+    q0, q1, q2 = camera_frame_row(covariance_times(S, i, (b0, b1, b2)), R, b)
+    return p0, p1, p2, q0, q1, q2

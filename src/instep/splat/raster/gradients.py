@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -20,31 +20,24 @@ from instep.splat import spherical_harmonics
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import RenderedImage
 
-from .blending import PIXELS, alphas, composite, longest_list, next_nearest, occlude, offsets, read_limits
+from .blending import FIRST, PIXELS, BackdropArrays, ImageArrays, full_light, next_entry, pass_entry, read_limits
 from .gaussian_projection import world_from_bodies, world_from_camera
-from .gradient_projection import covariance_backward, project_backward
+from .gradient_projection import EntryGradients, GaussianGradients, covariance_backward, project_backward
 from .simd import (
     CELL,
     CELLS,
     INLINE,
     KERNEL,
     MAX_ALPHA,
-    MIN_TRANSMITTANCE,
-    TILE,
     F,
-    U,
     broadcast,
-    fetch_add,
     load,
-    maximum,
-    reduce_max,
     reduce_sum,
     reduce_sums,
     select,
     store,
-    trailing_zeros,
 )
-from .tiles import ENTRY_GRADIENTS, cell_lists, sort_tile
+from .tiles import ENTRY_GRADIENTS, SortedTile, TileLists, cell_corner, next_tile, tile_buffers
 from .workspace import row_range, run_on_threads
 
 if TYPE_CHECKING:
@@ -102,14 +95,9 @@ def _accumulate_entries(frame: PreparedFrame, image: RenderedImage, gradient: Im
     by_depth = none if gradient.depth is None else np.ascontiguousarray(gradient.depth, np.float32)
     depth = image.depth if gradient.depth is None else np.where(image.alpha > 0, image.depth, np.float32(0.0))
     space.fit_gradients(int(space.starts[-1]))
-    tickets = np.zeros(1, np.int64)
-    run_on_threads(
-        lambda part: gradient_tiles(
-            space.entries, space.masks, space.starts, frame.packed.ids, space.across, tickets, frame.backdrop,
-            frame.limit, image.colour, image.alpha, depth, by_colour, by_alpha, by_depth, space.gradients,
-        ),
-        frame.threads,
-    )  # fmt: skip
+    tiles, shown = frame.tile_lists(), ImageArrays(image.colour, image.alpha, depth)
+    by_image = ImageArrays(by_colour, by_alpha, by_depth)
+    run_on_threads(lambda part: gradient_tiles(tiles, frame.backdrop, shown, by_image, space.gradients), frame.threads)
 
 
 def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array | None) -> Gradients:
@@ -119,12 +107,9 @@ def _gather_gradients(gaussians: Gaussians, frame: PreparedFrame, poses: Array |
     by_pose = np.zeros((threads, bodies, 6))
 
     def pull(part: int) -> None:
-        start, stop = row_range(n, part, threads)
-        project_backward(
-            start, stop, packed.means, packed.covariances, packed.body, packed.ids, frame.frames, frame.view,
-            space.records, space.boxes, space.gradients, space.slots, space.slots_from[part], np.empty(10, np.float32),
-            by_mean, by_shape, by_appearance, by_pose[part],
-        )  # fmt: skip
+        source = EntryGradients(space.gradients, space.slots, space.slots_from[part])
+        out = GaussianGradients(by_mean, by_shape, by_appearance, by_pose[part])
+        project_backward(row_range(n, part, threads), packed, frame.view, space.projected, source, out)
 
     run_on_threads(pull, threads)
     by_quat, by_scale = np.empty((n, 4)), np.empty((n, 3))
@@ -200,6 +185,15 @@ PIXEL_GRADIENTS = 6
 """Numbers per pixel: gradients by red, green, blue, by summed depth (q), by coverage (p), and their whole sum (R)."""
 
 
+class PixelGradients(NamedTuple):
+    """The gradients of a loss by the pixels of one cell."""
+
+    numbers: Array
+    """PIXEL_GRADIENTS for each of 16 pixels."""
+    deep: bool
+    """Whether the loss depends on the depth."""
+
+
 @njit(**INLINE)
 def gradient_by_log_alpha(cover: Any, weight: Any, gradient: Any, behind: Any) -> Any:
     """The gradient of the loss by the logarithm of the coverage; none where the coverage is cut at SOLID."""
@@ -208,82 +202,56 @@ def gradient_by_log_alpha(cover: Any, weight: Any, gradient: Any, behind: Any) -
 
 
 @njit(**INLINE)
-def gradient_by_weight(pixels: Any, at: Any, entries: Any, k: Any, z: Any) -> Any:
+def gradient_by_weight(pixels: Any, at: Any, entries: Any, k: Any) -> Any:
     """The gradient of the loss by a Gaussian's weight, at half a cell."""
     by_colour = (
         load(pixels, at) * broadcast(entries[k, 6])
         + load(pixels, at + PIXELS) * broadcast(entries[k, 7])
         + load(pixels, at + 2 * PIXELS) * broadcast(entries[k, 8])
     )
-    return by_colour + load(pixels, at + 3 * PIXELS) * broadcast(z) + load(pixels, at + 4 * PIXELS)
+    return by_colour + load(pixels, at + 3 * PIXELS) * broadcast(entries[k, 9]) + load(pixels, at + 4 * PIXELS)
 
 
 @njit(**INLINE)
-def gradient_cell(
-    entries: Any,
-    order: Any,
-    words: Any,
-    n: Any,
-    cell: Any,
-    limits: Any,
-    nearest: Any,
-    pixels: Any,
-    deep: Any,
-    gradients: Any,
-) -> None:
+def weighted_sum(pixels: Any, at: Any, covered: Any) -> Any:
+    """A Gaussian's weights times numbers of the pixels, both halves of a cell added."""
+    return covered.weight_0 * load(pixels, at) + covered.weight_1 * load(pixels, at + 8)
+
+
+@njit(**INLINE)
+def gradient_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, pixels: PixelGradients, gradients: Any) -> None:
     """Add the gradients of one cell to those of the entries that reach it."""
-    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
-    x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
-    light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
-    behind_0, behind_1 = load(pixels, 5 * PIXELS), load(pixels, 5 * PIXELS + 8)
-    for group in range((n + 63) // 64):
-        word = words[64 * group + cell]
-        while word:
-            k = order[64 * group + trailing_zeros(word)]
-            word &= word - U(1)
-            z = entries[k, 9]
-            if z > nearest:
-                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = next_nearest(limits, z)
-            across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
-            gradient_0, gradient_1 = (
-                gradient_by_weight(pixels, 0, entries, k, z),
-                gradient_by_weight(pixels, 8, entries, k, z),
-            )
-            behind_0 = select(light_0 > none, behind_0 - weight_0 * gradient_0, none)
-            behind_1 = select(light_1 > none, behind_1 - weight_1 * gradient_1, none)
-            power_0 = gradient_by_log_alpha(cover_0, weight_0, gradient_0, behind_0)
-            power_1 = gradient_by_log_alpha(cover_1, weight_1, gradient_1, behind_1)
-            power = power_0 + power_1
-            by_row = power_0 * upper + power_1 * lower
-            by_rows = power_0 * upper * upper + power_1 * lower * lower
-            sums = reduce_sums(
-                power, power * across, by_row, power * across * across, by_row * across, by_rows,
-                weight_0 * load(pixels, 0) + weight_1 * load(pixels, 8),
-                weight_0 * load(pixels, PIXELS) + weight_1 * load(pixels, PIXELS + 8),
-            )  # fmt: skip
-            at = np.int64(k) * ENTRY_GRADIENTS
-            store(gradients, at, load(gradients, at) + sums)
-            blue = weight_0 * load(pixels, 2 * PIXELS) + weight_1 * load(pixels, 2 * PIXELS + 8)
-            gradients[k, 8] += reduce_sum(blue)
-            if deep:
-                gradients[k, 9] += reduce_sum(
-                    weight_0 * load(pixels, 3 * PIXELS) + weight_1 * load(pixels, 3 * PIXELS + 8)
-                )
-        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
+    none, entries, (numbers, deep) = broadcast(F(0.0)), tile.entries, pixels
+    behind_0, behind_1 = load(numbers, 5 * PIXELS), load(numbers, 5 * PIXELS + 8)
+    light, cursor = full_light(nearest), FIRST
+    while True:
+        k, cursor = next_entry(tile, n, cell, cursor, light)
+        if k < 0:
             break
+        light, covered = pass_entry(tile, k, cell, light)
+        across, upper, lower, cover_0, cover_1, weight_0, weight_1 = covered
+        gradient_0 = gradient_by_weight(numbers, 0, entries, k)
+        gradient_1 = gradient_by_weight(numbers, 8, entries, k)
+        behind_0 = select(light.light_0 > none, behind_0 - weight_0 * gradient_0, none)
+        behind_1 = select(light.light_1 > none, behind_1 - weight_1 * gradient_1, none)
+        power_0 = gradient_by_log_alpha(cover_0, weight_0, gradient_0, behind_0)
+        power_1 = gradient_by_log_alpha(cover_1, weight_1, gradient_1, behind_1)
+        power = power_0 + power_1
+        by_row = power_0 * upper + power_1 * lower
+        by_rows = power_0 * upper * upper + power_1 * lower * lower
+        moments = power, power * across, by_row, power * across * across, by_row * across, by_rows
+        red, green = weighted_sum(numbers, 0, covered), weighted_sum(numbers, PIXELS, covered)
+        at = np.int64(k) * ENTRY_GRADIENTS
+        store(gradients, at, load(gradients, at) + reduce_sums((*moments, red, green)))
+        gradients[k, 8] += reduce_sum(weighted_sum(numbers, 2 * PIXELS, covered))
+        if deep:
+            gradients[k, 9] += reduce_sum(weighted_sum(numbers, 3 * PIXELS, covered))
 
 
 @njit(**INLINE)
-def read_pixel_gradients(
-    left: Any, top: Any, image: Any, alpha: Any, depth: Any, backdrop: Any, by_colour: Any, by_alpha: Any,
-    by_depth: Any, pixels: Any,
-) -> None:  # fmt: skip
-    """The gradients of a cell's pixels by weights, and their whole sums. `by_alpha` and `by_depth` may be empty."""
+def read_pixel_gradients(corner: Any, image: ImageArrays, backdrop: Any, gradient: ImageArrays, pixels: Any) -> None:
+    """The gradients of a cell's pixels by weights, and their whole sums. Those by alpha and by depth may be empty."""
+    (shown, alpha, depth), (by_colour, by_alpha, by_depth), (left, top) = image, gradient, corner
     height, width = alpha.shape
     pixels[:] = F(0.0)
     for row in range(min(CELL, height - top)):
@@ -299,39 +267,30 @@ def read_pixel_gradients(
             for channel in range(3):
                 v = by_colour[y, x, channel]
                 pixels[channel * PIXELS + o] = v
-                shown = image[y, x, channel]
+                own = shown[y, x, channel]
                 if len(backdrop):
                     p -= v * backdrop[y, x, channel]
-                    shown -= (F(1.0) - cover) * backdrop[y, x, channel]
-                whole += v * shown
+                    own -= (F(1.0) - cover) * backdrop[y, x, channel]
+                whole += v * own
             pixels[3 * PIXELS + o], pixels[4 * PIXELS + o], pixels[5 * PIXELS + o] = q, p, whole + p * cover
 
 
 @njit(**KERNEL)
 def gradient_tiles(
-    entries: Any, masks: Any, starts: Any, ids: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
-    image: Any, alpha: Any, depth: Any, by_colour: Any, by_alpha: Any, by_depth: Any, gradients: Any,
-) -> None:  # fmt: skip
+    tiles: TileLists, backdrop: BackdropArrays, image: ImageArrays, by_image: ImageArrays, gradients: Any
+) -> None:
     """Accumulate the gradients by every entry, tile by tile, until no tile is left."""
-    height, width = alpha.shape
-    longest = longest_list(starts)
-    keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
-    words = np.empty(longest + 64, np.uint64)
-    limits, pixels = np.full(PIXELS, np.inf, np.float32), np.empty(PIXEL_GRADIENTS * PIXELS, np.float32)
+    height, width = image.alpha.shape
+    buffers, pixels = tile_buffers(tiles), np.empty(PIXEL_GRADIENTS * PIXELS, np.float32)
+    cell_pixels = PixelGradients(pixels, len(by_image.depth) > 0)
     while True:
-        tile = fetch_add(tickets)
-        if tile >= len(starts) - 1:
+        tile, n, _ = next_tile(tiles, buffers)
+        if tile < 0:
             return
-        start, stop = starts[tile], starts[tile + 1]
-        gradients[start:stop] = F(0.0)
-        sort_tile(entries, start, stop, ids, keys, order)
-        cell_lists(masks, order, stop - start, words)
+        gradients[tiles.starts[tile] : tiles.starts[tile + 1]] = F(0.0)
         for cell in range(CELLS * CELLS):
-            left = (tile % across) * TILE + (cell // CELLS) * CELL
-            top = (tile // across) * TILE + (cell % CELLS) * CELL
+            left, top = corner = cell_corner(tile, cell, tiles.across)
             if left < width and top < height:
-                nearest = read_limits(limit, left, top, limits)
-                read_pixel_gradients(left, top, image, alpha, depth, backdrop, by_colour, by_alpha, by_depth, pixels)
-                gradient_cell(
-                    entries, order, words, stop - start, cell, limits, nearest, pixels, len(by_depth) > 0, gradients
-                )
+                nearest = read_limits(backdrop.depth, corner, buffers.limits)
+                read_pixel_gradients(corner, image, backdrop.colour, by_image, pixels)
+                gradient_cell(buffers, n, cell, nearest, cell_pixels, gradients)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -23,19 +23,18 @@ from instep.scene.camera import Camera
 from instep.splat.image import Backdrop, Region, checked_region
 
 from .blending import (
+    FIRST,
     OUT,
     PIXELS,
-    alphas,
+    BackdropArrays,
     blend_cell,
-    composite,
-    longest_list,
-    next_nearest,
-    occlude,
-    offsets,
+    full_light,
+    next_entry,
+    pass_entry,
     read_limits,
 )
 from .gaussian_projection import world_from_bodies, world_from_camera
-from .gradient_projection import POSE_DERIVATIVES, pose_derivatives
+from .gradient_projection import POSE_DERIVATIVES, Pivots, pose_derivatives
 from .rasterizer import PreparedFrame, Rasterizer
 from .simd import (
     CELL,
@@ -44,22 +43,15 @@ from .simd import (
     KERNEL,
     LOG2_E,
     MAX_ALPHA,
-    MIN_TRANSMITTANCE,
-    TILE,
     F,
-    U,
     broadcast,
-    fetch_add,
     float_as_bits,
     load,
-    maximum,
-    reduce_max,
     reduce_sum,
     select,
     store,
-    trailing_zeros,
 )
-from .tiles import cell_lists, sort_tile
+from .tiles import SortedTile, TileLists, cell_corner, next_tile, tile_buffers
 from .workspace import run_on_threads
 
 JACOBIAN = 18 * PIXELS
@@ -68,14 +60,46 @@ SUMS = 29
 """Numbers per body: J^T W J (21, upper triangle by rows), J^T W r (6), r^T W r, W."""
 
 
+class TargetArrays(NamedTuple):
+    """An image to compare with, as the kernels take it."""
+
+    colour: Array
+    """Red, green, blue [height, width, 3]."""
+    weight: Array
+    """Weight of each pixel [height, width]."""
+    huber: np.float32
+    """Residuals longer than this are weighted down in proportion."""
+
+
+class TrackedMotion(NamedTuple):
+    """How the Gaussians of tracked bodies move."""
+
+    body: Array
+    """The body of each Gaussian [n]."""
+    track: Array
+    """Which of the tracked a body is [bodies]; -1: none."""
+    derivatives: Array
+    """Those of `pose_derivatives` [n, 30]."""
+
+
+class CellJacobian(NamedTuple):
+    """J of one cell for every tracked body."""
+
+    out: Array
+    """The blended cell: OUT numbers, as `blend_cell` writes them."""
+    values: Array
+    """J [bodies * JACOBIAN]."""
+    touched: Array
+    """Whose J is not 0 [bodies]."""
+
+
 @njit(**INLINE)
-def residuals_of_cell(
-    out: Any, left: Any, top: Any, backdrop: Any, target: Any, weight: Any, huber: Any, residual: Any, cost: Any
-) -> Any:
+def residuals_of_cell(out: Any, corner: Any, backdrop: Any, target: TargetArrays, residual: Any, cost: Any) -> Any:
     """Residuals and weights of a cell: residual [4 * 16] is red, green, blue, weight. Return whether any weighs.
 
     The colours in `out` become those with the backdrop behind them.
     """
+    (colour, weight, huber), (left, top) = target, corner
     height, width = weight.shape
     residual[:] = F(0.0)
     any_weight = False
@@ -91,7 +115,7 @@ def residuals_of_cell(
                 if len(backdrop):
                     shown += rest * backdrop[y, x, channel]
                     out[(1 + channel) * PIXELS + o] = shown
-                difference = shown - target[y, x, channel]
+                difference = shown - colour[y, x, channel]
                 residual[channel * PIXELS + o] = difference
                 square += difference * difference
             length = F(math.sqrt(square))
@@ -105,13 +129,12 @@ def residuals_of_cell(
 
 
 @njit(**INLINE)
-def accumulate_jacobian(
-    jacobian: Any, at: Any, across: Any, down: Any, a: Any, b: Any, c: Any, motion: Any, row: Any,
-    red: Any, green: Any, blue: Any,
-) -> None:  # fmt: skip
-    """Add one Gaussian to J of half a cell: derivative of the colours times change of the log alpha, for 6 motions."""
-    ex, ey = a * across + b * down, b * across + c * down
-    half = broadcast(F(0.5))
+def accumulate_jacobian(jacobian: Any, at: Any, gradient: Any, motion: Any, row: Any, by_power: Any) -> None:
+    """Add one Gaussian to J of half a cell: derivative of the colours times change of the log alpha, for 6 motions.
+
+    `gradient` is that of the power by the centre (x, y), `by_power` the derivatives of red, green and blue.
+    """
+    (ex, ey), (red, green, blue), half = gradient, by_power, broadcast(F(0.5))
     exx, exy, eyy = half * ex * ex, ex * ey, half * ey * ey
     for k in range(6):
         o = 5 * k
@@ -125,90 +148,47 @@ def accumulate_jacobian(
 
 
 @njit(**INLINE)
-def colour_derivatives(
-    entries: Any, k: Any, cover: Any, weight: Any, light: Any, red: Any, green: Any, blue: Any
-) -> Any:
+def colour_derivatives(own: Any, cover: Any, weight: Any, light: Any, behind: Any) -> Any:
     """Gradients of a half cell's colours by the power of a Gaussian, and the colours behind it after it has passed."""
     none = broadcast(F(0.0))
     odds = select(cover < broadcast(MAX_ALPHA), cover / (broadcast(F(1.0)) - cover), none)
     shown = select(cover < broadcast(MAX_ALPHA), weight, none)
     alive = light > none
-    own_red, own_green, own_blue = broadcast(entries[k, 6]), broadcast(entries[k, 7]), broadcast(entries[k, 8])
-    red = select(alive, red - weight * own_red, none)
-    green = select(alive, green - weight * own_green, none)
-    blue = select(alive, blue - weight * own_blue, none)
-    derivatives = shown * own_red - red * odds, shown * own_green - green * odds, shown * own_blue - blue * odds
-    return derivatives, red, green, blue
+    red = select(alive, behind[0] - weight * own[0], none)
+    green = select(alive, behind[1] - weight * own[1], none)
+    blue = select(alive, behind[2] - weight * own[2], none)
+    by_power = shown * own[0] - red * odds, shown * own[1] - green * odds, shown * own[2] - blue * odds
+    return by_power, (red, green, blue)
 
 
 @njit(**INLINE)
 def jacobian_cell(
-    entries: Any, order: Any, words: Any, n: Any, cell: Any, limits: Any, nearest: Any, out: Any,
-    body: Any, track: Any, motion: Any, jacobian: Any, touched: Any,
-) -> None:  # fmt: skip
-    """J of one cell for every tracked body: jacobian [bodies * 18 * 16], `touched` [bodies] says whose is not 0."""
-    none, full, dark = broadcast(F(0.0)), broadcast(F(1.0)), broadcast(MIN_TRANSMITTANCE)
-    x, y = F((cell // CELLS) * CELL), F((cell % CELLS) * CELL)
-    light_0, light_1, rest_0, rest_1, floor_0, floor_1 = full, full, none, none, dark, dark
-    red_0, green_0, blue_0 = load(out, 16), load(out, 32), load(out, 48)
-    red_1, green_1, blue_1 = load(out, 24), load(out, 40), load(out, 56)
-    for group in range((n + 63) // 64):
-        word = words[64 * group + cell]
-        while word:
-            k = order[64 * group + trailing_zeros(word)]
-            word &= word - U(1)
-            z = entries[k, 9]
-            if z > nearest:
-                light_0, rest_0, floor_0 = occlude(load(limits, 0), z, light_0, rest_0, floor_0)
-                light_1, rest_1, floor_1 = occlude(load(limits, 8), z, light_1, rest_1, floor_1)
-                nearest = next_nearest(limits, z)
-            across, upper, lower = offsets(entries, k, x, y)
-            cover_0, cover_1 = alphas(entries, k, across, upper, lower)
-            weight_0, light_0, rest_0, floor_0 = composite(cover_0, light_0, rest_0, floor_0)
-            weight_1, light_1, rest_1, floor_1 = composite(cover_1, light_1, rest_1, floor_1)
-            derivatives_0, red_0, green_0, blue_0 = colour_derivatives(
-                entries, k, cover_0, weight_0, light_0, red_0, green_0, blue_0
-            )
-            derivatives_1, red_1, green_1, blue_1 = colour_derivatives(
-                entries, k, cover_1, weight_1, light_1, red_1, green_1, blue_1
-            )
-            row = np.int64(float_as_bits(entries[k, 10]))
-            slot = np.int64(track[body[row]])
-            if slot >= 0:
-                touched[slot] = 1
-                a, b = broadcast(F(-2.0) / LOG2_E * entries[k, 2]), broadcast(F(-1.0) / LOG2_E * entries[k, 3])
-                c = broadcast(F(-2.0) / LOG2_E * entries[k, 4])
-                at = slot * JACOBIAN
-                accumulate_jacobian(
-                    jacobian,
-                    at,
-                    across,
-                    upper,
-                    a,
-                    b,
-                    c,
-                    motion,
-                    row,
-                    derivatives_0[0],
-                    derivatives_0[1],
-                    derivatives_0[2],
-                )
-                accumulate_jacobian(
-                    jacobian,
-                    at + 8,
-                    across,
-                    lower,
-                    a,
-                    b,
-                    c,
-                    motion,
-                    row,
-                    derivatives_1[0],
-                    derivatives_1[1],
-                    derivatives_1[2],
-                )
-        if reduce_max(maximum(light_0, light_1)) <= F(0.0):
+    tile: SortedTile, n: Any, cell: Any, nearest: Any, tracked: TrackedMotion, sums: CellJacobian
+) -> None:
+    """J of one cell for every tracked body."""
+    entries, (body, track, motion), (out, jacobian, touched) = tile.entries, tracked, sums
+    behind_0, behind_1 = (load(out, 16), load(out, 32), load(out, 48)), (load(out, 24), load(out, 40), load(out, 56))
+    light, cursor = full_light(nearest), FIRST
+    while True:
+        k, cursor = next_entry(tile, n, cell, cursor, light)
+        if k < 0:
             break
+        light, covered = pass_entry(tile, k, cell, light)
+        across, upper, lower, cover_0, cover_1, weight_0, weight_1 = covered
+        own = broadcast(entries[k, 6]), broadcast(entries[k, 7]), broadcast(entries[k, 8])
+        by_power_0, behind_0 = colour_derivatives(own, cover_0, weight_0, light.light_0, behind_0)
+        by_power_1, behind_1 = colour_derivatives(own, cover_1, weight_1, light.light_1, behind_1)
+        row = np.int64(float_as_bits(entries[k, 10]))
+        slot = np.int64(track[body[row]])
+        if slot >= 0:
+            touched[slot] = 1
+            a, b = broadcast(F(-2.0) / LOG2_E * entries[k, 2]), broadcast(F(-1.0) / LOG2_E * entries[k, 3])
+            c = broadcast(F(-2.0) / LOG2_E * entries[k, 4])
+            at = slot * JACOBIAN
+            gradient_0 = a * across + b * upper, b * across + c * upper
+            gradient_1 = a * across + b * lower, b * across + c * lower
+            accumulate_jacobian(jacobian, at, gradient_0, motion, row, by_power_0)
+            accumulate_jacobian(jacobian, at + 8, gradient_1, motion, row, by_power_1)
 
 
 @njit(**INLINE)
@@ -238,36 +218,26 @@ def accumulate_normals(jacobian: Any, slot: Any, residual: Any, sums: Any) -> No
 
 @njit(**KERNEL)
 def normal_tiles(
-    entries: Any, masks: Any, starts: Any, ids: Any, body: Any, across: Any, tickets: Any, backdrop: Any, limit: Any,
-    target: Any, weight: Any, huber: Any, track: Any, motion: Any, sums: Any, cost: Any,
-) -> None:  # fmt: skip
+    tiles: TileLists, backdrop: BackdropArrays, target: TargetArrays, tracked: TrackedMotion, sums: Any, cost: Any
+) -> None:
     """Sum up the normal equations tile by tile until no tile is left: sums [bodies, 29], cost [2] (r^T W r, W)."""
-    height, width = weight.shape
-    longest = longest_list(starts)
-    keys, order = np.empty(2 * longest, np.int64), np.empty(2 * longest, np.int32)
-    words = np.empty(longest + 64, np.uint64)
-    limits, out = np.full(PIXELS, np.inf, np.float32), np.empty(OUT, np.float32)
-    residual, touched = np.empty(4 * PIXELS, np.float32), np.zeros(len(sums), np.int64)
+    height, width = target.weight.shape
+    buffers, residual = tile_buffers(tiles), np.empty(4 * PIXELS, np.float32)
+    out, touched = np.empty(OUT, np.float32), np.zeros(len(sums), np.int64)
     jacobian = np.zeros(len(sums) * JACOBIAN, np.float32)
+    gathered = CellJacobian(out, jacobian, touched)
     while True:
-        tile = fetch_add(tickets)
-        if tile >= len(starts) - 1:
+        tile, n, _ = next_tile(tiles, buffers)
+        if tile < 0:
             return
-        start, stop = starts[tile], starts[tile + 1]
-        sort_tile(entries, start, stop, ids, keys, order)
-        cell_lists(masks, order, stop - start, words)
         for cell in range(CELLS * CELLS):
-            left = (tile % across) * TILE + (cell // CELLS) * CELL
-            top = (tile // across) * TILE + (cell % CELLS) * CELL
+            left, top = corner = cell_corner(tile, cell, tiles.across)
             if left >= width or top >= height:
                 continue
-            nearest = read_limits(limit, left, top, limits)
-            blend_cell(entries, order, words, stop - start, cell, limits, nearest, out)
-            if residuals_of_cell(out, left, top, backdrop, target, weight, huber, residual, cost):
-                jacobian_cell(
-                    entries, order, words, stop - start, cell, limits, nearest, out, body, track, motion, jacobian,
-                    touched,
-                )  # fmt: skip
+            nearest = read_limits(backdrop.depth, corner, buffers.limits)
+            blend_cell(buffers, n, cell, nearest, out)
+            if residuals_of_cell(out, corner, backdrop.colour, target, residual, cost):
+                jacobian_cell(buffers, n, cell, nearest, tracked, gathered)
                 for slot in range(len(sums)):
                     if touched[slot]:
                         accumulate_normals(jacobian, slot, residual, sums)
@@ -379,16 +349,11 @@ def _solve(
     sums = np.zeros((threads, len(views), count, SUMS))
     costs = np.zeros((threads, len(views), 2))
     with ExitStack() as stack:
-        jobs = [_job(stack, raster, view, poses, tracked) for view in views]
+        jobs = [_job(stack, raster, view, poses, tracked, huber) for view in views]
 
         def work(part: int) -> None:
             for i, job in enumerate(jobs):
-                space, packed = job.frame.space, job.frame.packed
-                normal_tiles(
-                    space.entries, space.masks, space.starts, packed.ids, packed.body, space.across, job.tickets,
-                    job.frame.backdrop, job.frame.limit, job.target, job.weight, np.float32(huber), tracked.track,
-                    job.motion, sums[part, i], costs[part, i],
-                )  # fmt: skip
+                normal_tiles(job.tiles, job.frame.backdrop, job.target, job.motion, sums[part, i], costs[part, i])
 
         run_on_threads(work, threads)
     turns = [world_from_camera(raster.gaussians.names, view.camera, poses)[:3, :3] for view in views]
@@ -399,13 +364,14 @@ def _solve(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     frame: PreparedFrame
-    target: Array
-    weight: Array
-    motion: Array
-    tickets: Array
+    tiles: TileLists
+    target: TargetArrays
+    motion: TrackedMotion
 
 
-def _job(stack: ExitStack, raster: Rasterizer, view: TargetImage, poses: Array | None, tracked: _Tracked) -> _Job:
+def _job(
+    stack: ExitStack, raster: Rasterizer, view: TargetImage, poses: Array | None, tracked: _Tracked, huber: float
+) -> _Job:
     camera = view.camera
     region = left, top, right, bottom = checked_region(camera, view.region)
     for name, image in (("target", view.target), ("weight", view.weight)):
@@ -423,12 +389,10 @@ def _job(stack: ExitStack, raster: Rasterizer, view: TargetImage, poses: Array |
     world_from_eye = world_from_camera(raster.gaussians.names, camera, poses)
     pivots = ((tracked.pivots - world_from_eye[:3, 3]) @ world_from_eye[:3, :3]).astype(np.float32)
     packed = frame.packed
-    motion = np.empty((len(packed), POSE_DERIVATIVES), np.float32)
-    pose_derivatives(
-        len(packed), tracked.track, pivots, packed.means, packed.covariances, packed.body, frame.frames, frame.view,
-        frame.space.boxes, motion,
-    )  # fmt: skip
-    return _Job(frame, target, weight, motion, np.zeros(1, np.int64))
+    derivatives = np.empty((len(packed.ids), POSE_DERIVATIVES), np.float32)
+    pose_derivatives(Pivots(tracked.track, pivots), packed, frame.view, frame.space.projected.boxes, derivatives)
+    motion = TrackedMotion(packed.body, tracked.track, derivatives)
+    return _Job(frame, frame.tile_lists(), TargetArrays(target, weight, np.float32(huber)), motion)
 
 
 def _normals(names: tuple[str, ...], sums: Array, cost: Array, turn: Array) -> PoseNormalEquations:

@@ -22,10 +22,17 @@ from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Backdrop, Region, RenderedImage, checked_region
 
-from .blending import blend_tiles, label_tiles
-from .gaussian_projection import camera_from_bodies, evaluate_sh, project, view_parameters, world_from_camera
+from .blending import BackdropArrays, ImageArrays, blend_tiles, label_tiles
+from .gaussian_projection import (
+    CameraView,
+    camera_from_bodies,
+    evaluate_sh,
+    project,
+    view_parameters,
+    world_from_camera,
+)
 from .gradients import Gradients, Loss, image_gradients
-from .tiles import allocate_lists, fill_tiles
+from .tiles import TileLists, allocate_lists, fill_tiles
 from .workspace import PackedGaussians, Workspace, WorkspacePool, available_cores, pack, row_range, run_on_threads
 
 if TYPE_CHECKING:
@@ -58,17 +65,19 @@ class PreparedFrame:
     camera: Camera
     region: Region
     packed: PackedGaussians
-    frames: Array  # [bodies, 12] float32, rows of camera_from_body
-    view: Array
+    view: CameraView
     space: Workspace
-    backdrop: Array  # [height, width, 3] float32, or empty for black
-    limit: Array  # [height, width] float32, or empty for infinitely far
+    backdrop: BackdropArrays
     threads: int
 
     @property
     def placing_threads(self) -> int:
         """How many threads project the Gaussians."""
-        return 1 if len(self.packed) <= _MAX_SERIAL else self.threads
+        return 1 if len(self.packed.ids) <= _MAX_SERIAL else self.threads
+
+    def tile_lists(self) -> TileLists:
+        """The lists of the tiles, none of them taken yet."""
+        return self.space.tile_lists(self.packed.ids)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -120,16 +129,10 @@ class Rasterizer:
     ) -> Array:
         """The body with the largest weight at each pixel [height, width], an index; -1 for the backdrop."""
         with self.prepared(camera, poses, backdrop, region) as frame:
-            space, bodies = frame.space, np.empty(frame.shape, np.int32)
-            tickets = np.zeros(1, np.int64)
-            names = len(self.gaussians.names)
+            tiles, bodies, names = frame.tile_lists(), np.empty(frame.shape, np.int32), len(self.gaussians.names)
             run_on_threads(
-                lambda part: label_tiles(
-                    space.entries, space.masks, space.starts, frame.packed.ids, frame.packed.body, names,
-                    space.across, tickets, frame.limit, bodies,
-                ),
-                frame.threads,
-            )  # fmt: skip
+                lambda part: label_tiles(tiles, frame.backdrop.depth, frame.packed.body, names, bodies), frame.threads
+            )
             return bodies
 
     def render_batch(
@@ -184,10 +187,13 @@ class Rasterizer:
         space = self._spaces.take()
         try:
             packed = self._camera_order(camera, frames).packed
+            view, behind = (
+                CameraView(frames, view_parameters(camera, region)),
+                _backdrop_arrays(camera, region, backdrop),
+            )
             frame = PreparedFrame(
-                camera, region, packed, frames, view_parameters(camera, region), space,
-                *_backdrop_arrays(camera, region, backdrop), self.threads if threads is None else threads,
-            )  # fmt: skip
+                camera, region, packed, view, space, behind, self.threads if threads is None else threads
+            )
             _bin_into_tiles(frame, transforms)
             yield frame
         finally:
@@ -195,24 +201,16 @@ class Rasterizer:
 
     def blend(self, frame: PreparedFrame) -> RenderedImage:
         """Blend a prepared frame into an image."""
-        space, shape = frame.space, frame.shape
-        colour, alpha, depth = (
-            np.empty((*shape, 3), np.float32),
-            np.empty(shape, np.float32),
-            np.empty(shape, np.float32),
-        )
-        tickets = np.zeros(1, np.int64)
+        tiles, shape = frame.tile_lists(), frame.shape
+        image = ImageArrays(np.empty((*shape, 3), np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32))
         breaks = [0] * frame.threads
 
         def blend(part: int) -> None:
-            breaks[part] = blend_tiles(
-                space.entries, space.masks, space.starts, frame.packed.ids, space.across, tickets, frame.backdrop,
-                frame.limit, colour, alpha, depth,
-            )  # fmt: skip
+            breaks[part] = blend_tiles(tiles, frame.backdrop, image)
 
         run_on_threads(blend, frame.threads)
         self._maintain_order(frame, sum(breaks))
-        return RenderedImage(colour, alpha, depth)
+        return RenderedImage(*image)
 
     def _camera_order(self, camera: Camera, frames: Array) -> _CameraOrder:
         sight = self._camera_orders.get(camera.name)
@@ -230,7 +228,7 @@ class Rasterizer:
             return
         sight.age += 1
         if sight.age > _MIN_SORT_INTERVAL and breaks > _MAX_DISORDER * frame.space.starts[-1]:
-            self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.frames))
+            self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.view.frames))
 
 
 def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | CudaRasterizer:
@@ -243,43 +241,35 @@ def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer 
 
 
 def _bin_into_tiles(frame: PreparedFrame, transforms: Array) -> None:
-    packed, space, n = frame.packed, frame.space, len(frame.packed)
+    packed, space, n = frame.packed, frame.space, len(frame.packed.ids)
     threads = frame.placing_threads
     space.fit(n, frame.region, threads)
-    colours = packed.colours
     degree = int(packed.harmonics.shape[1] ** 0.5) - 1 if len(packed.harmonics) else 0
     eyes = np.ascontiguousarray(-np.einsum("bji,bj->bi", transforms[:, :3, :3], transforms[:, :3, 3]), np.float32)
-    if degree:
-        colours = space.colours
+    shaded = packed._replace(colours=space.colours) if degree else packed
 
     def place(part: int) -> None:
-        start, stop = row_range(n, part, threads)
+        rows = row_range(n, part, threads)
         if degree:
-            basis = np.empty(16, np.float32)
-            evaluate_sh(start, stop, packed.means, packed.harmonics, packed.body, eyes, basis, degree, colours)
-        project(
-            start, stop, packed.means, packed.covariances, packed.strengths, colours, packed.body, frame.frames,
-            frame.view, space.records, space.boxes, space.changes[part],
-        )  # fmt: skip
+            evaluate_sh(rows, packed, eyes, degree, space.colours)
+        project(rows, shaded, frame.view, space.projected, space.changes[part])
 
     run_on_threads(place, threads)
     space.fit_entries(allocate_lists(space.changes, space.starts, space.places, space.slots_from))
+    tiles = frame.tile_lists()
 
     def fill(part: int) -> None:
-        start, stop = row_range(n, part, threads)
-        fill_tiles(
-            start, stop, space.records, space.boxes, space.across, space.places[part], space.slots_from[part],
-            space.entries, space.masks, space.slots,
-        )  # fmt: skip
+        rows = row_range(n, part, threads)
+        fill_tiles(rows, space.projected, tiles, space.places[part], space.slots, space.slots_from[part])
 
     run_on_threads(fill, threads)
 
 
-def _backdrop_arrays(camera: Camera, region: Region, backdrop: Backdrop | None) -> tuple[Array, Array]:
+def _backdrop_arrays(camera: Camera, region: Region, backdrop: Backdrop | None) -> BackdropArrays:
     """The colours and depths behind a region, empty where they are black and infinitely far."""
     black, nowhere = np.empty((0, 0, 3), np.float32), np.empty((0, 0), np.float32)
     if backdrop is None:
-        return black, nowhere
+        return BackdropArrays(black, nowhere)
     if backdrop.depth.shape != (camera.height, camera.width):
         raise BadInput(
             f"A backdrop of {backdrop.depth.shape[1]} x {backdrop.depth.shape[0]} pixels was given for the "
@@ -288,7 +278,7 @@ def _backdrop_arrays(camera: Camera, region: Region, backdrop: Backdrop | None) 
     left, top, right, bottom = region
     colour = np.ascontiguousarray(backdrop.colour[top:bottom, left:right], np.float32)
     depth = np.ascontiguousarray(backdrop.depth[top:bottom, left:right], np.float32)
-    return colour if colour.any() else black, nowhere if np.isposinf(depth).all() else depth
+    return BackdropArrays(colour if colour.any() else black, nowhere if np.isposinf(depth).all() else depth)
 
 
 _OCCLUDING_ALPHA = 0.5

@@ -228,14 +228,14 @@ def reduce_sum(typing: Any, x: Any) -> Any:
 
 
 @extending.intrinsic
-def reduce_sums(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-    """The sums of eight Float8, as one: neighbours are shuffled together and added, three times."""
+def reduce_sums(typing: Any, vectors: Any) -> Any:
+    """The sums of a tuple of eight Float8, as one: neighbours are shuffled together and added, three times."""
     steps = ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]), (
         [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15],
     ), ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])  # fmt: skip
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vectors = list(args)
+        vectors = [builder.extract_value(args[0], i) for i in range(WIDTH)]
         for low, high in steps:
             vectors = [
                 builder.fadd(
@@ -247,7 +247,7 @@ def reduce_sums(typing: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: 
             ]
         return vectors[0]
 
-    return float8(*[float8] * 8), code
+    return float8(types.UniTuple(float8, WIDTH)), code
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -302,8 +302,11 @@ KERNEL: Any = {
     "fastmath": {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"},
 }
 """Options of every kernel. Infinities are kept (an empty backdrop is infinitely far), NaN never enters."""
-INLINE: Any = {**KERNEL, "forceinline": True}
-"""Options of the parts of a kernel, which become one function with it."""
+INLINE: Any = {**KERNEL, "forceinline": True, "_nrt": False}
+"""Options of the parts of a kernel, which become one function with it.
+
+They neither allocate nor return arrays, so they count no references: to an array in a tuple numba would count one at
+every access, atomically, which takes as long as blending a Gaussian."""
 
 
 @extending.intrinsic

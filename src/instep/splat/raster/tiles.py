@@ -8,10 +8,12 @@ never depends on that order: equal depths are ordered by index.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+
+from instep.core.world import Array
 
 from .simd import (
     CELL,
@@ -27,6 +29,7 @@ from .simd import (
     broadcast,
     cell_bits,
     constant,
+    fetch_add,
     float_as_bits,
     maximum,
     minimum,
@@ -45,16 +48,48 @@ COLUMNS = constant(*(CELL * column for column in range(CELLS)))
 _MARGIN_PX = F(1e-3)
 
 
+class TileLists(NamedTuple):
+    """The Gaussians that each tile of an image renders."""
+
+    entries: Array
+    """The lists of all tiles, one after the other [entries, ENTRY]."""
+    masks: Array
+    """The cells that each entry reaches [entries] uint64."""
+    starts: Array
+    """Where the list of each tile starts, and where the last one ends [tiles + 1]."""
+    ids: Array
+    """Index of each packed Gaussian, which orders equal depths [n]."""
+    across: int
+    """Tiles in a row."""
+    tickets: Array
+    """The next tile that a thread takes [1]."""
+
+
+class SortedTile(NamedTuple):
+    """The list of one tile in depth order, in buffers that are used for one tile after the other."""
+
+    entries: Array
+    """Those of all tiles."""
+    order: Array
+    """Places in `entries`, nearest first."""
+    words: Array
+    """The entries that reach each cell, as `cell_lists` writes them."""
+    keys: Array
+    """Numbers that the list is sorted by."""
+    limits: Array
+    """The backdrop's depths behind the pixels of a cell [16]."""
+
+
 @njit(**INLINE)
-def tile_box(u: Any, v: Any, half_width: Any, half_height: Any, width: Any, height: Any, changes: Any) -> Any:
+def tile_box(centre: Any, half: Any, size: Any, changes: Any) -> Any:
     """First and last column, first and last row of the tiles whose pixel centres an ellipse's box holds, a byte each.
 
     Truncation of numbers above 0 stands for floor, which would be a call into the C library.
     """
-    left = int(max(F(0.0), u - half_width)) // TILE
-    right = int(min(u + half_width, width - F(1.0))) // TILE
-    top = int(max(F(0.0), v - half_height)) // TILE
-    bottom = int(min(v + half_height, height - F(1.0))) // TILE
+    left = int(max(F(0.0), centre[0] - half[0])) // TILE
+    right = int(min(centre[0] + half[0], size[0] - F(1.0))) // TILE
+    top = int(max(F(0.0), centre[1] - half[1])) // TILE
+    bottom = int(min(centre[1] + half[1], size[1] - F(1.0))) // TILE
     changes[top, left] += 1
     changes[top, right + 1] -= 1
     changes[bottom + 1, left] -= 1
@@ -118,15 +153,13 @@ def covered_cells(records: Any, i: Any, u: Any, v: Any) -> Any:
 
 
 @njit(**KERNEL)
-def fill_tiles(
-    start: Any, stop: Any, records: Any, boxes: Any, across: Any, places: Any, slot: Any,
-    entries: Any, masks: Any, slots: Any,
-) -> None:  # fmt: skip
-    """Write the Gaussians from start to stop into the lists of their tiles; `places` [tiles] say where each goes on.
+def fill_tiles(rows: tuple[int, int], projected: Any, tiles: TileLists, places: Any, slots: Any, slot: Any) -> None:
+    """Write the Gaussians of some rows into the lists of their tiles; `places` [tiles] say where each goes on.
 
     `slots`, from `slot` on, receive where the entries of one Gaussian after the other went.
     """
-    for i in range(start, stop):
+    (records, boxes), entries, masks, across = projected, tiles.entries, tiles.masks, tiles.across
+    for i in range(rows[0], rows[1]):
         box = boxes[i]
         if box < 0:
             continue
@@ -145,17 +178,50 @@ def fill_tiles(
                 masks[at] = covered_cells(records, i, u, v)
 
 
+@njit(**KERNEL)
+def tile_buffers(tiles: TileLists) -> Any:
+    """Room for the longest list of a tile."""
+    longest = 0
+    for tile in range(len(tiles.starts) - 1):
+        longest = max(longest, tiles.starts[tile + 1] - tiles.starts[tile])
+    return SortedTile(
+        tiles.entries,
+        np.empty(2 * longest, np.int32),
+        np.empty(longest + 64, np.uint64),
+        np.empty(2 * longest, np.int64),
+        np.full(CELL * CELL, np.inf, np.float32),
+    )
+
+
+@njit(**INLINE)
+def next_tile(tiles: TileLists, buffers: SortedTile) -> Any:
+    """Take a tile and sort its list: its index (-1: none is left), its length, how many entries were out of place."""
+    tile = fetch_add(tiles.tickets)
+    if tile >= len(tiles.starts) - 1:
+        return -1, 0, 0
+    start, n = tiles.starts[tile], tiles.starts[tile + 1] - tiles.starts[tile]
+    breaks = sort_tile(tiles, start, n, buffers.keys, buffers.order)
+    cell_lists(tiles.masks, buffers.order, n, buffers.words)
+    return tile, n, breaks
+
+
+@njit(**INLINE)
+def cell_corner(tile: Any, cell: Any, across: Any) -> Any:
+    """The first column and row of pixels of a cell in the image."""
+    return (tile % across) * TILE + (cell // CELLS) * CELL, (tile // across) * TILE + (cell % CELLS) * CELL
+
+
 _MAX_MOVES = 8
 """Moves per entry that mending may take before sorting is cheaper."""
 
 
 @njit(**INLINE)
-def sort_tile(entries: Any, start: Any, stop: Any, ids: Any, keys: Any, order: Any) -> Any:
-    """Write the places start to stop - 1 into `order`, nearest first; return how many entries were out of place.
+def sort_tile(tiles: TileLists, start: Any, n: Any, keys: Any, order: Any) -> Any:
+    """Write the n places from start on into `order`, nearest first; return how many entries were out of place.
 
     `keys` int64 and `order` int32 are twice as long as the list.
     """
-    n = stop - start
+    entries, ids = tiles.entries, tiles.ids
     breaks, previous = 0, np.int64(-1)
     for k in range(n):
         depth, row = float_as_bits(entries[start + k, 9]), float_as_bits(entries[start + k, 10])

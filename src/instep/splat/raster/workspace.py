@@ -11,8 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -22,15 +21,14 @@ from instep.core.world import Array
 from instep.splat.gaussians import Gaussians
 from instep.splat.image import Region
 
-from .gaussian_projection import RECORD
+from .gaussian_projection import RECORD, ProjectedEllipses
 from .reference import MIN_ALPHA
 from .simd import KERNEL, TILE
-from .tiles import ENTRY, ENTRY_GRADIENTS, MAX_TILES
+from .tiles import ENTRY, ENTRY_GRADIENTS, MAX_TILES, TileLists
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedGaussians:
-    """The same Gaussians in some order; `ids` say which is which."""
+class PackedGaussians(NamedTuple):
+    """The same Gaussians in some order, as the kernels take them; `ids` say which is which."""
 
     means: Array  # [n, 3] m
     covariances: Array  # [n, 6] m^2: xx, xy, xz, yy, yz, zz
@@ -39,9 +37,6 @@ class PackedGaussians:
     harmonics: Array  # [n, (degree + 1)^2, 3], empty for degree 0
     body: Array  # [n] int32
     ids: Array  # [n] int32, index in the Gaussians
-
-    def __len__(self) -> int:
-        return len(self.means)
 
     def permuted(self, order: Array) -> PackedGaussians:
         """The same in another order."""
@@ -103,8 +98,7 @@ class Workspace:
     """Arrays for one frame at a time."""
 
     def __init__(self) -> None:
-        self.records: Array = np.empty((0, RECORD), np.float32)
-        self.boxes: Array = np.empty(0, np.int32)
+        self.projected = ProjectedEllipses(np.empty((0, RECORD), np.float32), np.empty(0, np.int32))
         self.colours: Array = np.empty((0, 3), np.float32)
         self.entries: Array = np.empty((0, ENTRY), np.float32)
         self.masks: Array = np.empty(0, np.uint64)
@@ -125,9 +119,8 @@ class Workspace:
                 f"An image of {right - left} x {bottom - top} pixels is longer than {MAX_TILES * TILE} on a side, the "
                 f"most that is rendered at once; render it in regions."
             )
-        if len(self.records) < gaussians:
-            self.records = np.empty((gaussians, RECORD), np.float32)
-            self.boxes = np.empty(gaussians, np.int32)
+        if len(self.projected.boxes) < gaussians:
+            self.projected = ProjectedEllipses(np.empty((gaussians, RECORD), np.float32), np.empty(gaussians, np.int32))
             self.colours = np.empty((gaussians, 3), np.float32)
         if self.changes.shape != (threads, down + 1, across + 1):
             self.across, self.down = across, down
@@ -142,6 +135,10 @@ class Workspace:
             self.entries = np.empty((length + length // 4 + 64, ENTRY), np.float32)
             self.masks = np.empty(len(self.entries), np.uint64)
             self.slots = np.empty(len(self.entries), np.int32)
+
+    def tile_lists(self, ids: Array) -> TileLists:
+        """The tiles' lists for threads that take one tile after the other, from the first on."""
+        return TileLists(self.entries, self.masks, self.starts, ids, self.across, np.zeros(1, np.int64))
 
     def fit_gradients(self, length: int) -> None:
         """Make room for the derivatives by every entry."""
