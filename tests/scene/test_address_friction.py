@@ -88,3 +88,16 @@ def test_a_centre_of_mass_that_mujoco_has_settled_is_refused_with_what_to_write(
     (tmp_path / "scene.xml").write_text(BALL.format(simple="auto"))
     with pytest.raises(BadInput, match='simple="false"'):
         MujocoWorld(tmp_path / "scene.xml").tuned({"body.ball.com_x": 0.05})
+
+
+def test_the_stiffness_of_a_servo_with_scaled_commands_keeps_the_scale(tmp_path):
+    scaled = '<general name="hinge" joint="hinge" biastype="affine" gainprm="0.5" biasprm="0 -50 -1"/>'
+    text = SERVO.format(kp=1)
+    begin, end = text.index("<position"), text.index("</actuator>")
+    (tmp_path / "scene.xml").write_text(text[:begin] + scaled + text[end:])
+    (tmp_path / "scene.toml").write_text('rate = 50.0\n[robot]\njoints = ["hinge"]\n')
+    model = Scene.load(tmp_path).model
+    assert address.read(model, ["actuator.hinge.kp"]) == {"actuator.hinge.kp": 50.0}
+    changed = address.write(model, {"actuator.hinge.kp": 80.0})
+    assert changed.actuator_biasprm[0, 1] == pytest.approx(-80.0)
+    assert changed.actuator_gainprm[0, 0] == pytest.approx(0.8), "100 commands are one radian, as before"
