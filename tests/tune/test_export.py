@@ -60,6 +60,7 @@ def test_a_urdf_gets_damping_and_friction_and_keeps_the_rest(tmp_path):
     assert float(joint.find("dynamics").get("friction")) == pytest.approx(0.045)
     assert float(joint.find("limit").get("effort")) == pytest.approx(7.0)
     assert joint.find("limit").get("velocity") == "2"
+    assert "URDF cannot hold actuator.hinge.kp = 5.5 " in path.read_text()
 
 
 def test_a_file_that_is_no_urdf_is_refused(tmp_path):

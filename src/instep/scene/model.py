@@ -32,19 +32,35 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
     A URDF names no actuators, so its joints get position servos (see `add_servos`). `history` [s] is how long each
     actuator buffers its commands, which native delays need.
     """
-    spec = _spec(source)
-    if source.urdf:
-        add_servos(spec, _compiled(source, spec))
+    spec = named_spec(source)
     # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
     spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
-    _name_all(spec)
-    if history > 0:
-        for actuator in spec.actuators:
-            actuator.nsample = max(actuator.nsample, math.ceil(history / spec.option.timestep) + 2)
-            actuator.interp = 1
+    buffer_commands(spec, history)
     model = _compiled(source, spec)
     _check(source, model)
     return model
+
+
+def named_spec(source: ModelSource) -> Any:
+    """The description of a model as an MjSpec, with every element named, and servos where it is a URDF.
+
+    Names depend on the description alone: an actuator without one is called as the joint or tendon it drives. Whatever
+    writes a description again starts from here, so that addresses mean the same in it.
+    """
+    spec = _spec(source)
+    if source.urdf:
+        add_servos(spec, _compiled(source, spec))
+    _name_all(spec)
+    return spec
+
+
+def buffer_commands(spec: Any, history: float) -> None:
+    """Let each actuator buffer its commands for some time [s], as native delays need."""
+    if history <= 0:
+        return
+    for actuator in spec.actuators:
+        actuator.nsample = max(actuator.nsample, math.ceil(history / spec.option.timestep) + 2)
+        actuator.interp = 1
 
 
 def add_servos(spec: Any, model: mujoco.MjModel) -> int:
@@ -103,6 +119,10 @@ def _name_all(spec: Any) -> None:
             for index, part in enumerate(parts):
                 everything = getattr(spec, f"{kind}s")
                 part.name = part.name or _fresh(f"{body.name}_{kind}", index if len(parts) > 1 else None, everything)
+    for kind in ("tendon", "sensor"):
+        everything = getattr(spec, f"{kind}s")
+        for index, part in enumerate(everything):
+            part.name = part.name or _fresh(kind, index, everything)
     for index, actuator in enumerate(spec.actuators):
         actuator.name = actuator.name or _fresh(actuator.target or "actuator", None, spec.actuators, index)
 

@@ -22,6 +22,7 @@ from instep.physics.actuators import ACTUATORS_FILE, is_actuator_param, read_act
 from instep.physics.delta_model import DELTA_FILE
 from instep.scene import address
 from instep.scene.folder import SCENE_FILE, Scene
+from instep.scene.model import buffer_commands, named_spec
 from instep.scene.settings_file import write_scene_table, write_settings
 
 from .shooting import Fit
@@ -149,14 +150,18 @@ def write_params(path: Path, found: Fit) -> Path:
 
 
 def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
-    """The scene as one MJCF file with the settings written in as numbers."""
-    spec = mujoco.MjSpec.from_string(scene.source.xml, assets=dict(scene.source.files))
+    """The scene as one MJCF file with the settings, delays included, written in as numbers."""
+    spec = named_spec(scene.source)
+    kept = {**scene.settings, **settings}
+    if address.needs_memory(kept):
+        buffer_commands(spec, address.LONGEST_DELAY)
     plain = spec.compile()
-    kept = {k: v for k, v in settings.items() if Address.parse(k).field != "delay"}
     model = address.write(plain, kept)
     # What MuJoCo does not write back from a model must be in the description.
     for body in spec.bodies[1:]:
-        body.gravcomp = float(model.body_gravcomp[model.body(body.name).id]) if body.name else body.gravcomp
+        body.gravcomp = float(model.body_gravcomp[model.body(body.name).id])
+    for actuator in spec.actuators:
+        actuator.delay = float(model.actuator_delay[model.actuator(actuator.name).id])
     fresh = mujoco.MjModel.from_xml_string(spec.to_xml(), dict(scene.source.files))
     changed = {target.field for name in address.ordered(plain, kept) for target in address.targets(plain, name)}
     for field in sorted({*changed, *DEPENDENT_FIELDS}):
@@ -169,13 +174,15 @@ def write_mjcf(path: Path, scene: Scene, settings: Mapping[str, float]) -> Path:
 
 
 def write_urdf(path: Path, urdf: Path, settings: Mapping[str, float]) -> Path:
-    """A URDF with damping, friction and effort of its joints set to what was identified."""
+    """A URDF with damping, friction and effort of its joints set; a comment lists what the format cannot hold."""
     try:
         tree = ET.parse(urdf)  # noqa: S314 - the reader of scenes has refused entities before this file is exported
     except (ET.ParseError, OSError) as error:
         raise BadInput(f"{urdf.name} is not a URDF that can be read: {error}.") from None
+    written: set[str] = set()
     for joint in tree.getroot().iter("joint"):
         name = joint.get("name", "")
+        written |= {f"joint.{name}.damping", f"joint.{name}.frictionloss", f"actuator.{name}.force"}
         found = {word: settings.get(f"joint.{name}.{word}") for word in ("damping", "frictionloss")}
         if any(value is not None for value in found.values()):
             dynamics = joint.find("dynamics")
@@ -189,6 +196,10 @@ def write_urdf(path: Path, urdf: Path, settings: Mapping[str, float]) -> Path:
             limit = joint.find("limit")
             limit = ET.SubElement(joint, "limit") if limit is None else limit
             limit.set("effort", f"{force:.9g}")
+    left = [f"{name} = {value:.9g}" for name, value in settings.items() if name not in written]
+    if left:
+        # Two hyphens in a row may not stand in a comment.
+        tree.getroot().insert(0, ET.Comment(f" instep: URDF cannot hold {', '.join(left)} ".replace("--", "- -")))
     tree.write(path, encoding="utf-8", xml_declaration=True)
     return path
 
@@ -213,7 +224,8 @@ def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str
     """Joints of the robot under `/root` as prims that override those of the same name.
 
     `newton:armature`, `newton:damping` and `newton:friction` are what Newton's joint schema names them, the drive is
-    that of UsdPhysics. USD counts angles in degrees, so damping and stiffness of hinges are per degree.
+    that of UsdPhysics. USD counts angles in degrees, so damping and stiffness of hinges are per degree. All settings,
+    also those without a schema such as the delay, are in the custom data of the layer.
     """
     pxr = _pxr()
     known = set(address.addresses(scene.model))
@@ -225,7 +237,10 @@ def write_usd(path: Path, scene: Scene, settings: Mapping[str, float], root: str
     pxr.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
     base = f"/{pxr.Tf.MakeValidIdentifier(root or scene.name)}"
     stage.SetDefaultPrim(stage.OverridePrim(base))
-    stage.GetRootLayer().customLayerData = {"instep": __version__, "mujoco": mujoco.__version__}
+    every = json.dumps({name: float(value) for name, value in settings.items()})
+    stage.GetRootLayer().customLayerData = {
+        "instep": __version__, "mujoco": mujoco.__version__, "instep:settings": every
+    }  # fmt: skip
     for name in scene.robot:
         prim = stage.OverridePrim(f"{base}/{pxr.Tf.MakeValidIdentifier(name)}")
         _joint(pxr, prim, model, name)
