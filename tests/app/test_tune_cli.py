@@ -15,7 +15,7 @@ from instep.scene import address
 from instep.scene.folder import Scene
 from small_models import servo_model, write_scene
 
-FEW = ("--seeds", "1", "--starts", "1", "--draws", "3", "--window", "0.5")
+FEW = ("--seeds", "3", "--draws", "3", "--window", "0.5", "--windows", "20")
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,34 @@ def test_stopping_a_posterior_by_hand_keeps_the_params(scene, data, tmp_path, mo
     assert "Stopped" in complaint(capsys)
     assert (tmp_path / "out" / "scene" / "scene.toml").is_file()
     assert "posterior" not in json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+def test_switching_gates_off_forbids_promotion_and_says_which_option_runs_them(scene, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ["--params", "joint.hinge.damping", "--seeds", "1", "--draws", "0", "--window", "0.5", "--out", str(out)]
+    assert main(["tune", str(data), str(scene), *asked]) == 1
+    said = capsys.readouterr()
+    assert said.out.strip().splitlines()[-1] == str(out / "scene_not_passed")
+    assert "solve not run" in said.err and "--seeds 4" in said.err and "--draws 0" in said.err
+    states = {gate["name"]: gate["state"] for gate in json.loads((out / "result.json").read_text())["gates"]}
+    assert states["solve"] == states["recovery"] == "not run"
+    assert "not run" in (out / "report.html").read_text()
+
+
+def test_a_run_out_of_time_keeps_its_best_values_and_a_later_one_goes_on_from_them(scene, data, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    asked = ["--params", "joint.hinge.damping", "actuator.hinge.kp", *FEW]
+    assert main(["tune", str(data), str(scene), *asked, "--budget", "0.1s", "--out", str(first)]) == 1
+    said = capsys.readouterr().err
+    assert f"--resume {first}" in said and "left of the budget" in said
+    assert json.loads((first / "result.json").read_text())["scores"]["actuator.hinge.kp"]["low"] is None
+    assert main(["tune", str(data), str(scene), *asked, "--resume", str(first), "--out", str(second)]) == 0
+
+
+def test_a_folder_without_an_earlier_run_cannot_be_resumed(scene, data, tmp_path, capsys):
+    asked = ["--params", "joint.hinge.damping", "--resume", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main(["tune", str(data), str(scene), *asked]) == 2
+    assert "--resume takes the --out of one" in complaint(capsys)
 
 
 def test_a_param_that_is_not_there_offers_the_nearest(scene, data, tmp_path, capsys):

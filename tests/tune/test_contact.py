@@ -7,6 +7,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.episode import Episode
+from instep.core.progress import Progress
 from instep.scene.folder import Scene
 from instep.tune.gates import GateOptions, gated_fit
 from instep.tune.shooting import ShootingOptions
@@ -55,7 +56,7 @@ def test_friction_planted_in_a_sliding_puck_is_found_again(puck):
     episodes = [slid(real, seed) for seed in range(6)]
     params = puck.scene.params("geom.puck.friction", "option.gravity")[:1]
     options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
-    found = gated_fit(puck, (episodes[:4], episodes[4:]), params, options, GateOptions(draws=0))
+    found = gated_fit(puck, (episodes[:4], episodes[4:]), params, options, GateOptions(seeds=3, draws=3))
     assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.02)
     assert found.start["geom.puck.friction"] == 0.5
     assert found.comparison.better and found.passed
@@ -71,6 +72,6 @@ def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
 
     options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
     params = puck.scene.params("geom.puck.friction")
-    found = gated_fit(puck, (episodes[:3], episodes[3:]), params, options, GateOptions(draws=0), watch=watch)
+    found = gated_fit(puck, (episodes[:3], episodes[3:]), params, options, progress=Progress(watch=watch))
     assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1
     assert not found.passed and "Interrupted" in found.gates[2].message

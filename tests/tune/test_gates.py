@@ -7,13 +7,15 @@ import pytest
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.progress import Progress
 from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.held_out import window_errors
-from instep.tune.identifiability import assess_fit
+from instep.tune.identifiability import assess_fit, motion_for
+from instep.tune.parameter_recovery import planted_sets
 from instep.tune.shooting import ShootingOptions, fit
 
 QUICK = ShootingOptions(window=0.5, starts=1)
-GATES = GateOptions(seeds=2, draws=4)
+GATES = GateOptions(seeds=3, draws=4)
 
 
 def test_inertia_stiffness_and_damping_scaled_together_are_named_and_one_is_frozen(weightless, recorded):
@@ -88,6 +90,46 @@ def test_a_param_that_was_right_already_is_not_promoted(servo, recorded):
     assert "At least 5 %" in held_out.message
 
 
+@pytest.mark.parametrize(
+    ("gates", "names"),
+    [
+        (GateOptions(seeds=1, draws=2), ["solve"]),
+        (GateOptions(seeds=2, draws=2), ["solve"]),
+        (GateOptions(seeds=3, draws=0), ["recovery"]),
+    ],
+)
+def test_a_gate_that_was_not_run_is_not_passed_and_nothing_is_promoted(servo, recorded, gates, names):
+    truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
+    options = ShootingOptions(window=0.5, starts=1, start={"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0})
+    result = gated_fit(servo, split(recorded(servo, truth, range(3))), servo.scene.params(*truth), options, gates)
+    missing = [gate for gate in result.gates if gate.state == "not run"]
+    assert [gate.name for gate in missing] == names
+    assert not any(gate.passed for gate in missing) and not result.passed
+    assert all("--" in gate.remedy for gate in missing), "an option that runs it is named"
+
+
+def test_a_spent_budget_keeps_the_best_so_far_and_leaves_gates_not_run(servo, recorded):
+    truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
+    start = {"joint.hinge.damping": 0.05, "actuator.hinge.kp": 4.0}
+    options = ShootingOptions(window=0.5, starts=1, start=start, tolerance=1e-12)
+    episodes = split(recorded(servo, truth, range(6)))
+    result = gated_fit(servo, episodes, servo.scene.params(*truth), options, progress=Progress(budget=0.2))
+    assert {gate.name: gate.state for gate in result.gates}["solve"] == "not run"
+    assert result.gates[3].state == "not run" and not result.passed
+    assert set(result.settings) == set(truth)
+
+
+def test_parameters_that_many_sets_plant_need_few_of_them():
+    assert [planted_sets(n) for n in (1, 4, 10, 43)] == [10, 10, 4, 2]
+
+
+def test_the_motion_that_reveals_a_parameter_is_named_with_the_command_that_designs_it():
+    words = motion_for(["joint.elbow.frictionloss", "action.delay"])
+    assert "slow reversals" in words and "fast changes of the command" in words
+    assert "instep excite SCENE --params joint.elbow.frictionloss action.delay" in words
+    assert motion_for([]) == ""
+
+
 @pytest.mark.parametrize("after", [1, 4, 12])
 def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recorded, after):
     truth = {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}
@@ -101,10 +143,13 @@ def test_stopping_by_hand_keeps_the_best_so_far_and_goes_no_further(servo, recor
             raise KeyboardInterrupt
 
     options = ShootingOptions(window=0.5, starts=1, start=start, tolerance=1e-9)
-    result = gated_fit(servo, split(recorded(servo, truth, range(6))), servo.scene.params(*truth), options, watch=watch)
+    episodes, progress = split(recorded(servo, truth, range(6))), Progress(watch=watch)
+    result = gated_fit(servo, episodes, servo.scene.params(*truth), options, progress=progress)
     assert calls == after
     assert not result.passed
-    assert "Interrupted" in result.gates[2].message
+    assert result.gates[2].state == "not run" and "Interrupted" in result.gates[2].message
+    assert result.gates[3].state == "not run"
+    assert all(not estimate.has_interval for estimate in result.fit.estimates.values())
     assert set(result.settings) == set(truth)
     assert abs(result.settings["actuator.hinge.kp"] - 6.0) < 2.0
 

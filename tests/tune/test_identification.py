@@ -5,21 +5,26 @@ from __future__ import annotations
 import pytest
 
 import instep
+from instep import MujocoWorld
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune import IdentifyOptions, select_params
 
+from .conftest import record, write_scene
+
 TRUTH = {"joint.hinge.damping": 0.1, "actuator.hinge.kp": 5.0}
-QUICK = IdentifyOptions(window=0.5, seeds=1, draws=0)
+QUICK = IdentifyOptions(window=0.5, seeds=3, draws=4)
 
 
-@pytest.fixture
-def found(servo, recorded):
-    return instep.identify(servo, recorded(servo, TRUTH, range(5), noise=0.001), list(TRUTH), QUICK)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    servo = MujocoWorld(Scene.load(write_scene(tmp_path_factory.mktemp("servo") / "servo")))
+    return instep.identify(servo, record(servo, TRUTH, range(5), noise=0.001), list(TRUTH), QUICK)
 
 
 def test_planted_values_lie_inside_their_intervals_and_the_held_out_error_falls(found):
-    assert found.passed
+    assert found.passed, [gate for gate in found.gates if not gate.passed]
+    assert found.status == "converged"
     for name, value in TRUTH.items():
         assert found.values[name] == pytest.approx(value, rel=0.05)
         assert found.intervals[name].low < found.values[name] < found.intervals[name].high

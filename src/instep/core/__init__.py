@@ -3,6 +3,7 @@
 from .episode import Episode, Log
 from .errors import BadInput, Diverged, InstepError, LinkLost, MissingExtra, UnknownName, Unsupported
 from .param import Address, Belief, Box, Param
+from .progress import Progress
 from .replay import Aligned, aligned, replay, replay_all, rollout_windows
 from .rollout import Constant, Script, rollout, rollouts
 from .statistics import Estimate, bootstrap, jackknife, pooled, wilson
@@ -61,6 +62,7 @@ __all__ = [
     "Param",
     "Policy",
     "PredictionPowered",
+    "Progress",
     "Script",
     "SequentialTest",
     "Settings",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import atanh, erfc, exp, inf, lgamma, log, log1p, nan, pi, sqrt, tanh
+from math import atanh, erfc, exp, inf, isfinite, lgamma, log, log1p, nan, pi, sqrt, tanh
 
 import numpy as np
 
@@ -33,9 +33,15 @@ class Estimate:
         unit = f" {self.unit}" if self.unit else ""
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]{unit}, n = {self.n}"
 
-    def as_dict(self) -> dict[str, float | int | str]:
-        """The form `result.json` holds."""
-        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "unit": self.unit}
+    @property
+    def has_interval(self) -> bool:
+        """Whether both ends of the interval are known."""
+        return isfinite(self.low) and isfinite(self.high)
+
+    def as_dict(self) -> dict[str, float | int | str | None]:
+        """The form `result.json` holds; ends that are not known are None."""
+        value, low, high = (x if isfinite(x) else None for x in (self.value, self.low, self.high))
+        return {"value": value, "low": low, "high": high, "n": self.n, "unit": self.unit}
 
 
 def wilson(successes: int, n: int) -> Estimate:

@@ -138,8 +138,8 @@ def formatted(estimate: Estimate, *, interval: bool = True) -> str:
     text = f"{_digits(estimate.value * factor)}{' ' + unit if unit else ''}"
     if not interval:
         return text
-    if not (math.isfinite(estimate.low) and math.isfinite(estimate.high)):
-        return f"{text} (one run, no interval)"
+    if not estimate.has_interval:
+        return f"{text} ({'one run, ' if estimate.n == 1 else ''}no interval)"
     return f"{text} [{_digits(estimate.low * factor)}, {_digits(estimate.high * factor)}]"
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .held_out import HeldOutComparison, compare, window_errors
     from .identifiability import Identifiability, WeakDirection, assess, assess_fit
     from .identification import Identification, IdentifyOptions, identify
+    from .least_squares import FitStatus
     from .param_export import (
         export_all,
         promote,
@@ -68,11 +69,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdrOptions", "AdrResult", "Calibration", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions",
-    "DropoOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "Fit", "GateOptions", "GateResult",
-    "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability", "Identification", "IdentifyOptions",
-    "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection", "PosteriorCheck", "PredictiveBand",
-    "Prior", "Recovery", "SampleBelief", "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess",
-    "assess_fit", "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search",
+    "DropoOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "Fit", "FitStatus", "GateOptions",
+    "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability", "Identification",
+    "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection", "PosteriorCheck",
+    "PredictiveBand", "Prior", "Recovery", "SampleBelief", "ShootingOptions", "WeakDirection", "Windows", "appearance",
+    "assess", "assess_fit", "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search",
     "command_limits", "compare", "contact_search", "cut_windows", "driven_joint_limits", "dropo",
     "dropo_from_episodes", "eki", "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges",
     "export_all", "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate",
@@ -95,6 +96,7 @@ __getattr__ = lazy_names(
         "held_out": "HeldOutComparison compare window_errors",
         "identifiability": "Identifiability WeakDirection assess assess_fit",
         "identification": "Identification IdentifyOptions identify",
+        "least_squares": "FitStatus",
         "param_export": "export_all promote scene_hash write_joint_limits write_mjcf write_params write_urdf write_usd "
         "write_yaml",
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",

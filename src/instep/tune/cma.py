@@ -11,9 +11,10 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
+from instep.core.progress import Progress
 from instep.core.world import Array, Simulator
 
-from .least_squares import Watch
+from .least_squares import FitStatus
 from .shooting import ShootingOptions, start_value
 from .windows import Shooter, Windows, cut_windows
 
@@ -21,6 +22,10 @@ CONTACT_WINDOWS = 120
 """Most windows of a search for contact parameters."""
 CONTACT_GENERATIONS = 70
 """Generations of such a search; a dozen parameters that begin a third of their ranges away need as many."""
+NARROW_SPREAD, SETTLED_SPREAD = 0.02, 1e-3
+"""Standard deviation of a generation, as a share of the ranges, below which a search has converged, and ends."""
+MIN_GENERATIONS = 20
+"""Generations before a flat cost counts as convergence."""
 FREE_BODY_DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Label suffixes of the directions of a free body."""
 
@@ -59,8 +64,8 @@ class CmaResult:
     worlds: int
     """Windows simulated."""
     seconds: float
-    stopped: bool = False
-    """Whether the search was interrupted."""
+    status: FitStatus = FitStatus.BUDGET_SPENT
+    """Whether it converged, or what ended it before."""
 
     @property
     def settings(self) -> dict[str, float]:
@@ -74,14 +79,14 @@ def cma_search(
     params: Sequence[Param],
     options: CmaOptions | None = None,
     *,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> CmaResult:
     """Minimise the mean absolute error of the predictions of recordings.
 
     A sum of squares would be dominated by windows that tumble differently after an impact; here each window counts
     alike. There is no uncertainty: pass the result to `fit` where the cost is smooth. Ctrl-C returns the best so far.
     """
-    options = options or CmaOptions()
+    options, progress = options or CmaOptions(), progress or Progress()
     if not params:
         raise BadInput("A search needs at least one parameter, and none was given.")
     began = time.perf_counter()
@@ -92,17 +97,23 @@ def cma_search(
     scale = _scale(windows, options)
     first = np.clip([float(k.to_unit(start_value(k, options.start))) for k in params], 0.01, 0.99)
     best = (first, float(mean_errors(shooter, first[None], scale)[0]))
-    first_cost, history, stopped = best[1], [best[1]], False
+    first_cost, history, status = best[1], [best[1]], FitStatus.BUDGET_SPENT
     try:
-        for x, cost in _generations(shooter, scale, first, options):
+        for x, cost, spread in _generations(shooter, scale, first, options):
             best = (x, cost) if cost < best[1] else best
             history.append(best[1])
-            if watch is not None:
-                watch(len(history) - 1, best[1], best[0])
+            progress.iterated(len(history) - 1, best[1], best[0])
+            progress.advance(progress.stage or "search", len(history) / options.generations)
+            if progress.ended:
+                status = FitStatus.STOPPED if progress.interrupted else status
+                break
+            status = FitStatus.CONVERGED if spread < NARROW_SPREAD or _flat(history) else FitStatus.BUDGET_SPENT
+            if spread < SETTLED_SPREAD:
+                break
     except KeyboardInterrupt:
-        stopped = True
+        status = FitStatus.STOPPED
     seconds = time.perf_counter() - began
-    return CmaResult(tuple(params), best[0], best[1], first_cost, np.array(history), shooter.worlds, seconds, stopped)
+    return CmaResult(tuple(params), best[0], best[1], first_cost, np.array(history), shooter.worlds, seconds, status)
 
 
 def contact_search(
@@ -111,7 +122,7 @@ def contact_search(
     params: Sequence[Param],
     options: ShootingOptions,
     *,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> CmaResult:
     """CMA-ES for contact parameters from the start of a fit's options.
 
@@ -135,7 +146,12 @@ def contact_search(
         generations=CONTACT_GENERATIONS,
         seed=options.seed,
     )
-    return cma_search(sim, episodes, params, search, watch=watch)
+    return cma_search(sim, episodes, params, search, progress=progress)
+
+
+def _flat(history: Sequence[float]) -> bool:
+    """Whether the best cost fell by less than a hundredth over the last quarter of many generations."""
+    return len(history) >= MIN_GENERATIONS and history[-1] >= 0.99 * history[-1 - len(history) // 4]
 
 
 def mean_errors(shooter: Shooter, points: Array, scale: Array) -> Array:
@@ -159,7 +175,7 @@ def _generations(shooter: Shooter, scale: Array, first: Array, options: CmaOptio
         errors = mean_errors(shooter, points, scale)
         optimizer.tell(list(zip(points, errors.tolist(), strict=True)))
         at = int(np.argmin(errors))
-        yield points[at], float(errors[at])
+        yield points[at], float(errors[at]), float(points.std(axis=0).max())
         if optimizer.should_stop():
             return
 

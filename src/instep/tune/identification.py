@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.progress import IterationWatch, Progress
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.physics.actuators import is_actuator_param, with_inputs
@@ -24,7 +25,7 @@ from .delta_action import DeltaEvaluation, learn_and_evaluate
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .held_out import HeldOutComparison
 from .identifiability import Identifiability
-from .least_squares import Watch
+from .least_squares import FitStatus
 from .param_export import export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
@@ -58,16 +59,20 @@ class IdentifyOptions:
     starts: int = 1
     """Starting points per search, the first of all at the scene's own values."""
     seeds: int = 4
-    """Independent searches whose results must agree."""
-    draws: int = 10
-    """Planted parameter sets in the recovery gate; 0 skips it."""
+    """Independent searches whose results must agree; with fewer than three nothing is promoted."""
+    draws: int | None = None
+    """Planted parameter sets in the recovery gate; enough for about forty values where None. With 0 the gate is not
+    run, and nothing is promoted."""
+    begin: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Values from which a search begins, beside the scene's own: those of an earlier run, say."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.window < math.inf or self.windows < 2 or min(self.starts, self.seeds) < 1 or self.draws < 0:
+        few = self.windows < 2 or min(self.starts, self.seeds) < 1 or (self.draws is not None and self.draws < 0)
+        if few or not 0 < self.window < math.inf:
             raise BadInput(
                 "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at "
-                f"least 0, not {self.window:g}, {self.windows}, {self.starts}, {self.seeds} and {self.draws}."
+                f"least 0, not {self.window:g}, {self.windows}, {self.starts}, {self.seeds} and {self.draws or 0}."
             )
 
 
@@ -97,13 +102,25 @@ class Identification:
 
     @property
     def passed(self) -> bool:
-        """Whether all required gates were passed."""
+        """Whether all required gates were run and passed."""
         return self.result.passed
+
+    @property
+    def status(self) -> FitStatus:
+        """How the search ended; there are intervals only where it converged."""
+        return self.fit.status
 
     @property
     def stopped(self) -> bool:
         """Whether the search was interrupted; the values are the best until then."""
         return self.fit.stopped
+
+    @property
+    def param_status(self) -> dict[str, FitStatus]:
+        """Status of each parameter by address: that of the search, or not identifiable."""
+        weak = self.identifiability.unidentifiable
+        names = [*self.fit.settings, *self.result.unidentified]
+        return {name: FitStatus.NOT_IDENTIFIABLE if name in weak else self.status for name in names}
 
     @property
     def gates(self) -> tuple[GateResult, ...]:
@@ -127,7 +144,7 @@ class Identification:
 
     @property
     def intervals(self) -> dict[str, Estimate]:
-        """The identified values with their 95 % intervals."""
+        """The identified values with their 95 % intervals; the ends are NaN unless the search converged."""
         return self.fit.estimates
 
     @property
@@ -150,7 +167,8 @@ class Identification:
         facts = {
             **(provenance or {}),
             "seed": self.seed,
-            "gates": {gate.name: {"passed": gate.passed, "message": gate.message} for gate in self.gates},
+            "status": str(self.status),
+            "gates": {gate.name: gate.as_dict() for gate in self.gates},
             "intervals": {name: estimate.as_dict() for name, estimate in self.intervals.items()},
             "unobservable": list(self.identifiability.unobservable),
             "confounded": list(self.identifiability.confounded),
@@ -186,7 +204,9 @@ class Identification:
         """What `result.json` holds of it, beside the scores."""
         return {
             "passed": self.passed,
-            "gates": [{"name": g.name, "passed": g.passed, "message": g.message} for g in self.gates],
+            "status": str(self.status),
+            "gates": [gate.as_dict() for gate in self.gates],
+            "params": {name: str(status) for name, status in self.param_status.items()},
             "unobservable": list(self.identifiability.unobservable),
             "confounded": list(self.identifiability.confounded),
             "at_bounds": self.fit.at_bounds,
@@ -206,13 +226,14 @@ def identify(
     params: str | Sequence[str] | ParamSelection = "auto",
     options: IdentifyOptions | None = None,
     *,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Identification:
     """Identify parameters of a scene from recordings, and check them on recordings held out.
 
     `params` are addresses or patterns such as `joint.*.damping` and `action.delay`, `auto`, or a selection. A scene is
     simulated by MuJoCo; the delta-action model of a scene or simulator is left out, since it belongs to the parameters
-    it was learnt with. Ctrl-C keeps the best values so far.
+    it was learnt with. `progress` reports stages and sets a budget of time; Ctrl-C, or the end of the budget, keeps
+    the best values so far, and gates that were not reached are not run.
     """
     options = options or IdentifyOptions()
     if isinstance(sim_or_scene, str | Path | Scene):
@@ -230,10 +251,14 @@ def identify(
     given = sim
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     fitted, held_out = split(episodes, options.held_out)
-    history = _CostHistory(watch)
+    progress = progress or Progress()
+    history = _CostHistory(progress.watch)
+    part = progress.part(0.0, 1.0)
+    part.watch = history
     shooting = _shooting_options(options, selection, sim)
-    gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given)
-    result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, watch=history)
+    starts = (options.begin,) if options.begin else ()
+    gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
+    result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, progress=part)
     return Identification(scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed)
 
 
@@ -241,7 +266,7 @@ def identify(
 class _CostHistory:
     """Collects the cost of every iteration of every search, and passes it on."""
 
-    watch: Watch | None
+    watch: IterationWatch | None
     searches: list[list[float]] = field(default_factory=list[list[float]])
 
     def __call__(self, iteration: int, cost: float, x: Array) -> None:

@@ -27,6 +27,8 @@ from instep.report.page import (
 
 from .delta_action import DeltaEvaluation
 from .held_out import Traces, held_out_traces
+from .identifiability import motion_for
+from .least_squares import FitStatus
 from .posterior_checks import LEVELS, PosteriorCheck, PredictiveBand, corner_plot, first_row
 
 if TYPE_CHECKING:
@@ -64,19 +66,24 @@ def _facts(found: Identification, facts: Mapping[str, str]) -> dict[str, str]:
         "windows": f"{len(fit.windows)} of {fit.windows.action.shape[1] * dt:g} s",
         "simulated": f"{fit.worlds} windows in {fit.seconds:.1f} s in the last search",
         "engine": f"MuJoCo {mujoco.__version__}",
-        "interrupted": "yes" if found.stopped else "no",
+        "status": str(found.status),
     }
 
 
 def _verdict(found: Identification) -> Headline:
     gain = found.comparison.improvement
-    failed = [gate.name for gate in found.gates if not gate.passed and gate.required]
+    failed = [gate.name for gate in found.gates if gate.state == "failed" and gate.required]
+    missing = [gate.name for gate in found.gates if gate.state == "not run" and gate.required]
     moved = "fell" if gain.value >= 0 else "rose"
     said = f"The error on held-out recordings {moved} by {abs(gain.value):.0%}."
-    if failed:
-        gates = f"gate {failed[0]} was" if len(failed) == 1 else f"gates {' and '.join(failed)} were"
-        return Headline("bad", f"Not promoted: the {gates} not passed.", said)
+    if failed or missing:
+        words = [f"{_named(failed)} not passed"] * bool(failed) + [f"{_named(missing)} not run"] * bool(missing)
+        return Headline("bad" if failed else "plain", f"Not promoted: the {', the '.join(words)}.", said)
     return Headline("good", said, "All gates were passed; the new scene is in the folder of this report.")
+
+
+def _named(gates: Sequence[str]) -> str:
+    return f"gate {gates[0]} was" if len(gates) == 1 else f"gates {' and '.join(gates)} were"
 
 
 def _numbers(found: Identification) -> list[Number]:
@@ -103,10 +110,10 @@ def _numbers(found: Identification) -> list[Number]:
 
 def _gates(found: Identification) -> Section:
     rows = [
-        (gate.name, "passed" if gate.passed else ("not passed" if gate.required else "advice"), gate.message)
+        (gate.name, gate.state if gate.passed or gate.required else "advice", f"{gate.message} {gate.remedy}".strip())
         for gate in found.gates
     ]
-    lead = "In the order in which they were run. Whiteness is advice; every other gate must be passed for promotion."
+    lead = "In the order in which they were run. Whiteness is advice; promotion needs all others to be run and passed."
     return Section("Gates", lead, [Table(("gate", "verdict", "message"), rows)])
 
 
@@ -115,27 +122,32 @@ def _params(found: Identification) -> Section:
     start, bounds, weak = found.result.start, set(found.fit.at_bounds), found.identifiability
     for name, now in found.intervals.items():
         note = "at a bound of its range" if name in bounds else ""
-        note = "confounded: held by a prior" if name in weak.confounded else note
+        note = "confounded: held by a prior" if name in weak.confounded else note or str(found.status)
         rows.append((name, _value(start.get(name)), _value(now.value), _ends(now), now.unit, note))
     for name, value in found.result.unidentified.items():
-        rows.append((name, _value(start.get(name)), _value(value), "", "", "not identifiable, value kept"))
+        note = f"not identifiable, value kept. {motion_for([name])}"
+        rows.append((name, _value(start.get(name)), _value(value), "", "", note))
     forest = _forest(found)
     table = Table(("parameter", "before", "after", "95 % interval", "unit", ""), rows)
     lead = "Each parameter before and after. Bars are 95 % intervals; a narrow bar far from 1 is what was learnt."
+    if found.status is not FitStatus.CONVERGED:
+        lead = f"Each parameter before and after. The search did not converge ({found.status}): there are no intervals."
     return Section("Parameters", lead, [table] if forest is None else [forest, table])
 
 
 def _forest(found: Identification) -> Figure | None:
     """Values over their values before, with intervals; None where none can be shown as a ratio."""
     start = found.result.start
-    ratios = {n: (now, start[n]) for n, now in found.intervals.items() if start.get(n, 0.0) > 0 and now.low > 0}
+    ratios = {n: (now, start[n]) for n, now in found.intervals.items() if start.get(n, 0.0) > 0 and not now.low <= 0}
     if not ratios:
         return None
     names = list(ratios)[::-1]
     values, low, high = (
         np.array([getattr(ratios[n][0], part) / ratios[n][1] for n in names]) for part in ("value", "low", "high")
     )
-    error = {"type": "data", "symmetric": False, "array": high - values, "arrayminus": values - low}
+    # Values without an interval are shown as points alone.
+    ends = (np.nan_to_num(high - values), np.nan_to_num(values - low))
+    error = {"type": "data", "symmetric": False, "array": ends[0], "arrayminus": ends[1]}
     trace = {
         "type": "scatter", "mode": "markers", "x": values, "y": [plain_text(n) for n in names],
         "error_x": error | {"color": series_color(0, 0.6), "thickness": 2},
@@ -269,7 +281,7 @@ def _gain(share: Estimate) -> str:
 
 
 def _ends(estimate: Estimate) -> str:
-    return f"{estimate.low:.4g} to {estimate.high:.4g}"
+    return "" if not estimate.has_interval else f"{estimate.low:.4g} to {estimate.high:.4g}"
 
 
 def _value(value: float | None) -> str:

@@ -11,11 +11,14 @@ are eliminated window by window (a Schur complement), which leaves a system of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
+from instep.core.progress import Progress
 from instep.core.world import Array
 
 from .windows import Shooter
@@ -83,22 +86,43 @@ class QuadraticModel:
     """Directions of the start state that are estimated."""
 
 
-Watch = Callable[[int, float, Array], None]
-"""Called with the iteration, the cost and the parameters in unit coordinates."""
+class FitStatus(StrEnum):
+    """How a search ended; only a converged one has intervals."""
+
+    CONVERGED = "converged"
+    """The cost no longer falls, and the quadratic model predicts no further reduction."""
+    STALLED = "stalled"
+    """No step reduces the cost although the quadratic model predicts that one should."""
+    BUDGET_SPENT = "budget spent"
+    """The time or the iterations were used up on the way."""
+    STOPPED = "stopped"
+    """It was interrupted by hand."""
+    NOT_IDENTIFIABLE = "not identifiable"
+    """The recordings do not determine the value."""
 
 
-def descend(problem: Problem, point: Point, iterations: int, tolerance: float, watch: Watch | None = None) -> Point:
-    """Minimise until the relative change of the cost is below `tolerance`, or `iterations` are done.
+@dataclass(frozen=True, slots=True, eq=False)
+class Descent:
+    """Where a search ended, and how."""
+
+    point: Point
+    status: FitStatus
+
+
+def descend(
+    problem: Problem, point: Point, iterations: int, tolerance: float, progress: Progress | None = None
+) -> Descent:
+    """Minimise until the relative change of the cost is below `tolerance`, or `iterations` or the time are used up.
 
     In contact, where the predicted reduction is large and the actual one small, the cost may be rough: then finite
     differences are taken over longer steps. Elsewhere the cost is only curved, and longer steps would mislead.
     """
     at = [point]
     try:
-        _descend(problem, at, iterations, tolerance, watch)
+        status = _descend(problem, at, iterations, tolerance, progress or Progress())
     except KeyboardInterrupt as stop:
         raise Interrupted(at[0]) from stop
-    return at[0]
+    return Descent(at[0], status)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -109,11 +133,15 @@ class Interrupted(KeyboardInterrupt):
         self.point = point
 
 
-def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: float, watch: Watch | None) -> None:
+def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: float, progress: Progress) -> FitStatus:
     """Replace the one point of a list by better ones, so that it holds the best at any interrupt."""
     point = at[0]
-    damping, flat, jacobians, moved = 1e-3, 0, None, 0.0
+    damping, flat, jacobians, moved, slowest = 1e-3, 0, None, 0.0, 0.0
     for iteration in range(iterations):
+        # What follows a search, its uncertainty, takes about as long as two iterations.
+        if progress.interrupted or progress.left < 3 * slowest:
+            return FitStatus.STOPPED if progress.interrupted else FitStatus.BUDGET_SPENT
+        began = time.perf_counter()
         # Derivatives taken within one difference step of here still hold.
         known = jacobians is not None and moved < DIFFERENCE_STEP
         normal = _normal(problem, point, jacobians) if jacobians and known else linearise(problem, point)
@@ -121,23 +149,18 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
         before, predicted = point.cost, _predicted_reduction(problem, point, normal, damping)
         # Where no step can reduce the cost noticeably, only one is tried.
         done = _largest_reduction(problem, point, normal) <= tolerance * before
-        for _ in range(7):
-            trial = _evaluated_step(problem, point, _step(problem, point, normal, damping))
-            if trial.cost < point.cost:
-                moved += float(np.abs(trial.x - point.x).max(initial=0.0))
-                point, damping = trial, max(damping / 5, 1e-9)
-                at[0] = point
-                break
-            damping *= 10.0
-            if done:
-                break
-        if watch is not None:
-            watch(iteration, point.cost, point.x)
+        trial, damping = _tried(problem, point, normal, damping, once=done)
+        if trial is not None:
+            moved += float(np.abs(trial.x - point.x).max(initial=0.0))
+            point = at[0] = trial
+        progress.iterated(iteration, point.cost, point.x)
+        progress.advance(progress.stage or "search", (iteration + 1) / iterations)
+        slowest = max(slowest, time.perf_counter() - began)
         gained = before - point.cost
         # Two small steps in a row end the search, or one where derivatives taken here predicted no more.
         flat = flat + 1 if gained <= tolerance * before else 0
         if flat and done and (not known or not problem.contacts):
-            break
+            return FitStatus.CONVERGED
         missed = gained < 0.1 * predicted and gained <= 0.01 * before and predicted > 10 * tolerance * before
         wider = _with_longer_differences(problem, point, normal) if missed and problem.contacts else point
         if wider.difference_step > point.difference_step:
@@ -145,8 +168,21 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
             at[0] = point
         elif flat >= 2 or gained == 0:
             if not known:
-                break
+                return FitStatus.STALLED
             jacobians, damping = None, 1e-3  # derivatives from elsewhere lead no further; those taken here may
+    return FitStatus.BUDGET_SPENT
+
+
+def _tried(
+    problem: Problem, point: Point, normal: QuadraticModel, damping: float, *, once: bool
+) -> tuple[Point | None, float]:
+    """The first of ever shorter steps that reduces the cost, None where none does; and the damping of the next."""
+    for _ in range(1 if once else 7):
+        trial = _evaluated_step(problem, point, _step(problem, point, normal, damping))
+        if trial.cost < point.cost:
+            return trial, max(damping / 5, 1e-9)
+        damping *= 10.0
+    return None, damping
 
 
 def evaluate(problem: Problem, xs: Array, starts: Array | None = None) -> list[Point]:
@@ -323,6 +359,11 @@ def _free_step(problem: Problem, point: Point, normal: QuadraticModel, damping: 
 def _largest_reduction(problem: Problem, point: Point, normal: QuadraticModel) -> float:
     """The largest reduction of the cost that the quadratic model allows."""
     return float(-normal.gradient @ _free_step(problem, point, normal, 0.0))
+
+
+def newton_decrement(problem: Problem, point: Point, normal: QuadraticModel) -> float:
+    """The reduction of the cost that an undamped Gauss-Newton step inside the bounds promises, at least 0."""
+    return max(0.0, _predicted_reduction(problem, point, normal, 0.0))
 
 
 def _predicted_reduction(problem: Problem, point: Point, normal: QuadraticModel, damping: float) -> float:

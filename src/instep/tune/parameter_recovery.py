@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from instep.core.progress import Progress
 from instep.core.statistics import wilson
 from instep.core.world import Array
 
 from .least_squares import Point, Problem, descend, evaluate, rough
 from .posterior import freedom_factor
-from .shooting import Fit, uncertainty
+from .shooting import Fit, judged_status, uncertainty
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,25 +33,40 @@ class Recovery:
         return dict(zip(self.names, self.inside.mean(axis=0).tolist(), strict=True))
 
 
-ENOUGH, MAX_REPEATS = 0.85, 5
-"""Share of values that must be recovered; and how many times as many are planted where few leave it undecided."""
+MIN_RECOVERED = 0.85
+"""Share of planted values that must lie inside their 90 % intervals."""
+MAX_REPEATS = 5
+"""How many times as many sets are planted where few leave it undecided."""
+PLANTED_VALUES = 40
+"""Values planted altogether, over sets and parameters, where the number of sets is not given."""
+
+
+def planted_sets(params: int) -> int:
+    """How many sets of some number of parameters are planted: about forty values, in two to ten sets."""
+    return int(np.clip(-(-PLANTED_VALUES // max(1, params)), 2, 10))
 
 
 def recover_parameters(
-    found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, iterations: int = 6
-) -> Recovery:
+    found: Fit, draws: int = 10, *, level: float = 0.9, seed: int = 0, iterations: int = 6,
+    progress: Progress | None = None,
+) -> Recovery | None:  # fmt: skip
     """Simulate the recorded windows with known parameters and the residuals' own noise, and fit again.
 
     Of ten values with correct 90 % intervals, two or more are missed one time in four. So where the share is too small,
-    more are planted until it is large enough, or significantly too small.
+    more are planted until it is large enough, or significantly too small. None where the time ends before `draws` sets.
     """
-    rng = np.random.default_rng((seed, 0x7EC0))
+    rng, progress = np.random.default_rng((seed, 0x7EC0)), progress or Progress()
     inside: list[Array] = []
     errors: list[Array] = []
     while len(inside) < draws or (len(inside) < MAX_REPEATS * draws and _undecided(inside)):
+        if progress.ended:
+            break
+        progress.advance("recovery of planted parameters", len(inside) / max(draws, len(inside) + 1))
         error, half = _recovered(found, rng, level, iterations)
         inside.append(np.abs(error) <= half)
         errors.append(error)
+    if len(inside) < draws:
+        return None
     return Recovery(tuple(k.address for k in found.params), np.array(inside), np.array(errors), level)
 
 
@@ -66,15 +82,22 @@ def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 
     """The fit to simulated recordings with known parameters, starting at the real fit."""
     problem = synthetic_problem(found, truth, rng)
     begin = replace(evaluate(problem, found.x[None])[0], difference_step=found.point.difference_step)
-    point = descend(problem, begin, iterations, tolerance)
-    covariance, information = uncertainty(problem, point)
-    return replace(found, problem=problem, point=point, covariance=covariance, information=information)
+    ended = descend(problem, begin, iterations, tolerance)
+    covariance, information, remaining = uncertainty(problem, ended.point)
+    return replace(
+        found,
+        problem=problem,
+        point=ended.point,
+        covariance=covariance,
+        information=information,
+        status=judged_status(ended, remaining),
+    )
 
 
 def _undecided(inside: list[Array]) -> bool:
     """Whether too few values were recovered so far, but not significantly too few."""
     share = wilson(int(np.sum(inside)), int(np.size(inside)))
-    return share.value < ENOUGH <= share.high
+    return share.value < MIN_RECOVERED <= share.high
 
 
 def synthetic_problem(found: Fit, truth: Array, rng: np.random.Generator) -> Problem:

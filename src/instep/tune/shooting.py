@@ -13,11 +13,29 @@ from scipy.stats import qmc
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, UnknownName
 from instep.core.param import Param
+from instep.core.progress import Progress
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
-from .least_squares import Interrupted, Point, Problem, Watch, cost_of, descend, evaluate, linearise
+from .least_squares import (
+    Descent,
+    FitStatus,
+    Interrupted,
+    Point,
+    Problem,
+    cost_of,
+    descend,
+    evaluate,
+    linearise,
+    newton_decrement,
+    rough,
+)
 from .windows import Shooter, Windows, cut_windows, predictable_windows
+
+MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
+"""Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
+MAX_STEP = 0.5
+"""Or the length of that step per parameter, in standard deviations that count all rows as independent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +111,13 @@ class Fit:
     agreement: Array
     """Best cost of each search, the best first."""
     seed: int = 0
-    stopped: bool = False
-    """Whether the search was interrupted; the values are the best until then."""
+    status: FitStatus = FitStatus.CONVERGED
+    """How the search ended; there are intervals only where it converged."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the search was interrupted by hand; the values are the best until then."""
+        return self.status is FitStatus.STOPPED
 
     @property
     def x(self) -> Array:
@@ -122,9 +145,14 @@ class Fit:
         return {name: self.interval(name, 0.95) for name in self.settings}
 
     def interval(self, address: str, level: float = 0.9) -> Estimate:
-        """A parameter's value with its interval at a level, cut off at the parameter's bounds."""
+        """A parameter's value with its interval at a level, cut off at the parameter's bounds.
+
+        The ends are NaN unless the search converged: elsewhere the curvature says nothing about the minimum.
+        """
         index = [param.address for param in self.params].index(address)
         n, param = len(self.windows), self.params[index]
+        if self.status is not FitStatus.CONVERGED:
+            return Estimate(float(param.from_unit(self.x[index])), np.nan, np.nan, n, param.unit)
         factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.params)))
         half = factor * np.sqrt(self.covariance[index, index])
         ends = np.clip(self.x[index] + np.array([-half, half]), 0.0, 1.0) if np.isfinite(half) else np.array([0.0, 1.0])
@@ -151,12 +179,12 @@ def fit(
     params: Sequence[Param],
     options: ShootingOptions | None = None,
     *,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Fit:
     """Find the parameters with which the simulator best predicts the recordings, window by window.
 
     Every candidate setting runs over every window in one native call per control interval; nothing is recompiled. An
-    interrupt (Ctrl-C) ends the search and returns the best point found so far.
+    interrupt (Ctrl-C) or the end of the time ends the search and returns the best point found so far.
     """
     options = options or ShootingOptions()
     _check(params, options)
@@ -170,42 +198,51 @@ def fit(
     if options.drop_unpredictable:
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
-    best, first, problem, costs, stopped = _search(shooter, options, watch)
-    covariance, information = uncertainty(problem, best)
+    best, first, problem, costs = _search(shooter, options, progress or Progress())
+    covariance, information, remaining = uncertainty(problem, best.point)
     return Fit(
-        tuple(params), problem, best, covariance, information, first.cost, shooter.worlds,
-        time.perf_counter() - began, np.array(costs), options.seed, stopped,
+        tuple(params), problem, best.point, covariance, information, first.cost, shooter.worlds,
+        time.perf_counter() - began, np.array(costs), options.seed, judged_status(best, remaining),
     )  # fmt: skip
 
 
+def judged_status(ended: Descent, remaining: float) -> FitStatus:
+    """How a search ended, given what derivatives at its end still promise (`uncertainty`)."""
+    if ended.status is FitStatus.STOPPED:
+        return FitStatus.STOPPED
+    if remaining <= 1:
+        return FitStatus.CONVERGED
+    return FitStatus.STALLED if ended.status is FitStatus.CONVERGED else ended.status
+
+
 def _search(
-    shooter: Shooter, options: ShootingOptions, watch: Watch | None
-) -> tuple[Point, Point, Problem, list[float], bool]:
-    """The best point, the given start, the problem, the costs of the searches, and whether it was interrupted."""
+    shooter: Shooter, options: ShootingOptions, progress: Progress
+) -> tuple[Descent, Point, Problem, list[float]]:
+    """Where the best search ended, the given start, the problem, and the costs of the searches."""
     given = _start(shooter.params, options)
     problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.measured.sum())))
     points = _candidates(problem, given, options)
     problem = replace(problem, scale=_scale(shooter, options, points[0]))
     ended: list[Point] = points[:1]
-    stopped = False
+    status = FitStatus.STOPPED
     try:
         # Where there are several searches each is short, and only the best is finished.
         brief, loose = (max(4, options.iterations // 4), 10.0) if options.starts > 1 else (options.iterations, 1.0)
         ended = [_reweighted(problem, p) for p in ended]
         for point in points[: options.starts]:
-            ended.append(descend(problem, _reweighted(problem, point), brief, loose * options.tolerance, watch))
+            short = descend(problem, _reweighted(problem, point), brief, loose * options.tolerance, progress)
+            ended.append(short.point)
         ended.sort(key=lambda p: p.cost)
         # The scale of the residuals is known only now: finish the best search under the final weights.
         problem = replace(problem, scale=_scale(shooter, options, ended[0]))
-        done = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, watch)
-        ended = [done, *ended[1:]]
+        last = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, progress)
+        ended, status = [last.point, *ended[1:]], last.status
     except KeyboardInterrupt as stop:
-        stopped = True
         ended += [stop.point] if isinstance(stop, Interrupted) else []
         ended = sorted((_reweighted(problem, p) for p in ended), key=lambda p: p.cost)
-    best = _reweighted(problem, ended[0])
+    best = Descent(_reweighted(problem, ended[0]), status)
     first = evaluate(problem, given[None])[0]
-    return best, first, problem, [p.cost for p in ended], stopped
+    return best, first, problem, [p.cost for p in ended]
 
 
 def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> list[Point]:
@@ -279,12 +316,13 @@ def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
     return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
 
 
-def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
-    """Covariance of the parameters, and the Fisher information of the data alone.
+def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
+    """Covariance of the parameters, the Fisher information of the data alone, and what a further step promises.
 
     Rows of one window are correlated, so a window counts as one observation: the sandwich estimator, or, where windows
     are few, the usual one with the correlation time of the residuals. Parameters and start states both count as
-    degrees of freedom.
+    degrees of freedom. The last is the reduction of the cost by an undamped Gauss-Newton step, over what a converged
+    search may leave: at most 1 there.
     """
     normal = linearise(problem, point, both_sides=True)
     prior = np.diag(problem.prior_sigma**-2.0)
@@ -300,7 +338,9 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array]:
         safe = np.where(np.isfinite(inverse), inverse, 0.0)
         scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
         covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
-    return covariance, information
+    allowed = (MAX_ROUGH_DECREMENT if rough(point) else MAX_DECREMENT) * point.cost
+    allowed = max(allowed, MAX_STEP**2 * params * variance, 1e-300)
+    return covariance, information, newton_decrement(problem, point, normal) / allowed
 
 
 def correlation_time(residual: Array) -> float:

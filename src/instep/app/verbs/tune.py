@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
+import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,11 +17,11 @@ import tyro
 
 if TYPE_CHECKING:
     from instep.app.output import Output
-    from instep.core.world import Array
     from instep.tune.identification import Identification
-    from instep.tune.least_squares import Watch
 
 Positional = tyro.conf.Positional
+BEST_FILE = "best.json"
+"""File of OUT with the best values, from which --resume goes on."""
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
 
 
@@ -45,9 +46,15 @@ class TuneArgs:
     starts: int = 1
     """starting points per search, the first of all at the scene's own values."""
     seeds: int = 4
-    """independent searches, whose results must agree."""
-    draws: int = 10
-    """planted parameter sets in the recovery gate; 0 skips it."""
+    """independent searches, whose results must agree; with fewer than three nothing is promoted."""
+    draws: int | None = None
+    """planted parameter sets in the recovery gate, enough for about forty values where not given; with 0 nothing is
+    promoted."""
+    budget: str = ""
+    """how long it may take (90s, 2min, 1h); the best until then is kept, and gates that were not reached are not run.
+"""
+    resume: Path | None = None
+    """folder of an earlier run, from whose best values a search begins."""
     drop_unpredictable: bool = False
     """leave out rows whose prediction is dominated by noise of the window's start state, as near an upright pendulum.
 """
@@ -75,7 +82,7 @@ def tune(
     The gates in order: telemetry, identifiability, solve (independent searches agree), recovery of planted parameters,
     whiteness of residuals (advice) and held-out error. Where all are passed OUT/scene holds a copy of the scene with
     the identified settings; the scene that was given is not changed. OUT/report.html shows the result. Exits 1 where a
-    gate was not passed. Ctrl-C keeps the best settings so far.
+    gate was not passed or not run. Ctrl-C and the end of --budget keep the best settings so far; --resume OUT goes on.
 
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
@@ -84,6 +91,8 @@ def tune(
     """
     from instep.app.gap_run import read_runs
     from instep.app.output import new_output
+    from instep.app.tune_progress import tune_progress
+    from instep.core.progress import parse_duration
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
     from instep.report.page import write_report
@@ -102,43 +111,55 @@ def tune(
         ignore_coordinates=args.ignore_coordinates,
         drop_unpredictable=args.drop_unpredictable,
         fixed_start=args.fixed_start,
+        begin=_best_of(args.resume),
         seed=args.seed,
     )
+    budget = parse_duration(args.budget) if args.budget else math.inf
     loaded = Scene.load(scene)
     episodes, _ = recorded_at_rate(read_runs(data, args.mapping), loaded.dt)
     selection = select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
     output = new_output("tune", args.out, seed=args.seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)
     output.read(loaded.root)
-    with _progress(len(selection.params)) as watch:
-        found = identify(loaded, episodes, selection, options, watch=watch)
-    if not found.stopped:
+    with tune_progress(budget) as progress:
+        found = identify(loaded, episodes, selection, options, progress=progress)
+    if not progress.ended:
         found = _with_extras(found, args.posterior, args.delta)
     folder = _write(found, output)
     _print_summary(found)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
     print(write_report(output.folder, found.report(hashes)))
+    for sentence in _next_steps(found, output.folder):
+        print(sentence, file=sys.stderr)
     print(folder)
     return 0 if found.passed else 1
 
 
-@contextmanager
-def _progress(params: int) -> Generator[Watch]:
-    """A line on the error stream while the search runs: iterations, cost, seconds."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _best_of(folder: Path | None) -> dict[str, float]:
+    """The best values of an earlier run; none where there is no such run."""
+    from instep.core.errors import BadInput
 
-    columns = (SpinnerColumn(), TextColumn("[bold]{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"identifying {params} parameters")
-        count = 0
+    if folder is None:
+        return {}
+    try:
+        settings = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))["settings"]
+        return {str(name): float(value) for name, value in settings.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        message = f"The folder {str(folder)!r} holds no {BEST_FILE} of an earlier run; --resume takes the --out of one."
+        raise BadInput(message) from None
 
-        def watch(iteration: int, cost: float, x: Array) -> None:
-            nonlocal count
-            count += 1
-            progress.update(task, description=f"identifying {params} parameters: step {count}, cost {cost:.5g}")
 
-        yield watch
+def _next_steps(found: Identification, folder: Path) -> list[str]:
+    """What to do where the new scene is not promoted, one sentence each."""
+    open_gates = [gate for gate in found.gates if gate.required and not gate.passed]
+    if not open_gates:
+        return []
+    listed = ", ".join(f"{gate.name} {gate.state}" for gate in open_gates)
+    steps = [f"Not promoted: {listed}. The scene that was given stays as it is."]
+    steps += [f"{gate.name}: {gate.remedy}" for gate in open_gates if gate.remedy]
+    if found.status in ("stopped", "budget spent"):
+        steps.append(f"To go on from the best values so far, give the same command with --resume {folder}")
+    return steps
 
 
 def _with_extras(found: Identification, posterior: PosteriorMethod, delta: bool) -> Identification:
@@ -159,13 +180,16 @@ def _with_extras(found: Identification, posterior: PosteriorMethod, delta: bool)
 
 
 def _write(found: Identification, output: Output) -> Path:
-    """Write the new scene, exports, the posterior and result.json, and return the scene's folder."""
+    """Write the new scene, exports, the posterior, the best values and result.json; return the scene's folder."""
+    from instep.app.output import write_json
+
     folder = output.folder / ("scene" if found.passed else "scene_not_passed")
     for old in (output.folder / "scene", output.folder / "scene_not_passed"):
         if (old / "tuned.json").is_file():
             shutil.rmtree(old)
     found.save(folder, provenance={"data": output.inputs})
     found.export(output.folder / "export")
+    write_json(output.folder / BEST_FILE, {"status": str(found.status), "settings": found.result.settings})
     if found.posterior is not None:
         found.posterior.save(output.folder, seed=found.seed)
     scores = dict(found.intervals)
@@ -179,17 +203,21 @@ def _print_summary(found: Identification) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, start = Console(), found.result.start
-    table = Table("parameter", "before", "after", "95 % interval", "unit", box=None, padding=(0, 2))
+    console, start, status = Console(), found.result.start, found.param_status
+    table = Table("parameter", "before", "after", "95 % interval", "unit", "status", box=None, padding=(0, 2))
     for column in (1, 2, 3):
         table.columns[column].justify = "right"
     for name, now in found.intervals.items():
         before = f"{start[name]:.4g}" if name in start else ""
-        table.add_row(name, before, f"{now.value:.4g}", f"{now.low:.4g} … {now.high:.4g}", now.unit)
+        interval = f"{now.low:.4g} … {now.high:.4g}" if now.has_interval else ""
+        table.add_row(name, before, f"{now.value:.4g}", interval, now.unit, str(status[name]))
+    for name, value in found.result.unidentified.items():
+        table.add_row(name, f"{start.get(name, value):.4g}", f"{value:.4g}", "", "", str(status[name]))
     console.print(table)
     gates = Table("gate", "", "message", box=None, padding=(0, 2))
     for gate in found.gates:
-        gates.add_row(gate.name, "[green]passed[/]" if gate.passed else "[red]not passed[/]", gate.message)
+        colour = {"passed": "green", "failed": "red" if gate.required else "yellow", "not run": "yellow"}[gate.state]
+        gates.add_row(gate.name, f"[{colour}]{gate.state}[/]", gate.message)
     if found.posterior is not None:
         gates.add_row("posterior", found.posterior.method, found.posterior.message)
     console.print(gates)

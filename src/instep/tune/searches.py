@@ -1,0 +1,290 @@
+"""Independent searches for the same parameters: from the scene's values, from given points, and from spread ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.param import Param
+from instep.core.progress import Progress
+from instep.core.world import Array, Simulator
+
+from .cma import contact_search
+from .identifiability import UNIFORM, Identifiability, motion_for, vague_params
+from .least_squares import MAX_DIFFERENCE_STEP, FitStatus, cost_of, evaluate
+from .shooting import Fit, Prior, ShootingOptions, fit, start_value, uncertainty
+
+RESTART_RANGE = 0.5
+"""Share of each range, around the first fit, in which the other searches begin."""
+COARSE_WINDOWS = 64
+"""Most windows of all searches but the last."""
+FIRST_ITERATIONS = 12
+"""Most iterations of the first fit, which assesses identifiability."""
+SAME_COST, SAME_PLACE = 1.01, 0.01
+"""Searches that end within this factor of the best cost, or within this share of each range, agree with the best."""
+
+
+class SearchMethod(Protocol):
+    """One search for parameters: `fit`, or another with the same signature."""
+
+    def __call__(
+        self,
+        sim: Simulator,
+        episodes: Sequence[Episode],
+        params: Sequence[Param],
+        options: ShootingOptions | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> Fit:
+        """The best parameters, from the start that the options give."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchOptions:
+    """How many searches there are, how they search, and where they begin."""
+
+    shooting: ShootingOptions
+    seeds: int = 4
+    """Searches whose results are compared."""
+    starts: tuple[Mapping[str, float], ...] = ()
+    """Further points from which searches begin, beside the start of the shooting options."""
+    given: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Values of the scene, which parameters keep that turn out to be unidentifiable."""
+    seed: int = 0
+    method: SearchMethod = fit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Searches:
+    """The best of several searches, and how far they agree."""
+
+    fit: Fit
+    fixed: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Values at which unobservable parameters were held."""
+    costs: tuple[float, ...] = ()
+    """Costs of the searches that ended by themselves, under the same weights."""
+    agreeing: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """Parameters of the searches that agree with the best, in unit coordinates [searches, params]."""
+    late: tuple[str, ...] = ()
+    """Parameters that only the final intervals showed to be unidentifiable."""
+    ended: FitStatus | None = None
+    """What ended the searches before they were done; None where they are."""
+
+
+def first_fit(
+    sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: SearchOptions, progress: Progress
+) -> Fit:
+    """Brief fits of all parameters over some of the windows from each given start; the best of them."""
+    method, brief = _method(params, options), _coarse(options.shooting)
+    if method is not contact_fit:
+        brief = replace(brief, iterations=min(FIRST_ITERATIONS, brief.iterations), starts=min(2, brief.starts))
+    names = {param.address for param in params}
+    begun = [{}, *({n: v for n, v in start.items() if n in names} for start in options.starts)]
+    fits: list[Fit] = []
+    for i, start in enumerate(begun):
+        if fits and progress.ended:
+            break
+        part = progress.part(i / len(begun), (i + 1) / len(begun), of_time_left=1 / (len(begun) - i))
+        part.advance("first fit", 0.0)
+        fits.append(method(sim, episodes, params, replace(brief, start={**brief.start, **start}), progress=part))
+        if fits[-1].stopped:
+            progress.stop()
+    return fits[int(np.argmin(_costs(fits)))]
+
+
+def search(
+    sim: Simulator, episodes: Sequence[Episode], first: Fit, weak: Identifiability, options: SearchOptions,
+    progress: Progress,
+) -> Searches:  # fmt: skip
+    """Search from several starts over some of the windows, then finish the best search over all of them.
+
+    Parameters about which the recordings say nothing are held at their given values, those that are confounded by a
+    prior. Interrupted or out of time, the best so far is kept.
+    """
+    if first.stopped or progress.ended:
+        # The first fit estimated all parameters, so none was fixed.
+        return Searches(first, ended=_ended(progress))
+    fixed = fixed_values(first, weak.unobservable, options.given)
+    kept = [param for param in first.params if param.address not in weak.unobservable]
+    shooting = _continued(_with_priors(options, first.params, weak), kept, first)
+    begun = replace(options, shooting=shooting, method=_method(first.params, options))
+    tuned = sim.tuned(fixed) if fixed else sim
+    # A search for contact parameters is whole from the first, and need not be done twice.
+    known = first if begun.method is contact_fit and not fixed and not shooting.priors else None
+    fits, whole = _searches(tuned, episodes, known, kept, begun, progress.part(0.0, 0.6, of_time_left=0.6))
+    if not fits:
+        return Searches(first, ended=_ended(progress))
+    costs = _costs(fits)
+    best = fits[int(np.argmin(costs))]
+    agreeing = [f.x for f, c, w in zip(fits, costs, whole, strict=True) if w and _agrees(f, c, best, min(costs))]
+    best = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
+    ended = tuple(cost for cost, w in zip(costs, whole, strict=True) if w)
+    found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), _ended(progress))
+    return _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
+
+
+def contact_fit(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    params: Sequence[Param],
+    options: ShootingOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Fit:
+    """A search without derivatives, for parameters that act through impacts only, where the cost has steps."""
+    options = options or ShootingOptions()
+    found = contact_search(sim, episodes, params, options, progress=progress)
+    settled = replace(options, start=found.settings, iterations=0, starts=1, random_starts=False)
+    at = fit(sim, episodes, params, settled, progress=progress)
+    # Impacts make the cost rough: derivatives over short steps, and intervals from them, would mean nothing.
+    point = replace(at.point, difference_step=MAX_DIFFERENCE_STEP)
+    covariance, information, _ = uncertainty(at.problem, point)
+    return replace(at, point=point, covariance=covariance, information=information, status=found.status)
+
+
+def fixed_values(found: Fit, names: Sequence[str], given: Mapping[str, float]) -> dict[str, float]:
+    """Values of unobservable parameters: as given, or as fitted where the given value explains the data worse.
+
+    A damping of a hundredth of what matters has no effect, so it is unobservable; its value before may have had one.
+    """
+    fixed: dict[str, float] = {}
+    for i, param in enumerate(found.params):
+        if param.address not in names or param.address not in given:
+            continue
+        x = found.x.copy()
+        x[i] = float(np.clip(param.to_unit(given[param.address]), 0.0, 1.0))
+        as_given = evaluate(found.problem, x[None], found.point.starts[None])[0]
+        worse = as_given.cost > 1.02 * found.cost
+        fixed[param.address] = found.settings[param.address] if worse else given[param.address]
+    return fixed
+
+
+def _method(params: Sequence[Param], options: SearchOptions) -> SearchMethod:
+    """The method that was given, or that for contacts where all parameters act through impacts only."""
+    kinds = {param.parts.kind for param in params}
+    return contact_fit if "geom" in kinds and kinds <= {"geom", "body", "option"} else options.method
+
+
+def _searches(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    known: Fit | None,
+    kept: Sequence[Param],
+    options: SearchOptions,
+    progress: Progress,
+) -> tuple[list[Fit], list[bool]]:
+    """Fits from the first fit and from points around it, while there is time; and which ended by themselves.
+
+    `known` is the first of them where it was done before.
+    """
+    coarse, fits, whole = _coarse(options.shooting), list[Fit](), list[bool]()
+    if known is not None:
+        fits, whole = [known], [known.status is FitStatus.CONVERGED]
+    for seed in range(len(fits), options.seeds):
+        begun = replace(coarse, random_starts=True, start_range=RESTART_RANGE) if seed else coarse
+        share = 1 / (options.seeds - seed)
+        part = progress.part(seed / options.seeds, (seed + 1) / options.seeds, of_time_left=share)
+        part.advance(f"search {seed + 1} of {options.seeds}", 0.0)
+        try:
+            fits.append(options.method(sim, episodes, kept, replace(begun, seed=options.seed + seed), progress=part))
+        except KeyboardInterrupt:
+            progress.stop()
+            break
+        by_itself = fits[-1].status in (FitStatus.CONVERGED, FitStatus.STALLED)
+        whole.append(by_itself or not part.ended)
+        if fits[-1].stopped:
+            progress.stop()
+        if progress.ended:
+            break
+    return fits, whole
+
+
+def _agrees(one: Fit, cost: float, best: Fit, least: float) -> bool:
+    """Whether a search ended where the best one did: with about its cost, or with about its parameters."""
+    return cost <= SAME_COST * least or bool((np.abs(one.x - best.x) <= SAME_PLACE).all())
+
+
+def _finished(
+    sim: Simulator, episodes: Sequence[Episode], best: Fit, options: SearchOptions, progress: Progress
+) -> Fit:
+    """The best search continued over all windows, where it had only some of them or did not converge."""
+    limit = options.shooting.limit
+    some = len(best.windows) == COARSE_WINDOWS and (limit is None or limit > COARSE_WINDOWS)
+    contact = options.method is contact_fit
+    if progress.ended or contact or not (some or best.status is not FitStatus.CONVERGED):
+        return best
+    progress.advance("last search", 0.0)
+    begun = replace(options.shooting, start=best.settings, starts=1)
+    try:
+        done = options.method(sim, episodes, best.params, begun, progress=progress)
+    except KeyboardInterrupt:
+        progress.stop()
+        return replace(best, status=FitStatus.STOPPED)
+    if done.stopped:
+        progress.stop()
+    return done
+
+
+def _without_vague(
+    sim: Simulator, episodes: Sequence[Episode], found: Searches, options: SearchOptions, progress: Progress
+) -> Searches:
+    """The same without parameters whose final interval spans most of their range: they keep their given values."""
+    vague = vague_params(found.fit, tuple(options.shooting.priors))
+    if not vague or progress.ended:
+        return found
+    kept = [param for param in found.fit.params if param.address not in vague]
+    if not kept:
+        raise BadInput(
+            "None of the parameters is identifiable from these recordings: their intervals span most of their ranges. "
+            f"{motion_for(vague)}"
+        )
+    fixed = {**found.fixed, **fixed_values(found.fit, vague, options.given)}
+    shooting = replace(_continued(options.shooting, kept, found.fit), starts=1)
+    progress.advance("last search without unidentifiable parameters", 0.0)
+    again = options.method(sim.tuned(fixed), episodes, kept, shooting, progress=progress)
+    columns = [i for i, param in enumerate(found.fit.params) if param.address not in vague]
+    return replace(found, fit=again, fixed=fixed, agreeing=found.agreeing[:, columns], late=vague)
+
+
+def _with_priors(options: SearchOptions, params: Sequence[Param], weak: Identifiability) -> ShootingOptions:
+    """The options with a Gaussian prior at the scene's value of each confounded parameter.
+
+    Fixing them instead would bias the others, which would compensate for a wrong value.
+    """
+    priors = dict(options.shooting.priors)
+    for param in params:
+        if param.address in weak.confounded and param.address not in priors:
+            span = np.log(param.high / param.low) if param.log else param.high - param.low
+            priors[param.address] = Prior(start_value(param, options.given), UNIFORM * float(span))
+    return replace(options.shooting, priors=priors)
+
+
+def _continued(options: ShootingOptions, params: Sequence[Param], first: Fit) -> ShootingOptions:
+    """The options for the remaining parameters, starting at an earlier fit."""
+    names = {param.address for param in params}
+    priors = {name: prior for name, prior in options.priors.items() if name in names}
+    return replace(options, start={n: v for n, v in first.settings.items() if n in names}, priors=priors)
+
+
+def _coarse(options: ShootingOptions) -> ShootingOptions:
+    """The same options with fewer windows."""
+    return replace(options, limit=COARSE_WINDOWS if options.limit is None else min(options.limit, COARSE_WINDOWS))
+
+
+def _ended(progress: Progress) -> FitStatus | None:
+    """What ended the searches early, if anything did."""
+    if progress.interrupted:
+        return FitStatus.STOPPED
+    return FitStatus.BUDGET_SPENT if progress.out_of_time else None
+
+
+def _costs(fits: Sequence[Fit]) -> list[float]:
+    """Costs under the weights of the first fit, since each search scales residuals a little differently."""
+    problem = fits[0].problem
+    return [cost_of(problem, f.point.x, f.point.starts, f.point.residual) for f in fits]

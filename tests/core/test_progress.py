@@ -1,0 +1,56 @@
+"""Progress counts stages, keeps a budget, and passes a stop on to its parts."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from instep.core.errors import BadInput
+from instep.core.progress import Progress, parse_duration
+
+
+def test_parts_report_their_share_of_the_whole():
+    seen = []
+    progress = Progress(report=lambda stage, share, left: seen.append((stage, share, left)))
+    second = progress.part(0.5, 1.0)
+    second.advance("search", 0.5)
+    second.advance("search", 0.2)
+    assert seen == [("search", 0.75, math.inf)] * 2, "within one stage the share never falls"
+
+
+def test_without_a_budget_time_is_infinite():
+    progress = Progress()
+    assert progress.left == math.inf and not progress.ended
+    assert progress.part(0.0, 1.0, of_time_left=0.1).left == math.inf
+
+
+def test_a_part_ends_before_the_whole():
+    progress = Progress(budget=60.0)
+    part = progress.part(0.0, 0.5, of_time_left=0.1)
+    assert 5.0 < part.left < 6.0 < 59.0 < progress.left
+
+
+def test_a_spent_budget_ends_it():
+    progress = Progress(budget=0.001)
+    time.sleep(0.002)
+    assert progress.out_of_time and progress.ended and not progress.interrupted
+
+
+def test_a_stop_reaches_every_part():
+    progress = Progress()
+    first, second = progress.part(0.0, 0.5), progress.part(0.5, 1.0)
+    first.stop()
+    assert progress.ended and second.interrupted
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2min", 120), ("1h", 3600), ("45", 45), ("1.5 min", 90)])
+def test_durations_are_read(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2 days", "-3s", "0"])
+def test_what_is_no_duration_is_refused_with_an_example(text):
+    with pytest.raises(BadInput, match="90s, 2min or 1h"):
+        parse_duration(text)
