@@ -144,16 +144,17 @@ class CameraOptions:
     """The cameras of a world: rendered from Gaussians by a file, else cameras of the scene."""
 
     virtual: Path | None = None
-    """TOML file of rendered cameras."""
+    """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy reads them; --cameras then
+    chooses among them."""
     cameras: tuple[str, ...] = ()
-    """Names; of a file, all where none are named."""
-    every: int = 1
-    """Control steps from one image of a scene's camera to the next."""
+    """cameras of the scene that the policy sees, by name; rendered for every world, so use small batches."""
+    image_every: int = 1
+    """control steps from one image of a scene's camera to the next."""
 
     def open(self, words: str, scene: str) -> World:
         """The world that words stand for, as `world_from_eval_spec`, with the cameras."""
         if self.virtual is None:
-            return world_from_eval_spec(words, scene, self.cameras, self.every)
+            return world_from_eval_spec(words, scene, self.cameras, self.image_every)
         from instep.splat.rendered_world import load_rendered_cameras
 
         loaded = Scene.load(words.partition("@")[2] or scene)
@@ -162,7 +163,7 @@ class CameraOptions:
     def hash(self) -> str:
         """A text that differs where images would."""
         if self.virtual is None:
-            return f"/{','.join(self.cameras)}/{self.every}" if self.cameras else ""
+            return f"/{','.join(self.cameras)}/{self.image_every}" if self.cameras else ""
         from instep.splat.rendered_world import cameras_table
 
         scan = cameras_table(self.virtual).get("gaussians")

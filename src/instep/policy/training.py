@@ -27,19 +27,34 @@ if TYPE_CHECKING:
 
 
 @options_dataclass
-class TrainOptions:
-    """How to train."""
+class CloningOptions:
+    """The options of a training that a user sets first; they are flags of `instep train`."""
 
     steps: int = 6000
+    """steps of training."""
     batch: int = 256
+    """examples per step."""
     rate: float = 3e-3
-    """Largest learning rate; it rises over the first steps and falls to zero along a cosine."""
+    """largest learning rate; it rises over the first steps and falls to zero along a cosine."""
     width: int = 256
-    blocks: int = 3
+    """width of the network."""
     horizon: int = 16
-    """Actions of a chunk."""
+    """actions of a chunk."""
     execute: int = 4
-    """Actions of a chunk that are executed."""
+    """actions of a chunk that are executed."""
+    threads: int = 0
+    """threads of the training; where 0, one without cameras, whose networks are too small to share, else all."""
+    device: str = "cpu"
+    """device of the training, as torch names it: cpu, cuda. The trained policy needs no such device."""
+    seed: int = 0
+    """seed of the weights and of the order of examples."""
+
+
+@options_dataclass
+class TrainOptions(CloningOptions):
+    """How to train."""
+
+    blocks: int = 3
     flow_steps: int = 4
     """Integration steps of the flow from noise to actions."""
     ema_decay: float = 0.999
@@ -56,13 +71,8 @@ class TrainOptions:
     """Images per step from which a pose estimator learns."""
     pose_noise: tuple[float, float] = (0.001, 0.01)
     """Errors of a pose estimator [m], [rad]: the rest of the network learns from poses with this noise."""
-    seed: int = 0
     checkpoint_every: int = 2000
     """Steps from one checkpoint to the next."""
-    threads: int = 0
-    """Threads of the training; where 0, one without cameras, whose networks are too small to share, else all."""
-    device: str = "cpu"
-    """Device of the training, as torch names it: cpu, cuda. The trained policy needs no such device."""
 
 
 @frozen_dataclass

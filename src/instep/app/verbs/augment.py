@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from instep.app.arguments import Options, PolicyArg, Positional, SceneArg
 from instep.app.cluster import open_map
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
@@ -36,7 +37,6 @@ from instep.scene.tasks.task import Tasked
 from .evaluate import print_evaluation
 from .train import HELD_OUT
 
-Positional = tyro.conf.Positional
 DEMOS, FAILURES = 100_000, 400_000
 """Seeds of the first starts of demonstrations, and of those tried to find failures; policies are evaluated on
 others."""
@@ -58,13 +58,7 @@ class AugmentArgs:
     """worlds to compare the policies in (mujoco rapier perturbed:SEED); that of --world where not given."""
     seeds: int = 200
     """held-out starts of the comparison."""
-    cameras: tuple[str, ...] = ()
-    """cameras of the scene whose images demonstrations of the expert from ordinary starts hold."""
-    virtual: Path | None = None
-    """a file of virtual cameras (TOML), rendered from Gaussians, that the policy uses and demonstrations hold;
-    --cameras then chooses among them."""
-    image_every: int = 1
-    """control steps from one image to the next."""
+    views: Options[CameraOptions] = CameraOptions()
     steps: int | None = None
     """steps of training, where they should differ from those of the policy."""
     device: str = "cpu"
@@ -76,11 +70,11 @@ class AugmentArgs:
 
 
 def augment(
-    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    policy: PolicyArg,
+    scene: SceneArg,
     data: Positional[tuple[Annotated[Path, tyro.conf.arg(metavar="DATA...")], ...]],
     /,
-    args: Annotated[AugmentArgs, tyro.conf.arg(name="")] = AugmentArgs(),
+    args: Options[AugmentArgs] = AugmentArgs(),
 ) -> int:
     """Find states in which a policy fails in simulation, collect expert demonstrations there, retrain and re-evaluate.
 
@@ -96,13 +90,13 @@ def augment(
     """
     loaded, console = Scene.load(scene), Console(stderr=True)
     goal = task_of(loaded, args.task)
-    views = CameraOptions(args.virtual, args.cameras, args.image_every)
-    plain = Tasked((CameraOptions() if args.virtual else views).open(args.world, scene), goal)
+    views = args.views
+    plain = Tasked((CameraOptions() if views.virtual else views).open(args.world, scene), goal)
     add_images = _unchanged
-    if args.virtual:
+    if views.virtual:
         from instep.splat.rendered_world import load_rendered_cameras
 
-        add_images = load_rendered_cameras(args.virtual, loaded, args.cameras).add_images
+        add_images = load_rendered_cameras(views.virtual, loaded, views.cameras).add_images
     if policy == "expert":
         return _demonstrated(
             new_output("augment", args.out), plain, expert_of(goal, loaded), (args.demos, add_images), console

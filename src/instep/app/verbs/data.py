@@ -10,17 +10,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from instep.app.arguments import DataArg, Positional
 from instep.app.output import new_output
 from instep.data import DatasetInfo, contact_sheet, describe_dataset, export_episodes, import_recordings, load_episodes
 
-Positional = tyro.conf.Positional
 MOST_ROWS = 30
 """Episodes shown in the table; result.json has them all."""
 
 
 def import_data(
     source: Positional[Annotated[Path, tyro.conf.arg(metavar="SOURCE")]],
-    folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    folder: DataArg,
     /,
     *,
     mapping: str = "",
@@ -43,7 +43,7 @@ def import_data(
 
 
 def export(
-    source: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    source: DataArg,
     form: Positional[Annotated[str, tyro.conf.arg(metavar="FORMAT")]],
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
     /,
@@ -69,7 +69,7 @@ def export(
 
 
 def info(
-    source: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    source: DataArg,
     /,
     *,
     mapping: str = "",

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.adr_run import run_adr
+from instep.app.arguments import Options, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
@@ -37,8 +38,6 @@ from instep.scene.tasks import task_of
 from instep.tune.beliefs import belief_addresses
 from instep.tune.randomize import parse_belief, parse_ranges, with_imperfections
 
-Positional = tyro.conf.Positional
-
 
 @options_dataclass
 class EvalArgs:
@@ -61,13 +60,7 @@ class EvalArgs:
     scene's value while the policy succeeds at its ends, and write OUT/belief.json for --randomize."""
     latency: int = 0
     """control steps by which decisions are late."""
-    cameras: tuple[str, ...] = ()
-    """cameras of the scene that policies see, by name; rendered for every world, so use small batches."""
-    virtual: Path | None = None
-    """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy reads them; --cameras then
-    chooses among them."""
-    image_every: int = 1
-    """control steps from one image to the next."""
+    views: Options[CameraOptions] = CameraOptions()
     batch: int = 64
     """episodes that run side by side."""
     on: str = ""
@@ -84,7 +77,7 @@ class EvalArgs:
 def evaluate(
     words: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="POLICY... SCENE")], ...]],
     /,
-    args: Annotated[EvalArgs, tyro.conf.arg(name="")] = EvalArgs(),
+    args: Options[EvalArgs] = EvalArgs(),
 ) -> int:
     """Evaluate policies in parallel virtual worlds: success with intervals, ways of failing, paired comparisons.
 
@@ -108,7 +101,11 @@ def evaluate(
     belief = parse_belief(args.randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
     sampled += tuple(param.address for param in parse_ranges(args.adr, scene))
-    if not args.cameras and args.virtual is None and any(name.startswith("appearance.") for name in sampled):
+    if (
+        not args.views.cameras
+        and args.views.virtual is None
+        and any(name.startswith("appearance.") for name in sampled)
+    ):
         raise BadInput(
             "--randomize appearance needs cameras to apply to; name --cameras of the scene or a --virtual file."
         )
@@ -117,9 +114,8 @@ def evaluate(
         folder=output.folder / "episodes",
     )  # fmt: skip
     specs = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
-    views = CameraOptions(args.virtual, args.cameras, args.image_every)
-    content = content_hash(scene.root) + views.hash()
-    places = [WorldSpec(n, partial(_opened, n, str(where), sampled, views), f"{content}/{n}") for n in args.worlds]
+    content = content_hash(scene.root) + args.views.hash()
+    places = [WorldSpec(n, partial(_opened, n, str(where), sampled, args.views), f"{content}/{n}") for n in args.worlds]
     if args.adr:
         if len(specs) > 1 or len(places) > 1:
             raise BadInput("--adr takes one policy and one world.")

@@ -6,10 +6,9 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
-
+from instep.app.arguments import Options, SceneArg
 from instep.core.records import options_dataclass
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from instep.tune.excitation import ExcitationDesign, ExciteOptions, Watch
     from instep.tune.excitation_limits import ExcitationLimits
 
-Positional = tyro.conf.Positional
 DEFAULT_FIELDS = ("damping", "frictionloss", "armature")
 """Parameters of every driven joint where none are named."""
 
@@ -54,9 +52,9 @@ class ExciteArgs:
 
 
 def excite(
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    scene: SceneArg,
     /,
-    args: Annotated[ExciteArgs, tyro.conf.arg(name="")] = ExciteArgs(),
+    args: Options[ExciteArgs] = ExciteArgs(),
 ) -> int:
     """Design a motion inside limits that makes parameters identifiable, and write it to be played.
 

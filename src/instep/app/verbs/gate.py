@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from instep.app.arguments import Options, PolicyArg, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import content_hash, new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
@@ -22,8 +23,6 @@ from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
-Positional = tyro.conf.Positional
-
 
 @options_dataclass
 class GateArgs:
@@ -31,10 +30,7 @@ class GateArgs:
 
     seeds: int | None = None
     """how many starts, where it should differ from the file."""
-    cameras: tuple[str, ...] = ()
-    """cameras of the scene that the policy sees, by name."""
-    virtual: Path | None = None
-    """a file of virtual cameras (TOML) that the policy sees; --cameras then chooses among them."""
+    views: Options[CameraOptions] = CameraOptions()
     on: str = ""
     """where to run: ray, ray://HOST:PORT or processes:N."""
     junit: Path | None = None
@@ -44,10 +40,10 @@ class GateArgs:
 
 
 def gate(
-    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
+    policy: PolicyArg,
     rules: Positional[Annotated[Path, tyro.conf.arg(metavar="RULES")]],
     /,
-    args: Annotated[GateArgs, tyro.conf.arg(name="")] = GateArgs(),
+    args: Options[GateArgs] = GateArgs(),
 ) -> int:
     """Apply the rules in a TOML file to a policy; exit 0 if it passes, 1 if it does not.
 
@@ -64,7 +60,7 @@ def gate(
     task = task_of(Scene.load(given.scene), given.task)
     output = new_output("gate", args.out, seed=given.first)
     output.read(rules)
-    sides = [_side(word, given.scene, CameraOptions(args.virtual, args.cameras)) for word in given.worlds]
+    sides = [_side(word, given.scene, args.views) for word in given.worlds]
     spec = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
     per_variation = given.seeds * len(sides)
     with progress_bar() as progress, open_map(args.on) as mapped:

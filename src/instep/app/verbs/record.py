@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
+from instep.app.arguments import DataArg, Options, WorldArg
 from instep.app.output import progress_bar
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State
 from instep.data import Recorder, record_episodes
-
-Positional = tyro.conf.Positional
 
 
 @options_dataclass
@@ -41,10 +38,10 @@ class RecordArgs:
 
 
 def record(
-    world: Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]],
-    data: Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]],
+    world: WorldArg,
+    data: DataArg,
     /,
-    args: Annotated[RecordArgs, tyro.conf.arg(name="")] = RecordArgs(),
+    args: Options[RecordArgs] = RecordArgs(),
 ) -> int:
     """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
 

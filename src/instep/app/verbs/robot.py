@@ -6,11 +6,11 @@ import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
 from rich.console import Console
 
+from instep.app.arguments import Options, SceneArg
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
 from instep.core.errors import BadInput, UnknownName
@@ -49,9 +49,9 @@ class RobotArgs:
 
 
 def robot(
-    scene: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    scene: SceneArg,
     /,
-    args: Annotated[RobotArgs, tyro.conf.arg(name="")] = RobotArgs(),
+    args: Options[RobotArgs] = RobotArgs(),
 ) -> int:
     """Run a simulated robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
+from instep.app.arguments import Options, PolicyArg, WorldArg
 from instep.app.output import new_output
 from instep.app.twin_page import write_page
 from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
@@ -27,8 +27,6 @@ from instep.scene.folder import Scene
 
 if TYPE_CHECKING:
     from instep.twin import Trust, TwinOptions
-
-Positional = tyro.conf.Positional
 
 
 @options_dataclass
@@ -65,10 +63,10 @@ class RunArgs:
 
 
 def run(
-    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
-    world: Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]],
+    policy: PolicyArg,
+    world: WorldArg,
     /,
-    args: Annotated[RunArgs, tyro.conf.arg(name="")] = RunArgs(),
+    args: Options[RunArgs] = RunArgs(),
 ) -> int:
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
 

@@ -9,12 +9,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from instep.app.arguments import Positional, SceneArg
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import LIBRARY, Scene, shipped
 from instep.scene.new_scene import make_scene
-
-Positional = tyro.conf.Positional
 
 
 def list_scenes() -> None:
@@ -29,7 +28,7 @@ def list_scenes() -> None:
 
 
 def params(
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    scene: SceneArg,
     patterns: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PATTERN")], ...]] = (),
     /,
 ) -> None:
@@ -78,7 +77,7 @@ def new(
     print(folder)
 
 
-def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *, out: Path | None = None) -> None:
+def show(scene: SceneArg, /, *, out: Path | None = None) -> None:
     """Render a scene through each of its cameras, one PNG per camera.
 
     Args:
@@ -102,7 +101,7 @@ def show(scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]], /, *
 
 
 def set_params(
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    scene: SceneArg,
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]],
     settings: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="PARAM=VALUE")], ...]],
     /,

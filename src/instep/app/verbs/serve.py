@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.console import Console
 
+from instep.app.arguments import Options, PolicyArg, SceneArg
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
@@ -19,8 +18,6 @@ from instep.policy.policy_map import read_map
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
-
-Positional = tyro.conf.Positional
 
 
 @options_dataclass
@@ -48,10 +45,10 @@ class ServeArgs:
 
 
 def serve(
-    policy: Positional[Annotated[str, tyro.conf.arg(metavar="POLICY")]],
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]],
+    policy: PolicyArg,
+    scene: SceneArg,
     /,
-    args: Annotated[ServeArgs, tyro.conf.arg(name="")] = ServeArgs(),
+    args: Options[ServeArgs] = ServeArgs(),
 ) -> int:
     """Serve a policy to clients that speak openpi, until Ctrl-C. A token is always needed.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
+from instep.app.arguments import Options, Positional, SceneArg
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from instep.splat.fitting import Progress as Report
     from instep.splat.gaussians import Gaussians
     from instep.splat.scene_fit import SceneFit
-
-Positional = tyro.conf.Positional
 
 
 @options_dataclass
@@ -51,9 +50,9 @@ class SplatArgs:
 
 def splat(
     images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
-    scene: Positional[Annotated[str, tyro.conf.arg(metavar="SCENE")]] = "",
+    scene: SceneArg = "",
     /,
-    args: Annotated[SplatArgs, tyro.conf.arg(name="")] = SplatArgs(),
+    args: Options[SplatArgs] = SplatArgs(),
 ) -> int:
     """Fit 3D Gaussians to posed images and score them on held-out images.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from instep.app.arguments import Options, Positional
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
@@ -17,14 +18,13 @@ from instep.core.records import options_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import World
 from instep.policy.observation_encoding import STATE
-from instep.policy.training import TrainOptions, TrainProgress
+from instep.policy.training import CloningOptions, TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
 
 if TYPE_CHECKING:
     from instep.core.episode import Episode
     from instep.splat.rendered_world import RenderedCameras
 
-Positional = tyro.conf.Positional
 HELD_OUT = 200_000
 """Seed of the first held-out start; far from those of demonstrations."""
 
@@ -57,30 +57,13 @@ class TrainArgs:
     """observe and act in the frame of a body on a table: the joints that are the x and y of the contact point, and its
     name, such as pusher_x pusher_y tee. With --cameras and --without observation.environment_state a pose estimator
     is learned from the poses in the data."""
-    steps: int = 6000
-    """steps of training."""
-    batch: int = 256
-    """examples per step."""
-    rate: float = 3e-3
-    """largest learning rate."""
-    width: int = 256
-    """width of the network."""
-    horizon: int = 16
-    """actions of a chunk."""
-    execute: int = 4
-    """actions of a chunk that are executed."""
-    threads: int = 0
-    """threads of the training; where 0, one without cameras and all with them."""
-    device: str = "cpu"
-    """device of the training: cpu or cuda."""
-    seed: int = 0
-    """seed of the weights and of the order of examples."""
+    cloning: Options[CloningOptions] = CloningOptions()
 
 
 def train(
     data: Positional[tuple[Annotated[str, tyro.conf.arg(metavar="DATA... POLICY")], ...]],
     /,
-    args: Annotated[TrainArgs, tyro.conf.arg(name="")] = TrainArgs(),
+    args: Options[TrainArgs] = TrainArgs(),
 ) -> int:
     """Behaviour cloning: learn chunks of actions from observations, by flow matching, with small networks for two
     cores.
@@ -102,7 +85,7 @@ def train(
         raise BadInput("--eval-starts needs --scene, the scene in which checkpoints are evaluated.")
     if len(args.frame) not in (0, 3):
         raise BadInput(f"--frame takes two joints and a body, not {len(args.frame)} words.")
-    output = new_output("train", Path(folder), seed=args.seed)
+    output = new_output("train", Path(folder), seed=args.cloning.seed)
     episodes: list[Episode] = []
     for source in sources:
         output.read(Path(source))
@@ -114,28 +97,20 @@ def train(
 
         rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras)
         args = replace(args, cameras=tuple(c.name for c in rendered.cameras))
-        episodes = _rendered(episodes, rendered, args.randomize, args.seed)
+        episodes = _rendered(episodes, rendered, args.randomize, args.cloning.seed)
     elif args.randomize:
         raise BadInput("--randomize needs --virtual: the appearance of recorded images stays as it is.")
     views = CameraOptions(args.virtual, args.cameras)
     options = TrainOptions(
-        steps=args.steps,
-        batch=args.batch,
-        rate=args.rate,
-        width=args.width,
-        horizon=args.horizon,
-        execute=args.execute,
-        threads=args.threads,
-        seed=args.seed,
+        **asdict(args.cloning),
         cameras=args.cameras,
         channels=tuple(name for name in STATE if name not in args.without),
-        device=args.device,
-        checkpoint_every=max(1, min(2000, args.steps)),
+        checkpoint_every=max(1, min(2000, args.cloning.steps)),
         frame=(args.frame[0], args.frame[1], args.frame[2]) if args.frame else None,
     )
     reports: list[TrainProgress] = []
     with progress_bar() as progress:
-        bar = progress.add_task(f"{len(episodes)} episodes", total=args.steps)
+        bar = progress.add_task(f"{len(episodes)} episodes", total=args.cloning.steps)
 
         def show(now: TrainProgress) -> None:
             reports.append(now)
