@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .diagnose.diagnosis import diagnose_gap as diagnose_gap
     from .evaluate.evaluation import evaluate_policies as evaluate_policies
     from .gap.measure import measure_gap as measure_gap
+    from .gap.torque_gap import measure_torque_gap as measure_torque_gap
     from .physics.engines import open_world as open_world
     from .physics.mujoco_world import MujocoWorld as MujocoWorld
     from .physics.rapier_world import RapierWorld as RapierWorld
@@ -67,6 +68,7 @@ _LAZY = {
     "diagnose.diagnosis": ("diagnose_gap",),
     "evaluate.evaluation": ("evaluate_policies",),
     "gap.measure": ("measure_gap",),
+    "gap.torque_gap": ("measure_torque_gap",),
     "physics.engines": ("open_world",),
     "physics.mujoco_world": ("MujocoWorld",),
     "physics.rapier_world": ("RapierWorld",),
@@ -83,8 +85,8 @@ __all__ = [
     "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "Identification",
     "InstepError", "LinkLost", "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script",
     "Simulator", "Spec", "State", "Twin", "UnknownName", "Unsupported", "World", "connect", "diagnose_gap",
-    "evaluate_policies", "identify", "infer", "load_episodes", "load_scene", "measure_gap", "open_twin", "open_world",
-    "render", "replay", "rollout", "rollouts", "stack", "take",
+    "evaluate_policies", "identify", "infer", "load_episodes", "load_scene", "measure_gap",
+    "measure_torque_gap", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "stack", "take",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass, options_dataclass
+from instep.core.statistics import Estimate
 from instep.data import load_episodes
 from instep.diagnose.data_checks import DataChecks, check_data
 from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
@@ -84,13 +85,13 @@ def run(args: GapRequest) -> int:
         raise BadInput(f"--every takes seconds above 0, not {args.every:g}.")
     episodes = spread_runs(read_runs(args.data, args.mapping, args.against.partition("@")[0]), args.runs)
     output = new_output("gap", args.out, seed=args.seed)
-    output.read(_located(args.data))
+    output.read(located(args.data))
     if not args.against:
         result = _recordings(args, episodes)
     elif is_scene(args.against):
         result = _with_scene(args, episodes, output)
     else:
-        output.read(_located(args.against))
+        output.read(located(args.against))
         result = _with_data(args, episodes)
     return finish(result, args, output)
 
@@ -125,14 +126,19 @@ def broken_limits(gap: Gap, args: GapRequest) -> tuple[list[str], int]:
     limits = dict(args.limits)
     if args.max_rmse is not None:
         limits[f"{gap.headline.name}@{args.max_rmse[0]}"] = args.max_rmse[1]
+    return broken_scores(gap.scores, limits), len(limits)
+
+
+def broken_scores(scores: Mapping[str, Estimate], limits: Mapping[str, float]) -> list[str]:
+    """The limits that scores break, in words."""
     broken: list[str] = []
     for name, most in limits.items():
-        if name not in gap.scores:
-            raise UnknownName("score", name, gap.scores)
+        if name not in scores:
+            raise UnknownName("score", name, scores)
         # A score that could not be measured does not show that the limit holds.
-        if not gap.scores[name].value <= most:
-            broken.append(f"{name} is {gap.scores[name]}, more than {most:g}.")
-    return broken, len(limits)
+        if not scores[name].value <= most:
+            broken.append(f"{name} is {scores[name]}, more than {most:g}.")
+    return broken
 
 
 def read_runs(path: str, mapping: str = "", scene: str = "") -> list[Episode]:
@@ -305,7 +311,7 @@ def _bar(words: str, total: int) -> Generator[Progress]:
         yield progress
 
 
-def _located(words: str) -> Path:
+def located(words: str) -> Path:
     """The folder of a dataset whose last word may name a part of it."""
     path = Path(words)
     return path if path.exists() else path.parent

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from .noise_floor import repeated_runs, with_noise_floor
     from .paired_runs import compare_runs
     from .preparation import PreparedRuns, prepare
+    from .torque_gap import TorqueGap, measure_torque_gap
+    from .torque_rows import TorqueOptions, TorqueRun, torque_runs
 
 __all__ = [
     "CommandFollowing", "Curve", "Event", "EventMatch", "EventRule", "Gap", "HorizonOptions", "PreparedRuns", "RunPair",
-    "compare_frames", "compare_runs", "measure_gap", "measure_horizon", "measure_pairs",
-    "measure_recordings", "prepare", "read_event_rules", "repeated_runs", "with_noise_floor",
+    "TorqueGap", "TorqueOptions", "TorqueRun", "compare_frames", "compare_runs", "measure_gap", "measure_horizon",
+    "measure_pairs", "measure_recordings", "measure_torque_gap", "prepare", "read_event_rules", "repeated_runs",
+    "torque_runs", "with_noise_floor",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -35,5 +38,7 @@ __getattr__ = lazy_names(
         "noise_floor": "repeated_runs with_noise_floor",
         "paired_runs": "compare_runs",
         "preparation": "PreparedRuns prepare",
+        "torque_gap": "TorqueGap measure_torque_gap",
+        "torque_rows": "TorqueOptions TorqueRun torque_runs",
     },
 )

@@ -40,6 +40,11 @@ class GapArgs:
     starts; with a second dataset its actions on the images of both worlds are compared."""
     plain: bool = False
     """measure only, without a search for causes."""
+    torque: bool = False
+    """compare measured joint torques with the scene's inverse dynamics along the recorded motion, in place of
+    positions."""
+    cutoff: float = 0.0
+    """cut-off of the low-pass of --torque [Hz]; 0 finds it from the motion."""
     agreement: Path | None = None
     """a table of success rates (task, policy, real, sim, n_real_trials): does simulation rank as reality?"""
     seed: int = 0
@@ -68,6 +73,11 @@ def gap(
     """
     from instep.app.gap_run import GapRequest, judge_agreement, run
 
+    if args.torque:
+        from instep.app.torque_run import TorqueGapRequest, run_torque_gap
+
+        limits = dict(_limit(words) for words in args.limit)
+        return run_torque_gap(TorqueGapRequest(data, against, args.mapping, args.cutoff, limits, args.out))
     if args.agreement is not None:
         return judge_agreement(args.agreement, args.out, args.seed)
     return run(
