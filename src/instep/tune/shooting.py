@@ -17,6 +17,7 @@ from instep.core.progress import Progress
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
+from .delay_scan import with_scanned_delay, with_stepped_delay
 from .least_squares import (
     Descent,
     FitStatus,
@@ -34,6 +35,8 @@ from .windows import Shooter, Windows, cut_windows, predictable_windows
 
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
 """Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
+MAX_DELAY_STEPS = 3
+"""How often a search that ended is continued on the other side of a jump of the cost along a delay."""
 MAX_STEP = 0.5
 """Or the length of that step per parameter, in standard deviations that count all rows as independent."""
 
@@ -230,12 +233,17 @@ def _search(
         brief, loose = (max(4, options.iterations // 4), 10.0) if options.starts > 1 else (options.iterations, 1.0)
         ended = [_reweighted(problem, p) for p in ended]
         for point in points[: options.starts]:
-            short = descend(problem, _reweighted(problem, point), brief, loose * options.tolerance, progress)
-            ended.append(short.point)
+            begun = with_scanned_delay(problem, _reweighted(problem, point))
+            ended.append(descend(problem, begun, brief, loose * options.tolerance, progress).point)
         ended.sort(key=lambda p: p.cost)
         # The scale of the residuals is known only now: finish the best search under the final weights.
         problem = replace(problem, scale=_scale(shooter, options, ended[0]))
         last = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, progress)
+        for _ in range(MAX_DELAY_STEPS):
+            better = with_stepped_delay(problem, last.point)
+            if better is last.point or progress.ended:
+                break
+            last = descend(problem, better, options.iterations, options.tolerance, progress)
         ended, status = [last.point, *ended[1:]], last.status
     except KeyboardInterrupt as stop:
         ended += [stop.point] if isinstance(stop, Interrupted) else []
@@ -389,9 +397,8 @@ def start_value(param: Param, start: Mapping[str, float]) -> float:
 
 def _start(params: Sequence[Param], options: ShootingOptions) -> Array:
     units = np.array([float(k.to_unit(start_value(k, options.start))) for k in params])
-    # A search can stall on a bound, so its start is moved inside; a delay further, for below a physics step it is zero.
-    low = np.where([k.parts.field == "delay" for k in params], 0.1, 0.01)
-    return np.clip(units, low, 0.99)
+    # A search can stall on a bound, so its start is moved inside.
+    return np.clip(units, 0.01, 0.99)
 
 
 def _check(params: Sequence[Param], options: ShootingOptions) -> None:
