@@ -7,22 +7,27 @@ import math
 import xml.etree.ElementTree as ET
 
 import mujoco
+import numpy as np
 import pytest
+import yaml
 
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.param_export import export_all, write_joint_limits, write_mjcf, write_urdf, write_yaml
+from instep.tune.model_export import write_mjcf, write_urdf, write_usd, write_yaml
+from instep.tune.param_export import export_all, write_joint_limits
 from instep.tune.shooting import ShootingOptions, fit
 
 SETTINGS = {"joint.hinge.damping": 0.123, "joint.hinge.frictionloss": 0.045, "actuator.hinge.kp": 5.5}
-URDF = """<robot name="r"><link name="a"/><link name="b"/>
+URDF = """<robot name="r"><link name="a"/><link name="b">
+<inertial><origin xyz="0.1 0 0.2" rpy="0.3 -0.4 0.5"/><mass value="1.5"/>
+<inertia ixx="0.02" ixy="0.003" ixz="0" iyy="0.03" iyz="0.001" izz="0.04"/></inertial></link>
 <joint name="hinge" type="revolute"><parent link="a"/><child link="b"/><axis xyz="0 1 0"/>
 <limit lower="-1" upper="1" effort="3" velocity="2"/></joint></robot>"""
 
 
 def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
-    path = write_mjcf(tmp_path / "tuned.xml", servo.scene, SETTINGS)
+    path = write_mjcf(tmp_path / "tuned.xml", servo.scene, SETTINGS).path
     model = mujoco.MjModel.from_xml_path(str(path))
     found = address.read(model, list(SETTINGS))
     for name, value in SETTINGS.items():
@@ -39,7 +44,7 @@ def test_a_tuned_mjcf_holds_the_settings(servo, tmp_path):
 )
 def test_a_tuned_mjcf_holds_whatever_was_set(scene, settings, tmp_path):
     loaded = Scene.load(scene)
-    path = write_mjcf(tmp_path / "tuned.xml", loaded, settings)
+    path = write_mjcf(tmp_path / "tuned.xml", loaded, settings).path
     model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))
     assert address.read(model, list(settings)) == pytest.approx(settings, rel=1e-5)
 
@@ -47,32 +52,54 @@ def test_a_tuned_mjcf_holds_whatever_was_set(scene, settings, tmp_path):
 def test_a_tuned_mjcf_holds_what_gravity_compensation_believes(tmp_path):
     loaded = Scene.load("wam7")
     name = "body.link_4.gravcomp"
-    path = write_mjcf(tmp_path / "tuned.xml", loaded, {name: 0.9})
+    path = write_mjcf(tmp_path / "tuned.xml", loaded, {name: 0.9}).path
     model = mujoco.MjModel.from_xml_string(path.read_text(), dict(loaded.source.files))
     assert address.read(model, [name]) == pytest.approx({name: 0.9})
 
 
-def test_a_urdf_gets_damping_and_friction_and_keeps_the_rest(tmp_path):
+def test_a_urdf_gets_damping_friction_and_inertia_keeps_the_rest_and_names_what_it_has_no_field_for(tmp_path):
     (tmp_path / "r.urdf").write_text(URDF)
-    path = write_urdf(tmp_path / "tuned.urdf", tmp_path / "r.urdf", {**SETTINGS, "actuator.hinge.force": 7.0})
-    joint = ET.parse(path).getroot().find("joint")  # noqa: S314 - written by this test
+    scene = Scene.load(tmp_path / "r.urdf")
+    settings = {
+        **SETTINGS, "actuator.hinge.force": 7.0, "joint.hinge.armature": 0.02, "action.delay": 0.0123,
+        "body.b.mass": 2.5,
+    }  # fmt: skip
+    done = write_urdf(tmp_path / "tuned.urdf", tmp_path / "r.urdf", scene, settings)
+    root = ET.parse(done.path).getroot()  # noqa: S314 - written by this test
+    joint = root.find("joint")
     assert float(joint.find("dynamics").get("damping")) == pytest.approx(0.123)
     assert float(joint.find("dynamics").get("friction")) == pytest.approx(0.045)
     assert float(joint.find("limit").get("effort")) == pytest.approx(7.0)
     assert joint.find("limit").get("velocity") == "2"
-    assert "URDF cannot hold actuator.hinge.kp = 5.5 " in path.read_text()
+    assert set(done.notes) == {"actuator.hinge.kp", "joint.hinge.armature", "action.delay"}
+    assert all(name in done.path.read_text().partition("<link")[0] for name in done.notes), "named in a comment"
+    assert {p.get("address"): float(p.get("value")) for p in root.iter("param")} == pytest.approx(settings)
+    model = mujoco.MjModel.from_xml_path(str(done.path))
+    tuned = address.write(scene.model, {"body.b.mass": 2.5})
+    assert model.body("b").mass[0] == pytest.approx(2.5)
+    assert model.body("b").ipos == pytest.approx(tuned.body("b").ipos, rel=1e-6)
+    assert _inertia(model) == pytest.approx(_inertia(tuned), rel=1e-5, abs=1e-9)
 
 
-def test_a_file_that_is_no_urdf_is_refused(tmp_path):
+def _inertia(model: mujoco.MjModel) -> np.ndarray:
+    """Inertia of the last body about its centre of mass, in the axes of the body [3, 3]."""
+    rotation = np.zeros(9)
+    mujoco.mju_quat2Mat(rotation, model.body_iquat[-1])
+    return rotation.reshape(3, 3) @ np.diag(model.body_inertia[-1]) @ rotation.reshape(3, 3).T
+
+
+def test_a_file_that_is_no_urdf_is_refused(servo, tmp_path):
     (tmp_path / "r.urdf").write_text("<robot")
     with pytest.raises(BadInput, match="not a URDF"):
-        write_urdf(tmp_path / "out.urdf", tmp_path / "r.urdf", SETTINGS)
+        write_urdf(tmp_path / "out.urdf", tmp_path / "r.urdf", servo.scene, SETTINGS)
 
 
 def test_yaml_nests_settings_by_kind_part_and_word(tmp_path):
     text = write_yaml(tmp_path / "params.yaml", {**SETTINGS, "action.delay": 0.02}).read_text()
     assert text.splitlines()[:3] == ["joint:", '  "hinge":', "    damping: 0.123"]
-    assert "action:" in text and "    delay: 0.02" in text
+    read = yaml.safe_load(text)
+    assert read["joint"]["hinge"] == {"damping": 0.123, "frictionloss": 0.045}
+    assert read["actuator"]["hinge"] == {"kp": 5.5} and read["action"]["all"] == {"delay": 0.02}
 
 
 def test_joint_limits_are_those_of_the_scene(tmp_path):
@@ -84,22 +111,78 @@ def test_joint_limits_are_those_of_the_scene(tmp_path):
 def test_a_usd_layer_counts_angles_in_degrees(servo, tmp_path):
     import pxr.Usd
 
-    from instep.tune.param_export import write_usd
-
-    stage = pxr.Usd.Stage.Open(str(write_usd(tmp_path / "tuned.usda", servo.scene, SETTINGS, "robot")))
+    settings = {**SETTINGS, "action.delay": 0.0123, "body.link.mass": 0.7}
+    done = write_usd(tmp_path / "tuned.usda", servo.scene, settings, "robot")
+    stage = pxr.Usd.Stage.Open(str(done.path))
     prim = stage.GetPrimAtPath("/robot/hinge")
     assert "NewtonJointAPI" in prim.GetPrimStack()[0].GetInfo("apiSchemas").prependedItems
     assert prim.GetAttribute("newton:damping").Get() == pytest.approx(0.123 * math.pi / 180, rel=1e-5)
     assert prim.GetAttribute("newton:friction").Get() == pytest.approx(0.045, rel=1e-5)
     assert prim.GetAttribute("drive:angular:physics:stiffness").Get() == pytest.approx(5.5 * math.pi / 180, rel=1e-5)
+    assert stage.GetPrimAtPath("/robot/link").GetAttribute("physics:mass").Get() == pytest.approx(0.7, rel=1e-5)
+    assert done.notes == ("action.delay",) and "action.delay" in stage.GetRootLayer().documentation
+    assert stage.GetDefaultPrim().GetCustomDataByKey("instep:settings") == pytest.approx(settings)
 
 
 def test_everything_is_written_into_one_folder(servo, recorded, tmp_path):
     episodes = recorded(servo, {"joint.hinge.damping": 0.1}, range(2), steps=60)
     options = ShootingOptions(window=0.4, starts=1, iterations=4, start={"joint.hinge.damping": 0.05})
     found = fit(servo, episodes, servo.scene.params("joint.hinge.damping"), options)
-    files = export_all(tmp_path / "export", servo.scene, found, found.settings)
-    assert {"params.json", "tuned.xml", "params.yaml", "joint_limits.yaml"} <= {path.name for path in files}
-    entry = json.loads((tmp_path / "export" / "params.json").read_text())["params"]["joint.hinge.damping"]
+    done = export_all(tmp_path / "export", servo.scene, found, {**found.settings, "action.delay": 0.01})
+    assert {"params.json", "tuned.xml", "params.yaml", "joint_limits.yaml"} <= {path.name for path in done.paths}
+    content = json.loads((tmp_path / "export" / "params.json").read_text())
+    assert content["settings"]["action.delay"] == 0.01
+    entry = content["params"]["joint.hinge.damping"]
     assert entry["low"] < entry["value"] < entry["high"]
     assert entry["unit"] == "Nm s/rad"
+
+
+def test_what_mjcf_has_no_field_for_is_a_note_that_the_file_and_the_readme_name(tmp_path):
+    scene = Scene.load("servo_pendulum")
+    settings = {
+        "actuator.servo.kt": 0.41,
+        "joint.servo.static": 0.02,
+        "action.delay": 0.0123,
+        "joint.servo.armature": 0.003,
+    }
+    done = write_mjcf(tmp_path / "tuned.xml", scene, settings)
+    assert {"actuator.servo.kt", "joint.servo.static"} <= set(done.notes)
+    assert not {"action.delay", "joint.servo.armature"} & set(done.notes)
+    model = mujoco.MjModel.from_xml_path(str(done.path))
+    assert model.numeric("instep:actuator.servo.kt").data[0] == pytest.approx(0.41)
+    assert model.actuator_delay[0] == pytest.approx(0.0123) and model.actuator_history[0, 0] > 0
+    first = done.path.read_text().partition("<mujoco")[0]
+    assert "actuator.servo.kt" in first and "action.delay" not in first
+
+
+def test_an_exported_mjcf_of_a_robot_with_meshes_opens_from_its_folder(tmp_path):
+    scene = Scene.load("so101")
+    done = write_mjcf(tmp_path / "tuned.xml", scene, {"actuator.gripper.kp": 700.0, "action.delay": 0.02})
+    model = mujoco.MjModel.from_xml_path(str(done.path))
+    assert address.read(model, ["actuator.gripper.kp"]) == pytest.approx({"actuator.gripper.kp": 700.0}, rel=1e-5)
+    assert done.notes == () and model.actuator_delay == pytest.approx(0.02)
+
+
+def test_every_parameter_of_an_arm_is_in_the_mjcf_or_named(tmp_path):
+    scene = Scene.load("arm7")
+    settings = {
+        param.address: float(param.from_unit(0.4))
+        for param in scene.params("joint.joint_*", "actuator.*", "body.link_3.*", "geom.*.friction", "action.delay")
+        if not param.address.endswith((".delay", "low", "high")) or param.address == "action.delay"
+    }
+    done = write_mjcf(tmp_path / "tuned.xml", scene, settings)
+    model = mujoco.MjModel.from_xml_path(str(done.path))
+    found = address.read(model, [name for name in settings if name not in done.notes])
+    assert found == pytest.approx({name: settings[name] for name in found}, rel=1e-4, abs=1e-8)
+    for name in done.notes:
+        assert model.numeric(f"instep:{name}").data[0] == pytest.approx(settings[name], rel=1e-4), name
+    assert len(done.notes) < len(settings) / 10, done.notes
+
+
+def test_an_export_keeps_what_the_scene_was_set_to_before(servo, tmp_path):
+    from instep.tune.param_export import promote
+
+    before = Scene.load(promote(servo.scene, {"joint.hinge.armature": 0.033}, tmp_path / "before", {}))
+    model = mujoco.MjModel.from_xml_path(str(write_mjcf(tmp_path / "tuned.xml", before, SETTINGS).path))
+    found = address.read(model, ["joint.hinge.armature", "actuator.hinge.kp"])
+    assert found == pytest.approx({"joint.hinge.armature": 0.033, "actuator.hinge.kp": 5.5}, rel=1e-5)

@@ -11,7 +11,7 @@ from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
-from instep.tune.param_export import write_mjcf
+from instep.tune.model_export import write_mjcf
 
 ARM = """
 <mujoco>
@@ -72,8 +72,8 @@ def test_unnamed_actuators_are_identified_saved_and_exported(scene, runs, tmp_pa
 
 
 def test_an_exported_model_holds_the_delay(scene, tmp_path):
-    path = write_mjcf(tmp_path / "tuned.xml", scene, {"action.delay": 0.02, "actuator.elbow.delay": 0.03})
-    model = mujoco.MjModel.from_xml_path(str(path))
+    done = write_mjcf(tmp_path / "tuned.xml", scene, {"action.delay": 0.02, "actuator.elbow.delay": 0.03})
+    model = mujoco.MjModel.from_xml_path(str(done.path))
     np.testing.assert_allclose(model.actuator_delay, [0.02, 0.03])
     native, data = mujoco.MjData(model), mujoco.MjData(scene.model)
     native.ctrl[:] = data.ctrl[:] = 0.5

@@ -28,17 +28,8 @@ if TYPE_CHECKING:
     from .identifiability import Identifiability, WeakDirection, assess, assess_fit
     from .identification import Identification, IdentifyOptions, identify
     from .least_squares import FitStatus
-    from .param_export import (
-        export_all,
-        promote,
-        scene_hash,
-        write_joint_limits,
-        write_mjcf,
-        write_params,
-        write_urdf,
-        write_usd,
-        write_yaml,
-    )
+    from .model_export import ExportedFile, write_mjcf, write_urdf, write_usd, write_yaml
+    from .param_export import ExportResult, export_all, promote, scene_hash, write_joint_limits, write_params
     from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
     from .parameter_recovery import Recovery, recover_parameters
     from .posterior import eki, infer, laplace, likelihood, npe, svgd
@@ -69,7 +60,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdrOptions", "AdrResult", "Calibration", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions",
-    "DropoOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "Fit", "FitStatus", "GateOptions",
+    "DropoOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile",
+    "Fit", "FitStatus", "GateOptions",
     "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability", "Identification",
     "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection", "PosteriorCheck",
     "PredictiveBand", "Prior", "Recovery", "SampleBelief", "ShootingOptions", "WeakDirection", "Windows", "appearance",
@@ -97,8 +89,8 @@ __getattr__ = lazy_names(
         "identifiability": "Identifiability WeakDirection assess assess_fit",
         "identification": "Identification IdentifyOptions identify",
         "least_squares": "FitStatus",
-        "param_export": "export_all promote scene_hash write_joint_limits write_mjcf write_params write_urdf write_usd "
-        "write_yaml",
+        "model_export": "ExportedFile write_mjcf write_urdf write_usd write_yaml",
+        "param_export": "ExportResult export_all promote scene_hash write_joint_limits write_params",
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
         "parameter_recovery": "Recovery recover_parameters",
         "posterior": "eki infer laplace likelihood npe svgd",

@@ -14,7 +14,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.progress import IterationWatch, Progress
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
-from instep.physics.actuators import is_actuator_param, with_inputs
+from instep.physics.actuators import with_inputs
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.report.page import HtmlReport, render
@@ -26,7 +26,7 @@ from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .held_out import HeldOutComparison
 from .identifiability import Identifiability
 from .least_squares import FitStatus
-from .param_export import export_all, promote
+from .param_export import ExportResult, export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
@@ -178,11 +178,10 @@ class Identification:
             self.delta.model.save(out / DELTA_FILE)
         return out
 
-    def export(self, folder: str | Path, *, urdf: Path | None = None) -> list[Path]:
-        """Write the identified values for other tools: JSON, MJCF, YAML, URDF, USD."""
-        # Other tools know the model's own fields only; parameters of actuator models stay in the scene.
-        plain = {k: v for k, v in self.settings.items() if not is_actuator_param(self.scene.model, k)}
-        return export_all(Path(folder), self.scene, self.fit, plain, urdf=urdf)
+    def export(self, folder: str | Path, *, urdf: Path | None = None) -> ExportResult:
+        """Write all settings of the new scene for other tools: JSON, MJCF, YAML, URDF, USD."""
+        left_out = [f"the delta-action model, {DELTA_FILE} of the scene"] if self.delta and self.delta.kept else []
+        return export_all(Path(folder), self.scene, self.fit, self.settings, urdf=urdf, left_out=left_out)
 
     def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
         """The page: gates, parameters, held-out motion, posterior, delta action, searches."""

@@ -18,6 +18,7 @@ import tyro
 if TYPE_CHECKING:
     from instep.app.output import Output
     from instep.tune.identification import Identification
+    from instep.tune.param_export import ExportResult
 
 Positional = tyro.conf.Positional
 BEST_FILE = "best.json"
@@ -188,15 +189,27 @@ def _write(found: Identification, output: Output) -> Path:
         if (old / "tuned.json").is_file():
             shutil.rmtree(old)
     found.save(folder, provenance={"data": output.inputs})
-    found.export(output.folder / "export")
+    exports = found.export(output.folder / "export")
+    _print_exports(exports)
     write_json(output.folder / BEST_FILE, {"status": str(found.status), "settings": found.result.settings})
     if found.posterior is not None:
         found.posterior.save(output.folder, seed=found.seed)
     scores = dict(found.intervals)
     for gate in found.gates:
         scores |= {f"{gate.name}: {name}": estimate for name, estimate in gate.scores.items()}
-    output.write(scores, **found.as_dict(), scene=str(folder), written=time.strftime("%Y-%m-%dT%H:%M:%S"))
+    written = time.strftime("%Y-%m-%dT%H:%M:%S")
+    output.write(scores, **found.as_dict(), scene=str(folder), exports=exports.as_dict(), written=written)
     return folder
+
+
+def _print_exports(exports: ExportResult) -> None:
+    """Name what formats of the export have no field for."""
+    for file in exports.files:
+        if file.notes:
+            some = ", ".join(file.notes[:3]) + (f" and {len(file.notes) - 3} more" if len(file.notes) > 3 else "")
+            print(f"{file.path.name} holds {some} as notes that other tools do not apply (export/README.md).")
+    for what in exports.left_out:
+        print(f"Not exported: {what}.")
 
 
 def _print_summary(found: Identification) -> None:
