@@ -32,7 +32,7 @@ from instep.gap.measure import measure_gap, measure_pairs, measure_recordings, r
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, scene_and_engine
 from instep.report.page import Headline, Section, write_report
-from instep.scene.folder import Scene, SceneSimulator, shipped
+from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 
 from .output import Output, new_output
 from .world_specs import policy_from_spec
@@ -47,6 +47,7 @@ class GapRequest:
     mapping: str
     runs: int
     every: float
+    rate: float | None
     allow: tuple[str, ...]
     limits: Mapping[str, float]
     """Score -> its largest allowed value."""
@@ -171,9 +172,10 @@ def is_scene(words: str) -> bool:
     return name in shipped() or path.suffix in (".xml", ".urdf", ".mjcf") or (path / "scene.toml").is_file()
 
 
-def open_scene(words: str) -> SceneSimulator:
-    """The simulator of a scene; SCENE@rapier runs it in another engine."""
-    return open_world(*scene_and_engine(words))
+def open_scene(words: str, episodes: Sequence[Episode] = (), rate: float | None = None) -> SceneSimulator:
+    """The simulator of a scene to replay recordings in; SCENE@rapier runs it in another engine."""
+    scene, engine = scene_and_engine(words)
+    return open_world(scene_for(scene, episodes, rate=rate), engine)
 
 
 def write_curves(folder: Path, gap: Gap) -> None:
@@ -237,12 +239,15 @@ def judge_agreement(table: Path, out: Path | None, seed: int) -> int:
 
 
 def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -> GapResult:
-    sim = open_scene(args.against)
+    sim = open_scene(args.against, episodes, args.rate)
     scene = sim.scene
     output.read(scene.root)
-    fitting = with_inputs(scene, recorded_at_rate(episodes, sim.spec.dt)[0])
-    checks = check_data(fitting, limits=joint_ranges(scene), allow=args.allow)
+    # Clocks are checked as they were recorded, before anything is resampled.
+    checks = check_data(with_inputs(scene, episodes), limits=joint_ranges(scene), allow=args.allow)
     checks.require()
+    fitting, resampled = recorded_at_rate(episodes, sim.spec.dt)
+    for sentence in resampled:
+        Console(stderr=True).print(sentence, highlight=False, markup=False)
     options = HorizonOptions(every=args.every)
     with _bar(f"replaying {len(fitting)} runs", planned_steps(fitting, options, sim.spec.dt)) as progress:
         task = progress.task_ids[0]

@@ -17,6 +17,12 @@ from instep.data.lerobot.features import channel_of
 Interpolation: TypeAlias = Literal["hold", "linear"]
 """Between two samples: the last one (commands, images, flags) or the straight line (states)."""
 QUATERNION = ("qw", "qx", "qy", "qz")
+MAX_JITTER = 0.2
+"""Scatter of the sampling period from which on a clock is uneven [share of the period, 95 % of the steps]."""
+GAP_PERIODS = 2.5
+"""A step longer than this many periods is a gap."""
+MAX_DRIFT = 0.02
+"""How far the mean period may be from the stated one [share]; clocks of recorders are off by parts in a thousand."""
 
 
 def between(episode: Episode, start: float, stop: float) -> Episode:
@@ -28,7 +34,9 @@ def between(episode: Episode, start: float, stop: float) -> Episode:
 def resampled(episode: Episode, rate: float) -> Episode:
     """The episode at an even rate [Hz]: actions, images and whole numbers held, states interpolated.
 
-    Rows lie on a grid from the first time to the last; nothing is extrapolated.
+    Rows lie on a grid from the first time to the last; nothing is extrapolated. An action is the mean of the commands
+    held during its period: where several fall into one, the first alone would come half a period late on average. At a
+    lower rate than its own, states pass a zero-phase low-pass at half the new rate before they are sampled.
     """
     if len(episode) < 2:
         raise BadInput(f"An episode of {len(episode)} rows cannot be resampled; it needs at least two.")
@@ -39,10 +47,68 @@ def resampled(episode: Episode, rate: float) -> Episode:
     # A small tolerance is added so that the last row is kept when the span is a whole number of periods.
     grid = t[0] + np.arange(int(np.floor((t[-1] - t[0]) * rate + 1e-6)) + 1) / rate
     columns: dict[str, Any] = {"timestamp": grid}
+    coarser = rate * float(np.median(np.diff(t))) < 0.98
     for name, column in episode.columns.items():
-        if name != "timestamp":
-            columns[name] = onto(grid, t, column, interpolation_of(name, column), channel_of(name, episode.spec))
+        if name == "timestamp":
+            continue
+        how, channel = interpolation_of(name, column), channel_of(name, episode.spec)
+        if 0 in column.shape:
+            columns[name] = onto(grid, t, column, how, channel)
+        elif coarser and how == "linear" and not name.endswith(".stamp"):
+            columns[name] = onto(grid, *_low_passed(t, column, 0.5 * rate, channel), how, channel)
+        elif name == "action" and column.dtype.kind == "f":
+            columns[name] = _mean_of_held(grid, t, column)
+        else:
+            columns[name] = onto(grid, t, column, how, channel)
     return Episode(replace(episode.spec, dt=1.0 / rate), columns, episode.meta)
+
+
+def is_uneven(episode: Episode) -> bool:
+    """Whether the rows of an episode are not evenly spaced: steps that scatter, gaps, or another rate than stated."""
+    steps = np.diff(np.asarray(episode.t, float))
+    if len(steps) < 2:
+        return False
+    period = float(np.median(steps))
+    scatter = float(np.quantile(np.abs(steps - period), 0.95))
+    drift = abs(float(steps.mean()) / episode.spec.dt - 1)
+    return scatter > MAX_JITTER * period or float(steps.max()) > GAP_PERIODS * period or drift > MAX_DRIFT
+
+
+def _low_passed(t: Array, column: Any, cutoff: float, channel: Channel | None) -> tuple[Array, Array]:
+    """A column without what lies above a cut-off [Hz], not shifted, at evenly spaced times: those times and values."""
+    step = float(np.median(np.diff(t)))
+    even = t[0] + np.arange(int(np.floor((t[-1] - t[0]) / step + 1e-6)) + 1) * step
+    values = np.asarray(onto(even, t, column, "linear", channel), float)
+    flat = values.reshape(len(values), -1)
+    for part in quaternions(channel.labels if channel else ()):
+        turned = np.sign((flat[1:, part] * flat[:-1, part]).sum(axis=1))
+        flat[1:, part] *= np.cumprod(np.where(turned < 0, -1.0, 1.0))[:, None]
+    half = min(round(1.0 / (cutoff * step)), len(flat) - 1)
+    taps = np.arange(-half, half + 1)
+    kernel = np.sinc(2 * cutoff * step * taps) * (0.5 + 0.5 * np.cos(np.pi * taps / (half + 1)))
+    kernel /= kernel.sum()
+    # Reflected about its end point a signal goes on with the same slope, so that its ends are not bent.
+    before, after = 2 * flat[:1] - flat[half:0:-1], 2 * flat[-1:] - flat[-2 : -half - 2 : -1]
+    padded = np.concatenate([before, flat, after])
+    out = np.stack([np.convolve(padded[:, k], kernel, "valid") for k in range(flat.shape[1])], axis=1)
+    return even, out.reshape(values.shape)
+
+
+def _mean_of_held(grid: Array, t: Array, column: Any) -> Array:
+    """The mean of held samples from each time of an even grid to the next."""
+    values = np.asarray(column, float)
+    flat = values.reshape(len(values), -1)
+    period = float(grid[1] - grid[0]) if len(grid) > 1 else float(t[-1] - t[0])
+    # What a held signal sums up to is piecewise linear in time; the last sample is held on.
+    sums = np.concatenate([np.zeros((1, flat.shape[1])), np.cumsum(flat[:-1] * np.diff(t)[:, None], axis=0)])
+    times = np.append(t, t[-1] + period)
+    sums = np.concatenate([sums, sums[-1:] + flat[-1:] * period])
+    edges = np.append(grid, grid[-1] + period)
+    total = np.stack([np.interp(edges, times, sums[:, k]) for k in range(flat.shape[1])], axis=1)
+    # Where one sample is held throughout, it is taken as it is: a mean would round it.
+    first, last = latest(edges[:-1], t), latest(edges[1:] - 1e-6 * period, t)
+    mean = np.where((first == last)[:, None], flat[first], np.diff(total, axis=0) / period)
+    return mean.reshape(len(grid), *values.shape[1:])
 
 
 def with_stream(

@@ -16,6 +16,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
+from instep.data.resample import GAP_PERIODS, MAX_JITTER
 from instep.gap.channels import QUAT, wrapped
 from instep.gap.command_following import position_servos
 from instep.gap.gap_result import run_name
@@ -23,10 +24,6 @@ from instep.report.page import Section, Table
 
 SAMPLE_ROWS = 60_000
 """Rows, spread over all runs, from which a channel is checked."""
-MAX_JITTER = 0.2
-"""Scatter of the sampling period above which a warning is given [share of the period]."""
-GAP_PERIODS = 2.5
-"""A step longer than this many periods is a gap."""
 MAX_GAP_SHARE = 0.02
 """Share of gaps above which rows can no longer be counted as time."""
 DEGREES = 180 / np.pi

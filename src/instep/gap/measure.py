@@ -33,7 +33,7 @@ from .image_scores import camera_scores
 from .joint_error import joint_error_profile, metric_notes, profile_scores
 from .noise_floor import noise_floors, repeated_runs, with_noise_floor
 from .paired_runs import compare_runs
-from .preparation import PreparedRuns, prepare
+from .preparation import PreparedRuns, prepare, recorded_at_rate
 from .time_alignment import align_all_streams, stream_groups, world_lag
 
 
@@ -111,7 +111,7 @@ def opened(sim: Scene | Simulator | str | Path) -> tuple[Simulator, Scene | None
 
 
 def prepared_for(sim: Simulator, scene: Scene | None, episodes: Sequence[Episode]) -> PreparedRuns:
-    """The runs that can be replayed in a simulator, ready to start it from."""
+    """Runs ready to be replayed in a simulator: at its rate, with unwrapped angles and velocities without lag."""
     fitting, notes = recorded_at_rate(episodes, sim.spec.dt)
     wrapping: Sequence[str] = ()
     if scene is not None:
@@ -119,25 +119,6 @@ def prepared_for(sim: Simulator, scene: Scene | None, episodes: Sequence[Episode
         wrapping = [n for n in continuous_joints(scene) if n in fitting[0].spec.q.labels]
     ready = prepare(fitting, wrapping)
     return replace(ready, notes=(*ready.notes, *notes))
-
-
-def recorded_at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list[str]]:
-    """The runs recorded at the control period of a simulator [s], and a note about those that were not."""
-    fitting = [e for e in episodes if abs(e.spec.dt / dt - 1) <= 0.02]
-    if not episodes:
-        raise BadInput("A gap needs at least one recorded run, and none was given.")
-    if not fitting:
-        rates = sorted({round(1 / e.spec.dt) for e in episodes})
-        raise BadInput(
-            f"The runs were recorded at {', '.join(str(r) for r in rates)} Hz, but the scene steps at {1 / dt:.4g} Hz; "
-            "give the scene that rate (rate = ... in scene.toml) or resample the recording."
-        )
-    if len(fitting) == len(episodes):
-        return fitting, []
-    left = sorted({round(1 / e.spec.dt) for e in episodes if e not in fitting})
-    words = ", ".join(str(r) for r in left)
-    note = f"{len(episodes) - len(fitting)} runs at {words} Hz were left out: the scene steps at {1 / dt:.4g} Hz."
-    return fitting, [note]
 
 
 def _with_details(gap: Gap, arms: Sequence[Arm], options: HorizonOptions, events: Sequence[EventRule] | None) -> Gap:

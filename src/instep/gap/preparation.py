@@ -1,13 +1,16 @@
-"""Preparation of recordings for replay: angles unwrapped, velocities without lag."""
+"""Preparation of recordings for replay: resampled to the simulator's rate, angles unwrapped, velocities without lag."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
+from instep.data.resample import MAX_DRIFT, is_uneven, resampled
 
 from .channels import QUAT, velocity, wrapped
 from .time_alignment import lag
@@ -34,7 +37,7 @@ def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepar
     """
     if not episodes:
         return PreparedRuns([], tuple(wrapping), ())
-    jumping = [label for label in angles(episodes[0]) if any(jumps(e, label) for e in episodes)]
+    jumping = list(dict.fromkeys(label for e in episodes for label in _jumping(e)))
     runs = [_unwrapped(e, jumping) for e in episodes]
     late = late_velocities(runs)
     notes: list[str] = []
@@ -48,6 +51,49 @@ def prepare(episodes: Sequence[Episode], wrapping: Sequence[str] = ()) -> Prepar
         why = "none were recorded" if lacking else f"the recorded ones lag by up to {1e3 * max(late.values()):.0f} ms"
         notes.append(f"Velocities of {', '.join(rebuilt)} are zero-phase derivatives of the positions: {why}.")
     return PreparedRuns(runs, tuple(dict.fromkeys((*wrapping, *jumping))), tuple(notes))
+
+
+def recorded_at_rate(episodes: Sequence[Episode], dt: float) -> tuple[list[Episode], list[str]]:
+    """The runs at the control period of a simulator [s], and a sentence about each group of them that was resampled.
+
+    Runs at another rate, or with uneven clocks, are resampled: angles unwrapped and missing velocities found at their
+    own rate first, then commands held, states interpolated, and what a lower rate cannot hold filtered out. A resampled
+    run says so in its metadata.
+    """
+    if not episodes:
+        raise BadInput("A gap needs at least one recorded run, and none was given.")
+    runs: list[Episode] = []
+    for i, episode in enumerate(episodes):
+        other = abs(episode.spec.dt / dt - 1) > MAX_DRIFT
+        if len(episode) < 2 or not (other or is_uneven(episode)):
+            runs.append(episode)
+            continue
+        try:
+            run = resampled(_with_velocities(_unwrapped(episode, _jumping(episode))), 1 / dt)
+        except BadInput as error:
+            raise BadInput(f"Run {episode.meta.get('name', str(i))!r} is not {1 / dt:.4g} Hz. {error}") from None
+        kind = f"at {1 / episode.spec.dt:.4g} Hz" if other else "with uneven clocks"
+        runs.append(run.with_columns({}, resampled=kind))
+    return runs, resampling_notes(runs)
+
+
+def resampling_notes(episodes: Sequence[Episode]) -> list[str]:
+    """A sentence about each group of runs that were resampled from the same rate."""
+    groups = Counter((e.meta["resampled"], f"{1 / e.spec.dt:.4g} Hz") for e in episodes if "resampled" in e.meta)
+    return [
+        f"{n} recording{'s' if n > 1 else ''} {kind} {'were' if n > 1 else 'was'} resampled to {rate}."
+        for (kind, rate), n in groups.items()
+    ]
+
+
+def _jumping(episode: Episode) -> list[str]:
+    return [label for label in angles(episode) if jumps(episode, label)]
+
+
+def _with_velocities(episode: Episode) -> Episode:
+    """The episode with velocities of its joints, where none were recorded: between interpolated rows there are none."""
+    lacking = "v" not in episode and bool(scalar_joints(episode))
+    return with_velocities(episode, scalar_joints(episode)) if lacking else episode
 
 
 def with_velocities(episode: Episode, labels: Sequence[str]) -> Episode:

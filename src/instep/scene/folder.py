@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 
 from instep.core import counter_rng
+from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.records import array_dataclass
@@ -148,6 +149,20 @@ def load_scene(where: str | Path, *, rate: float | None = None) -> Scene:
     if Path(where).suffix not in ROBOT_FILES:
         raise BadInput(f"The rate of {str(where)!r} is given by its scene.toml; rate= is for an MJCF or URDF file.")
     return scene_of_file(Path(where), rate)
+
+
+def scene_for(where: str | Path, episodes: Sequence[Episode], *, rate: float | None = None) -> Scene:
+    """The scene to replay recordings in: a robot file at their rate, or at `rate` [Hz]; a scene folder at its own.
+
+    Where the recordings' rate is no whole number of physics steps, the nearest one that is.
+    """
+    path = Path(where)
+    if rate is not None or path.suffix not in ROBOT_FILES or not episodes:
+        return load_scene(where, rate=rate)
+    scene = scene_of_file(path)
+    timestep = float(scene.model.opt.timestep)
+    period = float(np.median([episode.spec.dt for episode in episodes]))
+    return scene_of_file(path, 1 / (max(1, round(period / timestep)) * timestep))
 
 
 class SceneSimulator(Simulator, Protocol):

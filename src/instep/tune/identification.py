@@ -14,6 +14,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.progress import IterationWatch, Progress
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
+from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
@@ -214,6 +215,7 @@ class Identification:
             "worlds": self.fit.worlds,
             "seconds": self.fit.seconds,
             "stopped": self.stopped,
+            "notes": resampling_notes([*self.fitted, *self.held_out]),
             **({} if self.posterior is None else {"posterior": self.posterior.as_dict()}),
             **({} if self.delta is None else {"delta": self.delta.as_dict()}),
         }
@@ -243,7 +245,7 @@ def identify(
         sim = (
             cast(Simulator, cast(Any, sim_or_scene).world) if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
         )
-    episodes = with_inputs(scene, episodes)
+    episodes, _ = recorded_at_rate(with_inputs(scene, episodes), sim.spec.dt)
     selection = params
     if not isinstance(selection, ParamSelection):
         selection = select_params(scene, episodes, selection, options.bounds)

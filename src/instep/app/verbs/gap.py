@@ -21,6 +21,8 @@ class GapArgs:
     """measure only so many runs, spread over all; 0 is all."""
     every: float = 0.5
     """distance between the recorded states at which the simulator is placed [s]."""
+    rate: float | None = None
+    """control rate of a robot file (.xml, .urdf) [Hz]; that of the recordings where not given."""
     allow: tuple[str, ...] = ()
     """checks that may fail: finite stamps rate units frozen gain order offset."""
     max_rmse: float | None = None
@@ -87,6 +89,7 @@ def gap(
             mapping=args.mapping,
             runs=args.runs,
             every=args.every,
+            rate=args.rate,
             allow=args.allow,
             limits=dict(_limit(words) for words in args.limit),
             max_rmse=None if args.max_rmse is None else (args.at, args.max_rmse),

@@ -36,6 +36,8 @@ class TuneArgs:
     """ranges to search, as 'joint.*.damping=0.01:2'."""
     mapping: str = ""
     """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    rate: float | None = None
+    """control rate of a robot file (.xml, .urdf) [Hz]; that of the recordings where not given."""
     ignore_coordinates: tuple[str, ...] = ()
     """measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that only slides."""
     window: float = 1.0
@@ -97,7 +99,7 @@ def tune(
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
     from instep.report.page import write_report
-    from instep.scene.folder import Scene
+    from instep.scene.folder import scene_for
     from instep.tune.identification import IdentifyOptions, identify
     from instep.tune.param_selection import select_params
 
@@ -116,8 +118,11 @@ def tune(
         seed=args.seed,
     )
     budget = parse_duration(args.budget) if args.budget else math.inf
-    loaded = Scene.load(scene)
-    episodes, _ = recorded_at_rate(read_runs(data, args.mapping), loaded.dt)
+    runs = read_runs(data, args.mapping)
+    loaded = scene_for(scene, runs, rate=args.rate)
+    episodes, resampled = recorded_at_rate(runs, loaded.dt)
+    for sentence in resampled:
+        print(sentence, file=sys.stderr)
     selection = select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
     output = new_output("tune", args.out, seed=args.seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)

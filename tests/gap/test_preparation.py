@@ -1,0 +1,152 @@
+"""Recordings at another rate or with uneven clocks are resampled to the rate of the scene, and it is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from instep.app.cli import main
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.rollout import Script, rollout
+from instep.core.world import Spec, vector
+from instep.data import write_dataset
+from instep.gap.measure import measure_gap
+from instep.gap.preparation import recorded_at_rate
+from instep.physics.engines import open_world
+from instep.scene.folder import scene_for, scene_of_file
+from instep.tune import IdentifyOptions, identify
+
+ARM = """
+<mujoco>
+  <option timestep="0.002" integrator="implicitfast"/>
+  <worldbody>
+    <body name="upper" pos="0 0 1">
+      <joint name="shoulder" axis="0 1 0" damping="0.3" armature="0.01"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5"/>
+    </body>
+  </worldbody>
+  <actuator><position name="shoulder" joint="shoulder" kp="20"/></actuator>
+</mujoco>
+"""
+
+
+@pytest.fixture
+def robot(tmp_path):
+    path = tmp_path / "arm.xml"
+    path.write_text(ARM)
+    return path
+
+
+def moves(robot, rate, seconds=4.0, phase=0.0, **settings):
+    """A run of the robot at a rate, its commands a wave that changes at every step."""
+    sim = open_world(scene_of_file(robot, rate)).tuned({"actuator.shoulder.kp": 25.0, **settings})
+    t = np.arange(round(seconds * rate))[:, None] / rate
+    return rollout(sim, Script(0.6 * np.sin(2 * np.pi * 0.8 * t + phase)), steps=len(t))
+
+
+@pytest.mark.parametrize("rate", [250.0, 125.0, 20.0])
+def test_a_run_at_another_rate_is_replayed_as_well_as_one_at_the_scene_s(robot, rate):
+    sim = open_world(scene_of_file(robot, 50.0)).tuned({"actuator.shoulder.kp": 25.0})
+    gap = measure_gap(sim, [moves(robot, rate)])
+    # The commanded wave moves by 0.06 rad in a period of the scene; a command half a period late would cost a third.
+    assert gap.curves["shoulder"].estimates[-1].value < 0.004
+    assert f"1 recording at {rate:g} Hz was resampled to 50 Hz." in gap.notes
+
+
+def test_runs_at_the_scene_s_rate_are_left_alone(robot):
+    run = moves(robot, 50.0)
+    (same,), notes = recorded_at_rate([run], 0.02)
+    assert same is run and notes == []
+
+
+def test_each_group_of_runs_gets_its_sentence(robot):
+    runs = [moves(robot, 125.0), moves(robot, 125.0), moves(robot, 50.0), uneven(robot)]
+    resampled, notes = recorded_at_rate(runs, 0.02)
+    assert notes == [
+        "2 recordings at 125 Hz were resampled to 50 Hz.",
+        "1 recording with uneven clocks was resampled to 50 Hz.",
+    ]
+    assert {run.spec.dt for run in resampled} == {0.02}
+    assert all(np.allclose(np.diff(run.t), 0.02) for run in resampled)
+
+
+def uneven(robot, seconds=4.0):
+    """A run of a robot whose control loop is uneven: it reads and commands every 12 to 28 ms."""
+    fast = open_world(scene_of_file(robot, 500.0)).tuned({"actuator.shoulder.kp": 25.0})
+    rows = np.cumsum(np.random.default_rng(0).integers(6, 15, round(seconds * 50)))
+    wave = 0.6 * np.sin(2 * np.pi * 0.8 * rows / 500)
+    held = wave[np.clip(np.searchsorted(rows, np.arange(rows[-1] + 1), side="right") - 1, 0, None)]
+    run = rollout(fast, Script(held[:, None]), steps=len(held))
+    columns = {name: column[rows] for name, column in run.columns.items()}
+    return Episode(replace(run.spec, dt=0.02), columns)
+
+
+def test_an_uneven_clock_does_not_count_as_an_error_of_the_model(robot):
+    sim = open_world(scene_of_file(robot, 50.0)).tuned({"actuator.shoulder.kp": 25.0})
+    run = uneven(robot)
+    blind = Episode(run.spec, {**run.columns, "timestamp": np.arange(len(run)) * 0.02})
+    with_clock, without = (measure_gap(sim, [e]).curves["shoulder"].estimates[-1].value for e in (run, blind))
+    assert with_clock < 0.5 * without
+
+
+def test_noise_that_a_lower_rate_cannot_hold_is_filtered_out():
+    t, rng = np.arange(4000) / 1000, np.random.default_rng(0)
+    q = np.sin(2 * np.pi * t)[:, None]
+    spec = Spec(1e-3, vector(["a"], "rad"), vector(["a"], "rad/s"), vector([]))
+    noisy = Episode(spec, {"timestamp": t, "q": q + rng.normal(0, 0.01, q.shape)})
+    (run,), _ = recorded_at_rate([noisy], 0.02)
+    error = run.q[:, 0] - np.sin(2 * np.pi * run.t)
+    assert error.std() < 0.003 and abs(error[5:-5].mean()) < 1e-3
+
+
+def test_a_turn_of_a_continuous_joint_is_not_smeared():
+    t = np.arange(2000) / 500
+    q = (np.pi - np.mod(np.pi - 3.0 * t, 2 * np.pi))[:, None]
+    spec = Spec(2e-3, vector(["a"], "rad"), vector(["a"], "rad/s"), vector([]))
+    (run,), _ = recorded_at_rate([Episode(spec, {"timestamp": t, "q": q})], 0.02)
+    np.testing.assert_allclose(run.q[:, 0], 3.0 * run.t, atol=1e-6)
+    np.testing.assert_allclose(run["v"][:, 0], 3.0, atol=1e-6)
+
+
+def test_time_that_stands_still_is_refused_with_the_name_of_the_run(robot):
+    run = moves(robot, 125.0).with_columns({}, name="third")
+    t = run.t.copy()
+    t[10] = t[9]
+    with pytest.raises(BadInput, match=r"Run 'third' is not 50 Hz. Time does not advance at row 10"):
+        recorded_at_rate([run.with_columns({"timestamp": t})], 0.02)
+
+
+def test_a_robot_file_runs_at_the_rate_of_its_recordings(robot):
+    runs = [moves(robot, 125.0)]
+    assert scene_for(robot, runs).dt == pytest.approx(0.008)
+    assert scene_for(robot, runs, rate=50.0).dt == pytest.approx(0.02)
+    assert scene_for("pusht", runs).dt == pytest.approx(scene_for("pusht", []).dt)
+
+
+def test_identification_takes_runs_at_other_rates(robot):
+    runs = [moves(robot, rate, phase=i) for i, rate in enumerate((250.0, 100.0, 50.0))]
+    options = IdentifyOptions(window=0.5, windows=24, seeds=2, draws=0)
+    found = identify(scene_of_file(robot, 100.0), runs, ("actuator.shoulder.kp",), options)
+    assert found.values["actuator.shoulder.kp"] == pytest.approx(25.0, rel=0.05)
+    assert "1 recording at 250 Hz was resampled to 100 Hz." in found.as_dict()["notes"]
+    assert "resampled to 100 Hz" in found.to_html()
+
+
+def test_the_verbs_say_what_was_resampled(robot, tmp_path, capsys):
+    write_dataset(
+        [moves(robot, 125.0), moves(robot, 125.0, phase=1.0), moves(robot, 125.0, phase=2.0)], tmp_path / "set"
+    )
+    words = [str(tmp_path / "set"), str(robot), "--rate", "50"]
+    assert main(["gap", *words, "--plain", "--out", str(tmp_path / "gap")]) == 0
+    sentence = "3 recordings at 125 Hz were resampled to 50 Hz."
+    assert sentence in capsys.readouterr().err
+    assert sentence in json.loads((tmp_path / "gap" / "result.json").read_text())["notes"]
+    assert sentence in (tmp_path / "gap" / "report.html").read_text()
+    tuned = ["--params", "actuator.shoulder.kp", "--seeds", "1", "--draws", "0", "--out", str(tmp_path / "tune")]
+    assert main(["tune", *words, *tuned]) in (0, 1)
+    assert sentence in capsys.readouterr().err
+    assert json.loads((tmp_path / "tune" / "result.json").read_text())["notes"] == [sentence]
