@@ -7,7 +7,7 @@ degrees, and, where its recording is available, a real demonstration with three 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
+from instep.core.records import array_dataclass
 from instep.core.rollout import Constant, Script, rollout
 from instep.core.world import Array, Observation, State
 from instep.physics.engines import open_world
@@ -144,7 +145,7 @@ def _kicked(name: str, scene: Scene, recorded: Episode, how: Correction, kicks: 
     return rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Kicked:
     """A correction of a twin whose body is kicked once."""
 

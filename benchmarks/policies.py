@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from instep.core.records import frozen_dataclass, options_dataclass
 from rows import row
 
 SCENE, SIMULATED_ROBOT = "pusht", 1
@@ -38,23 +39,29 @@ PARAMS = {
 """What is tuned to the demonstrations, besides the delay of commands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much is done."""
+@options_dataclass
+class Effort:
+    """How much is done in a study of policies that learn from demonstrations and from their failures."""
 
     demos: int = 30
     seeds: int = 3
     """Training seeds."""
     starts: int = 200
     """Starts on which each policy is judged, in each world."""
-    virtual: int = 100
-    """Starts on which each policy is judged in each of the two simulators."""
     steps: int = 5000
     width: int = 256
-    early: tuple[tuple[int, int], ...] = ((6, 2500), (12, 2500), (18, 2500))
-    """Poorer policies for the comparison of worlds: demonstrations and training steps."""
     tries: int = 256
     """Starts from which failures are mined at most, for each policy."""
+
+
+@options_dataclass
+class Plan(Effort):
+    """How much is done."""
+
+    virtual: int = 100
+    """Starts on which each policy is judged in each of the two simulators."""
+    early: tuple[tuple[int, int], ...] = ((6, 2500), (12, 2500), (18, 2500))
+    """Poorer policies for the comparison of worlds: demonstrations and training steps."""
 
 
 QUICK = Plan(demos=3, seeds=1, starts=4, virtual=4, steps=60, width=32, early=((1, 20), (2, 40), (4, 60)), tries=4)
@@ -111,7 +118,7 @@ class Book:
         self._path.write_text(json.dumps(self.record, indent=1) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Training:
     """One training: what it is trained on, by name, its seed, and how long."""
 

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from multiprocessing import get_context
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import policies
+from instep.core.records import options_dataclass
 from policies import FRAME, JUDGED, MINED, SCENE, SHOWN, Book, Training, learning_rows
 from rows import row
 
@@ -35,21 +35,12 @@ CHANNELS = ("observation.state", "observation.velocity", "observation.goal")
 """What a policy observes besides images: all but the poses of bodies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@options_dataclass
+class Plan(policies.Effort):
     """How much is done, with each camera."""
 
-    demos: int = 30
-    seeds: int = 3
-    """Training seeds."""
-    starts: int = 200
-    """Starts on which each policy is judged."""
-    steps: int = 5000
-    width: int = 256
     images: int = 64
     """Images per step of training."""
-    tries: int = 256
-    """Starts from which failures are mined at most, for each policy."""
 
 
 QUICK = Plan(demos=3, seeds=1, starts=4, steps=60, width=32, images=8, tries=4)

@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,7 @@ from typing import Any
 import tyro
 
 from instep.app import cli
+from instep.core.records import frozen_dataclass
 
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<mark>[^>]*?) -->\s*\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.M | re.S
@@ -48,7 +49,7 @@ TIMEOUT = 600.0
 """Longest run of one page [s]."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Snippet:
     """A fenced block of a page."""
 

@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ import numpy as np
 from instep.app.verbs.bench import keep_results
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
+from instep.core.records import array_dataclass
 from instep.core.rollout import rollout
 from instep.core.world import Array, Observation, Policy, Spec, State
 from instep.data import Recorder
@@ -51,7 +52,7 @@ BEGIN = 10
 """Rows that are not scored, while the twin finds the T."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Ran:
     """One run of the loop."""
 

@@ -19,14 +19,12 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.world import Array, Observation, Simulator, State, World, stack, take
+from instep.core.world import Array, Observation, Simulator, State, World, inner_with, stack, take
 
 
 def middle(world: World) -> Array:
     """An action to try: that of the scene at rest where the world has a scene, else zeros."""
-    inner: Any = world
-    while inner is not None and not hasattr(inner, "scene"):
-        inner = getattr(inner, "world", None)
+    inner = inner_with(world, "scene")
     return np.zeros(world.spec.action.shape) if inner is None else np.asarray(inner.scene.rest_action())
 
 

@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"usd-core": "pxr", "pyzmq": "zmq", "mcap-ros2-support": "mcap_ros2"}
 BROUGHT_BY = {"llvmlite": "numba"}
 """Libraries that another one brings, in the version it needs."""
-LOADERS = ("import_module", "library")
+LOADERS = ("import_module", "library", "optional_library")
 """Functions that import a library by its name."""
 
 
@@ -80,7 +80,8 @@ def test_an_extra_that_is_asked_for_by_an_error_exists():
     asked: dict[str, str] = {}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "MissingExtra":
+            names_extra = isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.func, ast.Name)
+            if names_extra and node.func.id in ("MissingExtra", "optional_library") and path.name != "lazy.py":
                 extra = node.args[1]
                 assert isinstance(extra, ast.Constant), f"{path} names its extra by a word"
                 asked[extra.value] = str(path.relative_to(ROOT))

@@ -433,13 +433,20 @@ def test_a_black_hole_is_noticed_on_both_sides_and_mended_by_itself():
         assert link.step(state, np.zeros(2)).t > 0
 
 
-@pytest.mark.fault(25)
-def test_after_a_reset_of_the_connection_the_same_run_goes_on():
+@contextlib.contextmanager
+def proxied(timeout: float) -> Iterator[tuple[RobotServer, Proxy, RobotWorld]]:
+    """A robot that steps with its commands, a proxy before it, and a link through the proxy."""
     with (
         RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
         Proxy(port_of(server.address)) as proxy,
-        RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=10.0) as link,
+        RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=timeout) as link,
     ):
+        yield server, proxy, link
+
+
+@pytest.mark.fault(25)
+def test_after_a_reset_of_the_connection_the_same_run_goes_on():
+    with proxied(timeout=10.0) as (server, proxy, link):
         world, rng = PointMass(), np.random.default_rng(2)
         state, truth = link.reset(7), world.reset(7)
         for k in range(40):
@@ -453,11 +460,7 @@ def test_after_a_reset_of_the_connection_the_same_run_goes_on():
 
 @pytest.mark.fault(25)
 def test_a_link_that_trickles_is_as_good_as_lost():
-    with (
-        RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
-        Proxy(port_of(server.address)) as proxy,
-        RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
-    ):
+    with proxied(timeout=1.0) as (_, proxy, link):
         state = link.reset(0)
         proxy.way = "trickle"
         begin = time.monotonic()

@@ -357,18 +357,22 @@ def ended(successes: np.ndarray) -> list[EpisodeResult]:
     return [EpisodeResult(i, "success" if s else "timeout", "", 1, 1.0, 0.0) for i, s in enumerate(successes)]
 
 
+def compared(rng, n: int, first: float, second: float, alike: float = 0.5):
+    """Two policies of these success rates on the same n starts.
+
+    An outcome is decided by the start alone in a share `alike` of the cases, so that pairs are correlated.
+    """
+    shared = rng.random(n)
+    own = np.where(rng.random((2, n)) < alike, shared, rng.random((2, n)))
+    return compare_policies(ended(own[0] < first), ended(own[1] < second))
+
+
 def test_the_number_of_episodes_still_needed_gives_the_power_it_promises():
     rng = np.random.default_rng(0)
     a, b = 0.8, 0.65
 
-    def trial(n: int):
-        # A third of the starts are decided by the start alone, so that the pairs are correlated.
-        shared = rng.random(n)
-        own = np.where(rng.random((2, n)) < 0.5, shared, rng.random((2, n)))
-        return compare_policies(ended(own[0] < a), ended(own[1] < b))
-
-    needed = np.median([trial(4000).needed for _ in range(5)])
-    power = np.mean([trial(int(needed)).p < 0.05 for _ in range(400)])
+    needed = np.median([compared(rng, 4000, a, b).needed for _ in range(5)])
+    power = np.mean([compared(rng, int(needed), a, b).p < 0.05 for _ in range(400)])
     assert 0.74 < power < 0.9
 
 
@@ -376,21 +380,14 @@ def test_the_interval_of_a_paired_difference_covers_the_truth():
     rng = np.random.default_rng(1)
     hits = []
     for _ in range(600):
-        shared = rng.random(80)
-        own = np.where(rng.random((2, 80)) < 0.6, shared, rng.random((2, 80)))
-        difference = compare_policies(ended(own[0] < 0.7), ended(own[1] < 0.55)).difference
+        difference = compared(rng, 80, 0.7, 0.55, alike=0.6).difference
         hits.append(difference.low <= 0.15 <= difference.high)
     assert 0.93 < np.mean(hits) < 0.98
 
 
 def test_alike_policies_are_not_called_different():
     rng = np.random.default_rng(2)
-    shown = []
-    for _ in range(500):
-        shared = rng.random(60)
-        own = np.where(rng.random((2, 60)) < 0.5, shared, rng.random((2, 60)))
-        shown.append(compare_policies(ended(own[0] < 0.6), ended(own[1] < 0.6)).p < 0.05)
-    assert np.mean(shown) < 0.06
+    assert np.mean([compared(rng, 60, 0.6, 0.6).p < 0.05 for _ in range(500)]) < 0.06
 
 
 def test_a_comparison_says_how_many_more_episodes_it_needs():

@@ -26,7 +26,7 @@ from instep.evaluate.policy_gate import (
 )
 from instep.policy.adapters import FunctionPolicy
 from instep.scene.folder import Scene
-from instep.scene.tasks.task import NO_GOAL
+from instep.scene.tasks.task import NO_GOAL, WithoutGoal
 
 ARM = """
 <mujoco model="arm">
@@ -62,7 +62,7 @@ keyframe = "home"
 
 
 @dataclass(frozen=True)
-class Straighten:
+class Straighten(WithoutGoal):
     """Bring both joints to zero."""
 
     name: str = "straighten"
@@ -72,12 +72,6 @@ class Straighten:
     events: tuple[str, ...] = ("straight",)
     failures: tuple[str, ...] = ()
     goal_channel: Channel = NO_GOAL
-
-    def sample_goal(self, seed: int) -> Array:
-        return np.zeros(0)
-
-    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
-        return np.zeros((*state.batch, 0))
 
     def conditions(self, state: State, goal: Array) -> Array:
         return (np.abs(state.q) < 0.03).all(axis=-1)[..., None]

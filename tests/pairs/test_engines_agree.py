@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep.core.world import stack
+from engine_runs import pushed as pushed_block
+from engine_runs import run
 from instep.physics.mujoco_world import MujocoWorld
 from instep.physics.rapier_world import RapierWorld
 from instep.scene.folder import Scene, shipped
@@ -46,15 +47,6 @@ def world(engine: str, xml: str, tmp_path) -> MujocoWorld | RapierWorld:
     path = tmp_path / "model.xml"
     path.write_text(xml)
     return ENGINES[engine](Scene.load(path))
-
-
-def run(sim, state, seconds: float, action=()):
-    """Positions of each step, and the last state."""
-    rows = []
-    for _ in range(round(seconds / sim.spec.dt)):
-        state = sim.step(state, np.asarray(action, float))
-        rows.append(state.q)
-    return np.array(rows), state
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -319,21 +311,9 @@ def test_rapier_reads_back_what_was_placed(name):
 
 
 def test_worlds_of_a_batch_have_params_of_their_own():
-    frictions = np.array([0.1, 0.4, 0.9])
-    sim = RapierWorld("pusht").tuned({"geom.*.friction": frictions})
-    start = sim.reset(0)
-    v = start.v.copy()
-    v[2] = 0.5
-    state = stack([sim.place(start.q, v)] * 3)
-    for _ in range(20):
-        state = sim.step(state, np.tile(sim.scene.rest_action(), (3, 1)))
-    ways = state.q[:, 2] - start.q[2]
-    assert ways[0] > ways[1] > ways[2]
-    alone = RapierWorld("pusht").tuned({"geom.*.friction": 0.4})
-    one = alone.place(start.q, v)
-    for _ in range(20):
-        one = alone.step(one, sim.scene.rest_action())
-    assert np.array_equal(one.q, state.q[1])
+    ends = pushed_block(RapierWorld, np.array([0.1, 0.4, 0.9]), 20)
+    assert ends[0, 2] > ends[1, 2] > ends[2, 2]
+    assert np.array_equal(pushed_block(RapierWorld, 0.4, 20), ends[1])
 
 
 def test_a_plate_that_slides_askew_goes_at_most_a_tenth_too_far(tmp_path):

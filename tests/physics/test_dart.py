@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 
 import numpy as np
 import pytest
 
+from engine_runs import pushed, run
 from instep.core.errors import MissingExtra, Unsupported
-from instep.core.world import stack
 from instep.physics.dart_world import DartWorld
 from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import Scene
@@ -28,23 +28,8 @@ def scene(tmp_path, body: str, rest: str = "") -> Scene:
     return Scene.load(path)
 
 
-def run(sim, state, seconds: float, action=()):
-    rows = []
-    for _ in range(round(seconds / sim.spec.dt)):
-        state = sim.step(state, np.asarray(action, float))
-        rows.append(state.q)
-    return np.array(rows), state
-
-
 def test_a_missing_library_is_named_with_the_line_that_installs_it(monkeypatch):
-    real = builtins.__import__
-
-    def absent(name, *rest):
-        if name == "dartpy":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
+    monkeypatch.setitem(sys.modules, "dartpy", None)
     with pytest.raises(MissingExtra, match=r"instep\[engines\]"):
         DartWorld("pusht")
 
@@ -95,14 +80,8 @@ def test_dry_friction_and_gravity_compensation_hold_an_arm(tmp_path):
 
 
 def test_worlds_of_a_batch_have_params_of_their_own():
-    sim = DartWorld("pusht").tuned({"geom.*.friction": np.array([0.1, 0.9])})
-    start = sim.reset(0)
-    v = start.v.copy()
-    v[2] = 0.5
-    state = stack([sim.place(start.q, v)] * 2)
-    for _ in range(15):
-        state = sim.step(state, np.tile(sim.scene.rest_action(), (2, 1)))
-    assert state.q[0, 2] > state.q[1, 2]
+    ends = pushed(DartWorld, np.array([0.1, 0.9]), 15)
+    assert ends[0, 2] > ends[1, 2]
 
 
 def test_quaternions_keep_their_side():

@@ -13,40 +13,15 @@ from hypothesis.extra import numpy as hn
 
 from instep import BadInput
 from instep.policy.array_codec import DTYPES, checked_array, from_npy, pack, to_npy, unpack
+from protocols import GOLDEN as PEERS
 
-STATE = np.array([1, 2], "<f4")
-GOLDEN = {
-    "openpi array": (
-        {"state": STATE, "prompt": "hi"},
-        "openpi",
-        "82a5737461746584c40b5f5f6e6461727261795f5fc3c40464617461c4080000803f00000040c4056474797065a33c6634c40573686170"
-        "659102a670726f6d7074a26869",
-    ),
+GOLDEN = PEERS | {
     "openpi number": (
         {"x": np.float32(1.5)},
         "openpi",
         "81a17883c40d5f5f6e7067656e657269635f5fc3c40464617461cb3ff8000000000000c4056474797065a33c6634",
     ),
-    "openpi image": (
-        {"i": np.array([[[0, 1], [2, 3]]], "u1")},
-        "openpi",
-        "81a16984c40b5f5f6e6461727261795f5fc3c40464617461c40400010203c4056474797065a37c7531c405736861706593010202",
-    ),
     "groot ping": ({"endpoint": "ping"}, "as_npy", "81a8656e64706f696e74a470696e67"),
-    "groot until n1.7": (
-        {"state": STATE},
-        "as_npy",
-        "81a5737461746582b15f5f6e6461727261795f636c6173735f5fc3a661735f6e7079c488934e554d5059010076007b27646573637227"
-        "3a20273c6634272c2027666f727472616e5f6f72646572273a2046616c73652c20277368617065273a2028322c292c207d"
-        + "20" * 60
-        + "0a0000803f00000040",
-    ),
-    "groot n1.7 main": (
-        {"state": STATE},
-        "msgpack-numpy",
-        "81a5737461746585c4026e64c3c40474797065a33c6634c4046b696e64c400c40573686170659102c40464617461c408"
-        "0000803f00000040",
-    ),
 }
 
 

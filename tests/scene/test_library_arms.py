@@ -9,25 +9,12 @@ import mujoco
 import numpy as np
 import pytest
 
-import instep.scene
 from instep.core.poses import transform
-
-LIBRARY = Path(instep.scene.__file__).parent / "library"
-
-
-def load(name: str) -> mujoco.MjModel:
-    return mujoco.MjModel.from_xml_path(str(LIBRARY / name / "scene.xml"))
+from library_models import LIBRARY, at_home, load
 
 
 def listed(name: str) -> list[str]:
     return tomllib.loads((LIBRARY / name / "scene.toml").read_text(encoding="utf-8"))["robot"]["joints"]
-
-
-def at_home(model: mujoco.MjModel) -> mujoco.MjData:
-    data = mujoco.MjData(model)
-    mujoco.mj_resetDataKeyframe(model, data, model.key("home").id)
-    mujoco.mj_forward(model, data)
-    return data
 
 
 WXAI = {  # trossen_arm_description: ee_gripper_link in base_link

@@ -9,21 +9,9 @@ import mujoco
 import numpy as np
 import pytest
 
-import instep.scene
+from library_models import at_home, load
 
-LIBRARY = Path(instep.scene.__file__).parent / "library"
 GRAVITY = 9.81
-
-
-def load(name: str) -> mujoco.MjModel:
-    return mujoco.MjModel.from_xml_path(str(LIBRARY / name / "scene.xml"))
-
-
-def at_home(model: mujoco.MjModel) -> mujoco.MjData:
-    data = mujoco.MjData(model)
-    mujoco.mj_resetDataKeyframe(model, data, model.key("home").id)
-    mujoco.mj_forward(model, data)
-    return data
 
 
 def period(model: mujoco.MjModel, joint: str) -> float:

@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from instep.core.errors import BadInput, InstepError, LinkLost, MissingExtra
+from instep.core.errors import BadInput, InstepError, LinkLost
+from instep.core.lazy import optional_library
 from instep.core.world import MapFn
 from instep.evaluate.evaluation import EvalBatch, LostBatch
 
@@ -183,10 +184,7 @@ def _revived(failure: InstepError | str) -> Exception:
 @contextmanager
 def _ray(address: str) -> Generator[MapFn]:
     """A map over a Ray cluster, on this machine or at an address."""
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtra("Ray", "cluster") from None
+    ray = optional_library("ray", "cluster", "Ray")
     started = not ray.is_initialized()
     if started:
         try:

@@ -6,10 +6,9 @@ import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from instep.core.errors import BadInput
-from instep.core.world import Policy, World
+from instep.core.world import Policy, World, inner_with
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
@@ -45,9 +44,7 @@ def open_external_policy(words: str, world: World) -> Policy:
 
 def scene_of(world: World) -> Scene:
     """The scene a world was made from, however it is wrapped."""
-    inner: Any = world
-    while inner is not None and not hasattr(inner, "scene"):
-        inner = getattr(inner, "world", None)
+    inner = inner_with(world, "scene")
     if inner is None:
         raise BadInput("This policy needs a simulated world: the one given has no scene to read the geometry from.")
     return inner.scene

@@ -204,9 +204,9 @@ class CameraDriver(WrappedDriver):
     @property
     def spec(self) -> Spec:
         """What the numbers mean, images included."""
-        inner, axes = self._inner.spec, ("height", "width", "channels")
+        axes = ("height", "width", "channels")
         shown = {IMAGES + n: Channel(axes, "", (c.height, c.width, 3), "uint8") for n, c in self._cameras.items()}
-        return replace(inner, observation={**inner.observation, **shown})
+        return self._inner.spec.with_observations(shown)
 
     def read(self) -> Reading:
         """The newest state, and the newest images with the time they were taken at."""

@@ -10,7 +10,7 @@ import numpy as np
 from .episode import Episode, Log
 from .errors import BadInput, Diverged
 from .records import frozen_dataclass
-from .world import Array, Observation, Policy, Spec, State, Watcher, World, put, stack, take
+from .world import Array, Observation, Policy, Spec, State, Stateless, Watcher, World, put, stack, take
 
 MAX_RECORDED_STATES = 100
 """How many of the last states a `Diverged` carries."""
@@ -91,13 +91,10 @@ def rollouts(
 
 
 @frozen_dataclass
-class Constant:
+class Constant(Stateless):
     """A policy that always takes the same action."""
 
     action: Array
-
-    def reset(self, seed: int = 0) -> None:
-        """Nothing to forget."""
 
     def act(self, observation: Observation) -> Array:
         """The action, for as many worlds as the observation shows."""

@@ -66,6 +66,10 @@ class Spec:
     """What the motors take beside the action, through `switch`: `elbow.enable` (0 while the motor is off) and
     `elbow.gain` (factor on the stiffness of its servo). All are 1 where they are not given."""
 
+    def with_observations(self, channels: Mapping[str, Channel]) -> Spec:
+        """The same with further observations."""
+        return replace(self, observation={**self.observation, **channels})
+
 
 @array_dataclass
 class State:
@@ -150,12 +154,29 @@ class Policy(Protocol):
         ...
 
 
+class Stateless:
+    """The part of a policy that has no memory: `reset` does nothing, and a batch of worlds is one call."""
+
+    __slots__ = ()
+
+    def reset(self, seed: int = 0) -> None:
+        """Nothing to forget."""
+
+
 class Watcher(Protocol):
     """A callback on every row of a run: a viewer, a recorder, a progress bar."""
 
     def __call__(self, state: State, observation: Observation, action: Array) -> None:
         """Take one row of a run: the state, its observation, and the action."""
         ...
+
+
+def inner_with(world: World, name: str) -> Any:
+    """The outermost of a world and the worlds it wraps that has an attribute, such as `scene`; None where none has."""
+    inner: Any = world
+    while inner is not None and not hasattr(inner, name):
+        inner = getattr(inner, "world", None)
+    return inner
 
 
 W = TypeVar("W", bound=World)

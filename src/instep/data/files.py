@@ -14,13 +14,13 @@ import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import numpy as np
 
-from instep.core.errors import BadInput, MissingExtra
+from instep.core.errors import BadInput
+from instep.core.lazy import optional_library
 from instep.core.world import Array
 from instep.data.recorder.atomic import sync, sync_tree
 
@@ -35,13 +35,8 @@ _WIDTH = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE
 
 
 def library(name: str) -> Any:
-    """A module of an optional library, imported when first used; MissingExtra names the extra that installs it."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name.split(".")[0]):
-            raise
-        raise MissingExtra(name.split(".")[0], "data") from None
+    """A module of a library for data, imported when first used."""
+    return optional_library(name, "data")
 
 
 def first_line(error: BaseException) -> str:

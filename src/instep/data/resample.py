@@ -125,8 +125,7 @@ def with_stream(
     stamps, values = stamps[order], values[order]
     seen = stamps[latest(episode.t, stamps)] if interpolation == "hold" else np.asarray(episode.t, float)
     columns = {name: onto(episode.t, stamps, values, interpolation, channel), f"{name}.stamp": seen}
-    spec = replace(episode.spec, observation={**episode.spec.observation, name: channel})
-    return Episode(spec, {**episode.columns, **columns}, episode.meta)
+    return Episode(episode.spec.with_observations({name: channel}), {**episode.columns, **columns}, episode.meta)
 
 
 def onto(grid: Array, t: Array, column: Any, interpolation: Interpolation, channel: Channel | None = None) -> Any:

@@ -18,8 +18,7 @@ from instep.gap.gap_report import gap_page
 from instep.gap.gap_result import Gap
 from instep.gap.measure import measure_gap, opened, prepared_for
 from instep.report.figures import bars_figure
-from instep.report.page import Figure, Section, Table, write_html
-from instep.report.plots import matplotlib_figure
+from instep.report.page import Figure, HtmlReport, Reported, Section, Table
 from instep.scene.folder import Scene
 
 from .attribution import Attribution, AttributionOptions, attribute, components_of
@@ -54,7 +53,7 @@ class DiagnoseOptions:
 
 
 @array_dataclass
-class Diagnosis:
+class Diagnosis(Reported):
     """The probable causes of a gap."""
 
     gap: Gap
@@ -84,17 +83,17 @@ class Diagnosis:
         rows = [[m.name, "yes" if m.found else "no", m.evidence] for m in sorted(self.modes, key=lambda m: not m.found)]
         return Section("Causes", str(self), [*figures, Table(("failure mode", "found", "evidence"), rows)])
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report of the gap and its causes as one self-contained HTML file."""
+    def page(self) -> HtmlReport:
+        """The report of the gap and its causes."""
         checks = [self.checks.section()] if self.checks is not None else []
-        return write_html(path, gap_page(self.gap, title="Diagnosis", causes=[self.section()], checks=checks))
+        return gap_page(self.gap, title="Diagnosis", causes=[self.section()], checks=checks)
 
-    def plot(self) -> Any:
-        """The share of each cause as a Matplotlib figure."""
+    def figures(self) -> Sequence[Figure]:
+        """The share of each cause."""
         figures = self._figures()
         if not figures:
             raise BadInput("No cause was tried, so there is nothing to plot.")
-        return matplotlib_figure(figures)
+        return figures
 
     def _figures(self) -> list[Figure]:
         if self.attribution is not None:

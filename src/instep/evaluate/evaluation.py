@@ -21,6 +21,7 @@ from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import Array, MapFn, Policy, Simulator, World
 from instep.physics.engines import open_world
 from instep.policy.chunking import Latency
+from instep.report.page import Figure, HtmlReport, Reported
 from instep.scene.folder import Scene
 from instep.scene.tasks import Task, task_of
 from instep.scene.tasks.task import Tasked
@@ -98,7 +99,7 @@ class LostBatch:
 
 
 @array_dataclass
-class Evaluation:
+class Evaluation(Reported):
     """The episodes of each policy in each world."""
 
     results: Mapping[tuple[str, str], tuple[EpisodeResult, ...]]
@@ -169,21 +170,17 @@ class Evaluation:
             f"{policy} in {world}: success {self.success(policy, world)}" for policy, world in self.results
         )
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file."""
-        from instep.report.page import write_html
-
+    def page(self) -> HtmlReport:
+        """The report."""
         from .eval_report import eval_page
 
-        return write_html(path, eval_page(self))
+        return eval_page(self)
 
-    def plot(self) -> Any:
-        """The success rates with their intervals, as a Matplotlib figure."""
-        from instep.report.plots import matplotlib_figure
-
+    def figures(self) -> Sequence[Figure]:
+        """The success rates with their intervals."""
         from .eval_report import success_figure
 
-        return matplotlib_figure(success_figure(self))
+        return [success_figure(self)]
 
 
 def evaluate_policies(

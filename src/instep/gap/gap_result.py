@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from math import inf, isinf, nan
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from instep.core.episode import Episode
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import Estimate
+from instep.report.page import Figure, HtmlReport, Reported
 
 if TYPE_CHECKING:
     from .command_following import CommandFollowing
@@ -84,7 +84,7 @@ class EventMatch:
 
 
 @array_dataclass
-class Gap:
+class Gap(Reported):
     """How far a simulator is from reality, with intervals, and what was compared."""
 
     curves: Mapping[str, Curve]
@@ -131,21 +131,17 @@ class Gap:
 
         return gap_headline(self).headline
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the report as one self-contained HTML file."""
-        from instep.report.page import write_html
-
+    def page(self) -> HtmlReport:
+        """The report."""
         from .gap_report import gap_page
 
-        return write_html(path, gap_page(self))
+        return gap_page(self)
 
-    def plot(self) -> Any:
-        """The error over the horizon by unit, as a Matplotlib figure."""
-        from instep.report.plots import matplotlib_figure
-
+    def figures(self) -> Sequence[Figure]:
+        """The error over the horizon by unit."""
         from .gap_report import gap_figures
 
-        return matplotlib_figure(gap_figures(self))
+        return gap_figures(self)
 
 
 def run_name(episode: Episode, place: int | None = None) -> str:

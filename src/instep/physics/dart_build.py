@@ -13,13 +13,14 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from instep.core.errors import MissingExtra, Unsupported
+from instep.core.errors import Unsupported
+from instep.core.lazy import optional_library
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from .contact_rules import contact_pairs, pair_friction
 from .engine_checks import active_equalities, disabled
-from .link_tree import BALL, FREE, HINGE, Link, LinkTree, Pose, link_tree
+from .link_tree import BALL, FREE, HINGE, EngineModel, Link, LinkTree, Pose, link_tree
 
 MASSLESS_KG = 1e-9
 """Mass of a body that only carries shapes or a joint [kg]; DART needs some."""
@@ -120,11 +121,7 @@ def _shape(model: mujoco.MjModel, dart: Any, geom: int) -> Any:
 
 def dartpy() -> Any:
     """The library, which has no types; `MissingExtra` if it is not there."""
-    try:
-        import dartpy as dart
-    except ImportError:
-        raise MissingExtra("dartpy", "engines") from None
-    return dart
+    return optional_library("dartpy", "engines")
 
 
 @frozen_dataclass
@@ -147,19 +144,13 @@ class DartJoint:
 
 
 @dataclass(slots=True, eq=False)
-class DartModel:
-    """A DART world and the handles of everything in it."""
+class DartModel(EngineModel[DartJoint]):
+    """A DART world; a body is a body node."""
 
-    dart: Any
-    world: Any
-    tree: LinkTree
-    bodies: list[Any] = field(default_factory=list[Any])
-    """Body node of each link."""
+    dart: Any = None
+    """The library."""
     skeletons: list[Any] = field(default_factory=list[Any])
     """Skeletons that can move."""
-    axes: list[DartJoint] = field(default_factory=list[DartJoint])
-    balls: list[DartJoint] = field(default_factory=list[DartJoint])
-    free: list[DartJoint] = field(default_factory=list[DartJoint])
     weighted: list[int] = field(default_factory=list[int])
     """Links whose weight is applied as a force, since DART applies gravity fully or not at all."""
 
@@ -176,7 +167,7 @@ def build(model: mujoco.MjModel, armature: Array) -> DartModel:
     sleeping = world.getDeactivationOptions()
     sleeping.mEnabled = False
     world.setDeactivationOptions(sleeping)
-    built = DartModel(dart, world, link_tree(model))
+    built = DartModel(world, link_tree(model), dart=dart)
     for index in range(len(built.tree.links)):
         _add(model, built, index, armature)
     add_shapes(

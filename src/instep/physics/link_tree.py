@@ -6,7 +6,8 @@ into their parent, with mass, centre and inertia added up in double precision.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import mujoco
 import numpy as np
@@ -88,6 +89,23 @@ class LinkTree:
         while self.links[link].parent != 0:
             link = self.links[link].parent
         return link
+
+
+J = TypeVar("J")
+
+
+@dataclass(slots=True, eq=False)
+class EngineModel(Generic[J]):
+    """The world of an engine and the handles of everything in it, by link and by joint."""
+
+    world: Any
+    tree: LinkTree
+    bodies: list[Any] = field(default_factory=list[Any])
+    """The engine's body of each link."""
+    axes: list[J] = field(default_factory=list[J])
+    """Hinges and slides."""
+    balls: list[J] = field(default_factory=list[J])
+    free: list[J] = field(default_factory=list[J])
 
 
 def link_tree(model: mujoco.MjModel) -> LinkTree:

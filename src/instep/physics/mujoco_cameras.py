@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any, ClassVar
 
 import mujoco
@@ -116,11 +116,11 @@ class WithCameras(Wrapper[W]):
     @property
     def spec(self) -> Spec:
         """The meaning of the numbers, images included."""
-        inner, axes = self.world.spec, ("height", "width", "channels")
+        axes = ("height", "width", "channels")
         shown = {
             f"observation.images.{c.name}": Channel(axes, "", (c.height, c.width, 3), "uint8") for c in self.cameras
         }
-        return replace(inner, observation={**inner.observation, **shown})
+        return self.world.spec.with_observations(shown)
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Expose the first image."""

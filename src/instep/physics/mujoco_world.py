@@ -12,7 +12,7 @@ import numpy as np
 from mujoco import batch as mjbatch
 
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
+from instep.core.world import Array, Observation, Settings, Spec, State, vector
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -243,5 +243,4 @@ def _spec(scene: Scene, model: mujoco.MjModel) -> Spec:
     for s in range(model.nsensor):
         name, size = model.sensor(s).name or f"sensor{s}", int(model.sensor_dim[s])
         labels += [name] if size == 1 else [f"{name}.{i}" for i in range(size)]
-    sensors: dict[str, Channel] = {"observation.sensors": vector(labels)}
-    return replace(spec, observation={**spec.observation, **sensors})
+    return spec.with_observations({"observation.sensors": vector(labels)})

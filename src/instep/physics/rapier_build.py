@@ -23,6 +23,7 @@ from .engine_checks import disabled
 from .link_tree import (
     BALL,
     HINGE,
+    EngineModel,
     Link,
     LinkTree,
     Pose,
@@ -183,19 +184,11 @@ class RapierJoint:
 
 
 @dataclass(slots=True, eq=False)
-class RapierModel:
-    """A rapier world and the handles of everything in it."""
+class RapierModel(EngineModel[RapierJoint]):
+    """A rapier world; a body is a rigid body."""
 
-    world: Any
-    tree: LinkTree
-    bodies: list[Any] = field(default_factory=list[Any])
-    """Rigid body of each link."""
     multibodies: list[Any] = field(default_factory=list[Any])
     """A joint handle of each multibody, from which the multibody is looked up."""
-    axes: list[RapierJoint] = field(default_factory=list[RapierJoint])
-    """Hinges and slides."""
-    balls: list[RapierJoint] = field(default_factory=list[RapierJoint])
-    free: list[RapierJoint] = field(default_factory=list[RapierJoint])
     inner_body: dict[int, Any] = field(default_factory=dict[int, Any])
     """Rigid body on the inner side of each joint."""
     hooks: ContactHooks | None = None

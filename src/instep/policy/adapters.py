@@ -11,19 +11,16 @@ import numpy as np
 
 from instep.core.errors import BadInput, InstepError, MissingExtra
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Observation, Policy, Spec
+from instep.core.world import Array, Observation, Policy, Spec, Stateless
 
 from .policy_map import CAMERA, PolicyMap, batch_of, default_map, read_map
 
 
 @frozen_dataclass
-class FunctionPolicy:
+class FunctionPolicy(Stateless):
     """A function of the observation as a policy; an exception of it becomes a BadInput."""
 
     function: Callable[[Observation], Any]
-
-    def reset(self, seed: int = 0) -> None:
-        """A function has no state."""
 
     def act(self, observation: Observation) -> Array:
         """The action that the function returns."""

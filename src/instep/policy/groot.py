@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from instep.core.errors import BadInput, LinkLost, MissingExtra
+from instep.core.errors import BadInput, LinkLost
+from instep.core.lazy import optional_library
 from instep.core.type_guards import is_array, is_mapping, is_sequence, is_table
 from instep.core.world import Policy, Spec
 
@@ -109,10 +110,7 @@ class GrootClient:
 
     def _connected(self) -> Any:
         if self._socket is None:
-            try:
-                import zmq
-            except ImportError:
-                raise MissingExtra("pyzmq", "groot") from None
+            zmq = optional_library("zmq", "groot", "pyzmq")
             self._socket = zmq.Context.instance().socket(zmq.REQ)
             self._socket.setsockopt(zmq.LINGER, 0)
             for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):

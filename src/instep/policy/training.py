@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput, MissingExtra, UnknownName
+from instep.core.errors import BadInput, UnknownName
+from instep.core.lazy import optional_library
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.scene.tasks.push_task import heading
@@ -117,7 +118,7 @@ def train(
     folder, options = Path(folder), options or TrainOptions()
     if not episodes:
         raise BadInput("A policy is trained on episodes, and there are none.")
-    torch = _torch()
+    torch = optional_library("torch", "learn")
     torch.set_num_threads(options.threads or (os.cpu_count() or 1 if options.cameras else 1))
     _check_device(torch, options.device)
     from .networks import Learner
@@ -262,11 +263,3 @@ def _check_device(torch: Any, device: str) -> None:
         raise BadInput(f"A network is trained on cpu, cuda or mps, not on {device!r}.")
     if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
         raise BadInput(f"This torch finds no {kind} device on this machine; train on cpu, or install a torch for it.")
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise MissingExtra("torch", "learn") from None
-    return torch

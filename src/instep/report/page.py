@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache
@@ -106,6 +107,30 @@ class HtmlReport:
 def write_report(folder: Path, report: HtmlReport, name: str = "report.html") -> Path:
     """Write a page into a folder and return its path."""
     return write_html(folder / name, report)
+
+
+class Reported(ABC):
+    """A result with a report: a page that can be written, and figures that can be plotted."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def page(self) -> HtmlReport:
+        """The report."""
+
+    @abstractmethod
+    def figures(self) -> Sequence[Figure]:
+        """The figures that show the result at a glance."""
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report as one self-contained HTML file."""
+        return write_html(path, self.page())
+
+    def plot(self) -> Any:
+        """The figures as one Matplotlib figure."""
+        from .plots import matplotlib_figure
+
+        return matplotlib_figure(self.figures())
 
 
 def write_html(path: str | Path, report: HtmlReport) -> Path:

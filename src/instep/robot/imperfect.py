@@ -6,6 +6,7 @@ still depends on nothing but its arguments; randomness is a function of the seed
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -188,11 +189,12 @@ class Dropping(Wrapper[W]):
 
 
 @array_dataclass
-class Sluggish(Wrapper[W]):
-    """Motors that follow their command with a first-order lag of time constant `tau` [s]."""
+class CommandFilter(Wrapper[W], ABC):
+    """Motors whose next command follows from the last one that was sent; a final class says how in `follow`."""
 
-    tau: Amount = 0.0
-    params: ClassVar[Mapping[str, str]] = {"action.lag": "tau"}
+    @abstractmethod
+    def follow(self, at: Array, action: Array) -> Array:
+        """The command that is sent, after `at` was sent before it."""
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start where the past commands have led."""
@@ -200,47 +202,40 @@ class Sluggish(Wrapper[W]):
         return state.with_hidden(self.key, _line(self.spec, state, led, 1))
 
     def inward(self, past: Array) -> Array:
-        """The commands as the lag let them through."""
-        return _through(past, lambda at, action: at + self._share() * (action - at))
+        """The commands as they were sent."""
+        return _through(past, self.follow)
 
     def step(self, state: State, action: Array) -> State:
-        """Move a share of the way towards the command."""
+        """Send the command that follows."""
         action = checked_action(action, self.spec, state.batch)
         _, at = _shifted(state.hidden[self.key], action)
-        sent = at + self._share() * (action - at)
+        sent = self.follow(at, action)
         line = {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)}
         return self.world.step(state, sent).with_hidden(self.key, line)
 
-    def _share(self) -> Array | float:
+
+@array_dataclass
+class Sluggish(CommandFilter[W]):
+    """Motors that follow their command with a first-order lag of time constant `tau` [s]."""
+
+    tau: Amount = 0.0
+    params: ClassVar[Mapping[str, str]] = {"action.lag": "tau"}
+
+    def follow(self, at: Array, action: Array) -> Array:
+        """Move a share of the way towards the command."""
         tau = np.maximum(np.asarray(_amount(self.tau), float), 1e-12)
-        return 1.0 - np.exp(-self.spec.dt / tau)
+        return at + (1.0 - np.exp(-self.spec.dt / tau)) * (action - at)
 
 
 @array_dataclass
-class Backlash(Wrapper[W]):
+class Backlash(CommandFilter[W]):
     """Gears with play: the joint's command moves only when the motor's has crossed the gap of width `gap`."""
 
     gap: Amount = 0.0
     params: ClassVar[Mapping[str, str]] = {"action.backlash": "gap"}
 
-    def begin(self, state: State, seed: int, past: Array | None) -> State:
-        """Start where the past commands have pushed the gears."""
-        pushed = None if past is None else self.inward(past)
-        return state.with_hidden(self.key, _line(self.spec, state, pushed, 1))
-
-    def inward(self, past: Array) -> Array:
-        """The commands as the gears passed them on."""
-        return _through(past, self._engage)
-
-    def step(self, state: State, action: Array) -> State:
+    def follow(self, at: Array, action: Array) -> Array:
         """Push the gears."""
-        action = checked_action(action, self.spec, state.batch)
-        _, at = _shifted(state.hidden[self.key], action)
-        sent = self._engage(at, action)
-        line = {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)}
-        return self.world.step(state, sent).with_hidden(self.key, line)
-
-    def _engage(self, at: Array, action: Array) -> Array:
         half = np.asarray(_amount(self.gap), float) / 2
         return np.clip(at, action - half, action + half)
 

@@ -161,8 +161,7 @@ class Guarded(Wrapper[W]):
     @property
     def spec(self) -> Spec:
         """What the numbers mean, with the action that was sent."""
-        inner = self.world.spec
-        return Spec(inner.dt, inner.q, inner.v, inner.action, {**inner.observation, SENT: inner.action})
+        return self.world.spec.with_observations({SENT: self.world.spec.action})
 
     def begin(self, state: State, seed: int, past: Array | None) -> State:
         """Start at rest where the joints are, or where the past commands have led."""

@@ -61,8 +61,7 @@ class RobotWorld:
             self._session.close()
             raise
         weakref.finalize(self, self._session.close)  # a link that is forgotten must not keep the robot
-        given = self._hello.spec
-        self._spec = Spec(given.dt, given.q, given.v, given.action, {**given.observation, SENT: given.action})
+        self._spec = self._hello.spec.with_observations({SENT: self._hello.spec.action})
 
     @property
     def spec(self) -> Spec:

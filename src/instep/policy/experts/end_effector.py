@@ -55,6 +55,12 @@ class EndEffector:
             jacobian[index] = full[:, self.dofs]
         return place, turn, jacobian
 
+    def kinematics_at(self, joints: Array, rest: Array) -> tuple[Array, Array, Array]:
+        """The same with these joint positions [..., joints] and all else as in `rest` [nq]."""
+        q = np.broadcast_to(rest, (*joints.shape[:-1], rest.size)).copy()
+        q[..., self.joints] = joints
+        return self.kinematics(q)
+
     def step(self, jacobian: Array, move: Array, turn: Array, *, settle: Array | None = None) -> Array:
         """The joint step [..., joints] that moves the end effector by `move` [m] and `turn` [rad], by damped least
         squares.

@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Observation
+from instep.core.world import Array, Observation, Stateless
 from instep.scene.folder import Scene
 from instep.scene.model import site_poses
 from instep.scene.tasks.push_task import PushOnto, heading, wrapped
@@ -20,7 +20,7 @@ from .push_planning import LENGTHS, PushContacts, ShortestPaths, friction_radius
 
 
 @frozen_dataclass
-class PushTo:
+class PushTo(Stateless):
     """Move around an object to the side away from the goal, then push it there.
 
     Observes the pusher's x and y in `observation.state` and the pose of the object in `observation.environment_state`;
@@ -37,9 +37,6 @@ class PushTo:
     """Distance from the goal that ends the push [m]."""
     lead: float = 0.1
     """Time by which the command runs ahead [s]."""
-
-    def reset(self, seed: int = 0) -> None:
-        """A scripted expert has no state."""
 
     def act(self, observation: Observation) -> Array:
         """The target of the pusher [..., 2]."""
@@ -156,7 +153,7 @@ class PushPlan:
 
 
 @array_dataclass
-class PushExpert:
+class PushExpert(Stateless):
     """The push plan as a policy of a stick on two sliders, whose positions are the actions."""
 
     plan: PushPlan
@@ -165,9 +162,6 @@ class PushExpert:
     def of(cls, task: PushOnto) -> PushExpert:
         """The expert of a task."""
         return cls(PushPlan(np.array(task.shape), task.target))
-
-    def reset(self, seed: int = 0) -> None:
-        """A scripted expert has no state."""
 
     def act(self, observation: Observation) -> Array:
         """Position targets of the stick [..., 2]."""
@@ -190,7 +184,7 @@ def _rotated(angle: Array, vector: Array) -> Array:
 
 
 @array_dataclass
-class ArmPushExpert:
+class ArmPushExpert(Stateless):
     """The push plan executed by an arm that keeps the stick upright and at its height."""
 
     plan: PushPlan
@@ -217,18 +211,13 @@ class ArmPushExpert:
         _, frame, _ = effector.kinematics(rest)
         return cls(PushPlan(np.array(task.shape), task.target), effector, rest, up, float(up @ place), frame)
 
-    def reset(self, seed: int = 0) -> None:
-        """A scripted expert has no state."""
-
     def act(self, observation: Observation) -> Array:
         """Joint position targets [..., joints]."""
         joints = np.asarray(observation["observation.state"], float)
         speed = np.asarray(observation["observation.velocity"], float)
         pose = np.asarray(observation["observation.environment_state"], float)
         block = np.concatenate([pose[..., :2], heading(pose[..., 3:7])[..., None]], axis=-1)
-        q = np.broadcast_to(self.rest, (*joints.shape[:-1], self.rest.size)).copy()
-        q[..., self.effector.joints] = joints
-        place, frame, jacobian = self.effector.kinematics(q)
+        place, frame, jacobian = self.effector.kinematics_at(joints, self.rest)
         velocity = (jacobian[..., :2, :] @ speed[..., None])[..., 0]
         across = self.plan.next(place[..., :2], block, velocity) - place[..., :2]
         lift = self.height - place @ self.up

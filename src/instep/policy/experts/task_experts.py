@@ -9,7 +9,7 @@ import numpy as np
 
 from instep.core.errors import UnknownName
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.world import Array, Observation, Policy
+from instep.core.world import Array, Observation, Policy, Stateless
 from instep.scene.folder import Scene
 from instep.scene.tasks.push_task import heading, wrapped
 from instep.scene.tasks.task import Task
@@ -20,7 +20,7 @@ from .push_expert import ArmPushExpert, PushExpert
 
 
 @array_dataclass
-class ReachExpert:
+class ReachExpert(Stateless):
     """Move the end effector of an arm straight to a target, or ahead of a moving one."""
 
     effector: EndEffector
@@ -36,17 +36,12 @@ class ReachExpert:
         """The expert of a scene whose robot is an arm."""
         return cls(EndEffector.of(scene, scene.tips[0], scene.robot), scene.start(0)[0])
 
-    def reset(self, seed: int = 0) -> None:
-        """A scripted expert has no state."""
-
     def act(self, observation: Observation) -> Array:
         """Joint position targets [..., joints]."""
         joints = np.asarray(observation["observation.state"], float)
         goal = np.asarray(observation["observation.goal"], float)
         target = goal[..., :3] if goal.shape[-1] == 3 else goal[..., :3] + self.lead * goal[..., 3:]
-        q = np.broadcast_to(self.rest, (*joints.shape[:-1], self.rest.size)).copy()
-        q[..., self.effector.joints] = joints
-        place, _, jacobian = self.effector.kinematics(q)
+        place, _, jacobian = self.effector.kinematics_at(joints, self.rest)
         move, across = target - place, jacobian[..., :3, :]
         square = across @ np.swapaxes(across, -1, -2) + DAMPING**2 * np.eye(3)
         step = (np.swapaxes(across, -1, -2) @ np.linalg.solve(square, move[..., None]))[..., 0]
@@ -56,7 +51,7 @@ class ReachExpert:
 
 
 @frozen_dataclass
-class DriveExpert:
+class DriveExpert(Stateless):
     """Drive a wheeled robot to the next gate: turn towards it, and slow down the more there is to turn."""
 
     track: float = 0.157
@@ -69,9 +64,6 @@ class DriveExpert:
     """Largest speed [m/s]."""
     turn: float = 4.0
     """Yaw rate per heading error [1/s]."""
-
-    def reset(self, seed: int = 0) -> None:
-        """A scripted expert has no state."""
 
     def act(self, observation: Observation) -> Array:
         """Ground speeds of the left and the right wheel [..., 2]."""

@@ -9,14 +9,14 @@ from instep.core.world import Array, Channel, State
 from instep.scene.folder import Scene
 from instep.scene.model import free_bodies, site_poses
 
-from .task import NO_GOAL
+from .task import NO_GOAL, WithoutGoal
 
 GRASP_DISTANCE_M = 0.03
 """Largest distance from the tip of an arm to an object it holds [m]."""
 
 
 @array_dataclass
-class Handover:
+class Handover(WithoutGoal):
     """Pick up the cube with the left arm, hand it to the right arm, put it down on the right, and go home."""
 
     name: str
@@ -59,14 +59,6 @@ class Handover:
         arms, grippers = where[:, :-1], where[:, -1]
         half = float(model.geom(scene.objects[0]).size[2])
         return cls(name, scene, cube, arms, grippers, rest[arms], float(rest[cube + 2]), half)
-
-    def sample_goal(self, seed: int) -> Array:
-        """Empty: there is no sampled goal."""
-        return np.zeros(0)
-
-    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
-        """Empty: there is no sampled goal."""
-        return np.zeros((*state.batch, 0))
 
     def conditions(self, state: State, goal: Array) -> Array:
         """Conditions of the eight events, on positions and gripper openings."""

@@ -13,14 +13,14 @@ from instep.core.world import Array, Channel, State
 from instep.scene.folder import Scene
 from instep.scene.model import free_bodies
 
-from .task import NO_GOAL
+from .task import NO_GOAL, WithoutGoal
 
 POINT_SPACING_M = 0.005
 """Spacing of the points by which overlap is counted [m]."""
 
 
 @array_dataclass
-class PushOnto:
+class PushOnto(WithoutGoal):
     """Push a block over a table until it covers its outline."""
 
     name: str
@@ -47,14 +47,6 @@ class PushOnto:
         w, _, _, z = goal.quat
         target = (float(goal.pos[0]), float(goal.pos[1]), float(2 * np.arctan2(z, w)))
         return cls(name, body, target, _rectangles(model, scene.objects[0]))
-
-    def sample_goal(self, seed: int) -> Array:
-        """Empty: the outline is fixed."""
-        return np.zeros(0)
-
-    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
-        """Nothing."""
-        return np.zeros((*state.batch, 0))
 
     def pose(self, state: State) -> Array:
         """x [m], y [m] and heading [rad] of the block [..., 3]."""

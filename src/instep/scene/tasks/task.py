@@ -78,6 +78,20 @@ class Task(Protocol):
         ...
 
 
+class WithoutGoal:
+    """The part of a task that has no goal to sample: the goal is empty, and not observed."""
+
+    __slots__ = ()
+
+    def sample_goal(self, seed: int) -> Array:
+        """Empty."""
+        return np.zeros(0)
+
+    def observed_goal(self, state: State, goal: Array, reached: Array) -> Array:
+        """Empty."""
+        return np.zeros((*state.batch, 0))
+
+
 @array_dataclass
 class Tasked(Wrapper[W]):
     """A world with a task: adds `observation.goal`, and keeps in the state which events have been reached.
@@ -90,10 +104,8 @@ class Tasked(Wrapper[W]):
     @property
     def spec(self) -> Spec:
         """Description of the numbers, the goal included."""
-        inner = self.world.spec
-        if not self.task.goal_channel.labels:
-            return inner
-        return replace(inner, observation={**inner.observation, "observation.goal": self.task.goal_channel})
+        shown = {"observation.goal": self.task.goal_channel} if self.task.goal_channel.labels else {}
+        return self.world.spec.with_observations(shown)
 
     @property
     def steps(self) -> int:
