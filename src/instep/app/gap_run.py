@@ -32,6 +32,7 @@ from instep.gap.measure import measure_gap, measure_pairs, measure_recordings, r
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, scene_and_engine
 from instep.report.page import Headline, Section, write_report
+from instep.scene.couplings import with_joint_labels
 from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 
 from .output import Output, new_output
@@ -243,7 +244,8 @@ def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -
     scene = sim.scene
     output.read(scene.root)
     # Clocks are checked as they were recorded, before anything is resampled.
-    checks = check_data(with_inputs(scene, episodes), limits=joint_ranges(scene), allow=args.allow)
+    commanded = with_joint_labels(scene.model, with_inputs(scene, episodes))
+    checks = check_data(commanded, limits=joint_ranges(scene), allow=args.allow)
     checks.require()
     fitting, resampled = recorded_at_rate(episodes, sim.spec.dt)
     for sentence in resampled:

@@ -20,6 +20,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Simulator
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world
+from instep.scene.couplings import with_joint_labels
 from instep.scene.folder import Scene
 
 from .arm_kinematics import Arm, arms_of, continuous_joints
@@ -57,8 +58,9 @@ def measure_gap(
     gap = measure_horizon(world, ready.episodes, options=options, watch=watch)
     gap = with_noise_floor(gap, ready.episodes, options=options)
     gap = replace(gap, notes=(*gap.notes, *ready.notes))
-    if position_servos(ready.episodes):
-        following = command_following(ready.episodes)
+    commanded = with_joint_labels(scene.model, ready.episodes) if scene is not None else ready.episodes
+    if position_servos(commanded):
+        following = command_following(commanded)
         gap = replace(gap, following=following).with_scores(_following_scores(following))
     gap = _with_details(gap, _arms_in(scene, gap), options, events)
     floors = noise_floors(repeated_runs(ready.episodes), options=options)

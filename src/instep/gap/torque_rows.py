@@ -14,6 +14,7 @@ from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.data.resample import onto
 from instep.physics.inverse_dynamics import Motion
+from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene
 
 TORQUE, ACCELERATION = "observation.effort", "observation.acceleration"
@@ -162,7 +163,7 @@ def _torques(scene: Scene, episode: Episode, name: str) -> tuple[list[str], Arra
 def _labels(scene: Scene, episode: Episode, labels: Sequence[str], count: int) -> list[str]:
     """Joints of the torques: by name, by the actuator of that name, or as the positions where numbers are as many."""
     model = scene.model
-    driven = {model.actuator(a).name: model.joint(int(model.actuator_trnid[a, 0])).name for a in range(model.nu)}
+    driven = {model.actuator(a).name: next(iter(driven_joints(model, a)), "") for a in range(model.nu)}
     named = [label if label in scene.robot else driven.get(label, label) for label in labels]
     if any(label in scene.robot for label in named):
         return named

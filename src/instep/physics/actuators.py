@@ -35,6 +35,7 @@ from instep.core.param import Address, Param
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
+from instep.scene.couplings import with_actuator_labels
 from instep.scene.folder import Scene
 from instep.scene.settings_file import read_table
 
@@ -77,10 +78,11 @@ def read_actuators(root: Path) -> dict[str, float]:
 def with_inputs(scene: Scene, episodes: Sequence[Episode]) -> list[Episode]:
     """The recordings with the gains that actuators on a supply take besides commands.
 
-    They are read from each recording's column of inputs, where it has them, else from its metadata.
+    They are read from each recording's column of inputs, where it has them, else from its metadata. Actions that are
+    labelled by the joint that an actuator drives get the actuator's name.
     """
     inputs: Mapping[str, str] = _table(scene.root).get("inputs", {})
-    return [_with_inputs(episode, inputs) for episode in episodes]
+    return [_with_inputs(episode, inputs) for episode in with_actuator_labels(scene.model, episodes)]
 
 
 def actuator_params(scene: Scene, patterns: Sequence[str]) -> tuple[list[Param], dict[str, float], list[str]]:
@@ -117,7 +119,8 @@ def is_actuator_param(model: mujoco.MjModel, name: str) -> bool:
     if at.kind == "joint" and at.field in TERMS:
         return mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, at.name) >= 0
     if at.kind == "actuator" and at.field in MOTOR:
-        return mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, at.name) >= 0
+        a = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_ACTUATOR, at.name)
+        return a >= 0 and model.actuator_trntype[a] == int(mujoco.mjtTrn.mjTRN_JOINT)
     return is_cogging_param(model, name)
 
 

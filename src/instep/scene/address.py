@@ -29,6 +29,7 @@ LONGEST_DELAY = 0.25
 _FREE, _SLIDE = int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
 _ON_JOINT, _WRAP_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtWrap.mjWRAP_JOINT)
+_ON_TENDON = int(mujoco.mjtTrn.mjTRN_TENDON)
 _TABLES: WeakKeyDictionary[mujoco.MjModel, tuple[bytes, dict[str, Any]]] = WeakKeyDictionary()
 _LINEAR_UNITS = {"Nm s/rad": "N s/m", "Nm s2/rad2": "N s2/m2", "Nm/rad": "N/m", "Nm": "N", "kg m2": "kg", "rad": "m"}
 
@@ -283,8 +284,9 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Mapping, list[int]]]:
                 rows = [int(model.jnt_qposadr[j])]
             yield f"joint.{name}.{field_name}", _linear(kind) if model.jnt_type[j] == _SLIDE else kind, rows
     for a in range(model.nu):
-        name, joint = model.actuator(a).name, model.actuator_trnid[a, 0]
-        slides = model.actuator_trntype[a] == _ON_JOINT and model.jnt_type[joint] == _SLIDE
+        name, target, kind_of = model.actuator(a).name, int(model.actuator_trnid[a, 0]), model.actuator_trntype[a]
+        slides = kind_of == _ON_JOINT and model.jnt_type[target] == _SLIDE
+        slides = slides or (kind_of == _ON_TENDON and not rotates(model, target))
         for field_name, kind in _actuator_kinds(model, a).items():
             yield f"actuator.{name}.{field_name}", _linear(kind) if slides else kind, [a]
     for kind_name, count, fields_of in (
@@ -299,7 +301,7 @@ def _walk(model: mujoco.MjModel) -> Iterator[tuple[str, _Mapping, list[int]]]:
                 yield f"{kind_name}.{name}.{field_name}", kind, [i]
     for t in range(model.ntendon):
         for field_name, kind in _OF_TENDON.items():
-            yield f"tendon.{model.tendon(t).name}.{field_name}", kind if _rotates(model, t) else _linear(kind), [t]
+            yield f"tendon.{model.tendon(t).name}.{field_name}", kind if rotates(model, t) else _linear(kind), [t]
     for s in range(model.nsensor):
         if model.sensor_history[s, 0] > 0:
             yield f"sensor.{model.sensor(s).name}.delay", _OF_SENSOR["delay"], [s]
@@ -326,7 +328,7 @@ def _actuator_kinds(model: mujoco.MjModel, a: int) -> dict[str, _Mapping]:
     return kinds | _DELAYED
 
 
-def _rotates(model: mujoco.MjModel, tendon: int) -> bool:
+def rotates(model: mujoco.MjModel, tendon: int) -> bool:
     """Whether the length of a tendon is an angle: the sum of angles of hinges, each times its share."""
     rows = slice(model.tendon_adr[tendon], model.tendon_adr[tendon] + model.tendon_num[tendon])
     joints = model.wrap_objid[rows][model.wrap_type[rows] == _WRAP_JOINT]

@@ -123,13 +123,13 @@ class Scene:
         q, _, action = self._rest()
         if action is not None:
             return action
-        model = self.model
-        held = np.zeros(model.nu)
-        for a in range(model.nu):
-            on_joint = model.actuator_trntype[a] == int(mujoco.mjtTrn.mjTRN_JOINT)
-            if on_joint and model.actuator_biasprm[a, 1] != 0:
-                held[a] = q[model.jnt_qposadr[model.actuator_trnid[a, 0]]] * model.actuator_gear[a, 0]
-        return held
+        model, data = self.model, mujoco.MjData(self.model)
+        data.qpos[:] = q
+        mujoco.mj_forward(model, data)
+        servo = (model.actuator_biasprm[:, 1] != 0) & (model.actuator_gainprm[:, 0] != 0)
+        # A servo is at rest where gain * command + bias * length = 0; of most, the command is the length.
+        gain = np.where(servo, model.actuator_gainprm[:, 0], 1.0)
+        return np.where(servo, -model.actuator_biasprm[:, 1] / gain * data.actuator_length, 0.0)
 
     def _rest(self) -> tuple[Array, Array, Array | None]:
         key = self.initial.get("keyframe")

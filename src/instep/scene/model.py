@@ -14,6 +14,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Observation, Spec, vector
 
+from .address import rotates
 from .model_source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ def _check(source: ModelSource, model: mujoco.MjModel) -> None:
 # Plain numbers: MuJoCo's enums neither compare with nor equal the integers of a model's arrays.
 _FREE, _BALL, _SLIDE, _HINGE = (int(kind) for kind in mujoco.mjtJoint.__members__.values())
 _AFFINE, _ON_JOINT = int(mujoco.mjtBias.mjBIAS_AFFINE), int(mujoco.mjtTrn.mjTRN_JOINT)
+_ON_TENDON = int(mujoco.mjtTrn.mjTRN_TENDON)
 POSE = ("x", "y", "z", "qw", "qx", "qy", "qz")
 TWIST = ("vx", "vy", "vz", "wx", "wy", "wz")
 
@@ -248,13 +250,18 @@ def _coordinates(model: mujoco.MjModel) -> tuple[list[str], list[str], list[str]
 
 
 def _action_units(model: mujoco.MjModel) -> list[str]:
-    """Position servos take the unit of their joint, velocity servos that per second, motors Nm or N."""
+    """Position servos take the unit of their joint or tendon, velocity servos that per second, motors Nm or N.
+
+    A servo whose command is not a position, such as a gripper that takes 0 to 255, has the unit 1.
+    """
     units: list[str] = []
     for a in range(model.nu):
-        affine = model.actuator_biastype[a] == _AFFINE
-        joint = model.actuator_trntype[a] == _ON_JOINT
-        hinge = joint and model.jnt_type[model.actuator_trnid[a, 0]] == _HINGE
-        if not joint:
+        affine, target = model.actuator_biastype[a] == _AFFINE, int(model.actuator_trnid[a, 0])
+        joint, tendon = (model.actuator_trntype[a] == kind for kind in (_ON_JOINT, _ON_TENDON))
+        hinge = (joint and model.jnt_type[target] == _HINGE) or (tendon and rotates(model, target))
+        stiffness = -float(model.actuator_biasprm[a, 1])
+        scaled = stiffness != 0 and abs(float(model.actuator_gainprm[a, 0]) / stiffness - 1) > 1e-3
+        if not (joint or tendon) or (affine and scaled):
             units.append("1")
         elif affine and model.actuator_biasprm[a, 1] != 0:
             units.append("rad" if hinge else "m")

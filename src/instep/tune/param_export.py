@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mujoco
+import numpy as np
 
 from instep import __version__
 from instep.core.errors import BadInput
@@ -164,8 +165,9 @@ def write_joint_limits(path: Path, scene: Scene, settings: Mapping[str, float]) 
 
 def _effort(model: mujoco.MjModel, joint: int) -> float | None:
     """The largest force of the actuator that drives a joint, at the joint."""
-    for a in range(model.nu):
-        if model.actuator_trnid[a, 0] == joint and model.actuator_forcelimited[a]:
+    on_joint = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+    for a in np.flatnonzero(on_joint & (model.actuator_trnid[:, 0] == joint)):
+        if model.actuator_forcelimited[a]:
             return float(abs(model.actuator_forcerange[a, 1] * model.actuator_gear[a, 0]))
     return None
 
