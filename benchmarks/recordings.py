@@ -60,6 +60,6 @@ if __name__ == "__main__":
     folder = Path("runs") / "recordings"
     folder.mkdir(parents=True, exist_ok=True)
     names = sys.argv[1:]
-    keep_results(
-        "recordings", run(folder, only=names), f"python benchmarks/recordings.py {' '.join(names)}", whole=False
-    )
+    path = Path(__file__).parent / "results" / "recordings.json"
+    command = f"python benchmarks/recordings.py {' '.join(names)}"
+    keep_results(path, run(folder, only=names), benchmark="recordings", command=command, whole=False)

@@ -28,7 +28,7 @@ Trial = tuple[Estimate, float]
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """One row per interval and test."""
-    times = 60 if quick else 500
+    times = 400 if quick else 500
     rows: list[dict[str, Any]] = []
     for name, made in INTERVALS.items():
         rng = np.random.default_rng((0, len(name)))
@@ -39,7 +39,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     for name, made in TESTS.items():
         rng = np.random.default_rng((1, len(name)))
         # More repetitions: a true error of 5 % must not be taken for more by the luck of 500.
-        trials = times if quick else 4000
+        trials = 4000
         wrong = sum(made(rng) for _ in range(trials))
         rate = wilson(wrong, trials)
         rows.append(row(f"type-I error: {name}", percent(rate), at_most=5.0, ok=rate.value <= 0.05))

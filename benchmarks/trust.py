@@ -26,6 +26,7 @@ from instep.scene.tasks import task_of
 from instep.twin import CameraRig, PoseFilter, Twin, calibrate_trust, correction_log
 from instep.twin.camera_rig import IMAGES
 from rendered_recordings import RenderOptions, render_recording
+from rows import row
 from sync import Restless
 
 ROWS, ONSET, STILL = 84, 36, 90
@@ -47,10 +48,10 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         recorded = simulate_robot(scene, seed)
         false_alarms += trust.alarm(follow(scene, recorded), alpha) is not None
         name = list(FAULTS)[seed % len(FAULTS)]
-        row = trust.alarm(follow(scene, FAULTS[name](recorded, other, scene)), alpha)
-        caught[name].append(row is not None and row >= ONSET)
+        at = trust.alarm(follow(scene, FAULTS[name](recorded, other, scene)), alpha)
+        caught[name].append(at is not None and at >= ONSET)
         if caught[name][-1]:
-            delays.append((row - ONSET) * scene.dt)
+            delays.append((at - ONSET) * scene.dt)
         other = recorded
     hits = sum(sum(found) for found in caught.values())
     right, silent = wilson(hits, asked), wilson(asked - false_alarms, asked)
@@ -96,8 +97,8 @@ def _images(recorded: Episode, names: list[str], change: Callable[[int, Array], 
     columns: dict[str, Array] = {}
     for name in names:
         images = recorded[IMAGES + name].copy()
-        for row in range(ONSET, len(recorded)):
-            images[row] = change(row, recorded[IMAGES + name][row])
+        for k in range(ONSET, len(recorded)):
+            images[k] = change(k, recorded[IMAGES + name][k])
         columns[IMAGES + name] = images
     return recorded.with_columns(columns)
 

@@ -65,9 +65,7 @@ def _recovery_rows(results: list[list[bool]]) -> Rows:
             worst = int(np.argmin(inside.sum(axis=0)))
             share = wilson(int(inside[:, worst].sum()), draws)
             least = f"worst of {len(params)} parameters ({params[worst].address})"
-            rows.append(
-                row(f"{name}: true values inside 90 % intervals, {least}", share, goal=0.85, ok=share.value >= 0.85)
-            )
+            rows.append(row(f"{name}: true values inside 90 % intervals, {least}", share, at_least=0.85))
     return rows
 
 

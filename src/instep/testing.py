@@ -228,4 +228,4 @@ def _same_state(a: State, b: State, what: str) -> None:
 def _same_seen(a: Observation, b: Observation) -> None:
     assert set(a) == set(b), f"observations differ in their names: {sorted(set(a) ^ set(b))}"
     for name, value in a.items():
-        assert np.array_equal(value, b[name]), f"{name} differs between two looks at the same state"
+        assert np.array_equal(value, b[name]), f"{name} differs between two observations of the same state"

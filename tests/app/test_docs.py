@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -61,3 +62,24 @@ def test_every_page_is_in_the_site():
     text = (ROOT / "mkdocs.yml").read_text()
     missing = [str(page.relative_to(ROOT / "docs")) for page in snippets.pages(ROOT)[1:]]
     assert [page for page in missing if page not in text] == []
+
+
+TERMINAL_ONLY = {"bench", "doctor"}
+"""Commands for developers of instep and for its installation; they have nothing to offer in Python."""
+VERB_PAGES = [page for page in sorted((ROOT / "docs" / "verbs").glob("*.md")) if page.name != "index.md"]
+
+
+@pytest.mark.parametrize("page", VERB_PAGES, ids=lambda page: page.stem)
+def test_the_page_of_a_command_starts_with_it_and_shows_a_small_image(page):
+    text = page.read_text(encoding="utf-8")
+    first = next(snippet for snippet in snippets.snippets_of(ROOT, page) if snippet.language == "sh")
+    assert f"instep {page.stem.replace('_', ' ')}" in first.code
+    shown = [(page.parent / name).resolve() for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
+    assert shown and all(image.is_file() for image in shown)
+    assert {image.name: image.stat().st_size for image in shown if image.stat().st_size > 200_000} == {}
+
+
+@pytest.mark.parametrize("page", [page for page in VERB_PAGES if page.stem not in TERMINAL_ONLY], ids=lambda p: p.stem)
+def test_the_page_of_a_command_does_the_same_in_python(page):
+    shown = re.sub(r"<!-- hidden.*?-->", "", page.read_text(encoding="utf-8"), flags=re.S)
+    assert re.findall(r"^```(sh|python)$", shown, re.M)[:2] == ["sh", "python"]

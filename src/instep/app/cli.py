@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "eval": ("evaluate:evaluate", "evaluate policies in parallel virtual worlds"),
     "gate": ("gate:gate", "judge a policy by rules, for CI"),
     "serve": ("serve:serve", "serve a policy"),
-    "view": ("view:view", "look at a scene, a dataset or a run in the browser"),
+    "view": ("view:view", "show a scene, a dataset or a run in the browser"),
     "bench": ("bench:bench", "measure against goals and peers"),
     "doctor": ("doctor:doctor", "what works on this machine"),
 }

@@ -151,7 +151,7 @@ def _cameras(tracked: TrackedRecording) -> dict[str, Any]:
             "K": camera.K.tolist(),
             "world_from_camera": camera.body_from_camera.tolist(),
             "moved [m]": refined.shift[name],
-            "turned [rad]": refined.turn[name],
+            "rotated [rad]": refined.turn[name],
         }
         for name, camera in refined.cameras.items()
     }

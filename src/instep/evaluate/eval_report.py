@@ -86,7 +86,7 @@ def record_videos(scene: Scene, trajectories: Mapping[str, Array], folder: Path)
 
 def success_figure(evaluation: Evaluation) -> Figure:
     """Success rates with their intervals."""
-    return bars_figure(_success_rates(evaluation), title="", x="success [%]")
+    return bars_figure(_success_rates(evaluation), title="", x="success")
 
 
 def _success_rates(evaluation: Evaluation) -> dict[str, Estimate]:

@@ -70,7 +70,7 @@ class RefinedCameras:
     shift: Mapping[str, float]
     """How far each camera moved [m]."""
     turn: Mapping[str, float]
-    """How far each camera turned [rad]."""
+    """Rotation of each camera [rad]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,7 +298,7 @@ def _overlaps(outline: Outline, crops: Sequence[Sequence[MaskCrop]], cameras: Se
 
 
 def _distances(cameras: Mapping[str, Camera], given: Sequence[Camera]) -> tuple[dict[str, float], dict[str, float]]:
-    """How far cameras moved [m] and turned [rad] from their given poses."""
+    """Distance [m] and rotation [rad] of cameras from their given poses."""
     gone = {c.name: motion_between(c.body_from_camera, cameras[c.name].body_from_camera) for c in given}
     shift = {name: float(np.linalg.norm(xi[:3])) for name, xi in gone.items()}
     return shift, {name: float(np.linalg.norm(xi[3:])) for name, xi in gone.items()}

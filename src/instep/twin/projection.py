@@ -178,7 +178,7 @@ def project_outline(
 
 
 def draw_outline(image: Array, camera: Camera, outline: Outline, world_from_body: Array) -> Array:
-    """An image [height, width, 3] with the outline of a body at a transform (4 x 4) drawn over it."""
+    """An image [height, width, 3] with the outline of a body at a transform (4 x 4) on top."""
     out = image.copy()
     projected = project_outline(outline, camera, world_from_body, world_from_body[:3, 3])
     if not projected.visible:

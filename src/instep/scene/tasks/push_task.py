@@ -35,7 +35,7 @@ class PushOnto(WithoutGoal):
     text: str = "Push the T block onto its outline."
     seconds: float = 30.0
     dwell: float = 0.1
-    events: tuple[str, ...] = ("near", "turned", "done")
+    events: tuple[str, ...] = ("near", "aligned", "done")
     failures: tuple[str, ...] = ("block lost",)
     goal_channel: Channel = NO_GOAL
 
@@ -54,17 +54,17 @@ class PushOnto(WithoutGoal):
         return np.concatenate([q[..., :2], heading(q[..., 3:7])[..., None]], axis=-1)
 
     def conditions(self, state: State, goal: Array) -> Array:
-        """Near: within 3 cm. Turned: that, and within 0.15 rad. Done: covering enough of the outline."""
+        """Near: within 3 cm. Aligned: that, and within 0.15 rad. Done: covering enough of the outline."""
         q = state.q
         near = np.hypot(q[..., self.body] - self.target[0], q[..., self.body + 1] - self.target[1]) < 0.03
         conditions = np.zeros((*near.shape, 3), bool)
         conditions[..., 0] = near
         if near.any():  # most blocks are far away most of the time, and counting points takes longer than all the rest
             away = self.pose(state)[near] - np.array(self.target)
-            turned = np.abs(wrapped(away[..., 2])) < 0.15
-            done = np.array(turned)
-            done[turned] = self._covered(away[turned]) >= self.coverage
-            conditions[near, 1], conditions[near, 2] = turned, done
+            aligned = np.abs(wrapped(away[..., 2])) < 0.15
+            done = np.array(aligned)
+            done[aligned] = self._covered(away[aligned]) >= self.coverage
+            conditions[near, 1], conditions[near, 2] = aligned, done
         return conditions
 
     def failed(self, state: State, goal: Array) -> Array:
