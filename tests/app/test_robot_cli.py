@@ -19,7 +19,7 @@ from instep.robot import RobotWorld, WorldDriver
 pytestmark = pytest.mark.realtime
 
 
-def test_a_policy_runs_on_the_stand_in_as_in_the_simulator():
+def test_a_policy_runs_on_the_simulated_robot_as_in_the_simulator():
     scene = Scene.load("pusht")
     policy = Constant(scene.rest_action() + 0.05)
     with (
@@ -49,7 +49,7 @@ def test_the_real_pace_is_kept():
     assert 0.9 < took < 20
 
 
-def test_a_killed_stand_in_is_missed_in_a_sentence():
+def test_a_killed_simulated_robot_is_missed_in_a_sentence():
     with (
         robot_process("cartpole", ["--pace", "step"]) as child,
         RobotWorld(child.address, child.token, timeout=1.0) as robot,
@@ -86,12 +86,12 @@ def test_sensors_tell_less_than_the_simulation_knows():
     assert 0.0005 < np.abs(reading.q[:2] - clean.read().q[:2]).max() < 0.05
 
 
-def test_a_scene_without_motors_cannot_stand_in(capsys):
+def test_a_scene_without_motors_cannot_be_a_simulated_robot(capsys):
     assert main(["robot", "cube"]) == 2
     assert "no actuators" in capsys.readouterr().err
 
 
-def test_a_stand_in_that_does_not_start_says_why():
+def test_a_simulated_robot_that_does_not_start_says_why():
     with pytest.raises(LinkLost, match="no scene named"), robot_process("nowhere"):
         pass
 

@@ -127,7 +127,7 @@ def test_a_hold_keeps_a_position_target_and_lets_go_of_a_torque():
     assert driver.hold().tolist() == [1.0, 0.0, 0.0]
 
 
-def test_a_stopped_stand_in_stays_subject_to_physics(bench):
+def test_a_stopped_simulated_robot_stays_subject_to_physics(bench):
     bench.command(1.0, 1.0)
     bench.tick(5)
     moving = bench.last.reading

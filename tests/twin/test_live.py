@@ -25,13 +25,13 @@ def episode(tmp_path_factory: pytest.TempPathFactory, opengl):
     return load_episodes(folder / "x" / "data")[0]
 
 
-def test_a_policy_runs_in_the_twin_and_the_stand_in_follows(episode) -> None:
+def test_a_policy_runs_in_the_twin_and_the_simulated_robot_follows(episode) -> None:
     assert len(episode) == STEPS
     lag = np.abs(episode.q[75:, :2] - episode["twin.measured"][75:, :2])
     assert np.median(lag) < 4e-3 and np.ptp(episode.q[:, 0]) > 0.02  # joints follow, and they moved
 
 
-def test_the_twin_knows_where_the_stand_in_has_its_t(episode) -> None:
+def test_the_twin_knows_where_the_simulated_robot_has_its_t(episode) -> None:
     true = episode["twin.measured"]
     apart = np.linalg.norm(episode.q[10:, 2:4] - true[10:, 2:4], axis=1)
     # The lens of the simulated robot is distorted a little, which the scene does not know; its cameras take ten
@@ -45,7 +45,7 @@ def test_what_was_sent_is_recorded(episode) -> None:
     assert np.abs(episode["twin.sent"] - episode.q[:, :2]).max() < 0.08  # ahead by the lag at most
 
 
-def test_a_stand_in_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> None:
+def test_a_simulated_robot_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> None:
     # Half of the usual rate, for machines that test other things at the same time.
     with robot_process("pusht", ["--hidden", "7", "--cameras", "all", "--camera-rate", "5"]) as robot:
         (tmp_path / "token").write_text(robot.token)
