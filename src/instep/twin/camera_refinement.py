@@ -281,10 +281,8 @@ def _equations(
     along = outline.corners[:, :, None] / size[:, None] * np.eye(3)
     by_size = projected.jacobian[:, :, :3] @ (pose[:3, :3] @ along)
     jacobian = np.ascontiguousarray(np.concatenate([by_camera, by_size, projected.jacobian @ basis], axis=2))
-    H, g, _ = silhouette.outline_equations(
-        projected.points, jacobian, projected.edges, np.eye(total), crop.mask, crop.weight, crop.region,
-        projected.region, soft, MASK_NOISE.robust,
-    )  # fmt: skip
+    projected, edge = projected._replace(jacobian=jacobian), (soft, MASK_NOISE.robust)
+    H, g, _ = silhouette.outline_equations(projected, np.eye(total), crop.pixels, edge)
     return np.asarray(H), np.asarray(g)
 
 

@@ -15,8 +15,9 @@ from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.splat.image import Region
 
-from .projection import Outline, intrinsics, silhouette
+from .projection import Outline, calibrated, silhouette
 from .segmentation import MIN_PURITY, ColourMask, background_of, colour_mask, colour_of, initial_strength, segment
+from .silhouette_kernels import MaskPixels
 
 IMAGES = "observation.images."
 MAX_MARGIN_PX = 30
@@ -53,6 +54,11 @@ class MaskCrop:
     background: Array | None = None
     """The background of these pixels [height, width, 3] [grey levels]; None where it is not known."""
 
+    @property
+    def pixels(self) -> MaskPixels:
+        """Mask, weight and region, as the kernels take them."""
+        return self.mask, self.weight, self.region
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CameraRig:
@@ -77,10 +83,7 @@ class CameraRig:
     ) -> MaskCrop | None:
         """The pixels around a body, segmented; None where the camera cannot see that place."""
         camera = frame.camera
-        region: Region = silhouette.body_region(
-            outline.corners, world_from_body, camera.body_from_camera, intrinsics(camera), margin,
-            camera.width, camera.height,
-        )  # fmt: skip
+        region: Region = silhouette.body_region(outline.corners, world_from_body, calibrated(camera), margin)
         left, top, right, bottom = region
         if right - left <= 2 or bottom - top <= 2:
             return None

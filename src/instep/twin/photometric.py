@@ -29,10 +29,9 @@ from instep.splat.spherical_harmonics import C0
 
 from .camera_rig import CameraFrame, MaskCrop
 from .pose_solver import PixelNoise, PoseSolution, SilhouetteFit, moved
-from .projection import Outline, intrinsics, silhouette
+from .projection import Outline, calibrated, silhouette
+from .silhouette_kernels import ScaledImage, SurfacePoints
 
-MIN_FACING_COSINE = 0.25
-"""Cosine between normal and ray from which a camera sees a face well enough to measure its colour."""
 COLOUR_GAIN = 0.03
 """Share of the observed colour that a Gaussian takes over per frame."""
 COLOUR_UPDATE_FRAMES = 30
@@ -126,15 +125,16 @@ class PhotometricResidual:
 
         Only the pixels at the centres of the Gaussians are sampled, which takes a hundredth of the time of rendering.
         """
-        seen, tally = np.zeros((len(colours.latest), 4)), np.zeros(2)
+        seen, squared, count = np.zeros((len(colours.latest), 4)), 0.0, 0.0
+        surface: SurfacePoints = (self.surface.gaussians.means, self.surface.normals, colours.latest)
         for crop, frame, gain in zip(crops, frames, gains, strict=True):
-            silhouette.sample_colours(
-                self.surface.gaussians.means, self.surface.normals, crop.world_from_body, crop.camera.body_from_camera,
-                intrinsics(crop.camera), frame.pixels, crop.mask, crop.weight, crop.region, MIN_FACING_COSINE,
-                1 / (255 * gain), colours.latest, seen, tally,
-            )  # fmt: skip
+            image: ScaledImage = (frame.pixels, 1 / (255 * gain))
+            more = silhouette.sample_colours(
+                surface, crop.world_from_body, calibrated(crop.camera), crop.pixels, image, seen
+            )
+            squared, count = squared + more[0], count + more[1]
         # Before colours are known nothing differs from them: the error is zero, not missing.
-        error = float(np.sqrt(tally[0] / tally[1])) if tally[1] else 0.0
+        error = (squared / count) ** 0.5 if count else 0.0
         known = seen[:, 3] > 0
         if not known.any():
             return error, colours.latest

@@ -19,7 +19,8 @@ from instep.core.poses import quat_from_matrix, quat_log
 from instep.core.world import Array
 
 from .camera_rig import MaskCrop
-from .projection import MARGIN_PX, Outline, intrinsics, silhouette
+from .projection import MARGIN_PX, Outline, calibrated, silhouette
+from .silhouette_kernels import BodyMotion, EdgeModel
 
 FREE_MOTIONS = np.eye(6)
 """Motions of a free body: three translations, three rotations."""
@@ -115,11 +116,11 @@ def compare_silhouette(
 ) -> SilhouetteFit:  # fmt: skip
     """How the pixels of a camera agree with the body moved by xi, and how that changes along the columns of a basis."""
     margin = MARGIN_PX if soft < 1 else 4 * MARGIN_PX
+    motion: BodyMotion = (crop.world_from_body, np.zeros(6) if xi is None else xi, basis)
+    edge: EdgeModel = (soft, noise.robust)
     H, g, tally = silhouette.pose_equations(
-        outline.corners, outline.starts, basis, crop.world_from_body, np.zeros(6) if xi is None else xi,
-        crop.camera.body_from_camera, intrinsics(crop.camera), crop.mask, crop.weight, crop.region, soft, noise.robust,
-        margin,
-    )  # fmt: skip
+        outline.convex_parts, motion, calibrated(crop.camera), crop.pixels, edge, margin
+    )
     if tally[7] <= 0:
         return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
     squared, counts, both, either, covered, free, shows, area = tally.tolist()

@@ -12,7 +12,8 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, pose
 from instep.core.world import Array, Spec
 from instep.scene.camera import Camera
-from instep.splat.image import Region
+
+from .silhouette_kernels import CalibratedCamera, ConvexParts, ProjectedOutline
 
 mujoco: Any = import_module("mujoco")
 silhouette_kernels: Any = import_module("instep.twin.silhouette_kernels")
@@ -48,6 +49,11 @@ class Outline:
     """Where each part begins in `corners`, and where the last one ends [parts + 1]."""
     reach: float
     """Greatest distance of a corner from the body's origin [m]."""
+
+    @property
+    def convex_parts(self) -> ConvexParts:
+        """The parts as the kernels take them."""
+        return self.corners, self.starts
 
     @property
     def parts(self) -> list[Array]:
@@ -139,38 +145,11 @@ def _overlapped(parts: list[Array]) -> list[Array]:
     return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ProjectedOutline:
-    """The projected outline of a body, and its derivative by motions of the body."""
-
-    points: Array
-    """Projected corners [n, 2] [pixels]."""
-    jacobian: Array
-    """Their derivatives by (translation, rotation about `centre`) in the world [n, 2, 6]."""
-    edges: Array
-    region: Region
-    """The pixels that can show the body, and a margin; empty where the body is out of view."""
-
-    @property
-    def visible(self) -> bool:
-        """Whether any pixel of the image can show the body."""
-        left, top, right, bottom = self.region
-        return right - left > 2 and bottom - top > 2
-
-    def coverage(self, region: Region | None = None, soft: float = 0.25) -> Array:
-        """The silhouette in a region (its own where none is given), with a soft edge [height, width]."""
-        left, top, right, bottom = region or self.region
-        corner = np.array([left, top], float)
-        return silhouette_kernels.coverage(self.edges, corner, bottom - top, right - left, soft)
-
-
 def project_outline(
     outline: Outline, camera: Camera, world_from_body: Array, centre: Array, margin: int = MARGIN_PX
 ) -> ProjectedOutline:
     """Project a body at a transform (4 x 4) into a camera that is fixed in the world."""
-    points, jacobian = silhouette_kernels.project_corners(
-        outline.corners, world_from_body, camera.body_from_camera, intrinsics(camera), centre
-    )
+    points, jacobian = silhouette_kernels.project_corners(outline.corners, world_from_body, calibrated(camera), centre)
     if not np.isfinite(points[0, 0]):
         return ProjectedOutline(np.zeros((0, 2)), np.zeros((0, 2, 6)), np.zeros((0, 7)), (0, 0, 0, 0))
     region = silhouette.region_around(points, margin, camera.width, camera.height)
@@ -192,9 +171,10 @@ def draw_outline(image: Array, camera: Camera, outline: Outline, world_from_body
     return out
 
 
-def intrinsics(camera: Camera) -> Array:
-    """fx, fy, cx, cy, k1, k2, p1, p2, k3 [9], as the kernels take them."""
-    return np.array([*camera.focal, *camera.centre, *(*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]])
+def calibrated(camera: Camera) -> CalibratedCamera:
+    """A camera as the kernels take it."""
+    lens = np.array([*camera.focal, *camera.centre, *(*camera.distortion, 0.0, 0.0, 0.0, 0.0, 0.0)[:5]])
+    return camera.body_from_camera, lens, camera.width, camera.height
 
 
 def transform_at(times: Array, poses: Array, t: float) -> Array:

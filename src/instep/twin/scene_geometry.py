@@ -13,7 +13,7 @@ from instep.core.world import Array
 from instep.scene.folder import Scene
 
 from .camera_rig import MaskCrop
-from .projection import FreeBody, Outline, intrinsics, model_of, mujoco, outline_of, silhouette, visible_geoms
+from .projection import FreeBody, Outline, calibrated, model_of, mujoco, outline_of, silhouette, visible_geoms
 
 OCCLUSION_MARGIN_PX = 1.5
 """Pixels around the robot's silhouette that do not count either: blur, and small errors of the joints."""
@@ -42,13 +42,11 @@ class RobotOcclusion:
         data = _scratch(self._model)
         data.qpos[:] = q
         mujoco.mj_kinematics(self._model, data)
-        world_from_camera, lens = crop.camera.body_from_camera, intrinsics(crop.camera)
+        camera, pixels = calibrated(crop.camera), crop.pixels
         for b, shape in self._shapes:
             T = np.eye(4)
             T[:3, :3], T[:3, 3] = data.xmat[b].reshape(3, 3), data.xpos[b]
-            silhouette.mask_out_body(
-                shape.corners, shape.starts, T, world_from_camera, lens, crop.weight, crop.region, OCCLUSION_MARGIN_PX
-            )
+            silhouette.mask_out_body(shape.convex_parts, T, camera, pixels, OCCLUSION_MARGIN_PX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

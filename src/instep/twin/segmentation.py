@@ -108,7 +108,6 @@ def segment(
     A pixel is occluded where it shows neither the body nor the background in any shading, or is overexposed; `halo`
     pixels around it do not count either.
     """
-    known = background is not None
-    behind = background if background is not None else np.zeros((1, 1, 3), np.float32)
+    behind = np.zeros((0, 0, 3), np.float32) if background is None else background
     limits = (FULL_CHROMA_SHARE, MIN_PURITY, float(OVEREXPOSED_LEVEL), MAX_BACKGROUND_ERROR, *SHADING)
-    return silhouette_kernels.segment_pixels(pixels, mask.chroma, float(strength), behind, known, limits, halo)
+    return silhouette_kernels.segment_pixels(pixels, mask.chroma, float(strength), behind, limits, halo)

@@ -20,16 +20,40 @@ to one of its pixels.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from .silhouette_kernels import OPTIONS, area_of, edges_of, project_corners, signed_distance
+from instep.core.world import Array
+
+from .silhouette_kernels import (
+    INLINE,
+    OPTIONS,
+    ProjectedOutline,
+    area_of,
+    edges_of,
+    project_corners,
+    signed_distance,
+)
 
 BLOCK = 4
 """Side of a block of pixels that shares its candidate edges [pixels]."""
 REACH = 0.7072 * BLOCK
 """Distance from the centre of a block to its corners [pixels]."""
+MIN_FACING_COSINE = 0.25
+"""Cosine between normal and ray from which a camera sees a face well enough to measure its colour."""
+
+
+class CandidateEdges(NamedTuple):
+    """The edges that can be nearest to a pixel of one block."""
+
+    near: Array
+    """Normal, offset, part, and the position along the edge as a linear function of the pixel [edges, 7]."""
+    which: Array
+    """Their indices [edges]."""
+    n: int
+    """How many there are."""
 
 
 @njit(**OPTIONS)
@@ -123,48 +147,44 @@ def region_around(points, margin, width, height):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def body_region(
-    corners, world_from_body, world_from_camera, lens, margin, width, height
-):  # pragma: no cover - compiled
+def body_region(corners, world_from_body, camera, margin):  # pragma: no cover - compiled
     """The bounding box of a body in a camera; empty where the body is not wholly in front of it."""
-    points, _ = project_corners(corners, world_from_body, world_from_camera, lens, world_from_body[:3, 3])
+    points, _ = project_corners(corners, world_from_body, camera, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
         return (0, 0, 0, 0)
+    _, _, width, height = camera
     return region_around(points, margin, width, height)
 
 
 @njit(**OPTIONS)
-def pose_equations(
-    corners, starts, basis, world_from_body, xi, world_from_camera, lens, mask, weight, region, soft, robust, margin
-):  # pragma: no cover - compiled
-    """J^T W J [k, k], J^T W r [k] by motions along the columns of `basis` [6, k], and a tally [8].
+def pose_equations(parts, motion, camera, pixels, edge, margin):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] by motions of a body along the columns of a basis [6, k], and a tally [8].
 
-    `mask` and `weight` are the pixels of `region` (left, top, right, bottom). The tally is that of `outline_equations`;
-    it is all zero where the body is out of view.
+    The tally is that of `outline_equations`; it is all zero where the body is out of view.
     """
+    (corners, starts), (world_from_body, xi, basis) = parts, motion
     k = basis.shape[1]
     here = moved_transform(world_from_body, xi)
-    points, jacobian = project_corners(corners, here, world_from_camera, lens, here[:3, 3])
+    points, jacobian = project_corners(corners, here, camera, here[:3, 3])
     if not np.isfinite(points[0, 0]):
         return np.zeros((k, k)), np.zeros(k), np.zeros(8)
+    _, _, region = pixels
     window = region_around(points, margin, region[2], region[3])
-    edges = edges_of(points, starts)
-    return outline_equations(points, jacobian, edges, basis, mask, weight, region, window, soft, robust)
+    projected = ProjectedOutline(points, jacobian, edges_of(points, starts), window)
+    return outline_equations(projected, basis, pixels, edge)
 
 
 @njit(**OPTIONS)
-def outline_equations(
-    points, jacobian, edges, basis, mask, weight, region, window, soft, robust
-):  # pragma: no cover - compiled
-    """J^T W J [k, k], J^T W r [k] of a projected outline, and a tally [8], over the pixels of `window` in `region`.
+def outline_equations(projected, basis, pixels, edge):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] of a projected outline, and a tally [8], over the pixels that can show it.
 
-    `jacobian` [corners, 2, m] holds the derivatives of `points` [corners, 2], `basis` [m, k] the combinations of them.
+    `basis` [m, k] holds combinations of the m derivatives in `projected.jacobian`.
     The tally: sum of w r^2, sum of w, intersection and union of the silhouettes, predicted area, predicted area that is
     not occluded, area shown, area of the largest part; all zero where fewer than three pixels can show the body.
     """
     k = basis.shape[1]
     H, g, tally = np.zeros((k, k)), np.zeros(k), np.zeros(8)
-    left, top, right, bottom = window
+    (left, top, right, bottom), edges, (_, _, region) = projected.region, projected.edges, pixels
     if right - left <= 2 or bottom - top <= 2:
         return H, g, tally
     left, top = max(left, region[0]), max(top, region[1])
@@ -172,29 +192,28 @@ def outline_equations(
     if right <= left or bottom <= top:
         return H, g, tally
     sums = np.zeros((edges.shape[0], 5))
-    _scan(points, edges, mask, weight, (left, top, right, bottom), region, soft, robust, sums, tally)
-    tally[7] = area_of(points, edges)
-    _assemble(edges, jacobian, basis, sums, H, g)
+    _scan(projected, pixels, (left, top, right, bottom), edge, sums, tally)
+    tally[7] = area_of(projected.points, edges)
+    _assemble(edges, projected.jacobian, basis, sums, H, g)
     return H, g, tally
 
 
 @njit(**OPTIONS)
-def _scan(points, edges, mask, weight, window, region, soft, robust, sums, tally):  # pragma: no cover - compiled
-    left, top, right, bottom = window
-    # Of each candidate edge: normal, offset, part, and the position along it as a linear function of the pixel.
+def _scan(projected, pixels, window, edge, sums, tally):  # pragma: no cover - compiled
+    (left, top, right, bottom), points, edges = window, projected.points, projected.edges
     near, which = np.empty((edges.shape[0], 7)), np.empty(edges.shape[0], np.int64)
-    band = 6.0 * soft + REACH
+    band = 6.0 * edge[0] + REACH
     for y0 in range(top, bottom, BLOCK):
         for x0 in range(left, right, BLOCK):
             block = (x0, y0, min(x0 + BLOCK, right), min(y0 + BLOCK, bottom))
             middle, n = _candidates(x0 + 0.5 * BLOCK, y0 + 0.5 * BLOCK, points, edges, near, which)
             if abs(middle) > band:
-                _add_uniform_block(mask, weight, block, region, 1.0 if middle < 0 else 0.0, tally)
+                _add_uniform_block(pixels, block, 1.0 if middle < 0 else 0.0, tally)
             else:
-                _add_edge_block(near, which, n, mask, weight, block, region, 1.0 / soft, robust, sums, tally)
+                _add_edge_block(CandidateEdges(near, which, n), pixels, block, edge, sums, tally)
 
 
-@njit(**OPTIONS)
+@njit(**INLINE)
 def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compiled
     """Signed distance of a block's centre to the outline, and the edges that can be nearest to one of its pixels."""
     best, m = 1e30, edges.shape[0]
@@ -218,10 +237,10 @@ def _candidates(x, y, points, edges, near, which):  # pragma: no cover - compile
     return best, n
 
 
-@njit(**OPTIONS)
-def _add_uniform_block(mask, weight, block, region, inside, tally):  # pragma: no cover - compiled
+@njit(**INLINE)
+def _add_uniform_block(pixels, block, inside, tally):  # pragma: no cover - compiled
     """Add a block that lies wholly inside or outside to the tally."""
-    x0, y0, x1, y1 = block
+    (mask, weight, region), (x0, y0, x1, y1) = pixels, block
     both = shows = squared = counts = 0.0
     for i in range(y0 - region[1], y1 - region[1]):
         for j in range(x0 - region[0], x1 - region[0]):
@@ -240,12 +259,12 @@ def _add_uniform_block(mask, weight, block, region, inside, tally):  # pragma: n
     tally[6] += shows
 
 
-@njit(**OPTIONS)
-def _add_edge_block(
-    near, which, n, mask, weight, block, region, steepness, robust, sums, tally
-):  # pragma: no cover - compiled
+@njit(**INLINE)
+def _add_edge_block(candidates, pixels, block, model, sums, tally):  # pragma: no cover - compiled
     """Add a block that the outline crosses to the tally and to the sums of its edges."""
-    x0, y0, x1, y1 = block
+    (near, which, n), (mask, weight, region), (x0, y0, x1, y1) = candidates, pixels, block
+    soft, robust = model
+    steepness = 1.0 / soft
     both = either = free = shows = squared = counts = covered = 0.0
     for yy in range(y0, y1):
         y = yy + 0.5
@@ -323,11 +342,10 @@ def _assemble(edges, jacobian, basis, sums, H, g):  # pragma: no cover - compile
 
 
 @njit(**OPTIONS)
-def mask_out_body(
-    corners, starts, world_from_body, world_from_camera, lens, weight, region, margin_px
-):  # pragma: no cover - compiled
+def mask_out_body(parts, world_from_body, camera, pixels, margin_px):  # pragma: no cover - compiled
     """Set the weight of the pixels that a body occludes, and of `margin_px` pixels around it, to zero."""
-    points, _ = project_corners(corners, world_from_body, world_from_camera, lens, world_from_body[:3, 3])
+    (corners, starts), (_, weight, region) = parts, pixels
+    points, _ = project_corners(corners, world_from_body, camera, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
         return
     left, top, right, bottom = region_around(points, 2, region[2], region[3])
@@ -363,18 +381,19 @@ def median_chroma(pixels, chroma, expected, purity):  # pragma: no cover - compi
 
 
 @njit(**OPTIONS)
-def sample_colours(
-    means, normals, world_from_body, world_from_camera, lens, pixels, mask, weight, region, facing, scale, expected,
-    seen, tally,
-):  # pragma: no cover - compiled  # fmt: skip
-    """Add to `seen` [n, 4] the colours (times `scale`) and the count of points that this camera shows.
+def sample_colours(surface, world_from_body, camera, shown, image, seen):  # pragma: no cover - compiled
+    """Add to `seen` [n, 4] the colours and the count of points on a body that this camera shows.
 
-    A point counts where its face is turned to the camera and its pixel clearly shows the body. `tally` [2] gains the
-    squares of what these pixels differ by from `expected` [n, 3], and their count.
+    A point counts where its face is turned to the camera and its pixel clearly shows the body. Return the sum of
+    squared differences of these pixels from the expected colours, and their count.
     """
-    points, _ = project_corners(means, world_from_body, world_from_camera, lens, world_from_body[:3, 3])
+    squared = count = 0.0
+    means, normals, expected = surface
+    points, _ = project_corners(means, world_from_body, camera, world_from_body[:3, 3])
     if not np.isfinite(points[0, 0]):
-        return
+        return squared, count
+    (mask, weight, region), (pixels, scale) = shown, image
+    world_from_camera, _, _, _ = camera
     normal, ray = np.empty(3), np.empty(3)
     for i in range(means.shape[0]):
         x, y = int(points[i, 0]), int(points[i, 1])
@@ -391,12 +410,13 @@ def sample_colours(
             towards += normal[a] * ray[a]
             far += ray[a] * ray[a]
             plain += normals[i, a] * normals[i, a]
-        if plain > 0.5 and towards < facing * math.sqrt(far):
+        if plain > 0.5 and towards < MIN_FACING_COSINE * math.sqrt(far):
             continue
         if np.isfinite(expected[i, 0]):
             for a in range(3):
-                tally[0] += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
-            tally[1] += 1.0
+                squared += (scale * pixels[y, x, a] - expected[i, a]) ** 2 / 3.0
+            count += 1.0
         for a in range(3):
             seen[i, a] += scale * pixels[y, x, a]
         seen[i, 3] += 1.0
+    return squared, count

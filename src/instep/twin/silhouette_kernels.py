@@ -10,11 +10,57 @@ distance of a pixel to the silhouette of the body is the least over its parts (n
 from __future__ import annotations
 
 import math
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
 
+from instep.core.world import Array
+from instep.splat.image import Region
+
 OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract", "nsz", "arcp"}}
+INLINE = {**OPTIONS, "forceinline": True, "_nrt": False}
+"""Options of functions that neither allocate nor return arrays: they count no references to those they are given."""
+
+# The groups of arrays that Python passes to these functions are plain tuples: numba takes a few microseconds longer to
+# recognise a named tuple, at each call.
+CalibratedCamera: TypeAlias = tuple[Array, Array, int, int]
+"""A fixed camera: world_from_camera (4 x 4); fx, fy, cx, cy, k1, k2, p1, p2, k3 [9]; image width and height."""
+ConvexParts: TypeAlias = tuple[Array, Array]
+"""A body: corners of all parts in its frame [n, 3] [m]; where each part begins, and where the last one ends."""
+MaskPixels: TypeAlias = tuple[Array, Array, Region]
+"""Pixels of a region: the share of each that shows the body [height, width]; its weight [height, width]; the region."""
+EdgeModel: TypeAlias = tuple[float, float]
+"""How pixels are compared with an outline: width of the edge [pixels], Huber threshold of the residual."""
+BodyMotion: TypeAlias = tuple[Array, Array, Array]
+"""A motion of a body: predicted world_from_body (4 x 4); motion xi [6]; motions to derive by, as columns [6, k]."""
+SurfacePoints: TypeAlias = tuple[Array, Array, Array]
+"""Points on a body in its frame [n, 3]; outward normals, 0 where unknown; expected colours, NaN where unknown."""
+ScaledImage: TypeAlias = tuple[Array, float]
+"""Pixels [height, width, 3]; the factor that makes colours of them."""
+
+
+class ProjectedOutline(NamedTuple):
+    """The projected outline of a body, and its derivative by motions of the body."""
+
+    points: Array
+    """Projected corners [n, 2] [pixels]."""
+    jacobian: Array
+    """Their derivatives by (translation, rotation about `centre`) in the world [n, 2, 6]."""
+    edges: Array
+    """Those of `edges_of` [edges, 7]."""
+    region: Region
+    """The pixels that can show the body, and a margin; empty where the body is out of view."""
+
+    @property
+    def visible(self) -> bool:
+        """Whether any pixel of the image can show the body."""
+        left, top, right, bottom = self.region
+        return right - left > 2 and bottom - top > 2
+
+    def coverage(self, region: Region | None = None, soft: float = 0.25) -> Array:
+        """The silhouette in a region (its own where none is given), with a soft edge [height, width]."""
+        return soft_silhouette(self.edges, region or self.region, soft)
 
 
 @njit(**OPTIONS)
@@ -75,16 +121,17 @@ def edges_of(points, starts):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def project_corners(corners, world_from_body, world_from_camera, lens, centre):  # pragma: no cover - compiled
+def project_corners(corners, world_from_body, camera, centre):  # pragma: no cover - compiled
     """Projected corners [n, 2] and their derivatives by (translation, rotation about `centre`) [n, 2, 6].
 
-    `lens` holds fx, fy, cx, cy, k1, k2, p1, p2, k3. With the camera's rotation R and the motion (dt, dw) of a corner p,
+    With the camera's rotation R and the motion (dt, dw) of a corner p,
     d p_camera = R^T (dt + dw x (p - centre)); the pinhole's derivative takes it to pixels. Lens distortion moves
     corners; its effect on the derivative, a few per cent at the border of a wide lens, is neglected. The first corner
     is NaN where the body is not wholly in front of the camera.
     """
     n = corners.shape[0]
     points, jacobian = np.empty((n, 2)), np.empty((n, 2, 6))
+    world_from_camera, lens, _, _ = camera
     R, camera_position = world_from_camera[:3, :3], world_from_camera[:3, 3]
     p, local, gradient = np.empty(3), np.empty(3), np.empty(3)
     for i in range(n):
@@ -149,11 +196,11 @@ def signed_distance(x, y, edges):  # pragma: no cover - compiled
 
 
 @njit(**OPTIONS)
-def segment_pixels(pixels, chroma, strength, background, known, limits, halo):  # pragma: no cover - compiled
+def segment_pixels(pixels, chroma, strength, background, limits, halo):  # pragma: no cover - compiled
     """Body mask and pixel weight [height, width] of pixels [height, width, 3] by colour and background.
 
     `limits` holds the full-chroma share, least purity, overexposure level, background tolerance and range of shading;
-    `known` says whether a background image is given. `halo` widens occluders by that many pixels.
+    an empty `background` is not known. `halo` widens occluders by that many pixels.
     """
     height, width = pixels.shape[:2]
     mask, weight = np.empty((height, width), np.float32), np.ones((height, width), np.float32)
@@ -164,7 +211,7 @@ def segment_pixels(pixels, chroma, strength, background, known, limits, halo):  
             along = chroma[0] * r + chroma[1] * g + chroma[2] * b
             purity = min(max((along / max(r, g, b, 1.0) - pale) / 0.08, 0.0), 1.0)
             mask[i, j] = min(max(along / (full * strength), 0.0), 1.0) * purity
-            if not known or mask[i, j] >= 0.08:
+            if len(background) == 0 or mask[i, j] >= 0.08:
                 continue
             odd = min(r, g, b) > white
             if not odd:
@@ -189,12 +236,13 @@ def segment_pixels(pixels, chroma, strength, background, known, limits, halo):  
 
 
 @njit(**OPTIONS)
-def coverage(edges, corner, height, width, soft):  # pragma: no cover - compiled
+def soft_silhouette(edges, region, soft):  # pragma: no cover - compiled
     """Soft silhouette of the pixels of a region [height, width]: 1 / (1 + exp(distance / soft))."""
-    out = np.empty((height, width), np.float32)
-    for i in range(height):
-        for j in range(width):
-            d, _ = signed_distance(j + corner[0] + 0.5, i + corner[1] + 0.5, edges)
+    left, top, right, bottom = region
+    out = np.empty((bottom - top, right - left), np.float32)
+    for i in range(bottom - top):
+        for j in range(right - left):
+            d, _ = signed_distance(j + left + 0.5, i + top + 0.5, edges)
             z = min(max(d / soft, -30.0), 30.0)
             out[i, j] = 1.0 / (1.0 + math.exp(z))
     return out
