@@ -16,7 +16,7 @@ from instep.core.world import Array, Simulator
 
 from .least_squares import FitStatus
 from .shooting import ShootingOptions, start_value
-from .windows import Shooter, Windows, cut_windows
+from .windows import Shooter, Windows, check_window_count, cut_windows
 
 CONTACT_WINDOWS = 120
 """Most windows of a search for contact parameters."""
@@ -93,6 +93,7 @@ def cma_search(
     rows = max(len(e) for e in episodes) - 1
     span = rows if options.window is None else max(1, round(options.window / sim.spec.dt))
     windows = cut_windows(sim, episodes, span=span, limit=options.limit)
+    check_window_count(windows)
     shooter = Shooter(sim, windows, tuple(params))
     scale = _scale(windows, options)
     first = np.clip([float(k.to_unit(start_value(k, options.start))) for k in params], 0.01, 0.99)

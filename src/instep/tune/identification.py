@@ -27,14 +27,17 @@ from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .held_out import HeldOutComparison
 from .identifiability import Identifiability
 from .least_squares import FitStatus
-from .param_export import ExportResult, export_all, promote
+from .param_export import ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
 from .shooting import Fit, ShootingOptions
+from .written_scene import check_written_scene, written_scene_not_run
 
 NO_WEIGHT = 1e3
 """Scale of the residuals of a coordinate that is ignored [rad or m]."""
+PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
+"""Folder of a new scene that passed all gates, and of one that did not."""
 LOCAL_JOINTS = 4
 """Joints from which on derivatives are taken joint by joint."""
 
@@ -178,6 +181,28 @@ class Identification:
         if self.delta is not None and self.delta.kept:
             self.delta.model.save(out / DELTA_FILE)
         return out
+
+    def promoted(
+        self, folder: str | Path, *, provenance: Mapping[str, Any] | None = None
+    ) -> tuple[Identification, Path]:
+        """Write the new scene into `folder`/scene where all gates were passed and what is on disk holds what they said.
+
+        Last of all the written scene is opened from disk and compared with the one that was given; where that fails, or
+        another gate was not passed, the scene is in `folder`/scene_not_passed. Returns the result with that gate added.
+        """
+        place = Path(folder) / (PROMOTED if self.passed else NOT_PROMOTED)
+        out = self.save(place, provenance=provenance)
+        gate = written_scene_not_run() if not self.passed else self._checked_on_disk(out)
+        found = replace(self, result=replace(self.result, gates=(*self.gates, gate)))
+        add_provenance(out, {"gates": {one.name: one.as_dict() for one in found.gates}})
+        if self.passed and not found.passed:
+            out = out.rename(Path(folder) / NOT_PROMOTED)
+        return found, out
+
+    def _checked_on_disk(self, folder: Path) -> GateResult:
+        window = self.fit.windows.action.shape[1] * self.sim.spec.dt
+        expected = self.comparison
+        return check_written_scene(self.scene, folder, self.held_out, expected, window=window, seed=self.seed)
 
     def export(self, folder: str | Path, *, urdf: Path | None = None) -> ExportResult:
         """Write all settings of the new scene for other tools: JSON, MJCF, YAML, URDF, USD."""

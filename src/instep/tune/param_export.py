@@ -58,6 +58,13 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
     return out
 
 
+def add_provenance(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts to `tuned.json` of a promoted scene."""
+    path = folder / "tuned.json"
+    record = {**json.loads(path.read_text(encoding="utf-8")), **facts}
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
 def scene_hash(root: Path) -> str:
     """SHA-256 over names and contents of a scene's own files, so that a version can be named."""
     digest = hashlib.sha256()

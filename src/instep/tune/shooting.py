@@ -31,7 +31,7 @@ from .least_squares import (
     newton_decrement,
     rough,
 )
-from .windows import Shooter, Windows, cut_windows, predictable_windows
+from .windows import Shooter, Windows, check_window_count, cut_windows, predictable_windows
 
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
 """Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
@@ -198,6 +198,7 @@ def fit(
     delays = [param.high for param in params if param.parts.field == "delay"]
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
     windows = cut_windows(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
+    check_window_count(windows)
     if options.drop_unpredictable:
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))

@@ -125,7 +125,7 @@ def cut_windows(
     windows = Windows(**joined, tangent=form, noise_q=noise_q, noise_v=noise_v)
     if limit is not None and len(windows) > limit:
         windows = windows.subset(np.linspace(0, len(windows) - 1, limit).round().astype(int))
-    _check(windows)
+    _check_motion(windows)
     return windows
 
 
@@ -204,12 +204,16 @@ def _deviation(rows: Array) -> Array:
     return 1.4826 * np.median(np.abs(rows), axis=0)
 
 
-def _check(windows: Windows) -> None:
+def check_window_count(windows: Windows) -> None:
+    """Refuse a single window: its scatter says nothing about uncertainty."""
     if len(windows) < 2:
         raise BadInput(
             "The recordings give one window only, so no uncertainty can be estimated; "
             "use a shorter --window or a longer recording."
         )
+
+
+def _check_motion(windows: Windows) -> None:
     form = windows.tangent
     moved = np.abs(form.minus(windows.target, windows.q[:, None])).max(axis=(0, 1))
     if not (moved[form.measured] > 1e-9).any():

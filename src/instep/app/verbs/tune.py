@@ -131,7 +131,7 @@ def tune(
         found = identify(loaded, episodes, selection, options, progress=progress)
     if not progress.ended:
         found = _with_extras(found, args.posterior, args.delta)
-    folder = _write(found, output)
+    found, folder = _write(found, output)
     _print_summary(found)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
     print(write_report(output.folder, found.report(hashes)))
@@ -185,15 +185,15 @@ def _with_extras(found: Identification, posterior: PosteriorMethod, delta: bool)
     return found
 
 
-def _write(found: Identification, output: Output) -> Path:
-    """Write the new scene, exports, the posterior, the best values and result.json; return the scene's folder."""
+def _write(found: Identification, output: Output) -> tuple[Identification, Path]:
+    """Write the new scene, exports, the posterior, best values and result.json; the result and its scene."""
     from instep.app.output import write_json
+    from instep.tune.identification import NOT_PROMOTED, PROMOTED
 
-    folder = output.folder / ("scene" if found.passed else "scene_not_passed")
-    for old in (output.folder / "scene", output.folder / "scene_not_passed"):
+    for old in (output.folder / PROMOTED, output.folder / NOT_PROMOTED):
         if (old / "tuned.json").is_file():
             shutil.rmtree(old)
-    found.save(folder, provenance={"data": output.inputs})
+    found, folder = found.promoted(output.folder, provenance={"data": output.inputs})
     exports = found.export(output.folder / "export")
     _print_exports(exports)
     write_json(output.folder / BEST_FILE, {"status": str(found.status), "settings": found.result.settings})
@@ -204,7 +204,7 @@ def _write(found: Identification, output: Output) -> Path:
         scores |= {f"{gate.name}: {name}": estimate for name, estimate in gate.scores.items()}
     written = time.strftime("%Y-%m-%dT%H:%M:%S")
     output.write(scores, **found.as_dict(), scene=str(folder), exports=exports.as_dict(), written=written)
-    return folder
+    return found, folder
 
 
 def _print_exports(exports: ExportResult) -> None:
