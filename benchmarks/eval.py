@@ -178,7 +178,8 @@ def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
     layers = LayeredRasterizer(concatenate(parts), threads=THREADS)
     base = next(iter(world.scene.cameras.values()))
     small = replace(base, name="virtual", width=96, height=96, focal=(80.0, 80.0), centre=(48.0, 48.0), distortion=())
-    return layers, look_at(small, np.array([0.75, 0.34, 0.6]), np.array([0.45, 0.34, 0.0]))
+    above = look_at(np.array([0.75, 0.34, 0.6]), np.array([0.45, 0.34, 0.0]))
+    return layers, replace(small, body="world", body_from_camera=above)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,7 +54,7 @@ ROWS = 200
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Inject every mode, and nothing, and count."""
-    times = 3 if quick else 20
+    times = 10 if quick else 20
     rows: list[dict[str, Any]] = []
     alarms, clean = 0, 0
     with tempfile.TemporaryDirectory() as folder:

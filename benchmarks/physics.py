@@ -29,17 +29,17 @@ WORLDS, THREADS = 64, 2
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Measure, plot the scaling, and return one row per number."""
-    repeats = 3 if quick else 9
+    repeats = 5 if quick else 9
     # BLAS threads wait by spinning, on the cores the physics needs; one is enough for a small net, ours and theirs.
     threadpool_limits(1)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
           f"mujoco {mujoco.__version__}, numpy {np.__version__}, {WORLDS} worlds, {THREADS} threads")  # fmt: skip
     rows: list[dict[str, Any]] = []
     for scene, seconds in (("pusht", 1.0), ("arm7", 2.0)):
-        rows += against_raw(scene, seconds / (4 if quick else 1), repeats)
+        rows += against_raw(scene, seconds / (2 if quick else 1), repeats)
     # Light: one physics step per control step, so that what is around the physics shows.
-    rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 0.2 if quick else 2.0, repeats, (5.0, 10.0))
-    rows += against_gymnasium("pusht", {}, 0.2 if quick else 1.0, repeats, (1.2, 1.9))
+    rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 1.0 if quick else 2.0, repeats, (5.0, 10.0))
+    rows += against_gymnasium("pusht", {}, 0.5 if quick else 1.0, repeats, (1.2, 1.9))
     rows += cost_of_state(repeats)
     rows += scaling(out, 0.1 if quick else 0.5)
     return rows
