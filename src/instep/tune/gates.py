@@ -23,7 +23,7 @@ from .held_out import MIN_IMPROVEMENT, HeldOutComparison, compare
 from .identifiability import Identifiability, assess_fit, motion_for
 from .least_squares import FitStatus
 from .parameter_recovery import MIN_RECOVERED, planted_sets, recover_parameters, subset
-from .recording_checks import recording_problems, recording_warnings
+from .recording_checks import recording_problems, recording_warnings, refuse
 from .searches import COARSE_WINDOWS, Searches, SearchMethod, SearchOptions, first_fit, search
 from .shooting import Fit, ShootingOptions, correlation_time, fit, start_value
 
@@ -143,9 +143,7 @@ def gated_fit(
 
 
 def _telemetry(episodes: Sequence[Episode]) -> GateResult:
-    wrong = recording_problems(episodes)
-    if wrong:
-        raise BadInput(wrong[0] if len(wrong) == 1 else f"{wrong[0]} There are {len(wrong) - 1} more such problems.")
+    refuse(recording_problems(episodes))
     rows = sum(len(e) for e in episodes)
     notes = recording_warnings(episodes)
     return GateResult(

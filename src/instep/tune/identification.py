@@ -31,6 +31,7 @@ from .param_export import ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
+from .recording_checks import refuse, scene_problems
 from .shooting import Fit, ShootingOptions
 from .written_scene import check_written_scene, written_scene_not_run
 
@@ -271,6 +272,7 @@ def identify(
             cast(Simulator, cast(Any, sim_or_scene).world) if isinstance(sim_or_scene, DeltaCorrected) else sim_or_scene
         )
     episodes, _ = recorded_at_rate(with_inputs(scene, episodes), sim.spec.dt)
+    refuse(scene_problems(scene, episodes))
     selection = params
     if not isinstance(selection, ParamSelection):
         selection = select_params(scene, episodes, selection, options.bounds)

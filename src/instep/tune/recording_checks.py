@@ -1,4 +1,4 @@
-"""Checks of recordings before a fit: broken clocks and numbers, motionless and mislabelled joints."""
+"""Checks of recordings before a fit: broken clocks and numbers, noise without motion, wrong joints and units."""
 
 from __future__ import annotations
 
@@ -7,13 +7,51 @@ from collections.abc import Sequence
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.errors import BadInput
 from instep.core.world import Array
+from instep.scene import address
+from instep.scene.couplings import driven_joints
+from instep.scene.folder import Scene
+
+from .windows import difference_noise
+
+Pairs = Sequence[tuple[int, int]]
+"""Columns of a position command and of the joint it drives."""
+LAG_ROWS = (1, 2, 4, 8, 16)
+"""Rows by which a joint may follow its command."""
+FOREIGN_SHARE = 0.3
+"""By how much another joint's correlation with a command must exceed that of its own joint to be taken for it."""
+DEGREES = 180 / np.pi
+MAX_NOISE_SHARE = 0.7
+"""Noise, as a share of the spread of a position, above which it did not move."""
+
+
+def scene_problems(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
+    """What shows that recordings do not belong to a scene as they are, one sentence each."""
+    pairs = _servo_pairs(scene, episodes[0])
+    return [*_wrong_units(episodes, pairs), *_out_of_range(scene, episodes), *_wrong_joints(episodes, pairs)]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise the first of some problems, and say how many there are; nothing where there are none."""
+    if problems:
+        more = f" There are {len(problems) - 1} more such problems." if len(problems) > 1 else ""
+        raise BadInput(f"{problems[0]}{more}")
 
 
 def recording_problems(episodes: Sequence[Episode]) -> list[str]:
     """What makes a fit meaningless, one sentence each; empty where nothing is wrong."""
     found = [sentence for i, episode in enumerate(episodes) for sentence in _problems(episode, i)]
-    return found + _mislabelled_joints(episodes)
+    if found:
+        return found
+    spec, noisy, moving = episodes[0].spec, _noisy(episodes), _moving(episodes)
+    if moving and noisy == moving:
+        return [
+            f"The positions hold noise alone ({', '.join(noisy[:4])} never move by more than it), so no parameter is "
+            "identifiable; record a motion first, for example one designed by: instep excite SCENE"
+        ]
+    named = [(a, spec.q.labels.index(label)) for a, label in enumerate(spec.action.labels) if label in spec.q.labels]
+    return _wrong_joints(episodes, [(a, q) for a, q in named if spec.action.units[a] == spec.q.units[q]])
 
 
 def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
@@ -22,9 +60,10 @@ def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
     gaps = [g for e in episodes if (g := _longest_gap(e)) > 1.5]
     if gaps:
         found.append(f"{len(gaps)} recordings have gaps of up to {max(gaps):.1f} periods in their clock.")
-    motionless = _motionless(episodes)
+    labels, moving = episodes[0].spec.q.labels, _moving(episodes)
+    motionless = [label for label in labels if label not in moving] + _noisy(episodes)
     if motionless:
-        found.append(f"{', '.join(motionless)} never moved, so their parameters cannot be identified.")
+        found.append(f"{', '.join(motionless)} never moved, so their parameters are not identifiable.")
     return found
 
 
@@ -47,33 +86,107 @@ def _longest_gap(episode: Episode) -> float:
     return float(steps.max() / np.median(steps)) if len(steps) and np.median(steps) > 0 else 1.0
 
 
-def _motionless(episodes: Sequence[Episode]) -> list[str]:
+def _moving(episodes: Sequence[Episode]) -> list[str]:
+    """Positions that change at all."""
     labels = episodes[0].spec.q.labels
     moved = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
-    return [label for label, m in zip(labels, moved, strict=True) if m < 1e-9]
+    return [label for label, m in zip(labels, moved, strict=True) if m >= 1e-9]
 
 
-def _mislabelled_joints(episodes: Sequence[Episode]) -> list[str]:
-    """Position commands whose response appears in another joint, or with the other sign."""
-    spec = episodes[0].spec
-    pairs = [(a, spec.q.labels.index(label)) for a, label in enumerate(spec.action.labels) if label in spec.q.labels]
-    position = [(a, q) for a, q in pairs if spec.action.units[a] == spec.q.units[q]]
-    if not position:
+def _noisy(episodes: Sequence[Episode]) -> list[str]:
+    """Positions that change, but by no more than white noise does."""
+    long = [e for e in episodes if len(e) >= 8]
+    if not long:
         return []
-    commands = np.concatenate([_centred(e.action[:-1, [a for a, _ in position]]) for e in episodes])
-    answers = np.concatenate([_centred(e.q[1:, [q for _, q in position]]) for e in episodes])
-    size = np.linalg.norm(commands, axis=0)[:, None] * np.linalg.norm(answers, axis=0)[None]
-    alike = commands.T @ answers / np.where(size > 0, size, np.inf)
-    found: list[str] = []
-    for row, (a, _) in enumerate(position):
-        label = spec.action.labels[a]
-        best = int(np.argmax(np.abs(alike[row])))
-        if best != row and abs(alike[row, best]) > 0.9 and abs(alike[row, row]) < 0.5:
-            other = spec.q.labels[position[best][1]]
-            found.append(f"The command of {label!r} is answered by {other!r}: the order of the joints differs.")
-        elif alike[row, row] < -0.5:
-            found.append(f"{label!r} moves against its command: its sign differs.")
+    noise = np.median([difference_noise(e.q) for e in long], axis=0)
+    spread = np.max([e.q.std(axis=0) for e in long], axis=0)
+    labels = long[0].spec.q.labels
+    return [n for n, a, b in zip(labels, noise, spread, strict=True) if b > 1e-9 and a > MAX_NOISE_SHARE * b]
+
+
+def _servo_pairs(scene: Scene, episode: Episode) -> list[tuple[int, int]]:
+    """Columns of position commands and of the joints they drive."""
+    commands, joints, known = episode.spec.action.labels, episode.spec.q.labels, set(address.addresses(scene.model))
+    pairs: list[tuple[int, int]] = []
+    for a, name in enumerate(commands):
+        if f"actuator.{name}.kp" in known:
+            driven = driven_joints(scene.model, name)
+            pairs += [(a, joints.index(driven[0]))] if len(driven) == 1 and driven[0] in joints else []
+    return pairs
+
+
+def _wrong_units(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
+    """Joints that follow their command with a factor of degrees per radian, or its inverse."""
+    spec, found = episodes[0].spec, list[str]()
+    for a, q in pairs:
+        u, x = (np.concatenate(part) for part in zip(*(_pair(e, a, q) for e in episodes), strict=True))
+        size = float(np.linalg.norm(u) * np.linalg.norm(x))
+        if size == 0 or float(u @ x) < 0.8 * size:
+            continue
+        slope = float(u @ x) / float(u @ u)
+        for factor, which in ((slope, "positions"), (1 / slope, "commands")):
+            if 0.7 * DEGREES < factor < 1.3 * DEGREES:
+                found.append(
+                    f"The {which} of {spec.q.labels[q]!r} look like degrees ({factor:.0f} times those of the other); "
+                    'radians were expected: give their unit in a mapping (from_unit = "deg", --mapping FILE.toml).'
+                )
     return found
+
+
+def _out_of_range(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
+    """Joints that spend most of their time many times beyond their range, as angles in degrees do."""
+    labels, found = episodes[0].spec.q.labels, list[str]()
+    for name in scene.robot:
+        joint = scene.model.joint(name)
+        if name not in labels or not joint.limited[0]:
+            continue
+        reach = float(np.quantile(np.abs(np.concatenate([e.q[:, labels.index(name)] for e in episodes])), 0.8))
+        limit = float(np.abs(joint.range).max())
+        if reach > max(3 * limit, 2 * np.pi):
+            found.append(
+                f"{name!r} is at {reach:.3g} most of the time and its range ends at {limit:.3g} rad: if the recordings "
+                'are in degrees, give their unit in a mapping (from_unit = "deg", --mapping FILE.toml).'
+            )
+    return found
+
+
+def _wrong_joints(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
+    """Position commands whose response appears in another joint, or with the other sign."""
+    if not pairs:
+        return []
+    spec, alike = episodes[0].spec, _correlations(episodes, pairs)
+    found: list[str] = []
+    for row, (a, q) in enumerate(pairs):
+        label, size = spec.action.labels[a], np.abs(alike[row])
+        best = int(np.argmax(size))
+        if best != row and size[best] > 0.8 and size[row] < size[best] - FOREIGN_SHARE:
+            other = spec.q.labels[pairs[best][1]]
+            found.append(
+                f"The command of {label!r} is answered by {other!r} rather than by {spec.q.labels[q]!r}: the order of "
+                "the joints differs; name the columns in a mapping (--mapping FILE.toml)."
+            )
+        elif alike[row, row] < -0.5:
+            found.append(f"{label!r} moves against its command: its sign differs; give its sign in a mapping.")
+    return found
+
+
+def _correlations(episodes: Sequence[Episode], pairs: Pairs) -> Array:
+    """Correlation of each command with each joint at the lag where it is largest [commands, joints]."""
+    best = np.zeros((len(pairs), len(pairs)))
+    for lag in LAG_ROWS:
+        long = [e for e in episodes if len(e) > lag + 2]
+        if not long:
+            break
+        commands = np.concatenate([_centred(e.action[: len(e) - lag, [a for a, _ in pairs]]) for e in long])
+        answers = np.concatenate([_centred(e.q[lag:, [q for _, q in pairs]]) for e in long])
+        size = np.linalg.norm(commands, axis=0)[:, None] * np.linalg.norm(answers, axis=0)[None]
+        alike = commands.T @ answers / np.where(size > 0, size, np.inf)
+        best = np.where(np.abs(alike) > np.abs(best), alike, best)
+    return best
+
+
+def _pair(episode: Episode, command: int, joint: int) -> tuple[Array, Array]:
+    return _centred(episode.action[:-1, command]), _centred(episode.q[1:, joint])
 
 
 def _centred(values: Array) -> Array:

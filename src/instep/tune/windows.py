@@ -186,15 +186,15 @@ def _noise(q: Array, v: Array, form: Tangent, dt: float) -> tuple[Array, Array]:
     # A cubic over seven rows leaves 0.73 of white noise.
     noise_q, noise_v = _deviation(steps - smooth) / 0.73, _deviation(v - velocity)
     if len(q) >= 8:
-        noise_q = np.clip(_difference_noise(steps), noise_q / 3, noise_q)
+        noise_q = np.clip(difference_noise(steps), noise_q / 3, noise_q)
         # A five-point derivative smooths less; it turns the noise of positions into 0.95 / dt times as much.
         velocity = (steps[:-4] - 8 * steps[1:-3] + 8 * steps[3:-1] - steps[4:]) / (12 * dt)
         excess = _deviation(v[2:-2] - velocity) ** 2 - (0.95 * noise_q / dt) ** 2
-        noise_v = np.minimum(noise_v, np.maximum(np.sqrt(np.maximum(excess, 0.0)), _difference_noise(v)))
+        noise_v = np.minimum(noise_v, np.maximum(np.sqrt(np.maximum(excess, 0.0)), difference_noise(v)))
     return noise_q, np.maximum(noise_v, noise_q / (width * dt))
 
 
-def _difference_noise(rows: Array) -> Array:
+def difference_noise(rows: Array) -> Array:
     """Standard deviation of the white noise of columns from fifth-order differences, whose variance is 252 times it."""
     return _deviation(np.diff(rows, 5, axis=0)) / np.sqrt(252)
 
