@@ -59,8 +59,8 @@ class Param:
 
     @property
     def parts(self) -> Address:
-        """Kind, name and field of the address."""
-        return Address.parse(self.address)
+        """Kind, name and field of the address, without the group of recordings that may stand behind it (`@monday`)."""
+        return Address.parse(self.address.partition("@")[0])
 
     def to_unit(self, value: Array | float) -> Array:
         """A value in unit coordinates: 0 at the low bound, 1 at the high one."""

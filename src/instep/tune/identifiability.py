@@ -112,7 +112,7 @@ def motion_for(names: Sequence[str]) -> str:
     """Which motion would reveal some parameters, and the command that designs it; empty for no parameters."""
     if not names:
         return ""
-    fields = [Address.parse(name).field for name in names]
+    fields = [Address.parse(name.partition("@")[0]).field for name in names]
     fields = ["armature" if field.startswith("inertia") else SAME_MOTION.get(field, field) for field in fields]
     reasons = list(dict.fromkeys(MOTIONS[field] for field in fields if field in MOTIONS))
     words = f"To identify them, record another motion ({'; '.join(reasons)})" if reasons else "Record another motion"

@@ -24,10 +24,18 @@ from instep.scene.folder import Scene, SceneSimulator
 
 from .delta_action import DeltaEvaluation, learn_and_evaluate
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
+from .group_params import (
+    GroupedWorld,
+    grouped_episodes,
+    own_params,
+    settings_of_group,
+    split_by_group,
+    typical_settings,
+)
 from .held_out import HeldOutComparison
 from .identifiability import Identifiability
 from .least_squares import FitStatus
-from .param_export import ExportResult, add_provenance, export_all, promote
+from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
@@ -68,11 +76,17 @@ class IdentifyOptions:
     draws: int | None = None
     """Planted parameter sets in the recovery gate; enough for about forty values where None. With 0 the gate is not
     run, and nothing is promoted."""
+    own: tuple[str, ...] = ()
+    """Parameters, by address or pattern, of which each group of recordings has its own; the others are shared."""
+    groups: tuple[str, ...] = ()
+    """Rules of the groups: a metadata field, `folder`, or PATTERN=NAME."""
     begin: Mapping[str, float] = field(default_factory=dict[str, float])
     """Values from which a search begins, beside the scene's own: those of an earlier run, say."""
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if bool(self.own) != bool(self.groups):
+            raise BadInput("--own and --group go together: which parameters each group has of its own, and the groups.")
         few = self.windows < 2 or min(self.starts, self.seeds) < 1 or (self.draws is not None and self.draws < 0)
         if few or not 0 < self.window < math.inf:
             raise BadInput(
@@ -99,6 +113,8 @@ class Identification:
     seed: int = 0
     posterior: PosteriorCheck | None = None
     delta: DeltaEvaluation | None = None
+    groups: tuple[str, ...] = ()
+    """Groups of recordings that have parameters of their own."""
 
     @property
     def fit(self) -> Fit:
@@ -168,7 +184,11 @@ class Identification:
         return replace(self, delta=learn_and_evaluate(sim, self.fitted, self.held_out, seed=self.seed))
 
     def save(self, folder: str | Path, *, provenance: Mapping[str, Any] | None = None) -> Path:
-        """Write a copy of the scene with the identified settings into a new folder; check `passed` before using it."""
+        """Write a copy of the scene with the identified settings into a new folder; check `passed` before using it.
+
+        Where groups of recordings have parameters of their own, that scene has the mean of the groups, and
+        `group_scenes/NAME` in it is the scene of a group.
+        """
         facts = {
             **(provenance or {}),
             "seed": self.seed,
@@ -178,7 +198,12 @@ class Identification:
             "unobservable": list(self.identifiability.unobservable),
             "confounded": list(self.identifiability.confounded),
         }
-        out = promote(self.scene, self.settings, Path(folder), facts)
+        if self.groups:
+            own = sorted({name.partition("@")[0] for name in self.settings if "@" in name})
+            facts["groups"] = {"names": list(self.groups), "own": own}
+        out = promote(self.scene, typical_settings(self.settings), Path(folder), facts)
+        for group in self.groups:
+            promote(self.scene, settings_of_group(self.settings, group), out / GROUP_FOLDER / group, facts)
         if self.delta is not None and self.delta.kept:
             self.delta.model.save(out / DELTA_FILE)
         return out
@@ -208,7 +233,9 @@ class Identification:
     def export(self, folder: str | Path, *, urdf: Path | None = None) -> ExportResult:
         """Write all settings of the new scene for other tools: JSON, MJCF, YAML, URDF, USD."""
         left_out = [f"the delta-action model, {DELTA_FILE} of the scene"] if self.delta and self.delta.kept else []
-        return export_all(Path(folder), self.scene, self.fit, self.settings, urdf=urdf, left_out=left_out)
+        left_out += [f"own values of {group!r}, {GROUP_FOLDER}/{group} of the scene" for group in self.groups]
+        settings = typical_settings(self.settings)
+        return export_all(Path(folder), self.scene, self.fit, settings, urdf=urdf, left_out=left_out)
 
     def report(self, facts: Mapping[str, str] | None = None) -> HtmlReport:
         """The page: gates, parameters, held-out motion, posterior, delta action, searches."""
@@ -276,9 +303,14 @@ def identify(
     selection = params
     if not isinstance(selection, ParamSelection):
         selection = select_params(scene, episodes, selection, options.bounds)
-    given = sim
+    given, groups = sim, ()
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
-    fitted, held_out = split(episodes, options.held_out)
+    if options.own:
+        episodes, groups = grouped_episodes(episodes, options.groups)
+        selection = own_params(selection, options.own, groups)
+        sim = GroupedWorld(cast(SceneSimulator, sim), groups)
+    parts = [split(some, options.held_out) for some in (split_by_group(episodes, groups) if groups else [episodes])]
+    fitted, held_out = ([e for part in parts for e in part[side]] for side in (0, 1))
     progress = progress or Progress()
     history = _CostHistory(progress.watch)
     part = progress.part(0.0, 1.0)
@@ -287,7 +319,9 @@ def identify(
     starts = (options.begin,) if options.begin else ()
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
     result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, progress=part)
-    return Identification(scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed)
+    return Identification(
+        scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups
+    )
 
 
 @dataclass(slots=True)

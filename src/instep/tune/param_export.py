@@ -24,7 +24,9 @@ from instep.scene.settings_file import write_scene_table, write_settings
 from .model_export import ExportedFile, all_settings, tuned_model, write_mjcf, write_urdf, write_usd, write_yaml
 from .shooting import Fit
 
-NOT_COPIED = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE)
+GROUP_FOLDER = "group_scenes"
+"""Folder of a new scene that holds one scene per group of recordings, where groups have parameters of their own."""
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "tuned.json", DELTA_FILE, GROUP_FOLDER)
 """Files of a scene that a new one does not inherit: a delta action belongs to the parameters it was learnt with."""
 
 

@@ -11,6 +11,7 @@ from instep.physics.engines import open_world
 from instep.scene.folder import Scene
 
 from .gates import GateResult, comparison_words
+from .group_params import open_written
 from .held_out import HeldOutComparison, compare
 
 NAME = "written scene"
@@ -33,7 +34,7 @@ def check_written_scene(
     A delta-action model in the folder may lower the errors further; without one they are what was computed in memory.
     """
     try:
-        before, after = open_world(given), open_world(Scene.load(folder))
+        before, after = open_world(given), open_written(folder)
         found = compare(before, after, held_out, window=window, seed=seed)
     except InstepError as error:
         return GateResult(NAME, "failed", f"The written scene cannot be opened from disk: {error}", remedy=REMEDY)

@@ -36,6 +36,10 @@ class TuneArgs:
     """ranges to search, as 'joint.*.damping=0.01:2'."""
     mapping: str = ""
     """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    own: tuple[str, ...] = ()
+    """parameters that each group of recordings has of its own ('joint.*.frictionloss'); the others are shared."""
+    group: tuple[str, ...] = ()
+    """groups of --own: a metadata field of the recordings, 'folder', or patterns as 'monday*=a' 'tuesday*=b'."""
     rate: float | None = None
     """control rate of a robot file (.xml, .urdf) [Hz]; that of the recordings where not given."""
     ignore_coordinates: tuple[str, ...] = ()
@@ -114,6 +118,8 @@ def tune(
         ignore_coordinates=args.ignore_coordinates,
         drop_unpredictable=args.drop_unpredictable,
         fixed_start=args.fixed_start,
+        own=args.own,
+        groups=args.group,
         begin=_best_of(args.resume),
         seed=args.seed,
     )
