@@ -25,6 +25,7 @@ from instep.twin import (
     CameraRig,
     Correction,
     ForceOptions,
+    JointBlend,
     NoCorrection,
     PoseFilter,
     RefinedRig,
@@ -191,7 +192,7 @@ def _on_recording(name: str, scene: Scene, real: tuple[Episode, RefinedRig]) -> 
     options = TwinOptions(correct=kinds[name])  # type: ignore[arg-type]
     outlines = {scene.objects[0]: prepared.refined.outline}
     how = correction_of(scene, prepared.rig, options, outlines=outlines, joints_known=False)
-    twin = Twin(open_world(scene), Recording(episode), how, park=parked)
+    twin = Twin(open_world(scene), Recording(episode), how, blend=JointBlend(park=parked))
     ran = rollout(twin, Constant(action), steps=len(episode))
     found = silhouette_overlaps(prepared.rig, prepared.refined.outline, episode, ran.t, ran.q[:, 2:9])
     scored = {c: found.score(c, prepared.key_rows) for c in found.cameras}

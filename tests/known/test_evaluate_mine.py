@@ -9,7 +9,7 @@ import pytest
 
 from instep import MujocoWorld
 from instep.core.world import Observation
-from instep.evaluate.failure_mining import EVERY, corrective_demos, find_failure_states
+from instep.evaluate.failure_mining import BATCH, EVERY, corrective_demos, find_failure_states
 from instep.policy.adapters import FunctionPolicy
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
@@ -55,8 +55,8 @@ def test_the_states_of_the_failed_episodes_are_found_and_no_others(world):
 
 def test_a_policy_that_never_fails_has_nothing_to_mine(world):
     assert find_failure_states(world, FunctionPolicy(going), SEEDS) is None
-    nothing = corrective_demos(world, FunctionPolicy(going), FunctionPolicy(going), SEEDS, wanted=3, batch=8)
-    assert (nothing.episodes, nothing.tried, nothing.failed) == ((), 24, 0)
+    nothing = corrective_demos(world, FunctionPolicy(going), FunctionPolicy(going), range(BATCH + 8), wanted=3)
+    assert (nothing.episodes, nothing.tried, nothing.failed) == ((), BATCH + 8, 0)
 
 
 def test_states_just_before_something_is_lost_are_not_taken(world):
@@ -67,9 +67,9 @@ def test_states_just_before_something_is_lost_are_not_taken(world):
 
 
 def test_an_expert_goes_on_from_where_the_policy_failed(world):
-    found = corrective_demos(world, FunctionPolicy(one_sided), FunctionPolicy(going), SEEDS, wanted=5, batch=8)
+    found = corrective_demos(world, FunctionPolicy(one_sided), FunctionPolicy(going), range(2 * BATCH), wanted=5)
     assert len(found.episodes) == 5
-    assert found.tried <= len(SEEDS) and found.failed >= 5
+    assert found.tried == BATCH and found.failed >= 5, "no second batch where the first is enough"
     for episode in found.episodes:
         assert episode.meta["world"] == "failure state"
         assert episode.t[0] == 0

@@ -49,6 +49,8 @@ def _from_zero(episode: Episode) -> Episode:
 
 EVERY = 10
 """Control steps from one kept state to the next."""
+BATCH = 64
+"""Episodes of the policy that are run at once."""
 GRACE = 1.0
 """Time before a failure that no expert could undo [s]; states nearer to it are not taken."""
 
@@ -85,7 +87,6 @@ def corrective_demos(
     seeds: Iterable[int],
     *,
     wanted: int,
-    batch: int = 64,
     shown_in: Tasked[World] | None = None,
 ) -> CorrectiveDemos:
     """Let an expert go on where a policy failed, until there are as many demonstrations as wanted or no more seeds.
@@ -95,7 +96,7 @@ def corrective_demos(
     found: list[Episode] = []
     tried = failed = 0
     starts = iter(seeds)
-    while len(found) < wanted and (chosen := list(islice(starts, batch))):
+    while len(found) < wanted and (chosen := list(islice(starts, BATCH))):
         failures = find_failure_states(world, policy, chosen, seed=chosen[0])
         tried += len(chosen)
         if failures is None:

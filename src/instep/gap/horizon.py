@@ -58,7 +58,8 @@ def measure_horizon(
     compared = channels(sim.spec.q, seen, options.wrapping)
     scales = compared.scales([run.q for run in runs], options.scales)
     replays = replay_all(sim, runs, watch)
-    errors, notes = _errors(sim, episodes, runs, replays, compared, options, watch)
+    replayed = _Replays(episodes, runs, replays)
+    errors, notes = _errors(sim, replayed, compared, options, watch)
     curves = curves_of(errors, compared, scales, sim.spec.dt)
     pairs = [_pair(sim, e, run, *replay) for e, run, replay in zip(episodes, runs, replays, strict=True)]
     pairs = with_errors(pairs, errors, compared, scales)
@@ -175,20 +176,30 @@ def groups_of(compared: Channels, scales: Mapping[str, float]) -> tuple[Array, d
     return np.concatenate(weights, axis=1), {**units, "overall": "1"}
 
 
+@array_dataclass
+class _Replays:
+    """Recorded runs and the open-loop replay of each."""
+
+    episodes: Sequence[Episode]
+    runs: Sequence[Aligned]
+    states: Sequence[tuple[Array, Array]]
+    """Positions and velocities [rows, ...] of each."""
+
+
 def _errors(
-    sim: Simulator, episodes: Sequence[Episode], runs: Sequence[Aligned], replays: Sequence[tuple[Array, Array]],
-    compared: Channels, options: HorizonOptions, watch: Watch | None,
-) -> tuple[list[Errors], list[str]]:  # fmt: skip
+    sim: Simulator, replayed: _Replays, compared: Channels, options: HorizonOptions, watch: Watch | None
+) -> tuple[list[Errors], list[str]]:
+    runs = replayed.runs
     steps = [max(1, round(h / sim.spec.dt)) if not isinf(h) else 0 for h in options.horizons]
     shortest = min(len(run.q) for run in runs) - 1
-    windows, skipped = windows_of(episodes, runs, options, sim.spec.dt)
+    windows, skipped = windows_of(replayed.episodes, runs, options, sim.spec.dt)
     ahead, lost = predict_windows(sim, runs, windows, sorted({k for k in steps if k}), watch)
     errors: list[Errors] = []
     for horizon, k in zip(options.horizons, steps, strict=True):
         if k > max(len(run.q) for run in runs) - 1:
             continue
         if k == 0:
-            errors.append(_whole(runs, replays, compared))
+            errors.append(_whole(runs, replayed.states, compared))
         else:
             errors.append(window_errors(runs, windows, ahead[k], k, compared, horizon))
     notes = [f"{skipped} windows start in skipped rows and were left out."] if skipped else []

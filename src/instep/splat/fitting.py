@@ -183,10 +183,10 @@ class Adam:
         self._steps += 1
         rows, width = len(values), values[0].size
         rates = np.broadcast_to(np.asarray(rate, float), values.shape[1:]).reshape(width)
-        first, second = self._first.reshape(rows, width), self._second.reshape(rows, width)
-        fade_1, fade_2 = 1 - 0.9**self._steps, 1 - 0.999**self._steps
+        moments = self._first.reshape(rows, width), self._second.reshape(rows, width)
+        fade = 1 - 0.9**self._steps, 1 - 0.999**self._steps
         flat = np.ascontiguousarray(gradient, float).reshape(rows, width)
-        _adam(values.reshape(rows, width), flat, first, second, np.ascontiguousarray(rates), fade_1, fade_2)
+        _adam(values.reshape(rows, width), flat, moments, np.ascontiguousarray(rates), fade)
 
     def keep(self, rows: Array, added: int = 0) -> None:
         """Keep some rows, and append `added` new ones with moments of 0."""
@@ -196,7 +196,8 @@ class Adam:
 
 
 @njit(**KERNEL)
-def _adam(values: Any, gradient: Any, first: Any, second: Any, rates: Any, fade_1: Any, fade_2: Any) -> None:
+def _adam(values: Any, gradient: Any, moments: Any, rates: Any, fade: Any) -> None:
+    (first, second), (fade_1, fade_2) = moments, fade
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
             g = gradient[i, j]

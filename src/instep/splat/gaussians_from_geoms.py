@@ -11,6 +11,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, quat_from_matrix
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.folder import Scene
 from instep.scene.model import body_poses
@@ -55,7 +56,7 @@ def scene_gaussians(scene: Scene, scan: Path | None = None) -> Gaussians:
 
 def _geom_gaussians(model: Any, bodies: Sequence[str] | None = None) -> list[Gaussians]:
     """Gaussians of each visible geom, of some bodies where they are named."""
-    return [_surface_gaussians(model, *geom) for geom in _visible_geoms(model) if bodies is None or geom[0] in bodies]
+    return [_surface_gaussians(model, geom) for geom in _visible_geoms(model) if bodies is None or geom.body in bodies]
 
 
 def scene_poses(scene: Scene, names: Sequence[str], q: Array) -> Array:
@@ -72,8 +73,21 @@ def is_static(scene: Scene, name: str) -> bool:
     return int(scene.model.body_weldid[scene.model.body(name).id]) == 0
 
 
-def _visible_geoms(model: Any) -> Iterator[tuple[str, int, Array, Array, Array, Array, int]]:
-    """Body, type, size, place, orientation, colour and mesh of all that is visible: shapes, and marks on the table."""
+@array_dataclass
+class _Geom:
+    """A visible shape, placed in the frame of its body."""
+
+    body: str
+    kind: int
+    size: Array
+    position: Array
+    quat: Array
+    rgba: Array
+    mesh: int
+
+
+def _visible_geoms(model: Any) -> Iterator[_Geom]:
+    """All that is visible: shapes, and marks on the table."""
     for kind, count in (("geom", model.ngeom), ("site", model.nsite)):
         for i in range(count):
             pick = {f: getattr(model, f"{kind}_{f}")[i] for f in ("bodyid", "type", "size", "pos", "quat", "group")}
@@ -82,7 +96,7 @@ def _visible_geoms(model: Any) -> Iterator[tuple[str, int, Array, Array, Array, 
                 continue
             mesh = int(model.geom_dataid[i]) if kind == "geom" else -1
             body = model.body(int(pick["bodyid"])).name
-            yield body, int(pick["type"]), pick["size"], pick["pos"], pick["quat"], rgba, mesh
+            yield _Geom(body, int(pick["type"]), pick["size"], pick["pos"], pick["quat"], rgba, mesh)
 
 
 def _colour(model: Any, own: Array, material: int) -> Array:
@@ -99,18 +113,17 @@ def _colour(model: Any, own: Array, material: int) -> Array:
     return rgba
 
 
-def _surface_gaussians(
-    model: Any, body: str, kind: int, size: Array, place: Array, turn: Array, rgba: Array, mesh: int
-) -> Gaussians:
-    points, normals, pitch = _surface(model, kind, size, mesh)
-    matrix = matrix_from_quat(np.asarray(turn, float))
-    points, normals = points @ matrix.T + place, normals @ matrix.T
+def _surface_gaussians(model: Any, geom: _Geom) -> Gaussians:
+    points, normals, pitch = _surface(model, geom.kind, geom.size, geom.mesh)
+    matrix = matrix_from_quat(np.asarray(geom.quat, float))
+    points, normals = points @ matrix.T + geom.position, normals @ matrix.T
     light = AMBIENT + (1 - AMBIENT) * 0.5 * (1 + normals[:, 2:])
     # Half a pitch wide, they blend into one surface whose edges are no softer than that.
     flat = np.array([0.55, 0.55, 0.1]) * pitch
+    colours = np.clip(geom.rgba[:3] * light, 0, 1)
     return gaussians_from_colours(
-        points, flat, np.clip(rgba[:3] * light, 0, 1), quats=_orientations(normals), opacities=float(rgba[3])
-    ).attached_to(body)
+        points, flat, colours, quats=_orientations(normals), opacities=float(geom.rgba[3])
+    ).attached_to(geom.body)
 
 
 def _surface(model: Any, kind: int, size: Array, mesh: int) -> tuple[Array, Array, float]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
@@ -156,27 +157,19 @@ def refine_cameras(
     if len(crops) < 3 or not crops[0]:
         raise BadInput(f"Cameras need at least three images of the body to be refined, and {len(crops)} were given.")
     options = options or RefineOptions()
-    cameras = [crop.camera for crop in crops[0]]
-    poses = np.stack([row[0].world_from_body for row in crops])
-    given = [camera.body_from_camera for camera in cameras]
-    n, k, size = len(cameras), basis.shape[1], np.ones(3)
-    before = _overlaps(outline, crops, cameras, poses)
+    given = [crop.camera for crop in crops[0]]
+    found = _Unknowns(given, np.ones(3), np.stack([row[0].world_from_body for row in crops]))
+    before = _overlaps(outline, crops, given, found.poses)
     for iteration in range(options.iterations):
-        soft = options.soft(iteration)
-        step = _step(outline.scaled(size), size, crops, cameras, given, poses, basis, soft, options)
-        for c in range(n):
-            xi = step[6 * c : 6 * c + 6]
-            cameras[c] = replace(cameras[c], body_from_camera=moved(cameras[c].body_from_camera, xi))
-        size = size + step[6 * n : 6 * n + 3]
-        for i in range(len(poses)):
-            at = 6 * n + 3 + k * i
-            poses[i] = moved(poses[i], basis @ step[at : at + k])
+        step = _step(outline.scaled(found.size), crops, found, basis, options.soft(iteration), options)
+        found = found.moved(step, basis)
         if np.abs(step).max() < 1e-5 and iteration > options.iterations // 2:
             break
-    after = _overlaps(outline.scaled(size), crops, cameras, poses)
-    named = {c.name: c for c in cameras}
-    shift, turn = _distances(named, [crop.camera for crop in crops[0]])
-    return RefinedCameras(named, outline.scaled(size), size, poses, before, after, shift, turn)
+    refined = outline.scaled(found.size)
+    after = _overlaps(refined, crops, found.cameras, found.poses)
+    named = {c.name: c for c in found.cameras}
+    shift, turn = _distances(named, given)
+    return RefinedCameras(named, refined, found.size, found.poses, before, after, shift, turn)
 
 
 def align_camera(
@@ -242,11 +235,34 @@ def anchor_to_prior(
     return replace(refined, cameras=cameras, poses=world @ refined.poses, shift=shift, turn=turn)
 
 
+@array_dataclass
+class _Unknowns:
+    """What is refined, in the order of a step."""
+
+    cameras: Sequence[Camera]
+    size: Array
+    """Factors of the body's size along its axes [3]."""
+    poses: Array
+    """Transforms of the body in each frame [frames, 4, 4]."""
+
+    def moved(self, step: Array, basis: Array) -> _Unknowns:
+        """The unknowns after a step: 6 numbers per camera, 3 of the size, and one per column of the basis and frame."""
+        by_camera, by_size, by_pose = np.split(step, np.cumsum([6 * len(self.cameras), 3]))
+        cameras = [
+            replace(camera, body_from_camera=moved(camera.body_from_camera, xi))
+            for camera, xi in zip(self.cameras, by_camera.reshape(-1, 6), strict=True)
+        ]
+        motions = by_pose.reshape(len(self.poses), -1) @ basis.T
+        poses = [moved(pose, xi) for pose, xi in zip(self.poses, motions, strict=True)]
+        return _Unknowns(cameras, self.size + by_size, np.stack(poses))
+
+
 def _step(
-    outline: Outline, size: Array, crops: Sequence[Sequence[MaskCrop]], cameras: Sequence[Camera],
-    given: Sequence[Array], poses: Array, basis: Array, soft: float, options: RefineOptions,
+    outline: Outline, crops: Sequence[Sequence[MaskCrop]], found: _Unknowns, basis: Array, soft: float,
+    options: RefineOptions,
 ) -> Array:  # fmt: skip
-    """One Gauss-Newton step of all unknowns: cameras, size, poses."""
+    """One Gauss-Newton step of all unknowns: cameras, size, poses; the cameras of the crops are the prior."""
+    cameras, size, poses = found.cameras, found.size, found.poses
     n, k = len(cameras), basis.shape[1]
     total = 6 * n + 3 + k * len(poses)
     H, g = np.zeros((total, total)), np.zeros(total)
@@ -257,6 +273,7 @@ def _step(
             H[np.ix_(at, at)] += MASK_NOISE.scale * part
             g[at] += MASK_NOISE.scale * gradient
     weight = np.tile(options.camera_information, n)
+    given = [crop.camera.body_from_camera for crop in crops[0]]
     off = np.concatenate([motion_between(T, c.body_from_camera) for c, T in zip(cameras, given, strict=True)])
     size_information = options.size**-2 if options.size > 0 else 1e12
     prior = np.r_[weight, np.full(3, size_information), np.full(k * len(poses), 1e-3 * 0.1**-2)]

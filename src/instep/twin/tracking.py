@@ -22,7 +22,7 @@ from .factory import TwinOptions, correction_of
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
 from .scene_geometry import parked_joints
-from .twin import STAGES, Twin
+from .twin import STAGES, JointBlend, Twin
 
 MIN_VISIBLE_SHARE = 0.3
 """Share of a body that a camera must see for its overlap to count."""
@@ -103,7 +103,7 @@ def track_recording(
     cameras, parked, sim = refine_rig(scene, episode, held=options.held_out), parked_joints(scene), open_world(scene)
     outlines = {scene.objects[0]: cameras.refined.outline}
     correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
-    twin = Twin(sim, Recording(episode), correct, park=parked)
+    twin = Twin(sim, Recording(episode), correct, blend=JointBlend(park=parked))
     action = rest_action(sim)
     for i, label in enumerate(sim.spec.action.labels):
         action[i] = parked.get(label, action[i])

@@ -120,6 +120,8 @@ class JointBlend:
     max_lead: float = 0.12
     """The robot is commanded to where the simulated joints will be, ahead by its estimated lag, at most by this [s].
     With 0 it is commanded to where they are, and lags behind."""
+    park: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Positions of joints that the real world does not measure [rad or m]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,14 +174,11 @@ class Twin:
         correct: Correction,
         *,
         blend: JointBlend | None = None,
-        park: Mapping[str, float] | None = None,
         images: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.sim, self.real, self.correct = sim, real, correct
         self.blend = blend or JointBlend()
-        self.park: Mapping[str, float] = park or {}
-        """Positions of joints that the real world does not measure."""
         self.images = images
         self._clock = clock
         joints = [n for n in sim.spec.q.labels if n in real.spec.q.labels and "." not in n]
@@ -215,7 +214,7 @@ class Twin:
         observation = self.real.observe(real)
         start = self.sim.reset(seed)
         q = start.q.copy()
-        for name, value in self.park.items():
+        for name, value in self.blend.park.items():
             q[self.sim.spec.q.labels.index(name)] = value
         q[self._sim_q] = real.q[self._real_q]
         found = self.correct.begin(replace(start, t=real.t, q=q, v=np.zeros_like(start.v)), observation)
