@@ -17,7 +17,7 @@ import mujoco
 import numpy as np
 from mujoco import rollout as native
 
-from instep import Episode, Scene, Script, open_world, rollout
+from instep import BadInput, Episode, Scene, Script, open_world, rollout
 from instep.core.param import Param
 from instep.core.statistics import Estimate
 from instep.core.world import Array
@@ -138,9 +138,16 @@ def _ours(sim: SceneSimulator, runs: list[Episode], truth: dict[str, float]) -> 
     return fit(sim, runs, params, options).settings
 
 
-def _theirs(params: Any, sequences: Any) -> dict[str, float]:
+def _sysid() -> Any:
     from mujoco import sysid
 
+    if not hasattr(sysid, "ParameterDict"):  # it imports as an empty module where its own requirements are missing
+        raise BadInput("The peer mujoco.sysid lacks its requirements; install them: pip install 'mujoco[sysid]'.")
+    return sysid
+
+
+def _theirs(params: Any, sequences: Any) -> dict[str, float]:
+    sysid = _sysid()
     residual = sysid.build_residual_fn(models_sequences=sequences, n_threads=CORES)
     with redirect_stdout(StringIO()):
         best, _ = sysid.optimize(initial_params=params, residual_fn=residual, optimizer="mujoco", verbose=False)
@@ -149,8 +156,7 @@ def _theirs(params: Any, sequences: Any) -> dict[str, float]:
 
 def _prepared(sim: SceneSimulator, runs: list[Episode], truth: dict[str, float]) -> tuple[Any, Any]:
     """The same runs in the words of mujoco.sysid, which wants sensors at every physics step."""
-    from mujoco import sysid
-
+    sysid = _sysid()
     spec = mujoco.MjSpec.from_string(sim.scene.source.xml)
     model, dt = sim.model, sim.model.opt.timestep
     params = sysid.ParameterDict()
