@@ -38,7 +38,7 @@ Change = Callable[[Episode, Episode, Scene], Episode]
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Calibrate, judge, and return one row per number."""
     scene = Scene.load("pusht")
-    calibrating, asked = (8, 8) if quick else (42, 40)
+    calibrating, asked = (20, 20) if quick else (42, 40)
     trust = calibrate_trust([follow(scene, simulate_robot(scene, 1000 + seed)) for seed in range(calibrating)])
     alpha = max(0.05, 1.01 / (1 + len(trust.scores)))  # few runs cannot promise less
     false_alarms, rows, delays = 0, [], []
