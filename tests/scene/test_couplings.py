@@ -12,7 +12,7 @@ import instep
 from instep.core.rollout import Script, rollout
 from instep.physics.actuators import is_actuator_param, with_inputs
 from instep.scene import address
-from instep.scene.couplings import driven_joints, driving_actuators, joint_groups, with_joint_labels
+from instep.scene.couplings import driven_joints, driving_actuators, joint_groups, moved_coordinates, with_joint_labels
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
 
@@ -63,6 +63,12 @@ def test_an_actuator_knows_the_joints_it_moves(scene):
     assert driven_joints(model, "grip") == ("left", "right")
     assert driving_actuators(model, "right") == ("grip",)
     assert joint_groups(model) == {"left": ("left", "right"), "right": ("left", "right")}
+
+
+def test_parameters_of_coupled_fingers_move_both(scene):
+    both = ("left", "right")
+    expected = {"joint.left": both, "joint.right": both, "actuator.grip": both, "actuator.motor1": ("shoulder",)}
+    assert moved_coordinates(scene.model) == expected
 
 
 def test_a_finger_that_only_follows_is_driven_too(tmp_path):

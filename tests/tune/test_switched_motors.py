@@ -16,6 +16,7 @@ from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, without_delta
 from instep.scene.folder import Scene
 from instep.tune import IdentifyOptions, identify
+from instep.tune.recording_checks import recording_problems, scene_problems
 
 TRUTH = {"joint.servo.damping": 0.018, "joint.servo.frictionloss": 0.012}
 """Planted values, away from the scene's 0.0105 and 0.007."""
@@ -76,6 +77,10 @@ def test_rows_without_power_are_not_judged_against_their_command(drops):
     assert not [p for p in check_data(runs).problems if p.check in ("offset", "order", "frozen", "gain")]
     held_on = [run.with_columns({"inputs": np.ones_like(run["inputs"])}) for run in runs]
     assert [p for p in check_data(held_on).problems if p.check == "offset"]
+    never = [run.rows(240).with_columns({}) for run in runs]
+    assert not never[0].powered.any() and len(never[0].powered_stretch()) == 0
+    assert not [p for p in check_data(never).problems if p.check == "offset"]
+    assert scene_problems(Scene.load("servo_pendulum"), never) == recording_problems(never) == []
 
 
 def test_friction_is_identified_from_drops(drops):

@@ -70,6 +70,14 @@ class Episode:
         off = [i for i, label in enumerate(self.spec.inputs.labels) if label.endswith(".enable")]
         return np.all(self["inputs"][:, off] > 0, axis=1) if "inputs" in self else np.ones(len(self), bool)
 
+    def powered_stretch(self) -> Episode:
+        """The longest stretch in which no motor was switched off; all of it where none ever was."""
+        powered = self.powered
+        if powered.all():
+            return self
+        begin, rows = longest_stretch(powered)
+        return self.rows(begin, begin + rows)
+
     def rows(self, start: int | None = None, stop: int | None = None) -> Episode:
         """Some consecutive rows."""
         return replace(self, columns={k: c[start:stop] for k, c in self.columns.items()})
@@ -113,6 +121,16 @@ class Log:
 
     def _names(self) -> list[str]:
         return list(self._rows[0]) if self._rows else []
+
+
+def longest_stretch(flags: Array) -> tuple[int, int]:
+    """Where the longest stretch of true begins, and how long it is."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
+    if not len(edges):
+        return 0, 0
+    lengths = edges[1::2] - edges[::2]
+    best = int(np.argmax(lengths))
+    return int(edges[2 * best]), int(lengths[best])
 
 
 def by_label(values: Array, labels: Sequence[str], wanted: Sequence[str], default: Array) -> Array:

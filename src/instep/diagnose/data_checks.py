@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from instep.core.episode import Episode
+from instep.core.episode import Episode, longest_stretch
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
@@ -110,10 +110,11 @@ def check_data(
             name = episode.meta.get("name", str(i))
             raise BadInput(f"Run {name!r} has {len(episode)} row; a gap needs at least two. Leave it out.")
     runs = RecordedRuns(tuple(episodes), dict(limits or {}))
-    powered = replace(runs, episodes=tuple(_powered_stretch(e) for e in episodes))
+    powered = replace(runs, episodes=tuple(s for e in episodes if len(s := e.powered_stretch()) > 1))
     problems: list[DataProblem] = []
     for name, check in CHECKS.items():
-        found = list(check(powered if name in COMMAND_CHECKS else runs))
+        subject = powered if name in COMMAND_CHECKS else runs
+        found = list(check(subject)) if subject.episodes else []
         problems += found
         # Further checks would only repeat that numbers are missing.
         if name == "finite" and found and "finite" not in allow:
@@ -329,7 +330,7 @@ def _stuck(runs: RecordedRuns) -> Iterator[DataProblem]:
             continue
         same = (np.diff(q, axis=0) == 0).all(axis=1)
         command = np.abs(np.diff(episode.action[:, [commanded for _, _, commanded in runs.servos]], axis=0)).max(axis=1)
-        begin, rows = _longest(same)
+        begin, rows = longest_stretch(same)
         if rows * episode.spec.dt <= 0.5 or begin == 0 or begin + rows >= len(same):
             continue
         if float(np.nansum(command[begin : begin + rows])) > 0.1 * float(np.nansum(command)):
@@ -339,16 +340,6 @@ def _stuck(runs: RecordedRuns) -> Iterator[DataProblem]:
             )
             yield DataProblem("error" if q.shape[1] > 1 else "warning", "frozen", "q", sentence)
             return
-
-
-def _longest(flags: Array) -> tuple[int, int]:
-    """Where the longest run of true begins, and how long it is."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
-    if not len(edges):
-        return 0, 0
-    lengths = edges[1::2] - edges[::2]
-    best = int(np.argmax(lengths))
-    return int(edges[2 * best]), int(lengths[best])
 
 
 def gains(runs: RecordedRuns) -> Iterator[DataProblem]:
@@ -475,15 +466,6 @@ CHECKS: dict[str, Callable[[RecordedRuns], Iterator[DataProblem]]] = {
 """Every check by the name under which a user may allow it."""
 COMMAND_CHECKS = ("frozen", "gain", "order", "offset")
 """Checks that compare positions with commands, which motors follow only while they are switched on."""
-
-
-def _powered_stretch(episode: Episode) -> Episode:
-    """The longest stretch of a run in which no motor is switched off; all of it where none ever is."""
-    powered = episode.powered
-    if powered.all():
-        return episode
-    begin, rows = _longest(powered)
-    return episode.rows(begin, begin + max(rows, 1))
 
 
 def _motion_range(column: Array) -> float:

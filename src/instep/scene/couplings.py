@@ -47,6 +47,16 @@ def joint_groups(model: mujoco.MjModel) -> dict[str, tuple[str, ...]]:
     return {name: groups[r] for name, r in zip(names, root, strict=True) if len(groups[r]) > 1}
 
 
+def moved_coordinates(model: mujoco.MjModel) -> dict[str, tuple[str, ...]]:
+    """`actuator.grip` or `joint.left` -> the joints that move with it, where these are not the one of its own name."""
+    moved = {f"joint.{joint}": group for joint, group in joint_groups(model).items()}
+    for a in range(model.nu):
+        name, joints = model.actuator(a).name, driven_joints(model, a)
+        if joints != (name,):
+            moved[f"actuator.{name}"] = joints
+    return moved
+
+
 def with_actuator_labels(model: mujoco.MjModel, episodes: Sequence[Episode]) -> list[Episode]:
     """The recordings with their actions labelled by actuator, where they are labelled by the joint that one drives."""
     actuators = {model.actuator(a).name for a in range(model.nu)}

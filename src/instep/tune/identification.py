@@ -20,6 +20,7 @@ from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.report.page import HtmlReport, render
 from instep.report.plots import matplotlib_figure
+from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
 
 from .delta_action import DeltaEvaluation, learn_and_evaluate
@@ -315,7 +316,7 @@ def identify(
     history = _CostHistory(progress.watch)
     part = progress.part(0.0, 1.0)
     part.watch = history
-    shooting = _shooting_options(options, selection, sim)
+    shooting = _shooting_options(options, selection, scene, sim)
     starts = (options.begin,) if options.begin else ()
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
     result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, progress=part)
@@ -339,7 +340,9 @@ class _CostHistory:
             self.watch(iteration, cost, x)
 
 
-def _shooting_options(options: IdentifyOptions, selection: ParamSelection, sim: Simulator) -> ShootingOptions:
+def _shooting_options(
+    options: IdentifyOptions, selection: ParamSelection, scene: Scene, sim: Simulator
+) -> ShootingOptions:
     joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
     return ShootingOptions(
         window=options.window,
@@ -347,6 +350,7 @@ def _shooting_options(options: IdentifyOptions, selection: ParamSelection, sim: 
         start=selection.start,
         starts=options.starts,
         local=len(joints) >= LOCAL_JOINTS,
+        moves=moved_coordinates(scene.model),
         drop_unpredictable=options.drop_unpredictable,
         fixed_start=options.fixed_start,
         scale=dict.fromkeys(_ignored(options.ignore_coordinates, sim.spec.v.labels), NO_WEIGHT),

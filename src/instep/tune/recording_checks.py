@@ -28,8 +28,8 @@ MAX_NOISE_SHARE = 0.7
 
 def scene_problems(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
     """What shows that recordings do not belong to a scene as they are, one sentence each."""
-    pairs = _servo_pairs(scene, episodes[0])
-    return [*_wrong_units(episodes, pairs), *_out_of_range(scene, episodes), *_wrong_joints(episodes, pairs)]
+    pairs, powered = _servo_pairs(scene, episodes[0]), _powered(episodes)
+    return [*_wrong_units(powered, pairs), *_out_of_range(scene, episodes), *_wrong_joints(powered, pairs)]
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ def recording_problems(episodes: Sequence[Episode]) -> list[str]:
             "identifiable; record a motion first, for example one designed by: instep excite SCENE"
         ]
     named = [(a, spec.q.labels.index(label)) for a, label in enumerate(spec.action.labels) if label in spec.q.labels]
-    return _wrong_joints(episodes, [(a, q) for a, q in named if spec.action.units[a] == spec.q.units[q]])
+    return _wrong_joints(_powered(episodes), [(a, q) for a, q in named if spec.action.units[a] == spec.q.units[q]])
 
 
 def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
@@ -65,6 +65,11 @@ def recording_warnings(episodes: Sequence[Episode]) -> list[str]:
     if motionless:
         found.append(f"{', '.join(motionless)} never moved, so their parameters are not identifiable.")
     return found
+
+
+def _powered(episodes: Sequence[Episode]) -> list[Episode]:
+    """Stretches in which commands have an effect: no motor is switched off."""
+    return [part for episode in episodes if len(part := episode.powered_stretch()) > 2]
 
 
 def _problems(episode: Episode, number: int) -> list[str]:
@@ -117,8 +122,9 @@ def _servo_pairs(scene: Scene, episode: Episode) -> list[tuple[int, int]]:
 
 def _wrong_units(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
     """Joints that follow their command with a factor of degrees per radian, or its inverse."""
-    spec, found = episodes[0].spec, list[str]()
-    for a, q in pairs:
+    found: list[str] = []
+    for a, q in pairs if episodes else ():
+        spec = episodes[0].spec
         u, x = (np.concatenate(part) for part in zip(*(_pair(e, a, q) for e in episodes), strict=True))
         size = float(np.linalg.norm(u) * np.linalg.norm(x))
         if size == 0 or float(u @ x) < 0.8 * size:
@@ -152,7 +158,7 @@ def _out_of_range(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
 
 def _wrong_joints(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
     """Position commands whose response appears in another joint, or with the other sign."""
-    if not pairs:
+    if not pairs or not episodes:
         return []
     spec, alike = episodes[0].spec, _correlations(episodes, pairs)
     found: list[str] = []

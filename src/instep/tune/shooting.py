@@ -82,6 +82,9 @@ class ShootingOptions:
     local: bool = False
     """Whether derivatives take a parameter of a joint or its actuator to move that joint alone, which needs far fewer
     simulations for arms with high gear ratios; the cost itself neglects nothing."""
+    moves: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """For `local`: by joint or actuator (`actuator.grip`) the coordinates that move with it, where they are not that of
+    its own name."""
     robust: float = 3.0
     """Residuals beyond this many scales count linearly; 0 for plain squares."""
     iterations: int = 40
@@ -292,20 +295,21 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
             mean[i] = param.to_unit(prior.value)
             span = np.log(param.high / param.low) if param.log else param.high - param.low
             sigma[i] = prior.spread / span
-    affected = _affected(params, windows) if options.local else None
+    affected = _affected(params, windows, options.moves) if options.local else None
     contacts = len(windows.tangent.quat_q) > 0
     return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, affected, contacts)
 
 
-def _affected(params: Sequence[Param], windows: Windows) -> tuple[Array, Array]:
-    """A joint's or actuator's parameter moves the coordinate of that name; any other parameter moves all."""
+def _affected(params: Sequence[Param], windows: Windows, moves: Mapping[str, Sequence[str]]) -> tuple[Array, Array]:
+    """A joint's or actuator's parameter moves the coordinate of that name, or those named; any other moves all."""
     form = windows.tangent
     names = np.array(form.labels)[form.measured]
     affected = np.ones((len(params), len(names)), bool)
     for i, param in enumerate(params):
         at = param.parts
-        if at.kind in ("joint", "actuator") and at.name in names:
-            affected[i] = names == at.name
+        moved = np.isin(names, moves.get(f"{at.kind}.{at.name}", (at.name,)))
+        if at.kind in ("joint", "actuator") and moved.any():
+            affected[i] = moved
     return affected, np.tile(np.array(form.labels)[:, None] == names[None], (2, 1))
 
 
