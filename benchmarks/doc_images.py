@@ -109,9 +109,8 @@ def gap_report(folder: Path) -> Path:
 def tune_report(folder: Path) -> Path:
     """Report of an identification: a second engine with a delay and weaker servos."""
     run_instep(folder, "scene", "set", "pusht", "robot", "actuator.*.kp=350", "action.delay=0.03")
-    run_instep(folder, "record", "sim:robot@rapier", "data", "--policy", "expert", "--episodes", "6", "--steps", "240")
-    params = ("--params", "action.delay", "actuator.*.kp")
-    run_instep(folder, "tune", "data", "pusht", *params, "--seeds", "1", "--out", "tuned", passes=(0, 1))
+    run_instep(folder, "record", "sim:robot@rapier", "data", "--policy", "random", "--episodes", "6", "--steps", "240")
+    run_instep(folder, "tune", "data", "pusht", "--params", "action.delay", "actuator.*.kp", "--out", "tuned")
     return screenshot(folder / "tuned" / "report.html", 1250)
 
 

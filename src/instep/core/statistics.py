@@ -196,11 +196,11 @@ def mmrv_interval(sim: tuple[Array, Array], real: tuple[Array, Array], *, draws:
     It covers 93 to 97 %, where the plain percentiles of a bootstrap cover 76 to 95 %.
     """
     rng = np.random.default_rng((seed, 0x81E2))
-    drawn: list[Array] = []
+    sampled: list[Array] = []
     for rates, trials in (sim, real):
         p, n = np.asarray(rates, float), np.asarray(trials, float)
-        drawn.append(rng.beta(p * n + 0.5, n - p * n + 0.5, (draws, len(p))))
-    values = _violations(drawn[0], drawn[1])
+        sampled.append(rng.beta(p * n + 0.5, n - p * n + 0.5, (draws, len(p))))
+    values = _violations(sampled[0], sampled[1])
     value = mmrv(sim[0], real[0])
     low, high = (float(x) for x in np.quantile(values, [0.025, 0.975]))
     bias = max(float(values.mean()) - value, 0.0)

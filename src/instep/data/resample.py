@@ -87,7 +87,7 @@ def _low_passed(t: Array, column: Any, cutoff: float, channel: Channel | None) -
     taps = np.arange(-half, half + 1)
     kernel = np.sinc(2 * cutoff * step * taps) * (0.5 + 0.5 * np.cos(np.pi * taps / (half + 1)))
     kernel /= kernel.sum()
-    # Reflected about its end point a signal goes on with the same slope, so that its ends are not bent.
+    # Reflected about its end point a signal goes on with the same derivative, so that its ends are not distorted.
     before, after = 2 * flat[:1] - flat[half:0:-1], 2 * flat[-1:] - flat[-2 : -half - 2 : -1]
     padded = np.concatenate([before, flat, after])
     out = np.stack([np.convolve(padded[:, k], kernel, "valid") for k in range(flat.shape[1])], axis=1)

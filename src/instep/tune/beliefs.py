@@ -81,11 +81,11 @@ class IndependentBeliefs:
         """n settings, address -> [n]."""
         out: dict[str, Array] = {}
         for part in self.parts:
-            drawn = part.sample(n, rng)
-            twice = next((name for name in drawn if name in out), None)
+            sampled = part.sample(n, rng)
+            twice = next((name for name in sampled if name in out), None)
             if twice is not None:
                 raise BadInput(f"Two beliefs are about {twice!r}; give each parameter to one of them.")
-            out |= drawn
+            out |= sampled
         return out
 
 

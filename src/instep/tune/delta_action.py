@@ -282,8 +282,8 @@ def permuted_control(delta: DeltaModel, inputs: tuple[Array, Array, Array], seed
 
 def _rms(squared_errors: Array, run: Array, seed: int) -> Estimate:
     """Root mean square per joint, averaged over joints, with whole recordings resampled."""
-    drawn = _sums(squared_errors, run, seed)
-    values = np.sqrt(drawn).mean(axis=-1)
+    resampled = _sums(squared_errors, run, seed)
+    values = np.sqrt(resampled).mean(axis=-1)
     low, high = np.quantile(values[1:], [0.025, 0.975])
     return Estimate(float(values[0]), float(low), float(high), len(np.unique(run)), "rad")
 

@@ -56,8 +56,8 @@ class GateResult:
 
     def as_dict(self) -> dict[str, str | bool]:
         """What `result.json` and `tuned.json` hold of it, beside the scores."""
-        told = {"name": self.name, "state": self.state, "passed": self.passed, "message": self.message}
-        return {**told, **({"remedy": self.remedy} if self.remedy else {})}
+        entry = {"name": self.name, "state": self.state, "passed": self.passed, "message": self.message}
+        return {**entry, **({"remedy": self.remedy} if self.remedy else {})}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

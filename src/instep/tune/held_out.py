@@ -132,8 +132,8 @@ def _reduction(pairs: Array, sizes: Array, seed: int) -> Estimate:
     """Relative reduction of the root mean square error from one column to the other, whole blocks resampled."""
     rng = np.random.default_rng((seed, 0xB10C))
     picks = rng.integers(0, len(pairs), (2000, len(pairs)))
-    drawn = np.sqrt(pairs[picks].sum(axis=1) / sizes[picks].sum(axis=1)[:, None])
-    low, high = np.quantile(1 - drawn[:, 1] / drawn[:, 0], [0.025, 0.975])
+    resampled = np.sqrt(pairs[picks].sum(axis=1) / sizes[picks].sum(axis=1)[:, None])
+    low, high = np.quantile(1 - resampled[:, 1] / resampled[:, 0], [0.025, 0.975])
     point = np.sqrt(pairs.sum(axis=0) / sizes.sum())
     return Estimate(float(1 - point[1] / point[0]), float(low), float(high), len(pairs), "1")
 

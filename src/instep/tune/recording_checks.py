@@ -129,8 +129,8 @@ def _wrong_units(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
         size = float(np.linalg.norm(u) * np.linalg.norm(x))
         if size == 0 or float(u @ x) < 0.8 * size:
             continue
-        slope = float(u @ x) / float(u @ u)
-        for factor, which in ((slope, "positions"), (1 / slope, "commands")):
+        gain = float(u @ x) / float(u @ u)
+        for factor, which in ((gain, "positions"), (1 / gain, "commands")):
             if 0.7 * DEGREES < factor < 1.3 * DEGREES:
                 found.append(
                     f"The {which} of {spec.q.labels[q]!r} look like degrees ({factor:.0f} times those of the other); "
