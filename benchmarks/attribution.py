@@ -53,7 +53,7 @@ def owners(scene: Scene, seed: int, cause: str | None) -> dict[str, Estimate]:
     sim, candidates = candidate_causes(scene, open_world(scene))
     real = sim.tuned(_planted(cause, rng)) if cause else sim
     runs = [_record(real, rng, k) for k in range(10)]
-    causes, _ = identify_causes(sim, runs[:5], candidates, options=CandidateOptions(every=0.3, most=120))
+    causes, _ = identify_causes(sim, runs[:5], candidates, CandidateOptions(every=0.3, most=120))
     components = {CAUSES[candidates.index(c.candidate)]: c.settings for c in causes}
     nothing = dict.fromkeys(CAUSES, Estimate(0.0, 0.0, 0.0, 5, "1"))
     if not components:

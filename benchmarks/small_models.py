@@ -10,12 +10,12 @@ SERVO = """
   <option timestep="{timestep}" integrator="implicitfast"/>
   <worldbody>
     <body name="link" gravcomp="{gravcomp}">
-      <joint name="hinge" axis="0 1 0" damping="0.05" armature="{armature}"/>
+      <joint name="{joint}" axis="0 1 0" damping="{damping}" armature="{armature}"/>
       <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="{mass}"/>
     </body>
     {bystander}
   </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
+  <actuator><position name="{joint}" joint="{joint}" kp="{kp}" kv="{kv}"/></actuator>
 </mujoco>
 """
 BYSTANDER = """
@@ -47,17 +47,17 @@ ARM = """
 """
 
 
-def servo_model(
-    *,
-    timestep: float = 0.005,
-    armature: float = 0.02,
-    mass: float = 0.4,
-    gravcomp: float = 0.0,
-    bystander: bool = False,
-) -> str:
-    """A hanging link driven by a position servo; `bystander` adds a joint that nothing drives."""
-    other = BYSTANDER if bystander else ""
-    return SERVO.format(timestep=timestep, armature=armature, mass=mass, gravcomp=gravcomp, bystander=other)
+SERVO_VALUES = {
+    "timestep": 0.005, "joint": "hinge", "damping": 0.05, "armature": 0.02, "mass": 0.4, "gravcomp": 0.0, "kp": 4.0,
+    "kv": 0.1,
+}  # fmt: skip
+
+
+def servo_model(*, bystander: bool = False, **values: float | str) -> str:
+    """A hanging link driven by a position servo, some of its values changed; a bystander is a joint nothing drives."""
+    if unknown := values.keys() - SERVO_VALUES.keys():
+        raise KeyError(f"the servo has no {sorted(unknown)}")
+    return SERVO.format(**{**SERVO_VALUES, **values}, bystander=BYSTANDER if bystander else "")
 
 
 def arm_model(

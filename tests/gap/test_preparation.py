@@ -19,25 +19,14 @@ from instep.gap.preparation import recorded_at_rate
 from instep.physics.engines import open_world
 from instep.scene.folder import scene_for, scene_of_file
 from instep.tune import IdentifyOptions, identify
-
-ARM = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body name="upper" pos="0 0 1">
-      <joint name="shoulder" axis="0 1 0" damping="0.3" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5"/>
-    </body>
-  </worldbody>
-  <actuator><position name="shoulder" joint="shoulder" kp="20"/></actuator>
-</mujoco>
-"""
+from small_models import servo_model
 
 
 @pytest.fixture
 def robot(tmp_path):
     path = tmp_path / "arm.xml"
-    path.write_text(ARM)
+    values = {"timestep": 0.002, "damping": 0.3, "armature": 0.01, "mass": 0.5, "kp": 20.0, "kv": 0.0}
+    path.write_text(servo_model(joint="shoulder", **values))
     return path
 
 

@@ -5,35 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import small_models
 from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.rollout import Script, rollout
 from instep.scene.folder import Scene
 
-SERVO = """
-<mujoco>
-  <option timestep="0.005" integrator="implicitfast"/>
-  <worldbody>
-    <body name="link" gravcomp="{gravcomp}">
-      <joint name="hinge" axis="0 1 0" damping="0.05" armature="0.02"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="{mass}"/>
-    </body>
-    <body name="bystander" pos="1 0 0">
-      <joint name="other" axis="0 1 0" damping="0.05" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.1" size="0.02" mass="0.1"/>
-    </body>
-  </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="4" kv="0.1"/></actuator>
-</mujoco>
-"""
-TABLE = 'model = "scene.xml"\nrate = 50.0\n[robot]\njoints = ["hinge"]\n'
-
 
 def write_scene(folder, *, gravcomp: float = 0.0, mass: float = 0.4):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scene.xml").write_text(SERVO.format(gravcomp=gravcomp, mass=mass))
-    (folder / "scene.toml").write_text(TABLE)
-    return folder
+    return small_models.write_scene(
+        folder, small_models.servo_model(bystander=True, gravcomp=gravcomp, mass=mass), ("hinge",)
+    )
 
 
 def record(sim: MujocoWorld, truth: dict[str, float], seeds, *, noise: float = 0.001, steps: int = 200):

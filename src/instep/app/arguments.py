@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -19,3 +20,16 @@ WorldArg: TypeAlias = Positional[Annotated[str, tyro.conf.arg(metavar="WORLD")]]
 """A world, as words: sim:SCENE, robot:ADDRESS, ..."""
 DataArg: TypeAlias = Positional[Annotated[Path, tyro.conf.arg(metavar="DATA")]]
 """A dataset folder."""
+OutFolder: TypeAlias = Annotated[
+    Path | None, tyro.conf.arg(help="folder to write; a new one under runs/ where not given.")
+]
+"""Where a verb writes."""
+TokenFile: TypeAlias = Annotated[
+    Path | None, tyro.conf.arg(help="file with the token of the robot's link; INSTEP_TOKEN where not given.")
+]
+"""Where the token of a link is read from; see `link_token`."""
+
+
+def link_token(file: Path | None = None) -> str:
+    """The token of a link, which has no place among words that are logged: in a file, or in INSTEP_TOKEN."""
+    return file.read_text(encoding="utf-8").strip() if file else os.environ.get("INSTEP_TOKEN", "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from instep.app.arguments import link_token
 from instep.core.errors import BadInput
 from instep.core.world import Policy, World, inner_with
 from instep.scene.folder import Scene
@@ -84,23 +84,18 @@ def _python(rest: str, world: World) -> Policy:
     return as_policy(found)
 
 
-def _token() -> str:
-    """The token of a policy server, which has no place among words that are logged."""
-    return os.environ.get("INSTEP_TOKEN", "")
-
-
 def _openpi(rest: str, world: World) -> Policy:
     from instep.policy.openpi import openpi_policy
 
     address, _, map_file = rest.partition("#")
-    return openpi_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
+    return openpi_policy(address, world.spec, Path(map_file) if map_file else None, token=link_token())
 
 
 def _groot(rest: str, world: World) -> Policy:
     from instep.policy.groot import groot_policy
 
     address, _, map_file = rest.partition("#")
-    return groot_policy(address, world.spec, Path(map_file) if map_file else None, token=_token())
+    return groot_policy(address, world.spec, Path(map_file) if map_file else None, token=link_token())
 
 
 def _lerobot(rest: str, world: World) -> Policy:

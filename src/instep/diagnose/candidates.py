@@ -75,6 +75,10 @@ class CandidateOptions:
     """Refinements of the search around the best value."""
     most: int = 240
     """Windows replayed for each value, spread over all runs."""
+    max_causes: int = 6
+    """Causes that are identified together at most; each further one doubles the replays of an attribution."""
+    watch: Watch | None = None
+    """Called with the name of each candidate before it is tried."""
 
 
 @array_dataclass
@@ -98,9 +102,7 @@ def try_candidates(
     sim: Simulator,
     episodes: Sequence[Episode],
     candidates: Sequence[Candidate],
-    *,
     options: CandidateOptions | None = None,
-    watch: Watch | None = None,
 ) -> list[CandidateResult]:
     """How much of the gap each candidate explains by itself, the best first."""
     options = options or CandidateOptions()
@@ -110,8 +112,8 @@ def try_candidates(
     nominal = errors.squares({})
     found: list[CandidateResult] = []
     for candidate in candidates:
-        if watch is not None:
-            watch(candidate.name)
+        if options.watch is not None:
+            options.watch(candidate.name)
         values = list(candidate.values)
         squares = [errors.squares(candidate.at(value, errors.joints)) for value in values]
         for _ in range(options.rounds):
@@ -127,24 +129,22 @@ def identify_causes(
     sim: Simulator,
     episodes: Sequence[Episode],
     candidates: Sequence[Candidate],
-    *,
     options: CandidateOptions | None = None,
-    watch: Watch | None = None,
-    most: int = 6,
 ) -> tuple[list[CandidateResult], list[CandidateResult]]:
     """The causes that explain a gap together by forward selection, and the first result of every candidate.
 
     After each cause the remaining candidates are tried again with it applied. Changes without a significant
     improvement on held-out pieces are not reported.
     """
-    first = try_candidates(sim, episodes, candidates, options=options, watch=watch)
+    options = options or CandidateOptions()
+    first = try_candidates(sim, episodes, candidates, options)
     causes: list[CandidateResult] = []
     results, settings = first, dict[str, Any]()
-    while results and results[0].significant and len(causes) < most:
+    while results and results[0].significant and len(causes) < options.max_causes:
         causes.append(results[0])
         settings |= results[0].settings
         rest = [c for c in candidates if all(c is not cause.candidate for cause in causes)]
-        results = try_candidates(sim.tuned(settings), episodes, rest, options=options, watch=watch) if rest else []
+        results = try_candidates(sim.tuned(settings), episodes, rest, options) if rest else []
     return causes, first
 
 

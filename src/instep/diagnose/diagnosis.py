@@ -36,8 +36,6 @@ from .policy_modes import closed_loop_modes
 
 Watch = Callable[[str], None]
 """Receives what is being done, in a few words."""
-MAX_CAUSES = 6
-"""Causes among which a gap is shared at most; each further one doubles the replays."""
 
 
 @options_dataclass
@@ -156,11 +154,10 @@ def _searched(
     gap = known.gap
     extended, candidates = candidate_causes(scene, sim)
     candidates, notes = supported(extended, candidates)
-    options = CandidateOptions(wrapping=tuple(w for w in gap.wrapping if w in sim.spec.q.labels))
+    wrapping = tuple(w for w in gap.wrapping if w in sim.spec.q.labels)
+    options = CandidateOptions(wrapping=wrapping, watch=_prefixed(watch, "trying"))
     try:
-        causes, results = identify_causes(
-            extended, runs, candidates, options=options, watch=_prefixed(watch, "trying"), most=MAX_CAUSES
-        )
+        causes, results = identify_causes(extended, runs, candidates, options)
     except BadInput as none:
         return replace(known, gap=gap.with_scores({}, [str(none)]))
     components: dict[str, dict[str, Any]] = {}

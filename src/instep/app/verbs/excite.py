@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instep.app.arguments import Options, SceneArg
+from instep.app.arguments import Options, OutFolder, SceneArg
 from instep.core.records import options_dataclass
 
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class ExciteArgs:
     """how long to search."""
     seed: int = 0
     """seed of the search."""
-    out: Path | None = None
-    """folder to write; a new one under runs/ where not given."""
+    out: OutFolder = None
 
 
 def excite(

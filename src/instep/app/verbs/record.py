@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from rich.console import Console
 
-from instep.app.arguments import DataArg, Options, WorldArg
+from instep.app.arguments import DataArg, Options, TokenFile, WorldArg, link_token
 from instep.app.output import progress_bar
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
 from instep.core.records import options_dataclass
@@ -33,8 +30,7 @@ class RecordArgs:
     """control steps from one image to the next."""
     task: str = ""
     """what the episodes show, in words."""
-    token: Path | None = None
-    """file with the token of the robot's link; INSTEP_TOKEN where not given."""
+    token: TokenFile = None
 
 
 def record(
@@ -50,7 +46,7 @@ def record(
         data: dataset folder, made or added to.
 
     """
-    secret = args.token.read_text(encoding="utf-8").strip() if args.token else os.environ.get("INSTEP_TOKEN", "")
+    secret = link_token(args.token)
     console = Console(stderr=True)
     with world_from_spec(world, token=secret) as plain:
         opened = with_cameras(plain, args.cameras, args.image_every)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import Options, PolicyArg, WorldArg
+from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
 from instep.app.output import new_output
 from instep.app.twin_page import write_page
 from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
@@ -39,8 +38,7 @@ class RunArgs:
     """seed of the start."""
     limits: bool = False
     """keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does."""
-    token: Path | None = None
-    """file with the token of the robot's link; INSTEP_TOKEN where not given."""
+    token: TokenFile = None
     real: str = ""
     """the real world of a twin: robot:ADDRESS or recording:DATA."""
     correct: Literal["pose", "forces", "none"] = "pose"
@@ -58,8 +56,7 @@ class RunArgs:
     for policies that infer chunks of actions."""
     nominal: Path | None = None
     """dataset of nominal runs of this twin, on which trust in this run is calibrated."""
-    out: Path | None = None
-    """folder to write; a new one under runs/ where not given."""
+    out: OutFolder = None
 
 
 def run(
@@ -82,7 +79,7 @@ def run(
         return _replay(world.removeprefix("twin:"), args.real, recording, options, args.out)
     from instep.data import write_dataset
 
-    secret = args.token.read_text(encoding="utf-8").strip() if args.token else os.environ.get("INSTEP_TOKEN", "")
+    secret = link_token(args.token)
     trust = None if args.nominal is None else calibrated_on(args.nominal)
     with ExitStack() as stack:
         opened = stack.enter_context(_opened(world, args.real, secret, options, args.images))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from instep.app.arguments import Options, Positional, SceneArg
+from instep.app.arguments import Options, OutFolder, Positional, SceneArg
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 
@@ -44,8 +44,7 @@ class SplatArgs:
     """where images are rendered and differentiated: cpu, or cuda through gsplat (instep[gpu])."""
     seed: int = 0
     """seed of the fit."""
-    out: Path | None = None
-    """folder to write; a new one under runs/ where not given."""
+    out: OutFolder = None
 
 
 def splat(
