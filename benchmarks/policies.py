@@ -43,14 +43,14 @@ PARAMS = {
 class Effort:
     """How much is done in a study of policies that learn from demonstrations and from their failures."""
 
-    demos: int = 30
-    seeds: int = 3
+    demos: int
+    seeds: int
     """Training seeds."""
-    starts: int = 200
+    starts: int
     """Starts on which each policy is judged, in each world."""
-    steps: int = 5000
-    width: int = 256
-    tries: int = 256
+    steps: int
+    width: int
+    tries: int
     """Starts from which failures are mined at most, for each policy."""
 
 
@@ -58,18 +58,20 @@ class Effort:
 class Plan(Effort):
     """How much is done."""
 
-    virtual: int = 100
+    virtual: int
     """Starts on which each policy is judged in each of the two simulators."""
-    early: tuple[tuple[int, int], ...] = ((6, 2500), (12, 2500), (18, 2500))
+    early: tuple[tuple[int, int], ...]
     """Poorer policies for the comparison of worlds: demonstrations and training steps."""
 
 
+EARLY = ((6, 2500), (12, 2500), (18, 2500))
+FULL = Plan(demos=30, seeds=3, starts=200, virtual=100, steps=5000, width=256, early=EARLY, tries=256)
 QUICK = Plan(demos=3, seeds=1, starts=4, virtual=4, steps=60, width=32, early=((1, 20), (2, 40), (4, 60)), tries=4)
 
 
 def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     """Do the study and return one row per number; everything that was counted is kept in study.json as it comes."""
-    plan, book = QUICK if quick else Plan(), Book(out / "study.json")
+    plan, book = QUICK if quick else FULL, Book(out / "study.json")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # read by the processes when they load NumPy: one each, or they fight
     n, kinds = plan.demos, range(plan.seeds)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from multiprocessing import get_context
@@ -39,16 +40,17 @@ CHANNELS = ("observation.state", "observation.velocity", "observation.goal")
 class Plan(policies.Effort):
     """How much is done, with each camera."""
 
-    images: int = 64
+    images: int
     """Images per step of training."""
 
 
+FULL = Plan(demos=30, seeds=3, starts=200, steps=5000, width=256, images=64, tries=256)
 QUICK = Plan(demos=3, seeds=1, starts=4, steps=60, width=32, images=8, tries=4)
 
 
 def run(out: Path, quick: bool = False, cameras: Sequence[str] = CAMERAS) -> list[dict[str, Any]]:
     """Do the studies and return one row per number."""
-    plan = QUICK if quick else Plan()
+    plan = QUICK if quick else FULL
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # read by the processes when they load NumPy: one each, or they fight
     with tempfile.TemporaryDirectory() as scratch, _pool() as pool:
@@ -66,7 +68,7 @@ def rows_of(out: Path, plan: Plan, cameras: Sequence[str] = CAMERAS) -> list[dic
     for camera in cameras:
         record = json.loads((out / camera / "study.json").read_text(encoding="utf-8"))
         judged, starts = _known({name: own for name, own in record["parts"].items() if not _whole(name)})
-        known = learning_rows(judged, policies.Plan(demos=plan.demos, seeds=plan.seeds))
+        known = learning_rows(judged, replace(policies.FULL, demos=plan.demos, seeds=plan.seeds))
         rows += [row(f"{camera} camera: starts on the simulated robot, for each training seed", starts, "")]
         rows += [{**row, "name": _said(row["name"], camera)} for row in known]
         for name, own in record["parts"].items():
@@ -331,13 +333,13 @@ def keep(out: Path, note: str) -> None:
 
     name = Path(__file__).stem
     path = Path(__file__).parent / "results" / f"{name}.json"
-    keep_results(path, rows_of(out, Plan()), benchmark=name, command=f"instep bench {name}", note=note)
+    keep_results(path, rows_of(out, FULL), benchmark=name, command=f"instep bench {name}", note=note)
 
 
 if __name__ == "__main__":
     where, asked = Path(sys.argv[1]), [word for word in sys.argv[2:] if word in CAMERAS] or list(CAMERAS)
     if "--minutes" in sys.argv:
-        note_minutes(asked[0], where, Plan())
+        note_minutes(asked[0], where, FULL)
     elif "--keep" in sys.argv:
         keep(where, sys.argv[-1])
     else:

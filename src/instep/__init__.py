@@ -41,7 +41,7 @@ from .core.world import stack as stack
 from .core.world import take as take
 
 if TYPE_CHECKING:
-    from .app.connecting import connect as connect
+    from .app.simulated_robot import connect as connect
     from .data.loading import load_episodes as load_episodes
     from .diagnose.diagnosis import diagnose_gap as diagnose_gap
     from .evaluate.evaluation import evaluate_policies as evaluate_policies
@@ -63,7 +63,7 @@ __version__ = "0.1.0"
 
 # Names whose modules import more than NumPy, by module.
 _LAZY = {
-    "app.connecting": ("connect",),
+    "app.simulated_robot": ("connect",),
     "data.loading": ("load_episodes",),
     "diagnose.diagnosis": ("diagnose_gap",),
     "evaluate.evaluation": ("evaluate_policies",),

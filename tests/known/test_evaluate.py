@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from instep import BadInput, Box, Constant, LinkLost, MujocoWorld, Param
-from instep.app.adr_run import run_adr
 from instep.app.cluster import open_map
 from instep.app.output import new_output
+from instep.app.verbs.evaluate import run_adr
 from instep.app.world_specs import policy_from_spec, world_from_eval_spec
 from instep.core import counter_rng
 from instep.core.world import Array, Channel, Observation, State, vector

@@ -18,20 +18,11 @@ from instep.physics.mujoco_world import MujocoWorld
 from instep.robot import Recording
 from instep.scene.tasks import TASKS
 from instep.twin import TwinOptions, open_twin
+from small_models import servo_model
 
-SERVO = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body name="arm">
-      <joint name="hinge" axis="0 1 0" armature="0.01" damping="0.05"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.01" mass="0.2" contype="0" conaffinity="0"/>
-    </body>
-  </worldbody>
-  <actuator><position name="hinge" joint="hinge" kp="5" kv="0.1"/></actuator>
-  <sensor><jointpos joint="hinge"/></sensor>
-</mujoco>
-"""
+SERVO = servo_model(timestep=0.002, armature=0.01, mass=0.2, kp=5.0).replace(
+    "</actuator>", '</actuator>\n  <sensor><jointpos joint="hinge"/></sensor>'
+)
 TABLE = 'rate = 100.0\n[robot]\njoints = ["hinge"]\n[settings]\n"action.delay" = 0.02\n'
 FRICTION = '[settings]\n"joint.hinge.static" = 0.4\n'
 

@@ -1,6 +1,6 @@
 """A simulated robot: another engine, hidden parameters, imperfect sensors and cameras behind a real robot's link.
 
-`robot_process` starts one as a child process and connects to it.
+`robot_process` starts one as a child process; `connect` connects to one, or to a real robot, as a world.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from instep.scene import address
 from instep.scene.folder import Scene
 
 from .simulated_cameras import distorted
+
+if TYPE_CHECKING:
+    from instep.robot.link import RobotWorld
 
 HIDDEN: dict[str, float] = {
     "joint.*.damping": 1.6,
@@ -172,3 +176,34 @@ def robot_process(scene: str, options: Sequence[str] = (), *, timeout: float = 6
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+SIMULATED = "simulated:"
+"""Prefix of an address that asks for a simulated robot of a scene."""
+START_TIMEOUT_S = 20.0
+"""How long a simulated robot may take to answer: the first camera images of a cold machine take a while."""
+
+
+def connect(address: str, token: str = "", *, timeout: float = 2.0) -> AbstractContextManager[RobotWorld]:
+    """A robot as a `World`, to be used with `with`.
+
+    `address` is that of a robot's link (`ws://HOST:PORT`, see docs/formats/link.md), with its `token`; or
+    `simulated:SCENE`, which starts a simulated robot of a scene in another process and another engine, with hidden
+    parameters, noise and delay, and stops it on leaving. `timeout` [s] bounds how long a reply of the link may take.
+    """
+    from instep.robot.link import RobotWorld
+
+    if address.startswith(SIMULATED):
+        return _simulated(address.removeprefix(SIMULATED), max(timeout, START_TIMEOUT_S))
+    return RobotWorld(address, token, timeout=timeout)
+
+
+@contextmanager
+def _simulated(scene: str, timeout: float) -> Generator[RobotWorld]:
+    from instep.robot.link import RobotWorld
+
+    with (
+        robot_process(scene, ["--hidden", "1", "--pace", "step"]) as child,
+        RobotWorld(child.address, child.token, timeout=timeout) as robot,
+    ):
+        yield robot

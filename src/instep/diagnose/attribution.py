@@ -23,7 +23,7 @@ from instep.core.replay import aligned
 from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Settings, Simulator
 from instep.gap.channels import channels
-from instep.gap.horizon import HorizonOptions, predict_windows, window_errors, windows_of
+from instep.gap.horizon import HorizonOptions, WindowOptions, predict_windows, window_errors, windows_of
 
 MAX_EXACT = 8
 """Up to so many components every subset is replayed; above, orders are sampled."""
@@ -33,14 +33,9 @@ Tick = Callable[[int, int], None]
 
 
 @options_dataclass
-class AttributionOptions:
-    """How a gap is attributed."""
+class AttributionOptions(WindowOptions):
+    """How a gap is attributed; it is taken at the end of the windows."""
 
-    horizon: float = 0.5
-    """How far ahead the gap is taken [s]."""
-    every: float = 0.5
-    """Distance between window starts [s]."""
-    wrapping: tuple[str, ...] = ()
     orders: int = 64
     """Orders sampled where there are too many components for all subsets."""
     floor: Estimate | None = None

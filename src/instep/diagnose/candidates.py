@@ -23,7 +23,7 @@ from instep.core.replay import Aligned, aligned
 from instep.core.statistics import Estimate, student_quantile
 from instep.core.world import Array, Settings, Simulator
 from instep.gap.channels import Channels, channels
-from instep.gap.horizon import HorizonOptions, predict_windows, windows_of
+from instep.gap.horizon import HorizonOptions, WindowOptions, predict_windows, windows_of
 from instep.scene import address
 from instep.scene.folder import Scene
 
@@ -60,15 +60,13 @@ class Candidate:
 
 
 @options_dataclass
-class CandidateOptions:
+class CandidateOptions(WindowOptions):
     """How candidates are tried."""
 
     horizon: float = 0.25
-    """Prediction horizon [s]."""
+    """Length of a window [s]."""
     every: float = 0.2
     """Distance between window starts [s]."""
-    wrapping: tuple[str, ...] = ()
-    """Angles whose differences wrap."""
     pieces: int = 8
     """Runs are cut into at least this many pieces for cross-validation."""
     rounds: int = 2

@@ -27,8 +27,7 @@ from instep.scene.tasks import Task, task_of
 from instep.scene.tasks.task import Tasked
 
 from .comparison import PolicyComparison, compare_policies
-from .episode_batch import INFRA, SUCCESS, BatchResult, EpisodeResult, run_batch
-from .result_store import ParquetStore, write_rows
+from .episode_batch import INFRA, SUCCESS, BatchResult, EpisodeResult, ParquetStore, run_batch, write_rows
 
 MakePolicy = Callable[[World], Policy]
 

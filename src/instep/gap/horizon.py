@@ -27,6 +27,18 @@ HORIZONS = (0.0, 0.1, 0.25, 0.5, 1.0, 5.0, inf)
 
 
 @options_dataclass
+class WindowOptions:
+    """The windows of runs that are predicted, all of one length."""
+
+    horizon: float = 0.5
+    """Length of a window [s]."""
+    every: float = 0.5
+    """Distance between window starts [s]."""
+    wrapping: tuple[str, ...] = ()
+    """Angles whose differences wrap."""
+
+
+@options_dataclass
 class HorizonOptions:
     """How a horizon curve is taken."""
 

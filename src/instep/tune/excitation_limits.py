@@ -18,16 +18,16 @@ MARGIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MotionLimits:
-    """Limits a user sets; the ranges of the scene hold as well."""
+    """Limits a user sets, as flags of `instep excite`; the ranges of the scene hold as well."""
 
     speed: float = 2.0
-    """Of joints [rad/s or m/s]."""
+    """highest speed of a joint [rad/s or m/s]."""
     acceleration: float = 15.0
-    """Of joints [rad/s2 or m/s2]."""
+    """highest acceleration of a joint [rad/s2 or m/s2]."""
     torque: float = 0.9
-    """Share of an actuator's range of forces."""
+    """share of each actuator's force range that may be used."""
     reach: float = 1.0
-    """Largest deviation of a command from where the motion begins, in the unit of the command."""
+    """farthest a command goes from where it begins [rad, m, or the command's own unit]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

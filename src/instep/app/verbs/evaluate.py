@@ -1,17 +1,18 @@
-"""The verb eval: policies in parallel virtual worlds."""
+"""The verb eval: policies in parallel virtual worlds, or automatic domain randomization of one."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.adr_run import run_adr
 from instep.app.arguments import Options, Positional
 from instep.app.cluster import open_map, watch_batches
 from instep.app.output import Output, content_hash, new_output, progress_bar
@@ -21,6 +22,7 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Simulator, World
 from instep.evaluate.agreement import real_success_rates
+from instep.evaluate.episode_batch import ParquetStore, run_batch
 from instep.evaluate.eval_report import eval_page, record_videos
 from instep.evaluate.evaluation import (
     EvalBatch,
@@ -31,12 +33,22 @@ from instep.evaluate.evaluation import (
     action_bounds,
     evaluate_policies,
 )
-from instep.evaluate.result_store import ParquetStore
+from instep.policy.chunking import Latency
 from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.tune.beliefs import belief_addresses
-from instep.tune.randomize import parse_belief, parse_ranges, with_imperfections
+from instep.scene.tasks.task import Tasked
+from instep.tune.beliefs import belief_addresses, save_belief
+from instep.tune.randomize import (
+    AdrOptions,
+    AdrResult,
+    AdrRound,
+    expand_ranges,
+    nominal_values,
+    parse_belief,
+    parse_ranges,
+    with_imperfections,
+)
 
 
 @options_dataclass
@@ -196,3 +208,52 @@ def _options(done: Evaluation) -> str:
     options = done.batches[0].options
     randomized = "nothing randomized" if options.randomize is None else "parameters randomized"
     return f"batches of {options.batch}, decisions late by {options.latency} steps, {randomized}"
+
+
+def run_adr(job: EvalBatch, words: Sequence[str], scene: Scene, output: Output) -> int:
+    """Widen the ranges of `--adr` around the scene's values while the policy succeeds, and write belief.json."""
+    options = job.options
+    if options.randomize is not None:
+        raise BadInput("--adr finds ranges by itself; give --randomize in a later evaluation.")
+    params = parse_ranges(words, scene)
+    world = cast(Simulator, job.world.make())
+
+    def success(settings: Mapping[str, Array], seeds: Sequence[int]) -> Array:
+        won: list[bool] = []
+        for i in range(0, len(seeds), options.batch):
+            part = slice(i, i + options.batch)
+            sampled = world.tuned({name: values[part] for name, values in settings.items()})
+            tasked: Tasked[World] = Tasked(sampled, job.task)
+            policy = job.policy.make(tasked)
+            policy = Latency(policy, options.latency) if options.latency else policy
+            ended = run_batch(tasked, policy, seeds[part], bounds=options.bounds).episodes
+            won += [row.success for row in ended]
+        return np.array(won)
+
+    console = Console(stderr=True)
+    adr = AdrOptions(seed=output.seed, episodes=min(len(job.seeds), AdrOptions().episodes))
+    with console.status("automatic domain randomization") as status:
+
+        def watch(number: int, round_: AdrRound) -> None:
+            rates = [rate.value for pair in round_.rates.values() for rate in pair]
+            status.update(
+                f"round {number + 1} of {adr.rounds}: success at the ends {min(rates):.0%} to {max(rates):.0%}"
+            )
+
+        found = expand_ranges(success, params, nominal_values(params, scene), adr, watch=watch)
+    save_belief(found.box, output.folder / "belief.json")
+    last: Mapping[str, tuple[Any, Any]] = found.rounds[-1].rates if found.rounds else {}
+    ends = {name: {"low": low, "high": high} for name, (low, high) in last.items()}
+    scores = {f"{name}, {side} end": rate for name, pair in ends.items() for side, rate in pair.items()}
+    ranges = {param.address: [param.low, param.high] for param in found.box.params}
+    output.write(scores, ranges=ranges, entropy=found.entropy, rounds=len(found.rounds), stopped=found.stopped)
+    _print_ranges(found)
+    print(output.folder / "belief.json")
+    return 0
+
+
+def _print_ranges(found: AdrResult) -> None:
+    table = Table("parameter", "low", "high", "unit", box=None, padding=(0, 2))
+    for param in found.box.params:
+        table.add_row(param.address, f"{param.low:.4g}", f"{param.high:.4g}", param.unit)
+    Console().print(table)

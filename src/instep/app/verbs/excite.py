@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from instep.app.arguments import Options, OutFolder, SceneArg
 from instep.core.records import options_dataclass
+from instep.tune.excitation_limits import MotionLimits
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -35,14 +36,7 @@ class ExciteArgs:
     """highest frequency of the commands [Hz]."""
     noise: float = 1e-3
     """noise of measured positions [rad or m]."""
-    speed: float = 2.0
-    """highest speed of a joint [rad/s or m/s]."""
-    acceleration: float = 15.0
-    """highest acceleration of a joint [rad/s2 or m/s2]."""
-    torque: float = 0.9
-    """share of each actuator's force range that may be used."""
-    reach: float = 1.0
-    """farthest a command goes from where it begins [rad, m, or the command's own unit]."""
+    allowed: Options[MotionLimits] = MotionLimits()
     generations: int = 30
     """how long to search."""
     seed: int = 0
@@ -70,7 +64,7 @@ def excite(
     from instep.scene.folder import Scene
     from instep.tune.excitation import ExciteOptions
     from instep.tune.excitation import excite as search
-    from instep.tune.excitation_limits import MotionLimits, driven_joint_limits
+    from instep.tune.excitation_limits import driven_joint_limits
 
     if not all(0 < value < math.inf for value in (args.seconds, args.highest, args.noise)) or args.generations < 1:
         raise BadInput(
@@ -78,15 +72,14 @@ def excite(
             f"not {args.seconds:g}, {args.highest:g}, {args.noise:g} and {args.generations}."
         )
     loaded = Scene.load(scene)
-    allowed = MotionLimits(speed=args.speed, acceleration=args.acceleration, torque=args.torque, reach=args.reach)
-    limits = driven_joint_limits(loaded, allowed)
+    limits = driven_joint_limits(loaded, args.allowed)
     sought = loaded.params(*(args.params or _default_params(loaded, limits)))
     options = ExciteOptions(
         seconds=args.seconds,
         highest=args.highest,
         noise=args.noise,
         generations=args.generations,
-        allowed=allowed,
+        allowed=args.allowed,
         seed=args.seed,
     )
     output = new_output("excite", args.out, seed=args.seed)
