@@ -205,9 +205,9 @@ def pass_entry(tile: SortedTile, k: Any, cell: Any, light: CellLight) -> Any:
 @njit(**INLINE)
 def blend_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, out: Any) -> None:
     """Blend the Gaussians that reach one cell; `nearest` is the smallest of the tile's limits."""
+    light, cursor = full_light(nearest), FIRST
     none, entries = broadcast(F(0.0)), tile.entries
     red_0, red_1, green_0, green_1, blue_0, blue_1, depth_0, depth_1 = none, none, none, none, none, none, none, none
-    light, cursor = full_light(nearest), FIRST
     while True:
         k, cursor = next_entry(tile, n, cell, cursor, light)
         if k < 0:
@@ -301,8 +301,8 @@ def blend_tiles(tiles: TileLists, backdrop: BackdropArrays, image: ImageArrays) 
 @njit(**INLINE)
 def label_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, body: Any, shares: Any) -> None:
     """Sum the weights of each body in a cell; `shares` [(1 + bodies) * 16], first the backdrop's."""
-    shares[:] = F(0.0)
     light, cursor = full_light(nearest), FIRST
+    shares[:] = F(0.0)
     while True:
         k, cursor = next_entry(tile, n, cell, cursor, light)
         if k < 0:

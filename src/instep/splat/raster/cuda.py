@@ -40,13 +40,9 @@ class CudaRasterizer:
         self._body = torch.tensor(np.asarray(gaussians.body, np.int64), device=device)
 
     def render(
-        self,
-        camera: Camera,
-        poses: Array | None = None,
-        *,
-        backdrop: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> RenderedImage:
+        self, camera: Camera, poses: Array | None = None, *,
+        backdrop: Backdrop | None = None, region: Region | None = None,
+    ) -> RenderedImage:  # fmt: skip
         """Render the Gaussians; as `Rasterizer.render`."""
         with _library().no_grad():
             colour, alpha, depth = self.render_tensors([camera], poses)
@@ -61,14 +57,9 @@ class CudaRasterizer:
         return [_image(colour[i], alpha[i], depth[i], camera, None) for i, camera in enumerate(cameras)]
 
     def render_with_gradients(
-        self,
-        camera: Camera,
-        poses: Array | None,
-        loss: Loss,
-        *,
-        backdrop: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> tuple[RenderedImage, Gradients]:
+        self, camera: Camera, poses: Array | None, loss: Loss, *,
+        backdrop: Backdrop | None = None, region: Region | None = None,
+    ) -> tuple[RenderedImage, Gradients]:  # fmt: skip
         """Render, evaluate the loss, and return the image with the gradients; as `Rasterizer.render_with_gradients`."""
         torch = _library()
         behind = _backdrop_colour(camera, backdrop)

@@ -221,17 +221,17 @@ def weighted_sum(pixels: Any, at: Any, covered: Any) -> Any:
 @njit(**INLINE)
 def gradient_cell(tile: SortedTile, n: Any, cell: Any, nearest: Any, pixels: PixelGradients, gradients: Any) -> None:
     """Add the gradients of one cell to those of the entries that reach it."""
+    light, cursor = full_light(nearest), FIRST
     none, entries, (numbers, deep) = broadcast(F(0.0)), tile.entries, pixels
     behind_0, behind_1 = load(numbers, 5 * PIXELS), load(numbers, 5 * PIXELS + 8)
-    light, cursor = full_light(nearest), FIRST
     while True:
         k, cursor = next_entry(tile, n, cell, cursor, light)
         if k < 0:
             break
         light, covered = pass_entry(tile, k, cell, light)
-        across, upper, lower, cover_0, cover_1, weight_0, weight_1 = covered
         gradient_0 = gradient_by_weight(numbers, 0, entries, k)
         gradient_1 = gradient_by_weight(numbers, 8, entries, k)
+        across, upper, lower, cover_0, cover_1, weight_0, weight_1 = covered
         behind_0 = select(light.light_0 > none, behind_0 - weight_0 * gradient_0, none)
         behind_1 = select(light.light_1 > none, behind_1 - weight_1 * gradient_1, none)
         power_0 = gradient_by_log_alpha(cover_0, weight_0, gradient_0, behind_0)

@@ -167,8 +167,8 @@ def jacobian_cell(
 ) -> None:
     """J of one cell for every tracked body."""
     entries, (body, track, motion), (out, jacobian, touched) = tile.entries, tracked, sums
-    behind_0, behind_1 = (load(out, 16), load(out, 32), load(out, 48)), (load(out, 24), load(out, 40), load(out, 56))
     light, cursor = full_light(nearest), FIRST
+    behind_0, behind_1 = (load(out, 16), load(out, 32), load(out, 48)), (load(out, 24), load(out, 40), load(out, 56))
     while True:
         k, cursor = next_entry(tile, n, cell, cursor, light)
         if k < 0:

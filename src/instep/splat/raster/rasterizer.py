@@ -108,25 +108,17 @@ class Rasterizer:
         return new
 
     def render(
-        self,
-        camera: Camera,
-        poses: Array | None = None,
-        *,
-        backdrop: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> RenderedImage:
+        self, camera: Camera, poses: Array | None = None, *,
+        backdrop: Backdrop | None = None, region: Region | None = None,
+    ) -> RenderedImage:  # fmt: skip
         """Render the Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             return self.blend(frame)
 
     def render_bodies(
-        self,
-        camera: Camera,
-        poses: Array | None = None,
-        *,
-        backdrop: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> Array:
+        self, camera: Camera, poses: Array | None = None, *,
+        backdrop: Backdrop | None = None, region: Region | None = None,
+    ) -> Array:  # fmt: skip
         """The body with the largest weight at each pixel [height, width], an index; -1 for the backdrop."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             tiles, bodies, names = frame.tile_lists(), np.empty(frame.shape, np.int32), len(self.gaussians.names)
@@ -136,13 +128,9 @@ class Rasterizer:
             return bodies
 
     def render_batch(
-        self,
-        camera: Camera,
-        poses: Array,
-        *,
-        backdrop: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> Array:
+        self, camera: Camera, poses: Array, *,
+        backdrop: Backdrop | None = None, region: Region | None = None,
+    ) -> Array:  # fmt: skip
         """Colours uint8 [worlds, height, width, 3] for `poses` [worlds, bodies, 7], one thread per image."""
         left, top, right, bottom = checked_region(camera, region)
         out = np.empty((len(poses), bottom - top, right - left, 3), np.uint8)
@@ -157,14 +145,9 @@ class Rasterizer:
         return out
 
     def render_with_gradients(
-        self,
-        camera: Camera,
-        poses: Array | None,
-        loss: Loss,
-        *,
-        backdrop: Backdrop | None = None,
-        region: Region | None = None,
-    ) -> tuple[RenderedImage, Gradients]:
+        self, camera: Camera, poses: Array | None, loss: Loss, *,
+        backdrop: Backdrop | None = None, region: Region | None = None,
+    ) -> tuple[RenderedImage, Gradients]:  # fmt: skip
         """Render, evaluate the loss, and return the image with the gradients of the loss by all parameters."""
         with self.prepared(camera, poses, backdrop, region) as frame:
             image = self.blend(frame)

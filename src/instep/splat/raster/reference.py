@@ -43,13 +43,9 @@ class ProjectedGaussians(NamedTuple):
 
 
 def render(
-    gaussians: Gaussians,
-    camera: Camera,
-    poses: Array | None = None,
-    *,
-    backdrop: Backdrop | None = None,
-    region: Region | None = None,
-) -> RenderedImage:
+    gaussians: Gaussians, camera: Camera, poses: Array | None = None, *,
+    backdrop: Backdrop | None = None, region: Region | None = None,
+) -> RenderedImage:  # fmt: skip
     """Render Gaussians; `poses` [bodies, 7] place the bodies, in the order of `gaussians.names`."""
     backdrop = plain_backdrop(camera) if backdrop is None else backdrop
     projected = project(gaussians, camera, poses)
@@ -67,13 +63,9 @@ def render(
 
 
 def render_bodies(
-    gaussians: Gaussians,
-    camera: Camera,
-    poses: Array | None = None,
-    *,
-    backdrop: Backdrop | None = None,
-    region: Region | None = None,
-) -> Array:
+    gaussians: Gaussians, camera: Camera, poses: Array | None = None, *,
+    backdrop: Backdrop | None = None, region: Region | None = None,
+) -> Array:  # fmt: skip
     """The body with the largest weight at each pixel [height, width], an index into the names; -1 for the backdrop."""
     projected = project(gaussians, camera, poses)
     shares = np.zeros((1 + len(gaussians.names), camera.height, camera.width))
