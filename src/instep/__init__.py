@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .tune.identification import Identification as Identification
     from .tune.identification import identify as identify
     from .tune.posterior import infer as infer
+    from .tune.torque_identification import identify_torque as identify_torque
     from .twin.factory import open_twin as open_twin
     from .twin.twin import Twin as Twin
 
@@ -76,6 +77,7 @@ _LAZY = {
     "splat.rendering": ("render",),
     "tune.identification": ("Identification", "identify"),
     "tune.posterior": ("infer",),
+    "tune.torque_identification": ("identify_torque",),
     "twin.factory": ("open_twin",),
     "twin.twin": ("Twin",),
 }
@@ -85,8 +87,9 @@ __all__ = [
     "BadInput", "Belief", "Box", "Channel", "Constant", "Diverged", "Episode", "Estimate", "Identification",
     "InstepError", "LinkLost", "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script",
     "Simulator", "Spec", "State", "Twin", "UnknownName", "Unsupported", "World", "connect", "diagnose_gap",
-    "evaluate_policies", "identify", "infer", "load_episodes", "load_scene", "measure_gap",
-    "measure_torque_gap", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "stack", "take",
+    "evaluate_policies", "identify", "identify_torque", "infer", "load_episodes", "load_scene",
+    "measure_gap", "measure_torque_gap", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "stack",
+    "take",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,9 @@ from instep.core.type_guards import is_mapping, is_sequence
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
+    from rich.table import Table
+
+    from instep.tune.gates import GateResult
 
 
 @dataclass(slots=True)
@@ -75,6 +78,17 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 
     usual = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*usual, *columns, console=Console(stderr=True), transient=True, refresh_per_second=5)
+
+
+def gate_table(gates: Sequence[GateResult]) -> Table:
+    """The gates of an identification with their states in colour."""
+    from rich.table import Table
+
+    table = Table("gate", "", "message", box=None, padding=(0, 2))
+    for gate in gates:
+        colour = {"passed": "green", "failed": "red" if gate.required else "yellow", "not run": "yellow"}[gate.state]
+        table.add_row(gate.name, f"[{colour}]{gate.state}[/]", gate.message)
+    return table
 
 
 def write_json(path: Path, content: Any) -> Path:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -15,9 +19,13 @@ from instep.gap.torque_gap import TorqueGap, measure_torque_gap
 from instep.gap.torque_rows import TorqueOptions
 from instep.report.page import Headline, write_report
 from instep.scene.folder import Scene
+from instep.tune.torque_identification import IdentifyTorqueOptions, TorqueIdentification, identify_torque
 
 from .gap_run import broken_scores, located, read_runs
-from .output import new_output
+from .output import Output, gate_table, new_output
+
+if TYPE_CHECKING:
+    from .verbs.tune import TuneArgs
 
 
 @frozen_dataclass
@@ -52,6 +60,61 @@ def run_torque_gap(args: TorqueGapRequest) -> int:
     Console().print(report.verdict.headline, highlight=False, markup=False)
     print(path)
     return 1 if broken else 0
+
+
+def run_torque_tune(data: str, scene: str, args: TuneArgs) -> int:
+    """Identify from torques, write the new scenes; the exit code is 1 where a gate was not passed."""
+    loaded = Scene.load(scene)
+    options = IdentifyTorqueOptions(
+        held_out=args.held_out,
+        hold_out=args.hold_out,
+        cutoff=args.cutoff,
+        payload_only=args.payload,
+        draws=10 if args.draws is None else args.draws,
+        seed=args.seed,
+    )
+    with Console(stderr=True).status("identifying from torques"):
+        found = identify_torque(loaded, read_runs(data, args.mapping, scene), options)
+    output = new_output("tune", args.out, seed=args.seed)
+    output.read(located(data))
+    output.read(loaded.root)
+    folder = _write_scenes(found, output)
+    sides = {"before": found.before, "after": found.after}
+    scores = {f"{side}: {name}": e for side, some in sides.items() for name, e in some.items()}
+    output.write({**scores, **found.values}, **found.as_dict(), scene=str(folder))
+    _print_found(found)
+    print(write_report(output.folder, found.report({f"sha256 of {k}": v for k, v in output.inputs.items()})))
+    for gate in found.gates:
+        if gate.required and not gate.passed:
+            print(f"Not promoted: {gate.name} {gate.state}. {gate.remedy}", file=sys.stderr)
+    print(folder)
+    return 0 if found.passed else 1
+
+
+def _write_scenes(found: TorqueIdentification, output: Output) -> Path:
+    """Write the scene without a payload, and one with each payload; return the folder of the first."""
+    for old in output.folder.glob("scene*/tuned.json"):
+        shutil.rmtree(old.parent)
+    stem = "scene" if found.passed else "scene_not_passed"
+    facts = {"data": output.inputs}
+    loads = {re.sub(r"\W+", "_", name): name for name in found.payloads}
+    paths = [found.save(output.folder / f"{stem}_{k}", payload=name, provenance=facts) for k, name in loads.items()]
+    if found.solution.problem.bodies:
+        paths.insert(0, found.save(output.folder / stem, provenance=facts))
+    return paths[0]
+
+
+def _print_found(found: TorqueIdentification) -> None:
+    console = Console()
+    table = Table("joint", "error before [Nm]", "after", "of RMS torque", box=None, padding=(0, 2))
+    for joint in found.held_out[0].joints:
+        sides = (f"{scores[f'{joint} rms'].value:.3g}" for scores in (found.before, found.after))
+        table.add_row(joint, *sides, f"{found.after[f'{joint} of rms torque'].value:.3g} %")
+    console.print(table)
+    for name, load in found.payloads.items():
+        centre = ", ".join(f"{part.value:.3g}" for part in load.centre)
+        console.print(f"{name}: {load.mass} at ({centre}) m of {load.body}", highlight=False, markup=False)
+    console.print(gate_table(found.gates))
 
 
 def _print_scores(gap: TorqueGap) -> None:

@@ -13,16 +13,22 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, log_jackknife, pooled
 from instep.core.world import Array
-from instep.physics.inverse_dynamics import direction, model_torques
+from instep.physics.actuators import read_actuators
+from instep.physics.inverse_dynamics import direction, model_torques, rigid_torques
 from instep.report.figures import bars_figure, downsampled, plain_text, series_color, titled
 from instep.report.page import Figure, FigureTabs, Headline, HtmlReport, Number, Section, Table, formatted, write_html
 from instep.report.plots import matplotlib_figure
-from instep.scene.folder import Scene
+from instep.scene.folder import SCENE_FILE, Scene
+from instep.scene.settings_file import read_table
 
 from .torque_rows import TorqueOptions, TorqueRun, torque_runs
 
 RELATIVE, NORM = "torque error", "torque error, mean norm"
 """Scores over all joints: norm of all errors over norm of all torques [%], and mean norm of a row [Nm]."""
+OFFSETS_FILE = "torque_sensors.toml"
+"""File of a scene folder with the offset of each joint's torque sensor [Nm]."""
+OPPOSED = 2.0
+"""Actuator models take friction as a share of |external - motor torque|, twice the load where the two balance."""
 BLOCKS = 20
 """Blocks of neighbouring rows behind an interval: neighbouring rows repeat each other."""
 
@@ -107,8 +113,25 @@ def measure_torque_gap(
 
 
 def scene_torques(scene: Scene, run: TorqueRun) -> Array:
-    """The torques that a scene needs for the motion of a run [rows, joints]."""
-    return model_torques(scene.model, run.motion)[:, run.dofs]
+    """The torques that a scene needs for the motion of a run, as its sensors would show them [rows, joints].
+
+    Load-dependent friction of its actuator models and the offsets of its torque sensors are included.
+    """
+    torque = model_torques(scene.model, run.motion)[:, run.dofs]
+    settings = read_actuators(scene.root)
+    share = np.array([settings.get(f"joint.{joint}.load", 0.0) for joint in run.joints])
+    if share.any():
+        load = np.abs(rigid_torques(scene.model, run.motion)[:, run.dofs])
+        torque = torque + OPPOSED * share * load * direction(run.motion.v[:, run.dofs])
+    return torque + np.array([sensor_offsets(scene).get(joint, 0.0) for joint in run.joints])
+
+
+def sensor_offsets(scene: Scene) -> dict[str, float]:
+    """Offsets of a scene's torque sensors by joint [Nm]; empty where its folder has no `torque_sensors.toml`."""
+    path = scene.root / OFFSETS_FILE
+    if not path.is_file() or not (scene.root / SCENE_FILE).is_file():
+        return {}
+    return {str(joint): float(value) for joint, value in read_table(path).get("settings", {}).items()}
 
 
 def check_same_joints(runs: Sequence[TorqueRun]) -> None:

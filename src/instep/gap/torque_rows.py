@@ -121,7 +121,7 @@ def _run(scene: Scene, episode: Episode, number: int, options: TorqueOptions) ->
             "needed. Record longer, or raise --cutoff."
         )
     dofs = np.array([int(scene.model.joint(label).dofadr[0]) for label in labels])
-    payload = options.payload or _payload(episode)
+    payload = options.payload or payload_of(episode)
     notes = {"torque": source, "acceleration": "recorded" if ACCELERATION in episode else "derived from q"}
     motion = _placed(scene, labels, {key: smooth[key][kept] for key in ("q", "v", "a")})
     return TorqueRun(name, t[kept], motion, smooth["torque"][kept], tuple(labels), dofs, cutoff, payload, notes)
@@ -219,7 +219,8 @@ def _kept(v: Array, cutoff: float, rate: float) -> Array:
     return np.arange(first, last, max(1, int(rate / (ROWS_PER_PERIOD * cutoff))))
 
 
-def _payload(episode: Episode) -> str:
+def payload_of(episode: Episode) -> str:
+    """Name of the payload that a recording carries, from its metadata; empty where none."""
     named = episode.meta.get("payload", "").strip()
     return "" if named.lower() in ("", "0", "0.0", "none", "no", "false", "empty") else named
 

@@ -22,6 +22,8 @@ INERTIAL = ("m", "mx", "my", "mz", "Ixx", "Ixy", "Ixz", "Iyy", "Iyz", "Izz")
 STOP_SPEED = 0.02
 """Speed below which dry friction fades [rad/s or m/s]: sign(v) is taken as tanh(v / STOP_SPEED)."""
 
+_ON_JOINT = int(mujoco.mjtWrap.mjWRAP_JOINT)
+
 
 @array_dataclass
 class Motion:
@@ -47,7 +49,8 @@ def direction(v: Array) -> Array:
 def model_torques(model: mujoco.MjModel, motion: Motion) -> Array:
     """The torques that a model needs for a motion [rows, nv]: M a + bias - passive forces + dry friction.
 
-    Contacts, limits and equality constraints are left out: they are not a function of the motion.
+    Dry friction is that of joints and of fixed tendons. Contacts, limits and equality constraints are left out: they
+    are not a function of the motion.
     """
     free = copy.copy(model)
     free.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
@@ -56,7 +59,32 @@ def model_torques(model: mujoco.MjModel, motion: Motion) -> Array:
         data.qpos[:], data.qvel[:], data.qacc[:] = q, v, a
         mujoco.mj_inverse(free, data)
         out[row] = data.qfrc_inverse
-    return out + model.dof_frictionloss * direction(motion.v)
+    arms = tendon_arms(model)
+    dry = (model.tendon_frictionloss * direction(motion.v @ arms.T)) @ arms
+    return out + model.dof_frictionloss * direction(motion.v) + dry
+
+
+def rigid_torques(model: mujoco.MjModel, motion: Motion) -> Array:
+    """The torques of the rigid bodies alone [rows, nv]: without friction, damping, springs and rotors."""
+    data, out = mujoco.MjData(model), np.empty((len(motion), model.nv))
+    for row, (q, v, a) in enumerate(zip(motion.q, motion.v, motion.a, strict=True)):
+        data.qpos[:], data.qvel[:], data.qacc[:] = q, v, a
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_comVel(model, data)
+        mujoco.mj_rne(model, data, 1, out[row])
+    return out
+
+
+def tendon_arms(model: mujoco.MjModel) -> Array:
+    """How fixed tendons turn with the joints [tendons, nv]; zero for those that run over sites."""
+    arms = np.zeros((model.ntendon, model.nv))
+    for tendon in range(model.ntendon):
+        first = int(model.tendon_adr[tendon])
+        for wrap in range(first, first + int(model.tendon_num[tendon])):
+            if model.wrap_type[wrap] == _ON_JOINT:
+                arms[tendon, int(model.jnt_dofadr[model.wrap_objid[wrap]])] = model.wrap_prm[wrap]
+    return arms
 
 
 def inertial_regressor(model: mujoco.MjModel, motion: Motion, bodies: Sequence[int]) -> Array:

@@ -35,12 +35,7 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
 
     The folder is complete: it loads anywhere, and taking the settings out again gives the old scene back.
     """
-    if out.exists() and any(out.iterdir()):
-        raise BadInput(f"The folder {str(out)!r} is not empty; a promoted scene needs a new one.")
-    if (scene.root / SCENE_FILE).is_file() and scene.name == scene.root.resolve().name:
-        shutil.copytree(scene.root, out, dirs_exist_ok=True, ignore=NOT_COPIED)
-    else:
-        _write_folder(scene, out)
+    copy_scene(scene, out)
     own = {name: value for name, value in settings.items() if is_actuator_param(scene.model, name)}
     rest = {name: value for name, value in settings.items() if name not in own}
     merged = {**{k: float(v) for k, v in scene.settings.items()}, **rest}  # type: ignore[arg-type]
@@ -65,6 +60,16 @@ def add_provenance(folder: Path, facts: Mapping[str, Any]) -> None:
     path = folder / "tuned.json"
     record = {**json.loads(path.read_text(encoding="utf-8")), **facts}
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_scene(scene: Scene, out: Path) -> None:
+    """Copy a scene into a new folder; a bare robot file becomes a folder."""
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"The folder {str(out)!r} is not empty; a promoted scene needs a new one.")
+    if (scene.root / SCENE_FILE).is_file() and scene.name == scene.root.resolve().name:
+        shutil.copytree(scene.root, out, dirs_exist_ok=True, ignore=NOT_COPIED)
+    else:
+        _write_folder(scene, out)
 
 
 def scene_hash(root: Path) -> str:

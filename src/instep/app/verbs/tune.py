@@ -70,6 +70,14 @@ class TuneArgs:
     begin at rest."""
     posterior: PosteriorMethod = "none"
     """also infer a posterior by this method (dropo: a distribution to train on)."""
+    torque: bool = False
+    """identify inertias, friction and payloads from measured joint torques, in place of --params from motion."""
+    payload: bool = False
+    """with --torque: all recordings carry one payload on the last link, which alone is identified."""
+    hold_out: tuple[str, ...] = ()
+    """with --torque: names of the recordings to hold out, in place of a share."""
+    cutoff: float = 0.0
+    """with --torque: cut-off of the low-pass [Hz]; 0 finds it from the motion."""
     delta: bool = False
     """also learn a delta action for the error that the parameters leave."""
     seed: int = 0
@@ -96,6 +104,10 @@ def tune(
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
 
     """
+    if args.torque:
+        from instep.app.torque_run import run_torque_tune
+
+        return run_torque_tune(data, scene, args)
     from instep.app.gap_run import read_runs
     from instep.app.output import new_output
     from instep.app.tune_progress import tune_progress
@@ -227,6 +239,8 @@ def _print_summary(found: Identification) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from instep.app.output import gate_table
+
     console, start, status = Console(), found.result.start, found.param_status
     table = Table("parameter", "before", "after", "95 % interval", "unit", "status", box=None, padding=(0, 2))
     for column in (1, 2, 3):
@@ -238,10 +252,7 @@ def _print_summary(found: Identification) -> None:
     for name, value in found.result.unidentified.items():
         table.add_row(name, f"{start.get(name, value):.4g}", f"{value:.4g}", "", "", str(status[name]))
     console.print(table)
-    gates = Table("gate", "", "message", box=None, padding=(0, 2))
-    for gate in found.gates:
-        colour = {"passed": "green", "failed": "red" if gate.required else "yellow", "not run": "yellow"}[gate.state]
-        gates.add_row(gate.name, f"[{colour}]{gate.state}[/]", gate.message)
+    gates = gate_table(found.gates)
     if found.posterior is not None:
         gates.add_row("posterior", found.posterior.method, found.posterior.message)
     console.print(gates)
