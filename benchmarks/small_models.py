@@ -47,6 +47,19 @@ ARM = """
 """
 
 
+HANGING = """
+<mujoco>
+  <option timestep="0.002" integrator="implicitfast"/>
+  <worldbody>
+    <body name="upper" pos="0 0 1">
+      <joint name="shoulder" axis="0 1 0" armature="0.01" {joint}/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5" contype="0" conaffinity="0"/>
+      {end}
+    </body>
+  </worldbody>
+  {rest}
+</mujoco>
+"""
 SERVO_VALUES = {
     "timestep": 0.005, "joint": "hinge", "damping": 0.05, "armature": 0.02, "mass": 0.4, "gravcomp": 0.0, "kp": 4.0,
     "kv": 0.1,
@@ -58,6 +71,11 @@ def servo_model(*, bystander: bool = False, **values: float | str) -> str:
     if unknown := values.keys() - SERVO_VALUES.keys():
         raise KeyError(f"the servo has no {sorted(unknown)}")
     return SERVO.format(**{**SERVO_VALUES, **values}, bystander=BYSTANDER if bystander else "")
+
+
+def hanging_model(joint: str, end: str, rest: str) -> str:
+    """A link that hangs from a shoulder: attributes of its joint, bodies at its end, what follows the worldbody."""
+    return HANGING.format(joint=joint, end=end, rest=rest)
 
 
 def arm_model(

@@ -15,22 +15,13 @@ from instep.physics.actuators import ActuatedWorld
 from instep.physics.mujoco_world import MujocoWorld
 from instep.physics.rapier_world import RapierWorld
 from instep.scene.folder import scene_of_file
+from small_models import hanging_model
 
-ARM = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body name="upper" pos="0 0 1">
-      <joint name="shoulder" axis="0 1 0" damping="0.05" frictionloss="0.02" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5"/>
+LOWER = """
       <body name="lower" pos="0 0 -0.3">
         <joint name="elbow" axis="0 1 0" damping="0.05" armature="0.01"/>
-        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.02" mass="0.3"/>
+        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.02" mass="0.3" contype="0" conaffinity="0"/>
       </body>
-    </body>
-  </worldbody>
-  {actuators}
-</mujoco>
 """
 SERVOS = """<actuator>
   <position name="shoulder" joint="shoulder" kp="20" kv="1"/>
@@ -51,7 +42,7 @@ def world(tmp_path):
 
 def opened(folder, actuators):
     path = folder / "arm.xml"
-    path.write_text(ARM.format(actuators=actuators))
+    path.write_text(hanging_model('damping="0.05" frictionloss="0.02"', LOWER, actuators))
     return MujocoWorld(scene_of_file(path, 100.0), threads=1)
 
 
