@@ -8,13 +8,13 @@ at a pixel, and R the sum of weight times s over all Gaussians behind it, the gr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numba import njit
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.splat import spherical_harmonics
 from instep.splat.gaussians import Gaussians
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .rasterizer import PreparedFrame
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ImageGradient:
     """Gradient of a loss by the pixels of an image."""
 
@@ -60,7 +60,7 @@ Loss: TypeAlias = Callable[[RenderedImage], ImageGradient]
 """A function from an image to the gradient of the loss by its pixels."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Gradients:
     """Gradients of a loss, each of the shape of its parameter."""
 
@@ -144,7 +144,7 @@ def _pose_gradients(by_pose: Array, world_from_body: Array, world_from_eye: Arra
     return np.concatenate([force, torque], axis=1), on_camera
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Shading:
     means: Array | float
     sh: Array

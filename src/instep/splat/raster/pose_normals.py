@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.image import Backdrop, Region, checked_region
@@ -247,7 +247,7 @@ def normal_tiles(
 _UPPER = np.triu_indices(6)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class TargetImage:
     """An image of one camera with a weight for every pixel."""
 
@@ -262,7 +262,7 @@ class TargetImage:
     """The only part of the image that counts."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PoseNormalEquations:
     """Normal equations of poses: a step is -solve(information + prior, gradient + ...).
 
@@ -335,7 +335,7 @@ def camera_normals(
     return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Tracked:
     names: tuple[str, ...]
     track: Array  # [bodies] int32, row of what it moves with, or -1
@@ -361,7 +361,7 @@ def _solve(
     return [_normals(tracked.names, whole[i], cost[i], turn) for i, turn in enumerate(turns)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Job:
     frame: PreparedFrame
     tiles: TileLists

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians
@@ -58,7 +59,7 @@ class _CameraOrder:
     age: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PreparedFrame:
     """A frame up to the point where tiles are blended; shared by rendering and derivatives."""
 
