@@ -107,10 +107,12 @@ def gap_report(folder: Path) -> Path:
 
 
 def tune_report(folder: Path) -> Path:
-    """Report of an identification: a second engine with a delay and weaker servos."""
-    run_instep(folder, "scene", "set", "pusht", "robot", "actuator.*.kp=350", "action.delay=0.03")
-    run_instep(folder, "record", "sim:robot@rapier", "data", "--policy", "random", "--episodes", "6", "--steps", "240")
-    run_instep(folder, "tune", "data", "pusht", "--params", "action.delay", "actuator.*.kp", "--out", "tuned")
+    """Report of an identification: friction and delay of an arm from its logs."""
+    arm = ROOT / "examples" / "own_arm"
+    shutil.copytree(arm, folder / "own_arm")
+    words = ("own_arm", "own_arm/arm.urdf", "--mapping", "own_arm/log.toml")
+    params = ("--params", "joint.*.frictionloss", "action.delay", "--windows", "40")
+    run_instep(folder, "tune", *words, *params, "--out", "tuned", passes=(0, 1))
     return screenshot(folder / "tuned" / "report.html", 1250)
 
 
