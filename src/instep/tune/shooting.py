@@ -35,6 +35,8 @@ from .windows import Shooter, Windows, check_window_count, cut_windows, predicta
 
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
 """Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
+MAX_REWEIGHTS, SAME_SCALE = 4, 0.8
+"""How often a search goes on under new weights, and the ratio of residuals above which the old ones are good enough."""
 MAX_DELAY_STEPS = 3
 """How often a search that ended is continued on the other side of a jump of the cost along a delay."""
 MAX_STEP = 0.5
@@ -241,8 +243,14 @@ def _search(
             ended.append(descend(problem, begun, brief, loose * options.tolerance, progress).point)
         ended.sort(key=lambda p: p.cost)
         # The scale of the residuals is known only now: finish the best search under the final weights.
-        problem = replace(problem, scale=_scale(shooter, options, ended[0]))
+        problem = _reweighed_problem(problem, ended[0], options)
         last = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, progress)
+        for _ in range(MAX_REWEIGHTS):
+            again = _reweighed_problem(problem, last.point, options)
+            if (again.scale > SAME_SCALE * problem.scale).all() or last.status is FitStatus.BUDGET_SPENT:
+                break
+            problem = again
+            last = descend(problem, _reweighted(problem, last.point), options.iterations, options.tolerance, progress)
         for _ in range(MAX_DELAY_STEPS):
             better = with_stepped_delay(problem, last.point)
             if better is last.point or progress.ended:
@@ -327,6 +335,17 @@ def _scale(shooter: Shooter, options: ShootingOptions, point: Point) -> Array:
     floor = np.maximum(shooter.windows.noise_q[form.measured], 1e-9 * max(float(size.max(initial=0.0)), 1e-9))
     size = np.maximum(size, floor)
     return np.array([options.scale.get(name, float(s)) for name, s in zip(names, size, strict=True)])
+
+
+def _reweighed_problem(problem: Problem, point: Point, options: ShootingOptions) -> Problem:
+    """The problem with the scale of the residuals at a point, and start states as uncertain as their shifts there.
+
+    Velocities are often derived from positions, and are wrong by more than their noise where the motion is fast. Held
+    to it, they would leave large residuals, which weigh less than they should, and bias delays and friction.
+    """
+    shift = np.sqrt((point.starts**2).mean(axis=0))
+    sigma = np.where(problem.sigma_start > 0, np.maximum(problem.sigma_start, shift), 0.0)
+    return replace(problem, sigma_start=sigma, scale=_scale(problem.shooter, options, point))
 
 
 def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:

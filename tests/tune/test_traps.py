@@ -1,0 +1,46 @@
+"""Fits that used to end in a wrong value with a narrow interval, and passed all gates."""
+
+from __future__ import annotations
+
+import pytest
+
+from instep.tune.gates import GateOptions, gated_fit, split
+from instep.tune.shooting import ShootingOptions, fit
+
+FRICTION, DELAY = "joint.hinge.frictionloss", "action.delay"
+
+
+def covered(found, truth: dict[str, float]) -> list[str]:
+    """Names whose interval does not hold the truth; none where there are no intervals."""
+    ends = {name: found.interval(name, 0.99) for name in truth}
+    return [name for name, e in ends.items() if e.has_interval and not e.low <= truth[name] <= e.high]
+
+
+def test_friction_beside_a_delay_is_found_or_has_no_interval(servo, recorded):
+    # The search stopped at the next physics step, 25 ms, with an interval of 0.1 ms, and friction counted as unseen.
+    truth, start = {FRICTION: 0.12, DELAY: 0.02}, {FRICTION: 0.052, DELAY: 0.0}
+    params = servo.scene.params(*truth)
+    found = fit(servo, recorded(servo, truth, range(3)), params, ShootingOptions(window=0.5, starts=1, start=start))
+    assert found.settings == pytest.approx(truth, rel=0.1)
+    assert covered(found, truth) == []
+
+
+def test_a_search_cut_short_has_no_interval(servo, recorded):
+    truth = {"joint.hinge.damping": 0.4, "actuator.hinge.kp": 9.0}
+    start = {"joint.hinge.damping": 0.02, "actuator.hinge.kp": 2.0}
+    options = ShootingOptions(window=0.5, starts=1, start=start, iterations=1)
+    found = fit(servo, recorded(servo, truth, range(2)), servo.scene.params(*truth), options)
+    assert found.status == "budget spent"
+    assert all(not estimate.has_interval for estimate in found.estimates.values())
+
+
+def test_friction_that_noise_hides_keeps_the_scenes_value_and_names_its_motion(servo, recorded):
+    truth, start = {FRICTION: 0.0012, "actuator.hinge.kp": 6.0}, {FRICTION: 0.002, "actuator.hinge.kp": 4.0}
+    episodes = split(recorded(servo, truth, range(3), noise=0.02))
+    options = ShootingOptions(window=0.5, starts=1, start=start)
+    result = gated_fit(servo, episodes, servo.scene.params(*truth), options, GateOptions(seeds=1, draws=0))
+    assert FRICTION in result.identifiability.unobservable
+    assert result.settings[FRICTION] == start[FRICTION]
+    gate = result.gates[1]
+    assert "Not identifiable, values kept" in gate.message
+    assert "slow reversals" in gate.remedy and f"instep excite SCENE --params {FRICTION}" in gate.remedy
