@@ -28,6 +28,8 @@ SEARCHES = 3
 AGREED = 0.02
 """Share of the residual by which the torques of two fits may differ."""
 MIN_REDUCTION = 0.05
+MAX_WIDENING = 3.0
+"""Intervals that must be widened further than this to hold planted values are not to be trusted."""
 SAME = 0.02
 """Share of the torques by which the scene opened from disk may differ from the fit: digits, and loads of friction."""
 
@@ -119,8 +121,12 @@ def _recovery(found: TorqueIdentification, evidence: TorqueEvidence) -> GateResu
     ratios = planted_errors(found.solution, evidence.base, evidence.fit, (evidence.draws, evidence.seed, 1))
     inside, count = int((ratios < found.solution.calibration * normal_quantile(0.95)).sum()), len(ratios)
     share = wilson(inside, count)
-    message = f"{share.value:.0%} of {count} planted values lie inside their 90 % intervals ({evidence.draws} sets)."
-    good = share.value >= MIN_RECOVERED
+    wider = found.solution.calibration
+    message = (
+        f"{share.value:.0%} of {count} planted values lie inside their 90 % intervals ({evidence.draws} sets), which "
+        f"were widened {wider:.2g} times."
+    )
+    good = share.value >= MIN_RECOVERED and wider <= MAX_WIDENING
     remedy = "" if good else "Record longer or more varied motions (instep excite SCENE)."
     return GateResult("recovery", "passed" if good else "failed", message, {"recovered": share}, remedy)
 
