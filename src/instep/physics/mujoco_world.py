@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mujoco
@@ -25,6 +25,20 @@ SENSORS = "mujoco.sensors"
 """Readings of the model's own sensors at the last physics step are kept under this key."""
 STEPS_PER_THREAD = 32
 """Physics steps of one control step, over all its worlds, that pay for waking one more thread."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PhysicsSteps:
+    """A batch at every physics step; after a divergence nothing is finite."""
+
+    q: Array
+    """Positions before each step, and after the last [worlds, steps + 1, nq]."""
+    v: Array
+    """Velocities before each step, and after the last [worlds, steps + 1, nv]."""
+    acceleration: Array
+    """Accelerations of the steps, before damping is taken implicitly [worlds, steps, nv]."""
+    constraint: Array
+    """Torques of all constraints: dry friction, limits, contacts, couplings [worlds, steps, nv]."""
 
 
 class MujocoWorld:
@@ -107,6 +121,28 @@ class MujocoWorld:
         sensors = sensors.reshape(*state.batch, -1) if sensors is not None else None
         new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensors)
         return check_finite(new, self.scene.name, "MuJoCo", error)
+
+    def physics_steps(self, state: State, actions: Array) -> PhysicsSteps:
+        """What happens at every physics step of a batch; `actions` [span, worlds, nu] are held for a control period."""
+        layout, rows = self._layout, np.asarray(state.hidden[KEY], float)
+        steps, nv = len(actions) * self._steps, self._model.nv
+        path = np.full((steps + 1, *rows.shape), np.nan)
+        found = np.full((2, steps, len(rows), nv), np.nan)
+        with self._lock:
+            batch = self._batch(len(rows), inputs_of(state, len(rows)))
+            bound = batch.bind("qacc"), batch.bind("qfrc_constraint")
+            batch.state[:] = rows
+            for i in range(steps):
+                batch.state[:, layout.ctrl] = actions[i // self._steps]
+                path[i] = batch.state
+                try:
+                    batch.step(nstep=1)
+                except mjbatch.SimulationError:
+                    path[i:] = np.nan
+                    break
+                found[:, i], path[i + 1] = bound, batch.state
+        path, found = np.moveaxis(path, 0, 1), np.moveaxis(found, 1, 2)
+        return PhysicsSteps(path[..., layout.qpos], path[..., layout.qvel], found[0], found[1])
 
     def observe(self, state: State) -> Observation:
         """The robot's joints, the objects' poses, and the model's own sensors where it has any."""

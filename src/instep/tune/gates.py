@@ -98,6 +98,8 @@ class GateOptions:
     that is fitted, at the initial values."""
     starts: tuple[Mapping[str, float], ...] = ()
     """Further points from which searches begin, beside the initial values: direct estimates, or an earlier result."""
+    scene_values: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Values of the parameters in the scene, where the initial values are others."""
     search: SearchMethod = fit
     """What searches; another for a kind of robot has the same signature as `fit`."""
 
@@ -118,7 +120,8 @@ def gated_fit(
     gates, progress = gates or GateOptions(), progress or Progress()
     fitted, held_out = episodes
     results = [_telemetry([*fitted, *held_out])]
-    searching = SearchOptions(options, gates.seeds, gates.starts, options.start, gates.seed, gates.search)
+    values = {**options.start, **gates.scene_values}
+    searching = SearchOptions(options, gates.seeds, gates.starts, values, gates.seed, gates.search)
     first = first_fit(sim, fitted, params, searching, progress.part(0.0, 0.2, of_time_left=0.3))
     weak = assess_fit(first, first.problem.prior_sigma)
     results.append(_identifiability(weak))
@@ -135,11 +138,11 @@ def gated_fit(
     results += [_solve(found), recovery, _whiteness(found.fit)]
     progress.advance("held-out recordings", 0.95)
     # Initial values may be far worse than the scene: a fit that only beats those must not be promoted.
-    before = gates.given or sim.tuned({param.address: start_value(param, options.start) for param in params})
+    before = gates.given or sim.tuned({param.address: start_value(param, values) for param in params})
     after = sim.tuned({**found.fixed, **found.fit.settings})
     comparison = compare(before, after, held_out, window=options.window, seed=gates.seed)
     results.append(_held_out(comparison))
-    return GatedFit(found.fit, tuple(results), weak, comparison, dict(options.start), found.fixed)
+    return GatedFit(found.fit, tuple(results), weak, comparison, values, found.fixed)
 
 
 def _telemetry(episodes: Sequence[Episode]) -> GateResult:

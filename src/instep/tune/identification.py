@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.param import Param
 from instep.core.progress import IterationWatch, Progress
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
@@ -18,13 +19,15 @@ from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
+from instep.physics.mujoco_world import MujocoWorld
 from instep.report.page import HtmlReport, render
 from instep.report.plots import matplotlib_figure
 from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
 
+from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
+from .gates import MIN_SEARCHES, GatedFit, GateOptions, GateResult, gated_fit, split
 from .group_params import (
     GroupedWorld,
     grouped_episodes,
@@ -305,24 +308,57 @@ def identify(
     if not isinstance(selection, ParamSelection):
         selection = select_params(scene, episodes, selection, options.bounds)
     given, groups = sim, ()
-    sim = sim.tuned(selection.fixed) if selection.fixed else sim
     if options.own:
         episodes, groups = grouped_episodes(episodes, options.groups)
         selection = own_params(selection, options.own, groups)
-        sim = GroupedWorld(cast(SceneSimulator, sim), groups)
     parts = [split(some, options.held_out) for some in (split_by_group(episodes, groups) if groups else [episodes])]
     fitted, held_out = ([e for part in parts for e in part[side]] for side in (0, 1))
     progress = progress or Progress()
     history = _CostHistory(progress.watch)
     part = progress.part(0.0, 1.0)
     part.watch = history
+    estimate = None
+    if selection.automatic and not groups and isinstance(sim, MujocoWorld):
+        estimate = estimate_arm(sim, fitted, part.part(0.0, 0.3, of_time_left=0.4))
+        selection = selection if estimate is None else _with_estimate(selection, estimate)
+    sim = sim.tuned(selection.fixed) if selection.fixed else sim
+    sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
     shooting = _shooting_options(options, selection, scene, sim)
     starts = (options.begin,) if options.begin else ()
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
-    result = gated_fit(sim, (fitted, held_out), selection.params, shooting, gates, progress=part)
+    if estimate is not None:
+        found = {name: value for name, value in estimate.settings.items() if name in selection.start}
+        shooting = replace(shooting, start={**selection.start, **found})
+        seeds = min(options.seeds, MIN_SEARCHES)
+        gates = replace(gates, seeds=seeds, search=estimate, scene_values=selection.start)
+    result = gated_fit(
+        sim,
+        (fitted, held_out),
+        selection.params,
+        shooting,
+        gates,
+        progress=part if estimate is None else part.part(0.3, 1.0),
+    )
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups
     )
+
+
+def _with_estimate(selection: ParamSelection, estimate: ArmEstimate) -> ParamSelection:
+    """The selection without what the recordings of an arm say nothing about, and with ranges around its estimates."""
+    found, params = estimate.settings, list[Param]()
+    for param in selection.params:
+        if not estimate.free(param.address):
+            continue
+        if param.address in found:
+            value = found[param.address]
+            low, high = (value / 4, value * 4) if param.log else (value, value)
+            param = replace(param, low=min(param.low, low), high=max(param.high, high))
+        params.append(param)
+    stiffness = {f"joint.{joint.joint}.friction_stiffness" for joint in estimate.arm.joints}
+    fixed = {name: value for name, value in selection.fixed.items() if name not in stiffness}
+    start = {param.address: selection.start[param.address] for param in params}
+    return replace(selection, params=tuple(params), start=start, fixed={**fixed, **estimate.friction_stiffness})
 
 
 @dataclass(slots=True)

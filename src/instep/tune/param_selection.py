@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+import mujoco
 import numpy as np
 
 from instep.core.episode import Episode
@@ -13,6 +14,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
+from instep.scene.couplings import driven_joints, driving_actuators, joint_groups
 from instep.scene.folder import Scene
 
 FRICTION_STIFFNESS = 0.9999
@@ -21,8 +23,6 @@ LIMIT_TOLERANCE_RAD = 0.0175
 """How far a joint at its command limit may move [rad]."""
 MAX_STICKING_SHARE = 0.05
 """Share of the time at a command limit for which a joint may stay there although its command leaves it."""
-NEGLIGIBLE_DAMPING = 1e-3
-"""Share of a joint's damping that remains in its servo, so that the joint has the rest."""
 
 Bounds = Mapping[str, tuple[float, float]]
 """Pattern of addresses -> low, high."""
@@ -36,6 +36,8 @@ class ParamSelection:
     start: dict[str, float]
     fixed: dict[str, float]
     """Settings that the identified values depend on; they are saved with them."""
+    automatic: bool = False
+    """Whether the parameters were chosen from the scene and its recordings, rather than named."""
 
 
 def select_params(
@@ -68,8 +70,11 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
             "Nothing that the scene knows moves in the recordings; check their labels with: instep data info"
         )
     chosen = _Selected(scene)
+    groups = joint_groups(scene.model)
+    # Coupled joints move as one, so the first of them stands for all.
     for joint in moved:
-        chosen.add_joint(joint)
+        if joint == next(other for other in groups.get(joint, (joint,)) if other in moved):
+            chosen.add_joint(joint)
     for name in _compensated_links(scene):
         chosen.add(Param(name, -2.0, 4.0), float(address.read(scene.model, [name])[name]))
     chosen.add_motors()
@@ -86,7 +91,7 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
         chosen.add(Param(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s"), max(delay, scene.dt))
     params = tuple(_bounded(param, scene.bounds) for param in chosen.params)
     start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
-    return ParamSelection(params, start, chosen.fixed | command_limits(scene, episodes))
+    return ParamSelection(params, start, chosen.fixed | command_limits(scene, episodes), automatic=True)
 
 
 def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:
@@ -113,8 +118,10 @@ def command_limits(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float
     for name in spec.action.labels:
         if f"actuator.{name}.low" not in known or name not in spec.q.labels:
             continue
-        u = np.concatenate([e.action[:, spec.action.labels.index(name)] for e in episodes])
-        q = np.concatenate([e.q[:, spec.q.labels.index(name)] for e in episodes])
+        u = np.concatenate([e.action[e.powered, spec.action.labels.index(name)] for e in episodes])
+        q = np.concatenate([e.q[e.powered, spec.q.labels.index(name)] for e in episodes])
+        if not len(q):
+            continue
         margin, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
         for side, sign in (("low", -1.0), ("high", 1.0)):
             end = float((sign * q).max())
@@ -144,6 +151,13 @@ class _Selected:
         """Add a parameter with logarithmic bounds at factors of its initial value."""
         self.add(Param(name, factors[0] * value, factors[1] * value, True, unit), value)
 
+    def add_gain(self, name: str) -> None:
+        """Add a gain with logarithmic bounds around the scene's value."""
+        param = address.params(self.scene.model, [name])[0]
+        value = address.read(self.scene.model, [name])[name]
+        if value > 0:
+            self.add_range(name, value, (0.003, 10.0), param.unit)
+
     def add_known(self, name: str) -> None:
         """Add a parameter with the scene's value and bounds."""
         values = address.read(self.scene.model, [name]).values()
@@ -151,32 +165,49 @@ class _Selected:
             self.add(param, value)
 
     def add_joint(self, joint: str) -> None:
-        """Add the gains of a joint's actuators, its damping, dry friction and armature."""
+        """Add the gains of a joint's actuators, its damping, dry friction and armature, from the scene's own values.
+
+        The damping of a servo and of its joint act alike while the motor is within its limits. That of the servo stays
+        there, since the motor's limit holds for it too.
+        """
         model, known = self.scene.model, set(address.addresses(self.scene.model))
         values = {Address.parse(name).field: v for name, v in address.read(model, [f"joint.{joint}.*"]).items()}
-        damping = values["damping"]
-        for a in range(model.nu):
-            name = f"actuator.{model.actuator(a).name}"
-            if model.actuator_trnid[a, 0] != model.joint(joint).id:
+        damping, strength, servo_damping = values["damping"], 0.0, 0.0
+        for actuator in driving_actuators(model, joint):
+            name = f"actuator.{actuator}"
+            # An actuator that drives several joints, through a tendon or a coupling, is identified once.
+            if any(f"{name}.{word}" in self.start for word in ("kp", "gear")):
                 continue
+            if f"{name}.kp" in known and driven_joints(model, actuator) != (joint,):
+                self.add_gain(f"{name}.kp")
+                self.add_gain(f"{name}.kv")
+                continue
+            strength = max(strength, _torque_limit(model, int(model.actuator(actuator).id)))
             if f"{name}.kp" in known:
                 gains = address.read(model, [f"{name}.kp", f"{name}.kv"])
-                stiffness, servo_damping = gains[f"{name}.kp"], gains[f"{name}.kv"]
-                # The damping of the servo and of the joint are confounded, so all of it is given to the joint.
-                damping += max(0.0, servo_damping)
-                self.fixed[f"{name}.kv"] = NEGLIGIBLE_DAMPING * max(damping, 1e-6)
+                stiffness, servo_damping = gains[f"{name}.kp"], max(0.0, gains[f"{name}.kv"])
+                strength = strength or 0.2 * stiffness
                 self.add_range(f"{name}.kp", stiffness, (0.003, 10.0), "Nm/rad")
                 self.add(Param(f"{name}.bias", -0.05 * stiffness, 0.05 * stiffness, unit="Nm"), 0.0)
+                if servo_damping > 0:
+                    self.add_range(f"{name}.kv", servo_damping, (0.003, 10.0), "Nm s/rad")
             elif f"{name}.gear" in known:
                 gear = address.read(model, [f"{name}.gear"])[f"{name}.gear"]
                 low, high = sorted((0.2 * gear, 5.0 * gear))
                 self.add(Param(f"{name}.gear", low, high, low > 0), gear)
         inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
-        damping = damping or inertia
-        self.add_range(f"joint.{joint}.damping", damping, (0.003, 10.0), "Nm s/rad")
-        self.add_range(f"joint.{joint}.frictionloss", values["frictionloss"] or 0.3 * damping, (0.01, 30.0), "Nm")
-        self.add_range(f"joint.{joint}.armature", values["armature"] or 0.1 * inertia, (0.01, 10.0), "kg m2")
-        self.fixed[f"joint.{joint}.friction_stiffness"] = FRICTION_STIFFNESS
+        if damping > 0 or servo_damping == 0:
+            self.add_range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad")
+        strength = strength or 30 * (damping or inertia)
+        self.add(
+            Param(
+                f"joint.{joint}.frictionloss", 1e-5 * strength, max(strength, 3 * values["frictionloss"]), True, "Nm"
+            ),
+            values["frictionloss"] or 1e-3 * strength,
+        )
+        self.add_range(f"joint.{joint}.armature", values["armature"] or 0.1 * inertia, (0.003, 20.0), "kg m2")
+        if values["frictionloss"] == 0:
+            self.fixed[f"joint.{joint}.friction_stiffness"] = FRICTION_STIFFNESS
 
     def add_motors(self) -> None:
         """Add friction of tendons and cogging of motors, where the scene gives bounds for them."""
@@ -193,6 +224,14 @@ class _Selected:
 
     def _bounded(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.scene.bounds)
+
+
+def _torque_limit(model: mujoco.MjModel, actuator: int) -> float:
+    """Largest torque of an actuator at its joint; 0 where there is none."""
+    joint, gear = int(model.actuator_trnid[actuator, 0]), abs(float(model.actuator_gear[actuator, 0]))
+    limits = [gear * float(model.actuator_forcerange[actuator, 1])] if model.actuator_forcelimited[actuator] else []
+    limits += [float(model.jnt_actfrcrange[joint, 1])] if model.jnt_actfrclimited[joint] else []
+    return min(limits, default=0.0)
 
 
 def _initial(param: Param, value: float) -> float:

@@ -1,0 +1,452 @@
+"""Direct estimates of an arm's parameters, joint by joint, from recordings: start values within seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import cast
+
+import mujoco
+import numpy as np
+from scipy.signal import savgol_filter
+
+from instep.core.episode import Episode
+from instep.core.replay import Aligned, aligned
+from instep.core.world import Array
+from instep.scene import address
+from instep.scene.couplings import driven_joints
+from instep.scene.folder import Scene, SceneSimulator
+
+from .joint_kernels import JointConstants, JointWindows
+from .joint_model import FRICTION, LAG, LONGEST_DELAY, OWN, JointModel, JointValues
+from .windows import Tangent, tangent
+
+WINDOW_S = 1.0
+"""Length of the windows [s]."""
+SKIPPED_S = 0.1
+"""Start of each window that does not count [s]."""
+MOST_WINDOWS = 30
+SMOOTHING_S = 0.06
+"""Length over which positions are smoothed, or seven rows where those are longer [s]."""
+SATURATED_SHARE = 2e-3
+"""Share of the rows with the motor at its limit from which on the joint's own damping is searched."""
+FRICTION_STIFFNESS = 0.9999
+"""Constraint impedance of dry friction that holds: with MuJoCo's default a loaded joint creeps."""
+DELAY_STEP, LAST_DELAY = 5e-3, 0.06
+"""Grid of delays that are tried [s]."""
+FINE_DELAYS = 9
+"""Delays that are tried around the best."""
+FRICTION_STARTS, ARMATURE_STARTS = (0.1, 0.4, 1.5, 6.0), (1.0, 0.2, 3.5)
+"""Factors of friction and armature from which a joint is fitted again."""
+COARSE_SHARE = 3
+"""One window of so many is used for the coarse grid."""
+
+_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
+_HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+_IMPLICIT = (int(mujoco.mjtIntegrator.mjINT_IMPLICIT), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArmWindows:
+    """Windows of recordings of a whole arm: smoothed start states, commands, measured positions."""
+
+    q: Array
+    """Positions at the starts [windows, nq]."""
+    v: Array
+    """Velocities at the starts [windows, nv]."""
+    past: Array
+    """Commands before the starts [windows, memory, nu]."""
+    action: Array
+    """Commands from the starts on [windows, rows - 1, nu]."""
+    measured: Array
+    """Measured positions [windows, rows, nq]."""
+    skip: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArmModel:
+    """The joints of an arm that one actuator each drives, and the windows they share."""
+
+    scene: Scene
+    joints: tuple[JointModel, ...]
+    windows: ArmWindows
+    columns: Array
+    """Where the joints stand in q."""
+
+    @property
+    def noise(self) -> Array:
+        """Noise of the measured positions of each joint [rad]."""
+        return np.array([joint.noise for joint in self.joints])
+
+    def split(self, x: Array) -> list[Array]:
+        """The unknowns of each joint of those of the arm: those of all joints in turn, then the delay."""
+        size = len(OWN)
+        return [np.append(x[size * k : size * (k + 1)], x[-1]) for k in range(len(self.joints))]
+
+    def join(self, parts: Sequence[Array], delay: float) -> Array:
+        """The unknowns of the arm of those of its joints."""
+        return np.concatenate([*(z[: len(OWN)] for z in parts), [delay]])
+
+    def settings(self, x: Array) -> dict[str, float]:
+        """Settings of the scene for the unknowns of the arm."""
+        out = {address.DELAY: float(x[-1])}
+        known = set(address.addresses(self.scene.model))
+        for joint, z in zip(self.joints, self.split(x), strict=True):
+            values, servo, square = joint.values(z), joint.constants.servo, joint.gear**2
+            found = {
+                f"joint.{joint.joint}.damping": values.damping,
+                f"joint.{joint.joint}.frictionloss": values.friction,
+                f"joint.{joint.joint}.armature": values.armature,
+                f"actuator.{joint.actuator}.bias": values.offset / joint.gear,
+            }
+            if servo:
+                found[f"actuator.{joint.actuator}.kp"] = values.stiffness / square
+                found[f"actuator.{joint.actuator}.kv"] = values.servo_damping / square
+            out |= {name: value for name, value in found.items() if name in known}
+        return out
+
+    def start(self, delay: float) -> Array:
+        """The unknowns of the scene's own values, at a delay."""
+        given = [joint.unknowns(replace(joint.given, delay=delay)) for joint in self.joints]
+        return self.join(given, delay)
+
+    def unknowns(self, settings: Mapping[str, float]) -> Array:
+        """The unknowns of settings of the scene; where a setting is missing, of the scene's own value."""
+        delay = float(settings.get(address.DELAY, self.joints[0].given.delay))
+        parts: list[Array] = []
+        for joint in self.joints:
+            own, square, given = f"joint.{joint.joint}", joint.gear**2, joint.given
+            servo = f"actuator.{joint.actuator}"
+            found = JointValues(
+                settings.get(f"{servo}.kp", given.stiffness / square) * square,
+                settings.get(f"{servo}.kv", given.servo_damping / square) * square,
+                settings.get(f"{own}.damping", given.damping),
+                settings.get(f"{own}.frictionloss", given.friction),
+                max(settings.get(f"{own}.armature", given.armature), 1e-9),
+                settings.get(f"{servo}.bias", 0.0) * joint.gear,
+                delay,
+            )
+            parts.append(joint.unknowns(found))
+        return self.join(parts, delay)
+
+    def stiffer(self) -> ArmModel:
+        """The same arm with dry friction that holds a loaded joint, rather than letting it creep."""
+        model = self.scene.model
+        joints: list[JointModel] = []
+        for joint in self.joints:
+            dof = int(model.jnt_dofadr[model.joint(joint.joint).id])
+            held = _friction_constants(model, dof, (FRICTION_STIFFNESS, FRICTION_STIFFNESS))
+            joints.append(
+                replace(joint, constants=joint.constants._replace(friction_gain=held[0], friction_softness=held[1]))
+            )
+        return replace(self, joints=tuple(joints))
+
+
+def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | None:
+    """The joints of a scene that move in the recordings and that one position servo each drives; None without any.
+
+    None also where the recordings switch motors or gains.
+    """
+    if any("inputs" in episode for episode in episodes):
+        return None
+    scene, runs = sim.scene, [aligned(episode, sim) for episode in episodes]
+    model, dt = scene.model, sim.spec.dt
+    driven = _servo_joints(model, sim.spec.action.labels)
+    moves = np.max([np.ptp(run.q, axis=0) for run in runs], axis=0)
+    noise = np.median([_noise(run.q) for run in runs], axis=0)
+    driven = {j: a for j, a in driven.items() if moves[model.jnt_qposadr[j]] > 10 * noise[model.jnt_qposadr[j]]}
+    rows, before = round(WINDOW_S / dt), int(np.ceil(LONGEST_DELAY / dt)) + 2
+    starts = _window_starts([len(run.q) for run in runs], rows, before)
+    if driven:
+        starts = _free_windows(model, runs, starts, (rows, list(driven)))
+    if not driven or len(starts) < 2:
+        return None
+    form = tangent(sim.spec, episodes[0].spec)
+    smooth = [_smoothed_states(run.q, form, dt) for run in runs]
+    q, v, a = (np.stack([smooth[r][i][s : s + rows] for r, s in starts]) for i in range(3))
+    substeps = round(dt / model.opt.timestep)
+    inertia, load = (_at_physics_steps(part, substeps) for part in dynamics(model, q, v, a))
+    measured = np.stack([runs[r].q[s : s + rows] for r, s in starts])
+    commands = np.stack([runs[r].action[s - before : s + rows] for r, s in starts])
+    skip = int(np.ceil(SKIPPED_S / dt))
+    windows = ArmWindows(
+        q[:, 0], v[:, 0], np.stack([runs[r].past[s] for r, s in starts]),
+        np.stack([runs[r].action[s : s + rows - 1] for r, s in starts]), measured, skip,
+    )  # fmt: skip
+    joints: list[JointModel] = []
+    for j, (actuator, column) in driven.items():
+        dof, at, gear = model.jnt_dofadr[j], model.jnt_qposadr[j], float(model.actuator_gear[actuator, 0])
+        command = commands[:, :, column]
+        if model.actuator_ctrllimited[actuator]:
+            command = np.clip(command, *model.actuator_ctrlrange[actuator])
+        own = JointWindows(
+            np.ascontiguousarray(command / gear), np.ascontiguousarray(inertia[:, :, dof]),
+            np.ascontiguousarray(load[:, :, dof]), np.ascontiguousarray(load[:, :, dof]), q[:, 0, at].copy(),
+            v[:, 0, dof].copy(),
+        )  # fmt: skip
+        constants, given = (
+            _constants(model, j, actuator, substeps),
+            _given(model, j, actuator, float(own.inertia.mean())),
+        )
+        torque = given.stiffness * (own.command[:, -rows:] - q[:, :, at]) - given.servo_damping * v[:, :, dof]
+        beyond = (torque > constants.high) | (torque < constants.low)
+        joints.append(
+            JointModel(
+                str(model.joint(j).name), str(model.actuator(actuator).name), gear, constants, own,
+                np.ascontiguousarray(measured[:, :, at]), given, skip, max(float(noise[at]), 1e-7),
+                bool(beyond.mean() > SATURATED_SHARE),
+            )
+        )  # fmt: skip
+    return ArmModel(scene, tuple(joints), windows, np.array([int(model.jnt_qposadr[j]) for j in driven]))
+
+
+def estimate_joints(arm: ArmModel, threads: int = 2) -> Array:
+    """The unknowns of an arm, each joint fitted alone, at the delay that suits all of them best."""
+    grid = np.arange(0.0, LAST_DELAY + 1e-9, DELAY_STEP)
+
+    def profile(joint: JointModel) -> tuple[list[Array], Array]:
+        return _profile(joint.thinned(COARSE_SHARE), grid)
+
+    with ThreadPoolExecutor(threads) as pool:
+        profiles = list(pool.map(profile, arm.joints))
+    best = _best_delay([cost for _, cost in profiles])
+    x = arm.join([points[best] for points, _ in profiles], float(grid[best]))
+    return refine_joints(arm, x, DELAY_STEP, threads=threads)
+
+
+def refine_joints(arm: ArmModel, x: Array, width: float, *, again: Sequence[int] = (), threads: int = 2) -> Array:
+    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width` of theirs.
+
+    The joints `again` also start from other frictions and armatures.
+    """
+    middle = float(x[-1])
+    delays = np.unique(np.maximum(0.0, middle + width * np.linspace(-1, 1, FINE_DELAYS)))
+
+    def refine(pair: tuple[int, Array]) -> tuple[list[Array], Array]:
+        k, z = pair
+        joint = arm.joints[k]
+        if k in again:
+            z = _from_other_starts(joint, z)
+        ended = [joint.descend(joint.at_delay(z, float(delay)), iterations=8) for delay in delays]
+        return [z for z, _ in ended], np.array([cost for _, cost in ended])
+
+    with ThreadPoolExecutor(threads) as pool:
+        refined = list(pool.map(refine, enumerate(arm.split(x))))
+    best = _best_delay([cost for _, cost in refined])
+    return arm.join([points[best] for points, _ in refined], float(delays[best]))
+
+
+def _from_other_starts(joint: JointModel, z: Array) -> Array:
+    """The best unknowns found from some unknowns and from other frictions and armatures."""
+    found = [joint.descend(z, iterations=12)]
+    for armature in ARMATURE_STARTS:
+        for friction in FRICTION_STARTS:
+            y = joint.with_armature(z, armature * joint.given.armature)
+            y[FRICTION] += np.log(friction)
+            y, _ = joint.descend(y, (LAG, FRICTION), 4)
+            found.append(joint.descend(y, iterations=12))
+    return min(found, key=lambda pair: pair[1])[0]
+
+
+def _profile(joint: JointModel, grid: Array) -> tuple[list[Array], Array]:
+    """The best unknowns and their cost at each delay, from a regression, the delay before, and the scene's values."""
+    points: list[Array] = []
+    costs = np.empty(len(grid))
+    for i, delay in enumerate(grid):
+        direct = regress(joint, float(delay))
+        own = joint.at_delay(joint.unknowns(joint.given), float(delay))
+        own[FRICTION] = direct[FRICTION]
+        tried = [direct, own, *([joint.at_delay(points[-1], float(delay))] if points else [])]
+        ended: list[tuple[Array, float]] = []
+        for z in tried:
+            z, _ = joint.descend(z, (LAG, FRICTION), 3)
+            ended.append(joint.descend(z, iterations=6))
+        best = min(ended, key=lambda pair: pair[1])
+        points.append(best[0])
+        costs[i] = best[1]
+    return points, costs
+
+
+def _best_delay(costs: Sequence[Array]) -> int:
+    """The delay with the least cost over all joints, each joint counting by its relative rise over its own best."""
+    return int(np.argmin(np.sum([np.log(cost / cost.min()) for cost in costs], axis=0)))
+
+
+def regress(joint: JointModel, delay: float) -> Array:
+    """Unknowns of a joint by linear regression of its tracking error on velocity, its sign, acceleration and torque."""
+    windows, period, given = joint.windows, joint.constants.step * joint.constants.substeps, joint.given
+    rows = joint.measured.shape[1]
+    before = windows.command.shape[1] - rows
+    late = delay / period
+    at = [min(max(math.floor(row - late), 0), before + rows - 1) for row in range(before, before + rows)]
+    q, v, a = _smoothed(joint.measured.T, period)
+    speed = max(0.05 * float(v.std()), 3e-4 / period, 1e-9)
+    inner, every = slice(4, -4), joint.constants.substeps
+    inertia, load = (np.append(part[:, ::every], part[:, -1:], axis=1).T for part in (windows.inertia, windows.load))
+    columns = (v, np.tanh(v / speed), a, inertia * a + load, np.ones_like(v))
+    x = np.stack([column[inner].ravel() for column in columns], axis=1)
+    y = (windows.command[:, at].T - q)[inner].ravel()
+    scale = max(3 * joint.noise, 1e-6)
+    normal, right = x.T @ x / scale**2, x.T @ y / scale**2
+    spread, armature = given.stiffness / 0.4, given.armature / given.stiffness
+    for i, value, weight in (
+        (3, 1 / given.stiffness, spread**2), (2, armature, armature**-2.0), (4, 0.0, 0.01**-2.0), (1, 0.0, 1.0),
+    ):  # fmt: skip
+        normal[i, i] += weight
+        right[i] += weight * value
+    normal += 1e-9 * np.diag(np.diag(normal))
+    found = np.linalg.solve(normal, right)
+    stiffness = 1 / float(np.clip(found[3], 0.4 / given.stiffness, 2.5 / given.stiffness))
+    return joint.unknowns(
+        JointValues(
+            stiffness, stiffness * max(float(found[0]), 2e-4), 0.0, stiffness * float(np.clip(found[1], 1e-6, 0.5)),
+            stiffness * float(np.clip(found[2], 0.3 * armature, 5 * armature)), -stiffness * float(found[4]), delay,
+        )
+    )  # fmt: skip
+
+
+def _servo_joints(model: mujoco.MjModel, labels: Sequence[str]) -> dict[int, tuple[int, int]]:
+    """Joints that one position servo drives, with the servo and its column among the commands."""
+    driven: dict[int, list[int]] = {}
+    for a in range(model.nu):
+        if int(model.actuator_trntype[a]) == _ON_JOINT:
+            driven.setdefault(int(model.actuator_trnid[a, 0]), []).append(a)
+    known = set(address.addresses(model))
+    out: dict[int, tuple[int, int]] = {}
+    for j, actuators in sorted(driven.items()):
+        name = str(model.actuator(actuators[0]).name)
+        plain = int(model.jnt_type[j]) in (_HINGE, _SLIDE) and int(model.actuator_dyntype[actuators[0]]) == 0
+        alone = len(actuators) == 1 and driven_joints(model, actuators[0]) == (str(model.joint(j).name),)
+        if alone and plain and f"actuator.{name}.kp" in known and name in labels:
+            out[j] = (actuators[0], list(labels).index(name))
+    return out
+
+
+def _constants(model: mujoco.MjModel, j: int, a: int, substeps: int) -> JointConstants:
+    dof, gear = int(model.jnt_dofadr[j]), abs(float(model.actuator_gear[a, 0]))
+    low, high = -np.inf, np.inf
+    if model.actuator_forcelimited[a]:
+        low, high = gear * model.actuator_forcerange[a]
+    if model.jnt_actfrclimited[j]:
+        low, high = max(low, float(model.jnt_actfrcrange[j, 0])), min(high, float(model.jnt_actfrcrange[j, 1]))
+    gain, softness = _friction_constants(model, dof, (float(model.dof_solimp[dof, 0]), float(model.dof_solimp[dof, 1])))
+    implicit = int(model.opt.integrator) in _IMPLICIT
+    return JointConstants(
+        float(model.opt.timestep), substeps, float(low), float(high), True, implicit, float(gain), float(softness)
+    )
+
+
+def _friction_constants(model: mujoco.MjModel, dof: int, impedance: tuple[float, float]) -> tuple[float, float]:
+    """How fast the constraint of dry friction removes velocity, and its compliance, at an impedance."""
+    least, most = impedance
+    # A negative time constant holds stiffness and damping themselves.
+    time = float(model.dof_solref[dof, 0])
+    gain = 2 / (most * time) if time > 0 else -float(model.dof_solref[dof, 1]) / most
+    return gain, (1 - least) / least * float(model.dof_invweight0[dof])
+
+
+def _given(model: mujoco.MjModel, j: int, a: int, inertia: float) -> JointValues:
+    """The scene's values; where it has no damping, friction or armature, small ones that a search can start from."""
+    dof, square = int(model.jnt_dofadr[j]), float(model.actuator_gear[a, 0]) ** 2
+    stiffness = float(model.actuator_gainprm[a, 0]) * square
+    servo = max(0.0, -float(model.actuator_biasprm[a, 2]) * square)
+    damping, friction = float(model.dof_damping[dof]), float(model.dof_frictionloss[dof])
+    if servo + damping < 1e-3 * stiffness:
+        servo, damping = 0.0, 1e-3 * stiffness
+    if friction <= 0:
+        high = float(model.actuator_forcerange[a, 1]) * np.sqrt(square) if model.actuator_forcelimited[a] else 0.0
+        friction = 0.01 * high if high > 0 else 0.002 * stiffness
+    armature = max(float(model.dof_armature[dof]), 0.01 * inertia + 1e-6)
+    delay = float(model.actuator_delay[a])
+    return JointValues(stiffness, servo, damping, friction, armature, 0.0, delay)
+
+
+def _window_starts(lengths: Sequence[int], rows: int, before: int) -> list[tuple[int, int]]:
+    """Run and first row of windows one after the other."""
+    return [(run, s) for run, n in enumerate(lengths) for s in range(max(before, 4), n - rows - 4, rows)]
+
+
+def _free_windows(
+    model: mujoco.MjModel, runs: Sequence[Aligned], starts: list[tuple[int, int]], size: tuple[int, list[int]]
+) -> list[tuple[int, int]]:
+    """Windows in which the arm touches nothing and no joint is at its limit, evenly thinned; all where those are few.
+
+    The load of a joint in contact is not known before the arm is simulated.
+    """
+    rows, joints = size
+    if len(starts) > 4 * MOST_WINDOWS:
+        starts = [starts[i] for i in np.linspace(0, len(starts) - 1, 4 * MOST_WINDOWS).round().astype(int)]
+    data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[joints]])
+    at = model.jnt_qposadr[joints]
+    low, high = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-np.inf], [np.inf]])
+    free: list[tuple[int, int]] = []
+    for run, s in starts:
+        part = runs[run].q[s : s + rows]
+        touching = bool(((part[:, at] <= low) | (part[:, at] >= high)).any())
+        for q in part[:: max(1, rows // 5)]:
+            data.qpos[:] = q
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_collision(model, data)
+            bodies = model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]
+            touching = touching or bool(moving[bodies].any())
+        if not touching:
+            free.append((run, s))
+    kept = free if len(free) >= min(5, len(starts)) else starts
+    if len(kept) <= MOST_WINDOWS:
+        return kept
+    return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST_WINDOWS).round().astype(int)]
+
+
+def _noise(q: Array) -> Array:
+    """Noise of positions, from their third differences, whose variance is 20 times that of the noise."""
+    return np.median(np.abs(np.diff(q, 3, axis=0)), axis=0) / 0.6745 / np.sqrt(20)
+
+
+def _smoothed(q: Array, dt: float) -> tuple[Array, Array, Array]:
+    """Smoothed positions, velocities and accelerations of rows [rows, ...]."""
+    width = max(7, 2 * round(SMOOTHING_S / dt / 2) + 1)
+    parts = [
+        savgol_filter(q, width + extra, order, deriv=derivative, delta=dt, axis=0)
+        for derivative, order, extra in ((0, 3, 0), (1, 3, 0), (2, 4, 2))
+    ]
+    return cast(tuple[Array, Array, Array], tuple(parts))
+
+
+def _smoothed_states(q: Array, form: Tangent, dt: float) -> tuple[Array, Array, Array]:
+    """Positions with the plain coordinates smoothed, velocities and accelerations of all coordinates."""
+    steps = np.concatenate([np.zeros((1, len(form.labels))), np.cumsum(form.minus(q[1:], q[:-1]), axis=0)])
+    smooth, v, a = _smoothed(steps, dt)
+    moved = q.copy()
+    moved[:, form.scalar_q] = q[0, form.scalar_q] + smooth[:, form.scalar_v]
+    return moved, v, a
+
+
+def _at_physics_steps(rows: Array, substeps: int) -> Array:
+    """Values at rows [windows, rows, ...], interpolated to the physics steps between them."""
+    share = (np.arange(substeps) / substeps)[:, None]
+    between = rows[:, :-1, None] * (1 - share) + rows[:, 1:, None] * share
+    return between.reshape(len(rows), -1, rows.shape[-1])
+
+
+def dynamics(model: mujoco.MjModel, q: Array, v: Array, a: Array) -> tuple[Array, Array]:
+    """The inertia of each degree of freedom without its armature, and the remaining torque of inverse dynamics.
+
+    Springs and gravity compensation count as load; friction, damping, contacts and actuators do not.
+    """
+    data, nv = mujoco.MjData(model), model.nv
+    shape = (*v.shape[:-1], nv)
+    inertia, load = np.empty(shape), np.empty(shape)
+    full, torque = np.empty((nv, nv)), np.empty(nv)
+    for at in np.ndindex(*shape[:-1]):
+        data.qpos[:], data.qvel[:], data.qacc[:] = q[at], v[at], a[at]
+        for stage in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_tendon, mujoco.mj_crb, mujoco.mj_comVel):
+            stage(model, data)
+        mujoco.mj_passive(model, data)
+        mujoco.mj_rne(model, data, 1, torque)
+        mujoco.mj_fullM(model, data, full)
+        inertia[at] = np.diag(full) - model.dof_armature
+        load[at] = torque - inertia[at] * a[at] - data.qfrc_spring - data.qfrc_gravcomp
+    return inertia, load

@@ -1,0 +1,219 @@
+"""Model of one joint of an arm: what its motion says about gain, damping, friction, armature, offset and delay.
+
+The rest of the arm enters through what was recorded: the inertia the joint moves, and the torque of gravity and of the
+other joints' motion. A joint alone takes microseconds to simulate where the whole arm takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from instep.core.world import Array
+
+from .joint_kernels import JointConstants, JointWindows
+
+joint_kernels: Any = import_module("instep.tune.joint_kernels")
+
+GAIN, LAG, FRICTION, ARMATURE, OFFSET, DAMPING, DELAY = range(7)
+"""Unknowns of a joint: log stiffness; lag = damping / stiffness + delay [s]; log of friction / stiffness; log
+of armature / stiffness; offset / stiffness [rad]; log of the joint's own damping over that of the scene; delay [s]. A
+slow motion sees the lag only, whatever it consists of; where the motor saturates, the joint's damping alone acts."""
+OWN = (GAIN, LAG, FRICTION, ARMATURE, OFFSET, DAMPING)
+"""The unknowns of the joint alone; the delay is that of the whole arm."""
+STEPS = np.array([0.02, 5e-4, 0.1, 0.1, 1e-4, 0.1, 3e-4])
+"""Steps of finite differences: long, since stick-slip makes the residuals rough over short ones."""
+LARGEST_STEP = np.array([0.7, 0.05, 1.0, 1.0, 0.02, 0.7, 0.01])
+LEAST_LAG = 2e-5
+LONGEST_DELAY = 0.12
+"""Largest delay that is considered [s]."""
+PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING = 0.4, 2.5, 0.8, 0.01, 0.8
+"""Deviations of the priors at the scene's values: of logarithms, and of the offset [rad]."""
+LARGEST_RESIDUAL = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class JointValues:
+    """Physical values of a joint and its actuator, at the joint."""
+
+    stiffness: float
+    """Of the servo [Nm/rad], or torque per unit of the command of a motor."""
+    servo_damping: float
+    damping: float
+    friction: float
+    armature: float
+    offset: float
+    delay: float
+
+    def __array__(self, dtype: type | None = None, copy: bool | None = None) -> Array:
+        return np.array(
+            [
+                self.stiffness, self.servo_damping, self.damping, self.friction, self.armature, self.offset, self.delay,
+            ],
+            dtype,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointModel:
+    """A joint with its windows of recorded motion, the values of the scene, and the noise of its sensor."""
+
+    joint: str
+    actuator: str
+    gear: float
+    constants: JointConstants
+    windows: JointWindows
+    measured: Array
+    """Measured positions [windows, rows]."""
+    given: JointValues
+    """The scene's values, zeros replaced by small ones."""
+    skip: int
+    """Rows at the start of a window that do not count: the error of the start state dies away there."""
+    noise: float
+    """Scale of the residuals [rad]."""
+    saturates: bool = False
+    """Whether the motor is at its limit in the recordings, where the joint's own damping acts alone."""
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The unknowns that are searched."""
+        return OWN if self.saturates and min(self.given.servo_damping, self.given.damping) > 0 else OWN[:-1]
+
+    @property
+    def inertia(self) -> float:
+        """Mean inertia that the joint moves, without armature."""
+        return float(self.windows.inertia.mean())
+
+    def values(self, z: Array) -> JointValues:
+        """Unknowns as physical values."""
+        stiffness = float(np.exp(z[GAIN]))
+        total = stiffness * max(float(z[LAG] - z[DELAY]), LEAST_LAG)
+        servo, joint = self.given.servo_damping, self.given.damping
+        if servo == 0 or joint == 0:
+            servo, joint = (total, 0.0) if joint == 0 else (0.0, total)
+        else:
+            joint *= float(np.exp(z[DAMPING]))
+            servo = _above(total - joint, 0.02 * servo)
+        return JointValues(
+            stiffness, servo, joint, stiffness * float(np.exp(z[FRICTION])), stiffness * float(np.exp(z[ARMATURE])),
+            stiffness * float(z[OFFSET]), float(z[DELAY]),
+        )  # fmt: skip
+
+    def unknowns(self, values: JointValues) -> Array:
+        """Physical values as unknowns."""
+        k = values.stiffness
+        lag = max((values.servo_damping + values.damping) / k, LEAST_LAG)
+        friction, armature = np.log(max(values.friction, 1e-9 * k) / k), np.log(values.armature / k)
+        given, own = self.given.damping, values.damping
+        share = np.log(own / given) if given > 0 and own > 0 and self.given.servo_damping > 0 else 0.0
+        return np.array([np.log(k), lag + values.delay, friction, armature, values.offset / k, share, values.delay])
+
+    def at_delay(self, z: Array, delay: float) -> Array:
+        """The same lag, and the same lag of second order, at another delay."""
+        moved, before = z.copy(), float(z[DELAY])
+        moved[DELAY], moved[LAG] = delay, max(float(z[LAG]), delay + 1e-4)
+        second = (z[LAG] - before) * before - (moved[LAG] - delay) * delay
+        armature = np.exp(z[ARMATURE])
+        moved[ARMATURE] = np.log(np.clip(armature + second, 0.5 * armature, 2 * armature))
+        return moved
+
+    def with_armature(self, z: Array, armature: float) -> Array:
+        """The scene's gain with the lag and friction of some unknowns, and another armature."""
+        moved = z.copy()
+        moved[GAIN], moved[ARMATURE] = np.log(self.given.stiffness), np.log(armature / self.given.stiffness)
+        return moved
+
+    def predict(self, z: Array) -> Array:
+        """Positions of the joint [windows, rows]."""
+        out = np.empty(self.measured.shape)
+        joint_kernels.simulate(self.constants, self.windows, np.asarray(self.values(z)), out)
+        return out
+
+    def residuals(self, z: Array, scale: float | None = None) -> Array:
+        """Scaled residuals of the positions, and of the priors."""
+        scale = scale or self.noise
+        away = np.nan_to_num((self.predict(z) - self.measured)[:, self.skip :].ravel(), nan=1.0) / scale
+        given = self.given
+        priors = [
+            (z[GAIN] - np.log(given.stiffness)) / PRIOR_GAIN,
+            (z[FRICTION] - np.log(given.friction / given.stiffness)) / PRIOR_FRICTION,
+            (z[GAIN] + z[ARMATURE] - np.log(given.armature)) / PRIOR_ARMATURE,
+            z[OFFSET] / PRIOR_OFFSET,
+            z[DAMPING] / PRIOR_DAMPING,
+        ]
+        return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), priors])
+
+    def rms(self, z: Array) -> float:
+        """Root mean square residual [rad]."""
+        return float(np.sqrt(np.mean((self.predict(z) - self.measured)[:, self.skip :] ** 2)))
+
+    def loaded(self, where: Array, inertia: Array, load: Array, held_load: Array) -> JointModel:
+        """The same joint under another inertia and other loads [windows, physics steps] in some windows."""
+        parts = [self.windows.inertia.copy(), self.windows.load.copy(), self.windows.held_load.copy()]
+        for part, values in zip(parts, (inertia, load, held_load), strict=True):
+            part[where] = values
+        return replace(self, windows=self.windows._replace(inertia=parts[0], load=parts[1], held_load=parts[2]))
+
+    def thinned(self, share: int) -> JointModel:
+        """The same joint with one window of every `share`."""
+        fewer = JointWindows(*(np.ascontiguousarray(part[::share]) for part in self.windows))
+        return replace(self, windows=fewer, measured=self.measured[::share])
+
+    def descend(self, z: Array, free: Sequence[int] = (), iterations: int = 20) -> tuple[Array, float]:
+        """Levenberg-Marquardt over some unknowns, or all that are searched: the best unknowns, and their cost.
+
+        Where a step fails, finite differences become shorter: long ones average over stick-slip, short ones are exact.
+        """
+        index, damping, shorter = np.array(free or self.free), 1e-2, 1.0
+        residual = self.residuals(z)
+        cost = float(residual @ residual)
+        for _ in range(iterations):
+            normal, gradient = self._normal(z, index, shorter, residual)
+            trial = self._step(z, index, (normal, gradient, damping), cost)
+            if trial is None:
+                if shorter < 0.05:
+                    break
+                shorter, damping = shorter / 5, 1e-3
+                continue
+            before = cost
+            z, residual, cost, damping = trial
+            if before - cost < 2e-3 * before:
+                if shorter < 0.05:
+                    break
+                shorter /= 5
+        return z, cost
+
+    def _normal(self, z: Array, index: Array, shorter: float, residual: Array) -> tuple[Array, Array]:
+        columns: list[Array] = []
+        for i in index:
+            step = np.zeros(len(z))
+            step[i] = STEPS[i] * shorter
+            columns.append((self.residuals(z + step) - self.residuals(z - step)) / (2 * step[i]))
+        jacobian = np.stack(columns, axis=1)
+        return jacobian.T @ jacobian + np.diag(1e-3 / STEPS[index] ** 2), jacobian.T @ residual
+
+    def _step(
+        self, z: Array, index: Array, model: tuple[Array, Array, float], cost: float
+    ) -> tuple[Array, Array, float, float] | None:
+        normal, gradient, damping = model
+        for _ in range(6):
+            step = np.zeros(len(z))
+            step[index] = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+            trial = z + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+            trial[DELAY] = np.clip(trial[DELAY], 0.0, LONGEST_DELAY)
+            trial[LAG] = max(trial[LAG], trial[DELAY] + 1e-4)
+            residual = self.residuals(trial)
+            after = float(residual @ residual)
+            if after < cost:
+                return trial, residual, after, max(damping / 6, 1e-8)
+            damping *= 6
+        return None
+
+
+def _above(value: float, least: float) -> float:
+    """The value, smoothly kept above a small one."""
+    return value if value > 2 * least else least * (1 + float(np.exp(max((value - 2 * least) / least, -50.0))))

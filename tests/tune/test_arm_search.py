@@ -1,0 +1,131 @@
+"""Direct estimates of the joints of an arm, and the coupled search: planted values are found from those of a scene."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import MujocoWorld
+from instep.core.episode import Episode
+from instep.core.progress import Progress
+from instep.core.replay import aligned, replay_all
+from instep.core.rollout import Script, rollout
+from instep.scene import address
+from instep.scene.folder import Scene
+from instep.tune.arm_search import ArmSearch, estimate_arm
+from instep.tune.joint_estimates import arm_model
+from instep.tune.joint_model import DELAY
+from instep.tune.param_selection import auto_params
+
+NOISE = 1e-4
+ARM = """<mujoco model="planar">
+  <option timestep="0.002" integrator="implicitfast"/>
+  <default><joint axis="0 1 0" range="-3 3"/></default>
+  <worldbody>
+    <body name="upper" pos="0 0 1">
+      <joint name="shoulder" damping="1" armature="0.05"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03" mass="2" contype="0" conaffinity="0"/>
+      <body name="lower" pos="0.3 0 0">
+        <joint name="elbow" damping="0.5" armature="0.03"/>
+        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.03" mass="1" contype="0" conaffinity="0"/>
+        <body name="hand" pos="0.25 0 0">
+          <joint name="wrist" damping="0.2" armature="0.01"/>
+          <geom type="capsule" fromto="0 0 0 0.1 0 0" size="0.03" mass="0.4" contype="0" conaffinity="0"/>
+        </body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>
+    <position name="shoulder" joint="shoulder" kp="400" kv="30" forcerange="-60 60"/>
+    <position name="elbow" joint="elbow" kp="200" kv="12" forcerange="-30 30"/>
+    <position name="wrist" joint="wrist" kp="80" kv="4" forcerange="-10 10"/>
+  </actuator>
+</mujoco>"""
+TRUTH = {
+    "actuator.shoulder.kp": 480.0, "actuator.elbow.kp": 160.0, "actuator.wrist.kp": 95.0,
+    "actuator.shoulder.kv": 22.0, "actuator.elbow.kv": 17.0, "actuator.wrist.kv": 3.0,
+    "joint.shoulder.frictionloss": 0.9, "joint.elbow.frictionloss": 0.4, "joint.wrist.frictionloss": 0.1,
+    "joint.shoulder.armature": 0.08, "joint.elbow.armature": 0.02, "joint.wrist.armature": 0.015, "action.delay": 0.017,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory) -> MujocoWorld:
+    """A planar arm of three servos."""
+    file = tmp_path_factory.mktemp("arm") / "arm.xml"
+    file.write_text(ARM)
+    return MujocoWorld(Scene.load(file))
+
+
+@pytest.fixture(scope="module")
+def runs(arm) -> list[Episode]:
+    """Four runs of the arm with planted values and noisy positions."""
+    real, episodes = arm.tuned(TRUTH), list[Episode]()
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        t = np.arange(round(6.0 / arm.spec.dt)) * arm.spec.dt
+        parts = rng.uniform([0.05, 0.2, 0], [0.2, 1.2, 6], (3, 4, 3))
+        actions = np.stack([sum(a * np.sin(2 * np.pi * f * t + p) for a, f, p in waves) for waves in parts], axis=1)
+        made = rollout(real, Script(actions), steps=len(t) - 1)
+        q = made.q + NOISE * rng.standard_normal(made.q.shape)
+        episodes.append(
+            Episode(made.spec, {"timestamp": made.t, "q": q, "action": made.action}, {"name": f"run {seed}"})
+        )
+    return episodes
+
+
+def open_loop(sim: MujocoWorld, episode: Episode) -> float:
+    """Root mean square error of a whole run after its first half second."""
+    given = aligned(episode, sim)
+    (q, _), *_ = replay_all(sim, [given])
+    begin = round(0.5 / sim.spec.dt)
+    return float(np.sqrt(np.mean((q - given.q)[begin:] ** 2)))
+
+
+def test_planted_values_of_an_arm_are_found(arm, runs):
+    found = estimate_arm(arm, runs[:3], Progress())
+    assert found is not None and not found.holding
+    assert found.settings["action.delay"] == pytest.approx(TRUTH["action.delay"], abs=1e-3)
+    for name in ("actuator.shoulder.kp", "actuator.shoulder.kv", "joint.shoulder.frictionloss"):
+        assert found.settings[name] == pytest.approx(TRUTH[name], rel=0.1), name
+    # Where the motor is never at its limit, the joint's own damping keeps the scene's value.
+    for joint in found.arm.joints:
+        if not joint.saturates:
+            assert found.settings[f"joint.{joint.joint}.damping"] == pytest.approx(joint.given.damping)
+    truth, ours = (open_loop(arm.tuned(settings), runs[3]) for settings in (TRUTH, found.settings))
+    assert ours < 4 * truth
+    assert ours < 0.05 * open_loop(arm, runs[3])
+
+
+def test_a_joint_alone_under_the_simulated_load_moves_as_in_the_arm(arm, runs):
+    model = arm_model(arm, runs[:3])
+    assert model is not None
+    search = ArmSearch.at(model, arm, model.unknowns({**TRUTH}))
+    coupled = search._recoupled()
+    alone = [joint.rms(z) for joint, z in zip(coupled.joints, model.split(search.x), strict=True)]
+    assert alone == pytest.approx(search.rms, rel=0.02)
+    assert max(alone) < 2 * NOISE
+
+
+def test_unknowns_and_settings_are_each_others_inverse(arm, runs):
+    model = arm_model(arm, runs[:3])
+    assert model is not None
+    settings = model.settings(model.unknowns(TRUTH))
+    assert {name: settings[name] for name in TRUTH} == pytest.approx(TRUTH, rel=1e-9)
+    joint, z = model.joints[0], model.split(model.unknowns(TRUTH))[0]
+    assert joint.at_delay(z, float(z[DELAY])) == pytest.approx(z)
+
+
+def test_auto_parameters_start_at_the_values_of_the_scene(arm, runs):
+    choice = auto_params(arm.scene, runs)
+    scene = address.read(arm.scene.model, [name for name in choice.start if name != "action.delay"])
+    set_in_scene = {name: value for name, value in scene.items() if value > 0}
+    assert {name: choice.start[name] for name in set_in_scene} == pytest.approx(set_in_scene)
+    assert "actuator.elbow.kv" in choice.start and "actuator.elbow.kv" not in choice.fixed
+
+
+def test_an_arm_without_servos_has_no_direct_estimate(arm, runs, tmp_path):
+    file = tmp_path / "motors.xml"
+    file.write_text(ARM.replace("<position", "<motor").replace('kp="400" kv="30"', "").replace('kp="200" kv="12"', "")
+                    .replace('kp="80" kv="4"', ""))  # fmt: skip
+    assert arm_model(MujocoWorld(Scene.load(file)), runs) is None
