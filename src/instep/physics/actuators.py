@@ -36,7 +36,7 @@ from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
 from instep.scene.couplings import with_actuator_labels
-from instep.scene.folder import Scene
+from instep.scene.folder import AroundSimulator, Scene
 from instep.scene.settings_file import read_table
 
 from .actuator_inputs import ENABLE, GAIN, INPUTS, ActuatorInputs, inputs_of, switched
@@ -156,7 +156,7 @@ def _extended(action: Channel, names: Sequence[str]) -> Channel:
     return vector((*action.labels, *names), (*action.units, *("1" for _ in names)))
 
 
-class ActuatedWorld:
+class ActuatedWorld(AroundSimulator[MujocoWorld]):
     """A MuJoCo world whose friction and motors follow actuator models; a Simulator like any other."""
 
     def __init__(self, world: MujocoWorld, settings: Settings):
@@ -167,21 +167,6 @@ class ActuatedWorld:
         self._nsim = max([*(np.size(v) for v in [*self.settings.values(), *world.settings.values()] if np.ndim(v)), 0])
         self._batches: dict[int, _ActuatedBatch] = {}
         self._lock = threading.Lock()
-
-    @property
-    def scene(self) -> Scene:
-        """The scene that is simulated."""
-        return self.world.scene
-
-    @property
-    def model(self) -> mujoco.MjModel:
-        """The compiled model; read it, do not change it."""
-        return self.world.model
-
-    @property
-    def substeps(self) -> int:
-        """Physics steps per control step."""
-        return self.world.substeps
 
     @property
     def spec(self) -> Spec:

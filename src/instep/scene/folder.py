@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import mujoco
 import numpy as np
@@ -182,6 +182,30 @@ class SceneSimulator(Simulator, Protocol):
     def substeps(self) -> int:
         """Physics steps per control step."""
         ...
+
+
+Sim = TypeVar("Sim", bound=SceneSimulator)
+
+
+class AroundSimulator(Generic[Sim]):
+    """The part of a simulator around another one that is passed through: the scene, the model, the physics steps."""
+
+    world: Sim
+
+    @property
+    def scene(self) -> Scene:
+        """The scene that is simulated."""
+        return self.world.scene
+
+    @property
+    def model(self) -> mujoco.MjModel:
+        """The compiled model of the simulator inside; read it, do not change it."""
+        return self.world.model
+
+    @property
+    def substeps(self) -> int:
+        """Physics steps per control step."""
+        return self.world.substeps
 
 
 def shipped() -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.param import Belief, Box, Param
+from instep.core.records import frozen_dataclass
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 
@@ -71,7 +72,7 @@ class SampleBelief:
         return values_of(self.params, self.draw(n, rng))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class IndependentBeliefs:
     """Independent beliefs about different parameters."""
 
@@ -89,7 +90,7 @@ class IndependentBeliefs:
         return out
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class MixtureBelief:
     """A mixture of two beliefs about the same parameters, such as a posterior with a share of the prior."""
 

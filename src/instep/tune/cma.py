@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array, Simulator
 
 from .least_squares import FitStatus
@@ -30,7 +31,7 @@ FREE_BODY_DIRECTIONS = ("vx", "vy", "vz", "wx", "wy", "wz")
 """Label suffixes of the directions of a free body."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class CmaOptions:
     """Duration and width of a search."""
 
@@ -50,7 +51,7 @@ class CmaOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CmaResult:
     """The best point of a search."""
 

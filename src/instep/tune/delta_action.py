@@ -14,13 +14,14 @@ against a control of the same size without information.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.replay import rollout_positions
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
@@ -48,7 +49,7 @@ HORIZONS = (0.25, 0.5, 1.0)
 """Times after the start of a window at which errors are compared [s]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class DeltaOptions:
     """Options of learning a delta."""
 
@@ -65,7 +66,7 @@ class DeltaOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class DeltaReduction:
     """Error at one horizon without a delta, and its relative reduction by the delta and by the control."""
 
@@ -74,7 +75,7 @@ class DeltaReduction:
     noise: Estimate
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class DeltaEvaluation:
     """A delta-action model and its effect on held-out recordings."""
 

@@ -11,13 +11,14 @@ is the Fisher information of a motion; its smallest eigenvalue belongs to the le
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.param import Param
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.replay import rollout_batch
 from instep.core.world import Array, Simulator, State
 from instep.scene import address
@@ -38,7 +39,7 @@ Watch = Callable[[int, float], None]
 """Called with the generation and the best score so far."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ExciteOptions:
     """Options of an excitation design."""
 
@@ -58,7 +59,7 @@ class ExciteOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ExcitationDesign:
     """A motion, its information about parameters, and how much of the limits it uses."""
 

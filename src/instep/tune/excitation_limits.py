@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.physics.engines import rest_action, without_delta
 from instep.scene.folder import Scene
@@ -16,7 +15,7 @@ MARGIN = 0.05
 """Share of a joint's range that is left at either end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class MotionLimits:
     """Limits a user sets, as flags of `instep excite`; the ranges of the scene hold as well."""
 
@@ -30,7 +29,7 @@ class MotionLimits:
     """farthest a command goes from where it begins [rad, m, or the command's own unit]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ExcitationLimits:
     """The limits of a scene's driven joints, one entry per actuator that moves a joint."""
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
-import mujoco
 import numpy as np
 
 from instep.core.episode import Episode
@@ -23,7 +22,7 @@ from instep.core.param import Param
 from instep.core.world import Array, Observation, Settings, Spec, State, SwitchedSimulator, vector
 from instep.physics.actuators import read_actuators
 from instep.physics.engines import open_world
-from instep.scene.folder import Scene, SceneSimulator
+from instep.scene.folder import AroundSimulator, Scene, SceneSimulator
 
 from .param_export import GROUP_FOLDER
 from .param_selection import ParamSelection
@@ -87,7 +86,7 @@ def typical_settings(settings: Mapping[str, float]) -> dict[str, float]:
     return {name: float(np.mean(several)) for name, several in values.items()}
 
 
-class GroupedWorld:
+class GroupedWorld(AroundSimulator[SceneSimulator]):
     """A simulator whose worlds take parameters of their group; a Simulator like any other."""
 
     def __init__(self, world: SceneSimulator, groups: Sequence[str], own: Settings | None = None):
@@ -106,21 +105,6 @@ class GroupedWorld:
     def spec(self) -> Spec:
         """Description of the numbers; the group is the last of the inputs."""
         return self._spec
-
-    @property
-    def scene(self) -> Scene:
-        """The scene that is simulated."""
-        return self.world.scene
-
-    @property
-    def model(self) -> mujoco.MjModel:
-        """The compiled model with what the groups share; read it, do not change it."""
-        return self.world.model
-
-    @property
-    def substeps(self) -> int:
-        """Physics steps per control step."""
-        return self.world.substeps
 
     def reset(self, seed: int = 0) -> State:
         """The initial state of the scene with this seed."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Simulator
 
@@ -21,7 +21,7 @@ MAX_PREDICTABLE_ERROR = 0.7
 """Error over whole runs, as a share of a channel's motion, above which they say nothing about the parameters."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class HeldOutComparison:
     """Errors of two simulators over the same windows and over whole runs, in pairs."""
 
@@ -98,7 +98,7 @@ def compare(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _PairedErrors:
     """Mean square errors of two simulators over the same windows [windows, channels]."""
 
@@ -164,7 +164,7 @@ def _blocks(run: Array) -> list[Array]:
     return [part for r in runs for part in np.array_split(r, max(1, min(len(r), 10 // len(runs)))) if len(part)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Traces:
     """Windows of held-out recordings, all as motion since the start of the window [windows, span, channels]."""
 

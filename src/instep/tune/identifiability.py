@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.param import Address
+from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 
 from .least_squares import FitStatus
@@ -21,7 +21,7 @@ MIN_RELATIVE_INFORMATION = 1e-7
 """Information below this share of the strongest direction is an artefact of finite differences."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class WeakDirection:
     """A combination of parameters about which the data hold less information than the prior."""
 
@@ -42,7 +42,7 @@ class WeakDirection:
         return f"these {how} without an effect on the recordings: {listed}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Identifiability:
     """Which parameters can be identified, and which must be fixed or held by a prior so that the rest can."""
 

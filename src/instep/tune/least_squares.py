@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .windows import Shooter
@@ -31,7 +32,7 @@ ROUGHNESS_SAMPLES = 12
 """Points at which a rough cost is sampled to estimate its noise."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Problem:
     """Residuals, their scales, and the priors of a least-squares problem."""
 
@@ -53,7 +54,7 @@ class Problem:
     """Whether there are free bodies, which move by contact: only then may the cost be rough."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Point:
     """Parameters, start states, residuals and cost."""
 
@@ -68,7 +69,7 @@ class Point:
     """Step of the finite differences that led here; longer than `DIFFERENCE_STEP` where the cost is rough."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class QuadraticModel:
     """The quadratic model of the cost near a point, in the parameters alone."""
 
@@ -101,7 +102,7 @@ class FitStatus(StrEnum):
     """The recordings do not determine the value."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Descent:
     """Where a search ended, and how."""
 

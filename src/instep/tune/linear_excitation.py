@@ -11,7 +11,6 @@ linearised model without dry friction, which a small sine would not overcome and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import mujoco
@@ -19,6 +18,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from instep.core.param import Param
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene import address
 
@@ -30,7 +30,7 @@ POWERS = (1.0, 3.0, 8.0)
 """Orders of the power means that approximate the smallest eigenvalue and are differentiable."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Basis:
     """Small motions around rest, and their derivatives by the parameters."""
 

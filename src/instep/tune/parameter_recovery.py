@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass
 from instep.core.statistics import wilson
 from instep.core.world import Array
 
@@ -16,7 +17,7 @@ from .posterior import freedom_factor
 from .shooting import Fit, judged_status, uncertainty
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Recovery:
     """How often each planted parameter lay inside its interval."""
 

@@ -15,7 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from io import StringIO
 from typing import Any, Literal, Protocol
@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from instep.core.errors import Diverged, MissingExtra, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .beliefs import GaussianBelief, Posterior, SampleBelief
@@ -193,7 +194,7 @@ def _systematic(share: Array, rng: np.random.Generator) -> Array:
     return np.minimum(np.searchsorted(np.cumsum(share), at), len(share) - 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Likelihood:
     """Likelihood of the recordings as a function of the parameters."""
 
@@ -286,7 +287,7 @@ def whitener(found: Fit) -> Array:
     return vectors * np.sqrt(np.maximum(values, 1e-12))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Summary:
     """Summary statistics of residuals: their projection on a Gauss-Newton step, one number per parameter."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from scipy import stats
 
 from instep.core.episode import Episode
 from instep.core.param import Param
+from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 from instep.report.figures import band_traces
@@ -32,7 +33,7 @@ CALIBRATION_WINDOWS = 12
 """Most windows of such a calibration."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PosteriorCheck:
     """A posterior and how far it can be trusted."""
 
@@ -94,7 +95,7 @@ def check_posterior(
     return PosteriorCheck(method, belief, checked, band, misspecification(found, belief, seed=seed).value)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Calibration:
     """Ranks of planted parameters within their posteriors."""
 
@@ -159,7 +160,7 @@ def _lag_one(residual: Array) -> float:
     return float((residual[:, 1:] * residual[:, :-1]).mean()) / power if power > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PredictiveBand:
     """The 90 % band of the predictions of held-out windows, minus the measured positions."""
 

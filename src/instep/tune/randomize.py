@@ -6,7 +6,7 @@ Randomizing is `with_imperfections(sim, names).tuned(belief.sample(n, rng))`: on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Belief, Box, Param
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 from instep.robot import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
@@ -120,7 +121,7 @@ Success = Callable[[Mapping[str, Array], Sequence[int]], Array]
 """Whether each episode succeeded [n], given its settings (address -> [n]) and its seed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class AdrOptions:
     """Options of automatic domain randomization."""
 
@@ -136,7 +137,7 @@ class AdrOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class AdrRound:
     """The ranges of one round, and the success rates at their ends."""
 
@@ -147,7 +148,7 @@ class AdrRound:
     """Success rates at the low and the high end, by address."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class AdrResult:
     """The final ranges and how they were reached."""
 
@@ -260,7 +261,7 @@ def _check_adr(params: Sequence[Param], start: Mapping[str, float], options: Adr
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class DropoOptions:
     """Options of DROPO."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Simulator
 
 from .cma import contact_search
@@ -45,7 +46,7 @@ class SearchMethod(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SearchOptions:
     """How many searches there are, how they search, and where they begin."""
 
@@ -60,7 +61,7 @@ class SearchOptions:
     method: SearchMethod = fit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Searches:
     """The best of several searches, and how far they agree."""
 

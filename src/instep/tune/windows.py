@@ -12,6 +12,7 @@ from instep.core import poses
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
+from instep.core.records import array_dataclass
 from instep.core.replay import aligned, rollout_positions, same_width
 from instep.core.world import Array, Simulator, Spec, advance
 
@@ -25,7 +26,7 @@ WORLD_BATCH = 16384
 """Most worlds stepped in one call; more are done in turns."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Windows:
     """Windows of recordings: start states, commands and measured positions."""
 
@@ -59,7 +60,7 @@ class Windows:
         return replace(self, **parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Tangent:
     """Differences of positions in the directions of the velocities; of quaternions, rotation vectors."""
 

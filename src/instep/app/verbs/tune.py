@@ -9,11 +9,12 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+from instep.core.records import options_dataclass
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -26,7 +27,7 @@ BEST_FILE = "best.json"
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class TuneArgs:
     """Options of `instep tune`."""
 
