@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
 import numpy as np
 from mujoco import batch as mjbatch
 
+from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Settings, Spec, State, vector
 from instep.scene import address
@@ -27,7 +28,7 @@ STEPS_PER_THREAD = 32
 """Physics steps of one control step, over all its worlds, that pay for waking one more thread."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PhysicsSteps:
     """A batch at every physics step; after a divergence nothing is finite."""
 

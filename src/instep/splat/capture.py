@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array
 from instep.data.frames import Frames, open_stills, open_video
@@ -24,7 +24,7 @@ _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 """From OpenGL's camera axes (y up, looking along -z) to OpenCV's."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CameraRecording:
     """The images of one camera from one place."""
 
@@ -35,7 +35,7 @@ class CameraRecording:
     """Time of each frame [s]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Capture:
     """The data that Gaussians are fitted to."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from numba import njit
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera, distort
 from instep.splat.raster.gradients import Gradients, ImageGradient
@@ -34,7 +34,7 @@ _SPACING_PX = 7
 """Distance between initial Gaussians where nothing is known of the scene."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class GaussianFitOptions:
     """Options of a fit."""
 
@@ -61,7 +61,7 @@ class GaussianFitOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class GaussianFit:
     """Fitted Gaussians and the course of the loss."""
 
@@ -70,7 +70,7 @@ class GaussianFit:
     """Mean weighted squared error of each step."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SurfaceConstraint:
     """A plane that Gaussians which start on it may not leave."""
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, normalized, quat_from_matrix, quat_mul, transform
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from . import spherical_harmonics as harmonics
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Gaussians:
     """3D Gaussians, each in the frame of a body, with which it moves."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 
@@ -15,7 +15,7 @@ Region: TypeAlias = tuple[int, int, int, int]
 """Part of an image: left, top, right, bottom [pixels], right and bottom outside."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RenderedImage:
     """An image of Gaussians; of a region, only the region."""
 
@@ -32,7 +32,7 @@ class RenderedImage:
         return to_bytes(self.colour)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Backdrop:
     """An image behind or among the Gaussians: a plain colour or a rendered layer.
 
@@ -52,7 +52,7 @@ class Backdrop:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class WeightedImage:
     """An image to fit to, with a weight for every pixel."""
 

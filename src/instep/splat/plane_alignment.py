@@ -8,12 +8,13 @@ error of all cameras cannot be observed: the mean correction is zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import matrix_from_quat, quat_exp, quat_from_matrix, quat_log
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.raster.gaussian_projection import lens_jacobian
@@ -28,7 +29,7 @@ _MAX_PIXEL_FOOTPRINT_M = 0.006
 """Pixels that cover more than this of the plane [m] are left out: what far ones show is too coarse to match."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Plane:
     """A table: its plane and the part of it that counts."""
 
@@ -48,7 +49,7 @@ class Plane:
         return np.stack([X, Y, -(d + a * X + b * Y) / c], axis=-1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CameraAlignment:
     """Aligned cameras and their corrections."""
 
@@ -92,7 +93,7 @@ def align_on_plane(
     return CameraAlignment(tuple(cameras), np.array(shifts), np.array(turns), float(before), float(after))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Texture:
     """An image with local brightness and contrast normalised: lamps and gloss differ between cameras."""
 
@@ -101,7 +102,7 @@ class _Texture:
     weight: Array  # [height, width]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Rectified:
     """A texture rectified onto the plane."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -20,6 +20,7 @@ from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_exp, quat_mul
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, W, Wrapper
 from instep.scene.camera import Camera
@@ -45,7 +46,7 @@ Amount: TypeAlias = float | Array
 """A number, or an array of one per world of a batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class Shutter:
     """When the rows of an image collect light."""
 
@@ -63,7 +64,7 @@ class Shutter:
             raise BadInput("A shutter needs times of 0 or above, and at least one band and one sample.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class Sensor:
     """How light becomes pixel values."""
 
@@ -100,7 +101,7 @@ class Sensor:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Seen(Wrapper[W]):
     """A world with rendered cameras: adds `observation.images.<camera>`, for one world or a batch.
 
@@ -188,7 +189,7 @@ class Seen(Wrapper[W]):
         return expose_image(colours, camera, self.shutter)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RenderedCameras:
     """Cameras that render the Gaussians of a scene: made once, used for every world of the scene."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
@@ -23,7 +24,7 @@ _GAP_PX = 6
 """White between images."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Rendering:
     """Images of Gaussians, one per camera."""
 

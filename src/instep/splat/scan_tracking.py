@@ -9,12 +9,13 @@ highlights do not bend it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import normalized, pose, quat_exp, quat_mul, transform
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.io.embodied import ScannedBody
@@ -27,7 +28,7 @@ from .plane_alignment import Plane
 _STEPS = 12
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class TrackedPoses:
     """Poses of a body in frames."""
 
@@ -191,7 +192,7 @@ _TUKEY = 4.685
 """Residuals beyond this many standard deviations have no weight."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ColourMap:
     """A map of colours 0 to 1."""
 

@@ -6,13 +6,14 @@ Videos of fixed cameras give a static background and moving bodies; single posed
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.poses import pose as pose_from_matrix
 from instep.core.poses import transform
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array
 from instep.scene.camera import Camera
@@ -45,7 +46,7 @@ _UNSEEN_WEIGHT = 0.02
 IDENTITY_POSE = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@options_dataclass
 class SceneFitOptions:
     """Options of a fit of a scene."""
 
@@ -62,7 +63,7 @@ class SceneFitOptions:
     fit: GaussianFitOptions = field(default_factory=GaussianFitOptions)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SceneFit:
     """A scene of Gaussians and its scores on held-out images."""
 
@@ -117,14 +118,14 @@ def _fit_videos(capture: Capture, options: SceneFitOptions, report: Progress) ->
     return SceneFit(scene, tuple(view.camera for view in views), alignment, scores, comparison, held)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _Clip:
     train: Array  # [frames, height, width, 3] uint8
     test: Array
     order: Array  # the order in time of the training frames followed by the test frames
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class _View:
     """A fixed camera, its frames, its static background and the share of frames in which each pixel shows it."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.param import Param
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass
 from instep.core.replay import rollout_positions
 from instep.core.world import Array, Simulator
 from instep.physics.mujoco_world import MujocoWorld
@@ -255,7 +256,7 @@ def _rms(residual: Array) -> Array:
     return np.sqrt(np.mean(residual**2, axis=(-3, -2)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ArmEstimate:
     """Parameters of an arm by direct estimates and a coupled search, and searches from elsewhere to compare with."""
 

@@ -7,7 +7,7 @@ whiteness (of residuals, advice only) and held-out (error on recordings that wer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.param import Param
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Simulator
 
@@ -33,7 +34,7 @@ MIN_SEARCHES = 3
 GOLDEN_SECTION = (np.sqrt(5) - 1) / 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class GateResult:
     """The verdict of one gate."""
 
@@ -60,7 +61,7 @@ class GateResult:
         return {**entry, **({"remedy": self.remedy} if self.remedy else {})}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class GatedFit:
     """A fit and the gates it went through."""
 
@@ -84,7 +85,7 @@ class GatedFit:
         return {**self.unidentified, **self.fit.settings}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class GateOptions:
     """How much work each gate does."""
 

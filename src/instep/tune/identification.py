@@ -13,6 +13,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
 from instep.core.progress import IterationWatch, Progress
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.gap.preparation import recorded_at_rate, resampling_notes
@@ -55,7 +56,7 @@ LOCAL_JOINTS = 4
 """Joints from which on derivatives are taken joint by joint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class IdentifyOptions:
     """Options of an identification."""
 
@@ -99,7 +100,7 @@ class IdentifyOptions:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Identification:
     """Identified parameters of a scene, the gates they went through, and the recordings behind them."""
 

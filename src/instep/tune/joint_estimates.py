@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import mujoco
@@ -13,6 +13,7 @@ import numpy as np
 from scipy.signal import savgol_filter
 
 from instep.core.episode import Episode
+from instep.core.records import array_dataclass
 from instep.core.replay import Aligned, aligned
 from instep.core.world import Array
 from instep.scene import address
@@ -48,7 +49,7 @@ _HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLI
 _IMPLICIT = (int(mujoco.mjtIntegrator.mjINT_IMPLICIT), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ArmWindows:
     """Windows of recordings of a whole arm: smoothed start states, commands, measured positions."""
 
@@ -65,7 +66,7 @@ class ArmWindows:
     skip: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ArmModel:
     """The joints of an arm that one actuator each drives, and the windows they share."""
 

@@ -7,12 +7,13 @@ other joints' motion. A joint alone takes microseconds to simulate where the who
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from .joint_kernels import JointConstants, JointWindows
@@ -36,7 +37,7 @@ PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING = 0.4, 2
 LARGEST_RESIDUAL = 1e4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class JointValues:
     """Physical values of a joint and its actuator, at the joint."""
 
@@ -58,7 +59,7 @@ class JointValues:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class JointModel:
     """A joint with its windows of recorded motion, the values of the scene, and the noise of its sensor."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
+from instep.core.records import frozen_dataclass
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
 from instep.scene.couplings import driven_joints, driving_actuators, joint_groups
@@ -28,7 +29,7 @@ Bounds = Mapping[str, tuple[float, float]]
 """Pattern of addresses -> low, high."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class ParamSelection:
     """Parameters to identify, their initial values, and settings that are fixed."""
 

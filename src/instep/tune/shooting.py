@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 from scipy import stats
@@ -14,6 +14,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, Diverged, UnknownName
 from instep.core.param import Param
 from instep.core.progress import Progress
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
@@ -43,7 +44,7 @@ MAX_STEP = 0.5
 """Or the length of that step per parameter, in standard deviations that count all rows as independent."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class Prior:
     """A Gaussian prior of a parameter."""
 
@@ -52,7 +53,7 @@ class Prior:
     """Standard deviation; a ratio (0.3 is about 30 %) for a param that spans decades, else in the param's unit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ShootingOptions:
     """Options of a multiple-shooting fit; the defaults suit smooth problems of up to thirty parameters."""
 
@@ -97,7 +98,7 @@ class ShootingOptions:
     """Seed of the Sobol points."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Fit:
     """Estimated parameters, their uncertainty, and the residuals that are left."""
 

@@ -8,13 +8,13 @@ where they disagree with each other, the images decide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import array_dataclass
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
@@ -30,7 +30,7 @@ KEY_FRAMES = 24
 """Frames from which cameras are refined."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class RefineOptions:
     """The prior of the refinement."""
 
@@ -54,7 +54,7 @@ class RefineOptions:
         return self.edge_width[int(iteration >= self.iterations // 2)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RefinedCameras:
     """Cameras that agree, how far they moved, and how well the images fit before and after."""
 
@@ -74,7 +74,7 @@ class RefinedCameras:
     """Rotation of each camera [rad]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class RefinedRig:
     """The camera rig of a recording with refined camera poses."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass
 from instep.core.world import Array, Observation
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
@@ -26,7 +27,7 @@ BACKGROUND_SAMPLES = 48
 """Frames per camera from which its background is estimated."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CameraFrame:
     """One image and when it was taken."""
 
@@ -37,7 +38,7 @@ class CameraFrame:
     """A hash of the pixels: two different images hardly ever share it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class MaskCrop:
     """The segmented pixels around one body in one camera."""
 
@@ -60,7 +61,7 @@ class MaskCrop:
         return self.mask, self.weight, self.region
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CameraRig:
     """Fixed cameras, their backgrounds, and the colour of the tracked body."""
 

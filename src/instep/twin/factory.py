@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
 from instep.core.world import Array, Simulator, State, World
 from instep.physics.engines import open_world, rest_action
 from instep.scene.folder import Scene
@@ -22,7 +22,7 @@ from .segmentation import colour_of
 from .twin import Correction, NoCorrection, Twin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class TwinOptions:
     """How a twin is corrected."""
 

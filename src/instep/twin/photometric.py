@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from instep.core.poses import pose, quat_from_matrix
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
@@ -49,7 +50,7 @@ FACE_TOLERANCE_M = 1e-5
 """Corners this near to a plane lie on it [m]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SurfaceGaussians:
     """Gaussians on the surface of a body, and the direction each faces."""
 
@@ -62,7 +63,7 @@ class SurfaceGaussians:
         return replace(self.gaussians, sh=((colours - 0.5) / C0)[:, None, :])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class BodyColours:
     """What is known of the colours of a body; a value, so that a run can be repeated."""
 

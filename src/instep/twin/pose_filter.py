@@ -7,11 +7,12 @@ that fits the estimate of the image's stamp to the image, and applies the same m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
+from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
@@ -63,7 +64,7 @@ PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded")
 """Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class FilterOptions:
     """How much the filter trusts physics and images."""
 

@@ -11,11 +11,11 @@ The prior term P^-1 xi stays in after the first iteration, or the prior would be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.poses import quat_from_matrix, quat_log
+from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 
 from .camera_rig import MaskCrop
@@ -28,7 +28,7 @@ MIN_STEP = 1e-4
 """Gauss-Newton ends after a step below this [m, rad]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class PixelNoise:
     """The noise model of pixels: how a residual is weighted."""
 
@@ -51,7 +51,7 @@ EDGE_WIDTH_PX = 0.7
 """Width of the edge of a silhouette [pixels]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SilhouetteFit:
     """How the pixels of one camera agree with a pose."""
 
@@ -69,7 +69,7 @@ class SilhouetteFit:
     """Area that shows the body, over the predicted area that nothing occludes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class PoseSolution:
     """A motion of the body, its covariance, and how each camera agrees with it."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import matrix_from_quat, pose
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array, Spec
 from instep.scene.camera import Camera
 
@@ -38,7 +38,7 @@ def visible_geoms(model: Any, body: int) -> list[int]:
     return [g for g in range(model.ngeom) if model.geom_bodyid[g] == body and model.geom_rgba[g, 3] > 0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Outline:
     """The convex parts of one body; the silhouette of a part is the convex hull of its projected corners."""
 
@@ -182,7 +182,7 @@ def transform_at(times: Array, poses: Array, t: float) -> Array:
     return np.asarray(silhouette.transform_at(np.ascontiguousarray(times), np.ascontiguousarray(poses), float(t)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class FreeBody:
     """Where a free body stands in the state: position and quaternion from index `q`, twist from index `v`."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from instep.core.poses import matrix_from_quat, quat_exp
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
@@ -49,7 +49,7 @@ class RobotOcclusion:
             silhouette.mask_out_body(shape.convex_parts, T, camera, pixels, OCCLUSION_MARGIN_PX)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SupportPlane:
     """A table: the plane n . x = offset."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.folder import Scene
 
@@ -24,7 +23,7 @@ MAX_BACKGROUND_ERROR = 30.0
 """A pixel this far from the background, after shading, belongs to something in front of it [grey levels]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ColourMask:
     """Segments a coloured body in a grey world by the chroma of pixels along that of the body.
 

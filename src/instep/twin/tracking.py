@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.poses import angle_between
+from instep.core.records import array_dataclass
 from instep.core.rollout import Constant, rollout
 from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Spec, Watcher
@@ -30,7 +30,7 @@ BLOCK_ROWS = 55
 """Rows per block of the bootstrap: about a second, within which frames are not independent."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class TrackedRecording:
     """A run of the twin through a recording."""
 
@@ -111,7 +111,7 @@ def track_recording(
     return TrackedRecording(scene, episode, run, cameras, options)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class SilhouetteOverlaps:
     """The overlap of a body's silhouette with the images, row by row."""
 

@@ -12,11 +12,11 @@ so that a new nominal run falls below a level `alpha` with probability alpha at 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 RISING = (
@@ -32,7 +32,7 @@ WARMUP_ROWS = 5
 """Rows at the beginning that are not scored, while the twin finds its bodies."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class Trust:
     """A calibrated measure of trust."""
 

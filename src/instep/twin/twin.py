@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
 from instep.physics.engines import rest_action
@@ -38,7 +39,7 @@ MAX_CATCH_UP_STEPS = 30
 """Most simulated steps in one step of the twin, after a pause of the real world."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class CorrectedState:
     """A corrected state, and what the correction remembers and reports."""
 
@@ -73,7 +74,7 @@ class Correction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class NoCorrection:
     """No correction: physics only, the baseline of every comparison."""
 
@@ -98,7 +99,7 @@ class NoCorrection:
         return CorrectedState(predicted.q, predicted.v, {}, {})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class JointBlend:
     """How the twin's joints follow the measured ones.
 
@@ -124,7 +125,7 @@ class JointBlend:
     """Positions of joints that the real world does not measure [rad or m]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class BlendedJoints:
     """New joint positions, and the measured error."""
 

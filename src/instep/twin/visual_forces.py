@@ -13,12 +13,13 @@ With twice the gain the T oscillates, for its momentum and that of Adam are not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from instep.core.poses import transform
+from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State
 from instep.scene.camera import Camera
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
@@ -34,7 +35,7 @@ from .segmentation import colour_of, initial_strength
 from .twin import CorrectedState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options_dataclass
 class ForceOptions:
     """The parameters of the released code."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import normalized
+from instep.core.records import array_dataclass
 from instep.core.type_guards import is_table
 from instep.core.world import Array
 from instep.splat.gaussians import Gaussians, gaussians_from_colours
@@ -24,7 +24,7 @@ MAX_BYTES = 512 * 2**20
 """Largest file that is read [bytes]."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@array_dataclass
 class ScannedBody:
     """A scanned body: its Gaussians, pose and particles."""
 

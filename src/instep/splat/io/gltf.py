@@ -10,7 +10,6 @@ import base64
 import binascii
 import json
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
+from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 from instep.splat.gaussians import Gaussians, concatenate
 
@@ -108,7 +108,7 @@ def _coefficients(degree: int) -> list[tuple[int, int, int]]:
     return [(band, order, band * band + order) for band in range(degree + 1) for order in range(2 * band + 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass
 class _File:
     name: str
     document: dict[str, Any]
