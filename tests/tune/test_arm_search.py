@@ -129,3 +129,9 @@ def test_an_arm_without_servos_has_no_direct_estimate(arm, runs, tmp_path):
     file.write_text(ARM.replace("<position", "<motor").replace('kp="400" kv="30"', "").replace('kp="200" kv="12"', "")
                     .replace('kp="80" kv="4"', ""))  # fmt: skip
     assert arm_model(MujocoWorld(Scene.load(file)), runs) is None
+
+
+def test_contact_of_an_object_that_lies_still_is_not_searched():
+    sim = MujocoWorld(Scene.load("arm7"))
+    still = rollout(sim, Script(np.tile(sim.scene.rest_action() + 0.1, (50, 1))), steps=50)
+    assert not [param.address for param in auto_params(sim.scene, [still]).params if param.address.startswith("geom.")]

@@ -83,7 +83,7 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     for name in address.addresses(scene.model):
         if name.startswith("geom.") and name in scene.bounds:
             chosen.add_known(name)
-    for body in scene.objects:
+    for body in _moved_objects(scene, episodes):
         for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
             chosen.add_known(name)
     if scene.model.nu:
@@ -256,6 +256,14 @@ def _compensated_links(scene: Scene) -> list[str]:
     known = set(address.addresses(model))
     names = [str(model.body(i).name) for i in range(1, model.nbody) if model.body_gravcomp[i] > 0]
     return [f"body.{name}.gravcomp" for name in names if f"body.{name}.gravcomp" in known and name not in scene.objects]
+
+
+def _moved_objects(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
+    """Objects that move in some recording by more than a millimetre; of others nothing can be said."""
+    labels = episodes[0].spec.q.labels
+    spread = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
+    moved = {label.rpartition(".")[0] for label, s in zip(labels, spread, strict=True) if s > 1e-3}
+    return [body for body in scene.objects if body in moved]
 
 
 def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
