@@ -26,6 +26,8 @@ COARSE_WINDOWS = 64
 """Most windows of all searches but the last."""
 FIRST_ITERATIONS = 12
 """Most iterations of the first fit, which assesses identifiability."""
+MIN_AGREEING = 3
+"""Searches from different starts that must end in the same place where derivatives do not show that one converged."""
 SAME_COST, SAME_PLACE = 1.01, 0.01
 """Searches that end within this factor of the best cost, or within this share of each range, agree with the best."""
 
@@ -125,6 +127,7 @@ def search(
     best = fits[int(np.argmin(costs))]
     agreeing = [f.x for f, c, w in zip(fits, costs, whole, strict=True) if w and _agrees(f, c, best, min(costs))]
     best = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
+    best = _settled(best, np.array(agreeing).reshape(-1, len(kept)))
     ended = tuple(cost for cost, w in zip(costs, whole, strict=True) if w)
     found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), _ended(progress))
     return _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
@@ -230,6 +233,20 @@ def _finished(
     if done.stopped:
         progress.stop()
     return done
+
+
+def _settled(best: Fit, agreeing: Array) -> Fit:
+    """The best fit as converged where it stalled, but three searches from different starts ended in the same place.
+
+    Contact and stick-slip make the cost rough, so that derivatives at its end promise more than any step gains. The
+    scatter of the searches, which is then how well each of them ends, is added to the uncertainty.
+    """
+    places = np.concatenate([agreeing, best.x[None]])
+    same = len(agreeing) >= MIN_AGREEING and float(np.ptp(places, axis=0).max(initial=0.0)) <= 2 * SAME_PLACE
+    if best.status is not FitStatus.STALLED or not same:
+        return best
+    scatter = np.diag(places.var(axis=0, ddof=1))
+    return replace(best, status=FitStatus.CONVERGED, covariance=best.covariance + scatter)
 
 
 def _without_vague(
