@@ -131,7 +131,9 @@ def pace(count: int, seconds: float, repeats: int) -> list[dict[str, Any]]:
 
 def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Simulated seconds per second with one virtual camera at 10 Hz and a small convolutional policy."""
-    import torch
+    from instep.core.lazy import optional_library
+
+    torch = optional_library("torch", "learn")
 
     from instep.policy.networks import EncoderNet
 
