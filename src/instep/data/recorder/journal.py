@@ -18,10 +18,9 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass  # not instep's own kinds: the writing process starts without instep and NumPy
 from hashlib import sha256
 from pathlib import Path
-
-from instep.core.records import array_dataclass, frozen_dataclass
 
 HEADER = struct.Struct("<4sBBHIQQqqI")
 TAIL = struct.Struct("<I")
@@ -33,7 +32,7 @@ SYNC = getattr(os, "fdatasync", os.fsync)
 """Make a file's bytes survive a power loss; macOS has only fsync."""
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Record:
     """One whole record, by where its payload is in the file."""
 
@@ -48,7 +47,7 @@ class Record:
     length: int
 
 
-@frozen_dataclass
+@dataclass(frozen=True, slots=True)
 class Damage:
     """A stretch of a file that holds no whole record."""
 
@@ -102,7 +101,7 @@ class Journal:
             raise
 
 
-@array_dataclass
+@dataclass(frozen=True, slots=True, eq=False)
 class Scan:
     """What is whole and what is lost in a journal."""
 
