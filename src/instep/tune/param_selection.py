@@ -12,7 +12,9 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
+from instep.core.poses import matrix_from_quat
 from instep.core.records import frozen_dataclass
+from instep.physics.actuator_models import TERMS
 from instep.physics.actuators import actuator_params, cogging_params
 from instep.scene import address
 from instep.scene.couplings import driven_joints, driving_actuators, joint_groups
@@ -24,6 +26,18 @@ LIMIT_TOLERANCE_RAD = 0.0175
 """How far a joint at its command limit may move [rad]."""
 MAX_STICKING_SHARE = 0.05
 """Share of the time at a command limit for which a joint may stay there although its command leaves it."""
+SUPPLY = ("kt", "resistance", "supply_resistance")
+"""Parameters of a motor on a supply that are identified; its duty and voltage are known numbers of the electronics."""
+LISTED = {"tendon": ("frictionloss", "damping", "stiffness", "dead_band"), "joint": ("stiffness", "springref")}
+"""Springs, cables and tendons are identified where the scene gives bounds for them."""
+OFF_AXIS = 0.1
+"""Distance of a link's centre of mass from its joint, over its radius of gyration, from which on its weight counts."""
+VERTICAL = 0.99
+"""Cosine of the angle between a joint and gravity above which weight does not act on the joint."""
+TUMBLING_RAD = 0.5
+"""How far an object must tilt for its inertia and centre of mass to show [rad]."""
+_ELLIPTIC = 1
+"""MuJoCo's number of elliptic friction cones, to which `option.impratio` applies."""
 
 Bounds = Mapping[str, tuple[float, float]]
 """Pattern of addresses -> low, high."""
@@ -60,10 +74,14 @@ def select_params(
 
 
 def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
-    """Gains, damping, dry friction and armature of every joint that moves, friction of objects, and the delay.
+    """What the motion of each mechanism of a scene depends on, and the delay of its commands.
 
-    Also gravity compensation of links, where the scene has any, and friction of tendons and cogging of motors, where
-    the scene gives bounds for them.
+    - Joints that move: gain, offset and damping of a servo, or the torque constant and resistances of a motor on a
+      supply, or the gear of a torque motor; damping, dry friction and armature of the joint.
+    - Links that hang on a joint which no servo holds: inertia about the joint, centre of mass across it.
+    - Objects that move: friction and softness; of those that tumble also inertia and centre of mass.
+    - Links with gravity compensation: how much of their weight it carries.
+    - Springs, cables, tendons and cogging of motors, and poses of surroundings, where the scene gives bounds for them.
     """
     moved = _moved(scene, episodes)
     if not moved and not scene.objects:
@@ -78,14 +96,9 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
             chosen.add_joint(joint)
     for name in _compensated_links(scene):
         chosen.add(Param(name, -2.0, 4.0), float(address.read(scene.model, [name])[name]))
-    chosen.add_motors()
-    # The pose of a table is not the robot's: it is identified only where the scene gives bounds for it.
-    for name in address.addresses(scene.model):
-        if name.startswith("geom.") and name in scene.bounds:
-            chosen.add_known(name)
+    chosen.add_listed()
     for body in _moved_objects(scene, episodes):
-        for name in (f"geom.{body}.friction", f"geom.{body}.solref_time", f"geom.{body}.solref_damp"):
-            chosen.add_known(name)
+        chosen.add_object(body, tumbles=_tumbles(episodes, body))
     if scene.model.nu:
         delay = float(address.read(scene.model, [address.DELAY])[address.DELAY])
         # At zero the gradient vanishes: a delay below one physics step has no effect. A control period has one.
@@ -142,11 +155,14 @@ class _Selected:
     params: list[Param] = field(default_factory=list[Param])
     start: dict[str, float] = field(default_factory=dict[str, float])
     fixed: dict[str, float] = field(default_factory=dict[str, float])
+    hanging: set[int] = field(default_factory=set[int])
+    """Roots of the chains of which a link's weight acts on a joint."""
 
     def add(self, param: Param, start: float) -> None:
-        """Add a parameter with its initial value."""
-        self.params.append(param)
-        self.start[param.address] = start
+        """Add a parameter with its initial value, unless it is among them."""
+        if param.address not in self.start:
+            self.params.append(param)
+            self.start[param.address] = start
 
     def add_range(self, name: str, value: float, factors: tuple[float, float], unit: str) -> None:
         """Add a parameter with logarithmic bounds at factors of its initial value."""
@@ -173,7 +189,7 @@ class _Selected:
         """
         model, known = self.scene.model, set(address.addresses(self.scene.model))
         values = {Address.parse(name).field: v for name, v in address.read(model, [f"joint.{joint}.*"]).items()}
-        damping, strength, servo_damping = values["damping"], 0.0, 0.0
+        damping, strength, servo_damping, held = values["damping"], 0.0, 0.0, False
         for actuator in driving_actuators(model, joint):
             name = f"actuator.{actuator}"
             # An actuator that drives several joints, through a tendon or a coupling, is identified once.
@@ -182,7 +198,11 @@ class _Selected:
             if f"{name}.kp" in known and driven_joints(model, actuator) != (joint,):
                 self.add_gain(f"{name}.kp")
                 self.add_gain(f"{name}.kv")
+                held = True
                 continue
+            if self.add_models(*(f"{name}.{word}" for word in SUPPLY)):
+                continue
+            held = held or f"{name}.kv" in known
             strength = max(strength, _torque_limit(model, int(model.actuator(actuator).id)))
             if f"{name}.kp" in known:
                 gains = address.read(model, [f"{name}.kp", f"{name}.kv"])
@@ -206,17 +226,76 @@ class _Selected:
             ),
             values["frictionloss"] or 1e-3 * strength,
         )
-        self.add_range(f"joint.{joint}.armature", values["armature"] or 0.1 * inertia, (0.003, 20.0), "kg m2")
+        self.add_models(*(f"joint.{joint}.{term}" for term in TERMS))
+        if held or not self.add_link(joint, values["armature"]):
+            self.add_range(f"joint.{joint}.armature", values["armature"] or 0.1 * inertia, (0.003, 20.0), "kg m2")
         if values["frictionloss"] == 0:
             self.fixed[f"joint.{joint}.friction_stiffness"] = FRICTION_STIFFNESS
 
-    def add_motors(self) -> None:
-        """Add friction of tendons and cogging of motors, where the scene gives bounds for them."""
+    def add_models(self, *names: str) -> bool:
+        """Add parameters of actuator models that the scene has values for; whether there are any."""
+        found, values, _ = actuator_params(self.scene, names)
+        for param in found:
+            self.add(param, values[param.address])
+        return bool(found)
+
+    def add_link(self, joint: str, armature: float) -> bool:
+        """Add inertia and centre of mass of a link on a hinge that no servo holds; whether they replace its armature.
+
+        With a motor of unknown strength, or none, motion shows no scale of torque. The weight of the first link that
+        hangs is taken as known, so of its centre of mass only the direction is identified, as an encoder's zero. The
+        inertia of a link on a fixed base acts as armature does: the larger of the two is identified.
+        """
+        model = self.scene.model
+        j = int(model.joint(joint).id)
+        body, axis = int(model.jnt_bodyid[j]), model.jnt_axis[j]
+        com = model.body_ipos[body] - model.jnt_pos[j]
+        across = float(np.linalg.norm(com - axis * (axis @ com)))
+        size = float(np.sqrt(model.body_inertia[body].max() / max(model.body_mass[body], 1e-12)))
+        hinge = int(model.jnt_type[j]) == int(mujoco.mjtJoint.mjJNT_HINGE) and not model.body_simple[body]
+        if not hinge or across < OFF_AXIS * size or _is_vertical(model, j):
+            return False
+        name, root = f"body.{model.body(body).name}", int(model.body_rootid[body])
+        on_base = int(model.body_weldid[model.body_parentid[body]]) == 0
+        k = int(np.argmax(np.abs(matrix_from_quat(model.body_iquat[body]).T @ axis)))
+        inertia = float(model.body_inertia[body, k])
+        if not on_base or inertia > armature:
+            self.add_range(f"{name}.inertia_{'xyz'[k]}", inertia, (0.2, 5.0), "kg m2")
+        known = int(np.argmax(np.abs(com))) if root not in self.hanging else -1
+        self.hanging.add(root)
+        for k, word in enumerate("xyz"):
+            if k != known and abs(axis[k]) < np.sqrt(0.5):
+                value, reach = float(model.body_ipos[body, k]), 0.5 * max(across, size)
+                self.add(Param(f"{name}.com_{word}", value - reach, value + reach, unit="m"), value)
+        return inertia > armature if on_base else armature == 0
+
+    def add_object(self, body: str, *, tumbles: bool) -> None:
+        """Add friction and softness of an object, and where it tumbles what its contacts and flights depend on."""
+        model = self.scene.model
+        for word in ("friction", "solref_time", "solref_damp", *(["solimp_hard"] if tumbles else [])):
+            self.add_known(f"geom.{body}.{word}")
+        if not tumbles:
+            return
+        b = int(model.body(body).id)
+        size = float(np.sqrt(model.body_inertia[b].max() / model.body_mass[b]))
+        for k, word in enumerate("xyz"):
+            self.add_range(f"body.{body}.inertia_{word}", float(model.body_inertia[b, k]), (0.3, 3.0), "kg m2")
+            if not model.body_simple[b]:
+                value = float(model.body_ipos[b, k])
+                self.add(Param(f"body.{body}.com_{word}", value - 0.5 * size, value + 0.5 * size, unit="m"), value)
+        if int(model.opt.cone) == _ELLIPTIC:
+            self.add_known("option.impratio")
+
+    def add_listed(self) -> None:
+        """Add springs, cables, cogging of motors and poses of surroundings, where the scene gives bounds for them."""
         for name in address.addresses(self.scene.model):
             at = Address.parse(name)
-            if at.kind == "tendon" and at.field in ("frictionloss", "damping") and self._bounded(name):
+            # The pose of a table is not the robot's: it is identified only where the scene names it.
+            if name in self.scene.bounds if at.kind == "geom" else at.field in LISTED.get(at.kind, ()):
+                if not self._bounded(name):
+                    continue
                 self.add_known(name)
-                if at.field == "frictionloss":
+                if at.kind == "tendon" and at.field == "frictionloss":
                     self.fixed[str(replace(at, field="friction_stiffness"))] = FRICTION_STIFFNESS
         found, values = cogging_params(self.scene)
         for param in found:
@@ -264,6 +343,27 @@ def _moved_objects(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
     spread = np.max([np.ptp(e.q, axis=0) for e in episodes], axis=0)
     moved = {label.rpartition(".")[0] for label, s in zip(labels, spread, strict=True) if s > 1e-3}
     return [body for body in scene.objects if body in moved]
+
+
+def _tumbles(episodes: Sequence[Episode], body: str) -> bool:
+    """Whether an object tilts in some recording, rather than slide and turn on its side."""
+    labels = episodes[0].spec.q.labels
+    if f"{body}.qw" not in labels:
+        return False
+    at = labels.index(f"{body}.qw")
+    for episode in episodes:
+        up = matrix_from_quat(episode.q[:, at : at + 4])[:, :, 2]
+        if float((up @ up[0]).min()) < np.cos(TUMBLING_RAD):
+            return True
+    return False
+
+
+def _is_vertical(model: mujoco.MjModel, joint: int) -> bool:
+    """Whether a joint stands along gravity in the model's initial pose, so that weight does not act on it."""
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    gravity = np.asarray(model.opt.gravity)
+    return abs(float(data.xaxis[joint] @ gravity)) > VERTICAL * max(float(np.linalg.norm(gravity)), 1e-12)
 
 
 def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:

@@ -1,0 +1,97 @@
+"""What the automatic selection identifies of hanging links, of motors on a supply, and of objects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import instep
+from instep.core.rollout import Script, rollout
+from instep.physics.actuators import with_inputs
+from instep.scene.folder import Scene, scene_of_file
+from instep.tune.param_selection import auto_params
+
+LINKS = """
+<mujoco>
+  <option timestep="0.002"/>
+  <worldbody>
+    <body name="upper" pos="0 0 1">
+      <joint name="shoulder" axis="0 1 0" damping="0.01" armature="0.001"/>
+      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5" contype="0" conaffinity="0"/>
+      <body name="lower" pos="0 0 -0.3">
+        <joint name="elbow" axis="0 1 0" damping="0.01"/>
+        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.02" mass="0.3" contype="0" conaffinity="0"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator>DRIVE</actuator>
+</mujoco>
+"""
+TORQUE = '<motor name="shoulder" joint="shoulder" gear="2"/>'
+SERVOS = (
+    '<position name="shoulder" joint="shoulder" kp="50" kv="1"/><position name="elbow" joint="elbow" kp="50" kv="1"/>'
+)
+
+
+def selected(tmp_path, drive):
+    (tmp_path / "links.xml").write_text(LINKS.replace("DRIVE", drive))
+    scene = scene_of_file(tmp_path / "links.xml", 100.0)
+    commands = 0.5 * np.sin(np.arange(100)[:, None] * np.full(scene.model.nu, 0.1))
+    return {
+        param.address
+        for param in auto_params(scene, [rollout(instep.open_world(scene), Script(commands), steps=100)]).params
+    }
+
+
+def test_links_that_no_servo_holds_are_identified_up_to_one_known_weight(tmp_path):
+    names = selected(tmp_path, TORQUE)
+    assert {n for n in names if n.startswith("body.upper")} == {"body.upper.inertia_y", "body.upper.com_x"} or (
+        {n for n in names if n.startswith("body.upper")} == {"body.upper.inertia_x", "body.upper.com_x"}
+    )
+    assert {"body.lower.com_x", "body.lower.com_z", "actuator.shoulder.gear", "joint.elbow.damping"} <= names
+    # The inertia of each link is identified once: as inertia, or as the armature of its joint.
+    assert not [n for n in names if n.endswith("armature")]
+
+
+def test_links_on_stiff_servos_keep_their_inertias(tmp_path):
+    names = selected(tmp_path, SERVOS)
+    assert not [n for n in names if n.startswith("body.")]
+    assert {"actuator.elbow.kp", "joint.elbow.armature"} <= names
+
+
+def test_a_motor_on_a_supply_is_identified_by_its_constants_in_place_of_gains():
+    scene = Scene.load("servo_pendulum")
+    world = instep.open_world(scene)
+    action = np.stack([np.sin(0.05 * np.arange(200)), np.full(200, 200.0)], axis=1)
+    run = with_inputs(scene, [rollout(world, Script(action), steps=200)])
+    names = {param.address for param in auto_params(scene, run).params}
+    assert {f"actuator.servo.{word}" for word in ("kt", "resistance", "supply_resistance")} <= names
+    assert {"joint.servo.load", "joint.servo.armature", "body.pendulum.com_y"} <= names
+    # Firmware gain and supply voltage are known; stiffness and weight follow from them.
+    assert not names & {f"actuator.servo.{word}" for word in ("kp", "kv", "bias", "duty", "volts")}
+    assert "body.pendulum.com_z" not in names
+
+
+@pytest.mark.parametrize("tumbles", [True, False])
+def test_an_object_that_tumbles_shows_its_inertia_and_one_that_slides_does_not(tumbles):
+    scene = Scene.load("cube")
+    world = instep.open_world(scene)
+    run = rollout(world, Script(np.zeros((60, 0))), steps=60)
+    if not tumbles:
+        run = run.with_columns({"q": np.concatenate([run.q[:, :3], np.tile([1.0, 0, 0, 0], (len(run), 1))], axis=1)})
+    names = [param.address for param in auto_params(scene, [run]).params]
+    assert len(set(names)) == len(names)
+    assert {"geom.cube.friction", "geom.cube.solref_time", "geom.cube.solref_damp"} <= set(names)
+    inertial = {"body.cube.com_x", "body.cube.com_z", "body.cube.inertia_y", "option.impratio"}
+    assert (inertial <= set(names)) == tumbles and bool(inertial & set(names)) == tumbles
+
+
+def test_a_cable_is_identified_where_the_scene_gives_bounds_for_it():
+    scene = Scene.load("furuta")
+    run = rollout(instep.open_world(scene), Script(np.sin(0.1 * np.arange(200))[:, None]), steps=200)
+    names = {param.address for param in auto_params(scene, [run]).params}
+    assert {"tendon.cable.stiffness", "tendon.cable.dead_band", "joint.arm.stiffness", "joint.arm.springref"} <= names
+    # The arm turns about a vertical axis, on which weight does not act.
+    assert "joint.arm.armature" in names and not [n for n in names if n.startswith("body.arm")]
+    assert {"body.pendulum.inertia_x", "body.pendulum.com_y"} <= names
+    assert not names & {"body.pendulum.com_z", "joint.pendulum.armature"}
