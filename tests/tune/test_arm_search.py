@@ -13,7 +13,7 @@ from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.arm_search import ArmSearch, estimate_arm
-from instep.tune.joint_estimates import arm_model
+from instep.tune.joint_estimates import arm_model, estimate_joints
 from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
 
@@ -60,7 +60,12 @@ def arm(tmp_path_factory) -> MujocoWorld:
 @pytest.fixture(scope="module")
 def runs(arm) -> list[Episode]:
     """Four runs of the arm with planted values and noisy positions."""
-    real, episodes = arm.tuned(TRUTH), list[Episode]()
+    return recorded(arm, arm.tuned(TRUTH))
+
+
+def recorded(arm: MujocoWorld, real: MujocoWorld) -> list[Episode]:
+    """Four runs of an arm with noisy positions."""
+    episodes = list[Episode]()
     for seed in range(4):
         rng = np.random.default_rng(seed)
         t = np.arange(round(6.0 / arm.spec.dt)) * arm.spec.dt
@@ -95,6 +100,29 @@ def test_planted_values_of_an_arm_are_found(arm, runs):
     truth, ours = (open_loop(arm.tuned(settings), runs[3]) for settings in (TRUTH, found.settings))
     assert ours < 4 * truth
     assert ours < 0.05 * open_loop(arm, runs[3])
+
+
+def test_an_arm_far_softer_than_its_scene_is_found_through_a_coarse_encoder(tmp_path):
+    # With the scene's stiffness the weak motors would be at their limits most of the time.
+    text = (
+        ARM.replace('range="-3 3"', 'range="-170 170"')
+        .replace('mass="2"', 'mass="0.2"')
+        .replace('mass="1"', 'mass="0.1"')
+        .replace('mass="0.4"', 'mass="0.04"')
+    )
+    for limit in ("60 60", "30 30", "10 10"):
+        text = text.replace(f"-{limit}", f"-{limit}".replace("0", ""))
+    (tmp_path / "weak.xml").write_text(text)
+    weak, tick = MujocoWorld(Scene.load(tmp_path / "weak.xml")), 1.5e-3
+    truth = {name: value / 10 for name, value in TRUTH.items() if not name.endswith("delay")}
+    runs = [run.with_columns({"q": tick * np.round(run.q / tick)}) for run in recorded(weak, weak.tuned(truth))]
+    model = arm_model(weak, runs)
+    assert model is not None and (model.noise > 0.99 * tick / np.sqrt(12)).all()
+    assert [joint.given.stiffness < 200 for joint in model.joints] == [True, True, True]
+    found = estimate_joints(model)
+    for joint, z in zip(model.joints, model.split(found), strict=True):
+        assert joint.rms(z) < 1.5 * tick / np.sqrt(12)
+        assert joint.values(z).stiffness == pytest.approx(truth[f"actuator.{joint.actuator}.kp"], rel=0.1)
 
 
 def test_a_joint_alone_under_the_simulated_load_moves_as_in_the_arm(arm, runs):

@@ -44,6 +44,11 @@ FRICTION_STARTS, ARMATURE_STARTS = (0.1, 0.4, 1.5, 6.0), (1.0, 0.2, 3.5)
 COARSE_SHARE = 3
 """One window of so many is used for the coarse grid."""
 
+LEAST_RESOLUTION = 1e-9
+"""Smaller differences of positions are no steps of an encoder [rad]."""
+USUAL_ERROR = 0.9
+"""Share of the rows in which a servo is within the limit of its motor, where the scene's stiffness is not plausible."""
+
 _ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 _HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 _IMPLICIT = (int(mujoco.mjtIntegrator.mjINT_IMPLICIT), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
@@ -191,6 +196,8 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
             _constants(model, j, actuator, substeps),
             _given(model, j, actuator, float(own.inertia.mean())),
         )
+        error = np.abs(own.command[:, -rows:] - q[:, :, at])
+        given = _within_limit(given, error, min(constants.high, -constants.low))
         torque = given.stiffness * (own.command[:, -rows:] - q[:, :, at]) - given.servo_damping * v[:, :, dof]
         beyond = (torque > constants.high) | (torque < constants.low)
         joints.append(
@@ -402,8 +409,26 @@ def _free_windows(
 
 
 def _noise(q: Array) -> Array:
-    """Noise of positions, from their third differences, whose variance is 20 times that of the noise."""
-    return np.median(np.abs(np.diff(q, 3, axis=0)), axis=0) / 0.6745 / np.sqrt(20)
+    """Noise of positions, from their third differences, whose variance is 20 times that of the noise.
+
+    Those of a coarse encoder are mostly zero, so noise is at least the error of rounding to its resolution.
+    """
+    steps = np.abs(np.diff(q, axis=0))
+    resolution = np.where(steps > LEAST_RESOLUTION, steps, np.inf).min(axis=0)
+    rounding = np.where(np.isfinite(resolution), resolution, 0.0) / np.sqrt(12)
+    return np.maximum(np.median(np.abs(np.diff(q, 3, axis=0)), axis=0) / 0.6745 / np.sqrt(20), rounding)
+
+
+def _within_limit(given: JointValues, error: Array, limit: float) -> JointValues:
+    """The scene's values, softened where with them the motor would be at its limit for most of the recordings.
+
+    A servo that lags behind its command by a tenth of a radian is no stiffer than ten times what its motor can do. From
+    a stiffness far above that a search sees a motor that only switches between its limits.
+    """
+    if given.stiffness * float(np.median(error)) <= limit:
+        return given
+    softer = limit / float(np.quantile(error, USUAL_ERROR)) / given.stiffness
+    return replace(given, stiffness=softer * given.stiffness, servo_damping=softer * given.servo_damping)
 
 
 def _smoothed(q: Array, dt: float) -> tuple[Array, Array, Array]:
