@@ -53,6 +53,12 @@ def test_links_that_no_servo_holds_are_identified_up_to_one_known_weight(tmp_pat
     assert not [n for n in names if n.endswith("armature")]
 
 
+def test_links_of_an_arm_with_a_motor_on_every_joint_keep_their_inertias(tmp_path):
+    names = selected(tmp_path, TORQUE + '<motor name="elbow" joint="elbow" gear="1"/>')
+    assert not [n for n in names if n.startswith("body.")]
+    assert {"actuator.shoulder.gear", "actuator.elbow.gear", "joint.elbow.armature"} <= names
+
+
 def test_links_on_stiff_servos_keep_their_inertias(tmp_path):
     names = selected(tmp_path, SERVOS)
     assert not [n for n in names if n.startswith("body.")]

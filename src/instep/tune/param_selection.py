@@ -78,7 +78,8 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
 
     - Joints that move: gain, offset and damping of a servo, or the torque constant and resistances of a motor on a
       supply, or the gear of a torque motor; damping, dry friction and armature of the joint.
-    - Links that hang on a joint which no servo holds: inertia about the joint, centre of mass across it.
+    - Links that hang on a joint which no servo holds: inertia about the joint, centre of mass across it. An arm with a
+      motor on every joint keeps the inertias of its links, which give the scale of its torques.
     - Objects that move: friction and softness; of those that tumble also inertia and centre of mass.
     - Links with gravity compensation: how much of their weight it carries.
     - Springs, cables, tendons and cogging of motors, and poses of surroundings, where the scene gives bounds for them.
@@ -216,6 +217,7 @@ class _Selected:
                 gear = address.read(model, [f"{name}.gear"])[f"{name}.gear"]
                 low, high = sorted((0.2 * gear, 5.0 * gear))
                 self.add(Param(f"{name}.gear", low, high, low > 0), gear)
+                held = held or _every_joint_is_driven(model, joint)
         inertia = float(model.dof_M0[model.joint(joint).dofadr[0]])
         if damping > 0 or servo_damping == 0:
             self.add_range(f"joint.{joint}.damping", damping or inertia, (0.003, 10.0), "Nm s/rad")
@@ -364,6 +366,13 @@ def _is_vertical(model: mujoco.MjModel, joint: int) -> bool:
     mujoco.mj_kinematics(model, data)
     gravity = np.asarray(model.opt.gravity)
     return abs(float(data.xaxis[joint] @ gravity)) > VERTICAL * max(float(np.linalg.norm(gravity)), 1e-12)
+
+
+def _every_joint_is_driven(model: mujoco.MjModel, joint: str) -> bool:
+    """Whether an actuator drives every joint of the mechanism that a joint belongs to."""
+    root = int(model.body_rootid[model.jnt_bodyid[model.joint(joint).id]])
+    others = [str(model.joint(j).name) for j in range(model.njnt) if model.body_rootid[model.jnt_bodyid[j]] == root]
+    return all(driving_actuators(model, other) for other in others)
 
 
 def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
