@@ -60,6 +60,24 @@ HANGING = """
   {rest}
 </mujoco>
 """
+FINGERS = """
+      <body name="left" pos="0 0.01 -0.3">
+        <joint name="left" type="slide" axis="0 1 0" range="0 0.04" damping="5" armature="0.1"/>
+        <geom type="box" size="0.005 0.005 0.02" mass="0.02" contype="0" conaffinity="0"/>
+      </body>
+      <body name="right" pos="0 -0.01 -0.3">
+        <joint name="right" type="slide" axis="0 -1 0" range="0 0.04" damping="5" armature="0.1"/>
+        <geom type="box" size="0.005 0.005 0.02" mass="0.02" contype="0" conaffinity="0"/>
+      </body>
+"""
+COUPLED = """
+  <tendon><fixed name="split"><joint joint="left" coef="0.5"/><joint joint="right" coef="0.5"/></fixed></tendon>
+  <equality><joint joint1="left" joint2="right" solref="0.005 1"/></equality>
+  <actuator>
+    <position name="motor1" joint="shoulder" kp="20" kv="1"/>
+    <general name="grip" tendon="split" biastype="affine" gainprm="0.0157" biasprm="0 -100 -10" ctrlrange="0 255"/>
+  </actuator>
+"""
 SERVO_VALUES = {
     "timestep": 0.005, "joint": "hinge", "damping": 0.05, "armature": 0.02, "mass": 0.4, "gravcomp": 0.0, "kp": 4.0,
     "kv": 0.1,
@@ -76,6 +94,11 @@ def servo_model(*, bystander: bool = False, **values: float | str) -> str:
 def hanging_model(joint: str, end: str, rest: str) -> str:
     """A link that hangs from a shoulder: attributes of its joint, bodies at its end, what follows the worldbody."""
     return HANGING.format(joint=joint, end=end, rest=rest)
+
+
+def gripper_model(joint: str = 'damping="0.3"') -> str:
+    """A hanging link with two coupled fingers that an actuator drives through a tendon; attributes of its shoulder."""
+    return hanging_model(joint, FINGERS, COUPLED)
 
 
 def arm_model(

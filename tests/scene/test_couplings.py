@@ -15,27 +15,9 @@ from instep.scene import address
 from instep.scene.couplings import driven_joints, driving_actuators, joint_groups, moved_coordinates, with_joint_labels
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
-from small_models import hanging_model
+from small_models import gripper_model
 
-FINGERS = """
-      <body name="left" pos="0 0.01 -0.3">
-        <joint name="left" type="slide" axis="0 1 0" range="0 0.04" damping="5" armature="0.1"/>
-        <geom type="box" size="0.005 0.005 0.02" mass="0.02" contype="0" conaffinity="0"/>
-      </body>
-      <body name="right" pos="0 -0.01 -0.3">
-        <joint name="right" type="slide" axis="0 -1 0" range="0 0.04" damping="5" armature="0.1"/>
-        <geom type="box" size="0.005 0.005 0.02" mass="0.02" contype="0" conaffinity="0"/>
-      </body>
-"""
-REST = """
-  <tendon><fixed name="split"><joint joint="left" coef="0.5"/><joint joint="right" coef="0.5"/></fixed></tendon>
-  <equality><joint joint1="left" joint2="right" solref="0.005 1"/></equality>
-  <actuator>
-    <position name="motor1" joint="shoulder" kp="20" kv="1"/>
-    <general name="grip" tendon="split" biastype="affine" gainprm="0.0157" biasprm="0 -100 -10" ctrlrange="0 255"/>
-  </actuator>
-"""
-ARM = hanging_model('damping="0.3" frictionloss="0.01"', FINGERS, REST)
+ARM = gripper_model('damping="0.3" frictionloss="0.01"')
 
 
 @pytest.fixture(scope="module")

@@ -12,37 +12,12 @@ from instep.core.rollout import Script, rollout
 from instep.core.world import vector
 from instep.scene.folder import scene_of_file
 from instep.tune.param_selection import auto_params
-
-ARM = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body name="upper" pos="0 0 1">
-      <joint name="shoulder" axis="0 1 0" damping="0.3" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5" contype="0" conaffinity="0"/>
-      <body name="left" pos="0 0.01 -0.3">
-        <joint name="left" type="slide" axis="0 1 0" range="0 0.04" damping="5" armature="0.1"/>
-        <geom type="box" size="0.005 0.005 0.02" mass="0.02" contype="0" conaffinity="0"/>
-      </body>
-      <body name="right" pos="0 -0.01 -0.3">
-        <joint name="right" type="slide" axis="0 -1 0" range="0 0.04" damping="5" armature="0.1"/>
-        <geom type="box" size="0.005 0.005 0.02" mass="0.02" contype="0" conaffinity="0"/>
-      </body>
-    </body>
-  </worldbody>
-  <tendon><fixed name="split"><joint joint="left" coef="0.5"/><joint joint="right" coef="0.5"/></fixed></tendon>
-  <equality><joint joint1="left" joint2="right" solref="0.005 1"/></equality>
-  <actuator>
-    <position name="motor1" joint="shoulder" kp="20" kv="1"/>
-    <general name="grip" tendon="split" biastype="affine" gainprm="0.0157" biasprm="0 -100 -10" ctrlrange="0 255"/>
-  </actuator>
-</mujoco>
-"""
+from small_models import gripper_model
 
 
 @pytest.fixture
 def recorded(tmp_path):
-    (tmp_path / "arm.xml").write_text(ARM)
+    (tmp_path / "arm.xml").write_text(gripper_model())
     scene = scene_of_file(tmp_path / "arm.xml", 100.0)
     t = np.arange(100)[:, None] * scene.dt
     waves = np.array([0.0, 127.0]) + np.array([0.6, 90.0]) * np.sin(2 * np.pi * np.array([0.7, 1.0]) * t)

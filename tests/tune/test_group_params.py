@@ -19,19 +19,13 @@ from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
 from instep.tune.group_params import GroupedWorld, grouped_episodes, settings_of_group, typical_settings
 from instep.tune.written_scene import check_written_scene
+from small_models import hanging_model
 
-ARM = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body name="upper" pos="0 0 1">
-      <joint name="shoulder" axis="0 1 0" damping="0.6" armature="0.01" frictionloss="0.02"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5"/>
-    </body>
-  </worldbody>
-  <actuator><position name="shoulder" joint="shoulder" kp="20"/></actuator>
-</mujoco>
-"""
+ARM = hanging_model(
+    'damping="0.6" frictionloss="0.02"',
+    "",
+    '<actuator><position name="shoulder" joint="shoulder" kp="20"/></actuator>',
+)
 KP, DAMPING, DELAY = "actuator.shoulder.kp", "joint.shoulder.damping", "action.delay"
 TRUTH = {"a": {KP: 26.0, DAMPING: 0.4, DELAY: 0.01}, "b": {KP: 26.0, DAMPING: 1.0, DELAY: 0.03}}
 

@@ -186,3 +186,10 @@ def test_the_command_writes_a_scene_and_refuses_recordings_without_torques(scene
     capsys.readouterr()
     assert main(["tune", str(tmp_path / "bare"), str(scene.root / "arm.xml"), "--torque"]) == 2
     assert "has no measured torques" in capsys.readouterr().err
+
+
+def test_options_without_effect_are_refused_before_anything_is_read(capsys):
+    assert main(["tune", "nowhere", "nothing", "--torque", "--budget", "2min", "--resume", "out"]) == 2
+    assert "--budget, --resume have no effect with --torque; leave them out." in capsys.readouterr().err
+    assert main(["tune", "nowhere", "nothing", "--payload"]) == 2
+    assert "--payload has no effect without --torque; leave it out." in capsys.readouterr().err

@@ -12,24 +12,19 @@ from instep.scene import address
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune import IdentifyOptions
 from instep.tune.model_export import write_mjcf
+from small_models import hanging_model
 
-ARM = """
-<mujoco>
-  <option timestep="0.002" integrator="implicitfast"/>
-  <worldbody>
-    <body pos="0 0 1">
-      <joint name="shoulder" axis="0 1 0" damping="0.3" armature="0.01"/>
-      <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.02" mass="0.5"/>
+FORE = """
       <body pos="0 0 -0.3">
         <joint name="elbow" axis="0 1 0" damping="0.2" armature="0.01"/>
         <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.02" mass="0.3"/>
       </body>
-    </body>
-  </worldbody>
+"""
+REST = """
   <tendon><fixed><joint joint="elbow" coef="1"/></fixed></tendon>
   <actuator><position joint="shoulder" kp="20"/><position joint="elbow" kp="10"/></actuator>
-</mujoco>
 """
+ARM = hanging_model('damping="0.3"', FORE, REST).replace('name="upper" ', "")
 TRUTH = {"actuator.shoulder.kp": 26.0, "actuator.elbow.kp": 8.0}
 
 

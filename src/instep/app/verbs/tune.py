@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 Positional = tyro.conf.Positional
 BEST_FILE = "best.json"
 """File of OUT with the best values, from which --resume goes on."""
+_WITH_TORQUE = {"torque", "payload", "hold_out", "cutoff"}
+"""Options of an identification from torques alone."""
+_WITH_BOTH = {"mapping", "held_out", "draws", "seed", "out"}
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
 
 
@@ -105,6 +109,7 @@ def tune(
         scene: name of a shipped scene, a scene folder, or an MJCF or URDF file.
 
     """
+    _check_options(args)
     if args.torque:
         from instep.app.torque_run import run_torque_tune
 
@@ -158,6 +163,18 @@ def tune(
         print(sentence, file=sys.stderr)
     print(folder)
     return 0 if found.passed else 1
+
+
+def _check_options(args: TuneArgs) -> None:
+    """Refuse options that the chosen kind of identification would ignore."""
+    from instep.core.errors import BadInput
+
+    given = {f.name for f in fields(TuneArgs) if getattr(args, f.name) != getattr(TuneArgs(), f.name)}
+    ignored = given - _WITH_TORQUE - _WITH_BOTH if args.torque else given & _WITH_TORQUE
+    if ignored:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(ignored))
+        verb, them = ("has", "it") if len(ignored) == 1 else ("have", "them")
+        raise BadInput(f"{listed} {verb} no effect {'with' if args.torque else 'without'} --torque; leave {them} out.")
 
 
 def _best_of(folder: Path | None) -> dict[str, float]:
