@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 import instep
+import small_models
 from instep import MujocoWorld
+from instep.core.progress import Progress
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune import IdentifyOptions, select_params
+from instep.tune.gates import split
+from instep.tune.param_selection import auto_params
 
 from .conftest import record, write_scene
 
@@ -56,3 +60,18 @@ def test_bounds_narrow_the_parameters_that_match_and_no_others(servo, recorded):
     damping, stiffness = chosen.params
     assert (damping.low, damping.high) == (0.2, 0.4) and chosen.start[damping.address] == pytest.approx(0.2)
     assert (stiffness.low, stiffness.high) != (0.2, 0.4)
+
+
+def test_recordings_held_out_do_not_tell_where_commands_are_clipped(tmp_path, recorded):
+    text = small_models.servo_model(bystander=True).replace("<position ", '<position ctrlrange="-9 9" ')
+    servo = MujocoWorld(Scene.load(small_models.write_scene(tmp_path / "ranged", text, ("hinge",))))
+    runs = recorded(servo, TRUTH, range(4), noise=0.001)
+    (held_out,) = split(runs)[1]
+    at = [run.meta["name"] for run in runs].index(held_out.meta["name"])
+    # It stands at the end of its motion for longer than a second, commanded far beyond.
+    q, action, end = held_out.q.copy(), held_out.action.copy(), 1.0 + float(max(run.q.max() for run in runs))
+    q[50:], action[50:] = end, end + 2.0
+    runs[at] = held_out.with_columns({"q": q, "action": action})
+    assert "actuator.hinge.high" in auto_params(servo.scene, runs).fixed
+    found = instep.identify(servo, runs, "auto", IdentifyOptions(window=0.5), progress=Progress(0.1))
+    assert "actuator.hinge.high" not in found.settings

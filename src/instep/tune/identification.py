@@ -305,15 +305,16 @@ def identify(
         )
     episodes, _ = recorded_at_rate(with_inputs(scene, episodes), sim.spec.dt)
     refuse(scene_problems(scene, episodes))
-    selection = params
-    if not isinstance(selection, ParamSelection):
-        selection = select_params(scene, episodes, selection, options.bounds)
     given, groups = sim, ()
     if options.own:
         episodes, groups = grouped_episodes(episodes, options.groups)
-        selection = own_params(selection, options.own, groups)
     parts = [split(some, options.held_out) for some in (split_by_group(episodes, groups) if groups else [episodes])]
     fitted, held_out = ([e for part in parts for e in part[side]] for side in (0, 1))
+    selection = params
+    if not isinstance(selection, ParamSelection):
+        # Recordings held out must not tell anything, not even where commands are clipped.
+        selection = select_params(scene, fitted, selection, options.bounds)
+    selection = own_params(selection, options.own, groups) if groups else selection
     progress = progress or Progress()
     history = _CostHistory(progress.watch)
     part = progress.part(0.0, 1.0)

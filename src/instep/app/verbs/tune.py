@@ -147,12 +147,13 @@ def tune(
     episodes, resampled = recorded_at_rate(runs, loaded.dt)
     for sentence in resampled:
         print(sentence, file=sys.stderr)
-    selection = select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
+    # Names and bounds are checked before a folder is made.
+    select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
     output = new_output("tune", args.out, seed=args.seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)
     output.read(loaded.root)
     with tune_progress(budget) as progress:
-        found = identify(loaded, episodes, selection, options, progress=progress)
+        found = identify(loaded, episodes, args.params, options, progress=progress)
     if not progress.ended:
         found = _with_extras(found, args.posterior, args.delta)
     found, folder = _write(found, output)
