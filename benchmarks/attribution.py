@@ -1,7 +1,7 @@
-"""Attribution of the gap to causes: one cause planted out of eight, and none planted.
+"""Attribution of the gap to causes: one cause planted out of eight, two at once on many arms, and none planted.
 
-Causes are identified one after the other on training runs, as `instep gap` does; Shapley values are taken on held-out
-runs. With nothing planted, no cause may be reported.
+Causes are fitted jointly to training runs, as `instep gap` does; Shapley values are taken on held-out runs.
+With nothing planted, no cause may be reported.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
+import two_causes
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import Estimate, wilson
 from instep.diagnose.attribution import AttributionOptions, attribute
-from instep.diagnose.candidates import CandidateOptions, candidate_causes, identify_causes
+from instep.diagnose.candidates import candidate_causes
+from instep.diagnose.cause_selection import identify_causes
 from rows import row
 from small_models import diagnosed_arm, write_scene
 
 CAUSES = ("joint damping", "dry friction", "gains", "payload", "time step", "latency", "backlash", "actuator limits")
-"""In the order in which candidates come."""
 NOISE, ROWS = 2e-4, 160
 
 
@@ -44,6 +45,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         row("planted cause ranked first", wilson(first, seeds), at_least=0.95),
         row("planted cause's interval above zero", wilson(named, seeds)),
         row("nothing planted, no interval leaves out zero", wilson(clean, seeds), at_least=0.90),
+        *two_causes.rows(quick),
     ]
 
 
@@ -53,8 +55,7 @@ def owners(scene: Scene, seed: int, cause: str | None) -> dict[str, Estimate]:
     sim, candidates = candidate_causes(scene, open_world(scene))
     real = sim.tuned(_planted(cause, rng)) if cause else sim
     runs = [_record(real, rng, k) for k in range(10)]
-    causes, _ = identify_causes(sim, runs[:5], candidates, CandidateOptions(every=0.3, most=120))
-    components = {CAUSES[candidates.index(c.candidate)]: c.settings for c in causes}
+    components = {c.candidate.cause: c.settings for c in identify_causes(sim, runs[:5], candidates).causes}
     nothing = dict.fromkeys(CAUSES, Estimate(0.0, 0.0, 0.0, 5, "1"))
     if not components:
         return nothing

@@ -16,7 +16,8 @@ import numpy as np
 
 from instep import Episode, Scene, Script, open_world, rollout
 from instep.core.statistics import wilson
-from instep.diagnose.candidates import candidate_causes, physical_modes, try_candidates
+from instep.diagnose.candidates import candidate_causes
+from instep.diagnose.cause_selection import identify_causes, physical_modes
 from instep.diagnose.failure_modes import (
     FailureMode,
     contact_faults,
@@ -123,8 +124,11 @@ class Stage:
         ready = prepare(runs).episodes
         noise = sensor_noise(measure_horizon(sim, ready).pairs)
         wrapped, candidates = candidate_causes(self.arm, sim)
-        # Noise hides motion: where it is loud, causes are sought under it, and it is what is named.
-        return [noise] if noise.found else [noise, *physical_modes(try_candidates(wrapped, ready, candidates))]
+        if noise.found:
+            # Noise hides motion: where it is loud, causes are sought under it, and it is what is named.
+            return [noise]
+        found = identify_causes(wrapped, ready, candidates)
+        return [noise, *physical_modes(replace(found, causes=found.causes[:1]))]
 
     def friction(self, seed: int) -> list[Episode]:
         rng = np.random.default_rng((seed, 1))

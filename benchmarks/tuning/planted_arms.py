@@ -297,9 +297,11 @@ class _Tracking:
         return out
 
 
-def record(scene: Scene, real: Simulator, seeds: Sequence[int], scale: float = 1.0) -> tuple[Array, Array]:
+def record(
+    scene: Scene, real: Simulator, seeds: Sequence[int], scale: float = 1.0, seconds: float = SECONDS
+) -> tuple[Array, Array]:
     """Positions [runs, rows, nq] and commands of runs that begin at rest, one per seed; raises `Diverged`."""
-    motions = np.stack([motion(scene, seed, scale) for seed in seeds])
+    motions = np.stack([motion(scene, seed, scale, seconds) for seed in seeds])
     begin = real.reset(0)
     state = real.place(np.tile(begin.q, (len(seeds), 1)), np.tile(begin.v, (len(seeds), 1)))
     still = _Tracking(scene, motions[:, :1])

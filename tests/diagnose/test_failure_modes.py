@@ -8,7 +8,8 @@ import pytest
 from instep import BadInput, Episode, MujocoWorld
 from instep.core.statistics import Estimate
 from instep.core.world import Spec, vector
-from instep.diagnose.candidates import candidate_causes, physical_modes, try_candidates
+from instep.diagnose.candidates import candidate_causes
+from instep.diagnose.cause_selection import identify_causes, physical_modes
 from instep.diagnose.failure_modes import (
     MODES,
     FailureMode,
@@ -144,8 +145,7 @@ def test_modes_that_were_found_come_first():
 )
 def test_the_suspect_that_explains_most_is_named(arm: MujocoWorld, record, settings, name):
     wrapped, candidates = candidate_causes(arm.scene, arm)
-    asked = try_candidates(wrapped, record(arm.tuned(settings), range(3)), candidates)
-    modes = physical_modes(asked)
+    modes = physical_modes(identify_causes(wrapped, record(arm.tuned(settings), range(3)), candidates))
     assert found(modes) == {name}
     assert "explains" in next(m for m in modes if m.found).evidence
 
@@ -155,6 +155,6 @@ def test_a_simulator_that_is_right_has_no_suspect(arm: MujocoWorld, record):
     rng = np.random.default_rng(0)
     noisy = [r.with_columns({"q": r.q + rng.normal(0, 1e-4, r.q.shape)}) for r in runs]
     wrapped, candidates = candidate_causes(arm.scene, arm)
-    assert found(physical_modes(try_candidates(wrapped, noisy, candidates))) == set()
+    assert found(physical_modes(identify_causes(wrapped, noisy, candidates))) == set()
     with pytest.raises(BadInput, match="at least one recorded run"):
-        try_candidates(wrapped, [], candidates)
+        identify_causes(wrapped, [], candidates)

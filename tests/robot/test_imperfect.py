@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld, Script, replay, rollout
-from instep.core.errors import BadInput, UnknownName
+from instep.core.errors import BadInput, Diverged, UnknownName
 from instep.core.world import Array, Observation, Spec, State, vector
 from instep.robot import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
 
@@ -140,3 +140,21 @@ def test_a_negative_delay_is_refused():
 def test_a_channel_that_is_not_there_is_named():
     with pytest.raises(UnknownName, match="observation"):
         Noisy(Follower(), 0.1, ("observation.stat",)).observe(Noisy(Follower(), 0.1).reset(0))
+
+
+@dataclass(frozen=True)
+class Fragile(Follower):
+    """A follower whose second world diverges."""
+
+    def step(self, state: State, action: Array) -> State:
+        after = State(state.t + 0.1, action.copy(), action)
+        raise Diverged("World 1 diverged.", (1,), after)
+
+
+@pytest.mark.parametrize("wrapper", [Noisy, Drifting, Late, Dropping, Backlash, Sluggish])
+def test_what_a_wrapper_remembers_survives_worlds_that_diverge(wrapper):
+    world = wrapper(Fragile())
+    state = world.begin(State(0.0, np.zeros((3, 2)), np.zeros((3, 2))), 0, None)
+    with pytest.raises(Diverged) as error:
+        world.step(state, np.ones((3, 2)))
+    assert world.key in error.value.state.hidden

@@ -77,6 +77,8 @@ class GapResult:
     subtitle: str
     checks: DataChecks | None = None
     causes: Sequence[Section] = ()
+    cause_words: Sequence[str] = ()
+    """The probable causes in a sentence, and which of them cannot be separated."""
 
 
 def run(args: GapRequest) -> int:
@@ -119,6 +121,8 @@ def finish(result: GapResult, args: GapRequest, output: Output) -> int:
     console.print(headline.headline, highlight=False, markup=False)
     if headline.because:
         console.print(headline.because, style="dim", highlight=False, markup=False)
+    for sentence in result.cause_words:
+        console.print(sentence, highlight=False, markup=False)
     print(path)
     return 1 if broken else 0
 
@@ -256,17 +260,17 @@ def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -
         gap = measure_gap(
             sim, episodes, options=options, events=args.rules, watch=lambda steps: progress.advance(task, steps)
         )
-    gap, causes = _diagnosed(args, sim, episodes, gap)
+    gap, causes, words = _diagnosed(args, sim, episodes, gap)
     subtitle = f"{len(fitting)} recorded runs of {args.data} replayed in the scene {scene.name!r}"
-    return GapResult(gap, f"Gap of {scene.name}", subtitle, checks, causes)
+    return GapResult(gap, f"Gap of {scene.name}", subtitle, checks, causes, words)
 
 
 def _diagnosed(
     args: GapRequest, sim: SceneSimulator, episodes: Sequence[Episode], gap: Gap
-) -> tuple[Gap, Sequence[Section]]:
-    """The gap with its causes; Ctrl-C leaves the search and keeps what was measured."""
+) -> tuple[Gap, Sequence[Section], Sequence[str]]:
+    """The gap with its causes, their section and sentences; Ctrl-C leaves the search and keeps what was measured."""
     if args.plain:
-        return gap, ()
+        return gap, (), ()
     fitted = Scene.load(args.causes) if args.causes else None
     policy = policy_from_spec(args.policy, sim) if args.policy else None
     options = DiagnoseOptions(fitted=fitted, policy=policy, allow=args.allow)
@@ -274,8 +278,8 @@ def _diagnosed(
         try:
             diagnosis = diagnose_gap(sim, episodes, gap=gap, options=options, watch=status.update)
         except KeyboardInterrupt:
-            return gap.with_scores({}, ["The search for causes was stopped."]), ()
-    return diagnosis.gap, [diagnosis.section()]
+            return gap.with_scores({}, ["The search for causes was stopped."]), (), ()
+    return diagnosis.gap, [diagnosis.section()], [str(diagnosis), *diagnosis.ties]
 
 
 def _with_data(args: GapRequest, episodes: Sequence[Episode]) -> GapResult:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, c
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import BadInput
+from .errors import BadInput, Diverged
 from .records import array_dataclass, frozen_dataclass
 
 Array: TypeAlias = NDArray[Any]
@@ -226,6 +226,19 @@ class Wrapper(Generic[W]):
     def step(self, state: State, action: Array) -> State:
         """The state one control period later."""
         return self.world.step(state, action)
+
+    def step_inside(self, state: State, action: Array, memory: Callable[[State], Any]) -> State:
+        """A step of the world inside, then this wrapper's memory, also of the worlds of a batch in which some diverge.
+
+        `memory` takes the state after the step.
+        """
+        try:
+            after = self.world.step(state, action)
+        except Diverged as error:
+            if error.state is not None:
+                error.state = error.state.with_hidden(self.key, memory(error.state))
+            raise
+        return after.with_hidden(self.key, memory(after))
 
     def observe(self, state: State) -> Observation:
         """The sensor readings."""

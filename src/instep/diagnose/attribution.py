@@ -49,6 +49,8 @@ class Attribution:
 
     causes: Mapping[str, Estimate]
     """How much each component takes off, in shares of the usual motion; the 95 % intervals are simultaneous."""
+    shares: Mapping[str, Estimate]
+    """The same as shares of the gap."""
     alone: Mapping[str, Estimate]
     """How much comes back if only that component is left nominal."""
     before: float
@@ -87,13 +89,14 @@ def attribute(
             tick(done + 1, len(subsets))
     level = 1 - 0.025 / len(names)
     causes = {n: _jackknifed(squares, weights[n], level) for n in names}
+    shares = {n: _jackknifed(squares, weights[n], level, of=none) for n in names}
     alone = {n: _jackknifed(squares, {full - {n}: 1.0, full: -1.0}, level) for n in names}
     before, after = (_root(squares[s], None) for s in (none, full))
     floor = options.floor.value if options.floor is not None else 0.0
     notes = (
         () if options.floor is not None else ("No floor is known, so the rest may be the scatter of the robot itself.",)
     )
-    return Attribution(causes, alone, before, after, after - floor, exact, len(subsets), notes)
+    return Attribution(causes, shares, alone, before, after, after - floor, exact, len(subsets), notes)
 
 
 def components_of(settings: Settings) -> dict[str, dict[str, float | Array]]:
@@ -161,12 +164,16 @@ def _sampled_orders(names: Sequence[str], orders: int, seed: int) -> dict[str, d
 
 
 def _jackknifed(
-    squares: Mapping[Subset, tuple[Array, Array]], weights: Mapping[Subset, float], level: float
+    squares: Mapping[Subset, tuple[Array, Array]],
+    weights: Mapping[Subset, float],
+    level: float,
+    of: Subset | None = None,
 ) -> Estimate:
-    """A weighted sum of gaps, its interval by deleting a run at a time."""
+    """A weighted sum of gaps, or its share of one of them; its interval by deleting a run at a time."""
 
     def value(left_out: int | None) -> float:
-        return sum(w * _root(squares[s], left_out) for s, w in weights.items())
+        whole = 1.0 if of is None else max(_root(squares[of], left_out), 1e-300)
+        return sum(w * _root(squares[s], left_out) for s, w in weights.items()) / whole
 
     n = len(next(iter(squares.values()))[0])
     point = value(None)

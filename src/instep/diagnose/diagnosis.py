@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -22,17 +21,12 @@ from instep.report.page import Figure, HtmlReport, Reported, Section, Table
 from instep.scene.folder import Scene
 
 from .attribution import Attribution, AttributionOptions, attribute, components_of
-from .candidates import (
-    CandidateOptions,
-    CandidateResult,
-    candidate_causes,
-    identify_causes,
-    physical_modes,
-    supported,
-)
+from .candidates import candidate_causes, supported
+from .cause_selection import CandidateResult, CauseSelection, identify_causes, physical_modes
 from .data_checks import DataChecks, check_data
 from .failure_modes import MODES, FailureMode, found_modes, observed_modes
 from .policy_modes import closed_loop_modes
+from .window_fits import CandidateOptions
 
 Watch = Callable[[str], None]
 """Receives what is being done, in a few words."""
@@ -63,6 +57,8 @@ class Diagnosis(Reported):
     attribution: Attribution | None = None
     """The share of each identified cause, where any was identified."""
     checks: DataChecks | None = None
+    ties: tuple[str, ...] = ()
+    """A sentence about each cause that the recordings cannot separate from another."""
 
     @property
     def causes(self) -> Mapping[str, Estimate]:
@@ -70,16 +66,21 @@ class Diagnosis(Reported):
         return self.gap.causes
 
     def __str__(self) -> str:
-        found = found_modes(self.modes)
-        if not found:
-            return "No single cause explains the gap significantly."
-        return "Most likely " + " and ".join(f"{m.name}: {MODES[m.name]}" for m in found[:2]) + "."
+        shares = self.causes
+        ranked = sorted(shares, key=lambda name: -shares[name].value)
+        named = [f"{name} ({_percent(shares[name])} of the gap)" for name in ranked]
+        physical = {c.candidate.name for c in self.candidates}
+        modes = [m.name for m in found_modes(self.modes) if m.name not in physical]
+        words = [*named, *(f"{name}: {MODES[name]}" for name in modes)]
+        return f"Most likely {' and '.join(words[:3])}." if words else "No cause explains the gap significantly."
 
     def section(self) -> Section:
         """The diagnosis as a section of a report."""
         figures = self._figures()
         rows = [[m.name, "yes" if m.found else "no", m.evidence] for m in sorted(self.modes, key=lambda m: not m.found)]
-        return Section("Causes", str(self), [*figures, Table(("failure mode", "found", "evidence"), rows)])
+        return Section(
+            "Causes", " ".join([str(self), *self.ties]), [*figures, Table(("failure mode", "found", "evidence"), rows)]
+        )
 
     def page(self) -> HtmlReport:
         """The report of the gap and its causes."""
@@ -95,13 +96,12 @@ class Diagnosis(Reported):
 
     def _figures(self) -> list[Figure]:
         if self.attribution is not None:
-            rest = self.attribution.rest
-            bars = dict(self.attribution.causes) | {"not explained": Estimate(rest, rest, rest, 0, "1")}
+            bars = dict(self.attribution.shares)
+            rest = self.attribution.rest / max(self.attribution.before, 1e-300)
+            bars |= {"not explained": Estimate(rest, rest, rest, 0, "1")}
             title = "Share of the gap by cause (Shapley values, simultaneous 95 % intervals)"
-            return [bars_figure(bars, title=title, x="share of the usual motion taken off")]
-        bars: dict[str, Estimate] = {}
-        for c in self.candidates:
-            bars.setdefault(c.candidate.name, c.gain)
+            return [bars_figure(bars, title=title, x="share of the gap")]
+        bars = {c.candidate.cause: c.gain for c in self.candidates}
         if not bars:
             return []
         shown = {n: Estimate(e.value, max(e.low, -0.5), min(e.high, 1.0), e.n, "1") for n, e in bars.items()}
@@ -119,9 +119,8 @@ def diagnose_gap(
 ) -> Diagnosis:
     """Find the probable causes of the gap between a simulator and recorded runs.
 
-    Recordings are checked and the gap is measured where it is not given. Then failure modes are tested, single
-    parameter changes are tried on held-out pieces of the runs, and the gap is shared among those that explain a
-    significant part of it.
+    Recordings are checked and the gap is measured where it is not given. Then failure modes are tested, families of
+    parameters are fitted jointly, and the gap is shared among those that explain a significant part of it.
     """
     options = options or DiagnoseOptions()
     world, scene = opened(sim)
@@ -155,19 +154,31 @@ def _searched(
     extended, candidates = candidate_causes(scene, sim)
     candidates, notes = supported(extended, candidates)
     wrapping = tuple(w for w in gap.wrapping if w in sim.spec.q.labels)
-    options = CandidateOptions(wrapping=wrapping, watch=_prefixed(watch, "trying"))
+    options = CandidateOptions(wrapping=wrapping)
     try:
-        causes, results = identify_causes(extended, runs, candidates, options)
+        found = identify_causes(extended, runs, candidates, options, _prefixed(watch, "fitting"))
     except BadInput as none:
         return replace(known, gap=gap.with_scores({}, [str(none)]))
-    components: dict[str, dict[str, Any]] = {}
-    for cause in causes:
-        components.setdefault(cause.candidate.name, {}).update(cause.settings)
+    components = {cause.candidate.cause: cause.settings for cause in found.causes}
     shares = _attributed(extended, runs, components, gap, watch)
-    if len(causes) > 1:
-        notes.append("Causes were identified one after the other; fit them together with: instep tune")
-    modes = [*known.modes, *physical_modes(results)]
-    return _diagnosis(gap.with_scores({}, notes), modes, results, shares, known.checks)
+    modes = [*known.modes, *physical_modes(found)]
+    ties = tuple(_ties(found))
+    made = _diagnosis(gap.with_scores({}, [*notes, *ties]), modes, found.alone, shares, known.checks)
+    return replace(made, ties=ties)
+
+
+def _ties(found: CauseSelection) -> list[str]:
+    """A sentence about each cause in whose place another one explains as much."""
+    others: dict[str, list[str]] = {}
+    for cause, other in found.ties:
+        others.setdefault(cause, []).append(other)
+    why = "cannot be separated by these recordings: each explains as much"
+    return [f"{cause.capitalize()} and {' or '.join(names)} {why}." for cause, names in others.items()]
+
+
+def _percent(share: Estimate) -> str:
+    interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.has_interval else ""
+    return f"{100 * share.value:.0f} %{interval}"
 
 
 def _diagnosis(
@@ -177,9 +188,7 @@ def _diagnosis(
     shares: Attribution | None,
     checks: DataChecks | None,
 ) -> Diagnosis:
-    causes: dict[str, Estimate] = dict(shares.causes) if shares is not None else {}
-    if not causes:
-        causes = {r.candidate.name: r.gain for r in reversed(results)}
+    causes = dict(shares.shares) if shares is not None else {}
     scores = {f"mode: {m.name}": m.strength for m in modes if m.found}
     gap = replace(gap, causes=causes).with_scores(scores)
     return Diagnosis(gap, tuple(modes), tuple(results), shares, checks)

@@ -37,7 +37,8 @@ class Noisy(Wrapper[W]):
 
     def step(self, state: State, action: Array) -> State:
         """Draw anew for the next state."""
-        return self.world.step(state, action).with_hidden(self.key, counter_rng.next_key(state.hidden[self.key]))
+        following = counter_rng.next_key(state.hidden[self.key])
+        return self.step_inside(state, action, lambda after: following)
 
     def observe(self, state: State) -> Observation:
         """What the sensors show, with noise."""
@@ -70,7 +71,7 @@ class Drifting(Wrapper[W]):
         for name, bias in state.hidden[self.key]["bias"].items():
             wander = _amount(self.walk) * np.sqrt(dt) * counter_rng.normal(keys, bias.shape[-1])
             after[name] = bias + _amount(self.rate) * dt + wander
-        return self.world.step(state, action).with_hidden(self.key, {"keys": keys, "bias": after})
+        return self.step_inside(state, action, lambda _: {"keys": keys, "bias": after})
 
     def observe(self, state: State) -> Observation:
         """What the sensors show, with the bias."""
@@ -129,8 +130,7 @@ class Late(Wrapper[W]):
         """Send what was asked `action` steps ago."""
         action, memory = checked_action(action, self.spec, state.batch), state.hidden[self.key]
         line, sent = _shifted(memory["line"], action)
-        after = self.world.step(state, sent)
-        return after.with_hidden(self.key, {"line": line, "seen": (*memory["seen"], after)[1:]})
+        return self.step_inside(state, sent, lambda after: {"line": line, "seen": (*memory["seen"], after)[1:]})
 
     def observe(self, state: State) -> Observation:
         """Show what was seen `observation` steps ago, with its stamp."""
@@ -170,17 +170,17 @@ class Dropping(Wrapper[W]):
         _, held = _shifted(memory["line"], action)
         lost = sample[..., 0] < np.asarray(self.action)
         sent = np.where(lost[..., None], held, action)
-        after = self.world.step(state, sent)
         through = sample[..., 1] >= np.asarray(self.observation)
-        return after.with_hidden(
-            self.key,
-            {
+
+        def remembered(after: State) -> dict[str, Any]:
+            return {
                 "keys": keys,
                 "line": {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)},
                 "seen": _newest(memory["seen"], after, through),
                 "stamp": np.where(through, after.t, memory["stamp"]),
-            },
-        )
+            }
+
+        return self.step_inside(state, sent, remembered)
 
     def observe(self, state: State) -> Observation:
         """Show the last observation that came through, with its stamp."""
@@ -211,7 +211,7 @@ class CommandFilter(Wrapper[W], ABC):
         _, at = _shifted(state.hidden[self.key], action)
         sent = self.follow(at, action)
         line = {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)}
-        return self.world.step(state, sent).with_hidden(self.key, line)
+        return self.step_inside(state, sent, lambda _: line)
 
 
 @array_dataclass
