@@ -136,7 +136,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
         window=2.0, limit=6 if quick else 20, start=choice.start, starts=1, local=True, iterations=20
     )
     tuned = sim.tuned(fit(sim, episodes[:2], choice.params, options).settings)
-    errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / _floor(episodes)
+    errors = 1e3 * np.array([rms(e) for e in paths(tuned, episodes[2:])]) / repeat_floor(episodes)
     # What the arm is commanded is an angle and a velocity; the mapping makes one command of both.
     commanded = 1e3 * np.array([rms(e.action - LEAD * e["observation.target_velocity"] - e.q) for e in episodes])
     rows = [error_row("wam7, commands as prediction, mean of joints", commanded.mean(axis=1), "mrad")]
@@ -145,7 +145,7 @@ def wam(out: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _floor(episodes: list[Any]) -> np.ndarray:
+def repeat_floor(episodes: list[Any]) -> np.ndarray:
     """How far repeats of one input differ [mrad]."""
     shortest = min(len(e) for e in episodes)
     runs = np.stack([e.q[:shortest] for e in episodes])

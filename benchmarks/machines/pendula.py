@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.physics.engines import without_delta
 from instep.scene.folder import Scene
 from instep.tune.held_out import window_errors
@@ -103,15 +105,7 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
     does not show how it pulls on the other side; swing-ups can.
     """
     scene = Scene.load("furuta")
-    episodes = recorded("quanser_wam", "quanser_wam/furuta", scene)
-    chirps = [e for e in episodes if "chrip" in e.meta["group"]]
-    swings = [e for e in episodes if "chrip" not in e.meta["group"]]
-    up = [e.rows(0, round(UPRIGHT / scene.dt)) for e in swings[1::2]]
-    judged = {
-        "held-out repeats of the chirp": chirps[2:],
-        "held-out swing-ups, first volts below 0": [e for e in up if e.action[FIRST, 0] < 0],
-        "held-out swing-ups, first volts above 0": [e for e in up if e.action[FIRST, 0] > 0],
-    }
+    judged = furuta_judged(scene, furuta_split(recorded("quanser_wam", "quanser_wam/furuta", scene))[1])
     days = {"fitted to three days": "", "fitted to the day of the chirp": SAME_DAY}
     settings = pooled(_pulled, [(day,) for day in days.values()])
     worlds = {"published values": without_delta(scene)}
@@ -126,13 +120,28 @@ def furuta(out: Path, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def furuta_split(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
+    """Two chirps and every second swing-up to fit, the others to judge."""
+    chirps, swings = ([e for e in episodes if ("chrip" in e.meta["group"]) == wanted] for wanted in (True, False))
+    return [*chirps[:2], *swings[::2]], [*chirps[2:], *swings[1::2]]
+
+
+def furuta_judged(scene: Scene, held_out: Sequence[Episode]) -> dict[str, list[Episode]]:
+    """What is judged of held-out recordings: whole chirps, and swing-ups until the pendulum is balanced."""
+    chirps = [e for e in held_out if "chrip" in e.meta["group"]]
+    up = [e.rows(0, round(UPRIGHT / scene.dt)) for e in held_out if "chrip" not in e.meta["group"]]
+    return {
+        "held-out repeats of the chirp": chirps,
+        "held-out swing-ups, first volts below 0": [e for e in up if e.action[FIRST, 0] < 0],
+        "held-out swing-ups, first volts above 0": [e for e in up if e.action[FIRST, 0] > 0],
+    }
+
+
 def _pulled(day: str) -> dict[str, float]:
     """The furuta's parameters, found from two chirps and every second swing-up of one day, or of all."""
     scene = Scene.load("furuta")
     episodes = recorded("quanser_wam", "quanser_wam/furuta", scene)
-    chirps = [e for e in episodes if "chrip" in e.meta["group"]]
-    swings = [e for e in episodes if "chrip" not in e.meta["group"]][::2]
-    inside = [*chirps[:2], *(e for e in swings if day in e.meta["group"])]
+    inside = [e for e in furuta_split(episodes)[0] if "chrip" in e.meta["group"] or day in e.meta["group"]]
     options = ShootingOptions(window=10.0, fixed_start=True, starts=1, iterations=30, drop_unpredictable=True)
     return identified(scene, inside, CABLE, options, {})[1]
 

@@ -54,7 +54,7 @@ def cube(out: Path, quick: bool) -> list[dict[str, Any]]:
     plain = recorded("cube_toss", PUBLISHED, scene)
     cases = (("published values", sim, plain, (None, None)), ("fitted", sim.tuned(best), episodes, (10.0, 15.0)))
     for name, world, tosses, goals in cases:
-        place, turn = _errors(world, tosses[::3], 1)
+        place, turn = toss_errors(world, tosses[::3], 1)
         rows.append(
             error_row(f"cube, {name}, held-out tosses, position", 100 * place[0] / WIDTH, "% of width", goals[0])
         )
@@ -96,7 +96,7 @@ def _flights(episodes: Sequence[Episode]) -> tuple[Estimate, Estimate]:
     return parts[0], parts[1]
 
 
-def _errors(sim: Simulator, episodes: Sequence[Episode], copies: int) -> tuple[Array, Array]:
+def toss_errors(sim: Simulator, episodes: Sequence[Episode], copies: int) -> tuple[Array, Array]:
     """Distance [m] and turn [rad] between simulated and real cube, mean over each toss [copies, tosses]."""
     given: list[Aligned] = [aligned(e, sim) for e in episodes]
     rows = np.array([len(g.q) for g in given])

@@ -73,7 +73,8 @@ class IdentifyOptions:
     fixed_start: bool = False
     """Whether start states of windows are taken as measured, rather than estimated within their noise."""
     drop_unpredictable: bool = False
-    """Whether rows are left out whose prediction is dominated by noise of the start state."""
+    """Whether rows are left out whose prediction is dominated by noise of the start state; with automatic parameters
+    of links that no servo holds they always are."""
     starts: int = 1
     """Starting points per search, the first of all at the scene's own values."""
     seeds: int = 4
@@ -389,7 +390,7 @@ def _shooting_options(
         starts=options.starts,
         local=len(joints) >= LOCAL_JOINTS,
         moves=moved_coordinates(scene.model),
-        drop_unpredictable=options.drop_unpredictable,
+        drop_unpredictable=options.drop_unpredictable or selection.hanging,
         fixed_start=options.fixed_start,
         scale=dict.fromkeys(_ignored(options.ignore_coordinates, sim.spec.v.labels), NO_WEIGHT),
         seed=options.seed,

@@ -53,6 +53,8 @@ class ParamSelection:
     """Settings that the identified values depend on; they are saved with them."""
     automatic: bool = False
     """Whether the parameters were chosen from the scene and its recordings, rather than named."""
+    hanging: bool = False
+    """Whether links were found that hang on a joint which no servo holds: near upright they cannot be predicted."""
 
 
 def select_params(
@@ -106,7 +108,8 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
         chosen.add(Param(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s"), max(delay, scene.dt))
     params = tuple(_bounded(param, scene.bounds) for param in chosen.params)
     start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
-    return ParamSelection(params, start, chosen.fixed | command_limits(scene, episodes), automatic=True)
+    fixed = chosen.fixed | command_limits(scene, episodes)
+    return ParamSelection(params, start, fixed, automatic=True, hanging=bool(chosen.hanging))
 
 
 def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:

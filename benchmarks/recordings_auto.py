@@ -1,0 +1,39 @@
+"""Recordings of real machines tuned as a user would, `instep tune DATA SCENE`, with at most one further option.
+
+Nothing is named by hand: parameters, starts and method are what tune chooses. Each machine is judged on whole
+recordings that were not fitted, beside the scene as given and a straight script around `scipy.optimize.least_squares`
+with the same parameters, start values and time. `python benchmarks/recordings_auto.py xl330 so101` runs some machines
+and keeps their rows beside those of earlier runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from instep.app.verbs.bench import keep_results
+from machines.auto import BUDGET_S, MACHINES, QUICK_BUDGET_S, machine_rows
+from machines.common import pooled
+
+SLOW = ("wam7",)
+"""Machines that a quick run leaves out."""
+
+
+def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Rows of each machine, in processes of their own."""
+    names = list(only or [name for name in MACHINES if not quick or name not in SLOW])
+    parts = pooled(machine_rows, [(name, QUICK_BUDGET_S if quick else BUDGET_S) for name in names])
+    (out / "rows.json").write_text(json.dumps(dict(zip(names, parts, strict=True)), indent=2))
+    return [row for part in parts for row in part]
+
+
+if __name__ == "__main__":
+    folder = Path("runs") / "recordings_auto"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sys.argv[1:]
+    path = Path(__file__).parent / "results" / "recordings_auto.json"
+    command = f"python benchmarks/recordings_auto.py {' '.join(repr(n) if ' ' in n else n for n in names)}"
+    keep_results(path, run(folder, only=names), benchmark="recordings_auto", command=command, whole=False)
