@@ -38,7 +38,7 @@ AUTO_SHARE = 0.25
 MOTIONS = ("multisine", "multisine", "multisine", "steps", "steps", "chirp", "chirp", "free", "free", "hold")
 DELAY_STEP = 0.01
 """Half the step of differences along a delay [s]: longer than a physics step."""
-SMOOTH_STEP, CONTACT_STEP = 1e-3, 2e-2
+SMOOTH_STEP, CONTACT_STEP = 1e-4, 2e-2
 """Half the step of differences along other parameters, as a share of their ranges."""
 MAX_SPEED = 60.0
 """Above this a recording counts as diverged [rad/s or m/s]."""

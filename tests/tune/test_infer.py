@@ -93,7 +93,7 @@ def test_a_model_without_the_delay_of_the_machine_is_called_wrong_and_the_right_
 
 
 def test_held_out_rows_lie_inside_the_band_of_predictions(found, servo, recorded):
-    other = recorded(servo, TRUTH, range(7, 9), noise=0.002, steps=126)
+    other = recorded(servo, TRUTH, range(7, 17), noise=0.002, steps=126)
     band = predictive_band(servo, laplace(found), other, found)
     assert 0.75 <= band.inside.value <= 1.0
 

@@ -154,10 +154,15 @@ def _windows(sim: Simulator, episode: Episode, run: int, form: Tangent, sizes: t
     if rows < 3:
         raise BadInput(f"Episode {run} has {rows} rows; a window needs at least three.")
     span, stride, skip = sizes
+    derived = "v" not in episode.columns
+    # In the first row the derivative of positions is one-sided, and wrong by half a period of acceleration.
+    skip = max(skip, int(derived))
     # A recording shorter than a window is one window; its missing rows do not count.
     starts = np.arange(min(skip, max(0, rows - 1 - span)), max(1, rows - span), stride)
     into = starts[:, None] + np.arange(1, span + 1)
     noise_q, noise_v = _noise(given.q, given.v, form, sim.spec.dt)
+    if derived:
+        noise_v = np.maximum(noise_v, _derivative_error(given.v, noise_q, sim.spec.dt)) if rows > 4 else noise_v
     return Windows(
         q=given.q[starts],
         v=given.v[starts],
@@ -193,6 +198,17 @@ def _noise(q: Array, v: Array, form: Tangent, dt: float) -> tuple[Array, Array]:
         excess = _deviation(v[2:-2] - velocity) ** 2 - (0.95 * noise_q / dt) ** 2
         noise_v = np.minimum(noise_v, np.maximum(np.sqrt(np.maximum(excess, 0.0)), difference_noise(v)))
     return noise_q, np.maximum(noise_v, noise_q / (width * dt))
+
+
+def _derivative_error(v: Array, noise_q: Array, dt: float) -> Array:
+    """Standard deviation of the error of velocities that are central differences of noisy positions [nv].
+
+    Noise n of positions leaves n / (sqrt(2) dt), and the difference itself is wrong by a sixth of the second difference
+    of the velocity, whose own noise is sqrt(5) times that of the velocity.
+    """
+    noise = noise_q / (np.sqrt(2) * dt)
+    bend = (np.diff(v[1:-1], 2, axis=0) ** 2).mean(axis=0) - 5 * noise**2
+    return np.sqrt(noise**2 + np.maximum(bend, 0.0) / 36)
 
 
 def difference_noise(rows: Array) -> Array:

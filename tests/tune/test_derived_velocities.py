@@ -1,0 +1,67 @@
+"""Recordings without velocities: windows begin where the derivative of positions is good, as uncertain as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import small_models
+from instep import MujocoWorld, Scene
+from instep.core.episode import Episode
+from instep.tune.shooting import ShootingOptions, fit
+from instep.tune.windows import cut_windows
+
+NOISE = 2e-4
+"""Of positions [rad]."""
+
+
+@pytest.fixture
+def servo(tmp_path):
+    """The small servo in short physics steps, in which the velocity of the engine is the derivative of its position."""
+    model = small_models.servo_model(bystander=True, timestep=0.001)
+    return MujocoWorld(Scene.load(small_models.write_scene(tmp_path, model, ("hinge",))))
+
+
+@pytest.fixture
+def released(servo):
+    """Swings of a rod that is let go far from where its servo holds it, without and with true velocities."""
+    episodes, speeds = [], []
+    for run, angle in enumerate((1.2, -0.9, 0.7)):
+        state = servo.place(np.array([angle, 0.0]), np.zeros(2))
+        q, v = [], []
+        for _ in range(102):
+            q.append(state.q)
+            v.append(state.v)
+            state = servo.step(state, np.zeros(1))
+        noise = NOISE * np.random.default_rng(run).standard_normal((102, 2))
+        columns = {"timestamp": np.arange(102) * servo.spec.dt, "q": np.array(q) + noise, "action": np.zeros((102, 1))}
+        episodes.append(Episode(servo.spec, columns, {"name": f"release {run}"}))
+        speeds.append(np.array(v))
+    return episodes, speeds
+
+
+def test_windows_begin_behind_the_first_row_unless_velocities_were_recorded(servo, released):
+    episodes, speeds = released
+    derived = cut_windows(servo, episodes, span=50)
+    assert [tuple(q) for q in derived.q[::2]] == [tuple(episode.q[1]) for episode in episodes]
+    recorded = [e.with_columns({"v": v}) for e, v in zip(episodes, speeds, strict=True)]
+    first = cut_windows(servo, recorded, span=50).q[::2]
+    assert [tuple(q) for q in first] == [tuple(episode.q[0]) for episode in episodes]
+
+
+def test_velocities_that_were_derived_are_as_uncertain_as_they_are_wrong(servo, released):
+    episodes, speeds = released
+    wrong = np.concatenate([(e.v - v)[1:-1] for e, v in zip(episodes, speeds, strict=True)])
+    told = cut_windows(servo, episodes, span=50).noise_v / np.sqrt((wrong**2).mean(axis=0))
+    assert (told > 0.8).all() and (told < 1.6).all()
+
+
+def test_a_rod_let_go_at_rest_is_fitted_down_to_the_noise(servo, released):
+    episodes, _ = released
+    names = ("joint.hinge.damping", "joint.hinge.armature")
+    found = fit(servo, episodes, servo.scene.params(*names), ShootingOptions(starts=1))
+    assert found.rms["hinge"] < 1.1 * NOISE
+    truth = {"joint.hinge.damping": 0.05, "joint.hinge.armature": 0.02}
+    for name in names:
+        interval = found.interval(name, 0.99)
+        assert interval.low < truth[name] < interval.high
