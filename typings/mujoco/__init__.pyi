@@ -16,6 +16,7 @@ class mjtBias(IntEnum):
 
 class mjtDisableBit(IntEnum):
     mjDSBL_CONSTRAINT = 1
+    mjDSBL_ACTUATION = 2048
     mjDSBL_AUTORESET = 65536
 
 class mjtEnableBit(IntEnum): ...
@@ -72,6 +73,9 @@ class mjtIntegrator(IntEnum):
 class mjtTrn(IntEnum):
     mjTRN_JOINT = 0
     mjTRN_TENDON = 3
+
+class mjtDyn(IntEnum):
+    mjDYN_NONE = 0
 
 class mjtWrap(IntEnum):
     mjWRAP_JOINT = 1
@@ -224,6 +228,7 @@ def mj_forward(m: MjModel, d: MjData) -> None: ...
 def mj_fullM(m: MjModel, d: MjData, dst: Array) -> None: ...
 def mj_inverse(m: MjModel, d: MjData) -> None: ...
 def mj_jac(m: MjModel, d: MjData, jacp: Array | None, jacr: Array | None, point: Array, body: int) -> None: ...
+def mj_jacBodyCom(m: MjModel, d: MjData, jacp: Array | None, jacr: Array | None, body: int) -> None: ...
 def mj_jacDot(m: MjModel, d: MjData, jacp: Array | None, jacr: Array | None, point: Array, body: int) -> None: ...
 def mj_jacSite(m: MjModel, d: MjData, jacp: Array | None, jacr: Array | None, site: int) -> None: ...
 def mj_kinematics(m: MjModel, d: MjData) -> None: ...
@@ -234,6 +239,19 @@ def mj_saveModel(m: MjModel, filename: str | None = None, buffer: Array | None =
 def mj_setConst(m: MjModel, d: MjData) -> None: ...
 def mj_sizeModel(m: MjModel) -> int: ...
 def mj_step(m: MjModel, d: MjData, nstep: int = 1) -> None: ...
+def mjd_inverseFD(
+    m: MjModel,
+    d: MjData,
+    eps: float,
+    flg_actuation: bool,
+    DfDq: Array | None,
+    DfDv: Array | None,
+    DfDa: Array | None,
+    DsDq: Array | None,
+    DsDv: Array | None,
+    DsDa: Array | None,
+    DmDq: Array | None,
+) -> None: ...
 def mjd_transitionFD(
     m: MjModel,
     d: MjData,

@@ -40,6 +40,8 @@ class PhysicsSteps:
     """Accelerations of the steps, before damping is taken implicitly [worlds, steps, nv]."""
     constraint: Array
     """Torques of all constraints: dry friction, limits, contacts, couplings [worlds, steps, nv]."""
+    actuator: Array
+    """Forces of the actuators, before their gear ratios [worlds, steps, nu]."""
 
 
 class MujocoWorld:
@@ -125,25 +127,27 @@ class MujocoWorld:
 
     def physics_steps(self, state: State, actions: Array) -> PhysicsSteps:
         """What happens at every physics step of a batch; `actions` [span, worlds, nu] are held for a control period."""
-        layout, rows = self._layout, np.asarray(state.hidden[KEY], float)
-        steps, nv = len(actions) * self._steps, self._model.nv
-        path = np.full((steps + 1, *rows.shape), np.nan)
-        found = np.full((2, steps, len(rows), nv), np.nan)
+        layout, rows, model = self._layout, np.asarray(state.hidden[KEY], float), self._model
+        steps, n = len(actions) * self._steps, len(rows)
+        q, v = np.full((n, steps + 1, model.nq), np.nan), np.full((n, steps + 1, model.nv), np.nan)
+        names, sizes = ("qacc", "qfrc_constraint", "actuator_force"), (model.nv, model.nv, model.nu)
+        found = [np.full((n, steps, size), np.nan) for size in sizes]
         with self._lock:
-            batch = self._batch(len(rows), inputs_of(state, len(rows)))
-            bound = batch.bind("qacc"), batch.bind("qfrc_constraint")
+            batch = self._batch(n, inputs_of(state, n))
+            bound = [batch.bind(name) for name in names]
             batch.state[:] = rows
             for i in range(steps):
                 batch.state[:, layout.ctrl] = actions[i // self._steps]
-                path[i] = batch.state
+                q[:, i], v[:, i] = batch.state[:, layout.qpos], batch.state[:, layout.qvel]
                 try:
                     batch.step(nstep=1)
                 except mjbatch.SimulationError:
-                    path[i:] = np.nan
+                    q[:, i:], v[:, i:] = np.nan, np.nan
                     break
-                found[:, i], path[i + 1] = bound, batch.state
-        path, found = np.moveaxis(path, 0, 1), np.moveaxis(found, 1, 2)
-        return PhysicsSteps(path[..., layout.qpos], path[..., layout.qvel], found[0], found[1])
+                q[:, i + 1], v[:, i + 1] = batch.state[:, layout.qpos], batch.state[:, layout.qvel]
+                for part, values in zip(found, bound, strict=True):
+                    part[:, i] = values
+        return PhysicsSteps(q, v, *found)
 
     def observe(self, state: State) -> Observation:
         """The robot's joints, the objects' poses, and the model's own sensors where it has any."""

@@ -24,11 +24,11 @@ from instep.scene.folder import SceneSimulator
 
 from .joint_estimates import (
     DELAY_STEP,
-    FRICTION_STIFFNESS,
     ArmModel,
     arm_model,
     dynamics,
     estimate_joints,
+    holding_friction,
     refine_joints,
 )
 from .joint_model import (
@@ -274,11 +274,14 @@ class ArmEstimate:
         return self.arm.settings(self.x)
 
     @property
+    def joint_names(self) -> tuple[str, ...]:
+        """The joints that are estimated."""
+        return tuple(joint.joint for joint in self.arm.joints)
+
+    @property
     def friction_stiffness(self) -> dict[str, float]:
         """Settings of how dry friction holds, where it differs from the scene."""
-        if not self.holding:
-            return {}
-        return {f"joint.{joint.joint}.friction_stiffness": FRICTION_STIFFNESS for joint in self.arm.joints}
+        return holding_friction(self.joint_names) if self.holding else {}
 
     def free(self, name: str) -> bool:
         """Whether a parameter of the arm's joints was searched; True for all others."""
@@ -343,7 +346,7 @@ def estimate_arm(sim: SceneSimulator, episodes: Sequence[Episode], progress: Pro
     world: Simulator = sim
     if holding:
         arm, x = held, y
-        world = sim.tuned({f"joint.{joint.joint}.friction_stiffness": FRICTION_STIFFNESS for joint in arm.joints})
+        world = sim.tuned(holding_friction([joint.joint for joint in arm.joints]))
     search = ArmSearch.at(arm, world, x)
     search.mix([arm.start(float(x[-1]))])
     search.improve(progress.part(0.4, 1.0))

@@ -40,6 +40,7 @@ from .group_params import (
 from .held_out import HeldOutComparison
 from .identifiability import Identifiability
 from .least_squares import FitStatus
+from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
@@ -322,7 +323,8 @@ def identify(
     part.watch = history
     estimate = None
     if selection.automatic and not groups and isinstance(sim, MujocoWorld):
-        estimate = estimate_arm(sim, fitted, part.part(0.0, 0.3, of_time_left=0.4))
+        first = part.part(0.0, 0.3, of_time_left=0.4)
+        estimate = estimate_motors(sim, fitted, selection, first) or estimate_arm(sim, fitted, first)
         selection = selection if estimate is None else _with_estimate(selection, estimate)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
@@ -347,7 +349,7 @@ def identify(
     )
 
 
-def _with_estimate(selection: ParamSelection, estimate: ArmEstimate) -> ParamSelection:
+def _with_estimate(selection: ParamSelection, estimate: ArmEstimate | MotorEstimate) -> ParamSelection:
     """The selection without what the recordings of an arm say nothing about, and with ranges around its estimates."""
     found, params = estimate.settings, list[Param]()
     for param in selection.params:
@@ -358,7 +360,7 @@ def _with_estimate(selection: ParamSelection, estimate: ArmEstimate) -> ParamSel
             low, high = (value / 4, value * 4) if param.log else (value, value)
             param = replace(param, low=min(param.low, low), high=max(param.high, high))
         params.append(param)
-    stiffness = {f"joint.{joint.joint}.friction_stiffness" for joint in estimate.arm.joints}
+    stiffness = {f"joint.{joint}.friction_stiffness" for joint in estimate.joint_names}
     fixed = {name: value for name, value in selection.fixed.items() if name not in stiffness}
     start = {param.address: selection.start[param.address] for param in params}
     return replace(selection, params=tuple(params), start=start, fixed={**fixed, **estimate.friction_stiffness})

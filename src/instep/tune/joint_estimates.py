@@ -315,6 +315,11 @@ def regress(joint: JointModel, delay: float) -> Array:
     )  # fmt: skip
 
 
+def holding_friction(joints: Sequence[str]) -> dict[str, float]:
+    """Settings with which dry friction holds a loaded joint, rather than letting it creep."""
+    return {f"joint.{joint}.friction_stiffness": FRICTION_STIFFNESS for joint in joints}
+
+
 def _servo_joints(model: mujoco.MjModel, labels: Sequence[str]) -> dict[int, tuple[int, int]]:
     """Joints that one position servo drives, with the servo and its column among the commands."""
     driven: dict[int, list[int]] = {}

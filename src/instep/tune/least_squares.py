@@ -22,6 +22,7 @@ from instep.core.progress import Progress
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
+from .sensitivities import sensitivities
 from .windows import Shooter
 
 DIFFERENCE_STEP = 1e-3
@@ -52,6 +53,8 @@ class Problem:
     neglected in derivatives, and unknowns that share no channel are perturbed together. All where None."""
     contacts: bool = False
     """Whether there are free bodies, which move by contact: only then may the cost be rough."""
+    linearised: bool = False
+    """Whether derivatives come from the equations of motion, linearised (`sensitivities`), where those know them."""
 
 
 @array_dataclass
@@ -221,6 +224,8 @@ def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Ar
     Each side holds the sign of every parameter's step; the derivatives are the mean over the sides.
     """
     shooter, params, channels = problem.shooter, len(point.x), point.residual.shape[-1]
+    if problem.linearised:
+        return _linearised_differences(problem, point, free, sides)
     affected, affected_start = problem.affected or (
         np.ones((params, channels), bool),
         np.ones((len(free), channels), bool),
@@ -247,6 +252,23 @@ def _differences(problem: Problem, point: Point, free: Array, sides: Sequence[Ar
         for row, group in enumerate(start_groups, side * each + len(groups)):
             for i in group:
                 by_start[i] += changes[row] * affected_start[i] / ((1 - 2 * side) * sizes[i] * len(sides))
+    return jacobian, by_start
+
+
+def _linearised_differences(
+    problem: Problem, point: Point, free: Array, sides: Sequence[Array]
+) -> tuple[Array, Array]:  # fmt: skip
+    """Derivatives from linearised equations of motion, and from finite differences for parameters not in them."""
+    shooter = problem.shooter
+    found = sensitivities(shooter, point.x, point.starts)
+    jacobian, by_start = _measured(shooter, found.params), _measured(shooter, found.starts[free])
+    for i in np.flatnonzero(~found.known):
+        xs = np.repeat(point.x[None], len(sides), axis=0)
+        xs[:, i] += [signs[i] * point.difference_step for signs in sides]
+        starts = np.repeat(point.starts[None], len(sides), axis=0)
+        changes = _measured(shooter, shooter(xs, starts if len(free) else None)) - point.residual
+        steps = (xs[:, i] - point.x[i])[:, None, None, None]
+        jacobian[i] = np.nan_to_num(changes / steps, nan=0.0, posinf=0.0, neginf=0.0).mean(axis=0)
     return jacobian, by_start
 
 

@@ -118,8 +118,9 @@ def search(
     shooting = _continued(_with_priors(options, first.params, weak), kept, first)
     begun = replace(options, shooting=shooting, method=_method(first.params, options))
     tuned = sim.tuned(fixed) if fixed else sim
-    # A search for contact parameters is whole from the first, and need not be done twice.
-    known = first if begun.method is contact_fit and not fixed and not shooting.priors else None
+    # A first fit that is whole, as that of contact parameters, or that converged need not be done twice.
+    settled = begun.method is contact_fit or first.status is FitStatus.CONVERGED
+    known = first if settled and not fixed and not shooting.priors else None
     fits, whole = _searches(tuned, episodes, known, kept, begun, progress.part(0.0, 0.6, of_time_left=0.6))
     if not fits:
         return Searches(first, ended=_ended(progress))

@@ -88,6 +88,9 @@ class ShootingOptions:
     moves: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     """For `local`: by joint or actuator (`actuator.grip`) the coordinates that move with it, where they are not that of
     its own name."""
+    linearised: bool = False
+    """Whether derivatives come from the linearised equations of motion of an arm, which are exact for motors that move
+    each other, for a fraction of the simulations of finite differences. Delays are then not scanned."""
     robust: float = 3.0
     """Residuals beyond this many scales count linearly; 0 for plain squares."""
     iterations: int = 40
@@ -240,7 +243,8 @@ def _search(
         brief, loose = (max(4, options.iterations // 4), 10.0) if options.starts > 1 else (options.iterations, 1.0)
         ended = [_reweighted(problem, p) for p in ended]
         for point in points[: options.starts]:
-            begun = with_scanned_delay(problem, _reweighted(problem, point))
+            begun = _reweighted(problem, point)
+            begun = begun if problem.linearised else with_scanned_delay(problem, begun)
             ended.append(descend(problem, begun, brief, loose * options.tolerance, progress).point)
         ended.sort(key=lambda p: p.cost)
         # The scale of the residuals is known only now: finish the best search under the final weights.
@@ -252,7 +256,7 @@ def _search(
                 break
             problem = again
             last = descend(problem, _reweighted(problem, last.point), options.iterations, options.tolerance, progress)
-        for _ in range(MAX_DELAY_STEPS):
+        for _ in range(0 if problem.linearised else MAX_DELAY_STEPS):
             better = with_stepped_delay(problem, last.point)
             if better is last.point or progress.ended:
                 break
@@ -306,7 +310,8 @@ def _problem(shooter: Shooter, options: ShootingOptions, scale: Array) -> Proble
             sigma[i] = prior.spread / span
     affected = _affected(params, windows, options.moves) if options.local else None
     contacts = len(windows.tangent.quat_q) > 0
-    return Problem(shooter, scale, np.where(moves, noise, 0.0), mean, sigma, options.robust, affected, contacts)
+    start = np.where(moves, noise, 0.0)
+    return Problem(shooter, scale, start, mean, sigma, options.robust, affected, contacts, options.linearised)
 
 
 def _affected(params: Sequence[Param], windows: Windows, moves: Mapping[str, Sequence[str]]) -> tuple[Array, Array]:
