@@ -24,7 +24,7 @@ from .least_squares_script import straight_fit
 from .pendula import GOALS, furuta_judged, furuta_split
 from .tossed_cube import WIDTH, toss_errors
 
-BUDGET_S, QUICK_BUDGET_S = 300.0, 45.0
+BUDGET_S, QUICK_BUDGET_S = 600.0, 45.0
 """Seconds of an identification, and those of a quick run."""
 Parts = tuple[list[Episode], list[Episode]]
 """Recordings that are given to tune, and those that are judged."""
