@@ -2,13 +2,14 @@
 
 Nothing is named by hand: parameters, starts and method are what tune chooses. Each machine is judged on whole
 recordings that were not fitted, beside the scene as given and a straight script around `scipy.optimize.least_squares`
-with the same parameters, start values and time. `python benchmarks/recordings_auto.py xl330 so101` runs some machines
-and keeps their rows beside those of earlier runs.
+with the same parameters, start values and time. `python benchmarks/recordings_auto.py xl330 so101 --budget=300` runs
+some machines, 300 s each, and keeps their rows beside those of earlier runs.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ SLOW = ("wam7",)
 """Machines that a quick run leaves out."""
 
 
-def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run(out: Path, quick: bool = False, only: Sequence[str] = (), budget: float = BUDGET_S) -> list[dict[str, Any]]:
     """Rows of each machine, in processes of their own."""
     names = list(only or [name for name in MACHINES if not quick or name not in SLOW])
-    parts = pooled(machine_rows, [(name, QUICK_BUDGET_S if quick else BUDGET_S) for name in names])
+    parts = pooled(machine_rows, [(name, QUICK_BUDGET_S if quick else budget) for name in names])
     (out / "rows.json").write_text(json.dumps(dict(zip(names, parts, strict=True)), indent=2))
     return [row for part in parts for row in part]
 
@@ -33,7 +34,9 @@ def run(out: Path, quick: bool = False, only: Sequence[str] = ()) -> list[dict[s
 if __name__ == "__main__":
     folder = Path("runs") / "recordings_auto"
     folder.mkdir(parents=True, exist_ok=True)
-    names = sys.argv[1:]
+    names = [name for name in sys.argv[1:] if not name.startswith("--budget=")]
+    seconds = [float(name.partition("=")[2]) for name in sys.argv[1:] if name not in names] or [BUDGET_S]
     path = Path(__file__).parent / "results" / "recordings_auto.json"
-    command = f"python benchmarks/recordings_auto.py {' '.join(repr(n) if ' ' in n else n for n in names)}"
-    keep_results(path, run(folder, only=names), benchmark="recordings_auto", command=command, whole=False)
+    command = f"python benchmarks/recordings_auto.py {shlex.join(sys.argv[1:])}"
+    rows = run(folder, only=names, budget=seconds[0])
+    keep_results(path, rows, benchmark="recordings_auto", command=command, whole=False)

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 import instep
+from instep.core.progress import Progress
 from instep.core.rollout import Script, rollout
 from instep.physics.actuators import with_inputs
 from instep.scene.folder import Scene, scene_of_file
+from instep.tune.held_out import window_errors
+from instep.tune.identification import _short_start
 from instep.tune.param_selection import auto_params
+from instep.tune.shooting import ShootingOptions
 
 LINKS = """
 <mujoco>
@@ -101,3 +105,26 @@ def test_a_cable_is_identified_where_the_scene_gives_bounds_for_it():
     assert "joint.arm.armature" in names and not [n for n in names if n.startswith("body.arm")]
     assert {"body.pendulum.inertia_x", "body.pendulum.com_y"} <= names
     assert not names & {"body.pendulum.com_z", "joint.pendulum.armature"}
+
+
+def test_joints_that_nothing_drives_are_recognised(tmp_path):
+    (tmp_path / "links.xml").write_text(LINKS.replace("DRIVE", TORQUE))
+    scene = scene_of_file(tmp_path / "links.xml", 100.0)
+    run = rollout(instep.open_world(scene), Script(np.full((50, 1), 0.2)), steps=50)
+    assert auto_params(scene, [run]).undriven
+    still = run.with_columns({"q": run.q * [1.0, 0.0]})
+    assert not auto_params(scene, [still]).undriven
+
+
+def test_short_windows_find_a_start_near_the_planted_values_of_a_pendulum():
+    sim = instep.open_world(Scene.load("furuta"))
+    truth = {"actuator.arm.gear": 0.007, "joint.arm.damping": 4e-4, "body.pendulum.inertia_x": 4.5e-5,
+             "tendon.cable.stiffness": 3e-3}  # fmt: skip
+    waves = [2 * np.sin(0.03 * (1 + k) * np.arange(300) + k)[:, None] for k in range(2)]
+    runs = [rollout(sim.tuned(truth), Script(wave), steps=300) for wave in waves]
+    choice = auto_params(sim.scene, runs)
+    begun = _short_start(
+        sim.tuned(choice.fixed), runs, choice, ShootingOptions(start=choice.start, starts=1), Progress()
+    )
+    before, after = (np.sqrt(window_errors(sim, runs, found, 1.0)[0].mean()) for found in (choice.start, begun))
+    assert after < 0.2 * before

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
@@ -37,7 +39,7 @@ from .group_params import (
     split_by_group,
     typical_settings,
 )
-from .held_out import HeldOutComparison
+from .held_out import HeldOutComparison, window_errors
 from .identifiability import Identifiability
 from .least_squares import FitStatus
 from .motor_estimates import MotorEstimate, estimate_motors
@@ -46,13 +48,15 @@ from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
 from .recording_checks import refuse, scene_problems
-from .shooting import Fit, ShootingOptions
+from .shooting import Fit, ShootingOptions, fit
 from .written_scene import check_written_scene, written_scene_not_run
 
 NO_WEIGHT = 1e3
 """Scale of the residuals of a coordinate that is ignored [rad or m]."""
 PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
 """Folder of a new scene that passed all gates, and of one that did not."""
+SHORT_WINDOW_S, SHORT_WINDOWS, SHORT_ITERATIONS = 0.1, 96, 12
+"""Windows of the fit that finds a start where nothing drives a joint: over short ones the cost has one minimum."""
 LOCAL_JOINTS = 4
 """Joints from which on derivatives are taken joint by joint."""
 
@@ -75,7 +79,7 @@ class IdentifyOptions:
     """Whether start states of windows are taken as measured, rather than estimated within their noise."""
     drop_unpredictable: bool = False
     """Whether rows are left out whose prediction is dominated by noise of the start state; with automatic parameters
-    of links that no servo holds they always are."""
+    they always are where nothing drives a joint."""
     starts: int = 1
     """Starting points per search, the first of all at the scene's own values."""
     seeds: int = 4
@@ -336,17 +340,36 @@ def identify(
         shooting = replace(shooting, start={**selection.start, **found})
         seeds = min(options.seeds, MIN_SEARCHES)
         gates = replace(gates, seeds=seeds, search=estimate, scene_values=selection.start)
+    elif selection.undriven:
+        begun = _short_start(sim, fitted, selection, shooting, part.part(0.0, 0.3, of_time_left=0.3))
+        shooting = replace(shooting, start=begun)
+        gates = replace(gates, scene_values=selection.start)
     result = gated_fit(
         sim,
         (fitted, held_out),
         selection.params,
         shooting,
         gates,
-        progress=part if estimate is None else part.part(0.3, 1.0),
+        progress=part.part(0.3, 1.0) if estimate is not None or selection.undriven else part,
     )
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups
     )
+
+
+def _short_start(
+    sim: Simulator, episodes: Sequence[Episode], selection: ParamSelection, options: ShootingOptions, progress: Progress
+) -> dict[str, float]:
+    """Values from a fit over short windows, or the scene's where these predict windows of full length better."""
+    progress.advance("short windows", 0.0)
+    window = min(SHORT_WINDOW_S, options.window)
+    brief = replace(options, window=window, limit=SHORT_WINDOWS, iterations=SHORT_ITERATIONS, drop_unpredictable=False)
+    found = fit(sim, episodes, selection.params, brief, progress=progress).settings
+    errors = [
+        float(np.nanmedian(window_errors(sim, episodes, settings, options.window, SHORT_WINDOWS)[0].sum(axis=1)))
+        for settings in (selection.start, found)
+    ]
+    return found if errors[1] < errors[0] else dict(selection.start)
 
 
 def _with_estimate(selection: ParamSelection, estimate: ArmEstimate | MotorEstimate) -> ParamSelection:
@@ -392,7 +415,7 @@ def _shooting_options(
         starts=options.starts,
         local=len(joints) >= LOCAL_JOINTS,
         moves=moved_coordinates(scene.model),
-        drop_unpredictable=options.drop_unpredictable or selection.hanging,
+        drop_unpredictable=options.drop_unpredictable or selection.undriven,
         fixed_start=options.fixed_start,
         scale=dict.fromkeys(_ignored(options.ignore_coordinates, sim.spec.v.labels), NO_WEIGHT),
         seed=options.seed,

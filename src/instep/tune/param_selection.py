@@ -53,8 +53,8 @@ class ParamSelection:
     """Settings that the identified values depend on; they are saved with them."""
     automatic: bool = False
     """Whether the parameters were chosen from the scene and its recordings, rather than named."""
-    hanging: bool = False
-    """Whether links were found that hang on a joint which no servo holds: near upright they cannot be predicted."""
+    undriven: bool = False
+    """Whether a joint moves that nothing drives, as a pendulum's: near upright its motion cannot be predicted."""
 
 
 def select_params(
@@ -109,7 +109,8 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     params = tuple(_bounded(param, scene.bounds) for param in chosen.params)
     start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
     fixed = chosen.fixed | command_limits(scene, episodes)
-    return ParamSelection(params, start, fixed, automatic=True, hanging=bool(chosen.hanging))
+    undriven = any(not driving_actuators(scene.model, joint) for joint in moved)
+    return ParamSelection(params, start, fixed, automatic=True, undriven=undriven)
 
 
 def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:
