@@ -73,7 +73,9 @@ def measured(split: Split, numbers: Sequence[int], only: str = "") -> list[tuple
     with tempfile.TemporaryDirectory() as folder:
         for number in numbers:
             seed = FIRST_SEED[split] + number
-            arm = named[number // 2 % len(named)] if number % 2 and named else random_arm(seed, Path(folder))
+            # Every other arm is made at random, with servos and with motors in turn.
+            made = seed + number // 2 % 2
+            arm = named[number // 2 % len(named)] if number % 2 and named else random_arm(made, Path(folder))
             if only not in arm.name:
                 continue
             try:

@@ -9,9 +9,10 @@ from instep import MujocoWorld, open_world
 from instep.app.cli import main
 from instep.core.errors import BadInput
 from instep.data import load_episodes
-from instep.scene.folder import Scene
+from instep.scene.folder import Scene, scene_of_file
 from instep.tune.excitation import ExciteOptions, chirp, energy, evaluate_motion, excite, information
 from instep.tune.excitation_limits import MotionLimits, driven_joint_limits, limit_usage
+from small_models import gripper_model
 
 QUICK = ExciteOptions(
     seconds=2.0, generations=5, population=6, noise=1e-3, allowed=MotionLimits(speed=3.0, acceleration=40.0)
@@ -139,3 +140,15 @@ def test_a_motor_with_a_supply_is_excited_with_the_gain_of_its_firmware_held():
     design = excite(sim, limits, scene.params("joint.*.damping"), options)
     assert design.actions.shape[1:] == sim.spec.action.shape
     assert (design.actions[:, 1] == limits.rest[1]).all()
+
+
+def test_a_gripper_behind_a_tendon_moves_within_its_commands(tmp_path):
+    (tmp_path / "arm.xml").write_text(gripper_model())
+    scene = scene_of_file(tmp_path / "arm.xml", 100.0)
+    limits = driven_joint_limits(scene, MotionLimits(acceleration=60.0))
+    assert limits.joints == ("shoulder", "left") and limits.resting == ()
+    design = excite(open_world(scene), limits, scene.params("actuator.grip.kp", "joint.left.damping"), QUICK)
+    grip = design.actions[:, 1]
+    assert grip.min() >= 0 and grip.max() <= 255 and np.ptp(grip) > 20
+    assert np.ptp(design.q[:, limits.at[1]]) > 0.002 and design.feasible, design.limit_usage
+    assert "actuator.grip.kp" in design.identifiability.identifiable

@@ -256,8 +256,8 @@ def _time_step(model: Any) -> Candidate:
         return {address.TIMESTEP: _single(values, exp) * step}
 
     words = _factor_words("a physics step")
-    grid = tuple((x,) for x in _factors(0.5, 0.25, 0.1))
-    return Candidate("time step", "time step", ("all",), grid, (log(0.1),), (0.0,), settings, words, True, 0.0)
+    grid = tuple((x,) for x in _factors(0.5, 0.2))
+    return Candidate("time step", "time step", ("all",), grid, (log(0.2),), (0.0,), settings, words, True, 0.0)
 
 
 def _delay(model: Any) -> Candidate:

@@ -23,7 +23,7 @@ from .window_fits import CandidateOptions, Fit, WindowErrors, WindowFits, explai
 
 MIN_SHARE = 0.1
 """A candidate must explain at least this share of the squared error that is left without it."""
-MIN_GAP_SHARE = 0.01
+MIN_GAP_SHARE = 1e-3
 """And at least this share of the squared error of the simulator as it is."""
 BEAM = 3
 """Sets of each size that are extended, while none explains all but `MIN_GAP_SHARE`."""
@@ -31,7 +31,7 @@ EXTENSIONS = 4
 """Candidates by which a set is extended at most, after all were tried by a linear model."""
 PROMISING = 4.0
 """Only those are fitted whose squared error by that model is at most so many times the smallest."""
-SCREEN_STEPS, FIT_STEPS = 2, 5
+SCREEN_STEPS, FIT_STEPS = 2, 8
 """Steps of a fit of one candidate, and of several."""
 TIED = 0.1
 """Sets whose squared errors differ by less than this share, or not significantly, are alternatives."""

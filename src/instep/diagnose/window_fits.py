@@ -7,7 +7,7 @@ the windows of every other piece, and the rest says how much of the gap a fit ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,9 @@ from instep.scene import address
 
 from .candidates import Candidate
 
-MAX_ERROR = 30.0
-"""Errors count at most this many times the usual motion: windows that diverge are large but finite errors."""
+LARGE_WINDOWS, MAX_ERROR = 0.8, 3.0
+"""Errors count at most this many times those of the window that is larger than this share of all: a few windows in
+which the simulator becomes unstable must not outweigh the rest."""
 MAX_STEP = 1.0
 """Largest change of a coordinate in one step, where its bounds allow it."""
 SETTLED = 0.01
@@ -100,10 +101,14 @@ class WindowErrors:
         known = windows[:, 1] * sim.spec.dt >= address.LONGEST_DELAY
         fitting = windows[:, 1] + k <= last
         windows = windows[fitting & known] if (fitting & known).sum() >= 6 else windows[fitting]
-        windows = windows[:: max(1, -(-len(windows) // options.most))]
+        if len(windows) > options.most:
+            windows = windows[np.linspace(0, len(windows) - 1, options.most).round().astype(int)]
         piece = _pieces(windows, options.pieces)
         self.fitted, self.kept = windows[piece % 2 == 0], windows[piece % 2 == 1]
         self.piece = piece[piece % 2 == 1] // 2
+        self.largest = inf
+        mean = np.square(self._errors({}, windows)).mean(axis=(1, 2))
+        self.largest = MAX_ERROR * sqrt(float(np.quantile(mean, LARGE_WINDOWS))) + 1e-12
 
     def residuals(self, settings: Settings) -> Array:
         """Errors of the windows that fits use, on the way to the horizon [windows, times, channels]."""
@@ -119,8 +124,8 @@ class WindowErrors:
         ahead, _ = predict_windows(sim, self.runs, windows, self.steps, None)
         truth = [np.stack([self.runs[int(i)].q[int(row) + k] for i, row in windows]) for k in self.steps]
         errors = [self.compared.difference(ahead[k], q) for k, q in zip(self.steps, truth, strict=True)]
-        scaled = np.stack(errors, axis=1) * self.weight
-        return np.where(np.isfinite(scaled), np.clip(scaled, -MAX_ERROR, MAX_ERROR), MAX_ERROR)
+        scaled = np.nan_to_num(np.stack(errors, axis=1) * self.weight, nan=1e6, posinf=1e6, neginf=-1e6)
+        return scaled / np.sqrt(1 + (scaled / self.largest) ** 2)
 
 
 class WindowFits:

@@ -201,8 +201,8 @@ def chirp(limits: ExcitationLimits, steps: int, *, energy: float, highest: float
 
 
 def energy(limits: ExcitationLimits, actions: Array) -> float:
-    """Sum over time and joints of the squared deviation of commands from their mean."""
-    moved = actions[:, limits.actuators]
+    """Sum over time and joints of the squared deviation of commands from their mean, in reaches where tendons move."""
+    moved = actions[:, limits.actuators] / np.where(limits.through_tendon, limits.reach, 1.0)
     return float(((moved - moved.mean(axis=0)) ** 2).sum())
 
 
@@ -210,7 +210,7 @@ class _Series:
     """Commands by coordinates in [0, 1]: per joint a centre, a size, then an amplitude and a phase for each tone."""
 
     def __init__(self, limits: ExcitationLimits, dt: float, options: ExciteOptions):
-        self._limits, self._reach = limits, options.allowed.reach
+        self._limits, self._reach = limits, limits.reach
         steps = max(8, round(options.seconds / dt))
         self.t = np.arange(steps) * dt
         top = max(1, round(options.highest * options.seconds))
@@ -218,6 +218,9 @@ class _Series:
         tops = [max(1, top - j % max(1, top // 4)) for j in range(len(limits.joints))]
         self._tones = np.round([np.geomspace(each, 1, options.tones)[::-1] for each in tops])  # [joints, tones]
         self._begin = limits.rest[limits.actuators]
+        # An open gripper begins at its stop, so that its tendon is moved around the middle of its range.
+        below, above = (np.where(np.isfinite(room), room, 0.0) for room in self._bounds())
+        self._middle = self._begin + np.where(limits.through_tendon, (above - below) / 2, 0.0)
         # High frequencies hold more information per energy, so the search begins with most of it there.
         amplitudes = 0.8 * np.geomspace(0.1, 1.0, options.tones) if options.tones > 1 else [0.8]
         self.first = np.tile([0.5, 0.4, *amplitudes, *[0.5] * self._tones.shape[1]], len(limits.joints))
@@ -234,7 +237,7 @@ class _Series:
         angle = omega * self.t[:, None, None] + 2 * np.pi * parts[:, 2 + tones :]
         wave = (size * np.sin(angle)).sum(axis=-1) * _fade(self.t)[:, None]  # [steps, joints]
         low, high = self._bounds()
-        centre = self._begin + (2 * parts[:, 0] - 1) * np.minimum(self._reach, np.minimum(high, low)) / 2
+        centre = self._middle + (2 * parts[:, 0] - 1) * np.minimum(self._reach, np.minimum(high, low)) / 2
         room = np.minimum(np.minimum(high - (centre - self._begin), low + (centre - self._begin)), self._reach)
         wave = wave * parts[:, 1] * np.minimum(room / np.maximum(np.abs(wave).max(axis=0), 1e-12), self._paced(wave))
         moved = self._begin + (centre - self._begin) * _fade(self.t)[:, None] + wave
@@ -285,10 +288,13 @@ def _superposition(
 ) -> Array:
     """The best superposition of small sines, as large as the limits let it be [steps, nu].
 
-    Dry friction, delays and parameters outside the model have no linear response: then the motion is rest.
+    Dry friction, delays, parameters outside the model and tendons, which move several joints, have no linear response
+    of one joint: then the motion is rest.
     """
     rest, waves, places, cycles = series.sines(options)
     known = set(address.addresses(limits.scene.model))
+    if limits.through_tendon.any():
+        return rest
     if any(k.address not in known or k.parts.field in ("frictionloss", "delay") for k in params):
         return rest
     responses = frequency_responses(limits, params, _values(limits, params), cycles, len(rest))
@@ -364,7 +370,8 @@ def _joint_by_joint(
         motions = np.stack([series.actions(p.ravel()) for p in points])
         found, q, v = information(sim, limits, params, motions, options.noise, local=True)
         scores = np.full((len(points), joints), np.inf)
-        spent = ((motions - motions.mean(axis=1, keepdims=True))[..., limits.actuators] ** 2).sum(axis=1)
+        scaled = motions[..., limits.actuators] / np.where(limits.through_tendon, limits.reach, 1.0)
+        spent = ((scaled - scaled.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
         for j in np.flatnonzero(own.any(axis=1)):
             block = found[:, own[j]][:, :, own[j]] * UNIFORM**2
             scores[:, j] = _score_of(np.linalg.eigvalsh(block)[:, 0], spent[:, j], options)

@@ -9,6 +9,7 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array
 from instep.physics.engines import rest_action, without_delta
+from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene
 
 MARGIN = 0.05
@@ -31,10 +32,11 @@ class MotionLimits:
 
 @array_dataclass
 class ExcitationLimits:
-    """The limits of a scene's driven joints, one entry per actuator that moves a joint."""
+    """The limits of a scene's driven joints, one entry per actuator that moves a joint, also through a tendon."""
 
     scene: Scene
     joints: tuple[str, ...]
+    """The joint that each actuator moves; the first of several."""
     actuators: Array
     """Which entries of an action move those joints."""
     at: Array
@@ -45,24 +47,32 @@ class ExcitationLimits:
     """Lowest positions."""
     high: Array
     position_controlled: Array
-    """Whether a command is a position, rather than a force or a speed."""
+    """Whether a command is a position of that joint, rather than a force, a speed or the length of a tendon."""
+    through_tendon: Array
+    """Whether an actuator pulls a tendon."""
+    reach: Array
+    """Farthest each command goes from where it begins: half its range for tendons, whose commands have own units."""
     allowed: MotionLimits
     rest: Array
     """The action at rest [nu and the inputs of actuator models]."""
 
+    @property
+    def resting(self) -> tuple[str, ...]:
+        """Actuators that move no joint of the robot and stay at rest."""
+        model = self.scene.model
+        return tuple(str(model.actuator(a).name) for a in range(model.nu) if a not in self.actuators)
+
 
 def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> ExcitationLimits:
-    """The limits of a scene; actuators that drive no single joint are left at rest."""
+    """The limits of a scene; actuators that move no joint of its robot are left at rest."""
     model, allowed = scene.model, allowed or MotionLimits()
     given = (allowed.speed, allowed.acceleration, allowed.torque, allowed.reach)
     if not all(value > 0 for value in given):  # which not-a-number is not either
         raise BadInput(f"Limits of speed, acceleration, torque and reach must be above 0, not {given}.")
-    on_joint = int(mujoco.mjtTrn.mjTRN_JOINT)
-    wanted = [model.joint(name).id for name in scene.robot]
     pairs = [
-        (a, int(model.actuator_trnid[a, 0]))
+        (a, int(model.joint(moved[0]).id))
         for a in range(model.nu)
-        if model.actuator_trntype[a] == on_joint and int(model.actuator_trnid[a, 0]) in wanted
+        if (moved := [joint for joint in driven_joints(model, a) if joint in scene.robot])
     ]
     if not pairs:
         raise BadInput(f"Scene {scene.name!r} has no actuator that drives a joint of its robot, so nothing can move.")
@@ -75,7 +85,10 @@ def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> Ex
     begin = scene.start(0)[0][model.jnt_qposadr[joints]]
     give = np.where(ranged, MARGIN * width, 0.0)
     low, high = np.where(begin <= low, begin - give, low), np.where(begin >= high, begin + give, high)
-    position_controlled = model.actuator_biasprm[actuators, 1] != 0
+    through_tendon = model.actuator_trntype[actuators] != int(mujoco.mjtTrn.mjTRN_JOINT)
+    position_controlled = (model.actuator_biasprm[actuators, 1] != 0) & ~through_tendon
+    limited = model.actuator_ctrllimited[actuators].astype(bool) & through_tendon
+    reach = np.where(limited, np.ptp(model.actuator_ctrlrange[actuators], axis=1) / 2, allowed.reach)
     names = tuple(str(model.joint(int(j)).name) for j in joints)
     return ExcitationLimits(
         scene,
@@ -86,6 +99,8 @@ def driven_joint_limits(scene: Scene, allowed: MotionLimits | None = None) -> Ex
         low,
         high,
         position_controlled,
+        through_tendon,
+        reach,
         allowed,
         rest_action(without_delta(scene)),
     )

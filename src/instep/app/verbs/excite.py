@@ -143,6 +143,8 @@ def _write(
         noise=options.noise,
     )
     _show(design, spread)
+    if limits.resting:
+        print(f"Actuators that move no joint of the robot stay at rest: {', '.join(limits.resting)}.")
     print(output.folder)
     return 0 if design.feasible else 1
 
