@@ -3,7 +3,7 @@
 Nothing is named by hand: parameters, starts and method are what tune chooses. Each machine is judged on whole
 recordings that were not fitted, beside the scene as given and a straight script around `scipy.optimize.least_squares`
 with the same parameters, start values and time. `python benchmarks/recordings_auto.py xl330 so101 --budget=300` runs
-some machines, 300 s each, and keeps their rows beside those of earlier runs.
+some machines, 300 s of the processor each, and keeps their rows beside those of earlier runs.
 """
 
 from __future__ import annotations

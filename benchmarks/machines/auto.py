@@ -24,8 +24,8 @@ from .least_squares_script import straight_fit
 from .pendula import GOALS, furuta_judged, furuta_split
 from .tossed_cube import WIDTH, toss_errors
 
-BUDGET_S, QUICK_BUDGET_S = 600.0, 45.0
-"""Seconds of an identification, and those of a quick run."""
+BUDGET_S, QUICK_BUDGET_S = 300.0, 40.0
+"""Seconds of the processor for an identification, and those of a quick run: other work beside it must not count."""
 Parts = tuple[list[Episode], list[Episode]]
 """Recordings that are given to tune, and those that are judged."""
 
@@ -125,7 +125,7 @@ MACHINES = {
     "xl330": AutoMachine("servo_pendulum", "xl330", "xl330", xl330, _other_gains),
     "so101": AutoMachine("so101", "so101", "so101", so101),
     "furuta": AutoMachine(
-        "furuta", "quanser_wam", "quanser_wam/furuta", furuta, furuta_split, IdentifyOptions(window=5.0)
+        "furuta", "quanser_wam", "quanser_wam/furuta", furuta, furuta_split, IdentifyOptions(window=2.0)
     ),
     "double pendulum A.0": _pendulum("double_pendulum_a0", "sysid_a0"),
     "double pendulum C.0": _pendulum("double_pendulum_c0", "sysid_c0"),
@@ -141,9 +141,9 @@ def machine_rows(name: str, budget: float) -> list[dict[str, Any]]:
     scene = Scene.load(machine.scene)
     episodes = recorded(machine.folder, machine.part, scene)
     inside, outside = machine.split(episodes) if machine.split is not None else (episodes, [])
-    began, worked = time.perf_counter(), time.process_time()
-    found = identify(scene, inside, "auto", machine.options, progress=Progress(budget))
-    took, worked = time.perf_counter() - began, time.process_time() - worked
+    began = time.process_time()
+    found = identify(scene, inside, "auto", machine.options, progress=Progress(budget, clock=time.process_time))
+    took = time.process_time() - began
     outside = outside or list(found.held_out)
     given = without_delta(scene)
     selection = select_params(scene, found.fitted)
@@ -157,15 +157,14 @@ def machine_rows(name: str, budget: float) -> list[dict[str, Any]]:
             score = found_scores[i]
             bar = goal if words == "auto" else None
             rows.append(error_row(f"{name}, {words}, {score.name}", score.errors, score.unit, bar))
-    return [*rows, *_run_rows(name, found, took, worked)]
+    return [*rows, *_run_rows(name, found, took)]
 
 
-def _run_rows(name: str, found: Identification, took: float, worked: float) -> list[dict[str, Any]]:
+def _run_rows(name: str, found: Identification, took: float) -> list[dict[str, Any]]:
     """Time of an identification, and how many of the gates that promotion needs were passed."""
     required = [gate for gate in found.gates if gate.required]
     passed = sum(gate.passed for gate in required)
     return [
-        error_row(f"{name}, auto, wall time", [took], "s"),
-        error_row(f"{name}, auto, processor time", [worked], "s"),
+        error_row(f"{name}, auto, processor time", [took], "s"),
         error_row(f"{name}, auto, gates passed of {len(required)}", [passed], "1"),
     ]

@@ -29,12 +29,13 @@ class _TimeIsUpError(Exception):
 def straight_fit(
     sim: Simulator, episodes: Sequence[Episode], selection: ParamSelection, seconds: float
 ) -> dict[str, float]:
-    """What a plain script finds in some seconds: the same parameters from the scene's own values, within their ranges.
+    """What a plain script finds in some seconds of the processor, from the scene's own values.
 
-    As in mujoco.sysid, each recording is simulated from its first row, and all positions are residuals. The batched
-    simulation of instep is used, so that time goes into steps alone. The best point until then is returned.
+    Parameters and their ranges are those of the automatic selection. As in mujoco.sysid, each recording is simulated
+    from its first row, and all positions are residuals. The batched simulation of instep is used, so that time goes
+    into steps alone. The best point until then is returned.
     """
-    ends, (low, high) = time.perf_counter() + seconds, (1e-3, 1 - 1e-3)
+    ends, (low, high) = time.process_time() + seconds, (1e-3, 1 - 1e-3)
     span = min(max(len(e) for e in episodes) - 1, round(LONGEST_S / sim.spec.dt))
     shooter = Shooter(sim, cut_windows(sim, episodes, span=span, limit=MOST), selection.params)
     first = np.clip([float(p.to_unit(selection.start[p.address])) for p in selection.params], 2 * low, 1 - 2 * low)
@@ -42,7 +43,7 @@ def straight_fit(
 
     def residuals(points: Array) -> Array:
         nonlocal best
-        if time.perf_counter() > ends:
+        if time.process_time() > ends:
             raise _TimeIsUpError
         rows = shooter(points)[..., shooter.windows.tangent.measured].reshape(len(points), -1)
         rows = np.clip(np.nan_to_num(rows, nan=LARGEST), -LARGEST, LARGEST)

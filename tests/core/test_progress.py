@@ -54,3 +54,13 @@ def test_durations_are_read(text, seconds):
 def test_what_is_no_duration_is_refused_with_an_example(text):
     with pytest.raises(BadInput, match="90s, 2min or 1h"):
         parse_duration(text)
+
+
+def test_a_budget_may_be_measured_by_another_clock_also_in_its_parts():
+    now = [5.0]
+    progress = Progress(10.0, clock=lambda: now[0])
+    part = progress.part(0.0, 0.5, of_time_left=0.5)
+    now[0] = 9.0
+    assert progress.left == 6.0 and part.left == 1.0 and not part.ended
+    now[0] = 11.0
+    assert part.ended and not progress.ended

@@ -37,16 +37,22 @@ class Progress:
     """What is under way."""
     share: float = 0.0
     """Share of the whole that is done, 0 to 1."""
-    began: float = field(default_factory=time.perf_counter)
+    clock: Callable[[], float] = time.perf_counter
+    """What the budget is measured by; `time.process_time` for the time of the processor, whatever else it does."""
+    began: float = field(init=False)
+    """When it began, by the clock."""
     whole: Progress | None = None
     """What this is a part of."""
     span: tuple[float, float] = (0.0, 1.0)
     """Where this part begins and ends in the share of the whole."""
 
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
     @property
     def left(self) -> float:
         """Seconds left of the budget; infinite without one."""
-        return self.began + self.budget - time.perf_counter()
+        return self.began + self.budget - self.clock()
 
     @property
     def out_of_time(self) -> bool:
@@ -87,7 +93,7 @@ class Progress:
     def part(self, first: float, last: float, *, of_time_left: float = 1.0) -> Progress:
         """The part of this from one share to another, which may take some share of the time that is left."""
         budget = max(0.0, of_time_left * self.left) if isfinite(self.budget) else inf
-        return Progress(budget, watch=self.watch, whole=self, span=(first, last))
+        return Progress(budget, watch=self.watch, clock=self.clock, whole=self, span=(first, last))
 
 
 def parse_duration(text: str) -> float:
