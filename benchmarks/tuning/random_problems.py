@@ -7,7 +7,6 @@ noise-free motion at the planted truth, all parameters of the problem and the st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,8 +42,14 @@ SMOOTH_STEP, CONTACT_STEP = 1e-4, 2e-2
 MAX_SPEED = 60.0
 """Above this a recording counts as diverged [rad/s or m/s]."""
 LEVEL_90 = 1.6449
-WEAK_INFORMATION = 1e-6
-"""Information added to every parameter so that a bound is always finite: a standard deviation of 1000 ranges."""
+MIN_TOGETHER = 15.0
+"""Deviation of a parameter over that with all others known from which on the others are fitted again."""
+FAR = 0.05
+"""How far a parameter is moved then, as a share of its range."""
+REFITS = 12
+"""Steps of the fit of the others."""
+UNIFORM_INFORMATION = 12.0
+"""Information of a uniform distribution over the range, which is known of every parameter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,50 +99,58 @@ def random_problem(seed: int, folder: Path) -> RandomProblem:
     for attempt in range(50):
         rng = np.random.default_rng((seed, attempt, 0x90B))
         automatic = made.kind not in (made.where, "box") and bool(rng.uniform() < AUTO_SHARE)
-        planted = _planted(scene, rng, automatic)
         runs, seconds, kind = int(rng.integers(2, 7)), float(rng.uniform(3.0, 8.0)), MOTIONS[int(rng.integers(10))]
         noise = 1e-3 * float(np.exp(rng.uniform(math.log(0.05), math.log(2.0))))
+        size = (runs + 1, round(seconds / scene.dt))
         try:
-            motion = _recorded(sim.tuned(planted), scene, kind, rng, (runs + 1, round(seconds / scene.dt)))
+            sought = _sought_automatically(scene, _recorded(sim, scene, kind, rng, size)) if automatic else None
+            planted = _planted(scene, rng, sought)
+            motion = _recorded(sim.tuned(planted), scene, kind, rng, size)
         except Diverged:
             continue
         if not (np.isfinite(motion.v).all() and np.abs(motion.v).max() < MAX_SPEED):
             continue
         episodes = [_measured(scene, motion, run, noise, rng) for run in range(runs)]
-        params = _sought(scene, episodes, planted, automatic)
-        truth = {name: value for name, value in planted.items() if not name.endswith("friction_stiffness")}
-        truth = {**address.read(scene.model, [param.address for param in params]), **truth}
+        params = scene.params(*_without_stiffness(planted)) if sought is None else list(sought.values())
+        truth = {**address.read(scene.model, [param.address for param in params]), **_without_stiffness(planted)}
         name = f"{seed}: {made.kind}, {'auto' if automatic else len(params)}, {motion.kind}, {1e3 * noise:.2g} mrad"
         parts = [part_of(motion, rows) for rows in (slice(0, runs), slice(runs, None))]
-        return RandomProblem(name, scene, automatic, params, truth, parts[0], noise, episodes, parts[1])
+        return RandomProblem(name, scene, automatic, tuple(params), truth, parts[0], noise, episodes, parts[1])
     raise BadInput(f"No motion of problem {seed} stays bounded.")
 
 
-def _sought(scene: Scene, episodes: Sequence[Episode], planted: dict[str, float], automatic: bool) -> tuple[Param, ...]:
-    if automatic:
-        return select_params(scene, episodes, "auto").params
-    return tuple(scene.params(*(name for name in planted if not name.endswith("friction_stiffness"))))
+def _sought_automatically(scene: Scene, motion: RunMotion) -> dict[str, Param]:
+    """What `auto` seeks in recordings of a motion, by address; of the damping of a servo and of its joint only one."""
+    episodes = [_measured(scene, motion, run, 1e-5, np.random.default_rng(run)) for run in range(len(motion.q))]
+    found = {param.address: param for param in select_params(scene, episodes, "auto").params}
+    servos = [param.parts.name for param in found.values() if param.parts.field == "kv"]
+    return {name: param for name, param in found.items() if name not in [f"joint.{servo}.damping" for servo in servos]}
 
 
-def _planted(scene: Scene, rng: np.random.Generator, automatic: bool) -> dict[str, float]:
-    """The true values of one to six parameters; dry friction that is sought holds rather than creeps."""
+def _without_stiffness(planted: dict[str, float]) -> dict[str, float]:
+    """What was planted besides how dry friction holds, which is not sought."""
+    return {name: value for name, value in planted.items() if not name.endswith("friction_stiffness")}
+
+
+def _planted(scene: Scene, rng: np.random.Generator, sought: dict[str, Param] | None) -> dict[str, float]:
+    """The true values of one to six parameters, of those sought; dry friction holds rather than creeps."""
     values = address.read(scene.model, ["*"])
-    found = [param for param in scene.params("*") if _eligible(scene, param, values[param.address], automatic)]
+    found = [param for param in scene.params("*") if _eligible(scene, param, values[param.address])]
+    found = [param for param in found if sought is None or param.address in sought]
     share = np.array([_weight(scene, param) for param in found])
     count = min(int(rng.integers(1, 7)), len(found))
     chosen = [found[int(i)] for i in rng.choice(len(found), count, replace=False, p=share / share.sum())]
-    if automatic and scene.model.nu and all(param.address != address.DELAY for param in chosen):
+    if sought is not None and all(param.address != address.DELAY for param in chosen):
+        # A delay of zero lies on the bound of its range.
         chosen = [*chosen[:5], *(param for param in found if param.address == address.DELAY)]
     truth = {param.address: _true_value(scene, param, values[param.address], rng) for param in chosen}
     joints = [param.parts.name for param in chosen if param.parts.field == "frictionloss"]
     return {**truth, **{f"joint.{name}.friction_stiffness": 0.9999 for name in joints}}
 
 
-def _eligible(scene: Scene, param: Param, value: float, automatic: bool) -> bool:
+def _eligible(scene: Scene, param: Param, value: float) -> bool:
     at, model = param.parts, scene.model
     if at.field not in FIELDS.get(at.kind, ()) or (at.kind == "geom" and not at.name):
-        return False
-    if automatic and at.kind in ("body", "geom"):
         return False
     if at.field == "gear":
         return bool(model.actuator(at.name).biastype[0] == 0)
@@ -264,32 +277,68 @@ def direction_noise(scene: Scene, noise: float) -> Array:
 
 
 def best_interval_shares(problem: RandomProblem) -> dict[str, float]:
-    """Width of the best possible 90 % interval of each parameter (Cramér-Rao), as a share of its range."""
+    """Width of the best possible 90 % interval of each parameter (Cramér-Rao), as a share of its range.
+
+    It is 0.95 where the recordings say nothing, since all parameters lie in their ranges.
+    Parameters that act alike are known together only. Derivatives of rough motion, with dry friction, differ between
+    them nonetheless; so where others matter much, the others are fitted again with that parameter moved far away.
+    """
     by_param, by_start = _derivatives(problem)
-    scale = direction_noise(problem.scene, problem.noise)
-    information = WEAK_INFORMATION * np.eye(len(problem.params))
-    for run in range(by_param.shape[1]):
-        jacobian = (by_param[:, run] / scale).reshape(len(problem.params), -1)
+    left = _without_starts(problem, by_param, by_start)
+    information = left @ left.T
+    size = np.sqrt(np.maximum(np.diag(information), 1e-12))
+    values, vectors = np.linalg.eigh(information / np.outer(size, size))
+    for k in np.flatnonzero(values < MIN_TOGETHER**-2.0):
+        index = int(np.argmax(np.abs(vectors[:, k] / size)))
+        if any(_explained(problem, index, sign * FAR, left, by_start) for sign in (1, -1)):
+            values[k] = 0.0
+    information = (vectors * values) @ vectors.T * np.outer(size, size) + UNIFORM_INFORMATION * np.eye(len(size))
+    shares = 2 * LEVEL_90 * np.sqrt(np.diag(np.linalg.inv(information)))
+    return {param.address: float(share) for param, share in zip(problem.params, shares, strict=True)}
+
+
+def _without_starts(problem: RandomProblem, change: Array, by_start: Array) -> Array:
+    """Changes of the motion over their noise [n, rows of all runs], less what start states explain."""
+    scale, parts = direction_noise(problem.scene, problem.noise), list[Array]()
+    for run in range(change.shape[1]):
         start = (by_start[:, run] / scale).reshape(len(by_start), -1)
-        # What start states can explain says nothing about parameters.
         basis, sizes, _ = np.linalg.svd(start.T, full_matrices=False)
         basis = basis[:, sizes > 1e-9 * sizes.max(initial=1e-300)]
-        left = jacobian - (jacobian @ basis) @ basis.T
-        information += left @ left.T
-    deviation = np.sqrt(np.diag(np.linalg.inv(information)))
-    shares = 2 * LEVEL_90 * deviation
-    return {param.address: float(share) for param, share in zip(problem.params, shares, strict=True)}
+        flat = (change[:, run] / scale).reshape(len(change), -1)
+        parts.append(flat - (flat @ basis) @ basis.T)
+    return np.concatenate(parts, axis=1)
+
+
+def _explained(problem: RandomProblem, index: int, away: float, left: Array, by_start: Array) -> bool:
+    """Whether the other parameters explain the noise-free motion as well with one parameter moved away."""
+    form, runs = tangent(problem.scene.spec, problem.scene.spec), len(problem.motion.q)
+    sim = open_world(problem.scene, threads=1).tuned(_stiffness(problem))
+    truth = np.array([float(param.to_unit(problem.truth[param.address])) for param in problem.params])
+    still = np.zeros((1, 2 * problem.motion.v.shape[-1]))
+    others = [i for i in range(len(truth)) if i != index]
+    x, base = truth.copy(), _simulated(sim, problem, truth[None], still)
+    for share in np.minimum(np.arange(1, REFITS + 1) / 5, 1.0):
+        x[index] = np.clip(truth[index] + share * away, 0.0, 1.0)
+        change = form.minus(_simulated(sim, problem, x[None], still), base)
+        change = np.nan_to_num(change.reshape(1, runs, -1, change.shape[-1]), nan=1.0)
+        rest = _without_starts(problem, change, by_start)[0]
+        # As small as it would be of a parameter whose 90 % interval is as wide as its range.
+        if share == 1.0 and rest @ rest < (2 * LEVEL_90 * away) ** 2:
+            return True
+        step = np.linalg.lstsq(left[others].T, -rest, rcond=1e-10)[0]
+        x[others] = np.clip(x[others] + step, 0.0, 1.0)
+    return False
+
+
+def _stiffness(problem: RandomProblem) -> dict[str, float]:
+    joints = [param.parts.name for param in problem.params if param.parts.field == "frictionloss"]
+    return {f"joint.{joint}.friction_stiffness": 0.9999 for joint in joints}
 
 
 def _derivatives(problem: RandomProblem) -> tuple[Array, Array]:
     """Central differences of the motion by parameter in units of its range [params, runs, rows, nv], and by start."""
     scene, motion = problem.scene, problem.motion
     sim, form = open_world(scene, threads=1), tangent(problem.scene.spec, problem.scene.spec)
-    fixed = {
-        f"joint.{param.parts.name}.friction_stiffness": 0.9999
-        for param in problem.params
-        if param.parts.field == "frictionloss"
-    }
     unit = np.array([float(param.to_unit(problem.truth[param.address])) for param in problem.params])
     nv, runs = motion.v.shape[-1], len(motion.q)
     steps = np.array([_difference_step(scene, param) for param in problem.params])
@@ -300,7 +349,7 @@ def _derivatives(problem: RandomProblem) -> tuple[Array, Array]:
         moved[: len(unit)] += sign * np.diag(steps)
         shift = np.zeros((len(moved), 2 * nv))
         shift[len(unit) :] = sign * np.diag(start_steps)
-        paths.append(_simulated(sim.tuned(fixed), problem, moved, shift))
+        paths.append(_simulated(sim.tuned(_stiffness(problem)), problem, moved, shift))
     change = form.minus(paths[0], paths[1]).reshape(-1, runs, paths[0].shape[1], nv)
     change = np.nan_to_num(change)
     sizes = 2 * np.concatenate([steps, start_steps])

@@ -28,7 +28,7 @@ def intervals(problems):
     return intervals
 
 
-@pytest.mark.parametrize("seed", [2, 7, 15])
+@pytest.mark.parametrize("seed", [2, 8, 20])
 def test_the_truth_predicts_a_run_that_was_not_given_and_the_scene_does_not(problems, tmp_path, seed):
     made = problems.random_problem(seed, tmp_path)
     again = problems.random_problem(seed, tmp_path / "again")
@@ -38,20 +38,29 @@ def test_the_truth_predicts_a_run_that_was_not_given_and_the_scene_does_not(prob
     assert problems.window_error(made, made.truth) < 1e-9 < 1e-3 < problems.window_error(made, {})
 
 
-def test_the_bound_of_a_parameter_without_effect_is_wider_than_its_range(problems, tmp_path):
-    made = problems.random_problem(13, tmp_path)
+def test_the_bound_of_a_parameter_without_effect_is_that_of_its_range(problems, tmp_path):
+    shares = problems.best_interval_shares(problems.random_problem(15, tmp_path))
+    without = shares.pop("geom.link0.friction")
+    assert without > 0.9, "links do not touch anything"
+    assert len(shares) == 2 and max(shares.values()) < 0.01
+
+
+def test_the_bound_of_two_parameters_that_act_alike_is_wide_although_friction_makes_the_motion_rough(
+    problems, tmp_path
+):
+    made = problems.random_problem(19, tmp_path)
+    made = problems.replace(made, motion=problems.part_of(made.motion, slice(0, 1)))
     shares = problems.best_interval_shares(made)
-    without = {name for name in shares if name.startswith("geom.") or name == "body.cart.inertia_y"}
-    assert without and len(without) < len(shares)
-    assert all((shares[name] > 1) == (name in without) for name in shares), "links neither touch nor turn the cart"
+    alike = {shares.pop("body.link0.inertia_y"), shares.pop("joint.j0.armature")}
+    assert max(alike) > 0.3 and max(shares.values()) < 0.05
 
 
 def test_the_bound_shrinks_with_the_noise_and_with_more_runs(problems, tmp_path):
-    made = problems.random_problem(15, tmp_path)
+    made = problems.random_problem(20, tmp_path)
     shares = problems.best_interval_shares(made)
     quieter = problems.replace(made, noise=made.noise / 2)
     for name, share in problems.best_interval_shares(quieter).items():
-        assert share == pytest.approx(shares[name] / 2, rel=1e-6)
+        assert share == pytest.approx(shares[name] / 2, rel=1e-2)
     fewer = problems.replace(made, motion=problems.part_of(made.motion, slice(0, 1)))
     assert all(share > shares[name] for name, share in problems.best_interval_shares(fewer).items())
 

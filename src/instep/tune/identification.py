@@ -40,7 +40,7 @@ from .group_params import (
     typical_settings,
 )
 from .held_out import HeldOutComparison, window_errors
-from .identifiability import Identifiability
+from .identifiability import Identifiability, vague_params
 from .least_squares import FitStatus
 from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
@@ -149,8 +149,12 @@ class Identification:
 
     @property
     def param_status(self) -> dict[str, FitStatus]:
-        """Status of each parameter by address: that of the search, or not identifiable."""
-        weak = self.identifiability.unidentifiable
+        """Status of each parameter by address: that of the search, or not identifiable.
+
+        Where a prior holds one of several that act alike, the others have an interval only as wide as that prior
+        makes it; those whose interval spans most of their range are not identifiable either.
+        """
+        weak = {*self.identifiability.unidentifiable, *vague_params(self.fit)}
         names = [*self.fit.settings, *self.result.unidentified]
         return {name: FitStatus.NOT_IDENTIFIABLE if name in weak else self.status for name in names}
 

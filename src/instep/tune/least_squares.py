@@ -148,7 +148,7 @@ def _descend(problem: Problem, at: list[Point], iterations: int, tolerance: floa
         began = time.perf_counter()
         # Derivatives taken within one difference step of here still hold.
         known = jacobians is not None and moved < DIFFERENCE_STEP
-        normal = _normal(problem, point, jacobians) if jacobians and known else linearise(problem, point)
+        normal = quadratic_model(problem, point, jacobians) if jacobians and known else linearise(problem, point)
         jacobians, moved = normal.jacobians, moved if known else 0.0
         before, predicted = point.cost, _predicted_reduction(problem, point, normal, damping)
         # Where no step can reduce the cost noticeably, only one is tried.
@@ -209,7 +209,7 @@ def linearise(problem: Problem, point: Point, *, both_sides: bool = False) -> Qu
     signs = np.where(point.x > 0.5, -1.0, 1.0)
     inner = (point.x > point.difference_step) & (point.x < 1 - point.difference_step)
     sides = [signs, np.where(inner, -signs, signs)] if both_sides else [signs]
-    normal = _normal(problem, point, _differences(problem, point, free, sides))
+    normal = quadratic_model(problem, point, _differences(problem, point, free, sides))
     return _with_roughness(normal, _roughness(problem, point, normal)) if both_sides and rough(point) else normal
 
 
@@ -315,7 +315,8 @@ def _together(affected: Array) -> list[list[int]]:
     return groups
 
 
-def _normal(problem: Problem, point: Point, jacobians: tuple[Array, Array]) -> QuadraticModel:
+def quadratic_model(problem: Problem, point: Point, jacobians: tuple[Array, Array]) -> QuadraticModel:
+    """The normal equations at a point with derivatives that are known, start states eliminated."""
     jacobian, by_start = jacobians
     free = np.flatnonzero(problem.sigma_start > 0)
     x, n, params = point.x, len(problem.shooter.windows), len(point.x)

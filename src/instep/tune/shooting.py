@@ -32,6 +32,7 @@ from .least_squares import (
     newton_decrement,
     rough,
 )
+from .weak_directions import checked_curvature
 from .windows import Shooter, Windows, check_window_count, cut_windows, predictable_windows
 
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
@@ -357,6 +358,8 @@ def _reweighed_problem(problem: Problem, point: Point, options: ShootingOptions)
 def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
     """Covariance of the parameters, the Fisher information of the data alone, and what a further step promises.
 
+    Directions in which parameters are confounded are checked by simulation, see `weak_directions`.
+
     Rows of one window are correlated, so a window counts as one observation: the sandwich estimator, or, where windows
     are few, the usual one with the correlation time of the residuals. Parameters and start states both count as
     degrees of freedom. The last is the reduction of the cost by an undamped Gauss-Newton step, over what a converged
@@ -368,9 +371,10 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
     rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
     taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
     variance = float((residual**2).sum()) / max(1, rows - taken, rows / 2)
-    information = normal.curvature / max(variance, 1e-300) / correlation_time(residual)
+    curvature = checked_curvature(problem, point, normal, variance)
+    information = curvature / max(variance, 1e-300) / correlation_time(residual)
     n, params = normal.scores.shape
-    inverse = _inverse(normal.curvature + prior)
+    inverse = _inverse(curvature + prior)
     covariance = inverse * variance * correlation_time(residual)
     if n >= 5 * params:
         safe = np.where(np.isfinite(inverse), inverse, 0.0)

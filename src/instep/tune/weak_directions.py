@@ -1,0 +1,99 @@
+"""Weak directions of a quadratic model, checked by simulation: does the cost rise along them as derivatives say?
+
+Where two parameters act alike, an inertia and an armature, say, a valley of constant cost leads through the optimum.
+Dry friction and contact make trajectories a little rough, so that finite differences of the two differ, which reads as
+information: intervals would be narrow, and miss the truth by many times their width. So where parameters are known far
+better alone than together, the valley is followed for some way, and the information along it is what the cost says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from instep.core.world import Array
+
+from .least_squares import Point, Problem, QuadraticModel, evaluate, quadratic_model
+
+MAX_CONFOUNDED = 0.05
+"""Eigenvalue of the correlations of the curvature below which a direction is checked: deviations about five times as
+large together as alone."""
+PROBE_DEVIATIONS, PROBE_SPAN = 3.0, (0.01, 0.1)
+"""How far a valley is followed: in standard deviations, and least and most as a share of the ranges."""
+CORRECTIONS = 4
+"""Steps back into the valley, with derivatives taken at the optimum."""
+MIN_RISE = 0.25
+"""Rise of the cost over the predicted one below which derivatives are not believed."""
+LEAST_RISE = 1e-8
+"""Smallest share of the curvature that is left of a direction along which the cost does not rise."""
+
+
+def checked_curvature(problem: Problem, point: Point, model: QuadraticModel, variance: float) -> Array:
+    """The curvature of a quadratic model, along weak directions as simulations say, never larger [params, params]."""
+    size = np.sqrt(np.maximum(np.diag(model.curvature), 0.0))
+    known = size > 1e-12 * max(float(size.max(initial=0.0)), 1e-300)
+    if known.sum() < 2:
+        return model.curvature
+    scale = size[known]
+    values, vectors = np.linalg.eigh(model.curvature[np.ix_(known, known)] / np.outer(scale, scale))
+    weak = np.flatnonzero(values < MAX_CONFOUNDED)
+    if not len(weak):
+        return model.curvature
+    lowered = values.copy()
+    for i in weak:
+        direction = np.zeros(len(size))
+        direction[known] = vectors[:, i] / scale
+        share = _rise_share(problem, point, model, direction / np.linalg.norm(direction), variance)
+        if share < MIN_RISE:
+            lowered[i] = max(values[i], LEAST_RISE) * max(share, LEAST_RISE)
+    curvature = model.curvature.copy()
+    curvature[np.ix_(known, known)] = (vectors * lowered) @ vectors.T * np.outer(scale, scale)
+    return curvature
+
+
+def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction: Array, variance: float) -> float:
+    """How much the cost rises some way along a valley, over the rise that the model predicts."""
+    predicted = max(float(direction @ model.curvature @ direction), 1e-300)
+    step = float(np.clip(PROBE_DEVIATIONS * np.sqrt(variance / predicted), *PROBE_SPAN))
+    rooms = [_room(point.x, sign * direction) for sign in (1.0, -1.0)]
+    both = min(rooms) >= PROBE_SPAN[0]
+    length = min(step, *rooms) if both else min(step, max(rooms))
+    signs = [0.0, 1.0, -1.0] if both else [0.0, 1.0 if rooms[0] > rooms[1] else -1.0]
+    costs = _valley_costs(problem, point, model, direction, length * np.array(signs))
+    if not np.isfinite(costs).all():
+        return 1.0
+    return max(float(costs[1:].mean() - costs[0]), 0.0) / (predicted * length**2)
+
+
+def _room(x: Array, direction: Array) -> float:
+    """How far a step may lead until a bound."""
+    room = np.where(direction > 0, 1 - x, x)[direction != 0] / np.abs(direction[direction != 0])
+    return float(room.min())
+
+
+def _valley_costs(problem: Problem, point: Point, model: QuadraticModel, direction: Array, steps: Array) -> Array:
+    """The least cost of the data found beside points along a direction [steps], the component along it held."""
+    across = np.linalg.svd(direction[None])[2][1:].T
+    data = replace(problem, prior_sigma=np.full(len(point.x), np.inf))
+    xs = point.x + steps[:, None] * direction
+    starts = np.stack([_moved(point.starts, model, step * direction) for step in steps])
+    least = np.full(len(steps), np.inf)
+    for _ in range(CORRECTIONS):
+        found = evaluate(data, xs, starts)
+        least = np.minimum(least, [at.cost for at in found])
+        for i, at in enumerate(found):
+            if np.isfinite(at.cost):
+                near = quadratic_model(data, at, model.jacobians)
+                normal, pull = across.T @ near.curvature @ across, -across.T @ near.gradient
+                back = np.clip(at.x + across @ np.linalg.lstsq(normal, pull, rcond=1e-12)[0], 0.0, 1.0) - at.x
+                xs[i], starts[i] = at.x + back, _moved(at.starts, near, back)
+                starts[i][:, near.free] += near.eliminated[0]
+    return least
+
+
+def _moved(starts: Array, model: QuadraticModel, step: Array) -> Array:
+    """Start states that follow a step of the parameters."""
+    out = starts.copy()
+    out[:, model.free] += model.eliminated[1] @ step
+    return out
