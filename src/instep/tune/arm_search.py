@@ -285,12 +285,7 @@ class ArmEstimate:
 
     def free(self, name: str) -> bool:
         """Whether a parameter of the arm's joints was searched; True for all others."""
-        for joint in self.arm.joints:
-            servo, own = joint.given.servo_damping, joint.given.damping
-            lesser = f"joint.{joint.joint}.damping" if servo >= own else f"actuator.{joint.actuator}.kv"
-            if name == lesser:
-                return joint.saturates and min(servo, own) > 0
-        return True
+        return self.arm.searched(name)
 
     def __call__(
         self,

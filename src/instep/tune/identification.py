@@ -55,6 +55,8 @@ NO_WEIGHT = 1e3
 """Scale of the residuals of a coordinate that is ignored [rad or m]."""
 PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
 """Folder of a new scene that passed all gates, and of one that did not."""
+WINDOW_S = 1.0
+"""Length of windows where none is given [s]."""
 SHORT_WINDOW_S, SHORT_WINDOWS, SHORT_ITERATIONS = 0.1, 96, 12
 """Windows of the fit that finds a start where nothing drives a joint: over short ones the cost has one minimum."""
 LOCAL_JOINTS = 4
@@ -67,8 +69,9 @@ class IdentifyOptions:
 
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     """Bounds of the parameters, by address or pattern; those of the scene where none are given."""
-    window: float = 1.0
-    """Length of the windows that are simulated [s]; shorter for chaotic motion."""
+    window: float | None = None
+    """Length of the windows that are simulated [s]; shorter for chaotic motion. Where None, 1 s, and for arms with
+    motors as long as the motion stays predictable."""
     windows: int = 200
     """Most windows used, spread over all recordings."""
     held_out: float = 1 / 3
@@ -99,10 +102,11 @@ class IdentifyOptions:
         if bool(self.own) != bool(self.groups):
             raise BadInput("--own and --group go together: which parameters each group has of its own, and the groups.")
         few = self.windows < 2 or min(self.starts, self.seeds) < 1 or (self.draws is not None and self.draws < 0)
-        if few or not 0 < self.window < math.inf:
+        if few or (self.window is not None and not 0 < self.window < math.inf):
             raise BadInput(
                 "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at "
-                f"least 0, not {self.window:g}, {self.windows}, {self.starts}, {self.seeds} and {self.draws or 0}."
+                f"least 0, not {self.window or WINDOW_S:g}, {self.windows}, {self.starts}, {self.seeds} and "
+                f"{self.draws or 0}."
             )
 
 
@@ -126,6 +130,8 @@ class Identification:
     delta: DeltaEvaluation | None = None
     groups: tuple[str, ...] = ()
     """Groups of recordings that have parameters of their own."""
+    window: float = WINDOW_S
+    """Length of the held-out windows [s]."""
 
     @property
     def fit(self) -> Fit:
@@ -241,9 +247,8 @@ class Identification:
         return found, out
 
     def _checked_on_disk(self, folder: Path) -> GateResult:
-        window = self.fit.windows.action.shape[1] * self.sim.spec.dt
         expected = self.comparison
-        return check_written_scene(self.scene, folder, self.held_out, expected, window=window, seed=self.seed)
+        return check_written_scene(self.scene, folder, self.held_out, expected, window=self.window, seed=self.seed)
 
     def export(self, folder: str | Path, *, urdf: Path | None = None) -> ExportResult:
         """Write all settings of the new scene for other tools: JSON, MJCF, YAML, URDF, USD."""
@@ -280,6 +285,7 @@ class Identification:
             "at_bounds": self.fit.at_bounds,
             "channels": {name: {"before": b, "after": a} for name, (b, a) in self.comparison.channels.items()},
             "windows": len(self.fit.windows),
+            "window_s": self.fit.windows.action.shape[1] * self.sim.spec.dt,
             "worlds": self.fit.worlds,
             "seconds": self.fit.seconds,
             "stopped": self.stopped,
@@ -332,7 +338,8 @@ def identify(
     estimate = None
     if selection.automatic and not groups and isinstance(sim, MujocoWorld):
         first = part.part(0.0, 0.3, of_time_left=0.4)
-        estimate = estimate_motors(sim, fitted, selection, first) or estimate_arm(sim, fitted, first)
+        estimate = estimate_motors(sim, fitted, selection, first, window=options.window)
+        estimate = estimate or estimate_arm(sim, fitted, first)
         selection = selection if estimate is None else _with_estimate(selection, estimate)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
@@ -357,8 +364,9 @@ def identify(
         progress=part.part(0.3, 1.0) if estimate is not None or selection.undriven else part,
     )
     return Identification(
-        scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups
-    )
+        scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
+        window=shooting.window,
+    )  # fmt: skip
 
 
 def _short_start(
@@ -413,7 +421,7 @@ def _shooting_options(
 ) -> ShootingOptions:
     joints = {k.parts.name for k in selection.params if k.parts.kind in ("joint", "actuator")}
     return ShootingOptions(
-        window=options.window,
+        window=options.window or WINDOW_S,
         limit=options.windows,
         start=selection.start,
         starts=options.starts,

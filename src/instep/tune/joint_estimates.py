@@ -113,6 +113,15 @@ class ArmModel:
             out |= {name: value for name, value in found.items() if name in known}
         return out
 
+    def searched(self, name: str) -> bool:
+        """Whether a parameter of the joints is searched, as all others are; the lesser damping only at the limit."""
+        for joint in self.joints:
+            servo, own = joint.given.servo_damping, joint.given.damping
+            lesser = f"joint.{joint.joint}.damping" if servo >= own else f"actuator.{joint.actuator}.kv"
+            if name == lesser:
+                return joint.saturates and min(servo, own) > 0
+        return True
+
     def start(self, delay: float) -> Array:
         """The unknowns of the scene's own values, at a delay."""
         given = [joint.unknowns(replace(joint.given, delay=delay)) for joint in self.joints]

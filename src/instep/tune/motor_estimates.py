@@ -28,10 +28,11 @@ from instep.scene import address
 from instep.scene.couplings import driven_joints, driving_actuators
 from instep.scene.folder import Scene, SceneSimulator
 
-from .joint_estimates import dynamics, holding_friction
+from .joint_estimates import ArmModel, arm_model, dynamics, estimate_joints, holding_friction
 from .param_selection import ParamSelection
-from .sensitivities import motion_is_linearisable
+from .sensitivities import motion_is_linearisable, sensitivities
 from .shooting import Fit, ShootingOptions, fit
+from .windows import Shooter, cut_windows
 
 SMOOTHING_S = 0.06
 """Length over which positions and torques are smoothed, or seven rows where those are longer [s]."""
@@ -43,6 +44,12 @@ SHORT_WINDOW, FEW_WINDOWS = 0.4, 24
 """Length [s] and number of the windows with which a search begins that starts far away."""
 BRIEF_ITERATIONS = 12
 """Most iterations of a search over few windows."""
+LONGEST_WINDOW, SHORTEST_WINDOW = 5.0, 1.0
+"""Lengths between which the windows of searches are chosen [s]."""
+LEAST_WINDOWS = 6
+"""Least number of windows of a search, where recordings have so many."""
+MAX_START_ERROR = 0.03
+"""Largest error that the noise of a start state may grow to within a window [rad or m]."""
 REVERSING = 0.15
 """Share of a joint's usual speed below which it counts as reversing."""
 HOLDING_GAIN = 0.02
@@ -66,6 +73,10 @@ class MotorEstimate:
     """The joints that move."""
     holding: bool
     """Whether the recordings show dry friction that holds a loaded joint rather than letting it creep."""
+    window: float
+    """Length of the windows of searches [s]."""
+    servos: ArmModel | None = None
+    """The joints that servos drive, where there are any."""
 
     @property
     def friction_stiffness(self) -> dict[str, float]:
@@ -73,8 +84,8 @@ class MotorEstimate:
         return holding_friction(self.joint_names) if self.holding else {}
 
     def free(self, name: str) -> bool:
-        """Whether a parameter is searched: all are."""
-        return bool(name)
+        """Whether a parameter is searched; of a servo's damping and its joint's, only one may be."""
+        return self.servos is None or self.servos.searched(name)
 
     def __call__(
         self,
@@ -86,7 +97,7 @@ class MotorEstimate:
         progress: Progress | None = None,
     ) -> Fit:
         """A search from the options' start, or, where that is random, from the scene's values or from elsewhere."""
-        options, progress = linearised(options or ShootingOptions()), progress or Progress()
+        options, progress = self._longer(linearised(options or ShootingOptions())), progress or Progress()
         if not options.random_starts:
             return fit(sim, episodes, params, options, progress=progress)
         start = self._start(params, options.seed)
@@ -94,6 +105,13 @@ class MotorEstimate:
         brief = fit(sim, episodes, params, short_windows(options), progress=progress.part(0.0, 0.4, of_time_left=0.4))
         options = replace(options, start=brief.settings)
         return fit(sim, episodes, params, options, progress=progress.part(0.4, 1.0))
+
+    def _longer(self, options: ShootingOptions) -> ShootingOptions:
+        """The options with windows of this length, over as much motion as before."""
+        limit = (
+            None if options.limit is None else max(LEAST_WINDOWS, round(options.limit * options.window / self.window))
+        )
+        return replace(options, window=self.window, limit=limit)
 
     def _start(self, params: Sequence[Param], seed: int) -> dict[str, float]:
         """The scene's own values for odd seeds, values away from the best for others."""
@@ -113,17 +131,33 @@ class MotorEstimate:
 
 
 def estimate_motors(
-    sim: SceneSimulator, episodes: Sequence[Episode], selection: ParamSelection, progress: Progress
+    sim: SceneSimulator,
+    episodes: Sequence[Episode],
+    selection: ParamSelection,
+    progress: Progress,
+    *,
+    window: float | None = None,
 ) -> MotorEstimate | None:
-    """Parameters of an arm of which motors drive some joints, from its recordings alone; None for other robots."""
-    params, given = selection.params, selection.start
+    """Parameters of an arm of which motors drive some joints, from its recordings alone; None for other robots.
+
+    All joints that move must be driven, by motors or servos: a pendulum on a motor is no arm. `window` is the length
+    of the windows of searches [s]; where None, as long as the motion stays predictable.
+    """
     motors = motor_joints(sim.scene, sim.spec.action.labels)
+    names = sim.scene.model.actuator
+    motors = {joint: a for joint, a in motors.items() if f"actuator.{names(a).name}.gear" in selection.start}
     if not motors or not motion_is_linearisable(sim) or any("inputs" in episode for episode in episodes):
         return None
     progress.advance("direct estimates", 0.0)
-    runs = [aligned(episode, sim) for episode in episodes]
-    names = {param.address for param in params}
-    found = {name: value for name, value in regress_motors(sim, runs, motors).items() if name in names}
+    servos = arm_model(sim, episodes)
+    driven = {*motors, *(joint.joint for joint in (servos.joints if servos else ()))}
+    if not {param.parts.name for param in selection.params if param.parts.kind == "joint"} <= driven:
+        return None
+    params = [p for p in selection.params if servos is None or servos.searched(p.address)]
+    given = {param.address: selection.start[param.address] for param in params}
+    found = {} if servos is None else servos.settings(estimate_joints(servos))
+    found |= regress_motors(sim, [aligned(episode, sim) for episode in episodes], motors)
+    found = {name: value for name, value in found.items() if name in given}
     joints = tuple(dict.fromkeys(p.parts.name for p in params if p.address.endswith(".frictionloss")))
     options = short_windows(linearised(ShootingOptions(start={**given, **found}, starts=1)))
     fits: list[Fit] = []
@@ -133,7 +167,30 @@ def estimate_motors(
         options = replace(options, start=fits[-1].settings) if fits else options
         fits.append(fit(world, episodes, params, options, progress=part))
     holding = _error(fits[1]) < _error(fits[0]) - HOLDING_GAIN * len(joints)
-    return MotorEstimate(fits[int(holding)].settings, given, joints, holding)
+    best = fits[int(holding)]
+    window = predictable_window(best, episodes) if window is None else window
+    return MotorEstimate(best.settings, given, joints, holding, window, servos)
+
+
+def predictable_window(found: Fit, episodes: Sequence[Episode]) -> float:
+    """The longest windows that divide the runs and in which the noise of a start state stays small [s]; at least 1 s.
+
+    Nothing pulls back a joint that a motor drives, so long windows say most about it; yet where errors of the start
+    grow, the motion after a while says nothing more.
+    """
+    sim, dt = found.problem.shooter.sim, found.problem.shooter.sim.spec.dt
+    skip = round(max((param.high for param in found.params if param.parts.field == "delay"), default=0.0) / dt)
+    rows = int(np.median([len(episode) for episode in episodes])) - 1 - skip
+    for parts in range(max(1, round(rows * dt / LONGEST_WINDOW)), max(2, round(rows * dt / SHORTEST_WINDOW))):
+        span = rows // parts
+        windows = cut_windows(sim, episodes, span=span, skip=skip, limit=LEAST_WINDOWS)
+        shooter = Shooter(sim, windows, found.params)
+        shifts = np.zeros((len(windows), 2 * windows.v.shape[-1]))
+        growth = sensitivities(shooter, found.x, shifts).starts
+        noise = np.concatenate([windows.noise_q, windows.noise_v])[:, None, None, None]
+        if float(np.sqrt(((noise * growth) ** 2).sum(axis=0)).max()) < MAX_START_ERROR:
+            return span * dt
+    return SHORTEST_WINDOW
 
 
 def linearised(options: ShootingOptions) -> ShootingOptions:

@@ -22,8 +22,9 @@ from instep.core.param import Param
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.physics.mujoco_world import MujocoWorld, PhysicsSteps
+from instep.scene import address
 
-from .windows import Shooter
+from .windows import Shooter, Windows
 
 SAMPLE_S = 0.008
 """Time between the points at which inverse dynamics are linearised [s]; in between they are interpolated."""
@@ -64,6 +65,8 @@ def sensitivities(shooter: Shooter, x: Array, starts: Array) -> Sensitivities:
     steps = world.physics_steps(world.place(q, v, 0.0, windows.past), np.moveaxis(windows.action, 1, 0))
     linear = _Linearised.along(world, steps, shooter.params)
     known, forces = _forces(world.model, steps, shooter.params)
+    for i in [i for i, param in enumerate(shooter.params) if param.address == address.DELAY]:
+        known[i], forces[..., i] = True, _delay_force(world, steps, windows)
     by_unit = _per_unit(shooter.params, x)
     known |= linear.known
     path = _integrated(world, steps, linear, forces * by_unit, by_unit)
@@ -175,6 +178,26 @@ def _actuator_force(model: mujoco.MjModel, steps: PhysicsSteps, a: int, field: s
     if field == "kv" and stiffness != 0:
         return -gear * within * speed
     return None
+
+
+def _delay_force(world: MujocoWorld, steps: PhysicsSteps, windows: Windows) -> Array:
+    """Torques at the joints per second of delay: commands are interpolated between physics steps [n, steps, nv]."""
+    model = world.model
+    h, total = float(model.opt.timestep), steps.acceleration.shape[1]
+    commands, now = np.concatenate([windows.past, windows.action], axis=1), windows.past.shape[1] * world.substeps
+    out = np.zeros(steps.acceleration.shape)
+    for a in range(model.nu):
+        if int(model.actuator_trntype[a]) != _ON_JOINT:
+            continue
+        own = np.repeat(commands[:, :, a], world.substeps, axis=1)
+        if model.actuator_ctrllimited[a]:
+            own = np.clip(own, model.actuator_ctrlrange[a, 0], model.actuator_ctrlrange[a, 1])
+        late = int(float(model.actuator_delay[a]) / h)
+        at = np.array([max(k, 1) for k in range(now - late, now - late + total)])
+        change = (own[:, at - 1] - own[:, at]) / h * ~_saturated(model, steps, a)
+        dof, gear = int(model.jnt_dofadr[model.actuator_trnid[a, 0]]), float(model.actuator_gear[a, 0])
+        out[:, :, dof] += gear * float(model.actuator_gainprm[a, 0]) * change
+    return out
 
 
 def _saturated(model: mujoco.MjModel, steps: PhysicsSteps, a: int) -> Array:

@@ -49,8 +49,9 @@ class TuneArgs:
     """control rate of a robot file (.xml, .urdf) [Hz]; that of the recordings where not given."""
     ignore_coordinates: tuple[str, ...] = ()
     """measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that only slides."""
-    window: float = 1.0
-    """length of the windows that are simulated [s]; shorter for chaotic motion."""
+    window: float | None = None
+    """length of the windows that are simulated [s]; shorter for chaotic motion. Where it is not given, 1 s, and for
+    arms with motors as long as the motion stays predictable."""
     windows: int = 200
     """most windows used, spread over all recordings."""
     held_out: float = 1 / 3
