@@ -102,11 +102,11 @@ class IdentifyOptions:
         if bool(self.own) != bool(self.groups):
             raise BadInput("--own and --group go together: which parameters each group has of its own, and the groups.")
         few = self.windows < 2 or min(self.starts, self.seeds) < 1 or (self.draws is not None and self.draws < 0)
-        if few or (self.window is not None and not 0 < self.window < math.inf):
+        window = WINDOW_S if self.window is None else self.window
+        if few or not 0 < window < math.inf:
             raise BadInput(
                 "--window must be above 0 s, --windows at least 2, --starts and --seeds at least 1 and --draws at "
-                f"least 0, not {self.window or WINDOW_S:g}, {self.windows}, {self.starts}, {self.seeds} and "
-                f"{self.draws or 0}."
+                f"least 0, not {window:g}, {self.windows}, {self.starts}, {self.seeds} and {self.draws or 0}."
             )
 
 
