@@ -100,3 +100,6 @@ def test_the_share_that_a_change_explains_has_an_interval_over_pieces():
     clear, none = explained_share(0.5 * before, before), explained_share(rng.uniform(1, 2, 8), before)
     assert clear.value == pytest.approx(0.5) and clear.low == pytest.approx(0.5)
     assert none.low < 0 < none.high
+    left = np.full(8, 1e-6)
+    left[0] = 0.02
+    assert explained_share(left, before, 8).low > 0.9, "one piece that dominates what is left does not hide the gain"

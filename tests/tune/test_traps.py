@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from instep.scene.folder import Scene
 from instep.tune.gates import GateOptions, gated_fit, split
+from instep.tune.param_selection import named_params
 from instep.tune.shooting import ShootingOptions, fit
 
 FRICTION, DELAY = "joint.hinge.frictionloss", "action.delay"
@@ -44,3 +48,24 @@ def test_friction_that_noise_hides_keeps_the_scenes_value_and_names_its_motion(s
     gate = result.gates[1]
     assert "Not identifiable, values kept" in gate.message
     assert "slow reversals" in gate.remedy and f"instep excite SCENE --params {FRICTION}" in gate.remedy
+
+
+def test_a_value_on_a_bound_has_no_interval(servo, recorded):
+    # The search ended on the bound with an interval of a thousandth, far from the truth.
+    truth = {"actuator.hinge.kp": 9.0}
+    params = servo.scene.params(*truth)
+    narrow = [replace(param, low=2.0, high=5.0) for param in params]
+    found = fit(servo, recorded(servo, truth, range(2)), narrow, ShootingOptions(window=0.5, starts=1))
+    assert found.at_bounds == ["actuator.hinge.kp"] and found.settings["actuator.hinge.kp"] == pytest.approx(5.0)
+    assert not found.interval("actuator.hinge.kp").has_interval
+
+
+def test_the_bounds_of_a_scene_hold_its_own_values():
+    # The shipped SO-101 has gains of 998 and asked to search up to 200, so that a fit began there.
+    scene = Scene.load("so101")
+    name = "actuator.elbow_flex.kp"
+    selection = named_params(scene, (name,), {})
+    [param] = selection.params
+    assert selection.start[name] == pytest.approx(998.22) and param.low < 998.22 < param.high
+    [given] = named_params(scene, (name,), {name: (50.0, 300.0)}).params
+    assert (given.low, given.high) == (50.0, 300.0), "what a user asks for is searched"

@@ -247,15 +247,22 @@ class WindowFits:
 def explained_share(after: Array, before: Array, comparisons: int = 1) -> Estimate:
     """The share of the squared error of pieces [pieces] that a change takes off; simultaneous over all comparisons.
 
-    The interval leaves out one piece at a time and works on the logarithm of the ratio.
+    The interval leaves out one piece at a time. Where the error grows it works on the logarithm of the ratio, which has
+    no upper end; where it falls to nearly nothing, one piece dominates that logarithm, and the ratio itself is used.
     """
     n = len(after)
     before, after = np.maximum(before, 1e-300), np.maximum(after, 1e-300)
-    whole = log(float(after.sum()) / float(before.sum()))
-    without = np.array([log((after.sum() - after[i]) / (before.sum() - before[i])) for i in range(n)])
-    error = sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
+    ratio = float(after.sum() / before.sum())
+    without = (after.sum() - after) / (before.sum() - before)
+    grows = ratio >= 1
+    values = np.log(without) if grows else without
+    error = sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))
     half = student_quantile(1 - 0.025 / comparisons, n - 1) * error
-    return Estimate(1 - exp(whole), 1 - exp(min(whole + half, 50.0)), 1 - exp(max(whole - half, -50.0)), n, "1")
+    if grows:
+        return Estimate(
+            1 - ratio, 1 - exp(min(log(ratio) + half, 50.0)), 1 - exp(max(log(ratio) - half, -50.0)), n, "1"
+        )
+    return Estimate(1 - ratio, 1 - ratio - half, min(1 - ratio + half, 1.0), n, "1")
 
 
 def _least_squares(base: Array, residuals: Array, damping: float = 1e-3) -> Array:

@@ -245,15 +245,19 @@ def _held_out(result: HeldOutComparison) -> GateResult:
     return GateResult("held-out", "passed" if result.better else "failed", comparison_words(result), scores, remedy)
 
 
+def _lower(share: float) -> str:
+    return f"{share:.1%} lower" if share >= 0 else f"{-share:.1%} higher"
+
+
 def comparison_words(result: HeldOutComparison) -> str:
     """What held-out recordings say of the new settings, in sentences."""
     gain, whole = result.improvement, result.open_loop
     words = (
-        f"On held-out recordings the error is {gain.value:.1%} lower than that of the scene as given (95 % interval "
-        f"{gain.low:.1%} to {gain.high:.1%}, {gain.n} blocks)."
+        f"On held-out recordings the error is {_lower(gain.value)} than that of the scene as given (95 % interval "
+        f"{_lower(gain.low)} to {_lower(gain.high)}, {gain.n} blocks)."
     )
     if whole is not None:
-        words += f" Over whole runs, open loop, it is {whole.value:.1%} lower."
+        words += f" Over whole runs, open loop, it is {_lower(whole.value)}."
     if result.lost:
         words += f" {result.lost} windows diverged and were left out."
     if result.diverged:

@@ -155,14 +155,16 @@ class Identification:
 
     @property
     def param_status(self) -> dict[str, FitStatus]:
-        """Status of each parameter by address: that of the search, or not identifiable.
+        """Status of each parameter by address: that of the search, not identifiable, or on a bound.
 
         Where a prior holds one of several that act alike, the others have an interval only as wide as that prior
         makes it; those whose interval spans most of their range are not identifiable either.
         """
         weak = {*self.identifiability.unidentifiable, *vague_params(self.fit)}
+        bounds = set(self.fit.at_bounds)
         names = [*self.fit.settings, *self.result.unidentified]
-        return {name: FitStatus.NOT_IDENTIFIABLE if name in weak else self.status for name in names}
+        found = {name: FitStatus.ON_BOUND if name in bounds else self.status for name in names}
+        return found | {name: FitStatus.NOT_IDENTIFIABLE for name in names if name in weak}
 
     @property
     def gates(self) -> tuple[GateResult, ...]:

@@ -103,6 +103,8 @@ class FitStatus(StrEnum):
     """It was interrupted by hand."""
     NOT_IDENTIFIABLE = "not identifiable"
     """The recordings do not determine the value."""
+    ON_BOUND = "on a bound"
+    """The best value lies outside the range that was searched, so that there is no interval."""
 
 
 @array_dataclass

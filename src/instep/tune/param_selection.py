@@ -116,8 +116,9 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
 def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:
     """The parameters of a scene that match some patterns, starting at the scene's values."""
     driven, start, rest = actuator_params(scene, patterns)
+    found = address.params(scene.model, rest, scene.bounds) if rest else []
+    found = [_bounded(_holding(param, address.read(scene.model, [param.address])), bounds) for param in found]
     bounds = {**scene.bounds, **bounds}
-    found = address.params(scene.model, rest, bounds) if rest else []
     joints = {k.parts.name for k in found if (k.parts.kind, k.parts.field) == ("joint", "frictionloss")}
     fixed = {f"joint.{j}.friction_stiffness": FRICTION_STIFFNESS for j in sorted(joints)}
     start |= address.read(scene.model, [param.address for param in found])
@@ -325,6 +326,17 @@ def _initial(param: Param, value: float) -> float:
     if param.log and value <= 0:
         return float(param.from_unit(0.5))
     return float(np.clip(value, param.low, param.high))
+
+
+def _holding(param: Param, values: Mapping[str, float]) -> Param:
+    """The parameter with bounds that hold the scene's own value, from which the search begins, and leave room."""
+    value = values[param.address]
+    if param.low <= value <= param.high:
+        return param
+    if param.log:
+        return replace(param, low=min(param.low, value / 2), high=max(param.high, 2 * value)) if value > 0 else param
+    room = 0.1 * (param.high - param.low)
+    return replace(param, low=min(param.low, value - room), high=max(param.high, value + room))
 
 
 def _bounded(param: Param, bounds: Mapping[str, Sequence[float]]) -> Param:

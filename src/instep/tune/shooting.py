@@ -160,11 +160,12 @@ class Fit:
     def interval(self, address: str, level: float = 0.9) -> Estimate:
         """A parameter's value with its interval at a level, cut off at the parameter's bounds.
 
-        The ends are NaN unless the search converged: elsewhere the curvature says nothing about the minimum.
+        The ends are NaN unless the search converged, and where the value lies on a bound: elsewhere than at a minimum
+        the curvature says nothing.
         """
         index = [param.address for param in self.params].index(address)
         n, param = len(self.windows), self.params[index]
-        if self.status is not FitStatus.CONVERGED:
+        if self.status is not FitStatus.CONVERGED or address in self.at_bounds:
             return Estimate(float(param.from_unit(self.x[index])), np.nan, np.nan, n, param.unit)
         factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.params)))
         half = factor * np.sqrt(self.covariance[index, index])

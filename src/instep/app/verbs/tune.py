@@ -201,6 +201,9 @@ def _next_steps(found: Identification, folder: Path) -> list[str]:
     listed = ", ".join(f"{gate.name} {gate.state}" for gate in open_gates)
     steps = [f"Not promoted: {listed}. The scene that was given stays as it is."]
     steps += [f"{gate.name}: {gate.remedy}" for gate in open_gates if gate.remedy]
+    if found.fit.at_bounds:
+        names = ", ".join(found.fit.at_bounds)
+        steps.append(f"On a bound of the range that was searched: {names}. Widen it with --bounds 'NAME=LOW:HIGH'.")
     if found.status in ("stopped", "budget spent"):
         steps.append(f"To go on from the best values so far, give the same command with --resume {folder}")
     return steps
