@@ -21,6 +21,8 @@ MAX_CONFOUNDED = 0.05
 large together as alone."""
 PROBE_DEVIATIONS, PROBE_SPAN = 3.0, (0.01, 0.1)
 """How far a valley is followed: in standard deviations, and least and most as a share of the ranges."""
+MIN_PROBE = 1e-4
+"""Shortest way that is followed, as a share of the ranges; bounds may leave no more."""
 CORRECTIONS = 4
 """Steps back into the valley, with derivatives taken at the optimum."""
 MIN_RISE = 0.25
@@ -59,6 +61,8 @@ def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction
     rooms = [_room(point.x, sign * direction) for sign in (1.0, -1.0)]
     both = min(rooms) >= PROBE_SPAN[0]
     length = min(step, *rooms) if both else min(step, max(rooms))
+    if length < MIN_PROBE:
+        return 1.0  # in a corner of the ranges no way leads along the valley
     signs = [0.0, 1.0, -1.0] if both else [0.0, 1.0 if rooms[0] > rooms[1] else -1.0]
     costs = _valley_costs(problem, point, model, direction, length * np.array(signs))
     if not np.isfinite(costs).all():
