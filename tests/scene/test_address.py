@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -81,3 +82,12 @@ def test_addresses_that_were_looked_up_once_follow_a_model_that_is_changed_in_pl
     changed.actuator_biasprm[:, 1:3] = 0.0
     assert "actuator.pusher_x.kp" not in address.addresses(changed)
     assert "actuator.pusher_x.kp" in address.addresses(model)
+
+
+def test_the_range_of_a_gear_is_a_decade_either_side_of_its_value():
+    motors = "".join(f'<motor name="m{gear}" joint="j" gear="{gear}"/>' for gear in (2, -50))
+    body = '<body><joint name="j"/><geom size="0.1"/></body>'
+    text = f"<mujoco><worldbody>{body}</worldbody><actuator>{motors}</actuator></mujoco>"
+    positive, negative = address.params(mujoco.MjModel.from_xml_string(text), ["actuator.*.gear"])
+    assert (positive.low, positive.high, positive.log) == (0.2, 20.0, True)
+    assert (negative.low, negative.high, negative.log) == (-500.0, -5.0, False)

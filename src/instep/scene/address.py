@@ -77,6 +77,8 @@ _OF_SPEED_SERVO = {
 _OFFSET = {"bias": _Mapping((("actuator_biasprm", (0,), 1),), "Nm", -1e2, 1e2, False)}
 _OF_MOTOR = {"gain": _Mapping((("actuator_gainprm", (0,), 1),), "1", 1e-3, 1e3)}
 _OF_ACTUATOR = {"gear": _Mapping((("actuator_gear", (0,), 1),), "1", -1e3, 1e3, False)}
+_SCALES = ("gear",)
+"""Fields that may be negative, but whose sign is known: their range is a decade either side too."""
 _RANGED = {
     "low": _Mapping((("actuator_ctrlrange", (0,), 1),), "rad", -1e3, 1e3, False),
     "high": _Mapping((("actuator_ctrlrange", (1,), 1),), "rad", -1e3, 1e3, False),
@@ -159,12 +161,14 @@ def params(
         low, high, log = kind.low, kind.high, kind.log
         if log and value > 0:
             low, high = value / 10, value * 10
+        elif Address.parse(address).field in _SCALES and value != 0:
+            (low, high), log = sorted((value / 10, value * 10)), value > 0
         elif not log and not low <= value <= high:
             low, high = min(low, 2 * value), max(high, 2 * value)
         for pattern, given in (bounds or {}).items():
             if fnmatchcase(address, pattern):
                 low, high = float(given[0]), float(given[1])
-                log = log and low > 0
+                log = kind.log and low > 0
         out.append(Param(address, low, high, log, kind.unit))
     return out
 
