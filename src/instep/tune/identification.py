@@ -57,8 +57,9 @@ PROMOTED, NOT_PROMOTED = "scene", "scene_not_passed"
 """Folder of a new scene that passed all gates, and of one that did not."""
 WINDOW_S = 1.0
 """Length of windows where none is given [s]."""
-SHORT_WINDOW_S, SHORT_WINDOWS, SHORT_ITERATIONS = 0.1, 96, 12
-"""Windows of the fit that finds a start where nothing drives a joint: over short ones the cost has one minimum."""
+SHORT_WINDOWS_S, SHORT_WINDOWS, SHORT_ITERATIONS = (0.1, 0.5), 96, 12
+"""Lengths [s] and number of the windows of the fits that find a start where nothing drives a joint: over short ones the
+cost has one minimum, from which longer ones are within reach."""
 LOCAL_JOINTS = 4
 """Joints from which on derivatives are taken joint by joint."""
 
@@ -374,11 +375,14 @@ def identify(
 def _short_start(
     sim: Simulator, episodes: Sequence[Episode], selection: ParamSelection, options: ShootingOptions, progress: Progress
 ) -> dict[str, float]:
-    """Values from a fit over short windows, or the scene's where these predict windows of full length better."""
-    progress.advance("short windows", 0.0)
-    window = min(SHORT_WINDOW_S, options.window)
-    brief = replace(options, window=window, limit=SHORT_WINDOWS, iterations=SHORT_ITERATIONS, drop_unpredictable=False)
-    found = fit(sim, episodes, selection.params, brief, progress=progress).settings
+    """Values from fits over short windows, or the scene's where these predict windows of full length better."""
+    found, brief = dict(selection.start), replace(options, limit=SHORT_WINDOWS, iterations=SHORT_ITERATIONS)
+    for i, window in enumerate(SHORT_WINDOWS_S):
+        if window >= options.window or progress.ended:
+            break
+        part = progress.part(i / 2, (i + 1) / 2, of_time_left=1 / (2 - i))
+        part.advance("short windows", 0.0)
+        found = fit(sim, episodes, selection.params, replace(brief, window=window, start=found), progress=part).settings
     errors = [
         float(np.nanmedian(window_errors(sim, episodes, settings, options.window, SHORT_WINDOWS)[0].sum(axis=1)))
         for settings in (selection.start, found)
