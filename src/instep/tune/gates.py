@@ -241,8 +241,13 @@ def _held_out(result: HeldOutComparison) -> GateResult:
     scores = {"improvement": result.improvement, "before": result.before, "after": result.after}
     if result.open_loop is not None:
         scores["open-loop improvement"] = result.open_loop
-    remedy = "" if result.better else "Look for the cause (instep gap DATA SCENE), and fit other parameters (--params)."
-    return GateResult("held-out", "passed" if result.better else "failed", comparison_words(result), scores, remedy)
+    if result.better:
+        return GateResult("held-out", "passed", comparison_words(result), scores)
+    remedy = (
+        "Look for the cause (instep gap DATA SCENE) and fit other parameters (--params), or check that the scene is of "
+        "this robot: link lengths and masses are taken from it, and those of another robot are not corrected."
+    )
+    return GateResult("held-out", "failed", comparison_words(result), scores, remedy)
 
 
 def _lower(share: float) -> str:

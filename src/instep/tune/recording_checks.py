@@ -35,7 +35,8 @@ def scene_problems(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
 def refuse(problems: Sequence[str]) -> None:
     """Raise the first of some problems, and say how many there are; nothing where there are none."""
     if problems:
-        more = f" There are {len(problems) - 1} more such problems." if len(problems) > 1 else ""
+        rest = len(problems) - 1
+        more = f" {rest} more such problem{'s' if rest > 1 else ''}." if rest else ""
         raise BadInput(f"{problems[0]}{more}")
 
 
