@@ -12,6 +12,7 @@ from instep.core.replay import aligned, replay_all
 from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
+from instep.tune.identification import IdentifyOptions
 from instep.tune.motor_estimates import estimate_motors, motor_joints, regress_motors
 from instep.tune.param_selection import auto_params
 from instep.tune.sensitivities import sensitivities
@@ -128,7 +129,7 @@ def test_a_pendulum_on_a_motor_is_no_arm(tmp_path):
 def test_an_arm_with_motors_is_identified_and_promoted(tmp_path):
     sim = world(tmp_path)
     real = sim.tuned(TRUTH)
-    found = identify(sim, recorded(real, range(4), 6.0))
+    found = identify(sim, recorded(real, range(4), 4.0), options=IdentifyOptions(draws=2))
     assert found.passed, [gate.message for gate in found.gates]
     unseen = recorded(real, range(10, 11), 6.0)[0]
     assert open_loop(sim.tuned(found.settings), unseen) < 2 * open_loop(real, unseen)
