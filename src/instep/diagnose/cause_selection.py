@@ -8,7 +8,7 @@ that no fit saw. Sets of the same size that explain as much are reported as alte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from instep.core.world import Array, Settings, Simulator
 
 from .candidates import Candidate
 from .failure_modes import FailureMode
-from .window_fits import CandidateOptions, Fit, WindowErrors, WindowFits, explained_share
+from .window_fits import CandidateOptions, Fit, Watch, WindowErrors, WindowFits, explained_share
 
 MIN_SHARE = 0.1
 """A candidate must explain at least this share of the squared error that is left without it."""
@@ -35,8 +35,6 @@ SCREEN_STEPS, FIT_STEPS = 2, 8
 """Steps of a fit of one candidate, and of several."""
 TIED = 0.1
 """Sets whose squared errors differ by less than this share, or not significantly, are alternatives."""
-Watch = Callable[[str], None]
-"""Receives what is being fitted."""
 Set = frozenset[int]
 
 
@@ -74,12 +72,11 @@ def identify_causes(
     episodes: Sequence[Episode],
     candidates: Sequence[Candidate],
     options: CandidateOptions | None = None,
-    watch: Watch | None = None,
 ) -> CauseSelection:
     """The causes that explain a gap together, fitted jointly, and what each candidate explains by itself."""
     options = options or CandidateOptions()
     fits = WindowFits(WindowErrors(sim, episodes, options), candidates)
-    search = _Search(fits, watch or (lambda words: None))
+    search = _Search(fits, options.watch or (lambda words: None))
     best = search.chosen(min(options.max_causes, len(candidates)))
     alone = [search.result(i, search.known[frozenset((i,))], fits.nominal) for i in range(len(candidates))]
     causes = [search.result(i, best, search.without(best, i)) for i in best.x]

@@ -154,9 +154,9 @@ def _searched(
     extended, candidates = candidate_causes(scene, sim)
     candidates, notes = supported(extended, candidates)
     wrapping = tuple(w for w in gap.wrapping if w in sim.spec.q.labels)
-    options = CandidateOptions(wrapping=wrapping)
+    options = CandidateOptions(wrapping=wrapping, watch=_prefixed(watch, "fitting"))
     try:
-        found = identify_causes(extended, runs, candidates, options, _prefixed(watch, "fitting"))
+        found = identify_causes(extended, runs, candidates, options)
     except BadInput as none:
         return replace(known, gap=gap.with_scores({}, [str(none)]))
     components = {cause.candidate.cause: cause.settings for cause in found.causes}

@@ -6,7 +6,7 @@ the windows of every other piece, and the rest says how much of the gap a fit ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, inf, log, sqrt
 from typing import Any
 
@@ -35,6 +35,8 @@ NEGLIGIBLE = 1e-3
 """A candidate whose effect is below this share of the squared error is left out."""
 _DAMPINGS = (1e-3, 0.1, 3.0)
 """Shares of the diagonal that are added to the normal equations, until a step lowers the error."""
+Watch = Callable[[str], None]
+"""Receives what is being fitted."""
 
 
 @options_dataclass
@@ -51,6 +53,8 @@ class CandidateOptions(WindowOptions):
     """Windows replayed, spread over all runs; half of them are fitted."""
     max_causes: int = 4
     """Causes that are identified together at most; each further one doubles the replays of an attribution."""
+    watch: Watch | None = None
+    """Called with the names of the candidates that are fitted."""
 
 
 @array_dataclass
