@@ -129,7 +129,7 @@ def test_a_joint_alone_under_the_simulated_load_moves_as_in_the_arm(arm, runs):
     model = arm_model(arm, runs[:3])
     assert model is not None
     search = ArmSearch.at(model, arm, model.unknowns({**TRUTH}))
-    coupled = search._recoupled()
+    coupled = search.recoupled()
     alone = [joint.rms(z) for joint, z in zip(coupled.joints, model.split(search.x), strict=True)]
     assert alone == pytest.approx(search.rms, rel=0.02)
     assert max(alone) < 2 * NOISE

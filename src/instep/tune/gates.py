@@ -181,7 +181,7 @@ def _solve(found: Searches) -> GateResult:
         remedy = "Run at least three searches (--seeds 4)." if not why else "Continue with --resume OUT."
         return GateResult("solve", "not run", message, remedy=remedy)
     agree = found.agreeing
-    message = f"{len(agree)} of {total} searches agree within 1 % of the cost or of each range; "
+    message = f"{len(agree)} of {total} searches agree in cost, parameters or predictions; "
     spread = np.ptp(agree, axis=0) if len(agree) > 1 else np.zeros(len(last.params))
     message += f"parameters differ by at most {float(spread.max(initial=0.0)):.1%} of their range"
     apart = [p.address for p, s in zip(last.params, spread, strict=True) if s > 0.05]

@@ -82,6 +82,12 @@ class ArmModel:
     """Where the joints stand in q."""
 
     @property
+    def dofs(self) -> Array:
+        """Where the joints stand in v."""
+        model = self.scene.model
+        return np.array([int(model.jnt_dofadr[model.joint(joint.joint).id]) for joint in self.joints])
+
+    @property
     def noise(self) -> Array:
         """Noise of the measured positions of each joint [rad]."""
         return np.array([joint.noise for joint in self.joints])
@@ -146,6 +152,14 @@ class ArmModel:
             parts.append(joint.unknowns(found))
         return self.join(parts, delay)
 
+    def with_saturation(self, x: Array) -> ArmModel:
+        """The same arm with those joints marked too whose motor reaches its limit at some unknowns."""
+        joints: list[JointModel] = []
+        for joint, z in zip(self.joints, self.split(x), strict=True):
+            beyond = joint.saturates or joint.saturated_share(z) > SATURATED_SHARE
+            joints.append(replace(joint, saturates=beyond))
+        return replace(self, joints=tuple(joints))
+
     def stiffer(self) -> ArmModel:
         """The same arm with dry friction that holds a loaded joint, rather than letting it creep."""
         model = self.scene.model
@@ -207,13 +221,10 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
         )
         error = np.abs(own.command[:, -rows:] - q[:, :, at])
         given = _within_limit(given, error, min(constants.high, -constants.low))
-        torque = given.stiffness * (own.command[:, -rows:] - q[:, :, at]) - given.servo_damping * v[:, :, dof]
-        beyond = (torque > constants.high) | (torque < constants.low)
         joints.append(
             JointModel(
                 str(model.joint(j).name), str(model.actuator(actuator).name), gear, constants, own,
                 np.ascontiguousarray(measured[:, :, at]), given, skip, max(float(noise[at]), 1e-7),
-                bool(beyond.mean() > SATURATED_SHARE),
             )
         )  # fmt: skip
     return ArmModel(scene, tuple(joints), windows, np.array([int(model.jnt_qposadr[j]) for j in driven]))
@@ -245,7 +256,7 @@ def refine_joints(arm: ArmModel, x: Array, width: float, *, again: Sequence[int]
         k, z = pair
         joint = arm.joints[k]
         if k in again:
-            z = _from_other_starts(joint, z)
+            z = from_other_starts(joint, z)
         ended = [joint.descend(joint.at_delay(z, float(delay)), iterations=8) for delay in delays]
         return [z for z, _ in ended], np.array([cost for _, cost in ended])
 
@@ -255,7 +266,7 @@ def refine_joints(arm: ArmModel, x: Array, width: float, *, again: Sequence[int]
     return arm.join([points[best] for points, _ in refined], float(delays[best]))
 
 
-def _from_other_starts(joint: JointModel, z: Array) -> Array:
+def from_other_starts(joint: JointModel, z: Array) -> Array:
     """The best unknowns found from some unknowns and from other frictions and armatures."""
     found = [joint.descend(z, iterations=12)]
     for armature in ARMATURE_STARTS:

@@ -60,30 +60,34 @@ def simulate(joint, windows, values, out):  # pragma: no cover - compiled
     count, rows = out.shape
     before = windows.command.shape[1] - rows
     h, period = joint.step, joint.step * joint.substeps
+    late, gain, soft = delay / period, joint.friction_gain, joint.friction_softness
+    steps, implicit = (rows - 1) * joint.substeps, servo_damping if joint.implicit and joint.servo else 0.0
+    inputs = np.empty(steps)
     for w in range(count):
         q, v = windows.q[w], windows.v[w]
-        command, inertia = windows.command[w], windows.inertia[w]
-        load, held_load = windows.load[w], windows.held_load[w]
+        inertia, load, held_load = windows.inertia[w], windows.load[w], windows.held_load[w]
+        for i in range(steps):
+            inputs[i] = _delayed(windows.command[w], before + i / joint.substeps - late, period, h)
         out[w, 0] = q
-        for i in range((rows - 1) * joint.substeps):
-            mass = inertia[i] + armature
-            u = _delayed(command, before + i / joint.substeps - delay / period, period, h)
+        row, left = 0, joint.substeps
+        for i in range(steps):
+            mass, taken = inertia[i] + armature, damping + implicit
             if joint.servo:
-                torque, implicit = stiffness * (u - q) - servo_damping * v + offset, servo_damping
+                torque = stiffness * (inputs[i] - q) - servo_damping * v + offset
             else:
-                torque, implicit = stiffness * u + offset, 0.0
+                torque = stiffness * inputs[i] + offset
             if torque > joint.high or torque < joint.low:
-                torque, implicit = min(max(torque, joint.low), joint.high), 0.0
-            if not joint.implicit:
-                implicit = 0.0
+                torque, taken = min(max(torque, joint.low), joint.high), damping
             torque -= damping * v
-            free = (torque - held_load[i]) / mass + joint.friction_gain * v
-            held = -free / (1.0 / mass + joint.friction_softness)
+            # The constraint holds the joint with -(free acceleration + gain v) / (1 / mass + softness).
+            held = -(torque - held_load[i] + gain * v * mass) / (1.0 + soft * mass)
             torque += min(max(held, -friction), friction) - load[i]
-            v += h * torque / (mass + h * (damping + implicit))
+            v += h * torque / (mass + h * taken)
             q += h * v
-            if (i + 1) % joint.substeps == 0:
-                out[w, (i + 1) // joint.substeps] = q
+            left -= 1
+            if left == 0:
+                row, left = row + 1, joint.substeps
+                out[w, row] = q
 
 
 @njit(**OPTIONS)

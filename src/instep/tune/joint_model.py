@@ -35,6 +35,8 @@ LONGEST_DELAY = 0.12
 PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING = 0.4, 2.5, 0.8, 0.01, 0.8
 """Deviations of the priors at the scene's values: of logarithms, and of the offset [rad]."""
 LARGEST_RESIDUAL = 1e4
+START_TIME, START_SHARE = 0.02, 0.02
+"""The velocity at a start is uncertain by the noise over this time [s], and by this share of the speed."""
 
 
 @frozen_dataclass
@@ -128,25 +130,61 @@ class JointModel:
         moved[GAIN], moved[ARMATURE] = np.log(self.given.stiffness), np.log(armature / self.given.stiffness)
         return moved
 
-    def predict(self, z: Array) -> Array:
-        """Positions of the joint [windows, rows]."""
-        out = np.empty(self.measured.shape)
-        joint_kernels.simulate(self.constants, self.windows, np.asarray(self.values(z)), out)
+    def predict(self, z: Array, shift: Array | None = None) -> Array:
+        """Positions of the joint [windows, rows], from shifted start states [2, windows]."""
+        out, windows = np.empty(self.measured.shape), self.windows
+        if shift is not None:
+            windows = windows._replace(q=windows.q + shift[0], v=windows.v + shift[1])
+        joint_kernels.simulate(self.constants, windows, np.asarray(self.values(z)), out)
         return out
+
+    def errors(self, z: Array, shift: Array | None = None) -> Array:
+        """Predicted minus measured positions where they count [windows, rows], each within a radian."""
+        away = (self.predict(z, shift) - self.measured)[:, self.skip :]
+        return np.clip(np.nan_to_num(away, nan=1.0), -1.0, 1.0)
+
+    def priors(self, z: Array) -> tuple[Array, Array]:
+        """Distance from the scene's values in deviations of their priors, and its derivative [priors, unknowns]."""
+        given, weight = self.given, np.zeros((5, len(STEPS)))
+        centre = (np.log(given.stiffness), np.log(given.friction / given.stiffness), np.log(given.armature), 0.0, 0.0)
+        weight[0, GAIN] = 1 / PRIOR_GAIN
+        weight[1, FRICTION] = 1 / PRIOR_FRICTION
+        weight[2, [GAIN, ARMATURE]] = 1 / PRIOR_ARMATURE
+        weight[3, OFFSET] = 1 / PRIOR_OFFSET
+        weight[4, DAMPING] = 1 / PRIOR_DAMPING
+        spread = np.array([PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING])
+        return weight @ z - np.array(centre) / spread, weight
 
     def residuals(self, z: Array, scale: float | None = None) -> Array:
         """Scaled residuals of the positions, and of the priors."""
-        scale = scale or self.noise
-        away = np.nan_to_num((self.predict(z) - self.measured)[:, self.skip :].ravel(), nan=1.0) / scale
-        given = self.given
-        priors = [
-            (z[GAIN] - np.log(given.stiffness)) / PRIOR_GAIN,
-            (z[FRICTION] - np.log(given.friction / given.stiffness)) / PRIOR_FRICTION,
-            (z[GAIN] + z[ARMATURE] - np.log(given.armature)) / PRIOR_ARMATURE,
-            z[OFFSET] / PRIOR_OFFSET,
-            z[DAMPING] / PRIOR_DAMPING,
-        ]
-        return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), priors])
+        away = self.errors(z).ravel() / (scale or self.noise)
+        return np.concatenate([np.clip(away, -LARGEST_RESIDUAL, LARGEST_RESIDUAL), self.priors(z)[0]])
+
+    @property
+    def start_sigma(self) -> Array:
+        """Deviations of the position and velocity at the starts of windows: smoothed ones err where motion is fast."""
+        period = self.constants.step * self.constants.substeps
+        speed = float(np.std(np.diff(self.measured, axis=1))) / period
+        return np.array([self.noise, max(self.noise / START_TIME, START_SHARE * speed)])
+
+    def cost(self, z: Array, shift: Array, scale: float | None = None) -> float:
+        """Squares of scaled residuals, priors and shifts of start states."""
+        away, _ = self.priors(z)
+        squares = float((self.errors(z, shift) ** 2).sum()) / (scale or self.noise) ** 2
+        return squares + float(away @ away) + float(((shift / self.start_sigma[:, None]) ** 2).sum())
+
+    def saturated_share(self, z: Array) -> float:
+        """Share of the rows in which the motor asks for more than its limit."""
+        values, (count, rows) = self.values(z), self.measured.shape
+        if not self.constants.servo:
+            return 0.0
+        period = self.constants.step * self.constants.substeps
+        before = self.windows.command.shape[1] - rows
+        at = np.clip(np.floor(np.arange(before, before + rows) - values.delay / period).astype(int), 0, None)
+        q = self.predict(z)
+        torque = values.stiffness * (self.windows.command[:, at] - q) + values.offset
+        torque -= values.servo_damping * np.gradient(q, period, axis=1)
+        return float(((torque > self.constants.high) | (torque < self.constants.low)).sum()) / (count * rows)
 
     def rms(self, z: Array) -> float:
         """Root mean square residual [rad]."""

@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
+from scipy import stats
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -30,6 +31,8 @@ MIN_AGREEING = 3
 """Searches from different starts that must end in the same place where derivatives do not show that one converged."""
 SAME_COST, SAME_PLACE = 1.01, 0.01
 """Searches that end within this factor of the best cost, or within this share of each range, agree with the best."""
+SAME_PREDICTION = 1.0
+"""So do those whose predictions differ from those of the best by at most this share of what the best leaves over."""
 
 
 class SearchMethod(Protocol):
@@ -190,7 +193,7 @@ def _searches(
     """
     coarse, fits, whole = _coarse(options.shooting), list[Fit](), list[bool]()
     if known is not None:
-        fits, whole = [known], [known.status is FitStatus.CONVERGED]
+        fits, whole = [known], [known.status in (FitStatus.CONVERGED, FitStatus.STALLED)]
     for seed in range(len(fits), options.seeds):
         begun = replace(coarse, random_starts=True, start_range=RESTART_RANGE) if seed else coarse
         share = 1 / (options.seeds - seed)
@@ -211,8 +214,12 @@ def _searches(
 
 
 def _agrees(one: Fit, cost: float, best: Fit, least: float) -> bool:
-    """Whether a search ended where the best one did: with about its cost, or with about its parameters."""
-    return cost <= SAME_COST * least or bool((np.abs(one.x - best.x) <= SAME_PLACE).all())
+    """Whether a search ended where the best one did: with about its cost, its parameters, or its predictions."""
+    if cost <= SAME_COST * least or (np.abs(one.x - best.x) <= SAME_PLACE).all():
+        return True
+    left, apart = best.point.residual, one.point.residual - best.point.residual
+    sizes = [np.sqrt(np.mean(np.nan_to_num(part) ** 2, axis=(0, 1))) for part in (apart, left)]
+    return bool((sizes[0] <= SAME_PREDICTION * sizes[1]).all())
 
 
 def _finished(
@@ -237,16 +244,15 @@ def _finished(
 
 
 def _settled(best: Fit, agreeing: Array) -> Fit:
-    """The best fit as converged where it stalled, but three searches from different starts ended in the same place.
+    """The best fit as converged where it stalled, but three searches from different starts agree with it.
 
-    Contact and stick-slip make the cost rough, so that derivatives at its end promise more than any step gains. The
-    scatter of the searches, which is then how well each of them ends, is added to the uncertainty.
+    Contact, stick-slip and motors at their limit make the cost rough, so that derivatives at its end promise more than
+    any step gains. How far the searches end apart, few as they are, then adds to the uncertainty.
     """
-    places = np.concatenate([agreeing, best.x[None]])
-    same = len(agreeing) >= MIN_AGREEING and float(np.ptp(places, axis=0).max(initial=0.0)) <= 2 * SAME_PLACE
-    if best.status is not FitStatus.STALLED or not same:
+    if best.status is not FitStatus.STALLED or len(agreeing) < MIN_AGREEING:
         return best
-    scatter = np.diag(places.var(axis=0, ddof=1))
+    few = stats.t.ppf(0.975, len(agreeing) - 1) / stats.norm.ppf(0.975)
+    scatter = np.diag(few**2 * agreeing.var(axis=0, ddof=1))
     return replace(best, status=FitStatus.CONVERGED, covariance=best.covariance + scatter)
 
 
