@@ -19,6 +19,7 @@ from instep.tune.param_selection import auto_params
 
 NOISE = 1e-4
 ARM = """<mujoco model="planar">
+  <compiler angle="radian"/>
   <option timestep="0.002" integrator="implicitfast"/>
   <default><joint axis="0 1 0" range="-3 3"/></default>
   <worldbody>

@@ -1,4 +1,4 @@
-"""Searches from different starts: where they end in the same place, a search that stalled counts as converged."""
+"""Searches from different starts: where three agree, a search that stalled counts as converged."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ import numpy as np
 
 from instep.core.param import Param
 from instep.tune.least_squares import FitStatus
-from instep.tune.searches import _settled
+from instep.tune.searches import SAME_COST, _agrees, _settled
 from instep.tune.shooting import ShootingOptions, fit
 
 
-def test_a_stalled_search_counts_where_three_others_end_in_the_same_place(servo, recorded):
+def test_a_stalled_search_counts_where_three_searches_agree_and_is_as_uncertain_as_they_are_apart(servo, recorded):
     found = fit(servo, recorded(servo, {}, (1, 2)), [Param("joint.hinge.damping", 0.01, 1.0, True)], ShootingOptions())
     stalled = replace(found, status=FitStatus.STALLED)
     near = found.x + np.array([[-0.004], [0.0], [0.005]])
-    settled = _settled(stalled, near)
+    settled, apart = _settled(stalled, near), _settled(stalled, found.x + np.array([[0.1], [0.0], [0.0]]))
     assert settled.status is FitStatus.CONVERGED
     assert settled.covariance[0, 0] > found.covariance[0, 0] + 1e-6
+    assert np.sqrt(apart.covariance[0, 0]) > 0.1
     assert _settled(stalled, near[:2]).status is FitStatus.STALLED
-    assert _settled(stalled, near + np.array([[0.1], [0.0], [0.0]])).status is FitStatus.STALLED
+
+
+def test_searches_agree_whose_predictions_differ_by_less_than_what_is_left(servo, recorded):
+    best = fit(servo, recorded(servo, {}, (1, 2)), [Param("joint.hinge.damping", 0.01, 1.0, True)], ShootingOptions())
+    left = float(np.sqrt(np.mean(best.point.residual**2)))
+    dear = 2 * SAME_COST * best.cost
+    for share, agrees in ((0.5, True), (2.0, False)):
+        moved = replace(best.point, x=best.x + 0.1, residual=best.point.residual + share * left)
+        assert _agrees(replace(best, point=moved), dear, best, best.cost) is agrees

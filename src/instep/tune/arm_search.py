@@ -21,15 +21,35 @@ from instep.core.world import Array, Simulator
 from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import SceneSimulator
 
-from .joint_estimates import ArmModel, arm_model, dynamics, estimate_joints, holding_friction
+from .joint_estimates import (
+    SATURATED_SHARE,
+    ArmModel,
+    arm_model,
+    at_physics_steps,
+    dynamics,
+    estimate_joints,
+    holding_friction,
+    smoothed,
+)
 from .joint_fit import NOISE_SHARE, JointFit, explore_joints, fit_joints
-from .joint_model import LAG, OWN, JointModel
+from .joint_model import (
+    DAMPING,
+    LAG,
+    LARGEST_STEP,
+    OWN,
+    PRIOR_ARMATURE,
+    PRIOR_DAMPING,
+    PRIOR_FRICTION,
+    PRIOR_GAIN,
+    STEPS,
+    JointModel,
+)
 from .sensitivities import motion_is_linearisable
 from .shooting import Fit, ShootingOptions, fit
 from .windows import WORLD_BATCH, tuned
 
-ROUNDS = 6
-"""Most rounds of a search."""
+ROUNDS, IDLE_ROUNDS = 8, 2
+"""Most rounds of a search, and rounds without gain after which it ends."""
 AT_NOISE, FAR_FROM_NOISE = 1.12, 1.5
 """Residual over noise up to which a joint counts as fitted, and above which it may be in the wrong minimum."""
 LEAST_GAIN = 0.02
@@ -41,6 +61,9 @@ FINAL_ITERATIONS = 6
 START_SPREAD = np.array([0.2, 5e-3, 1.0, 0.5, 1e-3, 0.0])
 START_DELAY = 4e-3
 """How far from the best other searches begin: unknowns of a joint, and the delay [s]."""
+DAMPINGS = np.array([0.03, 0.3, 3.0, 30.0, 300.0, 3000.0])
+LARGEST_STEPS = np.minimum(LARGEST_STEP[: len(OWN)], [0.7, 0.02, 1.0, 1.0, 0.01, 0.7])
+LARGEST_DELAY_STEP = 0.006
 HOLDING_GAIN, HOLDING_ROUNDS = 0.1, 3
 """Relative fall of the error from which on dry friction is taken to hold, and rounds to find it."""
 
@@ -69,16 +92,30 @@ class ArmSearch:
         for i in range(rounds):
             progress.advance("coupled search", i / rounds)
             before, bad = self.merit, self.unfinished()
-            if (not bad and i) or progress.ended:
-                return
-            self.refit(i)
+            if (not bad and i) or idle == IDLE_ROUNDS or progress.ended:
+                break
+            self.refit(i, restart=i == 0 or idle > 0)
+            if idle:
+                self.descend(progress)
             idle = idle + 1 if before - self.merit < LEAST_GAIN * max(len(bad), 1) else 0
-            if idle == 2:
-                return
+
+        self._without_needless_split()
+
+    def _without_needless_split(self) -> None:
+        """Take back the split of damping between joint and servo where no motor turned out to reach its limit."""
+        joints, parts = list(self.arm.joints), self.arm.split(self.x)
+        for k, joint in enumerate(joints):
+            if joint.saturates and joint.saturated_share(parts[k]) <= SATURATED_SHARE:
+                joints[k] = replace(joint, saturates=False)
+                parts[k][DAMPING] = 0.0
+        plain = JointFit(self.arm.join(parts, float(self.x[-1])), self.best.shift)
+        residual = self.residuals([plain])[0]
+        if self._merit(_rms(residual)) < self.merit + LEAST_GAIN:
+            self.arm, self.best, self.residual = replace(self.arm, joints=tuple(joints)), plain, residual
 
     def mix(self, others: Sequence[Array]) -> None:
         """Take each joint from the one of several unknowns with which it errs least, at the delay of the best."""
-        points = [self.best, *(JointFit(x, self.best.shift) for x in others)]
+        points = [self.best, *self._here(others)]
         self._accept(points[1:])
         self._accept([self._mixed(points, float(point.x[-1])) for point in points])
 
@@ -124,17 +161,36 @@ class ArmSearch:
             out.append(np.clip(np.nan_to_num(away, nan=1.0), -1.0, 1.0))
         return np.concatenate(out)
 
-    def refit(self, seed: int = 0) -> None:
+    def descend(self, progress: Progress, iterations: int = 4, tolerance: float = 3e-3) -> None:
+        """Gauss-Newton steps of the coupled arm, over long and then over short differences.
+
+        Each joint's unknowns move its own motion most, so derivatives are taken for all joints at once, and each joint
+        takes the step length that suits it.
+        """
+        damping, shorter = 1e-3, 1.0
+        for _ in range(iterations):
+            if progress.ended:
+                return
+            before = self.merit
+            trials, dampings = self._trials(damping, shorter)
+            damping = self._take(trials, dampings)
+            if before - self.merit < tolerance:
+                if shorter < 0.1:
+                    return
+                shorter, damping = shorter / 5, 1e-3
+
+    def refit(self, seed: int = 0, *, restart: bool = False) -> None:
         """Fit every joint alone again, under the load of the coupled arm as it is simulated now.
 
         At the true values the load is the true one, whatever the noise of the recording. Joints that are above their
-        noise are first searched without derivatives.
+        noise are first searched without derivatives; with `restart` also from other values, and with the split of
+        damping between joint and servo free, where they are far from it.
         """
-        self.arm = self.arm.with_saturation(self.x)
-        loaded = self.recoupled()
-        explored, unfinished = self.best, self.unfinished()
+        unfinished = self.unfinished()
+        far = [k for k in unfinished if restart and self.rms[k] > FAR_FROM_NOISE * self.arm.noise[k]]
+        self.arm = self.arm.with_saturation(self.x, far)
+        loaded, explored = self.recoupled(), self.best
         if unfinished:
-            far = [k for k in unfinished if self.rms[k] > FAR_FROM_NOISE * self.arm.noise[k]] if seed < 2 else []
             explored = explore_joints(loaded, self.best, unfinished, far, seed)
         moved = [fit_joints(loaded, explored)]
         self._accept([*moved, self._mixed([self.best, *moved], float(moved[0].x[-1]))])
@@ -158,20 +214,81 @@ class ArmSearch:
         near = np.isfinite(found.v).all(axis=(1, 2)) & (np.abs(self.residual).max(axis=(1, 2)) < FAR)
         if not near.any():
             return arm
-        q, v = found.q[near, :-1], found.v[near, :-1]
-        inertia, held = dynamics(model, q, v, found.acceleration[near])
-        _, load = dynamics(model, q, v, np.diff(found.v[near], axis=1) / model.opt.timestep)
+        q, v, held_a = found.q[near, :-1].copy(), found.v[near, :-1].copy(), found.acceleration[near].copy()
+        a = np.diff(found.v[near], axis=1) / model.opt.timestep
+        bad = self.unfinished()
+        if bad:
+            # Joints that are simulated badly load the others as they were measured to move.
+            columns, dofs = arm.columns[bad], arm.dofs[bad]
+            away = windows.measured[near][..., columns] - found.q[near, :: world.substeps][..., columns]
+            parts = [np.moveaxis(part, 0, 1) for part in smoothed(np.moveaxis(away, 1, 0), self.sim.spec.dt)]
+            moved, faster, pushed = (at_physics_steps(part, world.substeps) for part in parts)
+            q[..., columns] += moved
+            v[..., dofs] += faster
+            a[..., dofs] += pushed
+            held_a[..., dofs] += pushed
+        inertia, held = dynamics(model, q, v, held_a)
+        _, load = dynamics(model, q, v, a)
         joints: list[JointModel] = []
         for joint, z in zip(arm.joints, arm.split(self.x), strict=True):
             dof = int(model.jnt_dofadr[model.joint(joint.joint).id])
             own, friction = joint.constants, joint.values(z).friction
             # Dry friction leaves an acceleration proportional to its torque, unless it slips.
-            away = found.acceleration[near, :, dof] + own.friction_gain * v[..., dof]
+            away = found.acceleration[near, :, dof] + own.friction_gain * found.v[near, :-1, dof]
             dry = np.clip(-away / max(own.friction_softness, 1e-12), -friction, friction)
             other = found.constraint[near, :, dof] - dry
             parts = (inertia[..., dof], load[..., dof] - other, held[..., dof] - other)
             joints.append(joint.loaded(near, *parts))
         return replace(arm, joints=tuple(joints))
+
+    def _trials(self, damping: float, shorter: float) -> tuple[Array, Array]:
+        """Steps at several dampings."""
+        arm, size, joints = self.arm, len(OWN), len(self.arm.joints)
+        steps = np.concatenate([np.tile(STEPS[:size], joints), STEPS[-1:]]) * shorter
+        scale = np.maximum(self.rms, 0.5 * arm.noise)
+        moved = np.repeat(self.x[None], size + 1, axis=0)
+        for i in range(size):
+            moved[i, i : size * joints : size] += steps[i]
+        moved[size, -1] += steps[-1]
+        change = (self.residuals(self._here(moved)) - self.residual) / scale
+        rows = self.residual[..., 0].size
+        jacobian = np.zeros((len(self.x), rows, joints))
+        for k in range(joints):
+            for i in arm.joints[k].free:
+                jacobian[size * k + i, :, k] = change[i, :, :, k].ravel() / steps[i]
+        jacobian[-1] = change[size].reshape(rows, joints) / steps[-1]
+        flat = jacobian.reshape(len(self.x), -1)
+        centre = arm.start(float(self.x[-1]))
+        weak = np.tile([PRIOR_GAIN, 9.0, PRIOR_FRICTION, PRIOR_ARMATURE, 0.1, PRIOR_DAMPING], joints)
+        weight = 0.1 * np.append(weak, 0.1) ** -2.0
+        normal = flat @ flat.T + np.diag(weight + 1e-3 / steps**2)
+        gradient = flat @ (self.residual / scale).ravel() + weight * (self.x - centre)
+        largest = np.append(np.tile(LARGEST_STEPS, joints), LARGEST_DELAY_STEP)
+        dampings = damping * DAMPINGS
+        found: list[Array] = []
+        for d in cast(list[float], dampings.tolist()):
+            step: Array = -np.linalg.solve(normal + d * np.diag(np.diag(normal)), gradient)
+            found.append(np.clip(step, -largest, largest))
+        points = self.x + np.stack(found)
+        points[:, -1] = np.clip(points[:, -1], 0.0, 0.12)
+        return points, dampings
+
+    def _take(self, points: Array, dampings: Array) -> float:
+        """Take the best step, or each joint's own best step, and return the damping for the next."""
+        errors, now = _rms(self.residuals(self._here(points))), self.rms
+        best = int(np.argmin(self._merit(errors)))
+        parts = self.arm.split(self.x)
+        for k in range(len(parts)):
+            own = int(np.argmin(errors[:, k]))
+            if errors[own, k] <= now[k]:
+                parts[k] = self.arm.split(points[own])[k]
+        mixed = [self.arm.join(parts, float(delay)) for delay in (points[best][-1], self.x[-1])]
+        self._accept(self._here([points[best], *mixed]))
+        return float(np.clip(dampings[best], 1e-6, 1e2))
+
+    def _here(self, points: Sequence[Array] | Array) -> list[JointFit]:
+        """Points with the start states of the best."""
+        return [JointFit(x, self.best.shift) for x in points]
 
     def _accept(self, points: Sequence[JointFit]) -> None:
         """Go to the best of some points, where it is better."""

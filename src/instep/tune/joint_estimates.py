@@ -152,11 +152,12 @@ class ArmModel:
             parts.append(joint.unknowns(found))
         return self.join(parts, delay)
 
-    def with_saturation(self, x: Array) -> ArmModel:
-        """The same arm with those joints marked too whose motor reaches its limit at some unknowns."""
+    def with_saturation(self, x: Array, suspected: Sequence[int] = ()) -> ArmModel:
+        """The same arm with those joints marked too whose motor reaches its limit at some unknowns, or may do so."""
         joints: list[JointModel] = []
-        for joint, z in zip(self.joints, self.split(x), strict=True):
-            beyond = joint.saturates or joint.saturated_share(z) > SATURATED_SHARE
+        for k, (joint, z) in enumerate(zip(self.joints, self.split(x), strict=True)):
+            may = k in suspected and np.isfinite(joint.constants.high)
+            beyond = joint.saturates or bool(may) or joint.saturated_share(z) > SATURATED_SHARE
             joints.append(replace(joint, saturates=beyond))
         return replace(self, joints=tuple(joints))
 
@@ -196,7 +197,7 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
     smooth = [_smoothed_states(run.q, form, dt) for run in runs]
     q, v, a = (np.stack([smooth[r][i][s : s + rows] for r, s in starts]) for i in range(3))
     substeps = round(dt / model.opt.timestep)
-    inertia, load = (_at_physics_steps(part, substeps) for part in dynamics(model, q, v, a))
+    inertia, load = (at_physics_steps(part, substeps) for part in dynamics(model, q, v, a))
     measured = np.stack([runs[r].q[s : s + rows] for r, s in starts])
     commands = np.stack([runs[r].action[s - before : s + rows] for r, s in starts])
     skip = int(np.ceil(SKIPPED_S / dt))
@@ -309,7 +310,7 @@ def regress(joint: JointModel, delay: float) -> Array:
     before = windows.command.shape[1] - rows
     late = delay / period
     at = [min(max(math.floor(row - late), 0), before + rows - 1) for row in range(before, before + rows)]
-    q, v, a = _smoothed(joint.measured.T, period)
+    q, v, a = smoothed(joint.measured.T, period)
     speed = max(0.05 * float(v.std()), 3e-4 / period, 1e-9)
     inner, every = slice(4, -4), joint.constants.substeps
     inertia, load = (np.append(part[:, ::every], part[:, -1:], axis=1).T for part in (windows.inertia, windows.load))
@@ -456,7 +457,7 @@ def _within_limit(given: JointValues, error: Array, limit: float) -> JointValues
     return replace(given, stiffness=softer * given.stiffness, servo_damping=softer * given.servo_damping)
 
 
-def _smoothed(q: Array, dt: float) -> tuple[Array, Array, Array]:
+def smoothed(q: Array, dt: float) -> tuple[Array, Array, Array]:
     """Smoothed positions, velocities and accelerations of rows [rows, ...]."""
     width = max(7, 2 * round(SMOOTHING_S / dt / 2) + 1)
     parts = [
@@ -469,13 +470,13 @@ def _smoothed(q: Array, dt: float) -> tuple[Array, Array, Array]:
 def _smoothed_states(q: Array, form: Tangent, dt: float) -> tuple[Array, Array, Array]:
     """Positions with the plain coordinates smoothed, velocities and accelerations of all coordinates."""
     steps = np.concatenate([np.zeros((1, len(form.labels))), np.cumsum(form.minus(q[1:], q[:-1]), axis=0)])
-    smooth, v, a = _smoothed(steps, dt)
+    smooth, v, a = smoothed(steps, dt)
     moved = q.copy()
     moved[:, form.scalar_q] = q[0, form.scalar_q] + smooth[:, form.scalar_v]
     return moved, v, a
 
 
-def _at_physics_steps(rows: Array, substeps: int) -> Array:
+def at_physics_steps(rows: Array, substeps: int) -> Array:
     """Values at rows [windows, rows, ...], interpolated to the physics steps between them."""
     share = (np.arange(substeps) / substeps)[:, None]
     between = rows[:, :-1, None] * (1 - share) + rows[:, 1:, None] * share

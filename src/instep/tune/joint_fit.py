@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -91,8 +91,8 @@ def explore_joints(
         found = list(pool.map(explored, range(len(parts))))
     delays, weights = np.array([z[DELAY] for z, _ in found]), np.array([weight for _, weight in found])
     order = np.argsort(delays)
-    middle = np.searchsorted(np.cumsum(weights[order]), 0.5 * weights.sum())
-    delay = float(delays[order][min(int(middle), len(order) - 1)])
+    middle = int((np.cumsum(weights[order]) < 0.5 * weights.sum()).sum())
+    delay = float(delays[order][min(middle, len(order) - 1)])
     moved = [joint.at_delay(z, delay) for joint, (z, _) in zip(arm.joints, found, strict=True)]
     return JointFit(arm.join(moved, delay), begun.shift)
 
@@ -251,7 +251,8 @@ def normal(joint: JointModel, z: Array, shift: Array, scale: float, shorter: flo
     own = np.einsum("iwr,jwr->wij", by_start, by_start) + np.diag(sigma**-2.0)
     cross = np.einsum("iwr,jwr->wij", by_start, jacobian)
     pull = np.einsum("iwr,wr->wi", by_start, residual) + (shift / sigma[:, None] ** 2).T
-    solved = np.linalg.solve(own, np.concatenate([pull[..., None], cross], axis=2))
+    right: Array = np.concatenate([pull[..., None], cross], axis=2)
+    solved = cast(Array, np.linalg.solve(own, right))
     offset, slope = -solved[..., 0], -solved[..., 1:]
     curvature = np.einsum("iwr,jwr->ij", jacobian, jacobian) + np.einsum("wfk,wfj->kj", cross, slope)
     gradient = np.einsum("iwr,wr->i", jacobian, residual) + np.einsum("wfk,wf->k", cross, offset)

@@ -6,6 +6,7 @@ other joints' motion. A joint alone takes microseconds to simulate where the who
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -180,7 +181,7 @@ class JointModel:
             return 0.0
         period = self.constants.step * self.constants.substeps
         before = self.windows.command.shape[1] - rows
-        at = np.clip(np.floor(np.arange(before, before + rows) - values.delay / period).astype(int), 0, None)
+        at = [max(0, math.floor(row - values.delay / period)) for row in range(before, before + rows)]
         q = self.predict(z)
         torque = values.stiffness * (self.windows.command[:, at] - q) + values.offset
         torque -= values.servo_damping * np.gradient(q, period, axis=1)
