@@ -48,7 +48,7 @@ from .sensitivities import motion_is_linearisable
 from .shooting import Fit, ShootingOptions, fit
 from .windows import WORLD_BATCH, tuned
 
-ROUNDS, IDLE_ROUNDS = 8, 2
+ROUNDS, IDLE_ROUNDS = 8, 3
 """Most rounds of a search, and rounds without gain after which it ends."""
 AT_NOISE, FAR_FROM_NOISE = 1.12, 1.5
 """Residual over noise up to which a joint counts as fitted, and above which it may be in the wrong minimum."""
