@@ -31,6 +31,8 @@ MIN_AGREEING = 3
 """Searches from different starts that must end in the same place where derivatives do not show that one converged."""
 SAME_COST, SAME_PLACE = 1.01, 0.01
 """Searches that end within this factor of the best cost, or within this share of each range, agree with the best."""
+MAX_RISE = 10.0
+"""Rise of the cost, whose rows count about one each, from which on a given value explains the recordings worse."""
 SAME_PREDICTION = 1.0
 """So do those whose predictions differ from those of the best by at most this share of what the best leaves over."""
 
@@ -168,7 +170,7 @@ def fixed_values(found: Fit, names: Sequence[str], given: Mapping[str, float]) -
         x = found.x.copy()
         x[i] = float(np.clip(param.to_unit(given[param.address]), 0.0, 1.0))
         as_given = evaluate(found.problem, x[None], found.point.starts[None])[0]
-        worse = as_given.cost > 1.02 * found.cost
+        worse = as_given.cost > found.cost + MAX_RISE
         fixed[param.address] = found.settings[param.address] if worse else given[param.address]
     return fixed
 
@@ -240,7 +242,8 @@ def _finished(
         return replace(best, status=FitStatus.STOPPED)
     if done.stopped:
         progress.stop()
-    return done
+    no_better = not some and done.status is not FitStatus.CONVERGED and np.argmin(_costs([best, done])) == 0
+    return best if no_better else done
 
 
 def _settled(best: Fit, agreeing: Array) -> Fit:
