@@ -242,27 +242,21 @@ def estimate_joints(arm: ArmModel, threads: int = 2) -> Array:
         profiles = list(pool.map(profile, arm.joints))
     best = _best_delay([cost for _, cost in profiles])
     x = arm.join([points[best] for points, _ in profiles], float(grid[best]))
-    return refine_joints(arm, x, DELAY_STEP, threads=threads)
+    return refine_joints(arm, x, DELAY_STEP, threads)
 
 
-def refine_joints(arm: ArmModel, x: Array, width: float, *, again: Sequence[int] = (), threads: int = 2) -> Array:
-    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width` of theirs.
-
-    The joints `again` also start from other frictions and armatures.
-    """
+def refine_joints(arm: ArmModel, x: Array, width: float, threads: int = 2) -> Array:
+    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width` of theirs."""
     middle = float(x[-1])
     delays = np.unique(np.maximum(0.0, middle + width * np.linspace(-1, 1, FINE_DELAYS)))
 
-    def refine(pair: tuple[int, Array]) -> tuple[list[Array], Array]:
-        k, z = pair
-        joint = arm.joints[k]
-        if k in again:
-            z = from_other_starts(joint, z)
+    def refine(pair: tuple[JointModel, Array]) -> tuple[list[Array], Array]:
+        joint, z = pair
         ended = [joint.descend(joint.at_delay(z, float(delay)), iterations=8) for delay in delays]
         return [z for z, _ in ended], np.array([cost for _, cost in ended])
 
     with ThreadPoolExecutor(threads) as pool:
-        refined = list(pool.map(refine, enumerate(arm.split(x))))
+        refined = list(pool.map(refine, zip(arm.joints, arm.split(x), strict=True)))
     best = _best_delay([cost for _, cost in refined])
     return arm.join([points[best] for points, _ in refined], float(delays[best]))
 
