@@ -246,7 +246,7 @@ def estimate_joints(arm: ArmModel, threads: int = 2) -> Array:
 
 
 def refine_joints(arm: ArmModel, x: Array, width: float, threads: int = 2) -> Array:
-    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width` of theirs."""
+    """The unknowns of an arm, each joint fitted alone from some unknowns, at the best delay within `width`."""
     middle = float(x[-1])
     delays = np.unique(np.maximum(0.0, middle + width * np.linspace(-1, 1, FINE_DELAYS)))
 
