@@ -19,7 +19,7 @@ from instep.core.world import Array, Settings, Simulator
 
 from .candidates import Candidate
 from .failure_modes import FailureMode
-from .window_fits import CandidateOptions, Fit, Watch, WindowErrors, WindowFits, explained_share
+from .window_fits import CandidateOptions, CauseFit, Watch, WindowErrors, WindowFits, explained_share
 
 MIN_SHARE = 0.1
 """A candidate must explain at least this share of the squared error that is left without it."""
@@ -111,10 +111,10 @@ class _Search:
 
     def __init__(self, fits: WindowFits, watch: Watch):
         self.fits, self.watch = fits, watch
-        self.known: dict[Set, Fit] = {frozenset(): fits.nominal}
+        self.known: dict[Set, CauseFit] = {frozenset(): fits.nominal}
         self.active: list[int] = []
 
-    def chosen(self, most: int) -> Fit:
+    def chosen(self, most: int) -> CauseFit:
         """The smallest set that no larger one beats significantly, without members that it can spare."""
         best = self.fits.nominal
         self.alone()
@@ -136,14 +136,14 @@ class _Search:
         for i in range(len(self.fits.candidates)):
             self.watch(self.named([i]))
             if self.fits.negligible(i):
-                fit = Fit({i: np.zeros(len(self.fits.candidates[i].coordinates))}, *self.fits.nominal.errors)
+                fit = CauseFit({i: np.zeros(len(self.fits.candidates[i].coordinates))}, *self.fits.nominal.errors)
             else:
                 self.active.append(i)
                 fit = self.fits.fitted(self.fits.extended(self.fits.nominal, i)[1], SCREEN_STEPS)
                 fit = self.fits.scored(fit)
             self.known[frozenset((i,))] = fit
 
-    def grown(self, fits: Sequence[Fit]) -> list[Fit]:
+    def grown(self, fits: Sequence[CauseFit]) -> list[CauseFit]:
         """The best sets with one more candidate, fitted jointly."""
         size = len(fits[0].x) + 1
         for fit in fits:
@@ -153,15 +153,15 @@ class _Search:
                 break
         return self.best_of(size)
 
-    def best_of(self, size: int) -> list[Fit]:
+    def best_of(self, size: int) -> list[CauseFit]:
         """The best sets of a size."""
         return sorted((f for s, f in self.known.items() if len(s) == size), key=lambda fit: fit.score)[:BEAM]
 
-    def sufficient(self, fit: Fit) -> bool:
+    def sufficient(self, fit: CauseFit) -> bool:
         """Whether a set leaves too little for a further cause to matter."""
         return fit.score < MIN_GAP_SHARE * self.fits.nominal.score
 
-    def _extend(self, fit: Fit) -> None:
+    def _extend(self, fit: CauseFit) -> None:
         """Fit a set with each further candidate that promises much by a linear model."""
         jacobian = self.fits.jacobian(fit)
         starts: dict[int, tuple[float, dict[int, Array]]] = {}
@@ -178,13 +178,13 @@ class _Search:
             if key not in self.known or fitted.cost < self.known[key].cost:
                 self.known[key] = self.fits.scored(fitted)
 
-    def better(self, larger: Fit, smaller: Fit) -> bool:
+    def better(self, larger: CauseFit, smaller: CauseFit) -> bool:
         """Whether a set explains significantly more than one of its size or smaller, on windows that no fit saw."""
         gain = explained_share(larger.held_out, smaller.held_out, len(self.fits.candidates))
         enough = smaller.score - larger.score >= MIN_GAP_SHARE * self.fits.nominal.score
         return bool(enough and gain.low > 0 and gain.value >= MIN_SHARE)
 
-    def pruned(self, best: Fit) -> Fit:
+    def pruned(self, best: CauseFit) -> CauseFit:
         """The set without members that it can spare."""
         while len(best.x) > 1:
             spared = [smaller for i in best.x if not self.better(best, smaller := self.without(best, i))]
@@ -193,7 +193,7 @@ class _Search:
             best = min(spared, key=lambda fit: fit.score)
         return best
 
-    def without(self, fit: Fit, i: int) -> Fit:
+    def without(self, fit: CauseFit, i: int) -> CauseFit:
         """The same set without a candidate, the others fitted again."""
         key = frozenset(fit.x) - {i}
         if key not in self.known:
@@ -202,7 +202,7 @@ class _Search:
             self.known[key] = self.fits.scored(self.fits.fitted(rest, FIT_STEPS))
         return self.known[key]
 
-    def ties(self, best: Fit) -> list[tuple[str, str]]:
+    def ties(self, best: CauseFit) -> list[tuple[str, str]]:
         """Pairs of a cause and a candidate that explains as much in its place."""
         found: list[tuple[str, str]] = []
         for key, fit in self.known.items():
@@ -215,7 +215,7 @@ class _Search:
                 found.append((self.fits.candidates[out].cause, self.fits.candidates[into].cause))
         return sorted(found)
 
-    def result(self, i: int, fit: Fit, without: Fit) -> CandidateResult:
+    def result(self, i: int, fit: CauseFit, without: CauseFit) -> CandidateResult:
         """What a candidate of a set explains."""
         candidate, x = self.fits.candidates[i], fit.x[i]
         gain = explained_share(fit.held_out, without.held_out, len(self.fits.candidates))

@@ -58,7 +58,7 @@ class CandidateOptions(WindowOptions):
 
 
 @array_dataclass
-class Fit:
+class CauseFit:
     """Coordinates of some candidates, and the errors they leave."""
 
     x: Mapping[int, Array]
@@ -140,7 +140,7 @@ class WindowFits:
         names = errors.compared.names
         self.channels = [[names.index(c) if c in names else -1 for c in one.coordinates] for one in candidates]
         """Channel of each coordinate of each candidate; -1 where it was not recorded."""
-        self.nominal = Fit({}, errors.residuals({}), errors.held_out({}))
+        self.nominal = CauseFit({}, errors.residuals({}), errors.held_out({}))
 
     def settings(self, x: Mapping[int, Array]) -> dict[str, Any]:
         """The settings of candidates at their coordinates."""
@@ -157,11 +157,11 @@ class WindowFits:
         change = self._at({i: candidate.points()[0]}) - self.nominal.residuals
         return float((change**2).sum()) < NEGLIGIBLE * self.nominal.cost
 
-    def scored(self, fit: Fit) -> Fit:
+    def scored(self, fit: CauseFit) -> CauseFit:
         """The fit with its errors on the windows it does not see."""
-        return Fit(fit.x, fit.residuals, self.errors.held_out(self.settings(fit.x)))
+        return CauseFit(fit.x, fit.residuals, self.errors.held_out(self.settings(fit.x)))
 
-    def extended(self, fit: Fit, i: int, jacobian: Array | None = None) -> tuple[float, dict[int, Array]]:
+    def extended(self, fit: CauseFit, i: int, jacobian: Array | None = None) -> tuple[float, dict[int, Array]]:
         """The best start of a fit that has one more candidate: its squared error by a linear model, and coordinates.
 
         The candidate is set to each point of its grid while the others follow by their derivatives; each joint takes
@@ -186,9 +186,9 @@ class WindowFits:
         cost = float(np.square(chosen + _applied(base, _least_squares(base, chosen))).sum())
         return cost, {**start, i: x}
 
-    def fitted(self, x: Mapping[int, Array], steps: int) -> Fit:
+    def fitted(self, x: Mapping[int, Array], steps: int) -> CauseFit:
         """Gauss-Newton steps from some coordinates; steps are damped until they lower the error."""
-        now = Fit(dict(x), self._at(x), np.zeros(0))
+        now = CauseFit(dict(x), self._at(x), np.zeros(0))
         for _ in range(steps):
             better = self._stepped(now)
             if better is None:
@@ -199,7 +199,7 @@ class WindowFits:
                 break
         return now
 
-    def jacobian(self, fit: Fit) -> Array:
+    def jacobian(self, fit: CauseFit) -> Array:
         """Change of the residuals by each coordinate, one candidate after the other [coordinates, *residuals].
 
         The joints of a candidate are moved at once, and each is taken to act on its own channel.
@@ -222,12 +222,12 @@ class WindowFits:
                     columns.append(column)
         return np.stack(columns) if columns else np.zeros((0, *fit.residuals.shape))
 
-    def _stepped(self, now: Fit) -> Fit | None:
+    def _stepped(self, now: CauseFit) -> CauseFit | None:
         """The first step that lowers the error, from the boldest to the most careful."""
         base = self.jacobian(now)
         for damping in _DAMPINGS:
             x = self._moved(now.x, _least_squares(base, now.residuals, damping))
-            new = Fit(x, self._at(x), np.zeros(0))
+            new = CauseFit(x, self._at(x), np.zeros(0))
             if new.cost < now.cost:
                 return new
         return None
