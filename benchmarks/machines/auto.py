@@ -117,7 +117,7 @@ def _every_third(episodes: Sequence[Episode]) -> Parts:
 
 
 def _pendulum(scene: str, part: str) -> AutoMachine:
-    options = IdentifyOptions(window=0.5)
+    options = IdentifyOptions()
     return AutoMachine(scene, "double_pendulum", f"double_pendulum/{part}", double_pendulum, _every_second, options)
 
 

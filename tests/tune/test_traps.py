@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from instep import MujocoWorld, identify
+from instep.core.episode import Episode
+from instep.core.progress import Progress
 from instep.scene.folder import Scene
 from instep.tune.gates import GateOptions, gated_fit, split
-from instep.tune.param_selection import named_params
+from instep.tune.identification import IdentifyOptions
+from instep.tune.param_selection import auto_params, named_params
 from instep.tune.shooting import ShootingOptions, fit
 
 FRICTION, DELAY = "joint.hinge.frictionloss", "action.delay"
@@ -69,3 +74,26 @@ def test_the_bounds_of_a_scene_hold_its_own_values():
     assert selection.start[name] == pytest.approx(998.22) and param.low < 998.22 < param.high
     [given] = named_params(scene, (name,), {name: (50.0, 300.0)}).params
     assert (given.low, given.high) == (50.0, 300.0), "what a user asks for is searched"
+
+
+def test_automatic_ranges_hold_the_scenes_own_values():
+    # With automatic parameters the same gain was taken to be 200, and priors pulled towards that.
+    scene = Scene.load("so101")
+    model = scene.model
+    t = np.arange(100) * scene.dt
+    q = 0.3 * np.sin(t)[:, None] * np.ones(model.nq)
+    episode = Episode(MujocoWorld(scene).spec, {"timestamp": t, "q": q, "action": q[:, : model.nu]})
+    selection = auto_params(scene, [episode])
+    gain = next(param for param in selection.params if param.address == "actuator.elbow_flex.kp")
+    assert selection.start[gain.address] == pytest.approx(998.22) and gain.low < 998.22 < gain.high
+
+
+def test_bounds_that_a_user_gives_hold_whatever_the_estimate_says(servo, recorded):
+    # Ranges were widened to four times the direct estimate, here 9, on both sides.
+    truth, asked = {"actuator.hinge.kp": 9.0, "joint.hinge.damping": 0.4}, {"actuator.*.kp": (2.0, 5.0)}
+    runs = recorded(servo, truth, range(3), noise=0.0002)
+    found = identify(servo, runs, "auto", IdentifyOptions(window=0.5, bounds=asked), progress=Progress(20.0))
+    gain = next(param for param in found.selection.params if param.address == "actuator.hinge.kp")
+    assert (gain.low, gain.high) == (2.0, 5.0) and 2.0 <= found.settings[gain.address] <= 5.0
+    free = identify(servo, runs, "auto", IdentifyOptions(window=0.5), progress=Progress(20.0))
+    assert free.settings[gain.address] == pytest.approx(9.0, rel=0.2), "without bounds the estimate leads there"

@@ -343,7 +343,7 @@ def identify(
         first = part.part(0.0, 0.3, of_time_left=0.4)
         estimate = estimate_motors(sim, fitted, selection, first, window=options.window)
         estimate = estimate or estimate_arm(sim, fitted, first)
-        selection = selection if estimate is None else _with_estimate(selection, estimate)
+        selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
     shooting = _shooting_options(options, selection, scene, sim)
@@ -390,13 +390,18 @@ def _short_start(
     return found if errors[1] < errors[0] else dict(selection.start)
 
 
-def _with_estimate(selection: ParamSelection, estimate: ArmEstimate | MotorEstimate) -> ParamSelection:
-    """The selection without what the recordings of an arm say nothing about, and with ranges around its estimates."""
+def _with_estimate(
+    selection: ParamSelection, estimate: ArmEstimate | MotorEstimate, bounds: Mapping[str, tuple[float, float]]
+) -> ParamSelection:
+    """The selection without what the recordings of an arm say nothing about, and with ranges around its estimates.
+
+    Bounds that a user gave hold, wherever the estimates lie.
+    """
     found, params = estimate.settings, list[Param]()
     for param in selection.params:
         if not estimate.free(param.address):
             continue
-        if param.address in found:
+        if param.address in found and not any(fnmatchcase(param.address, pattern) for pattern in bounds):
             value = found[param.address]
             low, high = (value / 4, value * 4) if param.log else (value, value)
             param = replace(param, low=min(param.low, low), high=max(param.high, high))

@@ -3,10 +3,11 @@
 The unknowns are the parameters x, in unit coordinates inside [0, 1], and a shift s_w of the start state of each window
 w. The cost is
 
-    sum_w |r_w(x, s_w)|^2_W + |s_w / sigma_0|^2 + |(x - m) / sigma_x|^2,
+    sum_w |r_w(x, s_w)|^2_W + n |s_w / sigma_0|^2 + n |(x - m) / sigma_x|^2,
 
-and since a shift acts in its own window only, one perturbed simulation per direction differentiates all of them; they
-are eliminated window by window (a Schur complement), which leaves a system of the size of the parameters.
+with n rows that count as one observation, the correlation time of the residuals. Since a shift acts in its own window
+only, one perturbed simulation per direction differentiates all of them; they are eliminated window by window (a Schur
+complement), which leaves a system of the size of the parameters.
 """
 
 from __future__ import annotations
@@ -55,6 +56,20 @@ class Problem:
     """Whether there are free bodies, which move by contact: only then may the cost be rough."""
     linearised: bool = False
     """Whether derivatives come from the equations of motion, linearised (`sensitivities`), where those know them."""
+    rows_per_observation: float = 1.0
+    """How many rows of a window count as one observation against priors: the correlation time of the residuals. What a
+    model lacks is alike in neighbouring rows; counted as independent they would outweigh any knowledge of starts."""
+
+    @property
+    def start_precision(self) -> Array:
+        """Weight of the squared shifts of start states that are estimated [free]."""
+        free = self.sigma_start > 0
+        return self.rows_per_observation * self.sigma_start[free] ** -2.0
+
+    @property
+    def prior_precision(self) -> Array:
+        """Weight of the squared distance from the mean of the prior; 0 where there is no prior [parameters]."""
+        return self.rows_per_observation * self.prior_sigma**-2.0
 
 
 @array_dataclass
@@ -333,14 +348,14 @@ def quadratic_model(problem: Problem, point: Point, jacobians: tuple[Array, Arra
     offset, gradient = np.zeros((n, 0)), np.zeros((n, 0, params))
     if len(free):
         weighed_s = flat_s * weight.reshape(n, 1, -1)
-        own = weighed_s @ np.swapaxes(flat_s, 1, 2) + np.diag(problem.sigma_start[free] ** -2.0)
+        own = weighed_s @ np.swapaxes(flat_s, 1, 2) + np.diag(problem.start_precision)
         cross = weighed_s @ np.swapaxes(flat, 1, 2)  # [windows, free, parameters]
-        pull = np.einsum("nfr,nr->nf", weighed_s, residual) + point.starts[:, free] / problem.sigma_start[free] ** 2
+        pull = np.einsum("nfr,nr->nf", weighed_s, residual) + point.starts[:, free] * problem.start_precision
         solved = np.linalg.solve(own, np.concatenate([pull[..., None], cross], axis=2))
         offset, gradient = -solved[..., 0], -solved[..., 1:]
         scores = scores + np.einsum("nfk,nf->nk", cross, offset)
         curvature = curvature + np.einsum("nfk,nfj->kj", cross, gradient)
-    prior = np.where(np.isfinite(problem.prior_sigma), (x - problem.prior_mean) / problem.prior_sigma**2, 0.0)
+    prior = (x - problem.prior_mean) * problem.prior_precision
     return QuadraticModel(curvature, scores.sum(axis=0) + prior, scores, jacobians, (offset, gradient), free)
 
 
@@ -352,9 +367,9 @@ def cost_of(problem: Problem, x: Array, starts: Array, residual: Array) -> float
     if problem.robust > 0:
         squares = 2 * problem.robust**2 * (np.sqrt(1 + squares / problem.robust**2) - 1)
     free = problem.sigma_start > 0
-    moved = ((starts[:, free] / problem.sigma_start[free]) ** 2).sum()
-    away = np.where(np.isfinite(problem.prior_sigma), (x - problem.prior_mean) / problem.prior_sigma, 0.0)
-    return float(squares.sum() + moved + (away**2).sum())
+    moved = (starts[:, free] ** 2 * problem.start_precision).sum()
+    away = ((x - problem.prior_mean) ** 2 * problem.prior_precision).sum()
+    return float(squares.sum() + moved + away)
 
 
 def _step(problem: Problem, point: Point, normal: QuadraticModel, damping: float) -> tuple[Array, Array]:
@@ -369,7 +384,7 @@ def _step(problem: Problem, point: Point, normal: QuadraticModel, damping: float
 
 def _free_step(problem: Problem, point: Point, normal: QuadraticModel, damping: float) -> Array:
     """The step of the parameters, ignoring all bounds but those that are active."""
-    full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
+    full = normal.curvature + np.diag(problem.prior_precision)
     x, gradient = point.x, normal.gradient
     # A parameter whose step would leave its active bound stays; the others move as if it were fixed.
     moving = ~(((x <= 0) & (gradient > 0)) | ((x >= 1) & (gradient < 0)))
@@ -396,7 +411,7 @@ def _predicted_reduction(problem: Problem, point: Point, normal: QuadraticModel,
     """The reduction of the cost by the next step under the quadratic model."""
     after, _ = _step(problem, point, normal, damping)
     step = after - point.x
-    full = normal.curvature + np.diag(problem.prior_sigma**-2.0)
+    full = normal.curvature + np.diag(problem.prior_precision)
     return float(-2 * normal.gradient @ step - step @ full @ step)
 
 

@@ -106,7 +106,9 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
         delay = float(address.read(scene.model, [address.DELAY])[address.DELAY])
         # At zero the gradient vanishes: a delay below one physics step has no effect. A control period has one.
         chosen.add(Param(address.DELAY, 0.0, min(0.15, address.LONGEST_DELAY), unit="s"), max(delay, scene.dt))
-    params = tuple(_bounded(param, scene.bounds) for param in chosen.params)
+    known = set(address.addresses(scene.model))
+    own = address.read(scene.model, [param.address for param in chosen.params if param.address in known])
+    params = tuple(_holding(_bounded(param, scene.bounds), own) for param in chosen.params)
     start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
     fixed = chosen.fixed | command_limits(scene, episodes)
     undriven = any(not driving_actuators(scene.model, joint) for joint in moved)
@@ -330,7 +332,7 @@ def _initial(param: Param, value: float) -> float:
 
 def _holding(param: Param, values: Mapping[str, float]) -> Param:
     """The parameter with bounds that hold the scene's own value, from which the search begins, and leave room."""
-    value = values[param.address]
+    value = values.get(param.address, param.low)
     if param.low <= value <= param.high:
         return param
     if param.log:

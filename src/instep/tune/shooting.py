@@ -237,7 +237,10 @@ def _search(
     given = _start(shooter.params, options)
     problem = _problem(shooter, options, np.ones(int(shooter.windows.tangent.measured.sum())))
     points = _candidates(problem, given, options)
-    problem = replace(problem, scale=_scale(shooter, options, points[0]))
+    problem = _scaled(problem, options, points[0])
+    if problem.contacts:
+        # Far from the truth the cost of contacts is rough, and start states that move freely smooth it.
+        problem = replace(problem, rows_per_observation=1.0)
     ended: list[Point] = points[:1]
     status = FitStatus.STOPPED
     try:
@@ -353,7 +356,13 @@ def _reweighed_problem(problem: Problem, point: Point, options: ShootingOptions)
     """
     shift = np.sqrt((point.starts**2).mean(axis=0))
     sigma = np.where(problem.sigma_start > 0, np.maximum(problem.sigma_start, shift), 0.0)
-    return replace(problem, sigma_start=sigma, scale=_scale(problem.shooter, options, point))
+    return _scaled(replace(problem, sigma_start=sigma), options, point)
+
+
+def _scaled(problem: Problem, options: ShootingOptions, point: Point) -> Problem:
+    """The problem with the scale and the correlation time of the residuals at a point."""
+    scale = _scale(problem.shooter, options, point)
+    return replace(problem, scale=scale, rows_per_observation=correlation_time(np.nan_to_num(point.residual) / scale))
 
 
 def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
@@ -367,7 +376,7 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
     search may leave: at most 1 there.
     """
     normal = linearise(problem, point, both_sides=True)
-    prior = np.diag(problem.prior_sigma**-2.0)
+    prior = np.diag(problem.prior_precision)
     residual = np.nan_to_num(point.residual) / problem.scale
     rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
     taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
