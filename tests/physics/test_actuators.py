@@ -164,3 +164,16 @@ def test_a_command_range_is_read_from_where_a_joint_stood_short_of_its_command(t
     found = command_limits(scene, [stopped.with_columns({"action": commanded})])
     assert list(found) == ["actuator.hinge.low"]
     assert found["actuator.hinge.low"] == pytest.approx(-0.8, abs=0.03)
+
+
+def test_a_servo_that_sags_under_its_load_is_not_taken_for_one_that_is_clipped(tmp_path):
+    # An elbow that stood 63 mrad above every command was taken to be clipped at the lowest of them.
+    (tmp_path / "scene.xml").write_text(SERVO.replace('kp="1"', 'kp="30" kv="3" ctrlrange="-2 2"'))
+    (tmp_path / "scene.toml").write_text('rate = 100.0\n[robot]\njoints = ["hinge"]\n')
+    scene = Scene.load(tmp_path)
+    commanded = np.repeat([0.4, 0.1, -0.2, -0.4], [200, 200, 200, 400])[:, None]
+    sagging = rollout(MujocoWorld(scene), Script(commanded + 0.12), steps=len(commanded))
+    sagging = sagging.with_columns({"action": commanded})
+    beyond = sagging.q[:, 0].min() - commanded[:, 0]
+    assert (beyond > 0.1 * np.ptp(sagging.q)).sum() > 1 / scene.dt
+    assert command_limits(scene, [sagging]) == {}

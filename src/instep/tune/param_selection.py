@@ -24,6 +24,8 @@ FRICTION_STIFFNESS = 0.9999
 """Constraint impedance of dry friction that is to be identified: with MuJoCo's default a loaded joint creeps."""
 LIMIT_TOLERANCE_RAD = 0.0175
 """How far a joint at its command limit may move [rad]."""
+MAX_SPEED_AT_REST = 0.0175
+"""Speed up to which a joint counts as standing [rad/s]."""
 MAX_STICKING_SHARE = 0.05
 """Share of the time at a command limit for which a joint may stay there although its command leaves it."""
 SUPPLY = ("kt", "resistance", "supply_resistance")
@@ -132,8 +134,9 @@ def command_limits(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float
     """Command limits that the recordings show: positions at which a joint stops short of its command.
 
     A limit is taken to exist where a joint stood still for a second in total, within a degree, while its command was
-    beyond by more than a tenth of its travel. A joint held by dry friction does the same, but also stays when its
-    command returns; one at a command limit follows at once.
+    beyond by more than a tenth of its travel, and by more than twice of what a servo that sags under its load leaves
+    elsewhere. A joint held by dry friction does the same, but also stays when its command returns; one at a command
+    limit follows at once.
     """
     found: dict[str, float] = {}
     known, spec = set(address.addresses(scene.model)), episodes[0].spec
@@ -144,12 +147,16 @@ def command_limits(scene: Scene, episodes: Sequence[Episode]) -> dict[str, float
         q = np.concatenate([e.q[e.powered, spec.q.labels.index(name)] for e in episodes])
         if not len(q):
             continue
-        margin, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
+        share, least = 0.1 * float(np.ptp(q)), round(1.0 / scene.dt)
+        speed = [np.gradient(e.q[:, spec.q.labels.index(name)], scene.dt)[e.powered] for e in episodes]
+        inside = (q > q.min() + LIMIT_TOLERANCE_RAD) & (q < q.max() - LIMIT_TOLERANCE_RAD)
+        standing = np.abs(u - q)[inside & (np.abs(np.concatenate(speed)) < MAX_SPEED_AT_REST)]
+        margin = max(share, 2 * float(np.quantile(standing, 0.95)) if len(standing) else 0.0)
         for side, sign in (("low", -1.0), ("high", 1.0)):
             end = float((sign * q).max())
             there = sign * q > end - LIMIT_TOLERANCE_RAD
             beyond = int((there & (sign * u > end + margin)).sum())
-            back = int((there & (sign * u < end - margin / 2)).sum())
+            back = int((there & (sign * u < end - share / 2)).sum())
             if beyond >= least and back < MAX_STICKING_SHARE * beyond:
                 found[f"actuator.{name}.{side}"] = sign * end
     return found
