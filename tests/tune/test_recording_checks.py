@@ -55,7 +55,7 @@ def test_sound_recordings_have_no_problems(arm, runs):
         ({"q": lambda run: DEGREES * (run.q + 0.5), "action": lambda run: DEGREES * (run.action + 0.5)}, "in degrees"),
         ({"q": lambda run: -run.q}, "moves against its command"),
         ({"q": lambda run: 1e-3 * np.random.default_rng(1).standard_normal(run.q.shape)}, "noise alone"),
-        ({"q": lambda run: np.zeros_like(run.q)}, "Nothing"),
+        ({"q": lambda run: np.zeros_like(run.q)}, "No joint moves"),
     ],
     ids=["swapped", "positions in degrees", "commands in degrees", "all in degrees", "sign", "noise", "still"],
 )
@@ -74,7 +74,7 @@ def test_recordings_of_another_robot_are_refused(arm, runs):
         )
         return Episode(spec, run.columns, run.meta)
 
-    with pytest.raises(BadInput, match="labels"):
+    with pytest.raises(BadInput, match="another robot"):
         identify(arm.scene, [renamed(run) for run in runs], options=QUICK)
     with pytest.raises(BadInput, match="'shoulder'"):
         identify(arm.scene, [renamed(run) for run in runs], ["joint.*.damping"], QUICK)

@@ -16,11 +16,13 @@ def test_a_stalled_search_counts_where_three_searches_agree_and_is_as_uncertain_
     found = fit(servo, recorded(servo, {}, (1, 2)), [Param("joint.hinge.damping", 0.01, 1.0, True)], ShootingOptions())
     stalled = replace(found, status=FitStatus.STALLED)
     near = found.x + np.array([[-0.004], [0.0], [0.005]])
-    settled, apart = _settled(stalled, near), _settled(stalled, found.x + np.array([[0.1], [0.0], [0.0]]))
+    settled, apart = _settled(stalled, near, 3), _settled(stalled, found.x + np.array([[0.1], [0.0], [0.0]]), 3)
     assert settled.status is FitStatus.CONVERGED
     assert settled.covariance[0, 0] > found.covariance[0, 0] + 1e-6
     assert np.sqrt(apart.covariance[0, 0]) > 0.1
-    assert _settled(stalled, near[:2]).status is FitStatus.STALLED
+    assert _settled(stalled, near[:2], 3).status is FitStatus.STALLED
+    assert _settled(found, near[:2], 4).status is FitStatus.CONVERGED
+    assert _settled(found, near[:1], 3).status is FitStatus.STALLED, "one of many local minima"
 
 
 def test_searches_agree_whose_predictions_differ_by_less_than_what_is_left(servo, recorded):

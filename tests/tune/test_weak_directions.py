@@ -10,7 +10,7 @@ from instep import Scene, identify, open_world
 from instep.tune.identification import IdentifyOptions
 from instep.tune.least_squares import evaluate, linearise
 from instep.tune.shooting import ShootingOptions, fit
-from instep.tune.weak_directions import checked_curvature
+from instep.tune.weak_directions import checked_curvature, profiled
 
 ALIKE = ("joint.hinge.armature", "body.link.inertia_y")
 
@@ -55,3 +55,13 @@ def test_the_curvature_of_parameters_that_act_differently_stays(servo, recorded)
     model = linearise(found.problem, found.point, both_sides=True)
     checked = checked_curvature(found.problem, found.point, model, 1.0)
     np.testing.assert_allclose(checked, model.curvature, rtol=1e-9)
+
+
+def test_an_interval_holds_every_place_that_explains_the_recordings_as_well(servo, recorded):
+    params = servo.scene.params("joint.hinge.damping", "actuator.hinge.kp")
+    found = fit(servo, recorded(servo, {}, range(2)), params, ShootingOptions(window=0.5, starts=1))
+    problem, point = found.problem, found.point
+    model, sigma = linearise(problem, point, both_sides=True), np.sqrt(np.diag(found.covariance))
+    assert profiled(problem, point, model, found.covariance, 1.0) == pytest.approx(sigma)
+    too_narrow = profiled(problem, point, model, found.covariance / 100, 1.0)
+    assert (too_narrow > 0.2 * sigma).all() and (too_narrow < 2 * sigma).all()

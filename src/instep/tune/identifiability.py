@@ -86,7 +86,7 @@ def vague_params(found: Fit, confounded: Sequence[str] = ()) -> tuple[str, ...]:
         cross = found.covariance[np.ix_(rest, held)]
         explained = cross @ np.linalg.pinv(found.covariance[np.ix_(held, held)]) @ cross.T
         variance = np.maximum(variance - np.diag(explained), 0.0)
-    x, half = found.x[rest], 2.0 * np.sqrt(variance)
+    x, half = found.x[rest], found.deviations(0.95) * np.sqrt(variance)
     width = np.minimum(x + half, 1.0) - np.maximum(x - half, 0.0)
     return tuple(names[i] for i, w in zip(rest, width, strict=True) if w > MAX_INTERVAL_SHARE)
 

@@ -47,7 +47,8 @@ from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all
 from .param_selection import ParamSelection, select_params
 from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
-from .recording_checks import refuse, scene_problems
+from .recording_checks import recording_problems, refuse, scene_problems
+from .robot_match import MAX_UNEXPLAINED, check_robot
 from .shooting import Fit, ShootingOptions, fit
 from .written_scene import check_written_scene, written_scene_not_run
 
@@ -324,6 +325,7 @@ def identify(
         )
     episodes, _ = recorded_at_rate(with_inputs(scene, episodes), sim.spec.dt)
     refuse(scene_problems(scene, episodes))
+    refuse(recording_problems(episodes))
     given, groups = sim, ()
     if options.own:
         episodes, groups = grouped_episodes(episodes, options.groups)
@@ -366,6 +368,11 @@ def identify(
         gates,
         progress=part.part(0.3, 1.0) if estimate is not None or selection.undriven else part,
     )
+    # A user who names some parameters leaves what the others explain.
+    most = MAX_UNEXPLAINED if selection.automatic else math.inf
+    sims = given, sim.tuned(result.settings)
+    match = check_robot(scene, sims, held_out, window=shooting.window, most=most)
+    result = result if match is None else replace(result, gates=(*result.gates, match))
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
         window=shooting.window,

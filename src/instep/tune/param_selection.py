@@ -90,9 +90,7 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     """
     moved = _moved(scene, episodes)
     if not moved and not scene.objects:
-        raise BadInput(
-            "Nothing that the scene knows moves in the recordings; check their labels with: instep data info"
-        )
+        raise BadInput(_nothing_moves(scene, episodes[0].spec.q.labels))
     chosen = _Selected(scene)
     groups = joint_groups(scene.model)
     # Coupled joints move as one, so the first of them stands for all.
@@ -398,6 +396,21 @@ def _every_joint_is_driven(model: mujoco.MjModel, joint: str) -> bool:
     root = int(model.body_rootid[model.jnt_bodyid[model.joint(joint).id]])
     others = [str(model.joint(j).name) for j in range(model.njnt) if model.body_rootid[model.jnt_bodyid[j]] == root]
     return all(driving_actuators(model, other) for other in others)
+
+
+def _nothing_moves(scene: Scene, labels: Sequence[str]) -> str:
+    """Why no joint of a scene moves: the recordings are of another robot, or hold no motion."""
+    held = [joint for joint in scene.robot if joint in labels]
+    if held:
+        return (
+            f"No joint moves in the recordings ({', '.join(held[:4])} stay where they are), so no parameter is "
+            "identifiable; record a motion first, for example one designed by: instep excite SCENE"
+        )
+    return (
+        f"The recordings are of another robot: they hold {', '.join(labels[:4])} and none of the scene's joints, which "
+        f"are {', '.join(scene.robot[:4])}; give the scene of that robot, or name the columns in a mapping "
+        "(--mapping FILE.toml)."
+    )
 
 
 def _moved(scene: Scene, episodes: Sequence[Episode]) -> list[str]:

@@ -28,7 +28,7 @@ MAX_NOISE_SHARE = 0.7
 
 def scene_problems(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
     """What shows that recordings do not belong to a scene as they are, one sentence each."""
-    pairs, powered = _servo_pairs(scene, episodes[0]), _powered(episodes)
+    pairs, powered = servo_pairs(scene, episodes[0]), _powered(episodes)
     return [*_wrong_units(powered, pairs), *_out_of_range(scene, episodes), *_wrong_joints(powered, pairs)]
 
 
@@ -110,7 +110,7 @@ def _noisy(episodes: Sequence[Episode]) -> list[str]:
     return [n for n, a, b in zip(labels, noise, spread, strict=True) if b > 1e-9 and a > MAX_NOISE_SHARE * b]
 
 
-def _servo_pairs(scene: Scene, episode: Episode) -> list[tuple[int, int]]:
+def servo_pairs(scene: Scene, episode: Episode) -> list[tuple[int, int]]:
     """Columns of position commands and of the joints they drive."""
     commands, joints, known = episode.spec.action.labels, episode.spec.q.labels, set(address.addresses(scene.model))
     pairs: list[tuple[int, int]] = []

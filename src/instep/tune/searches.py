@@ -133,8 +133,8 @@ def search(
     best = fits[int(np.argmin(costs))]
     agreeing = [f.x for f, c, w in zip(fits, costs, whole, strict=True) if w and _agrees(f, c, best, min(costs))]
     best = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
-    best = _settled(best, np.array(agreeing).reshape(-1, len(kept)))
     ended = tuple(cost for cost, w in zip(costs, whole, strict=True) if w)
+    best = _settled(best, np.array(agreeing).reshape(-1, len(kept)), len(ended))
     found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), _ended(progress))
     return _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
 
@@ -246,12 +246,15 @@ def _finished(
     return best if no_better else done
 
 
-def _settled(best: Fit, agreeing: Array) -> Fit:
+def _settled(best: Fit, agreeing: Array, searches: int) -> Fit:
     """The best fit as converged where it stalled, but three searches from different starts agree with it.
 
     Contact, stick-slip and motors at their limit make the cost rough, so that derivatives at its end promise more than
-    any step gains. How far the searches end apart, few as they are, then adds to the uncertainty.
+    any step gains. How far the searches end apart, few as they are, then adds to the uncertainty. Where most searches
+    end elsewhere the best is one of many local minima, and has no interval.
     """
+    if best.status is FitStatus.CONVERGED and searches >= MIN_AGREEING and 2 * len(agreeing) < searches:
+        return replace(best, status=FitStatus.STALLED)
     if best.status is not FitStatus.STALLED or len(agreeing) < MIN_AGREEING:
         return best
     few = stats.t.ppf(0.975, len(agreeing) - 1) / stats.norm.ppf(0.975)

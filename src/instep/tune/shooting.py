@@ -32,7 +32,7 @@ from .least_squares import (
     newton_decrement,
     rough,
 )
-from .weak_directions import checked_curvature
+from .weak_directions import checked_curvature, profiled
 from .windows import Shooter, Windows, check_window_count, cut_windows, predictable_windows
 
 MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
@@ -167,11 +167,14 @@ class Fit:
         n, param = len(self.windows), self.params[index]
         if self.status is not FitStatus.CONVERGED or address in self.at_bounds:
             return Estimate(float(param.from_unit(self.x[index])), np.nan, np.nan, n, param.unit)
-        factor = stats.t.ppf(0.5 + level / 2, max(1, n - len(self.params)))
-        half = factor * np.sqrt(self.covariance[index, index])
+        half = self.deviations(level) * np.sqrt(self.covariance[index, index])
         ends = np.clip(self.x[index] + np.array([-half, half]), 0.0, 1.0) if np.isfinite(half) else np.array([0.0, 1.0])
         low, high = sorted(float(e) for e in param.from_unit(ends))
         return Estimate(float(param.from_unit(self.x[index])), low, high, n, param.unit)
+
+    def deviations(self, level: float) -> float:
+        """Half the width of an interval at a level, in standard deviations: Student's t, windows as observations."""
+        return float(stats.t.ppf(0.5 + level / 2, max(1, len(self.windows) - len(self.params))))
 
     @property
     def at_bounds(self) -> list[str]:
@@ -390,6 +393,8 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
         safe = np.where(np.isfinite(inverse), inverse, 0.0)
         scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
         covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
+    sigma = profiled(problem, point, normal, covariance, variance * correlation_time(residual))
+    covariance = _with_diagonal(covariance, sigma**2)
     allowed = (MAX_ROUGH_DECREMENT if rough(point) else MAX_DECREMENT) * point.cost
     allowed = max(allowed, MAX_STEP**2 * params * variance, 1e-300)
     return covariance, information, newton_decrement(problem, point, normal) / allowed

@@ -4,6 +4,9 @@ Where two parameters act alike, an inertia and an armature, say, a valley of con
 Dry friction and contact make trajectories a little rough, so that finite differences of the two differ, which reads as
 information: intervals would be narrow, and miss the truth by many times their width. So where parameters are known far
 better alone than together, the valley is followed for some way, and the information along it is what the cost says.
+
+A motor at its torque limit makes the cost rough along single parameters too: then it is as low in many places far
+beyond an interval from derivatives, and the interval is widened until it holds them (`profiled`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ MIN_RISE = 0.25
 """Rise of the cost over the predicted one below which derivatives are not believed."""
 LEAST_RISE = 1e-8
 """Smallest share of the curvature that is left of a direction along which the cost does not rise."""
+PROFILE_DEVIATIONS = (2.0, 5.0, 12.0, 30.0)
+"""Where the cost is compared with that of the optimum, in standard deviations of a parameter to either side."""
+MAX_PROFILE = 0.25
+"""Farthest such point, as a share of the range."""
 
 
 def checked_curvature(problem: Problem, point: Point, model: QuadraticModel, variance: float) -> Array:
@@ -57,6 +64,31 @@ def checked_curvature(problem: Problem, point: Point, model: QuadraticModel, var
     curvature = model.curvature.copy()
     curvature[np.ix_(known, known)] = (vectors * lowered) @ vectors.T * np.outer(scale, scale)
     return curvature
+
+
+def profiled(problem: Problem, point: Point, model: QuadraticModel, covariance: Array, unit: float) -> Array:
+    """Standard deviations of the parameters that hold every place which explains the recordings as the optimum does.
+
+    Two deviations away the cost should have risen by four times `unit`. Where it has not risen by one, that place is
+    one deviation away at most, however narrow derivatives made the interval. The other parameters and the start states
+    follow as the quadratic model says.
+    """
+    sigma = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    xs, away = list[Array](), list[tuple[int, float]]()
+    for i in np.flatnonzero(np.isfinite(sigma) & (sigma > 0)):
+        direction = np.where(np.isfinite(covariance[i]), covariance[i], 0.0) / covariance[i, i]
+        for length in (sign * k * sigma[i] for k in PROFILE_DEVIATIONS for sign in (1.0, -1.0)):
+            x = point.x + length * direction
+            if abs(length) <= MAX_PROFILE and ((x >= 0) & (x <= 1)).all():
+                xs.append(x)
+                away.append((int(i), abs(float(length))))
+    if not xs or problem.linearised:
+        return sigma
+    starts = np.stack([_moved(point.starts, model, x - point.x) for x in xs])
+    for (i, length), found in zip(away, evaluate(problem, np.array(xs), starts), strict=True):
+        if found.cost < point.cost + unit:
+            sigma[i] = max(sigma[i], length)
+    return sigma
 
 
 def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction: Array, variance: float) -> float:

@@ -101,9 +101,10 @@ def tune(
     """Identify parameters of a scene from recordings, check the result by gates, and write a new scene with them.
 
     The gates in order: telemetry, identifiability, solve (independent searches agree), recovery of planted parameters,
-    whiteness of residuals (advice) and held-out error. Where all are passed OUT/scene holds a copy of the scene with
-    the identified settings; the scene that was given is not changed. OUT/report.html shows the result. Exits 1 where a
-    gate was not passed or not run. Ctrl-C and the end of --budget keep the best settings so far; --resume OUT goes on.
+    whiteness of residuals (advice), held-out error and robot match. Where all are passed OUT/scene holds a copy of the
+    scene with the identified settings; the scene that was given is not changed. OUT/report.html shows the result. Exits
+    1 where a gate was not passed or not run. Ctrl-C and the end of --budget keep the best settings so far; --resume OUT
+    goes on.
 
     Args:
         data: recordings: a LeRobot folder, or a folder that a mapping of instep reads.
