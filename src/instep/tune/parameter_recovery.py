@@ -84,14 +84,14 @@ def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 
     problem = synthetic_problem(found, truth, rng)
     begin = replace(evaluate(problem, found.x[None])[0], difference_step=found.point.difference_step)
     ended = descend(problem, begin, iterations, tolerance)
-    covariance, information, remaining = uncertainty(problem, ended.point)
+    known = uncertainty(problem, ended.point, found.widening)
     return replace(
         found,
         problem=problem,
         point=ended.point,
-        covariance=covariance,
-        information=information,
-        status=judged_status(ended, remaining),
+        covariance=known.covariance,
+        information=known.information,
+        status=judged_status(ended, known.remaining),
     )
 
 

@@ -154,8 +154,11 @@ def contact_fit(
     at = fit(sim, episodes, params, settled, progress=progress)
     # Impacts make the cost rough: derivatives over short steps, and intervals from them, would mean nothing.
     point = replace(at.point, difference_step=MAX_DIFFERENCE_STEP)
-    covariance, information, _ = uncertainty(at.problem, point)
-    return replace(at, point=point, covariance=covariance, information=information, status=found.status)
+    known = uncertainty(at.problem, point)
+    return replace(
+        at, point=point, covariance=known.covariance, information=known.information, status=found.status,
+        widening=known.widening,
+    )  # fmt: skip
 
 
 def fixed_values(found: Fit, names: Sequence[str], given: Mapping[str, float]) -> dict[str, float]:

@@ -126,6 +126,8 @@ class Fit:
     seed: int = 0
     status: FitStatus = FitStatus.CONVERGED
     """How the search ended; there are intervals only where it converged."""
+    widening: Array = field(default_factory=lambda: np.ones(()))
+    """Standard deviations over those that derivatives give, 1 where the cost is smooth [parameters]."""
 
     @property
     def stopped(self) -> bool:
@@ -217,10 +219,11 @@ def fit(
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
     best, first, problem, costs = _search(shooter, options, progress or Progress())
-    covariance, information, remaining = uncertainty(problem, best.point)
+    found = uncertainty(problem, best.point)
     return Fit(
-        tuple(params), problem, best.point, covariance, information, first.cost, shooter.worlds,
-        time.perf_counter() - began, np.array(costs), options.seed, judged_status(best, remaining),
+        tuple(params), problem, best.point, found.covariance, found.information, first.cost, shooter.worlds,
+        time.perf_counter() - began, np.array(costs), options.seed, judged_status(best, found.remaining),
+        found.widening,
     )  # fmt: skip
 
 
@@ -368,15 +371,29 @@ def _scaled(problem: Problem, options: ShootingOptions, point: Point) -> Problem
     return replace(problem, scale=scale, rows_per_observation=correlation_time(np.nan_to_num(point.residual) / scale))
 
 
-def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
-    """Covariance of the parameters, the Fisher information of the data alone, and what a further step promises.
+@array_dataclass
+class Uncertainty:
+    """How well the parameters are known at the end of a search."""
 
-    Directions in which parameters are confounded are checked by simulation, see `weak_directions`.
+    covariance: Array
+    """Of the parameters in unit coordinates [parameters, parameters]."""
+    information: Array
+    """Fisher information of the data alone [parameters, parameters]."""
+    remaining: float
+    """Reduction of the cost by an undamped Gauss-Newton step, over what a converged search may leave: at most 1."""
+    widening: Array
+    """Standard deviations over those that derivatives give, 1 where the cost is smooth [parameters]."""
+
+
+def uncertainty(problem: Problem, point: Point, widening: Array | None = None) -> Uncertainty:
+    """How well the parameters are known at a point.
+
+    Directions in which parameters are confounded are checked by simulation, see `weak_directions`; so are the intervals
+    themselves, unless how much wider they must be is known from the same recordings (`widening`).
 
     Rows of one window are correlated, so a window counts as one observation: the sandwich estimator, or, where windows
     are few, the usual one with the correlation time of the residuals. Parameters and start states both count as
-    degrees of freedom. The last is the reduction of the cost by an undamped Gauss-Newton step, over what a converged
-    search may leave: at most 1 there.
+    degrees of freedom.
     """
     normal = linearise(problem, point, both_sides=True)
     prior = np.diag(problem.prior_precision)
@@ -393,11 +410,12 @@ def uncertainty(problem: Problem, point: Point) -> tuple[Array, Array, float]:
         safe = np.where(np.isfinite(inverse), inverse, 0.0)
         scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
         covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
-    sigma = profiled(problem, point, normal, covariance, variance * correlation_time(residual))
-    covariance = _with_diagonal(covariance, sigma**2)
+    if widening is None:
+        widening = profiled(problem, point, normal, covariance, variance * correlation_time(residual))
+    covariance = _with_diagonal(covariance, widening**2 * np.diag(covariance))
     allowed = (MAX_ROUGH_DECREMENT if rough(point) else MAX_DECREMENT) * point.cost
     allowed = max(allowed, MAX_STEP**2 * params * variance, 1e-300)
-    return covariance, information, newton_decrement(problem, point, normal) / allowed
+    return Uncertainty(covariance, information, newton_decrement(problem, point, normal) / allowed, widening)
 
 
 def correlation_time(residual: Array) -> float:

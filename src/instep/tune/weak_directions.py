@@ -67,7 +67,7 @@ def checked_curvature(problem: Problem, point: Point, model: QuadraticModel, var
 
 
 def profiled(problem: Problem, point: Point, model: QuadraticModel, covariance: Array, unit: float) -> Array:
-    """Standard deviations of the parameters that hold every place which explains the recordings as the optimum does.
+    """By how much intervals must be wider to hold every place that explains the recordings as the optimum does.
 
     Two deviations away the cost should have risen by four times `unit`. Where it has not risen by one, that place is
     one deviation away at most, however narrow derivatives made the interval. The other parameters and the start states
@@ -82,13 +82,14 @@ def profiled(problem: Problem, point: Point, model: QuadraticModel, covariance: 
             if abs(length) <= MAX_PROFILE and ((x >= 0) & (x <= 1)).all():
                 xs.append(x)
                 away.append((int(i), abs(float(length))))
+    factors = np.ones(len(sigma))
     if not xs or problem.linearised:
-        return sigma
+        return factors
     starts = np.stack([_moved(point.starts, model, x - point.x) for x in xs])
     for (i, length), found in zip(away, evaluate(problem, np.array(xs), starts), strict=True):
         if found.cost < point.cost + unit:
-            sigma[i] = max(sigma[i], length)
-    return sigma
+            factors[i] = max(factors[i], length / sigma[i])
+    return factors
 
 
 def _rise_share(problem: Problem, point: Point, model: QuadraticModel, direction: Array, variance: float) -> float:
