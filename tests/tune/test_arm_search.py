@@ -13,7 +13,7 @@ from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.arm_search import ArmSearch, estimate_arm
-from instep.tune.joint_estimates import arm_model, estimate_joints
+from instep.tune.joint_estimates import arm_model, estimate_joints, touches_nothing
 from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
 
@@ -164,3 +164,19 @@ def test_contact_of_an_object_that_lies_still_is_not_searched():
     sim = MujocoWorld(Scene.load("arm7"))
     still = rollout(sim, Script(np.tile(sim.scene.rest_action() + 0.1, (50, 1))), steps=50)
     assert not [param.address for param in auto_params(sim.scene, [still]).params if param.address.startswith("geom.")]
+
+
+def test_every_other_window_is_half_of_the_arm(arm, runs):
+    whole = arm_model(arm, runs)
+    halves = [whole.every_other(k) for k in (0, 1)]
+    assert sum(len(half.windows.q) for half in halves) == len(whole.windows.q)
+    np.testing.assert_array_equal(halves[1].windows.q, whole.windows.q[1::2])
+    np.testing.assert_array_equal(halves[1].joints[0].measured, whole.joints[0].measured[1::2])
+
+
+def test_a_world_without_contacts_moves_as_the_arm_that_touches_nothing(arm, runs):
+    assert touches_nothing(arm, runs)
+    free, plain = arm.without_contacts().tuned({"action.delay": 0.02}), arm.tuned({"action.delay": 0.02})
+    action = runs[0].action[5]
+    np.testing.assert_array_equal(free.step(free.reset(), action).q, plain.step(plain.reset(), action).q)
+    assert free.ignore_contacts and not arm.ignore_contacts

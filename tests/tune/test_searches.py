@@ -8,7 +8,7 @@ import numpy as np
 
 from instep.core.param import Param
 from instep.tune.least_squares import FitStatus
-from instep.tune.searches import SAME_COST, _agrees, _settled
+from instep.tune.searches import SAME_COST, _agrees, _settled, explained
 from instep.tune.shooting import ShootingOptions, fit
 
 
@@ -32,3 +32,15 @@ def test_searches_agree_whose_predictions_differ_by_less_than_what_is_left(servo
     for share, agrees in ((0.5, True), (2.0, False)):
         moved = replace(best.point, x=best.x + 0.1, residual=best.point.residual + share * left)
         assert _agrees(replace(best, point=moved), dear, best, best.cost) is agrees
+
+
+def test_a_fit_explains_recordings_where_it_leaves_only_white_noise(servo, recorded):
+    params = [Param("joint.hinge.damping", 0.01, 1.0, True)]
+    found = fit(servo, recorded(servo, {"joint.hinge.damping": 0.2}, (1, 2)), params, ShootingOptions())
+    assert explained(found)
+    assert not explained(replace(found, status=FitStatus.STALLED))
+    stiffer = recorded(servo, {"joint.hinge.damping": 0.2, "actuator.hinge.kp": 6.0}, (1, 2))
+    assert not explained(fit(servo, stiffer, params, ShootingOptions())), "what damping cannot explain is left over"
+    wave = 1e-3 * np.sin(np.linspace(0, 6, found.point.residual.shape[1]))[None, :, None]
+    slow = replace(found.point, residual=0.5 * found.point.residual + wave)
+    assert not explained(replace(found, point=slow)), "small, but not white"

@@ -31,7 +31,8 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
     """The model of a description, with every element named and automatic reset off.
 
     A URDF names no actuators, so its joints get position servos (see `add_servos`). `history` [s] is how long each
-    actuator buffers its commands, which native delays need.
+    actuator buffers its commands, which native delays need. Links that overlap the fixed base they turn on do not
+    collide with it (see `exclude_overlaps`).
     """
     spec = named_spec(source)
     # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
@@ -39,6 +40,8 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
     buffer_commands(spec, history)
     model = _compiled(source, spec)
     _check(source, model)
+    if exclude_overlaps(spec, model):
+        model = _compiled(source, spec)
     return model
 
 
@@ -62,6 +65,30 @@ def buffer_commands(spec: Any, history: float) -> None:
     for actuator in spec.actuators:
         actuator.nsample = max(actuator.nsample, math.ceil(history / spec.option.timestep) + 2)
         actuator.interp = 1
+
+
+def exclude_overlaps(spec: Any, model: mujoco.MjModel) -> list[tuple[str, str]]:
+    """Exclude contacts between a link and the fixed base it is jointed to where they overlap at rest; which pairs.
+
+    MuJoCo lets neighbouring links overlap, as their meshes do at a joint, but not where one of them is fixed to the
+    world: there the overlap would brake the joint with all the force of the contact.
+    """
+    data, found = mujoco.MjData(model), set[tuple[int, int]]()
+    mujoco.mj_forward(model, data)
+    for contact in data.contact:
+        bodies = [int(model.geom_bodyid[geom]) for geom in contact.geom]
+        for base, link in (bodies, bodies[::-1]):
+            root = int(model.body_weldid[link])
+            above, fixed = int(model.body_parentid[root]), set[int]()
+            while above and not model.body_weldid[above]:
+                fixed.add(above)
+                above = int(model.body_parentid[above])
+            if root and base in fixed and contact.dist < 0:
+                found.add((base, link))
+    pairs = [(str(model.body(base).name), str(model.body(link).name)) for base, link in sorted(found)]
+    for base, link in pairs:
+        spec.add_exclude(bodyname1=base, bodyname2=link)
+    return pairs
 
 
 def add_servos(spec: Any, model: mujoco.MjModel) -> int:

@@ -6,7 +6,7 @@ all joints are fitted alone, the arm is simulated with what was found, and its m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -32,38 +32,22 @@ from .joint_estimates import (
     smoothed,
 )
 from .joint_fit import NOISE_SHARE, JointFit, explore_joints, fit_joints
-from .joint_model import (
-    DAMPING,
-    LAG,
-    LARGEST_STEP,
-    OWN,
-    PRIOR_ARMATURE,
-    PRIOR_DAMPING,
-    PRIOR_FRICTION,
-    PRIOR_GAIN,
-    STEPS,
-    JointModel,
-)
+from .joint_model import DAMPING, JointModel
 from .sensitivities import motion_is_linearisable
 from .shooting import Fit, ShootingOptions, fit
 from .windows import WORLD_BATCH, tuned
 
-ROUNDS, IDLE_ROUNDS = 8, 3
-"""Most rounds of a search, and rounds without gain after which it ends."""
+ROUNDS = 4
+"""Most rounds of a search; what they leave is left to fits of the whole arm, which know how joints move each other."""
 AT_NOISE, FAR_FROM_NOISE = 1.12, 1.5
 """Residual over noise up to which a joint counts as fitted, and above which it may be in the wrong minimum."""
 LEAST_GAIN = 0.02
 """Relative fall of the error of each joint above its noise below which a round has led no further."""
 FAR = 0.1
 """Largest error in a window up to which the simulated motion tells the load of each joint [rad]."""
-FINAL_ITERATIONS = 6
-"""Most iterations of the fit that follows a search."""
-START_SPREAD = np.array([0.2, 5e-3, 1.0, 0.5, 1e-3, 0.0])
-START_DELAY = 4e-3
-"""How far from the best other searches begin: unknowns of a joint, and the delay [s]."""
-DAMPINGS = np.array([0.03, 0.3, 3.0, 30.0, 300.0, 3000.0])
-LARGEST_STEPS = np.minimum(LARGEST_STEP[: len(OWN)], [0.7, 0.02, 1.0, 1.0, 0.01, 0.7])
-LARGEST_DELAY_STEP = 0.006
+FINAL_ITERATIONS, REPEATS, TOLERANCE = 12, 3, 1e-5
+"""Most iterations of the fit that follows a search, how often joints that it leaves above their noise are searched
+again, and the relative change of the cost below which it has converged."""
 HOLDING_GAIN, HOLDING_ROUNDS = 0.1, 3
 """Relative fall of the error from which on dry friction is taken to hold, and rounds to find it."""
 
@@ -86,19 +70,16 @@ class ArmSearch:
         search.residual = search.residuals([begun])[0]
         return search
 
-    def improve(self, progress: Progress, rounds: int = ROUNDS) -> None:
-        """Fit joints under the simulated load until every joint is at its noise, nothing improves, or time ends."""
-        idle = 0
+    def improve(self, progress: Progress, rounds: int = ROUNDS, seed: int = 0) -> None:
+        """Fit joints under the simulated load until all are at their noise, a round gains nothing, or time ends."""
         for i in range(rounds):
             progress.advance("coupled search", i / rounds)
             before, bad = self.merit, self.unfinished()
-            if (not bad and i) or idle == IDLE_ROUNDS or progress.ended:
+            if (i and not bad) or progress.ended:
                 break
-            self.refit(i, restart=i == 0 or idle > 0)
-            if idle:
-                self.descend(progress)
-            idle = idle + 1 if before - self.merit < LEAST_GAIN * max(len(bad), 1) else 0
-
+            self.refit(seed + i, restart=True)
+            if i and before - self.merit < LEAST_GAIN * len(bad):
+                break
         self._without_needless_split()
 
     def _without_needless_split(self) -> None:
@@ -141,7 +122,10 @@ class ArmSearch:
 
     def unfinished(self) -> list[int]:
         """The joints whose error is above their noise."""
-        return [int(k) for k in np.flatnonzero(self.rms > AT_NOISE * self.arm.noise)]
+        return self._above(AT_NOISE)
+
+    def _above(self, factor: float) -> list[int]:
+        return [int(k) for k in np.flatnonzero(self.rms > factor * self.arm.noise)]
 
     def residuals(self, points: Sequence[JointFit]) -> Array:
         """Predicted minus measured positions [points, windows, rows, joints], each within a radian."""
@@ -161,24 +145,6 @@ class ArmSearch:
             out.append(np.clip(np.nan_to_num(away, nan=1.0), -1.0, 1.0))
         return np.concatenate(out)
 
-    def descend(self, progress: Progress, iterations: int = 4, tolerance: float = 3e-3) -> None:
-        """Gauss-Newton steps of the coupled arm, over long and then over short differences.
-
-        Each joint's unknowns move its own motion most, so derivatives are taken for all joints at once, and each joint
-        takes the step length that suits it.
-        """
-        damping, shorter = 1e-3, 1.0
-        for _ in range(iterations):
-            if progress.ended:
-                return
-            before = self.merit
-            trials, dampings = self._trials(damping, shorter)
-            damping = self._take(trials, dampings)
-            if before - self.merit < tolerance:
-                if shorter < 0.1:
-                    return
-                shorter, damping = shorter / 5, 1e-3
-
     def refit(self, seed: int = 0, *, restart: bool = False) -> None:
         """Fit every joint alone again, under the load of the coupled arm as it is simulated now.
 
@@ -187,7 +153,7 @@ class ArmSearch:
         damping between joint and servo free, where they are far from it.
         """
         unfinished = self.unfinished()
-        far = [k for k in unfinished if restart and self.rms[k] > FAR_FROM_NOISE * self.arm.noise[k]]
+        far = self._above(FAR_FROM_NOISE) if restart else []
         self.arm = self.arm.with_saturation(self.x, far)
         loaded, explored = self.recoupled(), self.best
         if unfinished:
@@ -240,51 +206,6 @@ class ArmSearch:
             parts = (inertia[..., dof], load[..., dof] - other, held[..., dof] - other)
             joints.append(joint.loaded(near, *parts))
         return replace(arm, joints=tuple(joints))
-
-    def _trials(self, damping: float, shorter: float) -> tuple[Array, Array]:
-        """Steps at several dampings."""
-        arm, size, joints = self.arm, len(OWN), len(self.arm.joints)
-        steps = np.concatenate([np.tile(STEPS[:size], joints), STEPS[-1:]]) * shorter
-        scale = np.maximum(self.rms, 0.5 * arm.noise)
-        moved = np.repeat(self.x[None], size + 1, axis=0)
-        for i in range(size):
-            moved[i, i : size * joints : size] += steps[i]
-        moved[size, -1] += steps[-1]
-        change = (self.residuals(self._here(moved)) - self.residual) / scale
-        rows = self.residual[..., 0].size
-        jacobian = np.zeros((len(self.x), rows, joints))
-        for k in range(joints):
-            for i in arm.joints[k].free:
-                jacobian[size * k + i, :, k] = change[i, :, :, k].ravel() / steps[i]
-        jacobian[-1] = change[size].reshape(rows, joints) / steps[-1]
-        flat = jacobian.reshape(len(self.x), -1)
-        centre = arm.start(float(self.x[-1]))
-        weak = np.tile([PRIOR_GAIN, 9.0, PRIOR_FRICTION, PRIOR_ARMATURE, 0.1, PRIOR_DAMPING], joints)
-        weight = 0.1 * np.append(weak, 0.1) ** -2.0
-        normal = flat @ flat.T + np.diag(weight + 1e-3 / steps**2)
-        gradient = flat @ (self.residual / scale).ravel() + weight * (self.x - centre)
-        largest = np.append(np.tile(LARGEST_STEPS, joints), LARGEST_DELAY_STEP)
-        dampings = damping * DAMPINGS
-        found: list[Array] = []
-        for d in cast(list[float], dampings.tolist()):
-            step: Array = -np.linalg.solve(normal + d * np.diag(np.diag(normal)), gradient)
-            found.append(np.clip(step, -largest, largest))
-        points = self.x + np.stack(found)
-        points[:, -1] = np.clip(points[:, -1], 0.0, 0.12)
-        return points, dampings
-
-    def _take(self, points: Array, dampings: Array) -> float:
-        """Take the best step, or each joint's own best step, and return the damping for the next."""
-        errors, now = _rms(self.residuals(self._here(points))), self.rms
-        best = int(np.argmin(self._merit(errors)))
-        parts = self.arm.split(self.x)
-        for k in range(len(parts)):
-            own = int(np.argmin(errors[:, k]))
-            if errors[own, k] <= now[k]:
-                parts[k] = self.arm.split(points[own])[k]
-        mixed = [self.arm.join(parts, float(delay)) for delay in (points[best][-1], self.x[-1])]
-        self._accept(self._here([points[best], *mixed]))
-        return float(np.clip(dampings[best], 1e-6, 1e2))
 
     def _here(self, points: Sequence[Array] | Array) -> list[JointFit]:
         """Points with the start states of the best."""
@@ -342,32 +263,53 @@ class ArmEstimate:
         *,
         progress: Progress | None = None,
     ) -> Fit:
-        """A search from the options' start, or, where that is random, from the scene's values or from elsewhere."""
+        """A search from the options' start, or, where that is random, from an estimate of half the windows alone."""
         options, progress = options or ShootingOptions(), progress or Progress()
         exact = motion_is_linearisable(sim)
         options = replace(options, linearised=exact, local=options.local and not exact)
-        options = replace(options, iterations=min(options.iterations, FINAL_ITERATIONS))
-        if not options.random_starts:
-            return fit(sim, episodes, params, options, progress=progress)
-        search = ArmSearch.at(self.arm, self.sim, self._start(options.seed))
-        search.improve(progress.part(0.0, 0.5, of_time_left=0.5))
-        names, found = {param.address for param in params}, search.settings
-        begun = {**options.start, **{name: value for name, value in found.items() if name in names}}
-        settled = replace(options, start=begun, random_starts=False)
-        return fit(sim, episodes, params, settled, progress=progress.part(0.5, 1.0))
+        options = replace(options, iterations=min(options.iterations, FINAL_ITERATIONS), tolerance=TOLERANCE)
+        compared = options.random_starts
+        if compared:
+            options = _from(options, self._of_half(options.seed, progress.part(0.0, 0.5, of_time_left=0.5)), params)
+        found = fit(sim, episodes, params, options, progress=progress.part(0.5, 0.7))
+        for i in range(0 if compared else REPEATS):
+            begun = None if progress.ended or found.stopped else self._refitted(found, i)
+            if begun is None:
+                break
+            progress.advance("search again", 0.7 + 0.3 * i / REPEATS)
+            again = fit(sim, episodes, params, _from(options, begun, params), progress=progress)
+            if self._misfit(again) >= self._misfit(found):
+                break
+            found = again
+        return found
 
-    def _start(self, seed: int) -> Array:
-        """The scene's own values for the first seed, values away from the best for all others."""
-        delay = float(self.x[-1])
-        if seed % 2:
-            return self.arm.start(max(0.0, delay + START_DELAY * (-1.0 if seed % 4 == 1 else 1.0)))
-        rng = np.random.default_rng((seed, 0xA4))
-        away = np.append(np.tile(START_SPREAD, len(self.arm.joints)), START_DELAY) * rng.uniform(-1, 1, len(self.x))
-        x = self.x + away
-        x[-1] = max(0.0, x[-1])
-        lag = slice(LAG, len(x) - 1, len(OWN))
-        x[lag] = np.maximum(x[lag], x[-1] + 1e-3)
-        return x
+    def _misfit(self, found: Fit) -> float:
+        """Sum of the logarithms of the errors of all joints, none below its noise."""
+        sizes = np.array([found.rms.get(name, 0.0) for name in self.joint_names])
+        return float(np.log(np.maximum(sizes, self.arm.noise)).sum())
+
+    def _of_half(self, seed: int, progress: Progress) -> dict[str, float]:
+        """Settings by direct estimates and a coupled search from every other window alone."""
+        arm = self.arm.every_other(seed)
+        progress.advance("direct estimates of half the windows", 0.0)
+        x = estimate_joints(arm)
+        search = ArmSearch.at(arm, self.sim, x)
+        search.mix([arm.start(float(x[-1]))])
+        search.improve(progress)
+        return search.settings
+
+    def _refitted(self, found: Fit, seed: int) -> dict[str, float] | None:
+        """Settings with joints that a fit left above their noise searched again alone, under its loads; None if none.
+
+        Where a motor is at its limit, derivatives lead astray, and the loads were not known well before.
+        """
+        noise = dict(zip(self.joint_names, self.arm.noise, strict=True))
+        if not any(found.rms.get(name, 0.0) > AT_NOISE * size for name, size in noise.items()):
+            return None
+        search = ArmSearch.at(self.arm, self.sim, self.arm.unknowns(found.settings))
+        before = search.merit
+        search.refit(seed, restart=True)
+        return search.settings if search.merit < before - LEAST_GAIN else None
 
 
 def estimate_arm(sim: SceneSimulator, episodes: Sequence[Episode], progress: Progress) -> ArmEstimate | None:
@@ -384,7 +326,8 @@ def estimate_arm(sim: SceneSimulator, episodes: Sequence[Episode], progress: Pro
     search = ArmSearch.at(arm, sim, x)
     search.mix([arm.start(float(x[-1]))])
     search.improve(progress.part(0.3, 0.7))
-    held = _holding(search, sim, progress.part(0.7, 1.0)) if search.unfinished() else None
+    creeps = 2 * len(search.unfinished()) > len(arm.joints)
+    held = _holding(search, sim, progress.part(0.7, 1.0)) if creeps else None
     search = held or search
     return ArmEstimate(search.arm, search.sim, search.x, search.rms, held is not None)
 
@@ -401,8 +344,15 @@ def _holding(search: ArmSearch, sim: SceneSimulator, progress: Progress) -> ArmS
     held.improve(progress.part(0.0, 0.6), rounds=HOLDING_ROUNDS)
     if held.merit < search.merit - gain:
         # What further rounds alone would gain is no sign of friction that holds.
-        search.improve(progress.part(0.6, 1.0), rounds=HOLDING_ROUNDS)
+        search.improve(progress.part(0.6, 1.0), rounds=HOLDING_ROUNDS, seed=ROUNDS)
     return held if held.merit < search.merit - gain else None
+
+
+def _from(options: ShootingOptions, settings: Mapping[str, float], params: Sequence[Param]) -> ShootingOptions:
+    """The options with other starts of those parameters that are fitted."""
+    names = {param.address for param in params}
+    start = {**options.start, **{name: value for name, value in settings.items() if name in names}}
+    return replace(options, start=start, random_starts=False)
 
 
 def _rms(residual: Array) -> Array:

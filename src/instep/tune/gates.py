@@ -25,12 +25,10 @@ from .identifiability import Identifiability, assess_fit, motion_for
 from .least_squares import FitStatus
 from .parameter_recovery import MIN_RECOVERED, planted_sets, recover_parameters, subset
 from .recording_checks import recording_problems, recording_warnings, refuse
-from .searches import COARSE_WINDOWS, Searches, SearchMethod, SearchOptions, first_fit, search
+from .searches import COARSE_WINDOWS, MIN_AGREEING, Searches, SearchMethod, SearchOptions, first_fit, search
 from .shooting import Fit, ShootingOptions, correlation_time, fit, start_value
 
 GateState = Literal["passed", "failed", "not run"]
-MIN_SEARCHES = 3
-"""Searches that must have ended before they can be said to agree."""
 GOLDEN_SECTION = (np.sqrt(5) - 1) / 2
 
 
@@ -97,12 +95,16 @@ class GateOptions:
     given: Simulator | None = None
     """The simulator of the scene as it was given, which held-out recordings compare with; where None, the simulator
     that is fitted, at the initial values."""
+    full: Simulator | None = None
+    """The simulator that predicts held-out recordings, where the one that is fitted leaves out contacts."""
     starts: tuple[Mapping[str, float], ...] = ()
     """Further points from which searches begin, beside the initial values: direct estimates, or an earlier result."""
     scene_values: Mapping[str, float] = field(default_factory=dict[str, float])
     """Values of the parameters in the scene, where the initial values are others."""
     search: SearchMethod = fit
     """What searches; another for a kind of robot has the same signature as `fit`."""
+    hold_unseen: bool = False
+    """Whether a broad prior holds all parameters, rather than that those without effect are fixed."""
 
 
 def gated_fit(
@@ -122,7 +124,9 @@ def gated_fit(
     fitted, held_out = episodes
     results = [_telemetry([*fitted, *held_out])]
     values = {**options.start, **gates.scene_values}
-    searching = SearchOptions(options, gates.seeds, gates.starts, values, gates.seed, gates.search)
+    searching = SearchOptions(
+        options, gates.seeds, gates.starts, values, gates.seed, gates.search, hold_unseen=gates.hold_unseen
+    )
     first = first_fit(sim, fitted, params, searching, progress.part(0.0, 0.2, of_time_left=0.3))
     weak = assess_fit(first, first.problem.prior_sigma)
     results.append(_identifiability(weak))
@@ -140,7 +144,7 @@ def gated_fit(
     progress.advance("held-out recordings", 0.95)
     # Initial values may be far worse than the scene: a fit that only beats those must not be promoted.
     before = gates.given or sim.tuned({param.address: start_value(param, values) for param in params})
-    after = sim.tuned({**found.fixed, **found.fit.settings})
+    after = (gates.full or sim).tuned({**found.fixed, **found.fit.settings})
     comparison = compare(before, after, held_out, window=options.window, seed=gates.seed)
     results.append(_held_out(comparison))
     return GatedFit(found.fit, tuple(results), weak, comparison, values, found.fixed)
@@ -172,12 +176,18 @@ def _identifiability(weak: Identifiability) -> GateResult:
 def _solve(found: Searches) -> GateResult:
     """Whether the search converged, and whether independent searches end in the same place."""
     last, total = found.fit, len(found.costs)
-    if total < MIN_SEARCHES:
+    if found.explained and found.ended is None:
+        message = (
+            "What the search leaves over is white and as small as the noise of the measurements, so that no other "
+            f"values explain the recordings better. The last search: {last.status}."
+        )
+        return GateResult("solve", "passed", message)
+    if total < MIN_AGREEING:
         why = {
             FitStatus.STOPPED: "Interrupted; the best so far is kept.",
             FitStatus.BUDGET_SPENT: "The budget was spent; the best so far is kept.",
         }.get(found.ended or last.status, "")
-        message = f"{total} searches ended, and agreement needs {MIN_SEARCHES}. {why}".strip()
+        message = f"{total} searches ended, and agreement needs {MIN_AGREEING}. {why}".strip()
         remedy = "Run at least three searches (--seeds 4)." if not why else "Continue with --resume OUT."
         return GateResult("solve", "not run", message, remedy=remedy)
     agree = found.agreeing

@@ -30,7 +30,7 @@ from instep.scene.folder import Scene, SceneSimulator
 
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
-from .gates import MIN_SEARCHES, GatedFit, GateOptions, GateResult, gated_fit, split
+from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
 from .group_params import (
     GroupedWorld,
     grouped_episodes,
@@ -41,6 +41,7 @@ from .group_params import (
 )
 from .held_out import HeldOutComparison, window_errors
 from .identifiability import Identifiability, vague_params
+from .joint_estimates import touches_nothing
 from .least_squares import FitStatus
 from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
@@ -49,6 +50,7 @@ from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
 from .recording_checks import recording_problems, refuse, scene_problems
 from .robot_match import MAX_UNEXPLAINED, check_robot
+from .searches import MIN_AGREEING
 from .shooting import Fit, ShootingOptions, fit
 from .written_scene import check_written_scene, written_scene_not_run
 
@@ -340,11 +342,12 @@ def identify(
     history = _CostHistory(progress.watch)
     part = progress.part(0.0, 1.0)
     part.watch = history
-    estimate = None
+    estimate = searched = None
     if selection.automatic and not groups and isinstance(sim, MujocoWorld):
         first = part.part(0.0, 0.3, of_time_left=0.4)
-        estimate = estimate_motors(sim, fitted, selection, first, window=options.window)
-        estimate = estimate or estimate_arm(sim, fitted, first)
+        searched = sim.without_contacts() if touches_nothing(sim, fitted) else sim
+        estimate = estimate_motors(searched, fitted, selection, first, window=options.window)
+        estimate = estimate or estimate_arm(searched, fitted, first)
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
@@ -354,14 +357,15 @@ def identify(
     if estimate is not None:
         found = {name: value for name, value in estimate.settings.items() if name in selection.start}
         shooting = replace(shooting, start={**selection.start, **found})
-        seeds = min(options.seeds, MIN_SEARCHES)
-        gates = replace(gates, seeds=seeds, search=estimate, scene_values=selection.start)
+        seeds = min(options.seeds, MIN_AGREEING)
+        gates = replace(gates, seeds=seeds, search=estimate, scene_values=selection.start, hold_unseen=True, full=sim)
     elif selection.undriven:
         begun = _short_start(sim, fitted, selection, shooting, part.part(0.0, 0.3, of_time_left=0.3))
         shooting = replace(shooting, start=begun)
         gates = replace(gates, scene_values=selection.start)
+    found_by = sim if estimate is None or searched is None else searched.tuned(selection.fixed)
     result = gated_fit(
-        sim,
+        found_by,
         (fitted, held_out),
         selection.params,
         shooting,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from typing import cast
 
 import mujoco
@@ -39,11 +40,15 @@ DELAY_STEP, LAST_DELAY = 5e-3, 0.06
 """Grid of delays that are tried [s]."""
 FINE_DELAYS = 9
 """Delays that are tried around the best."""
-FRICTION_STARTS, ARMATURE_STARTS = (0.1, 0.4, 1.5, 6.0), (1.0, 0.2, 3.5)
-"""Factors of friction and armature from which a joint is fitted again."""
+GAIN_STARTS, FRICTION_STARTS, ARMATURE_STARTS = (1.0, 0.5), (0.1, 0.6, 3.0), (1.0, 0.2, 3.5)
+"""Factors of gain, friction and armature from which a joint is fitted again."""
+BEST_STARTS = 3
+"""How many of the best of them are searched further."""
 COARSE_SHARE = 3
 """One window of so many is used for the coarse grid."""
 
+CHECKED_S = 0.04
+"""Time between poses that are checked for contacts [s]."""
 LEAST_RESOLUTION = 1e-9
 """Smaller differences of positions are no steps of an encoder [rad]."""
 USUAL_ERROR = 0.9
@@ -120,12 +125,15 @@ class ArmModel:
         return out
 
     def searched(self, name: str) -> bool:
-        """Whether a parameter of the joints is searched, as all others are; the lesser damping only at the limit."""
+        """Whether a parameter is fitted: all but a damping that the scene does not have beside the other one.
+
+        Damping of joint and servo act alike unless the motor is at its limit; a prior holds them apart.
+        """
         for joint in self.joints:
             servo, own = joint.given.servo_damping, joint.given.damping
             lesser = f"joint.{joint.joint}.damping" if servo >= own else f"actuator.{joint.actuator}.kv"
             if name == lesser:
-                return joint.saturates and min(servo, own) > 0
+                return min(servo, own) > 0
         return True
 
     def start(self, delay: float) -> Array:
@@ -160,6 +168,13 @@ class ArmModel:
             beyond = joint.saturates or bool(may) or joint.saturated_share(z) > SATURATED_SHARE
             joints.append(replace(joint, saturates=beyond))
         return replace(self, joints=tuple(joints))
+
+    def every_other(self, first: int) -> ArmModel:
+        """The same arm with every other window, from the first or the second one on."""
+        kept, own = slice(first % 2, None, 2), self.windows
+        parts = (own.q[kept], own.v[kept], own.past[kept], own.action[kept], own.measured[kept])
+        joints = tuple(joint.some(kept) for joint in self.joints)
+        return replace(self, joints=joints, windows=ArmWindows(*parts, own.skip))
 
     def stiffer(self) -> ArmModel:
         """The same arm with dry friction that holds a loaded joint, rather than letting it creep."""
@@ -221,11 +236,11 @@ def arm_model(sim: SceneSimulator, episodes: Sequence[Episode]) -> ArmModel | No
             _given(model, j, actuator, float(own.inertia.mean())),
         )
         error = np.abs(own.command[:, -rows:] - q[:, :, at])
-        given = _within_limit(given, error, min(constants.high, -constants.low))
+        own_stiffness, given = given.stiffness, _within_limit(given, error, min(constants.high, -constants.low))
         joints.append(
             JointModel(
                 str(model.joint(j).name), str(model.actuator(actuator).name), gear, constants, own,
-                np.ascontiguousarray(measured[:, :, at]), given, skip, max(float(noise[at]), 1e-7),
+                np.ascontiguousarray(measured[:, :, at]), given, own_stiffness, skip, max(float(noise[at]), 1e-7),
             )
         )  # fmt: skip
     return ArmModel(scene, tuple(joints), windows, np.array([int(model.jnt_qposadr[j]) for j in driven]))
@@ -236,7 +251,7 @@ def estimate_joints(arm: ArmModel, threads: int = 2) -> Array:
     grid = np.arange(0.0, LAST_DELAY + 1e-9, DELAY_STEP)
 
     def profile(joint: JointModel) -> tuple[list[Array], Array]:
-        return _profile(joint.thinned(COARSE_SHARE), grid)
+        return _profile(joint.some(slice(None, None, COARSE_SHARE)), grid)
 
     with ThreadPoolExecutor(threads) as pool:
         profiles = list(pool.map(profile, arm.joints))
@@ -261,16 +276,16 @@ def refine_joints(arm: ArmModel, x: Array, width: float, threads: int = 2) -> Ar
     return arm.join([points[best] for points, _ in refined], float(delays[best]))
 
 
-def from_other_starts(joint: JointModel, z: Array) -> Array:
-    """The best unknowns found from some unknowns and from other frictions and armatures."""
+def from_other_starts(joint: JointModel, z: Array) -> list[Array]:
+    """The best few unknowns found from some unknowns and from other gains, frictions and armatures, the best first."""
+    given = joint.given
+    gains = {given.stiffness, *(factor * joint.scene_stiffness for factor in GAIN_STARTS)}
     found = [joint.descend(z, iterations=12)]
-    for armature in ARMATURE_STARTS:
-        for friction in FRICTION_STARTS:
-            y = joint.with_armature(z, armature * joint.given.armature)
-            y[FRICTION] += np.log(friction)
-            y, _ = joint.descend(y, (LAG, FRICTION), 4)
-            found.append(joint.descend(y, iterations=12))
-    return min(found, key=lambda pair: pair[1])[0]
+    for stiffness, armature, friction in product(sorted(gains), ARMATURE_STARTS, FRICTION_STARTS):
+        y = joint.restarted(z, stiffness, friction * given.friction, armature * given.armature)
+        y, _ = joint.descend(y, (LAG, FRICTION), 4)
+        found.append(joint.descend(y, iterations=12))
+    return [z for z, _ in sorted(found, key=lambda pair: pair[1])[:BEST_STARTS]]
 
 
 def _profile(joint: JointModel, grid: Array) -> tuple[list[Array], Array]:
@@ -406,26 +421,41 @@ def _free_windows(
     rows, joints = size
     if len(starts) > 4 * MOST_WINDOWS:
         starts = [starts[i] for i in np.linspace(0, len(starts) - 1, 4 * MOST_WINDOWS).round().astype(int)]
-    data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[joints]])
     at = model.jnt_qposadr[joints]
     low, high = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-np.inf], [np.inf]])
     free: list[tuple[int, int]] = []
     for run, s in starts:
         part = runs[run].q[s : s + rows]
         touching = bool(((part[:, at] <= low) | (part[:, at] >= high)).any())
-        for q in part[:: max(1, rows // 5)]:
-            data.qpos[:] = q
-            mujoco.mj_kinematics(model, data)
-            mujoco.mj_comPos(model, data)
-            mujoco.mj_collision(model, data)
-            bodies = model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]
-            touching = touching or bool(moving[bodies].any())
-        if not touching:
+        if not touching and not touches(model, part[:: max(1, rows // 5)], joints):
             free.append((run, s))
     kept = free if len(free) >= min(5, len(starts)) else starts
     if len(kept) <= MOST_WINDOWS:
         return kept
     return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST_WINDOWS).round().astype(int)]
+
+
+def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
+    """Whether a scene without free bodies touches nothing, itself included, at any time of the recordings."""
+    model = sim.scene.model
+    if not np.isin(model.jnt_type, (_HINGE, _SLIDE)).all():
+        return False
+    every = max(1, round(CHECKED_S / sim.spec.dt))
+    return not any(touches(model, aligned(e, sim).q[::every], range(model.njnt)) for e in episodes)
+
+
+def touches(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> bool:
+    """Whether bodies that some joints move touch anything in any of some poses [poses, nq]."""
+    data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[list(joints)]])
+    for q in poses:
+        data.qpos[:] = q
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_collision(model, data)
+        bodies = model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]
+        if moving[bodies].any():
+            return True
+    return False
 
 
 def _noise(q: Array) -> Array:

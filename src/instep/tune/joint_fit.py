@@ -75,16 +75,16 @@ def explore_joints(
 ) -> JointFit:
     """Some joints searched without derivatives (CMA-ES), each with its own delay; then at the delay that suits all.
 
-    Those `far` from their noise also start from other frictions and armatures.
+    Those `far` from their noise also start from other gains, frictions and armatures.
     """
     parts, every = arm.split(begun.x), max(1, len(arm.windows.q) // EXPLORED_WINDOWS)
 
     def explored(k: int) -> tuple[Array, float]:
-        joint, shift, z = arm.joints[k].thinned(every), begun.shift[:, ::every, k], parts[k]
-        if k in far:
-            z = from_other_starts(joint, z)
+        joint, shift, z = arm.joints[k].some(slice(None, None, every)), begun.shift[:, ::every, k], parts[k]
+        starts = from_other_starts(joint, z) if k in far else [z]
         if k in unfinished:
-            z = explore(joint, z, shift, seed)
+            starts = [explore(joint, start, shift, seed) for start in starts]
+        z = min(starts, key=lambda start: joint.cost(start, shift))
         return z, _delay_weight(joint, z, shift)
 
     with ThreadPoolExecutor(THREADS) as pool:

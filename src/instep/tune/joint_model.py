@@ -36,6 +36,8 @@ LONGEST_DELAY = 0.12
 PRIOR_GAIN, PRIOR_FRICTION, PRIOR_ARMATURE, PRIOR_OFFSET, PRIOR_DAMPING = 0.4, 2.5, 0.8, 0.01, 0.8
 """Deviations of the priors at the scene's values: of logarithms, and of the offset [rad]."""
 LARGEST_RESIDUAL = 1e4
+LARGEST_RATIO = 3.0
+"""Largest logarithm of friction [rad] or armature [s2] over stiffness: more holds any joint for good."""
 START_TIME, START_SHARE = 0.02, 0.02
 """The velocity at a start is uncertain by the noise over this time [s], and by this share of the speed."""
 
@@ -74,7 +76,9 @@ class JointModel:
     measured: Array
     """Measured positions [windows, rows]."""
     given: JointValues
-    """The scene's values, zeros replaced by small ones."""
+    """The scene's values, zeros replaced by small ones, softened where its motor could not do what they ask."""
+    scene_stiffness: float
+    """The scene's own stiffness, not softened."""
     skip: int
     """Rows at the start of a window that do not count: the error of the start state dies away there."""
     noise: float
@@ -102,10 +106,8 @@ class JointModel:
         else:
             joint *= float(np.exp(z[DAMPING]))
             servo = _above(total - joint, 0.02 * servo)
-        return JointValues(
-            stiffness, servo, joint, stiffness * float(np.exp(z[FRICTION])), stiffness * float(np.exp(z[ARMATURE])),
-            stiffness * float(z[OFFSET]), float(z[DELAY]),
-        )  # fmt: skip
+        friction, armature = (stiffness * math.exp(min(float(z[i]), LARGEST_RATIO)) for i in (FRICTION, ARMATURE))
+        return JointValues(stiffness, servo, joint, friction, armature, stiffness * float(z[OFFSET]), float(z[DELAY]))
 
     def unknowns(self, values: JointValues) -> Array:
         """Physical values as unknowns."""
@@ -125,10 +127,10 @@ class JointModel:
         moved[ARMATURE] = np.log(np.clip(armature + second, 0.5 * armature, 2 * armature))
         return moved
 
-    def with_armature(self, z: Array, armature: float) -> Array:
-        """The scene's gain with the lag and friction of some unknowns, and another armature."""
+    def restarted(self, z: Array, stiffness: float, friction: float, armature: float) -> Array:
+        """Some unknowns with another stiffness, dry friction and armature; lag, offset and delay stay."""
         moved = z.copy()
-        moved[GAIN], moved[ARMATURE] = np.log(self.given.stiffness), np.log(armature / self.given.stiffness)
+        moved[GAIN], moved[FRICTION], moved[ARMATURE] = np.log([stiffness, friction / stiffness, armature / stiffness])
         return moved
 
     def predict(self, z: Array, shift: Array | None = None) -> Array:
@@ -198,10 +200,10 @@ class JointModel:
             part[where] = values
         return replace(self, windows=self.windows._replace(inertia=parts[0], load=parts[1], held_load=parts[2]))
 
-    def thinned(self, share: int) -> JointModel:
-        """The same joint with one window of every `share`."""
-        fewer = JointWindows(*(np.ascontiguousarray(part[::share]) for part in self.windows))
-        return replace(self, windows=fewer, measured=self.measured[::share])
+    def some(self, kept: slice) -> JointModel:
+        """The same joint with some of its windows."""
+        fewer = JointWindows(*(np.ascontiguousarray(part[kept]) for part in self.windows))
+        return replace(self, windows=fewer, measured=np.ascontiguousarray(self.measured[kept]))
 
     def descend(self, z: Array, free: Sequence[int] = (), iterations: int = 20) -> tuple[Array, float]:
         """Levenberg-Marquardt over some unknowns, or all that are searched: the best unknowns, and their cost.

@@ -32,7 +32,7 @@ from instep.core.records import frozen_dataclass
 from instep.physics.actuators import is_actuator_param, read_actuators
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.scene.model import compile_model, named_spec
+from instep.scene.model import compile_model, exclude_overlaps, named_spec
 
 DEPENDENT_FIELDS = ("body_mass", "body_inertia", "body_ipos")
 """Model fields that change with a mass."""
@@ -93,6 +93,7 @@ def _save_mjcf(
     path: Path, scene: Scene, settings: Mapping[str, float], model: mujoco.MjModel, notes: Iterable[str]
 ) -> None:
     spec = named_spec(scene.source)
+    exclude_overlaps(spec, spec.compile())
     # What MuJoCo does not write back from a model must be in the description.
     for body in spec.bodies[1:]:
         body.gravcomp = float(model.body_gravcomp[model.body(body.name).id])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
 
 from instep.core.progress import Progress
 from instep.core.records import array_dataclass
@@ -14,7 +13,7 @@ from instep.core.world import Array
 
 from .least_squares import Point, Problem, descend, evaluate, rough
 from .posterior import freedom_factor
-from .shooting import Fit, judged_status, uncertainty
+from .shooting import Fit, judged
 
 
 @array_dataclass
@@ -74,9 +73,9 @@ def recover_parameters(
 def _recovered(found: Fit, rng: np.random.Generator, level: float, iterations: int) -> tuple[Array, Array]:
     """Plant one parameter set and fit it: found minus planted, and half the width of the intervals [parameters]."""
     truth = _truth(found, rng)
-    again = refit(found, truth, rng, 2 * iterations if rough(found.point) else iterations, 1e-4)
-    factor = stats.t.ppf(0.5 + level / 2, max(1, len(again.windows) - len(truth)))
-    return again.x - truth, factor * np.sqrt(np.diag(again.covariance))
+    longer = rough(found.point) or found.problem.linearised
+    again = refit(found, truth, rng, 2 * iterations if longer else iterations, 1e-4)
+    return again.x - truth, again.deviations(level) * np.sqrt(np.diag(again.covariance))
 
 
 def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 10, tolerance: float = 1e-5) -> Fit:
@@ -84,15 +83,10 @@ def refit(found: Fit, truth: Array, rng: np.random.Generator, iterations: int = 
     problem = synthetic_problem(found, truth, rng)
     begin = replace(evaluate(problem, found.x[None])[0], difference_step=found.point.difference_step)
     ended = descend(problem, begin, iterations, tolerance)
-    known = uncertainty(problem, ended.point, found.widening)
+    point, known, status = judged(problem, ended, found.widening)
     return replace(
-        found,
-        problem=problem,
-        point=ended.point,
-        covariance=known.covariance,
-        information=known.information,
-        status=judged_status(ended, known.remaining),
-    )
+        found, problem=problem, point=point, covariance=known.covariance, information=known.information, status=status
+    )  # fmt: skip
 
 
 def _undecided(inside: list[Array]) -> bool:
@@ -129,8 +123,13 @@ def subset(found: Fit, limit: int) -> Fit:
 
 
 def _truth(found: Fit, rng: np.random.Generator) -> Array:
-    """A random point near the fit: a few standard deviations away, at least a hundredth of the range."""
-    sigma = np.sqrt(np.clip(np.diag(found.covariance), 1e-4, 1e-2))
+    """A random point near the fit: a few standard deviations away, at least a hundredth of the range.
+
+    For an arm the former alone: there a hundredth of the range is many deviations, and stick-slip in between makes the
+    least-squares fit that follows end elsewhere, without the search of its joints that comes first.
+    """
+    least = 1e-10 if found.problem.linearised else 1e-4
+    sigma = np.sqrt(np.clip(np.diag(found.covariance), least, 1e-2))
     return np.clip(found.x + sigma * rng.standard_normal(len(sigma)), 0.0, 1.0)
 
 

@@ -19,7 +19,8 @@ from instep.core.world import Array, Simulator
 from .cma import contact_search
 from .identifiability import UNIFORM, Identifiability, motion_for, vague_params
 from .least_squares import MAX_DIFFERENCE_STEP, FitStatus, cost_of, evaluate
-from .shooting import Fit, Prior, ShootingOptions, fit, start_value, uncertainty
+from .posterior import freedom_factor
+from .shooting import Fit, Prior, ShootingOptions, correlation_time, fit, start_value, uncertainty
 
 RESTART_RANGE = 0.5
 """Share of each range, around the first fit, in which the other searches begin."""
@@ -33,6 +34,11 @@ SAME_COST, SAME_PLACE = 1.01, 0.01
 """Searches that end within this factor of the best cost, or within this share of each range, agree with the best."""
 MAX_RISE = 10.0
 """Rise of the cost, whose rows count about one each, from which on a given value explains the recordings worse."""
+MAX_OVER_NOISE, MAX_CORRELATION = 1.25, 2.0
+"""Residuals over the noise of the measurements, and their correlation time in rows, up to which nothing is left over
+that other values could explain."""
+LEAST_WEIGHT = 1e-2
+"""Residuals over their scale below which a coordinate is taken to have no weight."""
 SAME_PREDICTION = 1.0
 """So do those whose predictions differ from those of the best by at most this share of what the best leaves over."""
 
@@ -66,6 +72,9 @@ class SearchOptions:
     """Values of the scene, which parameters keep that turn out to be unidentifiable."""
     seed: int = 0
     method: SearchMethod = fit
+    hold_unseen: bool = False
+    """Whether a broad prior holds all parameters, rather than that those without effect are fixed: one without effect
+    here, an armature near zero, may have one at other values, which the intervals of the others must know."""
 
 
 @array_dataclass
@@ -84,11 +93,15 @@ class Searches:
     ended: FitStatus | None = None
     """What ended the searches before they were done; None where they are."""
 
+    explained: bool = False
+    """Whether the best converged and leaves nothing over but noise: no other search can be better, so none was done."""
+
 
 def first_fit(
     sim: Simulator, episodes: Sequence[Episode], params: Sequence[Param], options: SearchOptions, progress: Progress
 ) -> Fit:
     """Brief fits of all parameters over some of the windows from each given start; the best of them."""
+    options = replace(options, shooting=_with_priors(options, params, None)) if options.hold_unseen else options
     method, brief = _method(params, options), _coarse(options.shooting)
     if method is not contact_fit:
         brief = replace(brief, iterations=min(FIRST_ITERATIONS, brief.iterations), starts=min(2, brief.starts))
@@ -112,20 +125,23 @@ def search(
 ) -> Searches:  # fmt: skip
     """Search from several starts over some of the windows, then finish the best search over all of them.
 
-    Parameters about which the recordings say nothing are held at their given values, those that are confounded by a
-    prior. Interrupted or out of time, the best so far is kept.
+    Parameters about which the recordings say nothing are held at their given values, or by a prior where the options
+    say so, and those that are confounded by a prior. Where one search leaves nothing over but noise, there are no
+    others. Interrupted or out of time, the best so far is kept.
     """
     if first.stopped or progress.ended:
         # The first fit estimated all parameters, so none was fixed.
         return Searches(first, ended=_ended(progress))
-    fixed = fixed_values(first, weak.unobservable, options.given)
-    kept = [param for param in first.params if param.address not in weak.unobservable]
-    shooting = _continued(_with_priors(options, first.params, weak), kept, first)
+    unseen = () if options.hold_unseen else weak.unobservable
+    fixed = fixed_values(first, unseen, options.given)
+    kept = [param for param in first.params if param.address not in unseen]
+    priors = _with_priors(options, first.params, None if options.hold_unseen else weak)
+    shooting = _continued(priors, kept, first)
     begun = replace(options, shooting=shooting, method=_method(first.params, options))
     tuned = sim.tuned(fixed) if fixed else sim
     # A first fit that is whole, as that of contact parameters, or that converged need not be done twice.
     settled = begun.method is contact_fit or first.status is FitStatus.CONVERGED
-    known = first if settled and not fixed and not shooting.priors else None
+    known = first if settled and not fixed and (options.hold_unseen or not shooting.priors) else None
     fits, whole = _searches(tuned, episodes, known, kept, begun, progress.part(0.0, 0.6, of_time_left=0.6))
     if not fits:
         return Searches(first, ended=_ended(progress))
@@ -134,9 +150,10 @@ def search(
     agreeing = [f.x for f, c, w in zip(fits, costs, whole, strict=True) if w and _agrees(f, c, best, min(costs))]
     best = _finished(tuned, episodes, best, begun, progress.part(0.6, 0.9, of_time_left=0.7))
     ended = tuple(cost for cost, w in zip(costs, whole, strict=True) if w)
-    best = _settled(best, np.array(agreeing).reshape(-1, len(kept)), len(ended))
-    found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), _ended(progress))
-    return _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
+    at_noise = options.seeds >= MIN_AGREEING and explained(best)
+    best = best if at_noise else _settled(best, np.array(agreeing).reshape(-1, len(kept)), len(ended))
+    found = Searches(best, fixed, ended, np.array(agreeing).reshape(-1, len(kept)), (), _ended(progress), at_noise)
+    return found if options.hold_unseen else _without_vague(sim, episodes, found, begun, progress.part(0.9, 1.0))
 
 
 def contact_fit(
@@ -178,6 +195,20 @@ def fixed_values(found: Fit, names: Sequence[str], given: Mapping[str, float]) -
     return fixed
 
 
+def explained(found: Fit) -> bool:
+    """Whether a fit converged, and its residuals are white and as small as the noise of the measurements.
+
+    That noise is estimated from the recordings alone, from differences of high order.
+    """
+    form, residual = found.windows.tangent, np.nan_to_num(found.point.residual)
+    if found.status is not FitStatus.CONVERGED:
+        return False
+    size = np.sqrt((residual**2).sum(axis=(0, 1)) / max(1, int(found.windows.inside.sum())) * freedom_factor(found))
+    counts = size > LEAST_WEIGHT * found.problem.scale
+    quiet = size[counts] <= MAX_OVER_NOISE * found.windows.noise_q[form.measured][counts]
+    return bool(quiet.all()) and correlation_time(residual / found.problem.scale) < MAX_CORRELATION
+
+
 def _method(params: Sequence[Param], options: SearchOptions) -> SearchMethod:
     """The method that was given, or that for contacts where all parameters act through impacts only."""
     kinds = {param.parts.kind for param in params}
@@ -200,6 +231,8 @@ def _searches(
     if known is not None:
         fits, whole = [known], [known.status in (FitStatus.CONVERGED, FitStatus.STALLED)]
     for seed in range(len(fits), options.seeds):
+        if options.seeds >= MIN_AGREEING and any(explained(one) for one in fits):
+            break
         begun = replace(coarse, random_starts=True, start_range=RESTART_RANGE) if seed else coarse
         share = 1 / (options.seeds - seed)
         part = progress.part(seed / options.seeds, (seed + 1) / options.seeds, of_time_left=share)
@@ -286,14 +319,15 @@ def _without_vague(
     return replace(found, fit=again, fixed=fixed, agreeing=found.agreeing[:, columns], late=vague)
 
 
-def _with_priors(options: SearchOptions, params: Sequence[Param], weak: Identifiability) -> ShootingOptions:
-    """The options with a Gaussian prior at the scene's value of each confounded parameter.
+def _with_priors(options: SearchOptions, params: Sequence[Param], weak: Identifiability | None) -> ShootingOptions:
+    """The options with a Gaussian prior at the scene's value of each confounded parameter, or of all where None.
 
     Fixing them instead would bias the others, which would compensate for a wrong value.
     """
     priors = dict(options.shooting.priors)
     for param in params:
-        if param.address in weak.confounded and param.address not in priors:
+        held = weak is None or param.address in weak.confounded
+        if held and param.address not in priors:
             span = np.log(param.high / param.low) if param.log else param.high - param.low
             priors[param.address] = Prior(start_value(param, options.given), UNIFORM * float(span))
     return replace(options.shooting, priors=priors)

@@ -3,10 +3,13 @@
 Small changes dq, dv of the motion and dp of the parameters obey
 
     (M + S / R) da = F dp - (dI/dq) dq - (dI/dv + S b / R) dv,
+    (M + h D) da' = M da + G dp,
 
 with M the mass matrix, I(q, v, a) the inverse dynamics, F the torques that the parameters change, and S = 1 where dry
-friction holds a joint, as a soft constraint of compliance R that removes velocity at the rate b. All parameters and
-start states together cost about as much as three simulations, where finite differences need one simulation each.
+friction holds a joint, as a soft constraint of compliance R that removes velocity at the rate b. The acceleration a'
+that a step of length h takes is smaller than a, since damping D is taken at its end; G is what parameters change there.
+All parameters and start states together cost about as much as three simulations, where finite differences need one
+simulation each.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def sensitivities(shooter: Shooter, x: Array, starts: Array) -> Sensitivities:
     linear = _Linearised.along(world, steps, shooter.params)
     known, forces = _forces(world.model, steps, shooter.params)
     for i in [i for i, param in enumerate(shooter.params) if param.address == address.DELAY]:
-        known[i], forces[..., i] = True, _delay_force(world, steps, windows)
+        known[i], forces[0, ..., i] = True, _delay_force(world, steps, windows)
     by_unit = _per_unit(shooter.params, x)
     known |= linear.known
     path = _integrated(world, steps, linear, forces * by_unit, by_unit)
@@ -103,10 +106,11 @@ class _Linearised:
         bodies = {i: int(model.body(p.parts.name).id) for i, p in enumerate(params) if p.parts.field == "gravcomp"}
         carried, jacobian = np.zeros((n, len(at), nv, len(params))), np.zeros((3, nv))
         parts[0], data = np.eye(nv), mujoco.MjData(model)
-        lost = ~np.isfinite(steps.acceleration[:, at]).all(axis=-1)
+        taken = _taken(model, steps)
+        lost = ~np.isfinite(taken[:, at]).all(axis=-1)
         for w, s in zip(*np.nonzero(~lost), strict=True):
             k = at[s]
-            data.qpos[:], data.qvel[:], data.qacc[:] = steps.q[w, k], steps.v[w, k], steps.acceleration[w, k]
+            data.qpos[:], data.qvel[:], data.qacc[:] = steps.q[w, k], steps.v[w, k], taken[w, k]
             by_q, by_v, by_a = parts[1, w, s], parts[2, w, s], parts[0, w, s]
             mujoco.mjd_inverseFD(model, data, STATE_STEP, False, by_q, by_v, by_a, None, None, None, None)
             for i, body in bodies.items():
@@ -129,9 +133,9 @@ def _smooth_model(model: mujoco.MjModel, steps: PhysicsSteps) -> mujoco.MjModel:
 
 
 def _forces(model: mujoco.MjModel, steps: PhysicsSteps, params: Sequence[Param]) -> tuple[Array, Array]:
-    """Which parameters act as a torque at one joint [params], and that torque [windows, steps, nv, params]."""
+    """Which parameters act as a torque at one joint [params], and F and G of them [2, windows, steps, nv, params]."""
     known = np.zeros(len(params), bool)
-    out = np.zeros((*steps.acceleration.shape, len(params)))
+    out = np.zeros((2, *steps.acceleration.shape, len(params)))
     for i, param in enumerate(params):
         at = param.parts
         if at.kind == "joint":
@@ -144,40 +148,73 @@ def _forces(model: mujoco.MjModel, steps: PhysicsSteps, params: Sequence[Param])
         else:
             continue
         if found is not None:
-            out[:, :, dof, i], known[i] = found, True
+            out[:, :, :, dof, i], known[i] = np.broadcast_arrays(*found), True
+        if at.kind == "joint" and at.field == "armature":
+            out[0, ..., i] -= np.where(_holds(model, steps), steps.constraint * _softer(model, dof), 0.0)
     return known, out
 
 
-def _joint_force(model: mujoco.MjModel, steps: PhysicsSteps, dof: int, field: str) -> Array | None:
+def _softer(model: mujoco.MjModel, dof: int) -> Array:
+    """Relative change, per unit of an armature, of the compliance R of dry friction at all joints [nv]."""
+    step = 1e-4 * max(float(model.dof_armature[dof]), 1e-3)
+    changed = copy.copy(model)
+    changed.dof_armature[dof] += step
+    mujoco.mj_setConst(changed, mujoco.MjData(changed))
+    before = np.maximum(model.dof_invweight0, 1e-12)
+    return (changed.dof_invweight0 / before - 1) / step
+
+
+def _holds(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
+    """Where dry friction holds a joint rather than slips [windows, steps, nv]."""
+    return (np.abs(steps.constraint) < SLIP * model.dof_frictionloss) & (model.dof_frictionloss > 0)
+
+
+def _joint_force(
+    model: mujoco.MjModel, steps: PhysicsSteps, dof: int, field: str
+) -> tuple[Array, Array | float] | None:
+    h, taken = float(model.opt.timestep), _taken(model, steps)[..., dof]
     if field == "damping":
-        return -steps.v[:, 1:, dof]  # taken at the end of the step, as implicit integration does
+        return -steps.v[:, :-1, dof], -h * taken
     if field == "armature":
-        return -steps.acceleration[..., dof]
+        return -steps.acceleration[..., dof], steps.acceleration[..., dof] - taken
     if field == "frictionloss":
         torque, most = steps.constraint[..., dof], float(model.dof_frictionloss[dof])
-        return np.where(np.abs(torque) >= SLIP * most, np.sign(torque), 0.0)
+        return np.where(np.abs(torque) >= SLIP * most, np.sign(torque), 0.0), 0.0
     return None
 
 
-def _actuator_force(model: mujoco.MjModel, steps: PhysicsSteps, a: int, field: str) -> Array | None:
-    """Torque at the joint per unit of a gain, gear ratio or offset of its actuator."""
+def _taken(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
+    """The acceleration that the integrator took, which damping taken implicitly makes smaller [windows, steps, nv]."""
+    return np.diff(steps.v, axis=1) / float(model.opt.timestep)
+
+
+def _actuator_force(
+    model: mujoco.MjModel, steps: PhysicsSteps, a: int, field: str
+) -> tuple[Array, Array | float] | None:  # fmt: skip
+    """F and G at the joint per unit of a gain, gear ratio or offset of its actuator."""
     if int(model.actuator_trntype[a]) != _ON_JOINT:
         return None
     joint, gear, force = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0]), steps.actuator[..., a]
     offset, stiffness, damping = (float(p) for p in model.actuator_biasprm[a, :3])
-    within = ~_saturated(model, steps, a)
+    within, dof = ~_saturated(model, steps, a), int(model.jnt_dofadr[joint])
     if field == "gear" and stiffness == 0 and damping == 0:
-        return force * ~_joint_saturated(model, steps, a)
-    speed = gear * steps.v[:, :-1, model.jnt_dofadr[joint]]
+        return force * ~_joint_saturated(model, steps, a), 0.0
+    speed = gear * steps.v[:, :-1, dof]
     if field == "bias":
-        return gear * within
+        return gear * within, 0.0
     if field == "gain" and stiffness == 0 and damping == 0:
-        return gear * within * (force - offset) / float(model.actuator_gainprm[a, 0])
+        return gear * within * (force - offset) / float(model.actuator_gainprm[a, 0]), 0.0
     if field == "kp" and stiffness != 0:
-        return gear * within * (force - offset - damping * speed) / float(model.actuator_gainprm[a, 0])
+        return gear * within * (force - offset - damping * speed) / float(model.actuator_gainprm[a, 0]), 0.0
     if field == "kv" and stiffness != 0:
-        return -gear * within * speed
+        implicit = float(model.opt.timestep) * _taken(model, steps)[..., dof] if _implicit(model) else 0.0
+        return -gear * within * speed, -(gear**2) * within * implicit
     return None
+
+
+def _implicit(model: mujoco.MjModel) -> bool:
+    """Whether the integrator takes the damping of actuators, not only that of joints, at the end of a step."""
+    return int(model.opt.integrator) in _IMPLICIT
 
 
 def _delay_force(world: MujocoWorld, steps: PhysicsSteps, windows: Windows) -> Array:
@@ -254,9 +291,8 @@ def _feedback(world: MujocoWorld, steps: PhysicsSteps) -> _Feedback:
     least, most, time = model.dof_solimp[:, 0], model.dof_solimp[:, 1], model.dof_solref[:, 0]
     rate = np.where(time > 0, 2 / (most * np.where(time > 0, time, 1.0)), -model.dof_solref[:, 1] / most)
     softness = np.maximum((1 - least) / least * model.dof_invweight0, 1e-12)
-    holds = (np.abs(steps.constraint) < SLIP * model.dof_frictionloss) & (model.dof_frictionloss > 0)
-    implicit = model.dof_damping + (damping if int(model.opt.integrator) in _IMPLICIT else 0.0 * damping)
-    return _Feedback(stiffness, damping, np.moveaxis(holds, 0, 1) / softness, rate, implicit)
+    implicit = model.dof_damping + (damping if _implicit(model) else 0.0 * damping)
+    return _Feedback(stiffness, damping, np.moveaxis(_holds(model, steps), 0, 1) / softness, rate, implicit)
 
 
 def _integrated(
@@ -268,13 +304,15 @@ def _integrated(
     changes = np.zeros((n, 2 * nv, 2 * nv + forces.shape[-1]))  # positions, then velocities
     changes[:, np.arange(2 * nv), np.arange(2 * nv)] = 1.0
     out = np.empty((n, total // world.substeps, nv, changes.shape[-1]))
-    forces = np.moveaxis(forces, 1, 0)
+    forces = np.moveaxis(forces, 2, 0)
     for first, after in zip(linear.at, np.append(linear.at[1:], total), strict=True):
         system = _System.between(linear, feedback, (int(first), int(after)), h)
         for i, k in enumerate(range(first, after)):
-            torque = forces[k] + system.carried[i] * by_unit
-            torque = np.concatenate([np.zeros((n, nv, 2 * nv)), torque], axis=2) - system.pull[i] @ changes
-            changes[:, nv:] += h * system.gain[i] @ torque
+            torque = -system.pull[i] @ changes
+            torque[..., 2 * nv :] += forces[k, 0] + system.carried[i] * by_unit
+            torque = system.passed[i] @ torque
+            torque[..., 2 * nv :] += forces[k, 1]
+            changes[:, nv:] += h * system.inverse[i] @ torque
             changes[:, :nv] += h * changes[:, nv:]
             if (k + 1) % world.substeps == 0:
                 out[:, (k + 1) // world.substeps - 1] = changes[:, :nv]
@@ -285,8 +323,10 @@ def _integrated(
 class _System:
     """The linearised equations of motion at the physics steps between two samples."""
 
-    gain: Array
-    """Acceleration, damping taken implicitly, per torque [steps, windows, nv, nv]."""
+    inverse: Array
+    """Acceleration per torque, damping taken implicitly [steps, windows, nv, nv]."""
+    passed: Array
+    """Share of a torque that dry friction which holds lets through [steps, windows, nv, nv]."""
     pull: Array
     """Torque against a change of positions, then of velocities [steps, windows, nv, 2 nv]."""
     carried: Array
@@ -308,5 +348,9 @@ class _System:
         effective, implicit = mass.copy(), mass.copy()
         effective[..., diagonal, diagonal] += feedback.held[now]
         implicit[..., diagonal, diagonal] += h * feedback.implicit[now]
-        gain = np.linalg.solve(implicit, mass @ np.linalg.inv(effective))
-        return cls(gain, np.concatenate([stiffness, damping], axis=-1), carried)
+        return cls(
+            np.linalg.inv(implicit),
+            mass @ np.linalg.inv(effective),
+            np.concatenate([stiffness, damping], axis=-1),
+            carried,
+        )

@@ -41,6 +41,8 @@ MAX_REWEIGHTS, SAME_SCALE = 4, 0.8
 """How often a search goes on under new weights, and the ratio of residuals above which the old ones are good enough."""
 MAX_DELAY_STEPS = 3
 """How often a search that ended is continued on the other side of a jump of the cost along a delay."""
+STAIRCASE_STEP = 1e-2
+"""Share of each range over which the roughness of the cost of an arm is sampled where its search stalled."""
 MAX_STEP = 0.5
 """Or the length of that step per parameter, in standard deviations that count all rows as independent."""
 
@@ -175,8 +177,23 @@ class Fit:
         return Estimate(float(param.from_unit(self.x[index])), low, high, n, param.unit)
 
     def deviations(self, level: float) -> float:
-        """Half the width of an interval at a level, in standard deviations: Student's t, windows as observations."""
-        return float(stats.t.ppf(0.5 + level / 2, max(1, len(self.windows) - len(self.params))))
+        """Half the width of an interval at a level, in standard deviations, by Student's t distribution."""
+        return float(stats.t.ppf(0.5 + level / 2, self.degrees_of_freedom))
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Observations behind the covariance less the parameters, at least 1.
+
+        Windows where there are enough of them for the scatter between them; else rows over their correlation time,
+        less start states.
+        """
+        n, params = len(self.windows), len(self.params)
+        if _by_scatter(n, params):
+            return float(n - params)
+        residual = np.nan_to_num(self.point.residual) / self.problem.scale
+        rows = int(self.windows.inside.sum()) * residual.shape[-1]
+        taken = params + n * int((self.problem.sigma_start > 0).sum())
+        return max(1.0, max(rows - taken, rows / 2) / correlation_time(residual) - params)
 
     @property
     def at_bounds(self) -> list[str]:
@@ -219,12 +236,27 @@ def fit(
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
     best, first, problem, costs = _search(shooter, options, progress or Progress())
-    found = uncertainty(problem, best.point)
+    point, known, status = judged(problem, best)
     return Fit(
-        tuple(params), problem, best.point, found.covariance, found.information, first.cost, shooter.worlds,
-        time.perf_counter() - began, np.array(costs), options.seed, judged_status(best, found.remaining),
-        found.widening,
+        tuple(params), problem, point, known.covariance, known.information, first.cost, shooter.worlds,
+        time.perf_counter() - began, np.array(costs), options.seed, status, known.widening,
     )  # fmt: skip
+
+
+def judged(
+    problem: Problem, ended: Descent, widening: Array | None = None
+) -> tuple[Point, Uncertainty, FitStatus]:  # fmt: skip
+    """Where a search ended, how well the parameters are known there, and how it ended, given what derivatives promise.
+
+    `widening` is that of `uncertainty`.
+    """
+    point = ended.point
+    known = uncertainty(problem, point, widening)
+    if problem.linearised and judged_status(ended, known.remaining) is FitStatus.STALLED:
+        # A motor that flips between its limits makes the cost a staircase: derivatives promise what no step gains.
+        point = replace(point, difference_step=STAIRCASE_STEP)
+        known = uncertainty(problem, point, widening)
+    return point, known, judged_status(ended, known.remaining)
 
 
 def judged_status(ended: Descent, remaining: float) -> FitStatus:
@@ -406,7 +438,7 @@ def uncertainty(problem: Problem, point: Point, widening: Array | None = None) -
     n, params = normal.scores.shape
     inverse = _inverse(curvature + prior)
     covariance = inverse * variance * correlation_time(residual)
-    if n >= 5 * params:
+    if _by_scatter(n, params):
         safe = np.where(np.isfinite(inverse), inverse, 0.0)
         scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
         covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
@@ -416,6 +448,11 @@ def uncertainty(problem: Problem, point: Point, widening: Array | None = None) -
     allowed = (MAX_ROUGH_DECREMENT if rough(point) else MAX_DECREMENT) * point.cost
     allowed = max(allowed, MAX_STEP**2 * params * variance, 1e-300)
     return Uncertainty(covariance, information, newton_decrement(problem, point, normal) / allowed, widening)
+
+
+def _by_scatter(windows: int, params: int) -> bool:
+    """Whether there are enough windows to estimate the covariance from the scatter between them."""
+    return windows >= 5 * params
 
 
 def correlation_time(residual: Array) -> float:

@@ -20,7 +20,7 @@ from instep.physics.actuators import ACTUATORS_FILE, read_actuators
 from instep.physics.inverse_dynamics import body_inertia, inertial_parameters
 from instep.scene import address
 from instep.scene.folder import SCENE_FILE, Scene
-from instep.scene.model import named_spec
+from instep.scene.model import exclude_overlaps, named_spec
 from instep.scene.settings_file import read_table, write_settings
 
 from .param_export import copy_scene, scene_hash
@@ -92,6 +92,7 @@ def _in_model_file(name: str) -> bool:
 def _description(scene: Scene, changes: TorqueChanges) -> str:
     """The scene's MJCF with new inertias, gravity, couplings and payload."""
     spec = named_spec(scene.source)
+    exclude_overlaps(spec, spec.compile())
     spec.compile()
     tree = ET.fromstring(spec.to_xml())  # noqa: S314 - written by MuJoCo
     for compiler in tree.findall("compiler"):

@@ -1,0 +1,46 @@
+"""Links that overlap the fixed base they turn on do not collide with it."""
+
+from __future__ import annotations
+
+import mujoco
+
+from instep import MujocoWorld, Scene
+
+ARM = """<mujoco>
+  <worldbody>
+    <geom name="floor" type="plane" size="1 1 0.1" pos="0 0 -0.06"/>
+    <body name="base">
+      <geom type="box" size="0.05 0.05 0.05" mass="1"/>
+      <body name="link" pos="0 0 0.06">
+        <joint name="turn" axis="0 0 1"/>
+        <geom type="box" size="0.04 0.04 0.04" mass="0.5"/>
+        <body name="fallen" pos="0.2 0 0"><joint name="swing" axis="0 1 0"/>
+          <geom type="sphere" size="0.03" mass="0.1"/></body>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><motor name="turn" joint="turn"/></actuator>
+</mujoco>"""
+
+
+def test_a_link_that_overlaps_its_fixed_base_is_not_braked_by_it(tmp_path):
+    (tmp_path / "arm.xml").write_text(ARM)
+    world = MujocoWorld(Scene.load(tmp_path / "arm.xml"))
+    model = world.model
+    assert model.nexclude == 1
+    state = world.reset()
+    assert world.contacts(state) == 0
+    for _ in range(20):
+        state = world.step(state, [0.1])
+    plain = mujoco.MjModel.from_xml_string(ARM)
+    braked = mujoco.MjData(plain)
+    braked.ctrl[:] = 0.1
+    mujoco.mj_step(plain, braked, nstep=20 * world.substeps)
+    assert state.q[0] > 10 * abs(braked.qpos[0])
+
+
+def test_other_contacts_stay(tmp_path):
+    (tmp_path / "arm.xml").write_text(ARM.replace('axis="0 1 0"/>', 'type="slide" axis="0 0 1"/>'))
+    world = MujocoWorld(Scene.load(tmp_path / "arm.xml"))
+    state = world.place([0.0, -0.09], [0.0, 0.0])
+    assert world.contacts(state) > 0
