@@ -39,6 +39,8 @@ MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
 """Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
 MAX_REWEIGHTS, SAME_SCALE = 4, 0.8
 """How often a search goes on under new weights, and the ratio of residuals above which the old ones are good enough."""
+MIN_CORRELATED_ROWS = 2.0
+"""Correlation time of residuals, in rows, below which they count as independent."""
 MAX_DELAY_STEPS = 3
 """How often a search that ended is continued on the other side of a jump of the cost along a delay."""
 STAIRCASE_STEP = 1e-2
@@ -295,7 +297,7 @@ def _search(
         last = descend(problem, _reweighted(problem, ended[0]), options.iterations, options.tolerance, progress)
         for _ in range(MAX_REWEIGHTS):
             again = _reweighed_problem(problem, last.point, options)
-            if (again.scale > SAME_SCALE * problem.scale).all() or last.status is FitStatus.BUDGET_SPENT:
+            if _weighs_alike(again, problem) or last.status is FitStatus.BUDGET_SPENT:
                 break
             problem = again
             last = descend(problem, _reweighted(problem, last.point), options.iterations, options.tolerance, progress)
@@ -394,7 +396,28 @@ def _reweighed_problem(problem: Problem, point: Point, options: ShootingOptions)
     """
     shift = np.sqrt((point.starts**2).mean(axis=0))
     sigma = np.where(problem.sigma_start > 0, np.maximum(problem.sigma_start, shift), 0.0)
-    return _scaled(replace(problem, sigma_start=sigma), options, point)
+    again = replace(problem, sigma_start=sigma, scale=_scale(problem.shooter, options, point), rows_per_observation=1.0)
+    return replace(again, rows_per_observation=_correlated_rows(again, point))
+
+
+def _correlated_rows(problem: Problem, point: Point) -> float:
+    """The correlation time, in rows, of what residuals keep where start states are free within their noise.
+
+    Errors of start states leave residuals that are alike over many rows too; those a fit explains by start states.
+    """
+    residual = np.nan_to_num(point.residual)
+    rows = correlation_time(residual / problem.scale)
+    if rows < MIN_CORRELATED_ROWS or not problem.sigma_start.any():
+        return rows
+    normal = linearise(problem, point)
+    moved = np.einsum("fnsc,nf->nsc", normal.jacobians[1], normal.eliminated[0])
+    return correlation_time((residual + moved) / problem.scale)
+
+
+def _weighs_alike(again: Problem, before: Problem) -> bool:
+    """Whether residuals weigh about as much, against each other and against start states and priors, as they did."""
+    as_many = again.rows_per_observation > SAME_SCALE * before.rows_per_observation
+    return bool((again.scale > SAME_SCALE * before.scale).all()) and as_many
 
 
 def _scaled(problem: Problem, options: ShootingOptions, point: Point) -> Problem:
