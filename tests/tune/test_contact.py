@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ from instep import MujocoWorld
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.scene.folder import Scene
+from instep.tune.cma import affordable_windows
 from instep.tune.gates import GateOptions, gated_fit
+from instep.tune.searches import contact_fit
 from instep.tune.shooting import ShootingOptions
 
 PUCK = """
@@ -75,3 +79,20 @@ def test_a_search_stopped_by_hand_says_so_and_keeps_what_it_has(puck):
     found = gated_fit(puck, (episodes[:3], episodes[3:]), params, options, progress=Progress(watch=watch))
     assert abs(found.settings["geom.puck.friction"] - 0.22) < 0.1
     assert not found.passed and "Interrupted" in found.gates[2].message
+
+
+def test_a_search_that_is_short_of_time_has_fewer_windows_rather_than_fewer_generations():
+    assert affordable_windows(64, 0.1, 9, np.inf) == 64
+    assert affordable_windows(64, 0.1, 9, 1000.0) == 64
+    assert 24 < affordable_windows(64, 0.1, 9, 40.0) < 64
+    assert affordable_windows(64, 0.1, 9, 0.0) == 24 and affordable_windows(12, 0.1, 9, 0.0) == 12
+
+
+def test_a_contact_search_within_a_budget_still_finds_the_friction(puck):
+    real = puck.tuned({"geom.puck.friction": 0.22})
+    episodes = [slid(real, seed) for seed in range(40)]
+    options = ShootingOptions(window=0.48, starts=1, start={"geom.puck.friction": 0.5})
+    params = puck.scene.params("geom.puck.friction")
+    found = contact_fit(puck, episodes, params, options, progress=Progress(3.0, clock=time.process_time))
+    assert found.settings["geom.puck.friction"] == pytest.approx(0.22, rel=0.05)
+    assert len(found.windows) == 40, "the cost is that of all windows"

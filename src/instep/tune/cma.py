@@ -23,6 +23,8 @@ CONTACT_WINDOWS = 120
 """Most windows of a search for contact parameters."""
 CONTACT_GENERATIONS = 70
 """Generations of such a search; a dozen parameters that begin a third of their ranges away need as many."""
+MIN_CONTACT_WINDOWS, SEARCH_SHARE = 24, 0.7
+"""Least number of windows of such a search, and the share of its time for generations; intervals take the rest."""
 NARROW_SPREAD, SETTLED_SPREAD = 0.02, 1e-3
 """Standard deviation of a generation, as a share of the ranges, below which a search has converged, and ends."""
 MIN_GENERATIONS = 20
@@ -129,11 +131,14 @@ def contact_search(
     """CMA-ES for contact parameters from the start of a fit's options.
 
     Residuals are scaled by the mean error of their kind at the start, so that positions and rotations weigh alike.
+    Where time is short there are fewer windows rather than fewer generations.
     """
-    limit = min(options.limit or CONTACT_WINDOWS, CONTACT_WINDOWS)
+    limit, progress = min(options.limit or CONTACT_WINDOWS, CONTACT_WINDOWS), progress or Progress()
     windows = cut_windows(sim, episodes, span=max(1, round(options.window / sim.spec.dt)), limit=limit)
     first = np.array([[float(k.to_unit(start_value(k, options.start))) for k in params]])
+    began = progress.clock()
     residual = np.abs(np.nan_to_num(Shooter(sim, windows, tuple(params))(np.clip(first, 0.0, 1.0))[0]))
+    limit = affordable_windows(len(windows), progress.clock() - began, len(params), SEARCH_SHARE * progress.left)
     size = residual[windows.inside].mean(axis=0)
     kinds = [label[:-1] if label[-2:] in FREE_BODY_DIRECTIONS else label for label in windows.tangent.labels]
     scale = {
@@ -149,6 +154,13 @@ def contact_search(
         seed=options.seed,
     )
     return cma_search(sim, episodes, params, search, progress=progress)
+
+
+def affordable_windows(windows: int, seconds: float, params: int, left: float) -> int:
+    """Windows over which all generations end in the time left [s], where one candidate takes some seconds over all."""
+    candidates = CONTACT_GENERATIONS * (4 + int(3 * np.log(params)))
+    most = left * windows / max(candidates * seconds, 1e-9)
+    return windows if most > windows else max(min(MIN_CONTACT_WINDOWS, windows), int(most))
 
 
 def _flat(history: Sequence[float]) -> bool:

@@ -20,7 +20,7 @@ from .cma import contact_search
 from .identifiability import UNIFORM, Identifiability, motion_for, vague_params
 from .least_squares import MAX_DIFFERENCE_STEP, FitStatus, cost_of, evaluate
 from .posterior import freedom_factor
-from .shooting import Fit, Prior, ShootingOptions, correlation_time, fit, start_value, uncertainty
+from .shooting import Fit, Prior, ShootingOptions, correlation_time, fit, start_value
 
 RESTART_RANGE = 0.5
 """Share of each range, around the first fit, in which the other searches begin."""
@@ -167,15 +167,11 @@ def contact_fit(
     """A search without derivatives, for parameters that act through impacts only, where the cost has steps."""
     options = options or ShootingOptions()
     found = contact_search(sim, episodes, params, options, progress=progress)
-    settled = replace(options, start=found.settings, iterations=0, starts=1, random_starts=False)
-    at = fit(sim, episodes, params, settled, progress=progress)
     # Impacts make the cost rough: derivatives over short steps, and intervals from them, would mean nothing.
-    point = replace(at.point, difference_step=MAX_DIFFERENCE_STEP)
-    known = uncertainty(at.problem, point)
-    return replace(
-        at, point=point, covariance=known.covariance, information=known.information, status=found.status,
-        widening=known.widening,
-    )  # fmt: skip
+    settled = replace(
+        options, start=found.settings, iterations=0, starts=1, random_starts=False, difference_step=MAX_DIFFERENCE_STEP
+    )
+    return replace(fit(sim, episodes, params, settled, progress=progress), status=found.status)
 
 
 def fixed_values(found: Fit, names: Sequence[str], given: Mapping[str, float]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from instep.core.world import Array, Simulator
 
 from .delay_scan import with_scanned_delay, with_stepped_delay
 from .least_squares import (
+    DIFFERENCE_STEP,
     Descent,
     FitStatus,
     Interrupted,
@@ -98,6 +99,8 @@ class ShootingOptions:
     each other, for a fraction of the simulations of finite differences. Delays are then not scanned."""
     robust: float = 3.0
     """Residuals beyond this many scales count linearly; 0 for plain squares."""
+    difference_step: float = DIFFERENCE_STEP
+    """Step of finite differences, as a share of the ranges; longer where the cost is known to be rough."""
     iterations: int = 40
     """Most iterations of one search."""
     tolerance: float = 1e-4
@@ -322,6 +325,7 @@ def _candidates(problem: Problem, given: Array, options: ShootingOptions) -> lis
     middle = np.clip(given, options.start_range / 2, 1 - options.start_range / 2)
     spread = middle + options.start_range * (spread - 0.5)
     points = evaluate(problem, np.concatenate([given[None], spread[:many]]))
+    points = [replace(point, difference_step=options.difference_step) for point in points]
     if not np.isfinite([p.cost for p in points]).any():
         raise Diverged(
             f"All {len(points)} settings tried diverged within {options.window:g} s; use shorter windows, narrower "
