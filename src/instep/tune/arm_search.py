@@ -278,9 +278,10 @@ class ArmEstimate:
                 break
             progress.advance("search again", 0.7 + 0.3 * i / REPEATS)
             again = fit(sim, episodes, params, _from(options, begun, params), progress=progress)
-            if self._misfit(again) >= self._misfit(found):
+            gained = self._misfit(found) - self._misfit(again)
+            found = again if gained > 0 else found
+            if gained < LEAST_GAIN:
                 break
-            found = again
         return found
 
     def _misfit(self, found: Fit) -> float:

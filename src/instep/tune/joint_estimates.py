@@ -22,7 +22,7 @@ from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene, SceneSimulator
 
 from .joint_kernels import JointConstants, JointWindows
-from .joint_model import FRICTION, LAG, LONGEST_DELAY, OWN, JointModel, JointValues
+from .joint_model import DELAY, FRICTION, LAG, LONGEST_DELAY, OWN, JointModel, JointValues
 from .windows import Tangent, tangent
 
 WINDOW_S = 1.0
@@ -277,14 +277,22 @@ def refine_joints(arm: ArmModel, x: Array, width: float, threads: int = 2) -> Ar
 
 
 def from_other_starts(joint: JointModel, z: Array) -> list[Array]:
-    """The best few unknowns found from some unknowns and from other gains, frictions and armatures, the best first."""
+    """The best few unknowns found from some unknowns and from other gains, frictions and armatures, the best first.
+
+    A stiff servo lags by its delay alone, a soft one by its damping, and slow motion cannot tell them apart; so each
+    gain starts with the delay that was found, and with the one that leaves it the scene's own damping.
+    """
     given = joint.given
     gains = {given.stiffness, *(factor * joint.scene_stiffness for factor in GAIN_STARTS)}
     found = [joint.descend(z, iterations=12)]
     for stiffness, armature, friction in product(sorted(gains), ARMATURE_STARTS, FRICTION_STARTS):
-        y = joint.restarted(z, stiffness, friction * given.friction, armature * given.armature)
-        y, _ = joint.descend(y, (LAG, FRICTION), 4)
-        found.append(joint.descend(y, iterations=12))
+        own = given.servo_damping * stiffness / given.stiffness + given.damping
+        delays = {float(z[DELAY]), max(0.0, float(z[LAG]) - own / stiffness)}
+        for delay in sorted(delays):
+            y = joint.restarted(z, stiffness, friction * given.friction, armature * given.armature)
+            y[DELAY] = delay
+            y, _ = joint.descend(y, (LAG, FRICTION), 4)
+            found.append(joint.descend(y, iterations=12))
     return [z for z, _ in sorted(found, key=lambda pair: pair[1])[:BEST_STARTS]]
 
 
