@@ -23,6 +23,7 @@ from instep.scene.folder import SceneSimulator
 
 from .joint_estimates import (
     SATURATED_SHARE,
+    SKIPPED_S,
     ArmModel,
     arm_model,
     at_physics_steps,
@@ -268,6 +269,8 @@ class ArmEstimate:
         exact = motion_is_linearisable(sim)
         options = replace(options, linearised=exact, local=options.local and not exact)
         options = replace(options, iterations=min(options.iterations, FINAL_ITERATIONS), tolerance=TOLERANCE)
+        # Servos pull an arm back to its command, but while their motors are at their limit no derivative says how.
+        options = replace(options, settle=SKIPPED_S)
         compared = options.random_starts
         if compared:
             options = _from(options, self._of_half(options.seed, progress.part(0.0, 0.5, of_time_left=0.5)), params)

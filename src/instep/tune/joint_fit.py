@@ -34,7 +34,9 @@ SPREAD = np.array([0.3, 1e-3, 1.0, 0.6, 3e-4, 0.6, 3e-4])
 """Scale of the unknowns of a joint in a search without derivatives."""
 GENERATIONS = 100
 EXPLORED_WINDOWS = 12
-"""Windows of a search without derivatives."""
+"""Windows of a search without derivatives, of joints far from their noise; the others take all."""
+FAR_WIDTH, NEAR_WIDTH = 0.5, 0.15
+"""Initial width of such a search, for joints far from their noise and for those near it."""
 THREADS = 2
 T = TypeVar("T")
 
@@ -77,13 +79,14 @@ def explore_joints(
 
     Those `far` from their noise also start from other gains, frictions and armatures.
     """
-    parts, every = arm.split(begun.x), max(1, len(arm.windows.q) // EXPLORED_WINDOWS)
+    parts, thinned = arm.split(begun.x), max(1, len(arm.windows.q) // EXPLORED_WINDOWS)
 
     def explored(k: int) -> tuple[Array, float]:
+        every, width = (thinned, FAR_WIDTH) if k in far else (1, NEAR_WIDTH)
         joint, shift, z = arm.joints[k].some(slice(None, None, every)), begun.shift[:, ::every, k], parts[k]
         starts = from_other_starts(joint, z) if k in far else [z]
         if k in unfinished:
-            starts = [explore(joint, start, shift, seed) for start in starts]
+            starts = [explore(joint, start, shift, seed, width) for start in starts]
         z = min(starts, key=lambda start: joint.cost(start, shift))
         return z, _delay_weight(joint, z, shift)
 
@@ -97,12 +100,12 @@ def explore_joints(
     return JointFit(arm.join(moved, delay), begun.shift)
 
 
-def explore(joint: JointModel, z: Array, shift: Array, seed: int) -> Array:
+def explore(joint: JointModel, z: Array, shift: Array, seed: int, width: float = FAR_WIDTH) -> Array:
     """The best unknowns and delay near some, by an evolution strategy that needs no derivatives."""
     from cmaes import CMA
 
     free = np.array([*joint.free, DELAY])
-    search = CMA(mean=np.zeros(len(free)), sigma=0.5, seed=seed)
+    search = CMA(mean=np.zeros(len(free)), sigma=width, seed=seed)
     best, least = z, joint.cost(z, shift)
     for _ in range(GENERATIONS):
         ranked: list[tuple[Array, float]] = []

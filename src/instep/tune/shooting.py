@@ -70,6 +70,8 @@ class ShootingOptions:
     skip: float | None = None
     """Rows left out at the beginning of each recording [s]; where None, the upper bound of a delay to be identified,
     since the commands before the first row are unknown."""
+    settle: float = 0.0
+    """Start of each window that does not count [s], where the error of its start state dies away by itself."""
     limit: int | None = 512
     """Most windows used, evenly spaced; all where None."""
     start: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -237,6 +239,10 @@ def fit(
     skip = options.skip if options.skip is not None else max(delays, default=0.0)
     windows = cut_windows(sim, episodes, span=span, stride=stride, skip=round(skip / dt), limit=options.limit)
     check_window_count(windows)
+    if options.settle > 0:
+        counted = windows.inside.copy()
+        counted[:, : round(options.settle / dt)] = False
+        windows = replace(windows, inside=counted)
     if options.drop_unpredictable:
         windows = predictable_windows(sim, windows)
     shooter = Shooter(sim, windows, tuple(params))
