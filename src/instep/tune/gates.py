@@ -129,7 +129,7 @@ def gated_fit(
     )
     first = first_fit(sim, fitted, params, searching, progress.part(0.0, 0.2, of_time_left=0.3))
     weak = assess_fit(first, first.problem.prior_sigma)
-    results.append(_identifiability(weak))
+    results.append(_identifiability(weak, by_prior=gates.hold_unseen))
     if not weak.identifiable:
         raise BadInput(
             f"None of the {len(params)} parameters is identifiable from these recordings: {weak.weak[0].message}. "
@@ -138,7 +138,7 @@ def gated_fit(
     found = search(sim, fitted, first, weak, searching, progress.part(0.2, 0.7, of_time_left=0.75))
     if found.late:
         weak = weak.without(found.late)
-        results[-1] = _identifiability(weak)
+        results[-1] = _identifiability(weak, by_prior=gates.hold_unseen)
     recovery = _recovery(found.fit, gates, progress.part(0.7, 0.95, of_time_left=0.8))
     results += [_solve(found), recovery, _whiteness(found.fit)]
     progress.advance("held-out recordings", 0.95)
@@ -159,7 +159,7 @@ def _telemetry(episodes: Sequence[Episode]) -> GateResult:
     )
 
 
-def _identifiability(weak: Identifiability) -> GateResult:
+def _identifiability(weak: Identifiability, *, by_prior: bool) -> GateResult:
     state: GateState = "passed" if weak.identifiable else "failed"
     if not weak.weak and not weak.unidentifiable:
         message = f"All {len(weak.identifiable)} parameters are identifiable from these recordings."
@@ -167,7 +167,8 @@ def _identifiability(weak: Identifiability) -> GateResult:
     message = "; ".join(direction.message for direction in weak.weak[:4])
     message += f" (and {len(weak.weak) - 4} more directions)." if len(weak.weak) > 4 else "." if message else ""
     if weak.unobservable:
-        message += f" Not identifiable, values kept: {', '.join(weak.unobservable)}."
+        kept = "so a prior holds them near their initial values" if by_prior else "values kept"
+        message += f" Not identifiable, {kept}: {', '.join(weak.unobservable)}."
     if weak.confounded:
         message += f" Confounded, so a prior holds them near their initial values: {', '.join(weak.confounded)}."
     return GateResult("identifiability", state, message.strip(), remedy=motion_for(weak.unidentifiable))
