@@ -5,6 +5,7 @@ from __future__ import annotations
 import mujoco
 
 from instep import MujocoWorld, Scene
+from instep.scene.model import base_exclusions
 
 ARM = """<mujoco>
   <worldbody>
@@ -27,7 +28,7 @@ def test_a_link_that_overlaps_its_fixed_base_is_not_braked_by_it(tmp_path):
     (tmp_path / "arm.xml").write_text(ARM)
     world = MujocoWorld(Scene.load(tmp_path / "arm.xml"))
     model = world.model
-    assert model.nexclude == 1
+    assert model.nexclude == 1 and base_exclusions(model) == [("base", "link")]
     state = world.reset()
     assert world.contacts(state) == 0
     for _ in range(20):
@@ -44,3 +45,11 @@ def test_other_contacts_stay(tmp_path):
     world = MujocoWorld(Scene.load(tmp_path / "arm.xml"))
     state = world.place([0.0, -0.09], [0.0, 0.0])
     assert world.contacts(state) > 0
+
+
+def test_a_lid_that_rests_on_its_box_still_collides_with_it(tmp_path):
+    lid = ARM.replace('pos="0 0 0.06"', 'pos="0 0 0.0899"').replace('axis="0 0 1"/>', 'type="slide" axis="0 0 1"/>')
+    (tmp_path / "lid.xml").write_text(lid)
+    world = MujocoWorld(Scene.load(tmp_path / "lid.xml"))
+    assert world.model.nexclude == 0
+    assert world.contacts(world.reset()) > 0

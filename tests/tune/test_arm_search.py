@@ -12,8 +12,9 @@ from instep.core.replay import aligned, replay_all
 from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
+from instep.tune.arm_model import arm_model, touches_nothing
 from instep.tune.arm_search import ArmSearch, estimate_arm
-from instep.tune.joint_estimates import arm_model, estimate_joints, touches_nothing
+from instep.tune.joint_estimates import estimate_joints
 from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
 

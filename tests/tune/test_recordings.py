@@ -15,7 +15,8 @@ from instep.physics.actuators import with_inputs
 from instep.physics.engines import without_delta
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.joint_estimates import arm_model, estimate_joints
+from instep.tune.arm_model import arm_model
+from instep.tune.joint_estimates import estimate_joints
 from instep.tune.param_selection import auto_params, named_params
 from instep.tune.shooting import ShootingOptions, fit
 

@@ -24,6 +24,8 @@ mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
 
 SERVO_STIFFNESS = 10.0
 """Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
+MIN_OVERLAP = 1e-3
+"""Depth from which on a link and the base it is jointed to overlap, rather than touch [m]."""
 _MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
 
 
@@ -71,7 +73,8 @@ def exclude_overlaps(spec: Any, model: mujoco.MjModel) -> list[tuple[str, str]]:
     """Exclude contacts between a link and the fixed base it is jointed to where they overlap at rest; which pairs.
 
     MuJoCo lets neighbouring links overlap, as their meshes do at a joint, but not where one of them is fixed to the
-    world: there the overlap would brake the joint with all the force of the contact.
+    world: there the overlap would brake the joint with all the force of the contact. A link that only rests on its
+    base, as a lid on its box, still collides with it.
     """
     data, found = mujoco.MjData(model), set[tuple[int, int]]()
     mujoco.mj_forward(model, data)
@@ -83,11 +86,21 @@ def exclude_overlaps(spec: Any, model: mujoco.MjModel) -> list[tuple[str, str]]:
             while above and not model.body_weldid[above]:
                 fixed.add(above)
                 above = int(model.body_parentid[above])
-            if root and base in fixed and contact.dist < 0:
+            if root and base in fixed and contact.dist < -MIN_OVERLAP:
                 found.add((base, link))
     pairs = [(str(model.body(base).name), str(model.body(link).name)) for base, link in sorted(found)]
     for base, link in pairs:
         spec.add_exclude(bodyname1=base, bodyname2=link)
+    return pairs
+
+
+def base_exclusions(model: mujoco.MjModel) -> list[tuple[str, str]]:
+    """Pairs of a fixed body and a link jointed to it that do not collide, by name."""
+    pairs: list[tuple[str, str]] = []
+    for signature in model.exclude_signature:
+        one, other = sorted((int(signature) >> 16, int(signature) & 0xFFFF))
+        if not model.body_weldid[one] and model.body_weldid[other]:
+            pairs.append((str(model.body(one).name), str(model.body(other).name)))
     return pairs
 
 

@@ -21,17 +21,17 @@ from instep.core.world import Array, Simulator
 from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.folder import SceneSimulator
 
-from .joint_estimates import (
+from .arm_model import (
     SATURATED_SHARE,
     SKIPPED_S,
     ArmModel,
     arm_model,
     at_physics_steps,
     dynamics,
-    estimate_joints,
     holding_friction,
     smoothed,
 )
+from .joint_estimates import estimate_joints
 from .joint_fit import NOISE_SHARE, JointFit, explore_joints, fit_joints
 from .joint_model import DAMPING, JointModel
 from .sensitivities import motion_is_linearisable

@@ -20,13 +20,14 @@ from instep.core.records import array_dataclass, frozen_dataclass, options_datac
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Simulator
 
+from .fit_uncertainty import correlation_time
 from .held_out import MIN_IMPROVEMENT, HeldOutComparison, compare
 from .identifiability import Identifiability, assess_fit, motion_for
 from .least_squares import FitStatus
 from .parameter_recovery import MIN_RECOVERED, planted_sets, recover_parameters, subset
 from .recording_checks import recording_problems, recording_warnings, refuse
 from .searches import COARSE_WINDOWS, MIN_AGREEING, Searches, SearchMethod, SearchOptions, first_fit, search
-from .shooting import Fit, ShootingOptions, correlation_time, fit, start_value
+from .shooting import Fit, ShootingOptions, fit, start_value
 
 GateState = Literal["passed", "failed", "not run"]
 GOLDEN_SECTION = (np.sqrt(5) - 1) / 2
@@ -179,8 +180,8 @@ def _solve(found: Searches) -> GateResult:
     last, total = found.fit, len(found.costs)
     if found.explained and found.ended is None:
         message = (
-            "What the search leaves over is white and as small as the noise of the measurements, so that no other "
-            f"values explain the recordings better. The last search: {last.status}."
+            "What the search leaves over is white and about as small as the noise of the measurements, so that other "
+            f"values could hardly explain the recordings better. The last search: {last.status}."
         )
         return GateResult("solve", "passed", message)
     if total < MIN_AGREEING:

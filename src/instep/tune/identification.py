@@ -28,6 +28,7 @@ from instep.report.plots import matplotlib_figure
 from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
 
+from .arm_model import touches_nothing
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
@@ -41,7 +42,6 @@ from .group_params import (
 )
 from .held_out import HeldOutComparison, window_errors
 from .identifiability import Identifiability, vague_params
-from .joint_estimates import touches_nothing
 from .least_squares import FitStatus
 from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
@@ -345,7 +345,7 @@ def identify(
     estimate = searched = None
     if selection.automatic and not groups and isinstance(sim, MujocoWorld):
         first = part.part(0.0, 0.3, of_time_left=0.4)
-        searched = sim.without_contacts() if touches_nothing(sim, fitted) else sim
+        searched = sim.without_contacts() if touches_nothing(sim, [*fitted, *held_out]) else sim
         estimate = estimate_motors(searched, fitted, selection, first, window=options.window)
         estimate = estimate or estimate_arm(searched, fitted, first)
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)

@@ -16,7 +16,8 @@ import numpy as np
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
-from .joint_estimates import ArmModel, from_other_starts
+from .arm_model import ArmModel
+from .joint_estimates import from_other_starts
 from .joint_model import DELAY, LAG, LARGEST_STEP, STEPS, JointModel
 
 SHORTER = 5.0

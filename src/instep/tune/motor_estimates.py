@@ -28,7 +28,8 @@ from instep.scene import address
 from instep.scene.couplings import driven_joints, driving_actuators
 from instep.scene.folder import Scene, SceneSimulator
 
-from .joint_estimates import ArmModel, arm_model, dynamics, estimate_joints, holding_friction
+from .arm_model import ArmModel, arm_model, dynamics, holding_friction
+from .joint_estimates import estimate_joints
 from .param_selection import ParamSelection
 from .sensitivities import motion_is_linearisable, sensitivities
 from .shooting import Fit, ShootingOptions, fit

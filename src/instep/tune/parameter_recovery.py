@@ -11,9 +11,10 @@ from instep.core.records import array_dataclass
 from instep.core.statistics import wilson
 from instep.core.world import Array
 
+from .fit_uncertainty import judged
 from .least_squares import Point, Problem, descend, evaluate, rough
 from .posterior import freedom_factor
-from .shooting import Fit, judged
+from .shooting import Fit
 
 
 @array_dataclass

@@ -27,8 +27,9 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .beliefs import GaussianBelief, Posterior, SampleBelief
+from .fit_uncertainty import correlation_time
 from .least_squares import DIFFERENCE_STEP, Problem, evaluate
-from .shooting import Fit, correlation_time
+from .shooting import Fit
 
 SVGD_RATE = 0.3
 """Step length; 1 would carry particles of a standard normal target to its mean."""

@@ -17,10 +17,11 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array, Simulator
 
 from .cma import contact_search
+from .fit_uncertainty import correlation_time
 from .identifiability import UNIFORM, Identifiability, motion_for, vague_params
 from .least_squares import MAX_DIFFERENCE_STEP, FitStatus, cost_of, evaluate
 from .posterior import freedom_factor
-from .shooting import Fit, Prior, ShootingOptions, correlation_time, fit, start_value
+from .shooting import Fit, Prior, ShootingOptions, fit, start_value
 
 RESTART_RANGE = 0.5
 """Share of each range, around the first fit, in which the other searches begin."""

@@ -19,6 +19,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 
 from .delay_scan import with_scanned_delay, with_stepped_delay
+from .fit_uncertainty import by_scatter, correlation_time, judged
 from .least_squares import (
     DIFFERENCE_STEP,
     Descent,
@@ -30,24 +31,15 @@ from .least_squares import (
     descend,
     evaluate,
     linearise,
-    newton_decrement,
-    rough,
 )
-from .weak_directions import checked_curvature, profiled
 from .windows import Shooter, Windows, check_window_count, cut_windows, predictable_windows
 
-MAX_DECREMENT, MAX_ROUGH_DECREMENT = 2e-4, 1e-2
-"""Share of the cost that a full Gauss-Newton step may still promise where a search has converged, smooth or rough."""
 MAX_REWEIGHTS, SAME_SCALE = 4, 0.8
 """How often a search goes on under new weights, and the ratio of residuals above which the old ones are good enough."""
 MIN_CORRELATED_ROWS = 2.0
 """Correlation time of residuals, in rows, below which they count as independent."""
 MAX_DELAY_STEPS = 3
 """How often a search that ended is continued on the other side of a jump of the cost along a delay."""
-STAIRCASE_STEP = 1e-2
-"""Share of each range over which the roughness of the cost of an arm is sampled where its search stalled."""
-MAX_STEP = 0.5
-"""Or the length of that step per parameter, in standard deviations that count all rows as independent."""
 
 
 @frozen_dataclass
@@ -195,7 +187,7 @@ class Fit:
         less start states.
         """
         n, params = len(self.windows), len(self.params)
-        if _by_scatter(n, params):
+        if by_scatter(n, params):
             return float(n - params)
         residual = np.nan_to_num(self.point.residual) / self.problem.scale
         rows = int(self.windows.inside.sum()) * residual.shape[-1]
@@ -252,31 +244,6 @@ def fit(
         tuple(params), problem, point, known.covariance, known.information, first.cost, shooter.worlds,
         time.perf_counter() - began, np.array(costs), options.seed, status, known.widening,
     )  # fmt: skip
-
-
-def judged(
-    problem: Problem, ended: Descent, widening: Array | None = None
-) -> tuple[Point, Uncertainty, FitStatus]:  # fmt: skip
-    """Where a search ended, how well the parameters are known there, and how it ended, given what derivatives promise.
-
-    `widening` is that of `uncertainty`.
-    """
-    point = ended.point
-    known = uncertainty(problem, point, widening)
-    if problem.linearised and judged_status(ended, known.remaining) is FitStatus.STALLED:
-        # A motor that flips between its limits makes the cost a staircase: derivatives promise what no step gains.
-        point = replace(point, difference_step=STAIRCASE_STEP)
-        known = uncertainty(problem, point, widening)
-    return point, known, judged_status(ended, known.remaining)
-
-
-def judged_status(ended: Descent, remaining: float) -> FitStatus:
-    """How a search ended, given what derivatives at its end still promise (`uncertainty`)."""
-    if ended.status is FitStatus.STOPPED:
-        return FitStatus.STOPPED
-    if remaining <= 1:
-        return FitStatus.CONVERGED
-    return FitStatus.STALLED if ended.status is FitStatus.CONVERGED else ended.status
 
 
 def _search(
@@ -434,97 +401,6 @@ def _scaled(problem: Problem, options: ShootingOptions, point: Point) -> Problem
     """The problem with the scale and the correlation time of the residuals at a point."""
     scale = _scale(problem.shooter, options, point)
     return replace(problem, scale=scale, rows_per_observation=correlation_time(np.nan_to_num(point.residual) / scale))
-
-
-@array_dataclass
-class Uncertainty:
-    """How well the parameters are known at the end of a search."""
-
-    covariance: Array
-    """Of the parameters in unit coordinates [parameters, parameters]."""
-    information: Array
-    """Fisher information of the data alone [parameters, parameters]."""
-    remaining: float
-    """Reduction of the cost by an undamped Gauss-Newton step, over what a converged search may leave: at most 1."""
-    widening: Array
-    """Standard deviations over those that derivatives give, 1 where the cost is smooth [parameters]."""
-
-
-def uncertainty(problem: Problem, point: Point, widening: Array | None = None) -> Uncertainty:
-    """How well the parameters are known at a point.
-
-    Directions in which parameters are confounded are checked by simulation, see `weak_directions`; so are the intervals
-    themselves, unless how much wider they must be is known from the same recordings (`widening`).
-
-    Rows of one window are correlated, so a window counts as one observation: the sandwich estimator, or, where windows
-    are few, the usual one with the correlation time of the residuals. Parameters and start states both count as
-    degrees of freedom.
-    """
-    normal = linearise(problem, point, both_sides=True)
-    prior = np.diag(problem.prior_precision)
-    residual = np.nan_to_num(point.residual) / problem.scale
-    rows = max(1, int(problem.shooter.windows.inside.sum()) * residual.shape[-1])
-    taken = len(point.x) + len(point.starts) * int((problem.sigma_start > 0).sum())
-    variance = float((residual**2).sum()) / max(1, rows - taken, rows / 2)
-    curvature = checked_curvature(problem, point, normal, variance)
-    information = curvature / max(variance, 1e-300) / correlation_time(residual)
-    n, params = normal.scores.shape
-    inverse = _inverse(curvature + prior)
-    covariance = inverse * variance * correlation_time(residual)
-    if _by_scatter(n, params):
-        safe = np.where(np.isfinite(inverse), inverse, 0.0)
-        scatter = np.diag(safe @ (normal.scores.T @ normal.scores * n / (n - params)) @ safe)
-        covariance = _with_diagonal(covariance, np.maximum(np.diag(covariance), scatter))
-    if widening is None:
-        widening = profiled(problem, point, normal, covariance, variance * correlation_time(residual))
-    covariance = _with_diagonal(covariance, widening**2 * np.diag(covariance))
-    allowed = (MAX_ROUGH_DECREMENT if rough(point) else MAX_DECREMENT) * point.cost
-    allowed = max(allowed, MAX_STEP**2 * params * variance, 1e-300)
-    return Uncertainty(covariance, information, newton_decrement(problem, point, normal) / allowed, widening)
-
-
-def _by_scatter(windows: int, params: int) -> bool:
-    """Whether there are enough windows to estimate the covariance from the scatter between them."""
-    return windows >= 5 * params
-
-
-def correlation_time(residual: Array) -> float:
-    """The correlation time of the residuals, in rows: how many rows of a window count as one."""
-    span = residual.shape[1]
-    if span < 4:
-        return float(span)
-    power = float((residual**2).mean())
-    if power == 0:
-        return 1.0
-    total = 1.0
-    for lag in range(1, span - 1):
-        rho = float((residual[:, lag:] * residual[:, :-lag]).mean()) / power
-        if rho < 0.05:
-            break
-        total += 2 * rho * (1 - lag / span)
-    return min(total, float(span))
-
-
-def _inverse(matrix: Array) -> Array:
-    """The inverse, infinite along directions without information."""
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    blind = values <= 1e-12 * max(float(values.max(initial=0.0)), 1e-300)
-    if not blind.any():
-        return (vectors / values) @ vectors.T
-    safe = (vectors[:, ~blind] / values[~blind]) @ vectors[:, ~blind].T
-    touched = (np.abs(vectors[:, blind]) > 1e-3).any(axis=1)
-    safe[touched, touched] = np.inf
-    return safe
-
-
-def _with_diagonal(matrix: Array, diagonal: Array) -> Array:
-    """The matrix with the same correlations and another diagonal."""
-    old = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
-    ratio = np.sqrt(np.maximum(diagonal, 0)) / np.where(np.isfinite(old), old, 1.0)
-    with np.errstate(invalid="ignore"):
-        out = matrix * np.outer(ratio, ratio)
-    out[np.diag_indices_from(out)] = diagonal
-    return out
 
 
 def start_value(param: Param, start: Mapping[str, float]) -> float:

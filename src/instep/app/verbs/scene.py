@@ -13,6 +13,7 @@ from instep.app.arguments import Positional, SceneArg
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import LIBRARY, Scene, shipped
+from instep.scene.model import base_exclusions
 from instep.scene.new_scene import make_scene
 
 
@@ -74,6 +75,8 @@ def new(
             f"The file has no actuators, so {made.servos} position servos were added; "
             "their gains are a guess to be tuned (see scene.xml)."
         )
+    for base, link in base_exclusions(scene.model):
+        console.print(f"{link!r} does not collide with {base!r}, the fixed body it is jointed to.")
     print(folder)
 
 
