@@ -22,6 +22,7 @@ from instep.core.world import Array, Simulator, State
 from instep.physics.engines import Engine
 from instep.scene import address
 from instep.scene.folder import shipped
+from instep.tune.motor_chatter import chattering
 
 MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 """Robot files that are read in place where they are there."""
@@ -29,8 +30,8 @@ RUNS, HELD_OUT, SECONDS = 4, 2, 10.0
 """Runs given to the identification, runs kept aside, and their length [s]."""
 NOISE = {"rad": 1e-4, "m": 1e-5}
 """Noise of measured positions by the unit of the joint."""
-SCALES = (1.0, 0.6, 0.35, 0.2)
-"""Sizes of the motion that are tried until nothing touches that did not touch at rest, and the arm is predictable."""
+SCALES = (1.0, 0.6, 0.35, 0.2, 0.1)
+"""Sizes of the motion that are tried: until nothing touches that did not at rest, all is predictable, none chatters."""
 MAX_TRUTH_ERROR = 5.0
 """Largest open-loop error of the planted truth [mrad]: above it the motion amplifies the noise of its first row."""
 BANDWIDTH = 6.0
@@ -316,10 +317,11 @@ def record(
     return np.stack(q, axis=1), np.stack(actions, axis=1)
 
 
-def planted_arm(arm: Arm, seed: int, engine: Engine = "mujoco") -> PlantedArm:
+def planted_arm(arm: Arm, seed: int, engine: Engine = "mujoco", *, chatter: bool = False) -> PlantedArm:
     """Plant parameters in an arm and record it, in the largest motion that is predictable and in which nothing touches.
 
-    Raises `BadInput` where there is none.
+    Nor may motors jump from one limit to the other between physics steps, as those of no robot do, unless `chatter`
+    asks for the largest motion in which they do. Raises `BadInput` where there is no such motion.
     """
     scene = Scene.load(arm.scene)
     truth = plant(scene, seed)
@@ -330,7 +332,7 @@ def planted_arm(arm: Arm, seed: int, engine: Engine = "mujoco") -> PlantedArm:
         if found is None or _touches(scene, found[0]):
             continue
         made = _planted(scene, truth, seeds, found, scale)
-        if open_loop_error(known, made.held_out) > MAX_TRUTH_ERROR:
+        if open_loop_error(known, made.held_out) > MAX_TRUTH_ERROR or chatter != bool(chattering(known, made.runs)):
             continue
         if engine != "mujoco":
             found = _recorded(scene, open_world(scene, engine).tuned(truth), seeds, scale)
@@ -338,7 +340,8 @@ def planted_arm(arm: Arm, seed: int, engine: Engine = "mujoco") -> PlantedArm:
                 continue
             made = _planted(scene, truth, seeds, found, scale)
         return made
-    raise BadInput(f"No motion of {arm.name!r} is free of contact and predictable, so that it cannot be a case.")
+    also = "makes its motors chatter" if chatter else "keeps its motors within their limits"
+    raise BadInput(f"No motion of {arm.name!r} is free of contact, predictable and {also}, so that it is no case.")
 
 
 def _recorded(scene: Scene, real: Simulator, seeds: Sequence[int], scale: float) -> tuple[Array, Array] | None:

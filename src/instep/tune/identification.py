@@ -43,6 +43,7 @@ from .group_params import (
 from .held_out import HeldOutComparison, window_errors
 from .identifiability import Identifiability, vague_params
 from .least_squares import FitStatus
+from .motor_chatter import tell_chatter
 from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
@@ -377,6 +378,7 @@ def identify(
     sims = given, sim.tuned(result.settings)
     match = check_robot(scene, sims, held_out, window=shooting.window, most=most)
     result = result if match is None else replace(result, gates=(*result.gates, match))
+    result = tell_chatter(result, sims[1], held_out)
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
         window=shooting.window,

@@ -1,0 +1,69 @@
+"""Motors that jump from one limit to the other between physics steps: a simulation that chatters, which no robot does.
+
+A stiff, strongly damped servo at its limit overshoots within one step of the integrator, which then sees the opposite
+limit. The motion that follows depends on values to many digits, so that fits end in one of many minima.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.replay import aligned
+from instep.core.world import Array, Simulator
+from instep.physics.mujoco_world import MujocoWorld
+
+from .gates import GatedFit, GateResult
+
+MAX_CHATTER = 1e-3
+"""Share of the physics steps in which a motor may jump from one limit to the other."""
+
+
+def chattering(sim: Simulator, episodes: Sequence[Episode]) -> dict[str, float]:
+    """The motors that chatter in a replay of recordings, and in which share of the physics steps; the worst first.
+
+    Empty for engines that do not tell the forces of motors, and where the replay diverges.
+    """
+    if not isinstance(sim, MujocoWorld):
+        return {}
+    jumps, steps = np.zeros(sim.model.nu), 0
+    for episode in episodes:
+        run = aligned(episode, sim)
+        begin = sim.place(run.q[:1], run.v[:1], 0.0, run.past[:1])
+        force = sim.physics_steps(begin, run.action[:-1, None, : sim.model.nu]).actuator[0]
+        steps += len(force)
+        jumps += _jumps(sim, force)
+    shares = jumps / max(1, steps)
+    worst = [int(a) for a in np.argsort(-shares) if shares[a] > MAX_CHATTER]
+    return {str(sim.model.actuator(a).name): float(shares[a]) for a in worst}
+
+
+def tell_chatter(result: GatedFit, sim: Simulator, episodes: Sequence[Episode]) -> GatedFit:
+    """The result whose solve gate tells of motors that chatter in recordings, and what to do where it is not passed."""
+    shares = chattering(sim, episodes)
+    if not shares:
+        return result
+    some = ", ".join(f"{name} in {share:.1%}" for name, share in list(shares.items())[:3])
+    more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
+    words = (
+        f" Motors jump from one limit to the other between physics steps ({some}{more} of the steps): there the "
+        "simulation chatters, as no robot does, and its motion depends on values to many digits."
+    )
+    advice = "Record smaller or slower motion, which the motors can follow, or soften the scene's servos (kp, kv)."
+
+    def told(gate: GateResult) -> GateResult:
+        remedy = gate.remedy if gate.passed else f"{advice} {gate.remedy}".strip()
+        return replace(gate, message=gate.message + words, remedy=remedy) if gate.name == "solve" else gate
+
+    return replace(result, gates=tuple(told(gate) for gate in result.gates))
+
+
+def _jumps(sim: MujocoWorld, force: Array) -> Array:
+    """How often each motor is at one limit after it was at the other in the step before [nu]."""
+    model = sim.model
+    low, high = np.where(model.actuator_forcelimited[:, None], model.actuator_forcerange, (-np.inf, np.inf)).T
+    side = (force >= high).astype(int) - (force <= low).astype(int)
+    return (side[1:] * side[:-1] < 0).sum(axis=0)
