@@ -47,7 +47,8 @@ def test_params_are_found_gates_passed_and_a_new_scene_written(scene, data, tmp_
     asked = ("joint.hinge.damping", "actuator.hinge.kp")
     code = main(["tune", str(data), str(scene), "--params", *asked, *FEW, "--out", str(tmp_path / "out")])
     assert code == 0
-    assert capsys.readouterr().out.strip().splitlines()[-1] == str(tmp_path / "out" / "scene")
+    printed = capsys.readouterr().out.strip().splitlines()
+    assert printed[-2:] == [str(tmp_path / "out" / "scene"), str(tmp_path / "out" / "report.html")]
     assert {p.name: p.read_bytes() for p in scene.iterdir()} == before
     found = address.read(Scene.load(tmp_path / "out" / "scene").model, asked)
     assert found["joint.hinge.damping"] == pytest.approx(0.2, rel=0.05)

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from instep import __version__
+from instep.app.output import noted_outputs, remove_unfinished
 from instep.core.errors import InstepError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -38,6 +39,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "eval": ("evaluate:evaluate", "evaluate policies in parallel virtual worlds"),
     "gate": ("gate:gate", "judge a policy by rules, for CI"),
     "serve": ("serve:serve", "serve a policy"),
+    "runs": ("runs:runs", "list past runs: what they found, when, and where their pages are"),
+    "open": ("runs:open_page", "open the page of a past run in the browser"),
     "view": ("view:view", "show a scene, a dataset or a run in the browser"),
     "bench": ("bench:bench", "measure against goals and peers"),
     "doctor": ("doctor:doctor", "what works on this machine"),
@@ -50,18 +53,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _dispatch(words)
-    except InstepError as error:
-        _complain(str(error))
-        return 2
-    except BrokenPipeError:
-        # The reader of our output went away (`instep ... | head`): not a fault of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        _complain("Stopped. What was done so far is kept.")
-        return 130
+    with noted_outputs(words) as outputs:
+        try:
+            return _dispatch(words)
+        except InstepError as error:
+            kept = remove_unfinished(outputs)
+            _complain(f"{error}{f' But {kept}.' if kept else ''}")
+            return 2
+        except BrokenPipeError:
+            # The reader of our output went away (`instep ... | head`): not a fault of ours.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except KeyboardInterrupt:
+            kept = remove_unfinished(outputs)
+            _complain(f"Stopped; {kept}." if kept else "Stopped; nothing was kept.")
+            return 130
+        except BaseException:
+            remove_unfinished(outputs)
+            raise
 
 
 def available() -> dict[str, tuple[str, str]]:

@@ -31,7 +31,7 @@ from instep.gap.horizon import HorizonOptions, planned_steps
 from instep.gap.measure import measure_gap, measure_pairs, measure_recordings, recorded_at_rate
 from instep.physics.actuators import with_inputs
 from instep.physics.engines import open_world, scene_and_engine
-from instep.report.page import Headline, Section, write_report
+from instep.report.page import Headline, Section
 from instep.scene.couplings import with_joint_labels
 from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 
@@ -116,7 +116,7 @@ def finish(result: GapResult, args: GapRequest, output: Output) -> int:
     write_runs(output.folder, gap)
     causes = {name: e.as_dict() for name, e in gap.causes.items()}
     output.write(gap.scores, causes=causes, notes=list(gap.notes), broken=broken, title=result.title)
-    path = write_report(output.folder, replace(report, verdict=headline, facts=facts))
+    path = output.page(replace(report, verdict=headline, facts=facts))
     console = Console()
     console.print(headline.headline, highlight=False, markup=False)
     if headline.because:
@@ -226,7 +226,7 @@ def judge_agreement(table: Path, out: Path | None, seed: int) -> int:
     ]
     output.write(agreement_scores(found), tasks=rows, words=[f"{r.task}: {r.words}" for r in found])
     report = agreement_report(rates, found, f"{len(rates)} pairs of success rates from {table}")
-    path = write_report(output.folder, report)
+    path = output.page(report)
     listed = Table("task", box=None)
     for head in ("n", "Pearson", "95 %", "Spearman", "MMRV", "perfect"):
         listed.add_column(head, justify="right", no_wrap=True)

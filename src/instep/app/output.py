@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +25,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
+    from instep.report.page import HtmlReport
     from instep.tune.gates import GateResult
+
+RUNS = Path("runs")
+"""Where folders are made when no --out is given."""
+CONFIG = "config.toml"
+RESULT = "result.json"
+REPORT = "report.html"
 
 
 @dataclass(slots=True)
@@ -32,6 +44,12 @@ class Output:
     seed: int = 0
     inputs: dict[str, str] = field(default_factory=dict[str, str])
     """Path -> SHA-256 of what was read."""
+    made: bool = False
+    """Whether the folder was made, or was empty before."""
+    kept: str = ""
+    """What in it is worth keeping without a result, as a clause ("its checkpoint is kept in ..."); else empty."""
+    finished: bool = False
+    """Whether result.json was written."""
 
     def read(self, path: Path) -> None:
         """Note an input, a file or a folder, by its content."""
@@ -47,28 +65,73 @@ class Output:
             "scores": {name: estimate.as_dict() for name, estimate in scores.items()},
             **more,
         }
-        return write_json(self.folder / "result.json", result)
+        self.finished = True
+        return write_json(self.folder / RESULT, result)
+
+    def page(self, report: HtmlReport) -> Path:
+        """Write report.html, note its conclusion in result.json, and return the path of the page."""
+        from instep.report.page import write_report
+
+        result = self.folder / RESULT
+        known: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+        write_json(result, {**known, "headline": report.verdict.headline, "status": report.verdict.status})
+        return write_report(self.folder, report, REPORT)
+
+
+_COMMAND: ContextVar[tuple[Sequence[str], list[Output]]] = ContextVar("words and outputs of the command that runs")
+
+
+@contextmanager
+def noted_outputs(words: Sequence[str]) -> Generator[list[Output]]:
+    """The folders that a command makes inside, so that one that fails can remove its own."""
+    token = _COMMAND.set((words, noted := []))
+    try:
+        yield noted
+    finally:
+        _COMMAND.reset(token)
+
+
+def remove_unfinished(outputs: Sequence[Output]) -> str:
+    """Remove folders without a result, unless something in them is worth keeping; in words, what is kept and where."""
+    kept: list[str] = []
+    for output in outputs:
+        if output.finished:
+            kept.append(f"the result is in {output.folder}")
+        elif output.kept and any(p.is_file() and p.name != CONFIG for p in output.folder.rglob("*")):
+            kept.append(output.kept)
+        elif output.made:
+            shutil.rmtree(output.folder, ignore_errors=True)
+    return "; ".join(kept)
 
 
 def new_output(verb: str, out: Path | None, *, seed: int = 0) -> Output:
-    """An empty folder to write into: `out`, or the next free one under runs/."""
+    """An empty folder to write into: `out`, or the next free one under runs/; checked to be writable, and ours."""
     if out is None:
-        runs = Path("runs")
-        number = 1 + max((int(p.name.rpartition("-")[2]) for p in runs.glob(f"{verb}-[0-9]*")), default=0)
-        out = runs / f"{verb}-{number:03d}"
+        out = next_folder(verb)
     if out.is_file():
         raise BadInput(f"{str(out)!r} is a file; --out takes a folder.")
-    if out.exists() and any(out.iterdir()) and not (out / "config.toml").is_file():
-        raise BadInput(f"The folder {str(out)!r} is not empty and was not written by instep; give another --out.")
+    words, noted = _COMMAND.get((sys.argv[1:], []))
     try:
+        made = not out.exists() or not any(out.iterdir())
+        if not made and not (out / CONFIG).is_file():
+            raise BadInput(f"The folder {str(out)!r} is not empty and was not written by instep; give another --out.")
         out.mkdir(parents=True, exist_ok=True)
-        command = json.dumps(["instep", *sys.argv[1:]])
-        (out / "config.toml").write_text(
-            f'verb = "{verb}"\nversion = "{__version__}"\nseed = {seed}\ncommand = {command}\n', encoding="utf-8"
+        command, now = json.dumps(["instep", *words]), datetime.now().astimezone().isoformat(timespec="seconds")
+        (out / CONFIG).write_text(
+            f'verb = "{verb}"\nversion = "{__version__}"\nseed = {seed}\nstarted = {now}\ncommand = {command}\n',
+            encoding="utf-8",
         )
     except OSError as error:
-        raise BadInput(f"The folder {str(out)!r} cannot be written: {error.strerror}.") from None
-    return Output(out, verb, seed)
+        raise BadInput(f"The folder {str(out)!r} cannot be written: {error.strerror}; give another --out.") from None
+    output = Output(out, verb, seed, made=made)
+    noted.append(output)
+    return output
+
+
+def next_folder(verb: str) -> Path:
+    """The next free numbered folder of a verb under runs/."""
+    names = (re.fullmatch(rf"{re.escape(verb)}-(\d+)", path.name) for path in RUNS.glob(f"{verb}-*"))
+    return RUNS / f"{verb}-{1 + max((int(found[1]) for found in names if found), default=0):03d}"
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:

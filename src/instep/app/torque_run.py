@@ -17,7 +17,7 @@ from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
 from instep.gap.torque_gap import TorqueGap, measure_torque_gap
 from instep.gap.torque_rows import TorqueOptions
-from instep.report.page import Headline, write_report
+from instep.report.page import Headline
 from instep.scene.folder import Scene
 from instep.tune.torque_identification import IdentifyTorqueOptions, TorqueIdentification, identify_torque
 
@@ -55,7 +55,7 @@ def run_torque_gap(args: TorqueGapRequest) -> int:
     if broken:
         report = replace(report, verdict=Headline("bad", "A limit is broken: " + "; ".join(broken)))
     output.write(gap.scores, notes=list(gap.notes), broken=broken, removed_by=dict(gap.shares))
-    path = write_report(output.folder, report)
+    path = output.page(report)
     _print_scores(gap)
     Console().print(report.verdict.headline, highlight=False, markup=False)
     print(path)
@@ -83,11 +83,12 @@ def run_torque_tune(data: str, scene: str, args: TuneArgs) -> int:
     scores = {f"{side}: {name}": e for side, some in sides.items() for name, e in some.items()}
     output.write({**scores, **found.values}, **found.as_dict(), scene=str(folder))
     _print_found(found)
-    print(write_report(output.folder, found.report({f"sha256 of {k}": v for k, v in output.inputs.items()})))
+    page = output.page(found.report({f"sha256 of {k}": v for k, v in output.inputs.items()}))
     for gate in found.gates:
         if gate.required and not gate.passed:
             print(f"Not promoted: {gate.name} {gate.state}. {gate.remedy}", file=sys.stderr)
     print(folder)
+    print(page)
     return 0 if found.passed else 1
 
 

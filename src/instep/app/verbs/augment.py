@@ -29,7 +29,6 @@ from instep.policy.experts.task_experts import expert_of
 from instep.policy.flow_policy import load_policy
 from instep.policy.training import TrainOptions
 from instep.policy.training import train as train_policy
-from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
@@ -106,6 +105,7 @@ def augment(
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
     options, before = _options(Path(policy), args.steps, args.device), load_policy(Path(policy), tasked.spec)
     output = new_output("augment", args.out)
+    output.kept = f"the demonstrations are kept; the same command with --out {output.folder} goes on from them"
     for source in (Path(policy), *data):
         output.read(source)
     with console.status("find failures, and demonstrate the task there"):
@@ -234,5 +234,5 @@ def _write(output: Output, done: Evaluation, found: CorrectiveDemos, console: Co
         done.scores(), compared=pairs, tried=found.tried, failed=found.failed, demonstrations=len(found.episodes)
     )
     facts = {"failures found": f"{found.failed} of {found.tried}", "demonstrations": str(len(found.episodes))}
-    print(write_report(output.folder, eval_page(done, facts)))
+    print(output.page(eval_page(done, facts)))
     return 0

@@ -19,7 +19,7 @@ from instep.app.simulated_robot import robot_process
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.mujoco_cameras import graphics_library
-from instep.report.page import formatted, write_report
+from instep.report.page import formatted
 from instep.robot import RobotWorld
 from instep.scene.folder import Scene
 
@@ -83,7 +83,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
-    report = write_report(output.folder, loop.page(found))
+    report = output.page(loop.page(found))
     for line in _summary(found):
         console.print(line, highlight=False)
     print(report)

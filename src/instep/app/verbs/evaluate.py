@@ -34,7 +34,6 @@ from instep.evaluate.evaluation import (
     evaluate_policies,
 )
 from instep.policy.chunking import Latency
-from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
@@ -109,6 +108,7 @@ def evaluate(
     if args.seeds < 1:
         raise BadInput(f"An evaluation needs at least one seed, not {args.seeds}.")
     output = new_output("eval", args.out, seed=args.first)
+    output.kept = f"finished batches are kept; the same command with --out {output.folder} goes on from them"
     output.read(scene.root)
     belief = parse_belief(args.randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
@@ -182,7 +182,7 @@ def _write(output: Output, done: Evaluation, scene: Scene, real: Path | None, co
     output.write(
         scores, task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost, videos=videos
     )
-    print(write_report(output.folder, eval_page(done, facts, videos)))
+    print(output.page(eval_page(done, facts, videos)))
     return 0
 
 

@@ -19,7 +19,6 @@ from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.records import options_dataclass
 from instep.evaluate.evaluation import PolicySpec, WorldSpec
 from instep.evaluate.policy_gate import Verdict, gate_policy, read_gate_rules, write_junit
-from instep.report.page import write_report
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
@@ -59,6 +58,7 @@ def gate(
     given = given if args.seeds is None else replace(given, seeds=args.seeds)
     task = task_of(Scene.load(given.scene), given.task)
     output = new_output("gate", args.out, seed=given.first)
+    output.kept = f"finished batches are kept; the same command with --out {output.folder} goes on from them"
     output.read(rules)
     sides = [_side(word, given.scene, args.views) for word in given.worlds]
     spec = PolicySpec(policy, partial(policy_from_spec, policy), policy_fingerprint(policy))
@@ -71,7 +71,7 @@ def gate(
     scores = {f"{one.group}: {one.name}": one.value for one in verdict.checks if one.value is not None}
     checks = [{"group": o.group, "name": o.name, "passed": o.passed, "words": o.words} for o in verdict.checks]
     output.write(scores, passed=verdict.passed, verdict=verdict.words, checks=checks)
-    report = write_report(output.folder, verdict.page(given))
+    report = output.page(verdict.page(given))
     console.print(_table(verdict))
     console.print(verdict.words, highlight=False, markup=False)
     print(report)

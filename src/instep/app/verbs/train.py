@@ -114,6 +114,7 @@ def train(
 
         def show(now: TrainProgress) -> None:
             reports.append(now)
+            output.kept = f"the policy of step {now.step} is kept in {output.folder}"
             success = "" if now.success is None else f", success {100 * now.success:.0f} %"
             progress.print(f"step {now.step}: loss {now.loss:.4f}{success}, {now.seconds:.0f} s", highlight=False)
             progress.update(bar, completed=now.step)

@@ -122,7 +122,6 @@ def tune(
     from instep.core.progress import parse_duration
     from instep.gap.measure import recorded_at_rate
     from instep.physics.actuators import with_inputs
-    from instep.report.page import write_report
     from instep.scene.folder import scene_for
     from instep.tune.identification import IdentifyOptions, identify
     from instep.tune.param_selection import select_params
@@ -161,10 +160,11 @@ def tune(
     found, folder = _write(found, output)
     _print_summary(found)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
-    print(write_report(output.folder, found.report(hashes)))
+    page = output.page(found.report(hashes))
     for sentence in _next_steps(found, output.folder):
         print(sentence, file=sys.stderr)
     print(folder)
+    print(page)
     return 0 if found.passed else 1
 
 
