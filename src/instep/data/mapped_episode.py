@@ -22,6 +22,8 @@ from .resample import onto, quaternions, resampled, velocity, velocity_labels
 
 FACTORS = {"deg": pi / 180, "deg/s": pi / 180, "mm": 1e-3, "percent": 0.01, "rpm": pi / 30, "turn": 2 * pi, "ms": 1e-3}
 """What one unit of a file is in SI."""
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""What one unit of a file's times is in seconds."""
 
 
 def episode_of(raw: RawRun, data_map: DataMapping) -> Episode:
@@ -88,7 +90,9 @@ def _first_sources(raw: RawRun, data_map: DataMapping) -> list[tuple[str, ...]]:
 
 def _times(raw: RawRun, data_map: DataMapping, rows: int) -> tuple[Array, float]:
     if data_map.time:
-        times = np.asarray(raw.column(data_map.time), float).ravel()
+        if data_map.time_unit not in SECONDS:
+            raise UnknownName("unit of times", data_map.time_unit, SECONDS)
+        times = _seconds(np.asarray(raw.column(data_map.time)).ravel(), data_map.time_unit)
         steps = np.diff(times)
         if len(steps) and not np.isfinite(times).all():
             raise BadInput(f"The times of {raw.name!r} are not all finite numbers.")
@@ -104,6 +108,13 @@ def _times(raw: RawRun, data_map: DataMapping, rows: int) -> tuple[Array, float]
     if rate <= 0:
         raise BadInput(f"The mapping {data_map.name!r} must name a column of times or a rate for {raw.name!r}.")
     return np.arange(rows) / rate, 1.0 / rate
+
+
+def _seconds(times: Array, unit: str) -> Array:
+    """Times in seconds; of whole nanoseconds since 1970 the first is taken off before they become floats."""
+    if unit == "s" or not len(times):
+        return np.asarray(times, float)
+    return np.asarray(times - times[0], float) * SECONDS[unit] + float(times[0]) * SECONDS[unit]
 
 
 def _present(raw: RawRun, rule: ChannelRule) -> bool:

@@ -119,7 +119,9 @@ class DataMapping:
     """`episodes`, or `table` for a plain table of numbers and text."""
     exclude: tuple[str, ...] = ()
     time: str = ""
-    """Column of times [s]; empty where rows are evenly spaced by `rate`."""
+    """Column of times; empty where rows are evenly spaced by `rate`."""
+    time_unit: str = "s"
+    """Unit of the times in the file: s, ms, us or ns."""
     rate: float = 0.0
     """Rows per second; 0 where it is the median of the times."""
     resample: float = 0.0
@@ -209,7 +211,7 @@ def _map(name: str, top: Mapping[str, Any]) -> DataMapping:
     for key in ("format", "files"):
         if key not in top:
             raise BadInput(f"The mapping {name!r} must say {key!r}.")
-    texts = ("about", "scene", "kind", "time", "split", "task")
+    texts = ("about", "scene", "kind", "time", "time_unit", "split", "task")
     kinds: dict[str, Callable[[Any], Any]] = dict.fromkeys(texts, str)
     kinds |= {"rate": float, "resample": float, "skip": int, "repeats": bool, "options": dict}
     try:

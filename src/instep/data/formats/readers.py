@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +20,13 @@ Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]
 
 
 def read_lerobot_runs(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
-    """The episodes of a LeRobot dataset as raw columns."""
+    """The episodes of a LeRobot dataset as raw columns; headers `names:COLUMN` hold the names that it declares."""
     for episode in read_lerobot(path):
-        yield RawRun(f"episode {episode.meta['index']}", episode.columns, episode.meta)
+        spec = episode.spec
+        channels = {"action": spec.action, **spec.observation}
+        labels = {f"names:{name}": json.dumps(channel.labels) for name, channel in channels.items() if channel.labels}
+        header = {**labels, "rate": repr(1.0 / spec.dt), **episode.meta}
+        yield RawRun(f"episode {episode.meta['index']}", episode.columns, header)
 
 
 READERS: Mapping[str, Reader] = {

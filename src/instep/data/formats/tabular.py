@@ -37,6 +37,11 @@ def read_columns(path: Path, options: Mapping[str, Any]) -> dict[str, Array]:
     return {name: _values([row[k] for row in rows]) for k, name in enumerate(names)}
 
 
+def first_row(path: Path) -> str:
+    """The first line of a text file that is not empty."""
+    return next((line for line in _text(path).splitlines() if line.strip()), "")
+
+
 def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
     """Write columns [rows] with a line of names; numbers keep all their digits."""
     with path.open("w", newline="", encoding="utf-8") as file:
