@@ -110,9 +110,8 @@ def test_a_foreign_mcap_of_json_messages(tmp_path: Path):
     (episode,) = load_episodes(tmp_path / "log.mcap")
     assert episode.spec.q.labels == ("a", "b") and episode.spec.dt == pytest.approx(0.02)
     np.testing.assert_array_equal(episode.q, [[k, 10 + k] for k in range(20)])
-    assert episode.action[1, 0] == 0 and episode.action[5, 0] == -4 and episode.action[8, 0] == -4, (
-        "held until it is due"
-    )
+    assert episode.action[1, 0] == 0 and episode.action[5, 0] == -4, "held"
+    assert episode.action[8, 0] == -8, "sent 1 ms after its state, so in force for the rest of that period"
     assert "acme/Battery" in episode.meta["skipped"] and episode.v.shape == (20, 2)
 
 
@@ -176,6 +175,62 @@ def test_a_ros_2_bag_without_ros(tmp_path: Path):
     pose = episode["observation.pose.base.tool"]
     np.testing.assert_allclose(pose[:, 0], 0.1 * np.arange(15), atol=1e-9)
     assert "rcl_interfaces/msg/Log" in episode.meta["skipped"]
+
+
+def write_command_bag(folder: Path, order: list[int], *, late: float = 2e-5, still: bool = False) -> np.ndarray:
+    """A bag of three joints that follow an unnamed command array in another order; the commands by joint."""
+    from rosbags.rosbag2 import Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    t_ = store.types
+    times = np.arange(200) * 0.02
+    goal = np.stack([0.6 * np.sin(3 * times), 1.0 + 0.3 * np.cos(2 * times), -0.5 * np.sin(1.3 * times)], axis=1)
+    goal = np.zeros_like(goal) if still else goal
+    position = np.concatenate([goal[:3], goal[:-3]])  # three periods later
+    with Writer(folder, version=9) as writer:
+        kinds = {"/joint_states": "sensor_msgs/msg/JointState", "/arm/commands": "std_msgs/msg/Float64MultiArray"}
+        to = {name: writer.add_connection(name, kind, typestore=store) for name, kind in kinds.items()}
+        layout = t_["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
+        for k, t in enumerate(50 + times):
+            stamp = t_["builtin_interfaces/msg/Time"](sec=int(t), nanosec=round((t % 1) * 1e9))
+            header = t_["std_msgs/msg/Header"](stamp=stamp, frame_id="")
+            names = ["pan", "lift", "roll"]
+            state = t_[kinds["/joint_states"]](header, names, position[k], np.zeros(0), np.zeros(0))
+            command = t_[kinds["/arm/commands"]](layout, goal[k, order])
+            for topic, message, sent in (("/joint_states", state, t), ("/arm/commands", command, t + late)):
+                writer.write(to[topic], round(sent * 1e9), store.serialize_cdr(message, kinds[topic]))
+    return goal
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0], [0, 1, 2], [1, 2, 0]])
+def test_the_joints_of_an_unnamed_command_array_are_inferred_from_the_motion(tmp_path, order, caplog):
+    goal = write_command_bag(tmp_path / "bag", order)
+    (episode,) = load_episodes(tmp_path / "bag")
+    names = ["pan", "lift", "roll"]
+    assert episode.spec.action.labels == tuple(names[k] for k in order)
+    np.testing.assert_allclose(episode.action, goal[:, order], atol=1e-12)
+    assert "/arm/commands names no joints; their order is inferred by distance from position" in caplog.text
+    assert episode.meta["command_order"] in caplog.text
+
+
+def test_a_command_sent_just_after_its_state_is_in_the_row_of_that_state(tmp_path: Path):
+    for name, late in (("before", -1e-5), ("at once", 0.0), ("after", 5e-5), ("later", 8e-3)):
+        goal = write_command_bag(tmp_path / name, [0, 1, 2], late=late)
+        (episode,) = load_episodes(tmp_path / name)
+        np.testing.assert_allclose(episode.action, goal, atol=1e-12, err_msg=name)
+
+
+def test_an_unnamed_command_array_whose_order_the_motion_does_not_tell_needs_a_mapping(tmp_path: Path):
+    write_command_bag(tmp_path / "bag", [2, 1, 0], still=True)
+    with pytest.raises(BadInput, match=r"name no joints.*the numbers 0, 1, 2 are for; name them .* under \[action\]"):
+        load_episodes(tmp_path / "bag")
+    named = '[action]\nfrom="command"\nlabels=["roll","lift","pan"]'
+    (tmp_path / "m.toml").write_text(
+        f'format="rosbag"\nfiles=["."]\ntime="time"\nq={{from="joints.position"}}\n{named}'
+    )
+    (episode,) = load_episodes(tmp_path / "bag", mapping=tmp_path / "m.toml")
+    assert episode.spec.action.labels == ("roll", "lift", "pan")
 
 
 def test_every_export_can_be_imported_again(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,8 +18,11 @@ from instep.core.poses import quat_inv, quat_log, quat_mul, rotate
 from instep.core.world import Array, Channel, Spec, vector
 from instep.data.lerobot.features import is_image
 
+from .formats.command_order import check_ordered
 from .mapping import ChannelRule, DataMapping, RawRun
 from .resample import onto, quaternions, resampled, velocity, velocity_labels
+
+log = logging.getLogger(__name__)
 
 FACTORS = {"deg": pi / 180, "deg/s": pi / 180, "mm": 1e-3, "percent": 0.01, "rpm": pi / 30, "turn": 2 * pi, "ms": 1e-3}
 """What one unit of a file is in SI."""
@@ -160,7 +164,11 @@ def _channel(
     if rule.plus is not None:
         added = _chosen(raw, rule.plus)
         made = made + _converted(_padded(raw.stacked(added), rows, raw, added), rule.plus, raw)
-    labels = labels or tuple(json.loads(raw.header.get(f"labels:{source[0]}", "[]")))
+    if not labels:
+        check_ordered(raw.header, source[0], raw.name)
+        labels = tuple(json.loads(raw.header.get(f"labels:{source[0]}", "[]")))
+        if note := raw.header.get(f"note:{source[0]}"):
+            log.warning("%s: %s: %s.", raw.name, note, ", ".join(labels))
     if not labels:
         labels = like.labels if like is not None and len(like.labels) == made.shape[1] else ()
         labels = labels or tuple(f"{source[0].rsplit('/', 1)[-1]}_{k}" for k in range(made.shape[1]))

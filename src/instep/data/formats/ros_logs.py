@@ -1,6 +1,7 @@
 """ROS logs without ROS: bags (1 and 2), and decoded messages of any log collected by topic into one run.
 
-Rows are at the stamps of the joint states. Commands and images are the latest ones at each row, poses are interpolated.
+Rows are at the stamps of the joint states. The command of a row is the one in force in the middle of its period, images
+are the latest ones at each row, poses are interpolated.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from instep.data.frames import open_stills
 from instep.data.mapping import RawRun
 from instep.data.resample import QUATERNION, latest, onto
 
+from .command_order import infer_command_order
+
 COMMANDS = ("command", "cmd", "target", "goal", "action", "desired", "trajectory")
 """Words in the names of topics that carry commands."""
+PARTS = ("position", "velocity", "effort")
+"""What a joint state holds of each joint."""
 
 
 def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -138,16 +143,36 @@ class MessageLog:
     ) -> None:
         t, names = rows
         stream = self.joints.get(command) or self.vectors[command]
-        values = _parts(stream).get("position") if command in self.joints else None
         if command in self.vectors:
             stamps, values = _sorted(stream)
         else:
+            parts = list(_parts(stream).values())
+            if not parts:
+                raise BadInput(
+                    f"The commands on {command!r} hold neither positions, velocities nor efforts throughout."
+                )
             order = np.argsort(stream.stamps, kind="stable")
-            stamps, values = np.asarray(stream.stamps)[order], np.asarray(values)[order]
-        columns["command"] = onto(t, stamps, values, "hold")
-        labels = stream.names or (names if values.shape[1] == len(names) else ())
-        if labels:
-            header["labels:command"] = json.dumps(labels)
+            stamps, values = np.asarray(stream.stamps)[order], parts[0][order]
+        columns["command"] = values[latest(_middles(t), stamps)]
+        if stream.names:
+            header["labels:command"] = json.dumps(stream.names)
+            return
+        states = {part: columns[f"joints.{part}"] for part in PARTS if f"joints.{part}" in columns}
+        found = infer_command_order(t, columns["command"], states, names)
+        if found.joints:
+            header["labels:command"] = json.dumps(found.joints)
+            header["note:command"] = f"{command} names no joints; their order is {found.how}"
+        elif values.shape[1] == len(names):
+            header["unordered:command"] = found.how
+
+
+def _middles(t: Array) -> Array:
+    """The middle of the period that begins at each row, where the command that holds for most of it is in force.
+
+    A controller reads the state, then commands: at the time of the row itself its command is not there yet.
+    """
+    steps = np.diff(t)
+    return t + 0.5 * np.append(steps, steps[-1:] if len(steps) else 0.0)
 
 
 def _stamp(message: Any, received: float) -> float:
@@ -166,9 +191,9 @@ def _take_joints(log: MessageLog, topic: str, stamp: float, message: Any) -> Non
     if set(names) != set(stream.names):
         log.skip(f"JointState of other joints on {topic}")
         return
-    order = [names.index(name) for name in stream.names]
+    order = [names.index(name) for name in stream.names] if names else slice(None)
     parts: dict[str, Array] = {}
-    for part in ("position", "velocity", "effort"):
+    for part in PARTS:
         values = np.asarray(getattr(message, part), float)
         if values.size:
             parts[part] = values[order]
@@ -250,8 +275,7 @@ _TAKERS = {
 
 def _parts(stream: TopicMessages) -> dict[str, Array]:
     """Positions, velocities and efforts of a topic, where every message had them."""
-    wanted = ("position", "velocity", "effort")
-    common = [part for part in wanted if stream.values and all(part in value for value in stream.values)]
+    common = [part for part in PARTS if stream.values and all(part in value for value in stream.values)]
     return {part: np.stack([value[part] for value in stream.values]) for part in common}
 
 
