@@ -9,6 +9,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
 from instep.core.world import Array
+from instep.data.files import library
 
 MAX_LAG_S = 0.3
 """Longest delay between a command and the motion that follows it [s]."""
@@ -87,11 +88,9 @@ def _distances(commands: Array, values: Array, lags: Sequence[int]) -> Array:
 
 def _mismatch(commands: Array, distances: Array) -> float:
     """What is left of the commands when each has a joint of its own, as a share of each; a whole one in other units."""
-    from scipy.optimize import linear_sum_assignment
-
     size = np.maximum(np.mean(commands**2, axis=0), 1e-12)[:, None]
     share = np.minimum(distances**2 / size, 1.0)
-    return float(share[linear_sum_assignment(share)].sum())
+    return float(share[library("scipy.optimize").linear_sum_assignment(share)].sum())
 
 
 def _correlations(commands: Array, values: Array, lags: Sequence[int]) -> Array:
