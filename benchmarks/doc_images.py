@@ -130,6 +130,40 @@ def gate_report(folder: Path) -> Path:
     return screenshot(folder / "gated" / "report.html", 1250)
 
 
+CHUNKS = """
+import numpy as np
+
+
+class Circle:
+    def reset(self, seed=0):
+        self.phase, self.row = 0.7 * seed, 0
+
+    def act(self, seen):
+        self.row += 1
+        return self.at(self.row - 1)
+
+    def at(self, row):
+        angle = self.phase + row / 25
+        return np.array([0.46 + 0.09 * np.cos(angle), 0.33 + 0.06 * np.sin(1.3 * angle)])
+
+
+class Cloned(Circle):
+    def infer(self, seen):
+        self.row += 1
+        rng = np.random.default_rng(self.row)
+        ahead = np.array([self.at(5 * self.row - 5 + step) for step in range(50)])
+        return ahead + rng.normal(0, 0.006, ahead.shape) * np.sqrt(1 + np.arange(50))[:, None]
+"""
+
+
+def check_report(folder: Path) -> Path:
+    (folder / "mine.py").write_text(CHUNKS)
+    recorded = ("--policy", "mine.py:Circle", "--episodes", "5", "--steps", "300")
+    run_instep(folder, "record", "sim:pusht", "data", *recorded)
+    run_instep(folder, "check", "mine.py:Cloned", "data", "--every", "5", "--out", "checked")
+    return screenshot(folder / "checked" / "report.html", 1500)
+
+
 def excite_motion(folder: Path) -> Path:
     """Commands and positions of a designed motion."""
     options = ("--params", "joint.*.damping", "--seconds", "3", "--generations", "3", "--out", "motion")
@@ -303,7 +337,7 @@ def demo(folder: Path) -> Path:
 
 MAKERS: dict[str, Make] = {
     "demo": demo, "gap_report": gap_report, "tune_report": tune_report, "eval_report": eval_report,
-    "gate_report": gate_report, "excite_motion": excite_motion, "scene_show": scene_show,
+    "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "augment_paths": augment_paths,

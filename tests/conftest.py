@@ -1,10 +1,10 @@
 """Options, fixtures and the rule of skips shared by all tests.
 
-A test that needs what not every machine has asks for it by a fixture: `torch`, `sbi`, `ray`, `zmq`, `gsply`
-(optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is skipped
+A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
+`zmq`, `gsply` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is skipped
 with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there only
-CUDA and recordings may be absent. A skip for any other reason fails the run. Tests marked `realtime` are described in
-`reference_loop`.
+CUDA, recordings and LeRobot may be absent. A skip for any other reason fails the run. Tests marked `realtime` are
+described in `reference_loop`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from reference_loop import ReferenceLoop
 from small_models import arm_model, write_scene
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARIES = {"torch": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz"}
+LIBRARIES = {
+    "torch": "learn", "onnxruntime": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz",
+    "lerobot": "lerobot",
+}  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
-    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|torch|sbi|ray|zmq|gsply): "
+    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|"
+    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply): "
 )
-NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine): ")
+NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine|lerobot): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
@@ -98,6 +102,18 @@ def _library(name: str) -> ModuleType:
 def torch() -> ModuleType:
     """PyTorch."""
     return _library("torch")
+
+
+@pytest.fixture(scope="session")
+def onnxruntime() -> ModuleType:
+    """The library that runs ONNX networks."""
+    return _library("onnxruntime")
+
+
+@pytest.fixture(scope="session")
+def lerobot() -> ModuleType:
+    """LeRobot, which brings a torch of its own and so is in no environment with all other extras."""
+    return _library("lerobot")
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "excite": ("excite:excite", "design motions that reveal parameters"),
     "train": ("train:train", "clone behaviour from a dataset"),
     "augment": ("augment:augment", "collect demonstrations where a policy fails"),
+    "check": ("check:check", "compare a policy's actions on recorded observations with the recorded ones"),
     "run": ("run:run", "run a policy in a world: sim:SCENE, recording:DATA, twin:SCENE, robot:ADDRESS"),
     "eval": ("evaluate:evaluate", "evaluate policies in parallel virtual worlds"),
     "gate": ("gate:gate", "judge a policy by rules, for CI"),

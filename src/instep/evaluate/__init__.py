@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .action_check import ActionCheck, CheckOptions, PredictedActions, check_policy, compare_actions
     from .agreement import RankAgreement, SuccessRates, rank_agreements, read_rates, real_success_rates
     from .comparison import PolicyComparison, compare_policies
     from .engine_parity import ParityCheck, ParityLimits, ParityWorld, check_parity
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
 
 __all__ = [
-    "BatchResult", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation", "GateCheck", "GateRule",
-    "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "PolicyComparison", "PolicySpec", "RankAgreement",
-    "SuccessRates", "Verdict", "WorldSpec", "check_parity", "compare_policies", "corrective_demos", "demonstrate",
-    "evaluate_policies", "find_failure_states", "gate_policy", "rank_agreements", "read_gate_rules", "read_rates",
-    "real_success_rates", "run_batch", "write_junit",
+    "ActionCheck", "BatchResult", "CheckOptions", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation",
+    "GateCheck", "GateRule", "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "PolicyComparison",
+    "PolicySpec", "PredictedActions", "RankAgreement", "SuccessRates", "Verdict", "WorldSpec", "check_parity",
+    "check_policy", "compare_actions", "compare_policies", "corrective_demos", "demonstrate", "evaluate_policies",
+    "find_failure_states", "gate_policy", "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates",
+    "run_batch", "write_junit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "action_check": "ActionCheck CheckOptions PredictedActions check_policy compare_actions",
         "agreement": "RankAgreement SuccessRates rank_agreements read_rates real_success_rates",
         "comparison": "PolicyComparison compare_policies",
         "engine_parity": "ParityCheck ParityLimits ParityWorld check_parity",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.report.figures import LOG_AXIS, downsampled, plain_text, series_color, titled
+from instep.report.figures import LOG_AXIS, panels_figure, plain_text, series_color, titled
 from instep.report.page import Figure, display_unit
 
 from .events import first_divergence
@@ -41,26 +41,15 @@ def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column
     """A measured run and its replay, one panel per channel; or the commands of both, with column "action"."""
     channel = pair.real.spec.q if column == "q" else pair.real.spec.action
     t = np.asarray(pair.real.t, float)
-    data: list[dict[str, Any]] = []
-    rows = len(labels)
-    layout: dict[str, Any] = {"title": titled(title), "showlegend": True, "height": 90 + 120 * rows}
-    layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
     units = dict(zip(channel.labels, channel.units, strict=True))
-    for i, label in enumerate(labels):
-        place = channel.labels.index(label)
-        axis = "" if i == 0 else str(i + 1)
-        for name, episode, paint, dash in (("real", pair.real, "@1", "solid"), ("simulated", pair.sim, "@2", "dot")):
-            x, y = downsampled(t, np.asarray(episode[column], float)[:, place])
-            trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
-            trace |= {"x": x, "y": y, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": i == 0}
-            trace["line"] = {"color": paint, "width": 1.6, "dash": dash}
-            data.append(trace)
-        layout[f"yaxis{axis}"] = {"title": {"text": f"{plain_text(label)} [{units[label]}]", "font": {"size": 11}}}
-        last = i == rows - 1
-        layout[f"xaxis{axis}"] = {"showticklabels": last} | ({"matches": "x"} if i else {})
-        layout[f"xaxis{axis}"] |= {"title": "time [s]"} if last else {}
-    layout["legend"] = {"orientation": "h", "x": 0.45, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
-    return {"data": data, "layout": layout}
+    panels = {
+        f"{label} [{units[label]}]": {
+            name: (t, np.asarray(episode[column], float)[:, channel.labels.index(label)])
+            for name, episode in (("real", pair.real), ("simulated", pair.sim))
+        }
+        for label in labels
+    }
+    return panels_figure(panels, title=title)
 
 
 def timeline_figure(run: Sequence[EventMatch], *, title: str) -> Figure:

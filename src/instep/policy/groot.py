@@ -15,7 +15,8 @@ from instep.core.type_guards import is_array, is_mapping, is_sequence, is_table
 from instep.core.world import Policy, Spec
 
 from .array_codec import Layout, pack, unpack
-from .policy_map import PolicyMap, RemotePolicy, read_map
+from .map_file import checked_map, read_map
+from .policy_map import MappedPolicy, PolicyMap
 
 REPLY_TIMEOUT_S = 15.0
 """Longest time to wait for an answer [s], as GR00T documents it (N1.5 and N1.6 never apply theirs)."""
@@ -124,12 +125,12 @@ def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, toke
     """The policy of a GR00T server, executed as its map says; pinged at once, so that a dead server is found."""
     if map_file is None:
         raise BadInput("A GR00T server needs a map of its groups of joints: groot:tcp://HOST:PORT#MAP.toml.")
-    mapped = read_map(map_file)
+    mapped = checked_map(read_map(map_file), spec)
     release: Any = mapped.release or "n1.6"
     client = GrootClient(address, release, token=token)
     if not client.ping():
         raise LinkLost(f"What answers at {address} is not a GR00T server.")
-    return RemotePolicy(client, _with_language(mapped), spec).executed()
+    return MappedPolicy(client, _with_language(mapped), spec).executed()
 
 
 def _with_language(mapped: PolicyMap) -> PolicyMap:

@@ -34,7 +34,8 @@ from instep.core.world import Policy, Spec
 
 from .array_codec import MAX_BYTES, pack, unpack
 from .chunking import ChunkPolicy, as_chunk_policy
-from .policy_map import PolicyMap, RemotePolicy, default_map, read_map
+from .map_file import checked_map, read_map
+from .policy_map import MappedPolicy, PolicyMap, default_map
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -124,9 +125,10 @@ class OpenpiClient:
 
 def openpi_policy(address: str, spec: Spec, map_file: Path | None = None, *, token: str = "") -> Policy:
     """The policy of an openpi server, executed as its map says; connected at once, so that a dead server is found."""
+    mapped = checked_map(read_map(map_file), spec) if map_file else default_map(spec)
     client = OpenpiClient(address, token=token)
     client.connect()
-    return RemotePolicy(client, read_map(map_file) if map_file else default_map(spec), spec).executed()
+    return MappedPolicy(client, mapped, spec).executed()
 
 
 class PolicyServer:

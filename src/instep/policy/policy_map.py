@@ -1,4 +1,4 @@
-"""The map between a remote policy's names and units and those of a world, and the remote policy itself.
+"""The map between a policy's names and units and those of a world, and policies behind such a map.
 
 A map is a TOML file, one per robot and policy:
 
@@ -24,18 +24,15 @@ kind = "absolute"                  # or "delta", added to the position of the jo
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from math import pi
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.type_guards import is_list, is_mapping
+from instep.core.type_guards import is_mapping
 from instep.core.world import Array, Observation, Policy, Spec
 
 from .chunking import Chunked, Ensembled
@@ -150,7 +147,7 @@ class PolicyMap:
             if not np.isfinite(values).all():
                 raise BadInput(f"{vector.key!r} holds numbers that are not finite.")
             for label, value in zip(vector.joints, vector.to_world(values), strict=True):
-                name, own = _channel_of(label, spec)
+                name, own = channel_of(label, spec)
                 labels = spec.observation[name].labels
                 out.setdefault(name, np.full(len(labels), np.nan))[labels.index(own)] = value
         for image in self.image:
@@ -173,10 +170,10 @@ class PolicyMap:
 
 
 class PolicyClient(Protocol):
-    """A connection to a policy server."""
+    """What answers requests with actions: a connection to a policy server, or a network in this process."""
 
     def reset(self) -> None:
-        """Tell the server that an episode begins, where its protocol has that."""
+        """Tell it that an episode begins, where it remembers anything."""
         ...
 
     def infer(self, requests: Sequence[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -185,22 +182,22 @@ class PolicyClient(Protocol):
 
 
 @array_dataclass
-class RemotePolicy:
-    """A chunk policy on a server."""
+class MappedPolicy:
+    """A chunk policy behind a map: on a server, or in a model file."""
 
     client: PolicyClient
     map: PolicyMap
     spec: Spec
 
     def reset(self, seed: int = 0) -> None:
-        """Tell the server that an episode begins."""
+        """Begin an episode."""
         self.client.reset()
 
     def infer(self, observation: Observation) -> Array:
-        """The server's next actions [..., horizon, nu]."""
+        """The next actions [..., horizon, nu]."""
         batch = batch_of(observation)
         if len(batch) > 1:
-            raise BadInput(f"A remote policy takes one world or one batch of them, not a batch of shape {batch}.")
+            raise BadInput(f"This policy takes one world or one batch of them, not a batch of shape {batch}.")
         rows: list[int | None] = [None] if not batch else list(range(batch[0]))
         answers = self.client.infer([self.map.request(observation, self.spec, row) for row in rows])
         parts = [
@@ -232,25 +229,6 @@ def default_map(spec: Spec, prompt: str = "") -> PolicyMap:
     return PolicyMap(tuple(state), (VectorEntry("actions", spec.action.labels),), tuple(images), prompt)
 
 
-def read_map(path: Path) -> PolicyMap:
-    """The map in a TOML file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise BadInput(
-            f"There is no file {str(path)!r}; a map gives the policy's names of the world's values."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
-    _known(table, PolicyMap, path.name)
-    made: dict[str, Any] = {k: v for k, v in table.items() if k not in ("state", "action", "image")}
-    for name, kind in (("state", VectorEntry), ("action", VectorEntry), ("image", ImageEntry)):
-        made[name] = tuple(_entry(kind, entry, f"[[{name}]] of {path.name}") for entry in table.get(name, ()))
-    if not made["action"]:
-        raise BadInput(f"{path.name} has no [[action]]; a map must list the policy's actions.")
-    return PolicyMap(**made)
-
-
 def put_at(tree: dict[str, Any], key: str, value: Any) -> None:
     """Write a value under 'a>b>c'."""
     *outer, last = key.split(">")
@@ -270,39 +248,18 @@ def get_at(tree: Mapping[str, Any], key: str) -> Any:
     return node
 
 
-def _entry(kind: type[Any], entry: Mapping[str, Any], where: str) -> Any:
-    _known(entry, kind, where)
-    fixed: dict[str, Any] = {k: tuple(v) if is_list(v) else v for k, v in entry.items()}
-    try:
-        made = kind(**fixed)
-    except TypeError as error:
-        raise BadInput(f"{where} is not complete: {error}.") from None
-    for name in ("scale", "offset"):
-        given = fixed.get(name)
-        if given and len(given) != len(fixed["joints"]):
-            raise BadInput(f"{where} has {len(given)} numbers as {name} for {len(fixed['joints'])} joints.")
-    return made
-
-
-def _known(entry: Mapping[str, Any], kind: type[Any], where: str) -> None:
-    known = [f.name for f in fields(kind)]
-    for key in entry:
-        if key not in known:
-            raise UnknownName(f"entry under {where}", key, known)
-
-
 def _gathered(labels: Sequence[str], observation: Observation, spec: Spec) -> Array:
     """Values by their labels; 'observation.velocity/elbow' names the channel too, where several have the label."""
     columns: list[Array] = []
     for label in labels:
-        name, own = _channel_of(label, spec)
+        name, own = channel_of(label, spec)
         if name not in observation:
             raise UnknownName("observation", name, observation)
         columns.append(np.asarray(observation[name])[..., spec.observation[name].labels.index(own)])
     return np.stack(columns, axis=-1) if columns else np.zeros(0)
 
 
-def _channel_of(label: str, spec: Spec) -> tuple[str, str]:
+def channel_of(label: str, spec: Spec) -> tuple[str, str]:
     """The channel that a label is in, and the label without it."""
     channel, _, own = label.rpartition("/")
     for name, known in spec.observation.items():

@@ -73,6 +73,28 @@ def lines_figure(
     return {"data": data, "layout": layout}
 
 
+def panels_figure(panels: Mapping[str, Mapping[str, tuple[Array, Array]]], *, title: str) -> Figure:
+    """One panel per name over a shared time axis, each with the same few lines, the second of which is dotted."""
+    rows = len(panels)
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"title": titled(title), "showlegend": True, "height": 90 + 120 * rows}
+    layout["grid"] = {"rows": rows, "columns": 1, "pattern": "independent"}
+    for i, (label, lines) in enumerate(panels.items()):
+        axis = "" if i == 0 else str(i + 1)
+        for k, (name, (across, up)) in enumerate(lines.items()):
+            x, y = downsampled(np.asarray(across, float), np.asarray(up, float))
+            trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "name": name, "legendgroup": name}
+            trace |= {"x": x, "y": y, "xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": i == 0}
+            trace["line"] = {"color": series_color(k), "width": 1.6, "dash": "dot" if k else "solid"}
+            data.append(trace)
+        layout[f"yaxis{axis}"] = {"title": {"text": plain_text(label), "font": {"size": 11}}}
+        last = i == rows - 1
+        layout[f"xaxis{axis}"] = {"showticklabels": last} | ({"matches": "x"} if i else {})
+        layout[f"xaxis{axis}"] |= {"title": "time [s]"} if last else {}
+    layout["legend"] = {"orientation": "h", "x": 0.45, "y": 1 + 30 / layout["height"], "yanchor": "bottom"}
+    return {"data": data, "layout": layout}
+
+
 def ensemble_figure(
     lines: Sequence[tuple[Array, Array]], thick: tuple[Array, Array], *, title: str, x: str, floor: float | None = None
 ) -> Figure:

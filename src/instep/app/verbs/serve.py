@@ -13,8 +13,8 @@ from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK
+from instep.policy.map_file import checked_map, read_map
 from instep.policy.openpi import PolicyServer
-from instep.policy.policy_map import read_map
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
@@ -65,7 +65,7 @@ def serve(
     secret = args.token.read_text(encoding="utf-8").strip() if args.token else secrets.token_urlsafe(32)
     if not secret:
         raise BadInput(f"The file {str(args.token)!r} holds no token.")
-    mapped = read_map(args.map) if args.map else None
+    mapped = checked_map(read_map(args.map), world.spec) if args.map else None
     with PolicyServer(decider, world.spec, token=secret, mapped=mapped, host=args.host, port=args.port) as server:
         if args.host not in LOOPBACK:
             console.print("[yellow]Beyond this machine nothing here is encrypted; prefer an SSH tunnel.[/]")
