@@ -157,6 +157,7 @@ class Cloned(Circle):
 
 
 def check_report(folder: Path) -> Path:
+    """Report of a check of a policy that infers chunks."""
     (folder / "mine.py").write_text(CHUNKS)
     recorded = ("--policy", "mine.py:Circle", "--episodes", "5", "--steps", "300")
     run_instep(folder, "record", "sim:pusht", "data", *recorded)

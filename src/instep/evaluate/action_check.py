@@ -236,7 +236,8 @@ def found_mismatches(spec: Spec, actions: Sequence[Array], predicted: Sequence[P
             continue
         best = int(np.argmax(np.abs(like[i])))
         factor = moves / moved
-        if best != i and abs(like[i, best]) > 0.9 > 2 * abs(like[i, i]):
+        # Joints that move together are alike too: another one is named only where it leaves a quarter of the rest.
+        if best != i and abs(like[i, best]) > 0.9 and 1 - like[i, best] ** 2 < 0.25 * (1 - like[i, i] ** 2):
             found.append(
                 f"{label} follows the recorded {labels[best]} (correlation {like[i, best]:.2f}): a swapped order?"
             )
