@@ -71,7 +71,7 @@ class ShadowAnswers:
     def write(self, folder: Path, spec: Spec) -> Path:
         """Write shadow.parquet: row, step of the chunk, latency [s], and each action."""
         n, horizon, _ = self.chunks.shape
-        table: dict[str, Any] = {
+        table: dict[str, Array] = {
             "row": np.repeat(self.rows, horizon),
             "step": np.tile(np.arange(horizon), n),
             "latency": np.repeat(self.latency, horizon),

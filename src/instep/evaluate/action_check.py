@@ -225,7 +225,8 @@ def found_mismatches(spec: Spec, actions: Sequence[Array], predicted: Sequence[P
     """Sentences about actions whose first step differs from the recorded one as a mistake in a map would make it."""
     said = np.concatenate([one.chunks[:, 0] for one in predicted])
     done = np.concatenate([action[one.rows] for action, one in zip(actions, predicted, strict=True)])
-    labels, found = spec.action.labels, []
+    labels = spec.action.labels
+    found: list[str] = []
     like = _correlations(said, done)
     for i, label in enumerate(labels):
         moves, moved = float(said[:, i].std()), float(done[:, i].std())
