@@ -70,7 +70,7 @@ class ShadowAnswers:
 
     def write(self, folder: Path, spec: Spec) -> Path:
         """Write shadow.parquet: row, step of the chunk, latency [s], and each action."""
-        n, horizon, _ = self.chunks.shape
+        n, horizon = len(self.chunks), int(self.chunks.shape[1])
         table: dict[str, Array] = {
             "row": np.repeat(self.rows, horizon),
             "step": np.tile(np.arange(horizon), n),
