@@ -1,49 +1,100 @@
-"""The verb run, as a user meets it."""
+"""The verb run, as a user meets it: pages, videos, verdicts, and rows that survive however a run ends."""
 
 from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from instep import MujocoWorld, Scene
 from instep.app.cli import main
-from instep.app.verbs.run import _ran
+from instep.app.simulated_robot import robot_process
 from instep.data import load_episodes
 
+POLICIES = """
+import numpy as np
 
-class Impatient:
-    """A policy whose user presses Ctrl-C at the sixth step."""
-
-    def __init__(self, action: np.ndarray, patience: int = 5):
-        self._action, self._left = action, patience
-
-    def reset(self, seed: int = 0) -> None:
+class Ending:
+    error, left = KeyboardInterrupt(), 5
+    def reset(self, seed=0):
         pass
+    def act(self, observation):
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+        return np.array([0.0, -0.1])
 
-    def act(self, observation) -> np.ndarray:
-        if self._left == 0:
-            raise KeyboardInterrupt
-        self._left -= 1
-        return self._action
+class Impatient(Ending):
+    pass
+
+class AtOnce(Ending):
+    left = 0
+
+class Wrong(Ending):
+    error = ValueError("the net has no weights")
+"""
 
 
-def test_ctrl_c_keeps_what_was_done() -> None:
-    scene = Scene.load("pusht")
-    episode = _ran(MujocoWorld(scene), Impatient(scene.rest_action()), (60, 0, "hold in sim:pusht"), None)
+@pytest.fixture
+def policies(tmp_path: Path) -> str:
+    """A file with policies that end a run in the middle."""
+    (tmp_path / "mine.py").write_text(POLICIES)
+    return f"python:{tmp_path / 'mine.py'}"
+
+
+def result(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_ctrl_c_keeps_what_was_done_and_says_where(policies, tmp_path, capsys) -> None:
+    out = tmp_path / "x"
+    assert main(["run", f"{policies}:Impatient", "sim:pusht", "--steps", "60", "--out", str(out)]) == 130
+    [episode] = load_episodes(out / "data")
     assert len(episode) == 5 and episode.meta["ended"] == "interrupted"
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(out / "report.html")
+    assert "Stopped by Ctrl-C after 0.1 s; 5 rows are kept." in " ".join(printed.err.split())
 
 
-def test_ctrl_c_before_anything_was_done_is_ctrl_c() -> None:
-    scene = Scene.load("pusht")
-    with pytest.raises(KeyboardInterrupt):
-        _ran(MujocoWorld(scene), Impatient(scene.rest_action(), 0), (60, 0, "hold in sim:pusht"), None)
+def test_ctrl_c_before_anything_was_done_leaves_nothing(policies, tmp_path, capsys) -> None:
+    assert main(["run", f"{policies}:AtOnce", "sim:pusht", "--out", str(tmp_path / "x")]) == 130
+    assert not (tmp_path / "x").exists() and "nothing was kept" in capsys.readouterr().err
 
 
-def test_a_run_in_a_simulator_is_kept(tmp_path, capsys) -> None:
-    assert main(["run", "hold", "sim:pusht", "--steps", "20", "--out", str(tmp_path / "x")]) == 0
-    assert capsys.readouterr().out.strip().endswith("x")
-    assert len(load_episodes(tmp_path / "x" / "data")[0]) == 20
-    assert not (tmp_path / "x" / "report.html").exists()  # there is no twin to report
+def test_an_error_of_a_policy_keeps_the_rows_before_it(policies, tmp_path, capsys) -> None:
+    out = tmp_path / "x"
+    with pytest.raises(ValueError, match="no weights"):
+        main(["run", f"{policies}:Wrong", "sim:pusht", "--steps", "60", "--out", str(out)])
+    [episode] = load_episodes(out / "data")
+    assert len(episode) == 5 and episode.meta["error"] == "the net has no weights"
+    assert result(out)["status"] == "bad" and "the net has no weights" in (out / "report.html").read_text()
+
+
+def test_a_run_in_a_simulator_has_a_page_with_a_video_and_the_outcome(tmp_path, capsys, opengl) -> None:
+    out = tmp_path / "x"
+    assert main(["run", "hold", "sim:pusht", "--steps", "20", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out / "report.html")
+    assert len(load_episodes(out / "data")[0]) == 20
+    page = (out / "report.html").read_text()
+    assert 'src="data:video/mp4;base64,' in page and "The task was not done" in page
+    assert len(page) < 3_000_000 and 1000 < (out / "video.mp4").stat().st_size < 1_000_000
+    found = result(out)
+    assert found["tasks"] == [{"done": False, "words": found["headline"]}] and found["problems"] == []
+    assert found["scores"]["tracking error [m]"]["value"] < 0.01
+
+
+def test_a_folder_with_an_earlier_run_is_refused_before_anything_moves(tmp_path, capsys) -> None:
+    words = ["run", "hold", "sim:cartpole", "--steps", "5", "--out", str(tmp_path / "x")]
+    assert main(words) == 0
+    before = (tmp_path / "x" / "config.toml").read_text()
+    assert main(words) == 2
+    assert "holds the data of an earlier run" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "x" / "config.toml").read_text() == before
 
 
 def test_a_run_inside_limits_records_what_was_sent(tmp_path, capsys) -> None:
@@ -54,6 +105,58 @@ def test_a_run_inside_limits_records_what_was_sent(tmp_path, capsys) -> None:
     assert steps.max() <= 3.0 + 1e-9 and np.allclose(episode["action.sent"][-1], 0.5)
     assert main(["run", "hold", f"recording:{tmp_path / 'x' / 'data'}", "--limits", "--out", str(tmp_path / "y")]) == 2
     assert "--limits is for sim:SCENE" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_policy_sees_the_cameras_of_a_simulated_scene(tmp_path, opengl) -> None:
+    out, camera = tmp_path / "x", "cam_220422302296"
+    words = ["run", "hold", "sim:pusht", "--steps", "6", "--cameras", camera, "--image-every", "3"]
+    assert main([*words, "--out", str(out)]) == 0
+    assert load_episodes(out / "data")[0][f"observation.images.{camera}"].shape[0] == 6
+    assert f"Recorded images of {camera}" in (out / "report.html").read_text()
+
+
+@pytest.mark.realtime
+def test_the_expert_of_a_scene_runs_on_a_robot(tmp_path, capsys) -> None:
+    with robot_process("pusht", ["--hidden", "3", "--pace", "step"]) as robot:
+        (tmp_path / "token").write_text(robot.token)
+        words = ["run", "expert", f"robot:{robot.address}", "--steps", "40", "--token", str(tmp_path / "token")]
+        assert main([*words, "--out", str(tmp_path / "without")]) == 2
+        assert main([*words, "--scene", "so101", "--out", str(tmp_path / "other")]) == 2
+        assert "give the --scene of this robot" in " ".join(capsys.readouterr().err.split())
+        assert main([*words, "--scene", "pusht", "--out", str(tmp_path / "x")]) == 0
+    [episode] = load_episodes(tmp_path / "x" / "data")
+    assert len(episode) == 40 and np.ptp(episode.q[:, 0]) > 0.005  # it moved
+    assert result(tmp_path / "x")["tasks"][0]["done"] is False
+
+
+@pytest.mark.realtime
+@pytest.mark.parametrize("verb", ["run", "record"])
+def test_a_link_that_is_cut_in_the_middle_loses_no_row(verb, tmp_path, capsys) -> None:
+    data = tmp_path / "x" / "data" if verb == "run" else tmp_path / "kept"
+    with robot_process("cartpole", ["--pace", "real"]) as robot:
+        (tmp_path / "token").write_text(robot.token)
+        last = ["--steps", "100000", "--token", str(tmp_path / "token"), "--out", str(tmp_path / "x")]
+        words = (
+            ["run", "hold", f"robot:{robot.address}"]
+            if verb == "run"
+            else ["record", f"robot:{robot.address}", str(data)]
+        )
+
+        def cut() -> None:
+            deadline = time.monotonic() + 60
+            while not any(p.stat().st_size > 20_000 for p in data.rglob("*.rows")) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            os.kill(robot.pid, signal.SIGKILL)
+
+        threading.Thread(target=cut).start()
+        assert main([*words, *last]) == 2
+    [episode] = load_episodes(data)
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(tmp_path / "x" / "report.html")
+    assert f"{len(episode)} rows are kept" in " ".join(printed.err.split())
+    assert len(episode) > 50 and episode.meta["ended"] == "error" and "did not" in episode.meta["error"]
+    assert np.all(np.diff(episode.t) > 0) and np.isfinite(episode.q).all()
+    assert result(tmp_path / "x")["rows"] == len(episode) and result(tmp_path / "x")["status"] == "bad"
 
 
 def test_a_camera_that_is_not_there_cannot_be_held(tmp_path, recordings, capsys) -> None:

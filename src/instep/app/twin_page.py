@@ -1,54 +1,83 @@
-"""The page of a run through a twin: how far it can be trusted, row by row."""
+"""The part of a run's page that is about its twin: how far it can be trusted, row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 from instep.core.world import Array
+from instep.physics.trajectory_video import playback, write_small_video
 from instep.report.figures import lines_figure
-from instep.report.page import Headline, HtmlReport, Number, Section, write_report
+from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, score_table
+
+from .run_checks import stale_images
+
+if TYPE_CHECKING:
+    from instep.twin import TrackedRecording
+
+MAX_INVALID_SHARE = 0.1
+"""Share of rows without a valid joint reading above which a twin is doubtful."""
+
+Lines = dict[str, tuple[Array, Array]]
 
 
-def write_page(
-    folder: Path, title: str, episode: Episode, scores: Mapping[str, Estimate], trust: Any = None
-) -> Path | None:
-    """Write report.html of a run through a twin; None where the run was not corrected."""
+def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
+    """What makes a twin doubtful, each in one sentence; cameras in `held_out` are not used on purpose."""
     from instep.twin import correction_log
 
     if "twin.correction" not in episode:
-        return None
-    log, t = correction_log(episode), episode.t - episode.t[0]
-    report = HtmlReport(
-        title,
-        f"{len(episode)} rows, {t[-1]:.1f} s",
-        _verdict(log),
-        _numbers(log, episode, scores),
-        [_trusting(t, log, trust), _seeing(t, log), _keeping(t, episode)],
-        {"rows": str(len(episode)), "ended": episode.meta.get("ended", "")},
-    )
-    return write_report(folder, report)
-
-
-def _verdict(log: Mapping[str, Array]) -> Headline:
+        return []
+    log, problems = correction_log(episode), list[str]()
     lost = max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".frames_lost")), default=0)
-    frozen = [n.removesuffix(".excluded") for n, v in log.items() if n.endswith(".excluded") and v[-1] > 0]
-    if lost or frozen:
-        because = f"{lost} rows in which no camera showed the body." if lost else ""
-        because += f" Excluded, for disagreeing with the others: {', '.join(frozen)}." if frozen else ""
-        return Headline("bad", "The twin lost its body, or a camera was excluded.", because.strip())
-    return Headline("good", "The twin kept in step.", "The body was seen in every row, and no camera was excluded.")
+    if lost:
+        problems.append(f"In {lost} of {len(episode)} rows no camera showed the body.")
+    excluded = [name for name, values in _ending(log, "excluded").items() if values[-1] > 0]
+    if excluded:
+        problems.append(f"Excluded, for disagreeing with the others: {', '.join(excluded)}.")
+    latency = _ending(log, "latency")
+    problems += stale_images({n: float(np.nanmedian(v)) for n, v in latency.items() if np.isfinite(v).any()})
+    for camera, values in latency.items():
+        if camera not in held_out and not np.isfinite(values).any():
+            problems.append(f"No image of {camera} came.")
+    invalid = _count(episode, "dropouts")
+    if invalid > MAX_INVALID_SHARE * len(episode):
+        problems.append(f"{invalid} of {len(episode)} rows had no valid joint reading.")
+    return problems
 
 
-def _numbers(log: Mapping[str, Array], episode: Episode, scores: Mapping[str, Estimate]) -> list[Number]:
-    nis = [v for n, v in log.items() if n.endswith(".nis")]
-    late = [v for n, v in log.items() if n.endswith(".latency")]
-    shown = [Number("work per frame", f"{1e3 * np.median(_work(episode)):.1f} ms", "median")]
+def tracking_page(title: str, tracked: TrackedRecording, scores: Mapping[str, Estimate], folder: Path) -> HtmlReport:
+    """The page of a recording that a twin tracked: its cameras with the twin's outline, and what was measured."""
+    run, shown = tracked.run, playback(tracked.run.t)
+    problems = twin_problems(run, tracked.options.held_out)
+    fine = Headline("good", "The twin kept in step.", "The body was seen in every row, and no camera was excluded.")
+    write_small_video(folder / "video.mp4", (tracked.overlay(int(row)) for row in shown.rows))
+    caption = f"The recorded images with the outline of the twin's body, {shown.words}."
+    return HtmlReport(
+        title,
+        f"{len(run)} rows, {run.t[-1] - run.t[0]:.1f} s",
+        Headline("bad", "The twin did not keep in step.", " ".join(problems)) if problems else fine,
+        twin_numbers(run, scores),
+        [Section("Scores by the recorded images", "", [score_table(scores)]), *twin_sections(run)],
+        {"rows": str(len(run))},
+        ReportVideo((folder / "video.mp4").read_bytes(), caption),
+    )
+
+
+def twin_numbers(episode: Episode, scores: Mapping[str, Estimate]) -> list[Number]:
+    """The key numbers of a twin; none where it was not corrected."""
+    from instep.twin import correction_log
+
+    if "twin.correction" not in episode:
+        return []
+    log = correction_log(episode)
+    nis, late = list(_ending(log, "nis").values()), list(_ending(log, "latency").values())
+    overruns = f"median; {_count(episode, 'overruns')} of {len(episode)} rows took longer than a control period"
+    shown = [Number("work per frame", f"{1e3 * np.median(_work(episode)):.1f} ms", overruns)]
     if nis:
         mean = f"{np.nanmean(np.concatenate(nis)):.1f}"
         shown.insert(0, Number("mean NIS", mean, "3 is expected for a body on a table"))
@@ -59,46 +88,60 @@ def _numbers(log: Mapping[str, Array], episode: Episode, scores: Mapping[str, Es
     return shown
 
 
+def twin_sections(episode: Episode, trust: Any = None) -> list[Section]:
+    """Trust and residuals, cameras, and timing of a run through a twin; none where it was not corrected."""
+    from instep.twin import correction_log
+
+    if "twin.correction" not in episode:
+        return []
+    log, t = correction_log(episode), episode.t - episode.t[0]
+    return [_trusting(t, log, trust), _seeing(t, log), _keeping(t, episode)]
+
+
 def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
-    residuals = {**_ending(t, log, "residual"), **_ending(t, log, "colour_residual")}
-    figures = [
-        lines_figure(_ending(t, log, "nis"), title="Innovation against its covariance (NIS)", x="time [s]", y="1"),
-        lines_figure(residuals, title="Residuals of silhouettes and of colours", x="time [s]", y="share"),
-    ]
+    residuals = {**_lines(t, log, "residual", ", silhouette"), **_lines(t, log, "colour_residual", ", colours")}
     lead = "The mean NIS of a body on a table is 3 where the covariance of the filter is right."
+    level: Lines = {}
     if trust is None:
         lead += " Trust is shown where nominal runs are given (`--nominal`)."
     else:
-        level = np.asarray(trust.of(trust.frames(log)), float)
-        figures.insert(0, lines_figure({"trust": (t, level)}, title="Trust", x="time [s]", y="0 to 1"))
+        level = {"trust": (t, np.asarray(trust.of(trust.frames(log)), float))}
         lead += " Trust is the share of nominal runs with an anomaly score at least as large."
+    figures = _figures(
+        ("Trust", "0 to 1", level),
+        ("Innovation against its covariance (NIS)", "1", _lines(t, log, "nis")),
+        ("Residuals of silhouettes and of colours", "share", residuals),
+    )
     return Section("Trust and residuals", lead, figures)
 
 
 def _seeing(t: Array, log: Mapping[str, Array]) -> Section:
-    spread = {**_ending(t, log, "sigma", 1e3), **_ending(t, log, "weakest_sigma", 1e3)}
-    return Section(
-        "Cameras",
-        "`weakest_sigma` is the standard deviation along the least observable direction.",
-        [
-            lines_figure(spread, title="Standard deviation, and that of the weakest direction", x="time [s]", y="mm"),
-            lines_figure(_ending(t, log, "overlap"), title="Overlap of silhouettes", x="time [s]", y="share"),
-            lines_figure(_ending(t, log, "latency", 1e3), title="Latency of images", x="time [s]", y="ms"),
-        ],
+    spread = {**_lines(t, log, "sigma", "", 1e3), **_lines(t, log, "weakest_sigma", ", weakest direction", 1e3)}
+    figures = _figures(
+        ("Standard deviation of the pose", "mm", spread),
+        ("Overlap of silhouettes", "share", _lines(t, log, "overlap")),
+        ("Latency of images", "ms", _lines(t, log, "latency", "", 1e3)),
     )
+    return Section("Cameras", "The weakest direction is the least observable one.", figures)
 
 
 def _keeping(t: Array, episode: Episode) -> Section:
     stages, labels = episode["twin.stages"], episode.spec.observation["twin.stages"].labels
     times = {name: (t, 1e3 * stages[:, i]) for i, name in enumerate(labels) if name != "follow"}
-    figures = [lines_figure(times, title="Time of each stage", x="time [s]", y="ms")]
+    errors: Lines = {}
     if "twin.joint_error" in episode:
         joints = episode.spec.observation["twin.joint_error"].labels
         errors = {name: (t, 1e3 * episode["twin.joint_error"][:, i]) for i, name in enumerate(joints)}
-        figures.append(
-            lines_figure(errors, title="Joint errors: measured less simulated", x="time [s]", y="1e-3 m or rad")
-        )
+    figures = _figures(
+        ("Time of each stage", "ms", times),
+        ("Joint errors: measured less simulated", "1e-3 m or rad", errors),
+    )
     return Section("Timing", "", figures)
+
+
+def _figures(*asked: tuple[str, str, Lines]) -> list[Figure]:
+    """A figure over time for each title, unit and lines; those without lines are left out."""
+    return [lines_figure(lines, title=title, x="time [s]", y=unit) for title, unit, lines in asked if lines]
 
 
 def _work(episode: Episode) -> Array:
@@ -106,5 +149,16 @@ def _work(episode: Episode) -> Array:
     return stages.sum(axis=1) - stages[:, labels.index("follow")]
 
 
-def _ending(t: Array, log: Mapping[str, Array], word: str, factor: float = 1.0) -> dict[str, tuple[Array, Array]]:
-    return {n: (t, factor * np.asarray(v, float)) for n, v in log.items() if f".{n}".endswith("." + word)}
+def _count(episode: Episode, name: str) -> int:
+    return int(episode["twin.counts"][-1, episode.spec.observation["twin.counts"].labels.index(name)])
+
+
+def _ending(log: Mapping[str, Array], word: str) -> dict[str, Array]:
+    """One number over the run, by the body or the camera that it is about."""
+    found = {n: np.asarray(v, float) for n, v in log.items() if f".{n}".endswith(f".{word}")}
+    return {n.removesuffix(word).removesuffix(".") or word: values for n, values in found.items()}
+
+
+def _lines(t: Array, log: Mapping[str, Array], word: str, more: str = "", factor: float = 1.0) -> Lines:
+    """The lines of one number; those without any value are left out."""
+    return {n + more: (t, factor * v) for n, v in _ending(log, word).items() if np.isfinite(v).any()}

@@ -11,9 +11,9 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
-from instep.core.records import frozen_dataclass
+from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import Constant, Script
-from instep.core.world import Array, Observation, Policy, World
+from instep.core.world import Array, Observation, Policy, W, World, Wrapper
 from instep.physics.engines import ENGINES, open_world, rest_action, scene_and_engine
 from instep.physics.mujoco_cameras import render_cameras
 from instep.scene.folder import Scene
@@ -43,6 +43,26 @@ def world_from_spec(words: str, *, token: str = "") -> AbstractContextManager[An
     if kind == "twin":
         raise BadInput(f"{words!r} needs to know its real robot; give --real robot:ADDRESS or --real recording:DATA.")
     return nullcontext(open_world(*scene_and_engine(rest)))
+
+
+@array_dataclass
+class WithScene(Wrapper[W]):
+    """A world that has no scene of its own, such as a robot, with the scene that describes it."""
+
+    scene: Scene
+
+
+def in_scene(world: World, scene: Scene | None) -> World:
+    """The world with the scene that describes it, which must take the same commands; as it is where none is given."""
+    if scene is None:
+        return world
+    taken, known = world.spec.action.labels, scene.spec.action.labels
+    if taken != known:
+        raise BadInput(
+            f"The world takes the commands {', '.join(taken)}, but scene {scene.name!r} takes {', '.join(known)}; "
+            "give the --scene of this robot."
+        )
+    return WithScene(world, scene)
 
 
 def recorded(words: str) -> Episode | None:

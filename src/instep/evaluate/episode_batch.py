@@ -71,7 +71,7 @@ class BatchResult:
 
     episodes: tuple[EpisodeResult, ...]
     trajectories: Mapping[int, Array]
-    """Seed -> positions q over the episode [rows, nq], of the first episodes that failed."""
+    """Seed -> positions q over the episode [rows, nq], of the first episodes that failed, and of the first success."""
 
 
 def run_batch(
@@ -80,7 +80,7 @@ def run_batch(
     """Run one episode per seed, all of them in one batch.
 
     `bounds` [2, nu] are the lowest and highest actions that are taken; `keep` is of how many that did not succeed
-    the positions are kept.
+    the positions are kept, and where it is not 0 those of the first success too.
     """
     state = stack([world.reset(seed) for seed in seeds])
     policy.reset(seeds[0])
@@ -97,9 +97,11 @@ def run_batch(
         if log.all_over:
             break
     ended = log.close(state, seeds)
-    missed = [i for i, row in enumerate(ended) if not row.success][:keep]
+    shown = [i for i, row in enumerate(ended) if not row.success][:keep] + [
+        i for i, r in enumerate(ended) if r.success
+    ][:1]
     trajectories = (
-        {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in missed} if track else {}
+        {int(seeds[i]): np.stack([q[i] for q in track[: ended[i].steps + 1]]) for i in shown} if track else {}
     )
     return BatchResult(ended, trajectories)
 
@@ -248,7 +250,7 @@ class ParquetStore:
         part.replace(self._folder / f"{key}.parquet")
 
     def trajectory(self, key: str, seed: int) -> Array | None:
-        """The positions of a failed episode that was kept."""
+        """The positions of an episode that were kept."""
         path = self._folder / f"{key}.{seed}.npy"
         return np.load(path, allow_pickle=False) if path.is_file() else None
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from instep.core.errors import Unsupported
 from instep.core.statistics import Estimate
 from instep.core.world import Array
 from instep.report.figures import bars_figure
-from instep.report.page import Figure, Headline, HtmlReport, Number, Section, Table, formatted
+from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
 from instep.scene.folder import Scene
 
 from .evaluation import Evaluation
 
-VIDEO_FPS = 10
-"""Frames per second of videos."""
-
 
 def eval_page(
-    evaluation: Evaluation, facts: Mapping[str, str] | None = None, videos: Mapping[str, str] | None = None
+    evaluation: Evaluation,
+    facts: Mapping[str, str] | None = None,
+    videos: Mapping[str, str] | None = None,
+    video: ReportVideo | str = "",
 ) -> HtmlReport:
-    """The report: success per policy and world, comparisons, ways of failing."""
+    """The report: success per policy and world, comparisons, ways of failing; `video` is shown on top."""
     bars = _success_rates(evaluation)
     best = max(bars, key=lambda name: bars[name].value)
     numbers = [
@@ -48,9 +50,7 @@ def eval_page(
     sections.append(Section("Failures", modes, [_modes(evaluation)]))
     if videos:
         rows = [(name, file) for name, file in videos.items()]
-        sections.append(
-            Section("Videos of failures", "In the folder of this report.", [Table(("episode", "file"), rows)])
-        )
+        sections.append(Section("Videos", "In the folder of this report.", [Table(("episode", "file"), rows)]))
     return HtmlReport(
         "instep eval",
         evaluation.task.text,
@@ -58,29 +58,23 @@ def eval_page(
         numbers,
         sections,
         facts or {},
+        video,
     )
 
 
 def record_videos(scene: Scene, trajectories: Mapping[str, Array], folder: Path) -> tuple[dict[str, str], str]:
     """A video of each trajectory of positions q by the scene's first camera, and why where there is none."""
-    from instep.data import VideoWriter
-    from instep.physics.mujoco_cameras import MujocoRenderer
+    from instep.physics.trajectory_video import playback, render_trajectory
 
-    if not trajectories or not scene.cameras:
-        return {}, "" if not trajectories else f"scene {scene.name!r} has no camera"
-    camera, renderer, made = next(iter(scene.cameras.values())), MujocoRenderer(scene), dict[str, str]()
-    every = max(1, round(1 / (VIDEO_FPS * scene.dt)))
+    made: dict[str, str] = {}
     try:
         for name, trajectory in trajectories.items():
             file = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) + ".mp4"
-            with VideoWriter(folder / file, VIDEO_FPS) as writer:
-                for q in trajectory[::every]:
-                    writer.add(renderer.render(q, camera))
+            shown = playback(scene.dt * np.arange(len(trajectory)))
+            render_trajectory(scene, trajectory[shown.rows], folder / file)
             made[name] = file
     except Unsupported as error:
         return made, str(error)
-    finally:
-        renderer.close()
     return made, ""
 
 

@@ -60,6 +60,11 @@ class MujocoRenderer:
             self._noisy[camera.name] = last
         return last[3].copy()
 
+    def overview(self, q: Array, height: int = 360, width: int = 480) -> Array:
+        """The image of MuJoCo's free camera at positions q [nq], which shows the whole model [height, width, 3]."""
+        with self._lock:
+            return self._render(q, (height, width), -1)
+
     def close(self) -> None:
         """Give the graphics memory back."""
         for renderer in self._renderers.values():
@@ -70,15 +75,16 @@ class MujocoRenderer:
         with self._lock:
             last = self._last.get(camera.name)
             if last is None or not np.array_equal(last[0], q):
-                last = (q.copy(), self._through_lens(self._render(q, camera), camera))
+                frame = self._render(q, (camera.height, camera.width), camera.name)
+                last = (q.copy(), self._through_lens(frame, camera))
                 self._last[camera.name] = last
         return last[1].copy()
 
-    def _render(self, q: Array, camera: Camera) -> Array:
+    def _render(self, q: Array, size: tuple[int, int], camera: str | int) -> Array:
         self._data.qpos[:] = q
         mujoco.mj_forward(self.scene.model, self._data)
-        renderer = self._renderer(camera.height, camera.width)
-        renderer.update_scene(self._data, camera.name)
+        renderer = self._renderer(*size)
+        renderer.update_scene(self._data, camera)
         return renderer.render().copy()
 
     def _renderer(self, height: int, width: int) -> Any:

@@ -8,6 +8,7 @@ from .page import Headline as Headline
 from .page import HtmlReport as HtmlReport
 from .page import Number as Number
 from .page import ReportImage as ReportImage
+from .page import ReportVideo as ReportVideo
 from .page import Section as Section
 from .page import Table as Table
 from .page import formatted as formatted
@@ -15,6 +16,6 @@ from .page import write_report as write_report
 from .plots import matplotlib_figure as matplotlib_figure
 
 __all__ = [
-    "FigureRow", "FigureTabs", "Headline", "HtmlReport", "Number", "ReportImage", "Section", "Table",
+    "FigureRow", "FigureTabs", "Headline", "HtmlReport", "Number", "ReportImage", "ReportVideo", "Section", "Table",
     "formatted", "matplotlib_figure", "write_report",
 ]  # fmt: skip

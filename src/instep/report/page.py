@@ -7,6 +7,7 @@ the browser to ask anyone for more.
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import math
 from abc import ABC, abstractmethod
@@ -81,6 +82,14 @@ class ReportImage:
 
 
 @frozen_dataclass
+class ReportVideo:
+    """A video with its caption; MP4 bytes."""
+
+    mp4: bytes
+    caption: str = ""
+
+
+@frozen_dataclass
 class Section:
     """A part of the page: a heading, a sentence that says what to see, and what is to be seen."""
 
@@ -102,6 +111,8 @@ class HtmlReport:
     sections: Sequence[Section] = ()
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the numbers rest on: files, hashes, seeds, versions."""
+    video: ReportVideo | str = ""
+    """The video on top, or a sentence that says why there is none."""
 
 
 def write_report(folder: Path, report: HtmlReport, name: str = "report.html") -> Path:
@@ -148,9 +159,10 @@ def render(report: HtmlReport) -> str:
     sections = [_section(section, figures) for section in report.sections]
     return _template().render(
         report=report,
+        video=_video(report.video),
         sections=sections,
-        figures=script_json([dict(figure) for figure in figures]),
-        plotly=_plotly(),
+        figures=script_json([_untitled(figure) for figure in figures]),
+        plotly=_plotly() if figures else "",
         version=__version__,
     )
 
@@ -217,7 +229,23 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
 
 def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:
     figures.append(figure)
-    return {"index": len(figures) - 1, "height": int(figure.get("layout", {}).get("height", 380))}
+    layout = figure.get("layout", {})
+    return {
+        "index": len(figures) - 1,
+        "height": int(layout.get("height", 380)),
+        "title": str(layout.get("title", {}).get("text", "")),
+    }
+
+
+def _untitled(figure: Figure) -> Figure:
+    """A figure without its title, which the page shows above it, where it wraps."""
+    return {**figure, "layout": {k: v for k, v in figure.get("layout", {}).items() if k != "title"}}
+
+
+def _video(video: ReportVideo | str) -> dict[str, str]:
+    if isinstance(video, str):
+        return {"source": "", "caption": video}
+    return {"source": "data:video/mp4;base64," + base64.b64encode(video.mp4).decode(), "caption": video.caption}
 
 
 def _image(image: ReportImage) -> dict[str, str]:
@@ -261,6 +289,7 @@ def _template() -> Any:
 
 @cache
 def _plotly() -> str:
+    """The plotting library, compressed: the browser unpacks it, and the page is less than half as large."""
     from plotly.offline import get_plotlyjs
 
-    return get_plotlyjs().replace("</script", "<\\/script")
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

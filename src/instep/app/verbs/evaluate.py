@@ -22,7 +22,7 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Simulator, World
 from instep.evaluate.agreement import real_success_rates
-from instep.evaluate.episode_batch import ParquetStore, run_batch
+from instep.evaluate.episode_batch import SUCCESS, ParquetStore, run_batch
 from instep.evaluate.eval_report import eval_page, record_videos
 from instep.evaluate.evaluation import (
     EvalBatch,
@@ -34,6 +34,7 @@ from instep.evaluate.evaluation import (
     evaluate_policies,
 )
 from instep.policy.chunking import Latency
+from instep.report.page import ReportVideo
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
@@ -168,8 +169,9 @@ def _write(output: Output, done: Evaluation, scene: Scene, real: Path | None, co
     """The folder of an evaluation: episodes, result, videos, report."""
     done.write_parquet(output.folder / "episodes.parquet")
     videos, why = record_videos(scene, _trajectories(done), output.folder)
+    why = why or ("" if videos else "--videos 0 keeps none, or no episode was kept")
     if why:
-        console.print(f"No videos: {why}", highlight=False, markup=False)
+        console.print(f"No videos: {why}.", highlight=False, markup=False)
     pairs = print_evaluation(done, console)
     failures = {f"{policy} in {world}": done.failures(policy, world) for policy, world in done.results}
     lost = {f"{policy} in {world}": done.infrastructure_failures(policy, world) for policy, world in done.results}
@@ -182,24 +184,32 @@ def _write(output: Output, done: Evaluation, scene: Scene, real: Path | None, co
     output.write(
         scores, task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost, videos=videos
     )
-    print(output.page(eval_page(done, facts, videos)))
+    print(output.page(eval_page(done, facts, videos, _top_video(output.folder, videos, why))))
     return 0
 
 
+def _top_video(folder: Path, videos: Mapping[str, str], why: str) -> ReportVideo | str:
+    """The video on top of the page: a success where there is one, else a failure, else why there is none."""
+    best = next((name for name in videos if name.endswith(f"-{SUCCESS}")), next(iter(videos), None))
+    if best is None:
+        return f"No video: {why}."
+    return ReportVideo((folder / videos[best]).read_bytes(), f"{best}, rendered from the positions of the episode.")
+
+
 def _trajectories(done: Evaluation) -> dict[str, Array]:
-    """The positions of the first episodes that failed, of each policy in each world."""
+    """The positions of the first episodes that failed, of each policy in each world, and of its first success."""
     found: dict[str, Array] = {}
-    kept: Counter[tuple[str, str]] = Counter()
+    kept: Counter[tuple[str, str, bool]] = Counter()
     for batch in sorted(done.batches, key=lambda batch: batch.seeds[0]):
         store = ParquetStore(cast(Path, batch.options.folder))
         pair = (batch.policy.name, batch.world.name)
         rows = {row.seed: row for row in done.results[pair]}
         for seed in batch.seeds:
-            failed = rows[seed].valid and not rows[seed].success
-            if not failed or kept[pair] >= batch.options.videos:
+            won = rows[seed].success
+            if not rows[seed].valid or kept[*pair, won] >= (1 if won else batch.options.videos):
                 continue
             if (trajectory := store.trajectory(batch.key, seed)) is not None:
-                kept[pair] += 1
+                kept[*pair, won] += 1
                 found[f"{pair[0]}-{pair[1]}-seed{seed}-{rows[seed].outcome}"] = trajectory
     return found
 

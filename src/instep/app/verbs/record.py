@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
-from instep.app.arguments import DataArg, Options, TokenFile, WorldArg, link_token
-from instep.app.output import progress_bar
+from instep.app.arguments import DataArg, Options, OutFolder, TokenFile, WorldArg, link_token
+from instep.app.output import new_output, progress_bar
+from instep.app.recorded_run import record_run
+from instep.app.run_page import announce_run, summarize_run
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
+from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
-from instep.core.world import Array, Observation, State
-from instep.data import Recorder, record_episodes
+from instep.core.world import Array, Observation, State, inner_with
+from instep.data import Recorder
+from instep.scene.folder import Scene
 
 
 @options_dataclass
@@ -24,6 +26,8 @@ class RecordArgs:
     """control steps of each."""
     seed: int = 0
     """seed of the first start; the next one counts up."""
+    scene: str = ""
+    """scene of a robot or a recording: its task is judged, and its view rendered for the page."""
     cameras: tuple[str, ...] = ()
     """cameras of the scene to record, 'all' for all of them; a robot brings its own."""
     image_every: int = 1
@@ -31,6 +35,7 @@ class RecordArgs:
     task: str = ""
     """what the episodes show, in words."""
     token: TokenFile = None
+    out: OutFolder = None
 
 
 def record(
@@ -41,28 +46,31 @@ def record(
 ) -> int:
     """Record a policy in a world into a LeRobot dataset; stopped or killed, what was recorded is kept.
 
+    OUT/report.html shows a video of the first episode, whether the task was done, and what was measured.
+
     Args:
         world: sim:SCENE, robot:ws://127.0.0.1:PORT or recording:DATA.
         data: dataset folder, made or added to.
 
     """
-    secret = link_token(args.token)
-    console = Console(stderr=True)
+    if args.episodes < 1:
+        raise BadInput(f"--episodes takes a number from 1, not {args.episodes}.")
+    secret, title = link_token(args.token), f"{args.policy} in {world}"
+    scene = Scene.load(args.scene) if args.scene else None
+    output = new_output("record", args.out, seed=args.seed)
     with world_from_spec(world, token=secret) as plain:
         opened = with_cameras(plain, args.cameras, args.image_every)
         decider = policy_from_spec(args.policy, opened)
-        meta = {"task": args.task or f"{args.policy} in {world}", "world": world}
+        scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
         seeds = range(args.seed, args.seed + args.episodes)
         with progress_bar() as progress:
-            bar = progress.add_task(f"{args.policy} in {world}", total=args.episodes * args.steps)
+            bar = progress.add_task(title, total=args.episodes * args.steps)
 
             def tick(state: State, observation: Observation, action: Array) -> None:
                 progress.advance(bar)
 
-            recorder = Recorder(data, opened.spec, meta=meta)
-            record_episodes(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick])
-    status = recorder.status()
-    lost = f", {status.dropped} dropped" if status.dropped else ""
-    console.print(f"{status.episodes} episodes, {status.written} rows{lost}.")
-    print(data)
-    return 0
+            recorder = Recorder(data, opened.spec, meta={"task": args.task or title, "world": world})
+            found = record_run(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick])
+    summary = summarize_run(found, scene, title=f"record {title}", folder=output.folder)
+    output.write(summary.scores, rows=found.rows, data=str(data), episodes=len(found.episodes), **summary.facts)
+    return announce_run(found, summary.report, output.page(summary.report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,19 +11,21 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
-from instep.app.output import new_output
-from instep.app.twin_page import write_page
+from instep.app.output import Output, new_output
+from instep.app.recorded_run import RecordedRun, record_run
+from instep.app.run_checks import scene_task
+from instep.app.run_page import announce_run, summarize_run
+from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
 from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
-from instep.app.world_specs import policy_from_spec, recorded, world_from_spec
-from instep.core.episode import Episode, Log
+from instep.app.world_specs import in_scene, policy_from_spec, recorded, with_cameras, world_from_spec
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
-from instep.core.rollout import rollout
-from instep.core.statistics import Estimate
-from instep.core.world import Policy, Spec, Watcher
+from instep.core.world import Policy, Spec, Watcher, inner_with
 from instep.policy import AsyncChunked
 from instep.robot import realtime_priority
 from instep.scene.folder import Scene
+from instep.scene.tasks.task import Tasked
 
 if TYPE_CHECKING:
     from instep.twin import Trust, TwinOptions
@@ -36,6 +39,12 @@ class RunArgs:
     """control steps to run."""
     seed: int = 0
     """seed of the start."""
+    scene: str = ""
+    """scene of a robot or a recording: its task is judged, its geometry given to the expert, its view rendered."""
+    cameras: tuple[str, ...] = ()
+    """cameras of a simulated scene that the policy sees and that are recorded, 'all' for all of them."""
+    image_every: int = 1
+    """control steps from one image of --cameras to the next."""
     limits: bool = False
     """keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does."""
     token: TokenFile = None
@@ -67,6 +76,9 @@ def run(
 ) -> int:
     """Run a policy in a world and keep the episode; the same policy runs in a simulator and on a robot.
 
+    However the run ends, by its steps, Ctrl-C, a lost link or an error, its rows are kept. OUT/report.html shows a
+    video, whether the task was done, and what was measured.
+
     Args:
         policy: expert, a trained folder, hold, random, constant:0.1,0.2, replay:DATA; replay alone in a recorded twin.
         world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT, recording:DATA or twin:SCENE.
@@ -77,65 +89,100 @@ def run(
     options = TwinOptions(correct=args.correct, residual=args.residual, held_out=args.hold_camera, scan=args.scan)
     if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), args.real, recording, options, args.out)
-    from instep.data import write_dataset
-
     secret = link_token(args.token)
     trust = None if args.nominal is None else calibrated_on(args.nominal)
+    output = _checked_output(args.out, args.seed)
     with ExitStack() as stack:
-        opened = stack.enter_context(_opened(world, args.real, secret, options, args.images))
-        opened = _guarded(opened, world) if args.limits else opened
-        decider = policy_from_spec(policy, opened)
+        opened, scene = stack.enter_context(_opened(world, args, secret, options)), _scene(args.scene)
+        opened = _prepared(opened, world, args)
+        decider = policy_from_spec(policy, in_scene(opened, scene) if policy == "expert" else opened)
+        scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
         if args.background:
             decider = stack.enter_context(closing(AsyncChunked.of(decider, opened.spec)))
         if policy == "expert" and world.startswith("twin:"):
             # An expert computes its tables at its first action; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(args.seed)))
-        episode = _ran(opened, decider, (args.steps, args.seed, f"{policy} in {world}"), trust)
-    output = new_output("run", args.out, seed=args.seed)
-    write_dataset([episode.with_columns({}, task=f"{policy} in {world}")], output.folder / "data")
-    scores: dict[str, Estimate] = {}
-    if trust is not None and args.nominal is not None:
-        output.read(args.nominal)
-        scores = trust_scores(episode, trust)
-        Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
-    output.write(scores, rows=len(episode), ended=episode.meta["ended"])
-    write_page(output.folder, f"{policy} in {world}", episode, scores, trust)
-    print(output.folder)
-    return 0
+        found = _ran(_with_goal(opened, scene), decider, f"{policy} in {world}", args, (output, trust))
+    return _finish(output, found, scene, f"{policy} in {world}", args, trust)
 
 
-def _ran(opened: Any, decider: Policy, run: tuple[int, int, str], trust: Trust | None) -> Episode:
-    """Run until the end, or until Ctrl-C: the rows until then are kept."""
-    steps, seed, title = run
-    log = Log(opened.spec, {"seed": str(seed), "ended": "interrupted"})
-    urgent = realtime_priority() if title.rpartition(" in ")[2].startswith(("twin:", "robot:")) else nullcontext()
-    with status_bar() as progress, urgent:
-        task = progress.add_task(title, total=steps, state="")
-        try:
-            return rollout(
-                opened, decider, steps=steps, seed=seed, watch=[log, TwinStatus(progress, task, opened.spec, trust)]
-            )
-        except KeyboardInterrupt:
-            if not len(log.episode()):
-                raise
-            return log.episode()
+def _checked_output(out: Path | None, seed: int) -> Output:
+    """The folder of the run, checked before anything moves: it can be written, and holds no earlier run."""
+    if out is not None and (out / "data").exists():
+        raise BadInput(f"The folder {str(out)!r} holds the data of an earlier run; give another --out.")
+    return new_output("run", out, seed=seed)
 
 
-def _opened(world: str, real: str, token: str, options: TwinOptions, images: bool) -> Any:
+def _scene(name: str) -> Scene | None:
+    return Scene.load(name) if name else None
+
+
+def _opened(world: str, args: RunArgs, token: str, options: TwinOptions) -> Any:
     if not world.startswith("twin:"):
         return world_from_spec(world, token=token)
-    if not real:
+    if not args.real:
         raise BadInput(f"{world!r} needs its real robot; give --real robot:ADDRESS or --real recording:DATA.")
-    return twin_of(world.removeprefix("twin:"), world_from_spec(real, token=token), options, images=images)
+    real = world_from_spec(args.real, token=token)
+    return twin_of(world.removeprefix("twin:"), real, options, images=args.images)
 
 
-def _guarded(opened: Any, world: str) -> Any:
-    """A simulated world whose commands keep the limits of the scene's robot."""
+def _prepared(opened: Any, world: str, args: RunArgs) -> Any:
+    """The world with the cameras and the limits that were asked for."""
+    if args.cameras and not world.startswith("sim:"):
+        raise BadInput(f"--cameras renders sim:SCENE; {world!r} brings its own images.")
+    opened = with_cameras(opened, args.cameras, args.image_every)
+    if not args.limits:
+        return opened
     from instep.robot import Guarded, scene_limits
 
     if not world.startswith("sim:"):
         raise BadInput(f"--limits is for sim:SCENE; {world!r} has the limits of its robot.")
-    return Guarded(opened, scene_limits(opened.scene))
+    return Guarded(opened, scene_limits(inner_with(opened, "scene").scene))
+
+
+def _with_goal(opened: Any, scene: Scene | None) -> Any:
+    """The world with the goal of its task among the observations, where the task has one that can be told."""
+    task = scene_task(scene)
+    if task is None or scene is None or not task.goal_channel.labels or opened.spec.q.labels != scene.spec.q.labels:
+        return opened
+    return Tasked(opened, task)
+
+
+def _ran(opened: Any, decider: Policy, title: str, args: RunArgs, into: tuple[Output, Trust | None]) -> RecordedRun:
+    """Run through the recorder until the end, Ctrl-C or an error; the rows until then are kept."""
+    from instep.data import Recorder
+
+    output, trust = into
+    world = title.rpartition(" in ")[2]
+    data = output.folder / "data"
+    output.kept = f"the rows are kept in {data}, from which any command that reads data recovers them"
+    recorder = Recorder(data, opened.spec, meta={"task": title, "world": world})
+    urgent = realtime_priority() if world.startswith(("twin:", "robot:")) else nullcontext()
+    with status_bar() as progress, urgent:
+        shown = progress.add_task(title, total=args.steps, state="")
+        watch = [TwinStatus(progress, shown, opened.spec, trust)]
+        return record_run(opened, decider, recorder, seeds=[args.seed], steps=args.steps, watch=watch)
+
+
+def _finish(
+    output: Output, found: RecordedRun, scene: Scene | None, title: str, args: RunArgs, trust: Trust | None
+) -> int:
+    """Write the result and the page, say what came out, and raise what ended the run."""
+    [episode] = found.episodes
+    doubts = twin_problems(episode, args.hold_camera)
+    summary = summarize_run(found, scene, title=title, folder=output.folder, doubts=doubts)
+    scores = dict(summary.scores)
+    if trust is not None and args.nominal is not None:
+        output.read(args.nominal)
+        scores |= trust_scores(episode, trust)
+        Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
+    report = replace(
+        summary.report,
+        numbers=[*summary.report.numbers, *twin_numbers(episode, scores)],
+        sections=[*summary.report.sections, *twin_sections(episode, trust)],
+    )
+    output.write(scores, rows=found.rows, ended=episode.meta["ended"], **summary.facts)
+    return announce_run(found, report, output.page(report))
 
 
 def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, out: Path | None) -> int:
@@ -159,10 +206,12 @@ def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, ou
     chosen = {"correct": options.correct, "residual": options.residual, "held cameras": list(options.held_out)}
     size = tracked.cameras.refined.size.tolist()
     output.write(scores, rows=len(tracked.run), **chosen, counts=counts, size=size)
-    write_page(output.folder, f"replay in twin:{scene}", tracked.run, scores)
     table = Table("what", "value")
     for name, estimate in scores.items():
         table.add_row(name, str(estimate))
     Console(stderr=True).print(table)
-    print(output.folder)
+    report = tracking_page(f"replay in twin:{scene}", tracked, scores, output.folder)
+    if report.verdict.status == "bad":
+        Console(stderr=True).print(report.verdict.because, style="red", highlight=False, markup=False)
+    print(output.page(report))
     return 0

@@ -9,7 +9,22 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const media = window.matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
+  const coarse = window.matchMedia("(pointer: coarse)").matches;
+  const narrow = () => window.innerWidth < 640;
   let chosen = null;
+
+  // The plotting library is compressed in the page; nothing is fetched.
+  const unpacked = async (packed) => {
+    const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  };
+  const loadPlotly = async () => {
+    const packed = document.getElementById("plotly").textContent.trim();
+    if (!packed) return;
+    const script = document.createElement("script");
+    script.textContent = await unpacked(packed);
+    document.head.append(script);
+  };
 
   // Colours in figures are tokens: "@1" is the first series, "@1:0.2" the same at a fifth of its strength.
   const colour = (token, palette) => {
@@ -28,19 +43,20 @@
   };
   const layoutOf = (layout, palette) => {
     const base = { paper_bgcolor: palette.card, plot_bgcolor: palette.card, font: { family: "system-ui, sans-serif", size: 13, color: palette.ink },
-      margin: { l: 64, r: 20, t: 40, b: 60 }, hovermode: "closest", hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
-      legend: { orientation: "h", y: -0.22, x: 0, font: { color: palette.soft } } };
+      margin: { l: narrow() ? 48 : 64, r: narrow() ? 12 : 20, t: 16, b: 60 }, hovermode: "closest", dragmode: coarse ? false : "zoom", hoverlabel: { bgcolor: palette.card, bordercolor: palette.line, font: { color: palette.ink } },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { color: palette.soft, size: narrow() ? 11 : 13 } } };
     const merged = { ...base, ...painted(layout, palette) };
-    if (merged.title) merged.title = { x: 0.01, xanchor: "left", ...merged.title };
     for (const key of Object.keys({ xaxis: 1, yaxis: 1, ...merged })) {
       if (/^[xy]axis\d*$/.test(key)) {
         merged[key] = { gridcolor: palette.line, zerolinecolor: palette.line, linecolor: palette.line, tickcolor: palette.line, automargin: true, ...(merged[key] || {}) };
-        if (typeof merged[key].title === "string") merged[key].title = { text: merged[key].title, font: { size: 12, color: palette.soft } };
+        const title = typeof merged[key].title === "string" ? { text: merged[key].title } : merged[key].title;
+        if (title) merged[key].title = { standoff: 12, font: { size: 12, color: palette.soft }, ...title };
       }
     }
     return merged;
   };
-  const config = { displaylogo: false, displayModeBar: "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  // A double click undoes a zoom, so no toolbar is needed; it would lie over the text.
+  const config = { displayModeBar: false, responsive: true };
   const draw = (holder) => {
     const figure = figures[Number(holder.dataset.figure)];
     const palette = palettes[root.dataset.theme];
@@ -64,9 +80,15 @@
       draw(panels[i].querySelector(".figure"));
     }));
   });
+  document.querySelectorAll("video").forEach((v) => {
+    if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) { v.autoplay = false; v.pause(); }
+  });
   window.addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((d) => { d.open = true; }); apply("light"); });
   window.addEventListener("afterprint", () => apply(current()));
   const asked = new URLSearchParams(location.search).get("theme") || location.hash.match(/theme=(light|dark)/)?.[1];
   if (asked === "dark" || asked === "light") chosen = asked;
-  apply(current()).then(() => { root.dataset.ready = "yes"; });
+  root.dataset.theme = current();
+  loadPlotly().then(() => apply(current())).then(() => { root.dataset.ready = "yes"; }).catch((error) => {
+    document.querySelectorAll(".figure").forEach((f) => { f.textContent = `This browser cannot show the figure (${error.message}).`; });
+  });
 })();

@@ -1,0 +1,155 @@
+"""A real browser without a window, over its debugging protocol: what a page shows, asks for and plays at some width."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import shutil
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+OVERLAPS = """
+(() => {
+  const clipped = (box, element) => {
+    for (let e = element; e && e !== document.body; e = e.parentElement) {
+      if (getComputedStyle(e).overflow === "visible") continue;
+      const r = e.getBoundingClientRect();
+      box = { ...box, x0: Math.max(box.x0, r.left), x1: Math.min(box.x1, r.right) };
+      box = { ...box, y0: Math.max(box.y0, r.top), y1: Math.min(box.y1, r.bottom) };
+    }
+    return box;
+  };
+  const boxes = [], seen = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, element = node.parentElement, text = node.textContent.trim();
+    const shown = element.checkVisibility({ visibilityProperty: true, opacityProperty: true });
+    if (!text || !shown || element.closest("script,style,noscript")) continue;
+    const inSvg = element.closest("text");
+    if (inSvg && seen.has(inSvg)) continue;
+    seen.add(inSvg);
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const rects = inSvg ? [inSvg.getBoundingClientRect()] : [...range.getClientRects()];
+    for (const r of rects) {
+      const box = clipped({ text, x0: r.left, x1: r.right, y0: r.top, y1: r.bottom }, element);
+      if (box.x1 - box.x0 > 1 && box.y1 - box.y0 > 1) boxes.push(box);
+    }
+  }
+  const found = [];
+  boxes.forEach((a, i) => boxes.slice(i + 1).forEach((b) => {
+    const wide = Math.min(a.x1, b.x1) - Math.max(a.x0, b.x0);
+    const high = Math.min(a.y1, b.y1) - Math.max(a.y0, b.y0);
+    if (wide > 2 && high > 3) found.push(`${a.text} | ${b.text}`);
+  }));
+  const outside = boxes.filter((b) => b.x1 > innerWidth + 1 || b.x0 < -1).map((b) => b.text);
+  return { found, outside, boxes: boxes.length, wide: document.documentElement.scrollWidth };
+})()
+"""
+READY = """
+new Promise((done) => {
+  const check = () => document.documentElement?.dataset.ready === "yes" ? done(true) : setTimeout(check, 50);
+  check();
+})
+"""
+VIDEOS = """
+Promise.all([...document.querySelectorAll("video")].map(async (v) => {
+  v.muted = true;
+  for (let i = 0; i < 100 && v.readyState < 2; i++) await new Promise((r) => setTimeout(r, 100));
+  await v.play();
+  const begin = v.currentTime;
+  for (let i = 0; i < 100 && v.currentTime === begin; i++) await new Promise((r) => setTimeout(r, 100));
+  const played = v.currentTime !== begin;
+  return { width: v.videoWidth, seconds: v.duration, played, error: v.error && v.error.message };
+}))
+"""
+
+
+class Page:
+    """A page in the browser."""
+
+    def __init__(self, link: ClientConnection):
+        self._link, self._ids, self._session = link, itertools.count(1), ""
+        self.requests: list[str] = []
+        """What the page asked for, its own file aside."""
+        self.errors: list[str] = []
+        """Messages of errors in its scripts."""
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; events on the way are noted."""
+        number = next(self._ids)
+        session = {"sessionId": self._session} if self._session else {}
+        self._link.send(json.dumps({"id": number, "method": method, "params": parameters, **session}))
+        while True:
+            message = json.loads(self._link.recv(timeout=240))
+            if message.get("id") == number:
+                assert "error" not in message, message
+                return message["result"]
+            self._note(message)
+
+    def show(self, path: Path, width: int) -> None:
+        """Open a file at a width [pixels], as a phone where it is narrow, and wait until its figures are there."""
+        phone = width < 600
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone)
+        self.ask("Emulation.setTouchEmulationEnabled", enabled=phone)
+        self.ask("Page.navigate", url=f"file://{path.absolute()}#theme=light")
+        self.evaluate(READY)
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def screenshot(self, path: Path) -> Path:
+        """The whole page as a PNG."""
+        shown = self.ask("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+        path.write_bytes(base64.b64decode(shown["data"]))
+        return path
+
+    def _note(self, message: dict[str, Any]) -> None:
+        parameters = message.get("params", {})
+        if message.get("method") == "Network.requestWillBeSent":
+            url = parameters["request"]["url"]
+            if not url.startswith(("data:", "blob:")) and parameters.get("type") != "Document":
+                self.requests.append(url)
+        if message.get("method") == "Runtime.exceptionThrown":
+            self.errors.append(str(parameters["exceptionDetails"]))
+        if message.get("method") == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(parameters["entry"]["text"])
+
+
+@contextmanager
+def browser_page(folder: Path) -> Generator[Page]:
+    """A page of Chromium; the test is skipped where there is none. `folder` holds its profile."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("needs Chromium: install Debian's chromium to run the browser test")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--hide-scrollbars"]
+    command = [
+        program,
+        *flags,
+        "--autoplay-policy=no-user-gesture-required",
+        f"--user-data-dir={folder}",
+        "about:blank",
+    ]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert child.stderr is not None
+        line = next(line for line in child.stderr if "DevTools listening on" in line)
+        with connect(line.split(" on ")[1].strip(), max_size=None, open_timeout=60) as link:
+            yield Page(link)
+    finally:
+        child.terminate()
+        child.wait(20)
