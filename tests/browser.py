@@ -54,10 +54,11 @@ OVERLAPS = """
 })()
 """
 READY = """
-new Promise((done) => {
-  const check = () => document.documentElement?.dataset.ready === "yes" ? done(true) : setTimeout(check, 50);
-  check();
-})
+(async () => {
+  const ready = () => document.documentElement?.dataset.ready === "yes";
+  for (let i = 0; i < 1200 && !ready(); i++) await new Promise((r) => setTimeout(r, 50));
+  return ready();
+})()
 """
 VIDEOS = """
 Promise.all([...document.querySelectorAll("video")].map(async (v) => {
@@ -104,7 +105,7 @@ class Page:
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone)
         self.ask("Emulation.setTouchEmulationEnabled", enabled=phone)
         self.ask("Page.navigate", url=f"file://{path.absolute()}#theme=light")
-        self.evaluate(READY)
+        assert self.evaluate(READY), f"the figures of {path} did not appear within a minute: {self.errors}"
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
