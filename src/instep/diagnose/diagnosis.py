@@ -16,6 +16,8 @@ from instep.gap.arm_kinematics import joint_ranges
 from instep.gap.gap_report import gap_page
 from instep.gap.gap_result import Gap
 from instep.gap.measure import measure_gap, opened, prepared_for
+from instep.physics.contact_rules import touches_nothing
+from instep.physics.mujoco_world import MujocoWorld
 from instep.report.figures import bars_figure
 from instep.report.page import Figure, HtmlReport, Reported, Section, Table
 from instep.scene.folder import Scene
@@ -154,7 +156,10 @@ def _searched(
     extended, candidates = candidate_causes(scene, sim)
     candidates, notes = supported(extended, candidates)
     wrapping = tuple(w for w in gap.wrapping if w in sim.spec.q.labels)
-    options = CandidateOptions(wrapping=wrapping, watch=_prefixed(watch, "fitting"))
+    faster = None
+    if isinstance(sim, MujocoWorld) and touches_nothing(sim, runs):
+        faster = candidate_causes(scene, sim.without_contacts())[0]
+    options = CandidateOptions(wrapping=wrapping, watch=_prefixed(watch, "fitting"), fitted_in=faster)
     try:
         found = identify_causes(extended, runs, candidates, options)
     except BadInput as none:

@@ -15,11 +15,11 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass, options_dataclass
-from instep.core.replay import Aligned, aligned
+from instep.core.replay import CHUNK, Aligned, aligned, rollout_windows
 from instep.core.statistics import Estimate, student_quantile
-from instep.core.world import Array, Settings, Simulator
+from instep.core.world import Array, Settings, Simulator, State, inner_with
 from instep.gap.channels import Channels, channels
-from instep.gap.horizon import HorizonOptions, WindowOptions, predict_windows, windows_of
+from instep.gap.horizon import HorizonOptions, WindowOptions, windows_of
 from instep.scene import address
 
 from .candidates import Candidate
@@ -55,6 +55,9 @@ class CandidateOptions(WindowOptions):
     """Causes that are identified together at most; each further one doubles the replays of an attribution."""
     watch: Watch | None = None
     """Called with the names of the candidates that are fitted."""
+    fitted_in: Simulator | None = None
+    """A faster simulator in which fits are made, such as one without contacts where nothing touches; what a fit
+    explains is always taken in the simulator itself."""
 
 
 @array_dataclass
@@ -91,6 +94,7 @@ class WindowErrors:
         if not episodes:
             raise BadInput("A search for causes needs at least one recorded run.")
         self.sim = sim
+        self.fast = options.fitted_in or sim
         self.runs: list[Aligned] = [aligned(episode, sim) for episode in episodes]
         seen = np.all([run.seen[0] for run in self.runs], axis=0)
         self.compared: Channels = channels(sim.spec.q, seen, options.wrapping)
@@ -111,25 +115,44 @@ class WindowErrors:
         self.fitted, self.kept = windows[piece % 2 == 0], windows[piece % 2 == 1]
         self.piece = piece[piece % 2 == 1] // 2
         self.largest = inf
-        mean = np.square(self._errors({}, windows)).mean(axis=(1, 2))
+        mean = np.square(self._errors(sim, [{}], windows)[0]).mean(axis=(1, 2))
         self.largest = MAX_ERROR * sqrt(float(np.quantile(mean, LARGE_WINDOWS))) + 1e-12
 
-    def residuals(self, settings: Settings) -> Array:
-        """Errors of the windows that fits use, on the way to the horizon [windows, times, channels]."""
-        return self._errors(settings, self.fitted)
+    def residuals(self, several: Sequence[Settings]) -> list[Array]:
+        """Errors of the windows that fits use under each of several settings, on the way to the horizon
+        [windows, times, channels]."""
+        return self._errors(self.fast, several, self.fitted)
 
     def held_out(self, settings: Settings) -> Array:
         """The squared error of each piece that fits do not see [pieces]."""
-        squares = (self._errors(settings, self.kept) ** 2).sum(axis=(1, 2))
+        squares = (self._errors(self.sim, [settings], self.kept)[0] ** 2).sum(axis=(1, 2))
         return np.bincount(self.piece, squares, int(self.piece.max()) + 1)
 
-    def _errors(self, settings: Settings, windows: Array) -> Array:
-        sim = self.sim.tuned(settings) if settings else self.sim
-        ahead, _ = predict_windows(sim, self.runs, windows, self.steps, None)
+    def _errors(self, sim: Simulator, several: Sequence[Settings], windows: Array) -> list[Array]:
         truth = [np.stack([self.runs[int(i)].q[int(row) + k] for i, row in windows]) for k in self.steps]
-        errors = [self.compared.difference(ahead[k], q) for k, q in zip(self.steps, truth, strict=True)]
-        scaled = np.nan_to_num(np.stack(errors, axis=1) * self.weight, nan=1e6, posinf=1e6, neginf=-1e6)
-        return scaled / np.sqrt(1 + (scaled / self.largest) ** 2)
+        found: dict[int, Array] = {}
+        for group in _alike(several, most=max(1, CHUNK // len(windows)) if inner_with(sim, "per_world") else 1):
+            settings = _stacked([several[i] for i in group], len(windows))
+            ahead = self._ahead(sim.tuned(settings) if settings else sim, np.tile(windows, (len(group), 1)))
+            for place, i in enumerate(group):
+                mine = slice(place * len(windows), (place + 1) * len(windows))
+                errors = [self.compared.difference(q[mine], true) for q, true in zip(ahead, truth, strict=True)]
+                scaled = np.nan_to_num(np.stack(errors, axis=1) * self.weight, nan=1e6, posinf=1e6, neginf=-1e6)
+                found[i] = scaled / np.sqrt(1 + (scaled / self.largest) ** 2)
+        return [found[i] for i in range(len(several))]
+
+    def _ahead(self, sim: Simulator, windows: Array) -> list[Array]:
+        """Positions at each of the times after the windows' starts [windows, nq]; NaN where a window diverged."""
+        out = {k: np.full((len(windows), self.runs[0].q.shape[-1]), np.nan) for k in self.steps}
+
+        def visit(step: int, live: Array, state: State) -> None:
+            if step in out:
+                out[step][live] = state.q[: len(live)]
+
+        survived = rollout_windows(sim, self.runs, windows, np.full(len(windows), self.steps[-1]), visit)
+        for k, q in out.items():
+            q[survived < k] = np.nan
+        return list(out.values())
 
 
 class WindowFits:
@@ -140,7 +163,7 @@ class WindowFits:
         names = errors.compared.names
         self.channels = [[names.index(c) if c in names else -1 for c in one.coordinates] for one in candidates]
         """Channel of each coordinate of each candidate; -1 where it was not recorded."""
-        self.nominal = CauseFit({}, errors.residuals({}), errors.held_out({}))
+        self.nominal = CauseFit({}, errors.residuals([{}])[0], errors.held_out({}))
 
     def settings(self, x: Mapping[int, Array]) -> dict[str, Any]:
         """The settings of candidates at their coordinates."""
@@ -154,7 +177,7 @@ class WindowFits:
         candidate = self.candidates[i]
         if candidate.probe:
             return False
-        change = self._at({i: candidate.points()[0]}) - self.nominal.residuals
+        change = self._at([{i: candidate.points()[0]}])[0] - self.nominal.residuals
         return float((change**2).sum()) < NEGLIGIBLE * self.nominal.cost
 
     def scored(self, fit: CauseFit) -> CauseFit:
@@ -170,7 +193,7 @@ class WindowFits:
         candidate = self.candidates[i]
         points = candidate.points()
         base = self.jacobian(fit) if jacobian is None else jacobian
-        moved = [self._at({**fit.x, i: point}) for point in points]
+        moved = self._at([{**fit.x, i: point} for point in points])
         residuals = np.stack([fit.residuals, *moved])
         points = np.concatenate([np.zeros((1, points.shape[1])), points])
         costs = np.stack([_left_by_channel(r, base) for r in residuals])
@@ -188,7 +211,7 @@ class WindowFits:
 
     def fitted(self, x: Mapping[int, Array], steps: int) -> CauseFit:
         """Gauss-Newton steps from some coordinates; steps are damped until they lower the error."""
-        now = CauseFit(dict(x), self._at(x), np.zeros(0))
+        now = CauseFit(dict(x), self._at([x])[0], np.zeros(0))
         for _ in range(steps):
             better = self._stepped(now)
             if better is None:
@@ -204,30 +227,37 @@ class WindowFits:
 
         The joints of a candidate are moved at once, and each is taken to act on its own channel.
         """
+        moves = {i: self._probes(i, x) for i, x in fit.x.items()}
+        probed = iter(self._at([{**fit.x, i: fit.x[i] + move} for i, some in moves.items() for move in some]))
         columns: list[Array] = []
         for i, x in fit.x.items():
-            candidate = self.candidates[i]
-            probe = np.where(x + candidate.probe > candidate.high, -candidate.probe, candidate.probe)
-            if candidate.probe == 0:
+            if not moves[i]:
                 columns += [np.zeros_like(fit.residuals)] * len(x)
-            elif candidate.shared:
-                for move in np.diag(probe):
-                    columns.append((self._at({**fit.x, i: x + move}) - fit.residuals) / move.sum())
+            elif self.candidates[i].shared:
+                columns += [(next(probed) - fit.residuals) / move.sum() for move in moves[i]]
             else:
-                change = self._at({**fit.x, i: x + probe}) - fit.residuals
-                for c, p in zip(self.channels[i], probe, strict=True):
+                change = next(probed) - fit.residuals
+                for c, p in zip(self.channels[i], moves[i][0], strict=True):
                     column = np.zeros_like(change)
                     if c >= 0:
                         column[..., c] = change[..., c] / p
                     columns.append(column)
         return np.stack(columns) if columns else np.zeros((0, *fit.residuals.shape))
 
+    def _probes(self, i: int, x: Array) -> list[Array]:
+        """The moves of a candidate's coordinates by which its effect is measured: all joints at once, or one by one."""
+        candidate = self.candidates[i]
+        if candidate.probe == 0:
+            return []
+        probe = np.where(x + candidate.probe > candidate.high, -candidate.probe, candidate.probe)
+        return list(np.diag(probe)) if candidate.shared else [probe]
+
     def _stepped(self, now: CauseFit) -> CauseFit | None:
         """The first step that lowers the error, from the boldest to the most careful."""
         base = self.jacobian(now)
         for damping in _DAMPINGS:
             x = self._moved(now.x, _least_squares(base, now.residuals, damping))
-            new = CauseFit(x, self._at(x), np.zeros(0))
+            new = CauseFit(x, self._at([x])[0], np.zeros(0))
             if new.cost < now.cost:
                 return new
         return None
@@ -244,8 +274,8 @@ class WindowFits:
             at += len(values)
         return found
 
-    def _at(self, x: Mapping[int, Array]) -> Array:
-        return self.errors.residuals(self.settings(x))
+    def _at(self, several: Sequence[Mapping[int, Array]]) -> list[Array]:
+        return self.errors.residuals([self.settings(x) for x in several])
 
 
 def explained_share(after: Array, before: Array, comparisons: int = 1) -> Estimate:
@@ -291,6 +321,22 @@ def _left_by_channel(residuals: Array, base: Array) -> Array:
         own = own[np.abs(own).reshape(len(own), -1).max(axis=1) > 0] if len(own) else own
         left.append(float(np.square(r + _applied(own, _least_squares(own, r))).sum()))
     return np.array(left)
+
+
+def _alike(several: Sequence[Settings], most: int) -> list[list[int]]:
+    """Places of settings of the same parameters, at most so many together: those can be simulated as one batch."""
+    groups: dict[Any, list[int]] = {}
+    for i, settings in enumerate(several):
+        # Worlds of a batch share their physics step.
+        groups.setdefault(i if address.TIMESTEP in settings else frozenset(settings), []).append(i)
+    return [group[begin : begin + most] for group in groups.values() for begin in range(0, len(group), most)]
+
+
+def _stacked(several: Sequence[Settings], worlds: int) -> dict[str, Any]:
+    """Settings of a batch in which each of several settings holds for so many worlds; one of them is left as it is."""
+    if len(several) == 1:
+        return dict(several[0])
+    return {name: np.repeat(np.asarray([s[name] for s in several], float), worlds, axis=0) for name in several[0]}
 
 
 def _pieces(windows: Array, least: int) -> Array:

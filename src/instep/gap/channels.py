@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import angle_between, normalized, quat_inv, quat_mul
@@ -150,7 +151,16 @@ def velocity(q: Array, dt: float) -> Array:
     if rows < 6:
         return np.gradient(q, dt, axis=0) if rows > 1 else np.zeros_like(q)
     window = min(window, rows if rows % 2 else rows - 1)
-    return np.asarray(scipy("signal").savgol_filter(q, window, min(3, window - 2), deriv=1, delta=dt, axis=0))
+    degree, half = min(3, window - 2), window // 2
+    # Weights of the rows of a window in the derivative at each of its rows; in the middle of a run that at its centre.
+    x = np.arange(-half, half + 1.0)
+    powers = np.vander(x, degree + 1, increasing=True)
+    slopes = np.arange(1, degree + 1) * np.vander(x, degree, increasing=True)
+    weights = slopes @ np.linalg.pinv(powers)[1:] / dt
+    found = np.empty(np.shape(q))
+    found[half : rows - half] = sliding_window_view(q, window, axis=0) @ weights[half]
+    found[:half], found[rows - half :] = weights[:half] @ q[:window], weights[half + 1 :] @ q[rows - window :]
+    return found
 
 
 def wrapped(angle: Array) -> Array:

@@ -1,17 +1,25 @@
-"""Contact rules of a MuJoCo model for other engines: which geoms may touch, and with what friction."""
+"""Contacts of a MuJoCo model: which geoms may touch, with what friction, and whether any touch in recordings."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import mujoco
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.core.records import array_dataclass
+from instep.core.replay import aligned
 from instep.core.world import Array
+from instep.scene.folder import SceneSimulator
 
 from .engine_checks import disabled
 
 MAX_GROUPS = 32
 """How many collision groups an engine has bits for."""
+CHECKED_S = 0.04
+"""Time between poses that are checked for contacts [s]."""
+_HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
 
 
 @array_dataclass
@@ -122,3 +130,26 @@ def _bits(touch: Array, classes: list[list[int]]) -> CollisionGroups:
         member[members] = 1 << k
         partner[members] = sum(1 << j for j, other in enumerate(classes) if touch[np.ix_(members, other)].any())
     return CollisionGroups(member, partner)
+
+
+def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
+    """Whether a scene without free bodies touches nothing, itself included, at any time of the recordings."""
+    model = sim.scene.model
+    if not np.isin(model.jnt_type, (_HINGE, _SLIDE)).all():
+        return False
+    every = max(1, round(CHECKED_S / sim.spec.dt))
+    return not any(touches(model, aligned(e, sim).q[::every], range(model.njnt)) for e in episodes)
+
+
+def touches(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> bool:
+    """Whether bodies that some joints move touch anything in any of some poses [poses, nq]."""
+    data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[list(joints)]])
+    for q in poses:
+        data.qpos[:] = q
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_collision(model, data)
+        bodies = model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]
+        if moving[bodies].any():
+            return True
+    return False

@@ -135,7 +135,8 @@ def addresses(model: mujoco.MjModel) -> list[str]:
 
 def matching(model: mujoco.MjModel, patterns: Iterable[str]) -> list[str]:
     """The addresses that match any pattern (`joint.*.damping`), each once; a pattern without one is an error."""
-    table, known = _table(model), addresses(model)
+    table = _table(model)
+    known = [*table, *[DELAY] * bool(model.nu)]
     found: dict[str, None] = {}
     for pattern in patterns:
         # Most are plain addresses, asked for thousands of times in a fit.
@@ -201,11 +202,12 @@ def write(model: mujoco.MjModel, settings: Settings) -> mujoco.MjModel:
 def ordered(model: mujoco.MjModel, settings: Settings) -> dict[str, float | np.ndarray]:
     """Settings with patterns resolved and values checked, masses first: a mass brings its inertia along."""
     resolved: dict[str, float | np.ndarray] = {}
+    table = _table(model)
     for pattern, value in settings.items():
         number = np.asarray(value, float)
         if not np.isfinite(number).all():
             raise BadInput(f"The value of {pattern!r} must be a finite number, not {value}.")
-        resolved.update(dict.fromkeys(matching(model, [pattern]), value))
+        resolved.update(dict.fromkeys([pattern] if pattern in table else matching(model, [pattern]), value))
     for name in resolved:
         _check_simple_body(model, name)
     return dict(sorted(resolved.items(), key=lambda item: Address.parse(item[0]).field != "mass"))

@@ -14,6 +14,7 @@ from instep.core.episode import Episode
 from instep.core.records import array_dataclass
 from instep.core.replay import Aligned, aligned
 from instep.core.world import Array
+from instep.physics.contact_rules import touches
 from instep.scene import address
 from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene, SceneSimulator
@@ -33,8 +34,6 @@ SATURATED_SHARE = 2e-3
 """Share of the rows with the motor at its limit from which on the joint's own damping is searched."""
 FRICTION_STIFFNESS = 0.9999
 """Constraint impedance of dry friction that holds: with MuJoCo's default a loaded joint creeps."""
-CHECKED_S = 0.04
-"""Time between poses that are checked for contacts [s]."""
 LEAST_RESOLUTION = 1e-9
 """Smaller differences of positions are no steps of an encoder [rad]."""
 USUAL_ERROR = 0.9
@@ -319,29 +318,6 @@ def _free_windows(
     if len(kept) <= MOST_WINDOWS:
         return kept
     return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST_WINDOWS).round().astype(int)]
-
-
-def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
-    """Whether a scene without free bodies touches nothing, itself included, at any time of the recordings."""
-    model = sim.scene.model
-    if not np.isin(model.jnt_type, (_HINGE, _SLIDE)).all():
-        return False
-    every = max(1, round(CHECKED_S / sim.spec.dt))
-    return not any(touches(model, aligned(e, sim).q[::every], range(model.njnt)) for e in episodes)
-
-
-def touches(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> bool:
-    """Whether bodies that some joints move touch anything in any of some poses [poses, nq]."""
-    data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[list(joints)]])
-    for q in poses:
-        data.qpos[:] = q
-        mujoco.mj_kinematics(model, data)
-        mujoco.mj_comPos(model, data)
-        mujoco.mj_collision(model, data)
-        bodies = model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]
-        if moving[bodies].any():
-            return True
-    return False
 
 
 def _noise(q: Array) -> Array:

@@ -20,6 +20,7 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
+from instep.physics.contact_rules import touches_nothing
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.physics.mujoco_world import MujocoWorld
@@ -28,7 +29,6 @@ from instep.report.plots import matplotlib_figure
 from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
 
-from .arm_model import touches_nothing
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
