@@ -24,6 +24,8 @@ mujoco.set_mju_user_warning(lambda message: log.info("MuJoCo: %s", message))
 
 SERVO_STIFFNESS = 10.0
 """Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
+MAX_SERVO_FREQUENCY = 100.0
+"""Natural frequency up to which an added servo is stable at common time steps, also at its torque limit [rad/s]."""
 MIN_OVERLAP = 1e-3
 """Depth from which on a link and the base it is jointed to overlap, rather than touch [m]."""
 _MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
@@ -107,8 +109,9 @@ def base_exclusions(model: mujoco.MjModel) -> list[tuple[str, str]]:
 def add_servos(spec: Any, model: mujoco.MjModel) -> int:
     """Give each joint of a robot without actuators a position servo; how many were added.
 
-    Their gains are a guess from the torque limit of the joint, to be identified. Their damping is integrated
-    implicitly: explicitly, a light joint would chatter or diverge at any common time step.
+    Their gains are a guess from the torque limit of the joint, to be identified. A URDF does not describe rotors: a joint
+    whose links alone are too light for its servo gets the armature that it takes (see `MAX_SERVO_FREQUENCY`). Damping
+    is integrated implicitly: explicitly, a light joint would chatter or diverge at any common time step.
     """
     if model.nu:
         return 0
@@ -123,9 +126,13 @@ def _add_servo(spec: Any, model: mujoco.MjModel, name: str) -> None:
     joint = model.joint(name)
     limit = float(model.jnt_actfrcrange[joint.id, 1]) if model.jnt_actfrclimited[joint.id] else 0.0
     kp = SERVO_STIFFNESS * (limit or 10.0)
+    dof = int(model.jnt_dofadr[joint.id])
+    armature = max(kp / MAX_SERVO_FREQUENCY**2 - float(model.dof_M0[dof]), 0.0)
+    spec.joint(name).armature += armature
+    # Critical damping, but not more than a tenth of the stiffness: the inertia of an arm changes with its pose.
+    kv = min(2 * math.sqrt(kp * (float(model.dof_M0[dof]) + armature)), kp / 10)
     servo = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
-    # Critical damping needs the inertia; a tenth of the stiffness is stable for arms from hobby to industry size.
-    servo.set_to_position(kp=kp, kv=kp / 10)
+    servo.set_to_position(kp=kp, kv=kv)
     if model.jnt_limited[joint.id]:
         servo.ctrlrange, servo.ctrllimited = list(joint.range), True
     if limit:

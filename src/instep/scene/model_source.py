@@ -7,6 +7,7 @@ its includes are put in place, its files are read under one root, and MuJoCo get
 from __future__ import annotations
 
 import math
+import tempfile
 import xml.etree.ElementTree as ET
 from dataclasses import field
 from pathlib import Path, PurePosixPath
@@ -75,12 +76,27 @@ def read_source(path: Path, root: Path | None = None) -> ModelSource:
     if tree.tag == "robot":
         reader.confine_urdf(tree)
     elif tree.tag == "mujoco":
-        reader.include(tree, (path.resolve(),))
-        reader.check(tree, 1)
-        reader.confine_mjcf(tree)
+        reader.confine_mjcf(tree, path.resolve())
     else:
         raise BadInput(f"{path.name} starts with <{tree.tag}>, but a robot is described by <mujoco> or <robot> (URDF).")
-    return ModelSource(path, ET.tostring(tree, encoding="unicode"), reader.files)
+    xml = ET.tostring(tree, encoding="unicode")
+    return ModelSource(path, _flattened(path.name, xml, reader) if reader.models else xml, reader.files)
+
+
+def _flattened(name: str, xml: str, reader: _Reader) -> str:
+    """The description with its attached models in place; MuJoCo finds those in a folder only."""
+    import mujoco
+
+    with tempfile.TemporaryDirectory() as folder:
+        for key, content in (reader.files | reader.models | {"main model.xml": xml.encode()}).items():
+            (Path(folder) / key).write_bytes(content)
+        try:
+            spec = mujoco.MjSpec.from_file(str(Path(folder) / "main model.xml"))
+            spec.compile()
+            return spec.to_xml()
+        except (ValueError, mujoco.FatalError) as error:
+            what = str(error).replace(f"{folder}/", "").splitlines()[0].removeprefix("Error: ").rstrip(".")
+            raise BadInput(f"MuJoCo cannot attach the models that {name} names: {what}.") from None
 
 
 class _Reader:
@@ -89,6 +105,8 @@ class _Reader:
     def __init__(self, root: Path, name: str):
         self.root, self.name = root, name
         self.files: dict[str, bytes] = {}
+        self.models: dict[str, bytes] = {}
+        """Attached models, confined as the description is."""
         self.elements = 0
         self.bytes = 0
 
@@ -127,17 +145,17 @@ class _Reader:
             raise BadInput(f"{path.name} is not well-formed XML: {error}.") from None
         return builder.close()
 
-    def include(self, element: ET.Element, trail: tuple[Path, ...]) -> None:
-        """Put the children of included files in place of each <include>."""
+    def include(self, element: ET.Element, trail: tuple[Path, ...], base: PurePosixPath) -> None:
+        """Put the children of included files in place of each <include>; paths are relative to `base`."""
         for index, child in reversed(list(enumerate(element))):
             if child.tag != "include":
-                self.include(child, trail)
+                self.include(child, trail, base)
                 continue
-            path = self.inside(child.get("file", ""), "include")
+            path = self.inside(str(base / child.get("file", "")), "include")
             if path in trail:
                 raise BadInput(f"{path.name} includes itself.")
             part = self.parse(path)
-            self.include(part, (*trail, path))
+            self.include(part, (*trail, path), base)
             element.remove(child)
             for offset, inner in enumerate(part):
                 element.insert(index + offset, inner)
@@ -189,8 +207,14 @@ class _Reader:
                 f"{name} of <{element.tag}> in {self.name} must be a whole number, not {element.get(name)!r}."
             ) from None
 
-    def confine_mjcf(self, tree: ET.Element) -> None:
-        """Read every file under the root and give it a plain name."""
+    def confine_mjcf(self, tree: ET.Element, *trail: Path) -> None:
+        """Put includes in place, read every file under the root and give it a plain name.
+
+        `trail` is the file of the tree, after those of the models that attach it.
+        """
+        base = PurePosixPath(trail[-1].parent.relative_to(self.root)) if len(trail) > 1 else PurePosixPath()
+        self.include(tree, trail, base)
+        self.check(tree, 1)
         folders = {"meshdir": "", "texturedir": "", "assetdir": ""}
         for compiler in tree.findall("compiler"):
             shared = compiler.attrib.pop("assetdir", None)
@@ -201,13 +225,28 @@ class _Reader:
             names = _TEXTURE_FILES if element.tag == "texture" else ("file",)
             for name in names:
                 wanted = element.get(name)
-                if wanted and element.tag != "include":
+                if wanted and element.tag == "model":
+                    element.set(name, self.attach(str(base / wanted), trail))
+                elif wanted and element.tag != "include":
                     folder = folders.get(_FILES.get(element.tag, "assetdir"), "")
-                    key = self.take(str(PurePosixPath(folder) / wanted), element.tag)
+                    key = self.take(str(base / folder / wanted), element.tag)
                     # An asset without a name is known by its file's; keep that although the file is renamed.
                     if name == "file" and "name" not in element.attrib and element.tag in ("mesh", "texture", "hfield"):
                         element.set("name", PurePosixPath(wanted).stem)
                     element.set(name, key)
+
+    def attach(self, wanted: str, trail: tuple[Path, ...]) -> str:
+        """Read a model that another attaches parts of; the key of its file."""
+        path = self.inside(wanted, "model")
+        if path in trail:
+            raise BadInput(f"{path.name} attaches itself.")
+        part = self.parse(path)
+        if part.tag != "mujoco":
+            raise BadInput(f"{self.name} attaches {wanted!r}, which starts with <{part.tag}>; <mujoco> was expected.")
+        self.confine_mjcf(part, *trail, path)
+        key = f"model{len(self.models)}_{path.name}"
+        self.models[key] = ET.tostring(part)
+        return key
 
     def confine_urdf(self, tree: ET.Element) -> None:
         """The same for URDF, where paths may start with package:// and are looked up under the root only."""
