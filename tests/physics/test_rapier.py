@@ -9,6 +9,7 @@ import pytest
 
 from instep.core.errors import BadInput, Diverged, Unsupported
 from instep.core.world import stack, take
+from instep.physics.rapier_build import refusing
 from instep.physics.rapier_world import KEY, RapierWorld
 from instep.scene.folder import Scene
 from instep.testing import SIMULATOR_LAWS, WORLD_LAWS
@@ -260,3 +261,43 @@ def test_a_geared_joint_follows_and_a_tendon_pulls_both(tmp_path):
         state = sim.step(state, np.array([0.03]))
         assert state.q[1] == pytest.approx(-state.q[0], abs=1e-3)
     assert state.q == pytest.approx([0.03, -0.03], abs=1e-3)
+
+
+FLAT = """<mujoco><asset><mesh name="card" vertex="0 0 0  1 0 0  0 1e-4 0  1 1e-4 1e-9  .5 .5e-4 1e-8"/></asset>
+<worldbody><geom type="plane" size="1 1 1"/><body pos="0 0 0.02">
+<inertial pos=".5 0 0" mass="1" diaginertia=".01 .01 .01"/>
+<freejoint/><geom type="mesh" mesh="card"/></body></worldbody></mujoco>"""
+
+
+def test_a_mesh_as_flat_as_a_card_falls_and_comes_to_rest(tmp_path):
+    (tmp_path / "card.xml").write_text(FLAT)
+    sim = RapierWorld(tmp_path / "card.xml")
+    state = sim.reset(0)
+    for _ in range(round(1.0 / sim.spec.dt)):
+        state = sim.step(state, np.zeros(0))
+    assert -1e-3 < state.q[2] < 0.01 and np.abs(state.v).max() < 0.1
+
+
+@pytest.mark.parametrize(("limits", "reached"), [("-inf inf", 3.0), ("-1e30 1e30", 3.0), ("-inf 1", 1.0)])
+def test_open_limits_are_no_limits(tmp_path, limits, reached):
+    servo = '<actuator><position name="m" joint="j" kp="20" kv="4"/></actuator>'
+    body = f'<body><joint name="j" axis="0 0 1" range="{limits}" limited="true"/><geom size=".1"/></body>'
+    (tmp_path / "wheel.xml").write_text(
+        f'<mujoco><compiler angle="radian"/><worldbody>{body}</worldbody>{servo}</mujoco>'
+    )
+    sim = RapierWorld(tmp_path / "wheel.xml")
+    state = sim.reset(0)
+    for _ in range(round(3.0 / sim.spec.dt)):
+        state = sim.step(state, np.array([3.0]))
+    assert state.q[0] == pytest.approx(reached, abs=0.05)
+
+
+def test_what_rapier_itself_refuses_is_one_sentence():
+    def panic() -> None:
+        raise type("PanicException", (BaseException,), {})("called `Option::unwrap()` on a `None` value\nnote: more")
+
+    sentence = r"cannot build this scene \(called .* value\); run this scene in MuJoCo\."
+    with pytest.raises(Unsupported, match=sentence), refusing("build this scene"):
+        panic()
+    with pytest.raises(ValueError, match="ours"), refusing("build this scene"):
+        raise ValueError("ours")

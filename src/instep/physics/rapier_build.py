@@ -7,6 +7,8 @@ several joints gets a massless link before each but the last. A free body is the
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -50,6 +52,19 @@ def isometry(pose: Pose) -> rapier.Isometry3:
 def triple(values: Array) -> tuple[float, float, float]:
     """A vector as a tuple of floats."""
     return float(values[0]), float(values[1]), float(values[2])
+
+
+@contextmanager
+def refusing(doing: str) -> Generator[None]:
+    """Raise `Unsupported`, in one sentence, where rapier itself fails or panics while doing something."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic of Rust is a BaseException of a class that no module exports.
+        if not isinstance(error, rapier.RapierError) and type(error).__name__ != "PanicException":
+            raise
+        what = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise Unsupported(f"The engine 'rapier' cannot {doing} ({what}); run this scene in MuJoCo.") from None
 
 
 @array_dataclass
@@ -130,8 +145,18 @@ def _shape(model: mujoco.MjModel, geom: int) -> tuple[rapier.SharedShape, Pose]:
         return shapes.cylinder(size[1], size[0]), _Z_FROM_Y
     if kind == _BOX:
         return shapes.cuboid(*size), same
-    points = _sphere() * size if kind == _ELLIPSOID else _vertices(model, geom)
-    return cast(Any, shapes).convex_hull(points.astype(np.float32)), same
+    return _hull(_sphere() * size if kind == _ELLIPSOID else _vertices(model, geom)), same
+
+
+def _hull(points: Array) -> rapier.SharedShape:
+    """The convex hull of points; a mesh that is flat or a line to rapier is inflated by a thousandth of its size."""
+    make = cast(Any, rapier.SharedShape).convex_hull
+    try:
+        return make(points.astype(np.float32))
+    except rapier.MeshConversionError:
+        corners = np.stack(np.meshgrid(*[[-0.5, 0.5]] * 3), axis=-1).reshape(-1, 3)
+        thick = points[:, None, :] + FLAT_MESH_THICKNESS * np.ptp(points, axis=0).max() * corners
+        return make(thick.reshape(-1, 3).astype(np.float32))
 
 
 def _vertices(model: mujoco.MjModel, geom: int) -> Array:
@@ -156,6 +181,10 @@ def _sphere(points: int = 400) -> Array:
     return np.stack([ring * np.cos(turn), ring * np.sin(turn), height], axis=1)
 
 
+FLAT_MESH_THICKNESS = 1e-3
+"""Thickness that a flat mesh is given [share of its size]."""
+MAX_LIMIT = 1e4
+"""Limit of a joint beyond which it has none [rad or m]; rapier computes in single precision."""
 SOLVER_ITERATIONS = 4
 """Solver substeps inside one physics step."""
 ALLOWED_PENETRATION_M = 1e-4
@@ -285,8 +314,9 @@ def _joint(model: mujoco.MjModel, joint: int, rest: Pose) -> Any:
     )  # fmt: skip
     made = rapier.GenericJoint.builder(locked).local_frame1(isometry(inner)).local_frame2(isometry(outer))
     if model.jnt_limited[joint] and not (disabled(model, "LIMIT") or disabled(model, "CONSTRAINT")):
-        low, high = model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]]
-        made = made.limits(axis_of(model, joint), float(low), float(high))
+        low, high = np.clip(model.jnt_range[joint] - model.qpos0[model.jnt_qposadr[joint]], -MAX_LIMIT, MAX_LIMIT)
+        if low > -MAX_LIMIT or high < MAX_LIMIT:
+            made = made.limits(axis_of(model, joint), float(low), float(high))
     return made.build()
 
 

@@ -25,7 +25,7 @@ from instep.scene.folder import Scene
 from .actuation import JointActuation, joint_actuation, joint_couplings
 from .engine_checks import check_support
 from .link_tree import Pose, rotate
-from .rapier_build import RapierJoint, RapierModel, build, isometry, triple
+from .rapier_build import RapierJoint, RapierModel, build, isometry, refusing, triple
 from .rapier_joints import ComputedTorques, JointMotor, add_equalities, add_joint_friction, joint_motors, set_motors
 from .sequential import SequentialWorld, Stepped
 
@@ -48,6 +48,11 @@ class RapierSetup:
     def of(cls, model: mujoco.MjModel) -> Self:
         """The setup of a model, or `Unsupported` if rapier lacks something it needs."""
         check_support(model, "rapier")
+        with refusing("build this scene"):
+            return cls._built(model)
+
+    @classmethod
+    def _built(cls, model: mujoco.MjModel) -> Self:
         built, actuation, couplings = build(model), joint_actuation(model), joint_couplings(model)
         motors = joint_motors(model, built, actuation, couplings.dofs)
         set_motors(built, actuation, motors)
@@ -261,7 +266,8 @@ class RapierWorld(SequentialWorld):
 
     def _stepped(self, which: int, before: Stepped, commands: Array, wrench: Array | None) -> Stepped:
         engine = self._engine(which, before)
-        engine.run(self._setups[which].actuation.clipped(commands), wrench)
+        with refusing("continue from this state"):
+            engine.run(self._setups[which].actuation.clipped(commands), wrench)
         q, v = engine.read()
         return Stepped(q, v, self._keep(which, engine))
 
