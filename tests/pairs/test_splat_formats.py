@@ -65,6 +65,24 @@ def test_the_rest_of_the_colour_in_a_ply_file_is_channel_major(tmp_path: Path) -
     np.testing.assert_allclose(np.exp(row[:, 19:22]), gaussians.scales, rtol=1e-6)
 
 
+def test_y_up_ply_and_glb_of_one_scene_hold_the_same_coordinates_and_come_back_z_up(tmp_path: Path) -> None:
+    given = some(2)
+    save_gaussians(tmp_path / "tee.glb", given)
+    save_gaussians(tmp_path / "tee.ply", given, up="y")
+    save_gaussians(tmp_path / "z.ply", given)
+    assert b"comment Vertical Axis: y\n" in (tmp_path / "tee.ply").read_bytes()
+    assert b"comment Vertical Axis: z\n" in (tmp_path / "z.ply").read_bytes()
+    for name in ("tee.glb", "tee.ply", "z.ply"):
+        assert_same(load_gaussians(tmp_path / name), given, 2e-6)
+    # Without the comment it is what a viewer sees: up is y, as in the glTF file.
+    unsaid = (tmp_path / "tee.ply").read_bytes().replace(b"comment Vertical Axis: y\n", b"")
+    (tmp_path / "unsaid.ply").write_bytes(unsaid)
+    np.testing.assert_allclose(load_gaussians(tmp_path / "unsaid.ply").means[:, 1], given.means[:, 2], atol=1e-6)
+    assert_same(load_gaussians(tmp_path / "unsaid.ply", up="y"), given, 2e-6)
+    with pytest.raises(BadInput, match="is y by definition"):
+        save_gaussians(tmp_path / "other.glb", given, up="y")
+
+
 @pytest.mark.parametrize("first", LOSSLESS)
 @pytest.mark.parametrize("second", LOSSLESS)
 def test_gaussians_survive_every_pair_of_formats(tmp_path: Path, first: str, second: str) -> None:

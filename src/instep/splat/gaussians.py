@@ -14,6 +14,9 @@ from instep.core.world import Array
 
 from . import spherical_harmonics as harmonics
 
+Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+"""Scenes are Z up, as robots are; .spz and glTF files are Y up."""
+
 
 @array_dataclass
 class Gaussians:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from instep.core.errors import BadInput
-from instep.splat.gaussians import Gaussians, concatenate
+from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 from .compact import load_splat, load_spz, save_splat, save_spz
 from .embodied import load_embodied, save_embodied
 from .gltf import load_gltf, save_gltf
-from .ply import load_ply, save_ply
+from .ply import load_ply, save_ply, stated_up_axis
 from .usd import load_usd, save_usd
+
+UpAxis: TypeAlias = Literal["y", "z"]
+"""The axis of a file's coordinates that points up."""
 
 
 class _Format(NamedTuple):
@@ -23,50 +28,74 @@ class _Format(NamedTuple):
     """Whether a file names its bodies."""
     many: bool
     """Whether a file holds several bodies."""
+    frame: str = ""
+    """Up axis that the format defines; empty where files have any."""
 
 
 FORMATS = {
     ".ply": _Format(load_ply, save_ply, named=False, many=False),
     ".splat": _Format(load_splat, save_splat, named=False, many=False),
-    ".spz": _Format(load_spz, save_spz, named=False, many=False),
-    ".glb": _Format(load_gltf, save_gltf, named=True, many=True),
-    ".gltf": _Format(load_gltf, save_gltf, named=True, many=True),
-    ".usda": _Format(load_usd, save_usd, named=True, many=True),
-    ".usdc": _Format(load_usd, save_usd, named=True, many=True),
-    ".usdz": _Format(load_usd, save_usd, named=True, many=True),
-    ".json": _Format(load_embodied, save_embodied, named=True, many=False),
+    ".spz": _Format(load_spz, save_spz, named=False, many=False, frame="y"),
+    ".glb": _Format(load_gltf, save_gltf, named=True, many=True, frame="y"),
+    ".gltf": _Format(load_gltf, save_gltf, named=True, many=True, frame="y"),
+    ".usda": _Format(load_usd, save_usd, named=True, many=True, frame="z"),
+    ".usdc": _Format(load_usd, save_usd, named=True, many=True, frame="z"),
+    ".usdz": _Format(load_usd, save_usd, named=True, many=True, frame="z"),
+    ".json": _Format(load_embodied, save_embodied, named=True, many=False, frame="z"),
 }
 
 
-def load_gaussians(path: str | Path) -> Gaussians:
+def load_gaussians(path: str | Path, *, up: UpAxis = "z") -> Gaussians:
     """Read a Gaussian file, or a folder with one file per body: world.ply, tee.ply, and so on.
 
-    The files of a folder, and files of formats without body names, name the body.
+    The files of a folder, and files of formats without body names, name the body. Gaussians are Z up, as scenes are:
+    formats that define another up axis are rotated, and so are .ply files that state one. `up` is the axis of .ply and
+    .splat files that state none.
     """
     path = Path(path)
     if path.is_dir():
         found = sorted(file for file in path.glob("*") if file.suffix.lower() in FORMATS)
         if not found:
             raise BadInput(f"There are no Gaussian files ({', '.join(FORMATS)}) in {str(path)!r}.")
-        return concatenate([load_gaussians(file).attached_to(file.stem) for file in found])
+        return concatenate([load_gaussians(file, up=up).attached_to(file.stem) for file in found])
     form = _format(path)
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r} to read Gaussians from.")
     gaussians = form.load(path)
+    if not form.frame:
+        stated = stated_up_axis(path) if form.load is load_ply else ""
+        gaussians = _z_up(gaussians, stated or up, path.name)
     return gaussians if form.named else gaussians.attached_to(path.stem)
 
 
-def save_gaussians(path: str | Path, gaussians: Gaussians) -> None:
-    """Write Gaussians. Most formats hold one body; glTF and USD hold all."""
+def save_gaussians(path: str | Path, gaussians: Gaussians, *, up: UpAxis = "z") -> None:
+    """Write Gaussians. Most formats hold one body; glTF and USD hold all.
+
+    Viewers take .ply and .splat files for Y up, as .spz and glTF files are by definition: with `up="y"` all of them
+    open the same way up. A .ply file states its up axis, so that it comes back as it was.
+    """
     path = Path(path)
     form = _format(path)
+    if up != "z" and form.frame:
+        raise BadInput(f"The up axis of a {path.suffix} file is {form.frame} by definition; leave `up` out.")
     used = [name for i, name in enumerate(gaussians.names) if (gaussians.body == i).any()]
     if len(used) > 1 and not form.many:
         raise BadInput(
             f"A {path.suffix} file holds one body, these Gaussians are on {', '.join(used)}; "
             f"write each with gaussians.on(name), or write .glb or .usdc."
         )
-    form.save(path, gaussians.on(used[0]) if len(used) == 1 else gaussians)
+    part = gaussians.on(used[0]) if len(used) == 1 else gaussians
+    part = part.moved(np.linalg.inv(Z_UP_FROM_Y_UP)) if up == "y" else part
+    if form.save is save_ply:
+        save_ply(path, part, up)
+    else:
+        form.save(path, part)
+
+
+def _z_up(gaussians: Gaussians, up: str, name: str) -> Gaussians:
+    if up not in ("y", "z"):
+        raise BadInput(f"{name} states the up axis {up!r}; Gaussians with y or z up are read, so rotate it first.")
+    return gaussians.moved(Z_UP_FROM_Y_UP) if up == "y" else gaussians
 
 
 def _format(path: Path) -> _Format:

@@ -17,7 +17,7 @@ import numpy as np
 from instep.core.errors import BadInput, MissingExtra, Unsupported
 from instep.core.poses import normalized
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, gaussians_from_colours
+from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, gaussians_from_colours
 
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("quat", "u1", 4)])
 
@@ -51,7 +51,6 @@ def save_splat(path: Path, gaussians: Gaussians) -> None:
 MAX_COUNT = 20_000_000
 """Most Gaussians that are unpacked, whatever a header claims."""
 _MAGIC = 0x5053474E
-_Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
 
 
 def load_spz(path: Path) -> Gaussians:
@@ -71,13 +70,13 @@ def load_spz(path: Path) -> Gaussians:
         np.asarray(table.means), np.asarray(table.quats), np.exp(logs), 1.0 / (1.0 + np.exp(-logits)),
         np.concatenate(bands, axis=1), np.zeros(n, np.int32),
     )  # fmt: skip
-    return packed.moved(_Z_UP_FROM_Y_UP)
+    return packed.moved(Z_UP_FROM_Y_UP)
 
 
 def save_spz(path: Path, gaussians: Gaussians) -> None:
     """Write the Gaussians of one body; positions keep about 0.01 mm in a scene of some metres, the rest bytes."""
     gsply = _gsply()
-    turned = gaussians.moved(np.linalg.inv(_Z_UP_FROM_Y_UP))
+    turned = gaussians.moved(np.linalg.inv(Z_UP_FROM_Y_UP))
     p = np.clip(np.asarray(turned.opacities, float), 1e-7, 1 - 1e-7)
     table = gsply.GSData.from_arrays(
         means=_floats(turned.means),

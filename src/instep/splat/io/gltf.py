@@ -19,7 +19,7 @@ from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
 from instep.core.records import frozen_dataclass
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, concatenate
+from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 NAME = "KHR_gaussian_splatting"
 _GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
@@ -27,7 +27,6 @@ _FLOAT = 5126
 _READ = {5120: ("i1", 127.0), 5121: ("u1", 255.0), 5122: ("<i2", 32767.0), 5123: ("<u2", 65535.0), _FLOAT: ("<f4", 1.0)}
 _WIDTH = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
 _MAX_DEPTH = 64
-_Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
 
 
 def save_gltf(path: Path, gaussians: Gaussians) -> None:
@@ -80,7 +79,7 @@ def load_gltf(path: Path) -> Gaussians:
     try:
         scene = file.document["scenes"][file.document.get("scene", 0)]
         for node in scene["nodes"]:
-            file.visit(node, _Z_UP_FROM_Y_UP, parts, 0)
+            file.visit(node, Z_UP_FROM_Y_UP, parts, 0)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadInput(f"{path.name} is not sound glTF: {type(error).__name__} {error} in its scene.") from None
     if not parts:

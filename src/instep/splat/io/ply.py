@@ -2,11 +2,13 @@
 
 One little-endian float32 row per Gaussian: x y z nx ny nz f_dc_0..2 f_rest_* opacity scale_0..2 rot_0..3. Opacity is a
 logit, scale the logarithm of a standard deviation, rot_0 is w, and f_rest is channel-major: all of red, then green,
-then blue. The frame is whatever the writer used; it becomes the frame of the body.
+then blue. The frame is whatever the writer used; it becomes the frame of the body. A comment 'Vertical Axis: z', as
+Nerfstudio writes it, states the up axis.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +44,11 @@ def load_ply(path: Path) -> Gaussians:
     return _from_table(table, path.name)
 
 
-def save_ply(path: Path, gaussians: Gaussians) -> None:
-    """Write the Gaussians of one body, in its frame. What was read comes back bit for bit (logits within +-30)."""
+def save_ply(path: Path, gaussians: Gaussians, up: str = "z") -> None:
+    """Write the Gaussians of one body, in its frame. What was read comes back bit for bit (logits within +-30).
+
+    `up` is the axis that the header states; numbers are written as they are.
+    """
     rest = 3 * (gaussians.sh.shape[1] - 1)
     table = np.zeros(len(gaussians), np.dtype([(name, "<f4") for name in _columns(rest)]))
     for i, axis in enumerate("xyz"):
@@ -60,11 +65,19 @@ def save_ply(path: Path, gaussians: Gaussians) -> None:
         table[f"scale_{i}"] = logs[:, i]
     for i in range(4):
         table[f"rot_{i}"] = gaussians.quats[:, i]
-    lines = ["ply", "format binary_little_endian 1.0", f"element vertex {len(table)}"]
+    lines = ["ply", "format binary_little_endian 1.0", f"comment Vertical Axis: {up}", f"element vertex {len(table)}"]
     lines += [f"property float {name}" for name in _columns(rest)]
     with path.open("wb") as file:
         file.write(("\n".join([*lines, "end_header"]) + "\n").encode())
         file.write(table.tobytes())
+
+
+def stated_up_axis(path: Path) -> str:
+    """The up axis that the header of a PLY file states, "y" or "z"; empty where it does not."""
+    with path.open("rb") as file:
+        head = file.read(MAX_HEADER)
+    found = re.search(rb"^comment vertical axis: *([xyz])\s*$", head[: max(head.find(b"end_header"), 0)].lower(), re.M)
+    return found[1].decode() if found else ""
 
 
 def _columns(rest: int) -> list[str]:

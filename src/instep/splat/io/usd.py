@@ -16,9 +16,7 @@ import numpy as np
 from instep.core.errors import BadInput, MissingExtra
 from instep.core.poses import normalized
 from instep.core.world import Array
-from instep.splat.gaussians import Gaussians, concatenate
-
-_Z_UP_FROM_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 
 def save_usd(path: Path, gaussians: Gaussians) -> None:
@@ -47,7 +45,7 @@ def load_usd(path: Path) -> Gaussians:
         raise BadInput(f"{path.name} could not be opened as USD: {str(error).splitlines()[0].strip()}.") from None
     if stage is None:
         raise BadInput(f"{path.name} could not be opened as USD.")
-    up = np.eye(4) if pxr.UsdGeom.GetStageUpAxis(stage) == pxr.UsdGeom.Tokens.z else _Z_UP_FROM_Y_UP
+    up = np.eye(4) if pxr.UsdGeom.GetStageUpAxis(stage) == pxr.UsdGeom.Tokens.z else Z_UP_FROM_Y_UP
     metres = pxr.UsdGeom.GetStageMetersPerUnit(stage)
     metres_from_stage = np.diag([metres, metres, metres, 1.0]) @ up
     cache = pxr.UsdGeom.XformCache()
