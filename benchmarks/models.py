@@ -1,0 +1,237 @@
+"""Robot files and shipped scenes in both engines: each loads, holds its pose and tracks a sine, or is refused.
+
+Each file runs in a process of its own, so that a crash or a panic of an engine is counted, not fatal. Servos are
+commanded, joints with motors get the torques of a controller (computed from MuJoCo's model of the scene, in both
+engines). Joints without a drive, and drives that take neither positions nor torques, only have to stay finite.
+`OUT/cases.json` holds every file and engine; single ones: `python benchmarks/models.py ur5e "so101 (shipped)"`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from instep import Scene, open_world
+from instep.app.output import write_json
+from instep.core.errors import Diverged, InstepError
+from instep.core.statistics import wilson
+from instep.core.world import Array, Simulator
+from instep.physics.engines import Engine
+from instep.scene.folder import shipped
+from rows import Row, median, percent, row
+from tuning.planted_arms import MODELS
+
+ENGINES: tuple[Engine, ...] = ("mujoco", "rapier")
+QUICK = ("gen3", "ur5e", "panda", "go2", "so101 (shipped)", "pusht (shipped)", "cartpole (shipped)")
+HOLD_S, SINE_S, FREQUENCY = 5.0, 4.0, 0.5
+"""Time for which the pose is held [s], and for which a sine of this frequency [Hz] is tracked."""
+AMPLITUDE = {"rad": 0.1, "m": 0.005}
+"""Amplitude of the sine by the unit of the joint."""
+MAX_OFFSET, MAX_SPEED = {"rad": 0.15, "m": 0.01}, {"rad": 0.5, "m": 0.05}
+"""Furthest from its command, and fastest, that a held joint may be at the end: servos sag, but do not chatter."""
+MAX_TRACKING = 0.5
+"""Largest root mean square error of a tracked sine [share of its root mean square]."""
+BANDWIDTH = 30.0
+"""Natural frequency of the controller of joints with motors [rad/s]."""
+LIMIT_S = 600.0
+"""Time after which a file is ended and counts as crashed [s]."""
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Every robot file and shipped scene, in both engines."""
+    chosen = {name: path for name, path in files().items() if not quick or name in QUICK}
+    found: list[dict[str, Any]] = []
+    for number, (name, path) in enumerate(chosen.items()):
+        found += measured(name, path)
+        write_json(out / "cases.json", found)
+        for case in found[-len(ENGINES) :]:
+            print(f"{number + 1}/{len(chosen)} {_line(case)}", file=sys.stderr, flush=True)
+    return summary(found)
+
+
+def files() -> dict[str, str]:
+    """Robot files and shipped scenes by name: what to give to `Scene.load`."""
+    if not MODELS.is_dir():
+        print(f"no robot files: {MODELS} is not there", file=sys.stderr)
+    paths = sorted(MODELS.glob("*/*.xml"))
+    names = [path.stem if path.stem != "scene" else f"{path.parent.name} scene" for path in paths]
+    robots = {name: str(path) for name, path in zip(names, paths, strict=True)}
+    return robots | {f"{name} (shipped)": name for name in shipped()}
+
+
+def measured(name: str, path: str) -> list[dict[str, Any]]:
+    """What one file does in each engine, measured in a process of its own."""
+    command = [sys.executable, __file__, "--case", name, path]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [{"name": name, "engine": engine, "crash": f"not done after {LIMIT_S:g} s"} for engine in ENGINES]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    missing = [engine for engine in ENGINES if engine not in {line["engine"] for line in lines}]
+    crash = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    lines += [{"name": name, "engine": engine, "crash": crash} for engine in missing]
+    # A panic that became a sentence is still one.
+    panics = [line for line in done.stderr.splitlines() if "panicked at" in line]
+    return [line | ({"panics": panics} if panics and line["engine"] != "mujoco" else {}) for line in lines]
+
+
+def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """Shares with their intervals over files, by engine; what is refused in one sentence is counted apart."""
+    rows = [row("robot files and shipped scenes", len({case["name"] for case in found}))]
+    for engine in ENGINES:
+        cases = [case for case in found if case["engine"] == engine]
+        run_here = [case for case in cases if "refused" not in case]
+        rows.append(row(f"refused in one sentence, {engine}", len(cases) - len(run_here)))
+        for what in ("finite", "holds", "tracks"):
+            judged = [bool(case[what]) for case in run_here if case.get(what) is not None]
+            judged += [False for case in run_here if "crash" in case]
+            rows.append(row(f"{what}, {engine}", percent(wilson(sum(judged), len(judged))), at_least=100.0))
+        errors = [case["error"] for case in run_here if case.get("error") is not None]
+        rows.append(row(f"error of a tracked sine, {engine}", median(errors), "share"))
+        seconds = [case["seconds"] for case in run_here if "seconds" in case]
+        rows.append(row(f"time to load, hold and track, {engine}", median(seconds, "s")))
+    crashes = sum("crash" in case or "panics" in case for case in found)
+    return [*rows, row("crashes, tracebacks and panics", crashes, at_most=0)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drives:
+    """The joints that follow a motion, and how."""
+
+    joints: Array
+    """Their indices in q."""
+    dofs: Array
+    """Their indices in v."""
+    actuators: Array
+    motors: bool
+    """Whether they are commanded torques instead of positions."""
+    units: tuple[str, ...]
+
+    @classmethod
+    def of(cls, scene: Scene) -> Drives:
+        """The servos of a scene; its motors where it has none and they drive every joint that is not free."""
+        model, units = scene.model, scene.spec.action.units
+        on_joint = model.actuator_trntype == int(mujoco.mjtTrn.mjTRN_JOINT)
+        servos = [a for a in range(model.nu) if on_joint[a] and units[a] in AMPLITUDE]
+        motors = [a for a in range(model.nu) if on_joint[a] and units[a] in ("Nm", "N")]
+        passive = (model.jnt_type >= int(mujoco.mjtJoint.mjJNT_SLIDE)).sum() - len(motors)
+        chosen = servos or (motors if not passive else [])
+        ids = model.actuator_trnid[chosen, 0].astype(int)
+        names = [scene.spec.q.units[int(model.jnt_qposadr[j])] for j in ids]
+        return cls(
+            model.jnt_qposadr[ids].astype(int), model.jnt_dofadr[ids].astype(int), np.array(chosen, int),
+            not servos, tuple(names),
+        )  # fmt: skip
+
+    def per_joint(self, by_unit: dict[str, float]) -> Array:
+        """A number for each joint by its unit."""
+        return np.array([by_unit[unit] for unit in self.units])
+
+
+class Commands:
+    """Actions that make the driven joints of a scene follow a motion."""
+
+    def __init__(self, scene: Scene, drives: Drives):
+        self.scene, self.drives, self._data = scene, drives, mujoco.MjData(scene.model)
+        self._mass = np.empty((scene.model.nv, scene.model.nv))
+
+    def action(self, q: Array, v: Array, goal: Array) -> Array:
+        """The commands of servos, or the torques with which motors approach the goal, by inverse dynamics."""
+        drives, model, data = self.drives, self.scene.model, self._data
+        out = np.array(self.scene.rest_action(), float)
+        if not drives.motors or not len(drives.actuators):
+            out[drives.actuators] = goal
+            return out
+        data.qpos[:], data.qvel[:] = q, v
+        mujoco.mj_forward(model, data)
+        mujoco.mj_fullM(model, data, self._mass)
+        wanted = np.zeros(model.nv)
+        wanted[drives.dofs] = BANDWIDTH**2 * (goal - q[drives.joints]) - 2 * BANDWIDTH * v[drives.dofs]
+        torque = (self._mass @ wanted + data.qfrc_bias - data.qfrc_passive)[drives.dofs]
+        out[drives.actuators] = torque / model.actuator_gear[drives.actuators, 0]
+        return out
+
+
+def measured_case(name: str, path: str, engine: Engine) -> dict[str, Any]:
+    """Load, hold and track; what is refused or diverges is said."""
+    facts: dict[str, Any] = {"name": name, "engine": engine}
+    began = time.perf_counter()
+    try:
+        scene = Scene.load(Path(path) if path.endswith(".xml") else path)
+        sim = open_world(scene, engine)
+        facts |= _moved(scene, sim)
+    except Diverged as error:
+        facts |= {"finite": False, "message": str(error)}
+    except InstepError as error:
+        facts["refused"] = str(error)
+    return facts | {"seconds": time.perf_counter() - began}
+
+
+def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
+    drives = Drives.of(scene)
+    commands, state = Commands(scene, drives), sim.reset(0)
+    rest = state.q[drives.joints] if drives.motors else scene.rest_action()[drives.actuators]
+    for _ in range(round(HOLD_S / sim.spec.dt)):
+        state = sim.step(state, commands.action(state.q, state.v, rest))
+    if not len(drives.joints):
+        return {"finite": True, "holds": None, "tracks": None}
+    offset, speed = np.abs(state.q[drives.joints] - rest), np.abs(state.v[drives.dofs])
+    holds = (offset <= drives.per_joint(MAX_OFFSET)) & (speed <= drives.per_joint(MAX_SPEED))
+    held, amplitude = state.q[drives.joints].copy(), _amplitude(scene, drives, rest)
+    errors: list[Array] = []
+    steps = round(SINE_S / sim.spec.dt)
+    for k in range(steps):
+        sine = amplitude * (1 - np.cos(2 * np.pi * FREQUENCY * k * sim.spec.dt))
+        if k >= steps // 2:
+            errors.append((state.q[drives.joints] - held - sine) / np.abs(amplitude))
+        state = sim.step(state, commands.action(state.q, state.v, rest + sine))
+    error = np.sqrt(np.mean(np.square(errors), axis=0) * 2)
+    labels = np.array(scene.spec.q.labels)[drives.joints]
+    bad = [str(label) for label in labels[~holds | (error > MAX_TRACKING)]]
+    return {
+        "finite": True, "holds": bool(holds.all()), "tracks": bool((error <= MAX_TRACKING).all()), "bad": bad,
+        "offset": float(offset.max()), "speed": float(speed.max()), "error": float(error.max()),
+    }  # fmt: skip
+
+
+def _amplitude(scene: Scene, drives: Drives, rest: Array) -> Array:
+    """Amplitude of the sine of each joint, towards the wider side of its range and of the range of its command."""
+    model, out = scene.model, drives.per_joint(AMPLITUDE)
+    for k, (a, at) in enumerate(zip(drives.actuators, drives.joints, strict=True)):
+        joint, low, high = int(np.flatnonzero(model.jnt_qposadr == at)[0]), -np.inf, np.inf
+        if model.jnt_limited[joint]:
+            low, high = model.jnt_range[joint]
+        if model.actuator_ctrllimited[a] and not drives.motors:
+            low, high = max(low, model.actuator_ctrlrange[a, 0]), min(high, model.actuator_ctrlrange[a, 1])
+        above, below = high - rest[k], rest[k] - low
+        out[k] = min(out[k], 0.4 * max(above, below)) * (1.0 if above >= below else -1.0)
+    return out
+
+
+def _line(case: dict[str, Any]) -> str:
+    if said := case.get("crash") or case.get("refused") or case.get("message"):
+        kind = "crash" if "crash" in case else "refused" if "refused" in case else "diverged"
+        return f"{case['name']}, {case['engine']}: {kind}: {said}"
+    if case["holds"] is None:
+        return f"{case['name']}, {case['engine']}: finite"
+    words = f"offset {case['offset']:.3g}, speed {case['speed']:.3g}, error {case['error']:.2f}"
+    return f"{case['name']}, {case['engine']}: {words}" + (f", not: {', '.join(case['bad'])}" if case["bad"] else "")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--case":
+        for each in ENGINES:
+            print(json.dumps(measured_case(sys.argv[2], sys.argv[3], each)), flush=True)
+    else:
+        for one in sys.argv[1:]:
+            for found_case in measured(one, files()[one]):
+                print(_line(found_case))
