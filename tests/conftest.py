@@ -1,9 +1,9 @@
 """Options, fixtures and the rule of skips shared by all tests.
 
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
-`zmq`, `gsply` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is skipped
-with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there only
-CUDA, recordings and LeRobot may be absent. A skip for any other reason fails the run. Tests marked `realtime` are
+`zmq`, `gsply`, `rerun` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is
+skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there
+only CUDA, recordings and LeRobot may be absent. A skip for any other reason fails the run. Tests marked `realtime` are
 described in `reference_loop`.
 """
 
@@ -29,12 +29,12 @@ from small_models import arm_model, write_scene
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {
     "torch": "learn", "onnxruntime": "learn", "sbi": "learn", "ray": "cluster", "zmq": "groot", "gsply": "spz",
-    "lerobot": "lerobot",
+    "lerobot": "lerobot", "rerun": "rerun",
 }  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
     r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|"
-    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply): "
+    r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun): "
 )
 NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine|lerobot): ")
 SKIPPED = pytest.StashKey[dict[str, str]]()
@@ -138,6 +138,12 @@ def zmq() -> ModuleType:
 def gsply() -> ModuleType:
     """The reader and writer of SPZ files."""
     return _library("gsply")
+
+
+@pytest.fixture(scope="session")
+def rerun() -> ModuleType:
+    """The writer and reader of Rerun recordings."""
+    return _library("rerun")
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ import pytest
 import zarr
 
 from instep.core.errors import BadInput
-from instep.data import export_episodes, import_recordings, load_episodes
+from instep.data import Selection, WriteOptions, export_episodes, import_recordings, load_episodes
 from instep.data.frames import encode_png
+from instep.data.lerobot.features import AUTOMATIC, MEASURED
 
 from .conftest import CAMERA, assert_same, numbered_images, small_episode
 
@@ -177,8 +178,13 @@ def test_a_ros_2_bag_without_ros(tmp_path: Path):
     assert "rcl_interfaces/msg/Log" in episode.meta["skipped"]
 
 
-def write_command_bag(folder: Path, order: list[int], *, late: float = 2e-5, still: bool = False) -> np.ndarray:
-    """A bag of three joints that follow an unnamed command array in another order; the commands by joint."""
+def write_command_bag(
+    folder: Path, order: list[int], *, late: float = 2e-5, still: bool = False, clock: float = 0.0
+) -> np.ndarray:
+    """A bag of three joints that follow an unnamed command array in another order; the commands by joint.
+
+    The log is `clock` [s] ahead of the headers of the joint states.
+    """
     from rosbags.rosbag2 import Writer
     from rosbags.typesys import Stores, get_typestore
 
@@ -199,7 +205,7 @@ def write_command_bag(folder: Path, order: list[int], *, late: float = 2e-5, sti
             state = t_[kinds["/joint_states"]](header, names, position[k], np.zeros(0), np.zeros(0))
             command = t_[kinds["/arm/commands"]](layout, goal[k, order])
             for topic, message, sent in (("/joint_states", state, t), ("/arm/commands", command, t + late)):
-                writer.write(to[topic], round(sent * 1e9), store.serialize_cdr(message, kinds[topic]))
+                writer.write(to[topic], round((sent + clock) * 1e9), store.serialize_cdr(message, kinds[topic]))
     return goal
 
 
@@ -231,6 +237,80 @@ def test_an_unnamed_command_array_whose_order_the_motion_does_not_tell_needs_a_m
     )
     (episode,) = load_episodes(tmp_path / "bag", mapping=tmp_path / "m.toml")
     assert episode.spec.action.labels == ("roll", "lift", "pan")
+
+
+def test_commands_without_a_header_are_moved_to_the_clock_of_the_joint_states(tmp_path: Path):
+    goal = write_command_bag(tmp_path / "bag", [0, 1, 2], clock=1.7e9)
+    (episode,) = load_episodes(tmp_path / "bag")
+    np.testing.assert_allclose(episode.action, goal, atol=1e-12)
+
+
+def test_the_log_times_of_an_mcap_are_its_stamps_by_the_wall_clock(tmp_path: Path):
+    from mcap.reader import make_reader
+    from mcap_ros2.decoder import DecoderFactory
+
+    from instep.data import write_dataset
+
+    given = small_episode(6, cameras=False)
+    # The clock is set back by a minute during the run.
+    wall = 1.7e9 + given.t - np.where(np.arange(6) > 2, 60.0, 0.0)
+    source = write_dataset([given.with_columns({"clock.wall": wall})], tmp_path / "set")
+    export_episodes(source, "mcap", tmp_path / "out")
+    with (tmp_path / "out/episode_000000.mcap").open("rb") as file:
+        reader = make_reader(file, decoder_factories=[DecoderFactory()])
+        states = [(m.log_time, r.header.stamp) for _, c, m, r in reader.iter_decoded_messages() if c.topic == "/q"]
+    logged = np.array([time * 1e-9 for time, _ in states])
+    np.testing.assert_allclose(logged, 1.7e9 + given.t, atol=1e-6)
+    np.testing.assert_allclose([s.sec + 1e-9 * s.nanosec for _, s in states], logged, atol=1e-6)
+
+
+def mixed(tmp_path: Path) -> Path:
+    """A recording of three episodes, of which the first lacks a camera."""
+    for k in range(3):
+        write_aloha(tmp_path / f"runs/episode_{k}.hdf5", 6 + k)
+    with h5py.File(tmp_path / "runs/episode_0.hdf5", "r+") as file:
+        del file["observations/images/cam_high"]
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("form", ["lerobot-v3.0", "lerobot-v2.1"])
+def test_episodes_that_lack_a_camera_are_exported(tmp_path: Path, form: str):
+    (tmp_path / "runs").mkdir()
+    done = export_episodes(mixed(tmp_path), form, tmp_path / "out", mapping="aloha")
+    first, second, third = load_episodes(tmp_path / "out")
+    camera = "observation.images.cam_high"
+    assert done.episodes == 3 and camera not in first and first.meta["missing"] == camera
+    assert second[camera].shape == (7, 32, 48, 3) and len(third[camera]) == 8
+
+
+def test_episodes_cameras_and_columns_are_chosen(tmp_path: Path):
+    (tmp_path / "runs").mkdir()
+    source = mixed(tmp_path)
+
+    def exported(**chosen: str | tuple[str, ...]):
+        folder = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        export_episodes(source, "lerobot-v3.0", folder, mapping="aloha", selection=Selection(**chosen))
+        return load_episodes(folder)
+
+    assert [len(episode) for episode in exported(episodes="2,0")] == [8, 6]
+    assert [len(episode) for episode in exported(episodes="1:", cameras=("cam_high",))] == [7, 8]
+    plain = exported(cameras=("none",))
+    assert len(plain) == 3 and not any("images" in name for episode in plain for name in episode.columns)
+    (small,) = exported(episodes="1", columns=("observation.state", "action"), cameras=("none",))
+    assert small.spec.q.labels[0] == "qpos_0" and small.q.shape == (7, 14) and "observation.effort" not in small
+    newest = max(tmp_path.glob("out*/meta/info.json"), key=lambda path: path.stat().st_mtime_ns)
+    features = set(json.loads(newest.read_text())["features"])
+    assert features == {"observation.state", "action", MEASURED, *AUTOMATIC}
+    for chosen, message in (
+        ({"cameras": ("cam_high",)}, "Episode 0 has no camera 'cam_high' .*--episodes"),
+        ({"cameras": ("cam_low",), "episodes": "1"}, r"has no camera 'cam_low' \(its cameras: cam_high\)"),
+        ({"columns": ("actions",)}, "Did you mean 'action'"),
+        ({"episodes": "3"}, "there are episodes 0 to 2"),
+        ({"episodes": "a"}, "not a list of numbers and ranges"),
+        ({"episodes": "1,0:2"}, "names an episode twice"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            exported(**chosen)
 
 
 def test_every_export_can_be_imported_again(tmp_path: Path):
@@ -291,3 +371,86 @@ def test_episodes_of_several_rates_are_refused_until_a_rate_is_given(tmp_path: P
     assert not (tmp_path / "set").exists()
     import_recordings(tmp_path, tmp_path / "set", mapping=tmp_path / "m.toml", rate=50.0)
     assert len(load_episodes(tmp_path / "set")) == 2
+
+
+def test_an_hdf5_export_has_aloha_s_layout_and_can_be_imported_again(tmp_path: Path):
+    from instep.data import write_dataset
+
+    given = small_episode(9)
+    source = write_dataset([given, small_episode(7, 1)], tmp_path / "set")
+    done = export_episodes(source, "hdf5", tmp_path / "out")
+    assert done.left_out == () and done.rows == 16
+    with h5py.File(tmp_path / "out/episode_000000.hdf5") as file:
+        np.testing.assert_array_equal(file["observations/qpos"], given.q)
+        assert file["observations/images/top"].shape == (9, 32, 48, 3) and file.attrs["rate"] == pytest.approx(60)
+    first, second = load_episodes(tmp_path / "out", mapping=tmp_path / "out/map.toml")
+    for name in ("q", "v", "action", "observation.state", f"{CAMERA}.stamp"):
+        np.testing.assert_allclose(first[name], given[name], atol=1e-12, err_msg=name)
+    assert first.spec.q == given.spec.q and first.spec.action == given.spec.action and len(second) == 7
+    np.testing.assert_allclose(np.diff(first.t), np.diff(given.t), atol=1e-12)
+    assert np.abs(np.asarray(first[CAMERA]).astype(int) - np.asarray(given[CAMERA]).astype(int)).mean() < 6
+
+
+def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
+    from instep.core.episode import Episode
+    from instep.core.world import Spec, vector
+    from instep.data import write_dataset
+
+    rows, rng = 12, np.random.default_rng(3)
+    pose = rng.normal(size=(rows, 7))
+    pose[:, 3:] /= np.linalg.norm(pose[:, 3:], axis=1, keepdims=True)
+    parts = ("x", "y", "z", "qw", "qx", "qy", "qz")
+    joints, speeds = ["pan", "tilt"], [f"cup.{part}" for part in ("vx", "vy", "vz", "wx", "wy", "wz")]
+    q, v = vector([*joints, *(f"cup.{part}" for part in parts)], "1"), vector([*joints, *speeds], "1")
+    effort = vector(joints, "Nm")
+    spec = Spec(
+        0.05, q, v, vector(["tilt", "pan"], "rad"), {"observation.effort": effort, "observation.force": vector(["f"])}
+    )
+    columns = {
+        "timestamp": np.arange(rows) * 0.05, "q": np.concatenate([rng.normal(size=(rows, 2)), pose], axis=1),
+        "v": rng.normal(size=(rows, 8)), "action": rng.normal(size=(rows, 2)),
+        "observation.effort": rng.normal(size=(rows, 2)), "observation.force": rng.normal(size=(rows, 1)),
+        CAMERA: numbered_images(rows), "clock.wall": 1.7e9 + np.arange(rows) * 0.05,
+    }  # fmt: skip
+    source = write_dataset([Episode(spec, columns)], tmp_path / "set")
+    assert export_episodes(source, "rosbag", tmp_path / "out").left_out == ()
+    (episode,) = load_episodes(tmp_path / "out/episode_000000")
+    assert episode.spec.q.labels == ("pan", "tilt") and episode.spec.action.labels == ("tilt", "pan")
+    np.testing.assert_array_equal(episode.q, columns["q"][:, :2])
+    np.testing.assert_array_equal(episode.v, columns["v"][:, :2])
+    np.testing.assert_array_equal(episode.action, columns["action"])
+    np.testing.assert_array_equal(episode["observation.effort"], columns["observation.effort"])
+    np.testing.assert_array_equal(episode["observation.observation_force"], columns["observation.force"])
+    cup = episode["observation.pose.world.cup"]
+    np.testing.assert_allclose(cup[:, :3], pose[:, :3], atol=1e-9)
+    np.testing.assert_allclose(np.abs((cup[:, 3:] * pose[:, 3:]).sum(axis=1)), 1.0, atol=1e-9)
+    assert episode["observation.images.top"].shape == (rows, 32, 48, 3)
+    assert float(episode.meta["start"]) == pytest.approx(1.7e9)
+
+
+def test_robot_type_is_kept_and_can_be_named(tmp_path: Path):
+    from instep.data import write_dataset
+
+    source = write_dataset([small_episode(6, cameras=False)], tmp_path / "set", WriteOptions(robot_type="so101"))
+    assert load_episodes(source)[0].meta["robot_type"] == "so101"
+    export_episodes(source, "lerobot-v3.0", tmp_path / "same")
+    export_episodes(source, "lerobot-v2.1", tmp_path / "other", robot_type="koch")
+    for name, robot in (("same", "so101"), ("other", "koch")):
+        assert json.loads((tmp_path / name / "meta/info.json").read_text())["robot_type"] == robot
+
+
+def test_a_rerun_export_holds_every_number_and_image(tmp_path: Path, rerun):
+    from rerun.chunk import RrdReader
+
+    from instep.data import write_dataset
+
+    given = small_episode(9)
+    source = write_dataset([given], tmp_path / "set")
+    assert export_episodes(source, "rerun", tmp_path / "out").left_out == ()
+    chunks = list(RrdReader(tmp_path / "out/episode_000000.rrd").stream())
+    stored = {chunk.entity_path: chunk.to_record_batch() for chunk in chunks}
+    assert {f"/{name}/elbow" for name in ("q", "v", "observation/state")} <= set(stored)
+    elbow = stored["/q/elbow"]
+    np.testing.assert_array_equal(np.ravel(elbow.column("Scalars:scalars").to_pylist()), given.q[:, 1])
+    np.testing.assert_allclose(elbow.column("time").cast("int64").to_numpy() * 1e-9, given.t, atol=1e-8)
+    assert sum(chunk.num_rows for chunk in chunks if chunk.entity_path == "/cameras/top") == 9

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.data import VideoOptions, append_episodes, write_dataset
+from instep.data import VideoOptions, append_episodes, load_episodes, write_dataset
 from instep.data.lerobot.features import WriteOptions
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.lerobot.writer import DatasetWriter
@@ -180,3 +181,19 @@ def test_one_dataset_has_one_rate(tmp_path: Path):
     slow = type(slow)(replace(slow.spec, dt=0.1), slow.columns, slow.meta)
     with pytest.raises(BadInput, match="one rate"):
         write_dataset([small_episode(5), slow], tmp_path / "set")
+
+
+def test_names_outlive_a_tool_that_copies_a_dataset_without_our_notes(tmp_path: Path):
+    given = small_episode(9, cameras=False)
+    folder = write_dataset([given], tmp_path / "set")
+    # What lerobot-edit-dataset does: tables and features are written anew, files it does not know are left behind.
+    (folder / "meta/instep.json").unlink()
+    columns = {name: column for name, column in given.columns.items() if name != "observation.state"}
+    other = write_dataset([Episode(given.spec, columns, given.meta)], tmp_path / "without state")
+    (other / "meta/instep.json").unlink()
+    for path in (folder, other):
+        (episode,) = load_episodes(path)
+        assert episode.spec.q.labels == ("shoulder", "elbow") == episode.spec.v.labels
+        assert episode.spec.action.labels == ("shoulder",)
+        np.testing.assert_array_equal(episode.q, given.q)
+        np.testing.assert_array_equal(episode.t, given.t)

@@ -9,21 +9,23 @@ import pytest
 
 from instep import Scene, open_world
 
-_BODY = '<inertial><origin xyz="0 0 {z}"/><mass value="{mass}"/><inertia ixx="{i}" iyy="{i}" izz="{i}" ixy="0" ixz="0" iyz="0"/>'
+_BODY = """<inertial><origin xyz="0 0 {z}"/><mass value="{mass}"/>
+<inertia ixx="{i}" iyy="{i}" izz="{i}" ixy="0" ixz="0" iyz="0"/></inertial>"""
+_LIMIT = '<limit lower="-2" upper="2.4" effort="18" velocity="20"/>'
 _LINKS = (("hip", "1 0 0", 0.5, 2e-4), ("thigh", "0 1 0", 0.3, 3e-4), ("shank", "0 1 0", 0.03, 3e-5))
 
 
 def quadruped() -> str:
     """A body on four legs so light that their servos could turn them by a radian between two physics steps."""
-    text = f'<robot name="dog"><link name="base">{_BODY.format(z=0, mass=6, i=0.1)}</inertial></link>'
+    text = f'<robot name="dog"><link name="base">{_BODY.format(z=0, mass=6, i=0.1)}</link>'
     for leg, x in (("front", 0.2), ("back", -0.2)):
         for side, y in (("left", 0.1), ("right", -0.1)):
             parent, origin = "base", f"{x} {y} 0"
             for name, axis, mass, inertia in _LINKS:
                 link = f"{leg}_{side}_{name}"
-                text += f'<link name="{link}">{_BODY.format(z=-0.05, mass=mass, i=inertia)}</inertial></link>'
+                text += f'<link name="{link}">{_BODY.format(z=-0.05, mass=mass, i=inertia)}</link>'
                 text += f'<joint name="{link}" type="revolute"><parent link="{parent}"/><child link="{link}"/>'
-                text += f'<origin xyz="{origin}"/><axis xyz="{axis}"/><limit lower="-2" upper="2.4" effort="18" velocity="20"/></joint>'
+                text += f'<origin xyz="{origin}"/><axis xyz="{axis}"/>{_LIMIT}</joint>'
                 parent, origin = link, "0 0 -0.1"
     return text + "</robot>"
 

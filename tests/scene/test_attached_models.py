@@ -18,7 +18,8 @@ FOOT = """<mujoco model="foot"><compiler meshdir="assets" angle="radian"/>
 <geom type="mesh" mesh="toe" mass="1"/></body></worldbody>
 <actuator><position name="servo" joint="bend" kp="3"/></actuator></mujoco>"""
 LEG = """<mujoco><asset><model name="foot" file="{file}"/></asset><worldbody><body name="leg">
-<joint name="hip" axis="0 0 1"/><geom size=".1"/><attach model="foot" body="b" prefix="left_"/></body></worldbody></mujoco>"""
+<joint name="hip" axis="0 0 1"/><geom size=".1"/>
+<attach model="foot" body="b" prefix="left_"/></body></worldbody></mujoco>"""
 
 
 @pytest.fixture
@@ -40,11 +41,11 @@ def test_an_attached_model_is_part_of_the_scene(leg: Path, tmp_path: Path):
 
 def test_what_cannot_be_attached_is_said_in_one_sentence(leg: Path):
     leg.write_text(LEG.format(file="../foot.xml"))
-    with pytest.raises(BadInput, match="names the model file '../foot.xml', which lies outside"):
+    with pytest.raises(BadInput, match="lies outside"):
         Scene.load(leg)
     leg.write_text(LEG.format(file="leg.xml"))
-    with pytest.raises(BadInput, match="leg.xml attaches itself"):
+    with pytest.raises(BadInput, match="attaches itself"):
         Scene.load(leg)
     leg.write_text(LEG.format(file="foot/foot.xml").replace('body="b"', 'body="c"'))
-    with pytest.raises(BadInput, match="MuJoCo cannot attach the models that leg.xml names: .*'c'"):
+    with pytest.raises(BadInput, match=r"MuJoCo cannot attach the models that leg\.xml names: .*'c'"):
         Scene.load(leg)

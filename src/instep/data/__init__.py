@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from .recorder.recorder import Recorder, RecorderStatus, RecordOptions
     from .recorder.recovery import RecordingResult, finish_recording, record_episodes, recover, streams_of
     from .resample import between, resampled, with_stream, with_velocity
+    from .selection import Selection
     from .video import VideoOptions, VideoWriter
 
 __all__ = [
     "DataMapping", "DatasetInfo", "ExchangeResult", "GuessRow", "MappingGuess", "RecordOptions", "Recorder",
-    "RecorderStatus", "RecordingResult", "RobotActuator", "RobotJoint", "RobotLayout", "VideoOptions",
+    "RecorderStatus", "RecordingResult", "RobotActuator", "RobotJoint", "RobotLayout", "Selection", "VideoOptions",
     "VideoWriter", "WriteOptions", "append_episodes", "between", "contact_sheet", "describe_dataset", "draft_toml",
     "export_episodes", "finish_recording", "guess_mapping", "import_recordings", "load_episodes", "load_table",
     "record_episodes", "recover", "resampled", "shipped_mappings", "streams_of", "with_stream", "with_velocity",
@@ -46,6 +47,7 @@ __getattr__ = lazy_names(
         "recorder.recorder": "Recorder RecorderStatus RecordOptions",
         "recorder.recovery": "RecordingResult finish_recording record_episodes recover streams_of",
         "resample": "between resampled with_stream with_velocity",
+        "selection": "Selection",
         "video": "VideoOptions VideoWriter",
     },
 )

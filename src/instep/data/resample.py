@@ -143,8 +143,10 @@ def onto(grid: Array, t: Array, column: Any, interpolation: Interpolation, chann
 
 def latest(grid: Array, t: Array) -> Array:
     """Which sample was the last at or before each time; the first where there was none yet."""
-    # Clocks that count rows meet the grid to within rounding; a nanosecond must not cost a whole period.
-    return np.clip(np.searchsorted(t, np.asarray(grid) + 1e-9, side="right") - 1, 0, len(t) - 1)
+    # Clocks that count rows meet the grid to within rounding, which is a microsecond for the time of day; that must not
+    # cost a whole period.
+    rounding = max(1e-9, 4 * float(np.spacing(np.abs(t[-1]))))
+    return np.clip(np.searchsorted(t, np.asarray(grid) + rounding, side="right") - 1, 0, len(t) - 1)
 
 
 def interpolation_of(name: str, column: Any) -> Interpolation:

@@ -109,7 +109,7 @@ def base_exclusions(model: mujoco.MjModel) -> list[tuple[str, str]]:
 def add_servos(spec: Any, model: mujoco.MjModel) -> int:
     """Give each joint of a robot without actuators a position servo; how many were added.
 
-    Their gains are a guess from the torque limit of the joint, to be identified. A URDF does not describe rotors: a joint
+    Their gains are a guess from the torque limit of the joint, to be identified. A URDF describes no rotors: a joint
     whose links alone are too light for its servo gets the armature that it takes (see `MAX_SERVO_FREQUENCY`). Damping
     is integrated implicitly: explicitly, a light joint would chatter or diverge at any common time step.
     """

@@ -11,6 +11,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from dataclasses import field
 from pathlib import Path, PurePosixPath
+from typing import Any
 from xml.parsers import expat
 
 from instep.core.errors import BadInput
@@ -87,11 +88,12 @@ def _flattened(name: str, xml: str, reader: _Reader) -> str:
     """The description with its attached models in place; MuJoCo finds those in a folder only."""
     import mujoco
 
+    specs: Any = mujoco.MjSpec
     with tempfile.TemporaryDirectory() as folder:
         for key, content in (reader.files | reader.models | {"main model.xml": xml.encode()}).items():
             (Path(folder) / key).write_bytes(content)
         try:
-            spec = mujoco.MjSpec.from_file(str(Path(folder) / "main model.xml"))
+            spec = specs.from_file(str(Path(folder) / "main model.xml"))
             spec.compile()
             return spec.to_xml()
         except (ValueError, mujoco.FatalError) as error:

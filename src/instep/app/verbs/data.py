@@ -12,7 +12,16 @@ from rich.table import Table
 
 from instep.app.arguments import DataArg, Positional
 from instep.app.output import new_output
-from instep.data import DatasetInfo, contact_sheet, describe_dataset, export_episodes, import_recordings, load_episodes
+from instep.data import (
+    DatasetInfo,
+    Selection,
+    WriteOptions,
+    contact_sheet,
+    describe_dataset,
+    export_episodes,
+    import_recordings,
+    load_episodes,
+)
 
 MOST_ROWS = 30
 """Episodes shown in the table; result.json has them all."""
@@ -25,6 +34,7 @@ def import_data(
     *,
     mapping: str = "",
     rate: float | None = None,
+    robot_type: str = "",
 ) -> int:
     """Read recordings of another format and write them as a new LeRobot dataset, whole or not at all.
 
@@ -34,9 +44,11 @@ def import_data(
         mapping: a mapping file of your own (docs/formats/mapping.md), or the name of a shipped one where the folder's
             name does not say it.
         rate: rows per second to even out to, where recordings have several rates.
+        robot_type: what LeRobot metadata call the robot (so101_follower); the scene of the mapping where not given.
 
     """
-    done = import_recordings(source, folder, mapping=mapping or None, rate=rate)
+    options = WriteOptions(robot_type=robot_type or None)
+    done = import_recordings(source, folder, mapping=mapping or None, rate=rate, options=options)
     Console(stderr=True).print(f"{done.episodes} episodes, {done.rows} rows.")
     print(done.folder)
     return 0
@@ -49,17 +61,26 @@ def export(
     /,
     *,
     mapping: str = "",
+    episodes: str = "",
+    cameras: str = "",
+    columns: str = "",
+    robot_type: str = "",
 ) -> int:
     """Write the episodes of a dataset in another format.
 
     Args:
         source: dataset, or recordings that a mapping reads.
-        form: lerobot-v3.0, lerobot-v2.1, mcap, csv or npz.
+        form: lerobot-v3.0, lerobot-v2.1, mcap, csv, npz, hdf5 (ALOHA's layout), rosbag (ROS 2) or rerun (.rrd).
         folder: folder to make.
         mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
+        episodes: numbers and ranges, 0,3,5:8; all where not given.
+        cameras: names of cameras, separated by commas; none for no images; all where not given.
+        columns: names of columns that are not images, separated by commas; all where not given.
+        robot_type: what LeRobot metadata call the robot (so101_follower); as in DATA, or its scene, where not given.
 
     """
-    done = export_episodes(source, form, folder, mapping=mapping or None)
+    chosen = Selection(episodes, _names(cameras), _names(columns))
+    done = export_episodes(source, form, folder, mapping=mapping or None, selection=chosen, robot_type=robot_type)
     console = Console(stderr=True)
     console.print(f"{done.episodes} episodes, {done.rows} rows.")
     if done.left_out:
@@ -91,6 +112,10 @@ def info(
     output.write({}, **found.as_dict())
     print(sheet)
     return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _episodes(found: DatasetInfo) -> Table:

@@ -1,6 +1,6 @@
 """Array stores: HDF5 files (ALOHA) by path, and zarr stores (diffusion policy) cut at `meta/episode_ends`.
 
-Images stay in their file until they are used.
+Images stay in their file until they are used. Episodes are written to HDF5 in ALOHA's layout.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 from instep.data.files import ALLOWED_KINDS, MAX_DECODED, check_members, first_line, library
 from instep.data.frames import Frames, IndexedImages, decode_image
+from instep.data.lerobot.features import CAMERA_PREFIX, is_image
 from instep.data.mapping import RawRun
+
+ALOHA_NAMES = {
+    "q": "observations/qpos",
+    "v": "observations/qvel",
+    "observation.effort": "observations/effort",
+    "action": "action",
+    "timestamp": "timestamp",
+}
+"""Where ALOHA keeps the columns of an episode."""
 
 
 def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -36,6 +47,37 @@ def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     if not columns:
         raise BadInput(f"{str(path)!r} holds no arrays.")
     yield RawRun(path.name, columns, header)
+
+
+def hdf5_name(column: str) -> str:
+    """Where a column of an episode stands in ALOHA's layout; what that has no place for is below `columns`."""
+    if column in ALOHA_NAMES:
+        return ALOHA_NAMES[column]
+    if column.startswith(CAMERA_PREFIX) and not column.endswith(".stamp"):
+        return f"observations/images/{column.removeprefix(CAMERA_PREFIX)}"
+    return f"columns/{column}"
+
+
+def write_hdf5(path: Path, episode: Episode) -> None:
+    """Write one episode: every column an array, images one compressed block each, rate and notes as attributes."""
+    h5py = library("h5py")
+    with h5py.File(path, "w") as file:
+        file.attrs["sim"] = episode.meta.get("world") == "sim"
+        file.attrs["rate"] = 1.0 / episode.spec.dt
+        for key in sorted(set(episode.meta) - set(file.attrs)):
+            file.attrs[key] = episode.meta[key]
+        for name, column in {"timestamp": episode.t, **episode.columns}.items():
+            if not is_image(column):
+                if column.dtype.kind not in "fiub":
+                    raise BadInput(f"The column {name!r} holds text; leave it out with --columns, HDF5 holds numbers.")
+                file[hdf5_name(name)] = np.asarray(column)
+                continue
+            shape = (len(column), *column.shape[1:])
+            images = file.create_dataset(
+                hdf5_name(name), shape, np.uint8, chunks=(1, *shape[1:]), compression="gzip", compression_opts=1
+            )
+            for row in range(len(column)):
+                images[row] = np.asarray(column[row])
 
 
 def _names(group: Any, prefix: str, depth: int = 0) -> Iterator[str]:

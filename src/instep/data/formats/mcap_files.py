@@ -44,7 +44,8 @@ def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
     """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
 
-    `streams` are sensors of another rate, each on a topic below `/streams`, with all their samples.
+    Times are those of the wall clock where it was recorded, for stamps and log times alike. `streams` are sensors of
+    another rate, each on a topic below `/streams`, with all their samples.
     """
     writing, ros2 = library("mcap.writer"), library("mcap_ros2.writer")
     with path.open("wb") as file:
@@ -55,25 +56,38 @@ def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, 
         shapes = {name: list(column.shape[1:]) for name, column in episode.columns.items()}
         described = {"spec": json.dumps(spec_to_json(episode.spec)), "meta": json.dumps(dict(episode.meta))}
         writer.add_metadata(OWN, {**described, "dtypes": json.dumps(kinds), "shapes": json.dumps(shapes)})
-        times = _log_times(episode)
+        start = start_time(episode)
         for row in range(len(episode)):
             for name in episode.columns:
-                _write_cell(writer, (joints, image), episode, name, (row, times[row]))
+                _write_cell(writer, (joints, image), episode, name, (row, start))
         for name, (stamps, values) in (streams or {}).items():
             for stamp, value in zip(stamps, values, strict=True):
-                after = times[0] + round((float(stamp) - float(episode.t[0])) * 1e9)
-                _write_numbers(writer, joints, (f"streams.{name}", float(stamp)), np.ravel(value), (0, max(after, 0)))
+                at = start + float(stamp)
+                _write_numbers(writer, joints, (f"streams.{name}", at), np.ravel(value), (0, max(at, 0.0)))
         writer.finish()
 
 
-def _log_times(episode: Episode) -> list[int]:
-    """When each row was logged [ns]: the wall clock where it was recorded, else the time of the row, from 0 up."""
-    t = episode["clock.wall"] if "clock.wall" in episode else episode.t + float(episode.meta.get("start", 0.0))
-    return [round(float(x) * 1e9) for x in t - min(0.0, float(np.min(t, initial=0.0)))]
+def start_time(episode: Episode) -> float:
+    """What to add to the times of an episode for the time of day [s]: by the wall clock, where it was recorded.
+
+    The clock is read once, at the first row: where it is set during the run, rows still follow each other as they did.
+    """
+    if "clock.wall" in episode and len(episode):
+        return float(episode["clock.wall"][0]) - float(episode.t[0])
+    return float(episode.meta.get("start", 0.0)) - min(0.0, float(np.min(episode.t, initial=0.0)))
 
 
-def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: str, at: tuple[int, int]) -> None:
-    (row, log_time), column = at, episode.columns[name]
+def fresh_images(episode: Episode, column: str) -> Iterator[tuple[int, float]]:
+    """Rows in which a camera has a new image, and when it was taken [s]."""
+    name = f"{column}.stamp"
+    stamps = np.asarray(episode.columns.get(name, episode.t), float)
+    for row, stamp in enumerate(stamps):
+        if row == 0 or name not in episode or stamp != stamps[row - 1]:
+            yield row, float(stamp)
+
+
+def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: str, at: tuple[int, float]) -> None:
+    (row, start), column = at, episode.columns[name]
     t = float(episode.t[row])
     if column.dtype.kind not in "fiub":
         raise BadInput(f"The column {name!r} holds text, which MCAP messages of joint states cannot carry.")
@@ -81,26 +95,37 @@ def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: s
     if not is_image(column):
         channel = channel_of(name, episode.spec)
         values, labels = np.ravel(column[row]), channel.labels if channel else ()
-        _write_numbers(writer, schemas[0], (name, seen), values, at, labels)
+        _write_numbers(writer, schemas[0], (name, start + seen), values, (row, start + t), labels)
         return
     repeated = row > 0 and f"{name}.stamp" in episode and episode[f"{name}.stamp"][row - 1] == seen
     if not repeated:
-        message = {"header": _stamped(name, seen), "format": "png", "data": encode_png(np.asarray(column[row]))}
-        writer.write_message(_topic(name), schemas[1], message, log_time, log_time, row)
+        png = encode_png(np.asarray(column[row]))
+        message = {"header": _stamped(name, start + seen), "format": "png", "data": png}
+        logged = _nanoseconds(start + t)
+        writer.write_message(_topic(name), schemas[1], message, logged, logged, row)
 
 
 def _write_numbers(
-    writer: Any, schema: Any, what: tuple[str, float], values: Array, at: tuple[int, int], labels: Sequence[str] = ()
+    writer: Any,
+    schema: Any,
+    what: tuple[str, float],
+    values: Array,
+    at: tuple[int, float],
+    labels: Sequence[str] = (),
 ) -> None:
-    (name, seen), (row, log_time) = what, at
+    (name, seen), (row, logged) = what, at
     names = list(labels) if len(labels) == len(values) else [f"{name}_{k}" for k in range(len(values))]
     numbers = [float(value) for value in values]
     message = {"header": _stamped(name, seen), "name": names, "position": numbers, "velocity": [], "effort": []}
-    writer.write_message(_topic(name), schema, message, log_time, log_time, row)
+    writer.write_message(_topic(name), schema, message, _nanoseconds(logged), _nanoseconds(logged), row)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _stamped(name: str, seconds: float) -> dict[str, Any]:
-    whole, part = divmod(round(seconds * 1e9), 1_000_000_000)
+    whole, part = divmod(_nanoseconds(seconds), 1_000_000_000)
     return {"stamp": {"sec": whole, "nanosec": part}, "frame_id": name}
 
 

@@ -25,6 +25,8 @@ from .command_order import infer_command_order
 
 COMMANDS = ("command", "cmd", "target", "goal", "action", "desired", "trajectory")
 """Words in the names of topics that carry commands."""
+SAME_CLOCK_S = 0.5
+"""Difference between the times of a log and in the headers of its messages from which on they are two clocks [s]."""
 PARTS = ("position", "velocity", "effort")
 """What a joint state holds of each joint."""
 
@@ -58,6 +60,7 @@ class TopicMessages:
     """The messages of one topic."""
 
     stamps: list[float] = field(default_factory=list[float])
+    """Time in the header of each message [s]; the time of the log where it has none."""
     values: list[Any] = field(default_factory=list[Any])
     names: tuple[str, ...] = ()
 
@@ -74,11 +77,15 @@ class MessageLog:
     skipped: dict[str, int] = field(default_factory=dict[str, int])
     """Types of messages that are not understood, with how many came."""
     size: int = 0
+    stamped: dict[str, list[tuple[float, float]]] = field(default_factory=dict[str, list[tuple[float, float]]])
+    """Times of the log and in the header of the messages of each topic that has headers [s]."""
 
     def add(self, topic: str, kind: str, received: float, message: Any) -> None:
         """Take one decoded message; `kind` is its type, `received` [s] its time in the log."""
         short = kind.replace("/msg/", "/").rsplit("/", 1)[-1]
         stamp = _stamp(message, received)
+        if stamp != received:
+            self.stamped.setdefault(topic, []).append((received, stamp))
         take = _TAKERS.get(short)
         if take is None:
             self.skip(kind)
@@ -105,7 +112,21 @@ class MessageLog:
         main = joints or max(states, key=lambda topic: len(states[topic].stamps))
         if main not in self.joints:
             raise BadInput(f"{name!r} has no joint states on {main!r}; they are on {', '.join(self.joints)}.")
+        self._to_clock_of(main)
         return self._rows(name, main, command or self._command(main))
+
+    def _to_clock_of(self, main: str) -> None:
+        """Move messages without a header, which have the time of the log, to the clock of the joint states.
+
+        The log goes by the wall clock, headers by whatever clock the robot has: that of a simulation starts at 0 and
+        may run at another speed. Within `SAME_CLOCK_S` both are taken for one clock.
+        """
+        pairs = np.array(sorted(self.stamped.get(main, ()))).reshape(-1, 2)
+        if not len(pairs) or abs(float(np.median(pairs[:, 0] - pairs[:, 1]))) < SAME_CLOCK_S:
+            return
+        for topic, stream in {**self.joints, **self.vectors}.items():
+            if topic not in self.stamped:
+                stream.stamps = [_on_clock(stamp, pairs) for stamp in stream.stamps]
 
     def _command(self, main: str) -> str:
         asked = [topic for topic in self.joints if topic != main and _is_command(topic)]
@@ -173,6 +194,13 @@ def _middles(t: Array) -> Array:
     """
     steps = np.diff(t)
     return t + 0.5 * np.append(steps, steps[-1:] if len(steps) else 0.0)
+
+
+def _on_clock(received: float, pairs: Array) -> float:
+    """A time of the log on another clock, by the times of messages that have both [rows, (log, header)]."""
+    log, clock = pairs[:, 0], pairs[:, 1]
+    inside = float(np.interp(received, log, clock))
+    return inside + min(received - float(log[0]), 0.0) + max(received - float(log[-1]), 0.0)
 
 
 def _stamp(message: Any, received: float) -> float:

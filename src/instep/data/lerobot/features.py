@@ -18,6 +18,8 @@ AUTOMATIC = {"timestamp": "float32", "frame_index": "int64", "episode_index": "i
 AUTOMATIC["task_index"] = "int64"
 MEASURED = "timestamp.measured"
 """The feature that keeps an episode's own times [s], since `timestamp` must be the row number over the rate."""
+CAMERA_PREFIX = "observation.images."
+"""What the names of columns of images begin with."""
 NOMINAL = "nominal"
 """`meta["clock"]` of an episode whose times are row numbers over the rate, not measured."""
 
@@ -131,13 +133,20 @@ def rate_of(episode: Episode, options: WriteOptions) -> int:
 
 
 def foreign_spec(features: Mapping[str, Any], fps: float) -> Spec:
-    """The spec of a dataset that other software wrote: positions are `observation.state`, by its names."""
+    """The spec of a dataset that other software wrote: positions are `observation.state`, by its names.
+
+    LeRobot's tools that copy a dataset keep its features, not the file of ours beside them. So `q`, `v` and `inputs`
+    that are there are taken by their own names.
+    """
     channels = {name: _feature_channel(name, entry) for name, entry in features.items() if name not in AUTOMATIC}
-    state, action = channels.get("observation.state"), channels.get("action")
-    q = vector([_joint(label) for label in state.labels]) if state else vector([])
-    u = vector([_joint(label) for label in action.labels]) if action else vector([])
+
+    def own(*names: str) -> Channel:
+        found = next((channels[name] for name in names if name in channels), Channel())
+        return vector([_joint(label) for label in found.labels])
+
+    q = own("q", "observation.state")
     observation = {name: channel for name, channel in channels.items() if name.startswith("observation.")}
-    return Spec(1.0 / fps, q, q, u, observation)
+    return Spec(1.0 / fps, q, own("v", "q", "observation.state"), own("action"), observation, own("inputs"))
 
 
 def flat_names(names: Any) -> list[str]:

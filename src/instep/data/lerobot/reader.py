@@ -89,6 +89,8 @@ def read_lerobot(folder: Path) -> LazyEpisodes:
         row = where.rows[index]
         columns = where.columns(index)
         meta, own_spec = _noted(notes[index] if index < len(notes) else {}, spec)
+        robot = info.get("robot_type")
+        meta |= {"robot_type": str(robot)} if robot and robot != meta.get("scene") else {}
         number = int(columns["task_index"][0]) if len(columns.get("task_index", ())) else 0
         meta.setdefault("task", tasks[number] if number in tasks else str((row.get("tasks") or [""])[0]))
         return _finished(columns, own_spec, {**meta, "index": str(row["episode_index"])}, info["features"])

@@ -292,7 +292,7 @@ class _Meta:
     def _begin(self, episode: Episode, columns: Mapping[str, Any], version: str) -> None:
         self.info |= {
             "codebase_version": version,
-            "robot_type": self._options.robot_type or episode.meta.get("scene"),
+            "robot_type": self._options.robot_type or episode.meta.get("robot_type") or episode.meta.get("scene"),
             "total_episodes": 0,
             "total_frames": 0,
             "total_tasks": 0,
