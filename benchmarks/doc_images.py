@@ -116,6 +116,13 @@ def tune_report(folder: Path) -> Path:
     return screenshot(folder / "tuned" / "report.html", 1250)
 
 
+def start_plot(folder: Path) -> Path:
+    """Measured and commanded positions of an arm's logs, as `instep start` reads them."""
+    shutil.copytree(ROOT / "examples" / "own_arm", folder / "own_arm")
+    run_instep(folder, "start", "own_arm/arm.urdf", "own_arm", "--budget", "10s", "--out", "start", passes=(0, 1))
+    return folder / "start" / "first_seconds.png"
+
+
 def eval_report(folder: Path) -> Path:
     """Report of an evaluation in two worlds, with decisions that come late."""
     options = ("--worlds", "mujoco", "perturbed:1", "--latency", "24", "--videos", "0")
@@ -341,7 +348,7 @@ MAKERS: dict[str, Make] = {
     "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
-    "augment_paths": augment_paths,
+    "augment_paths": augment_paths, "start_plot": start_plot,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from instep.core.errors import InstepError
 
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo:demo", "the whole loop against a simulated robot, on this machine"),
+    "start": ("start:start", "from a robot file and logs to a report: scene, mapping, gap, identification"),
     "scene new": ("scene:new", "make a scene folder from an MJCF or URDF robot"),
     "scene list": ("scene:list_scenes", "the scenes that come with instep"),
     "scene params": ("scene:params", "list the parameters of a scene, with units and ranges"),

@@ -99,7 +99,7 @@ def _labelled(
         return JointColumns(group, tuple(range(width)), labels, doubts)
     columns = tuple(range(min(width, len(names))))
     if np.isnan(matrix).all():
-        doubt = "columns have no names; taken in the order of the robot's actuators"
+        doubt = "no names; in the order of the robot's actuators"
         return JointColumns(group, columns, tuple(names[k] for k in columns), (doubt,) * len(columns))
     return _by_answer(group, positions, robot, matrix)
 
@@ -161,7 +161,7 @@ def _by_answer(group: ColumnGroup, positions: JointColumns, robot: RobotLayout, 
             own = names[k] if k < len(names) and names[k] in spare else spare[0]
             spare.remove(own)
             labels.append(own)
-            doubts.append("no joint answers this command; the place of the column is all that speaks for it")
+            doubts.append("no joint answers it; in the robot's order")
     columns = tuple(k for k in range(len(places)) if k in labelled or k < len(labels))[: len(labels)]
     return JointColumns(group, columns, tuple(labels), tuple(doubts))
 
@@ -172,7 +172,7 @@ def _answer_doubt(strengths: Array, place: int, positions: JointColumns) -> str:
         second = int(np.argmax(np.where(np.arange(len(strengths)) == place, -1.0, strengths)))
         return f"{positions.labels[second]} answers it nearly as well (correlation {float(rest.max()):.2f})"
     column = positions.group.columns[positions.columns[place]].reference
-    return f"answered by {column}, whose joint is a guess" if positions.doubts[place] else ""
+    return f"answered by {column}, a guess itself" if positions.doubts[place] else ""
 
 
 def _label_of(joint: str, robot: RobotLayout) -> str:

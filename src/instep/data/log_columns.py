@@ -17,6 +17,7 @@ from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from .formats.readers import READERS
+from .formats.ros_logs import BAG_FILE
 from .formats.tabular import first_row
 from .lerobot.reader import INFO
 from .mapping import RawRun
@@ -130,6 +131,8 @@ def locate_logs(logs: Sequence[Path]) -> LogSource:
     first = logs[0]
     if len(logs) == 1 and first.is_dir():
         return _folder_source(first)
+    # A ROS 2 bag is a folder: the file that describes it stands for it.
+    logs = [path / BAG_FILE if (path / BAG_FILE).is_file() else path for path in logs]
     formats = {_format_of(path) for path in logs}
     if len(formats) > 1:
         raise BadInput(f"The logs are of different formats ({', '.join(sorted(formats))}); give those of one format.")
@@ -269,7 +272,7 @@ def _pattern(columns: Sequence[LogColumn]) -> str:
 def _folder_source(folder: Path) -> LogSource:
     if (folder / INFO).is_file():
         return LogSource(folder, (".",), "lerobot", {})
-    if (folder / "metadata.yaml").is_file():
+    if (folder / BAG_FILE).is_file():
         return LogSource(folder, (".",), "rosbag", {})
     for pattern, form in (
         ("*.csv", "csv"),
@@ -281,15 +284,16 @@ def _folder_source(folder: Path) -> LogSource:
         files = sorted(folder.glob(pattern))
         if files:
             return LogSource(folder, (pattern,), form, _csv_options(files[0]) if form == "csv" else {})
-    bags = sorted(path.parent for path in folder.glob("*/metadata.yaml"))
-    if len(bags) == 1:
-        return LogSource(bags[0], (".",), "rosbag", {})
+    if next(folder.glob(f"*/{BAG_FILE}"), None) is not None:
+        return LogSource(folder, (f"*/{BAG_FILE}",), "rosbag", {})
     raise BadInput(
         f"{str(folder)!r} holds no log that is known; CSV, NPZ, MCAP, a ROS bag or a LeRobot dataset was expected."
     )
 
 
 def _format_of(path: Path) -> str:
+    if path.name == BAG_FILE:
+        return "rosbag"
     if path.is_dir() or path.suffix.lower() not in _FORMATS:
         known = ", ".join(sorted(_FORMATS))
         raise BadInput(f"{str(path)!r} is no known log; one folder, or files that end in {known}, were expected.")

@@ -65,7 +65,8 @@ def guess_from_runs(
         raise BadInput(f"{str(source.folder)!r} holds no run to read.")
     groups = column_groups(runs, [joint.name for joint in robot.joints])
     clock, dt = _clock(groups, runs, rate)
-    mapping = DataMapping("draft", source.format, source.files, options=dict(source.options), meta={"group": "{stem}"})
+    mapping = DataMapping("draft", source.format, source.files, options=dict(source.options))
+    mapping = replace(mapping, meta={"group": "{parent}" if source.format == "rosbag" else "{stem}"})
     mapping = replace(mapping, time=clock.source, time_unit=clock.reading if clock.source else "s")
     mapping = replace(mapping, rate=0.0 if clock.source else 1.0 / dt)
     rows = [replace(clock, source=clock.source or "none", reading=f"{clock.reading}, {1 / dt:.4g} Hz")]
@@ -192,9 +193,9 @@ def _labelled(group: ColumnGroup, robot: RobotLayout, doubt: str = "") -> JointC
     driven = [name for name in names if any(name in actuator.joints for actuator in robot.actuators)]
     targets = driven if len(driven) == width != len(names) else names
     if width != len(targets):
-        doubt = doubt or f"{width} columns for {len(targets)} joints, taken in the robot's order"
+        doubt = doubt or f"{width} columns for {len(targets)} joints; in the robot's order"
     columns = _numbered_order(group)[: len(targets)]
-    doubt = doubt or "columns have no joint names; taken in the robot's order"
+    doubt = doubt or "no joint names; in the robot's order"
     return JointColumns(group, columns, tuple(targets[: len(columns)]), (doubt,) * len(columns))
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from instep.core.world import Array
 
-SMOOTHING_S = 0.2
-"""Time over which signals are averaged before they are compared: an answer trails its command [s]."""
+SMOOTHING_S = 0.1
+"""Time over which signals are averaged before their rates are compared [s]."""
+LAGS = 13
+"""Lags at which answers are compared with commands, from none to the longest."""
 MAX_LAG_S = 0.5
 """Longest lag that is tried between a command and its answer [s]."""
 
@@ -19,15 +21,18 @@ MAX_LAG_S = 0.5
 def correlations(answers: Sequence[Array], commands: Sequence[Array], dt: float) -> Array:
     """Correlation of the rate of each answer (row) with that of each command (column); NaN where one does not move.
 
-    Rates rather than positions: slow common motion makes positions of all joints alike. Both are averaged over the same
-    0.2 s, because an answer trails its command.
+    Rates rather than positions: slow common motion makes positions of all joints alike. Each pair is compared at the
+    lag at which it correlates best, since an answer trails its command, on weak servos by a third of a second.
     """
     parts = [_rates(a, c, dt) for a, c in zip(answers, commands, strict=True)]
-    parts = [(a, c) for a, c in parts if len(a) > 2]
-    if not parts:
-        return np.full((answers[0].shape[1], commands[0].shape[1]), np.nan)
-    answer, command = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-    return _cross(answer, command)
+    best = np.full((answers[0].shape[1], commands[0].shape[1]), np.nan)
+    for rows in sorted({round(share * MAX_LAG_S / dt) for share in np.linspace(0, 1, LAGS)}):
+        late = [(a[rows:], c[: len(c) - rows]) for a, c in parts if len(a) > rows + 2]
+        if not late:
+            break
+        found = _cross(*(np.concatenate([part[side] for part in late]) for side in (0, 1)))
+        best = np.where(np.isnan(best) | (np.abs(found) > np.abs(best)), found, best)
+    return best
 
 
 def derivative_ratio(values: Sequence[Array], rates: Sequence[Array], dt: float) -> tuple[float, float]:

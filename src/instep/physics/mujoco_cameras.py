@@ -44,6 +44,7 @@ class MujocoRenderer:
     def __init__(self, scene: Scene):
         self.scene = scene
         self._data = mujoco.MjData(scene.model)
+        self._option = _shown_groups(scene.model)
         self._renderers: dict[tuple[int, int], Any] = {}
         self._maps: dict[str, Array] = {}
         self._last: dict[str, tuple[Array, Array]] = {}
@@ -84,7 +85,7 @@ class MujocoRenderer:
         self._data.qpos[:] = q
         mujoco.mj_forward(self.scene.model, self._data)
         renderer = self._renderer(*size)
-        renderer.update_scene(self._data, camera)
+        renderer.update_scene(self._data, camera, self._option)
         return renderer.render().copy()
 
     def _renderer(self, height: int, width: int) -> Any:
@@ -192,6 +193,18 @@ def graphics_library() -> str:
     renderer = _new_renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8)
     renderer.close()
     return os.environ.get("MUJOCO_GL", "default")
+
+
+def _shown_groups(model: mujoco.MjModel) -> Any:
+    """What is rendered: groups 0 to 2 as usual, and all groups where no link has a shape in these.
+
+    A robot file whose visual meshes are missing has collision shapes alone, which are not shown by default.
+    """
+    option: Any = getattr(mujoco, "MjvOption")()  # noqa: B009 - not in the library's types
+    links = model.body_weldid[model.geom_bodyid] != 0
+    if links.any() and not (model.geom_group[links] <= 2).any():
+        option.geomgroup[:] = 1
+    return option
 
 
 def _new_renderer(model: mujoco.MjModel, height: int, width: int) -> Any:

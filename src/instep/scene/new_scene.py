@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 
 import mujoco
+import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
@@ -14,6 +17,9 @@ from .folder import SCENE_FILE, Scene, scene_of_file
 from .model import add_servos
 from .model_source import ModelSource
 from .settings_file import write_scene_table
+
+CAMERA, FIELD_OF_VIEW = "overview", 45.0
+"""The camera that a robot file without one gets, and its vertical field of view [deg]."""
 
 
 @frozen_dataclass
@@ -25,25 +31,62 @@ class NewScene:
     """How many joints were given a position servo because the robot file has no actuators."""
 
 
-def make_scene(robot: Path, folder: Path) -> NewScene:
-    """Write a scene folder around an MJCF or URDF file, with the meshes and textures it uses; nothing is edited."""
+def make_scene(robot: Path, folder: Path, *, rate: float | None = None) -> NewScene:
+    """Write a scene folder around an MJCF or URDF file, with the meshes and textures it uses; nothing is edited.
+
+    `rate` is the control rate [Hz], taken to the nearest whole number of physics steps. A robot file without a camera
+    gets one that frames the robot.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"The folder {str(folder)!r} is not empty; give a new one.")
     scene = scene_of_file(robot)
+    if rate is not None:
+        if not 0 < rate < math.inf:
+            raise BadInput(f"A control rate is above 0 Hz and finite, not {rate:g}.")
+        timestep = float(scene.model.opt.timestep)
+        scene = scene_of_file(robot, 1 / (max(1, round(1 / (rate * timestep))) * timestep))
     source = scene.source
-    xml, servos = _canonical(source)
+    xml, servos = _canonical(source, {} if scene.cameras else _framing(scene))
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     for name, content in source.files.items():
         (folder / "assets" / name).write_bytes(content)
     if not source.files:
         (folder / "assets").rmdir()
     (folder / "scene.xml").write_text(xml, encoding="utf-8")
-    write_scene_table(folder / SCENE_FILE, scene, f"{robot.stem}, made from {robot.name}.")
+    about = f"{robot.stem}, made from {robot.name}."
+    write_scene_table(folder / SCENE_FILE, scene, about, cameras=list(scene.cameras) or [CAMERA])
     return NewScene(Scene.load(folder), servos)
 
 
-def _canonical(source: ModelSource) -> tuple[str, int]:
-    """The description as MJCF whose files lie under assets/; a robot without actuators gets position servos."""
+def _framing(scene: Scene) -> dict[str, str]:
+    """A camera from the front, right and above that sees all of the robot where it starts, as MJCF attributes."""
+    model, data = scene.model, mujoco.MjData(scene.model)
+    data.qpos[:] = scene.start(0)[0]
+    mujoco.mj_forward(model, data)
+    moving = model.body_weldid[model.geom_bodyid] != 0
+    shown = (model.geom_type != int(mujoco.mjtGeom.mjGEOM_PLANE)) & (moving if moving.any() else True)
+    points = data.geom_xpos[shown] if shown.any() else data.xpos[1:]
+    sizes = model.geom_rbound[shown] if shown.any() else np.zeros(len(points))
+    if not len(points):
+        points, sizes = np.zeros((1, 3)), np.ones(1)
+    low, high = (points - sizes[:, None]).min(axis=0), (points + sizes[:, None]).max(axis=0)
+    centre, radius = (low + high) / 2, max(float(np.linalg.norm(high - low)) / 2, 0.05)
+    backward = np.array([0.75, -0.75, 0.45]) / np.linalg.norm([0.75, -0.75, 0.45])
+    right = np.cross([0.0, 0.0, 1.0], backward)
+    right /= np.linalg.norm(right)
+    place = centre + backward * 0.85 * radius / math.sin(math.radians(FIELD_OF_VIEW) / 2)
+    axes = (*right, *np.cross(backward, right))
+    return {
+        "name": CAMERA, "pos": " ".join(f"{x:.5g}" for x in place), "xyaxes": " ".join(f"{x:.5g}" for x in axes),
+        "fovy": f"{FIELD_OF_VIEW:g}", "resolution": "640 480",
+    }  # fmt: skip
+
+
+def _canonical(source: ModelSource, camera: Mapping[str, str]) -> tuple[str, int]:
+    """The description as MJCF whose files lie under assets/, with a camera where attributes of one are given.
+
+    A robot without actuators gets position servos.
+    """
     spec = mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
     servos = add_servos(spec, spec.compile())
     text = spec.to_xml() if servos or source.urdf else source.xml
@@ -55,5 +98,14 @@ def _canonical(source: ModelSource) -> tuple[str, int]:
         for attribute in ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback"):
             if (name := element.get(attribute)) in source.files:
                 element.set(attribute, f"assets/{name}")
+    if camera:
+        body = tree.find("worldbody")
+        body = ET.SubElement(tree, "worldbody") if body is None else body
+        ET.SubElement(body, "camera", dict(camera))
+        if tree.find(".//light") is None and tree.find(".//texture") is None:
+            # Without a sky and a light an image shows a dark robot on black.
+            sky = {"type": "skybox", "builtin": "gradient", "rgb1": "0.95 0.96 0.98", "rgb2": "0.75 0.8 0.86"}
+            ET.SubElement(ET.SubElement(tree, "asset"), "texture", {**sky, "width": "64", "height": "64"})
+            ET.SubElement(body, "light", {"pos": "0 0 3", "directional": "true", "diffuse": "0.5 0.5 0.5"})
     ET.indent(tree)
     return ET.tostring(tree, encoding="unicode") + "\n", servos

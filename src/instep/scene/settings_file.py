@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,11 @@ def read_table(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path.name} in {path.parent.name!r} is not valid TOML: {error}.") from None
 
 
-def write_scene_table(path: Path, scene: Scene, about: str = "") -> None:
-    """Write the `scene.toml` of a scene that was read from a robot file, for a model in `scene.xml` beside it."""
+def write_scene_table(path: Path, scene: Scene, about: str = "", *, cameras: Sequence[str] = ()) -> None:
+    """Write the `scene.toml` of a scene that was read from a robot file, for a model in `scene.xml` beside it.
+
+    `cameras` are those of the model, where it has others than the robot file.
+    """
     import tomlkit
 
     table = tomlkit.document()
@@ -39,8 +42,8 @@ def write_scene_table(path: Path, scene: Scene, about: str = "") -> None:
         parts["start"] = {"keyframe": scene.initial["keyframe"]}
     for name, entries in parts.items():
         table.add(name, tomlkit.item(entries))
-    if scene.cameras:
-        table.add("cameras", tomlkit.item({name: {} for name in scene.cameras}))
+    if named := list(cameras) or list(scene.cameras):
+        table.add("cameras", tomlkit.item({name: {} for name in named}))
     path.write_text(tomlkit.dumps(table), encoding="utf-8")
 
 

@@ -56,15 +56,20 @@ def new(
     robot: Positional[Annotated[Path, tyro.conf.arg(metavar="ROBOT")]],
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="DIR")]],
     /,
+    *,
+    rate: float | None = None,
 ) -> None:
     """Make a scene folder from a robot: an MJCF or URDF file, with the meshes and textures it uses.
+
+    A robot file without a camera gets one that frames the robot.
 
     Args:
         robot: MJCF or URDF file; what it includes must lie in its folder, package:// too.
         folder: folder to make.
+        rate: control rate [Hz], taken to the nearest whole number of physics steps; about 60 Hz where not given.
 
     """
-    made = make_scene(robot, folder)
+    made = make_scene(robot, folder, rate=rate)
     scene, console = made.scene, Console()
     console.print(
         f"{len(scene.robot)} joints, {scene.model.nu} actuators, {len(scene.objects)} free bodies, "

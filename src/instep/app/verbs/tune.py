@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from instep.core.records import options_dataclass
+from instep.core.records import array_dataclass, options_dataclass
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -116,6 +116,28 @@ def tune(
         from instep.app.torque_run import run_torque_tune
 
         return run_torque_tune(data, scene, args)
+    done = run_tune(data, scene, args)
+    _print_summary(done.found)
+    for sentence in _next_steps(done.found, done.output.folder):
+        print(sentence, file=sys.stderr)
+    print(done.folder)
+    print(done.page)
+    return 0 if done.found.passed else 1
+
+
+@array_dataclass
+class TuneResult:
+    """An identification that was written: its scene and its page."""
+
+    found: Identification
+    output: Output
+    folder: Path
+    """The new scene."""
+    page: Path
+
+
+def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
+    """Identify parameters from motion and write the new scene, exports, result.json and the page."""
     from instep.app.gap_run import read_runs
     from instep.app.output import new_output
     from instep.app.tune_progress import tune_progress
@@ -158,14 +180,8 @@ def tune(
     if not progress.ended:
         found = _with_extras(found, args.posterior, args.delta)
     found, folder = _write(found, output)
-    _print_summary(found)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
-    page = output.page(found.report(hashes))
-    for sentence in _next_steps(found, output.folder):
-        print(sentence, file=sys.stderr)
-    print(folder)
-    print(page)
-    return 0 if found.passed else 1
+    return TuneResult(found, output, folder, output.page(found.report(hashes)))
 
 
 def _check_options(args: TuneArgs) -> None:

@@ -29,6 +29,8 @@ SAME_CLOCK_S = 0.5
 """Difference between the times of a log and in the headers of its messages from which on they are two clocks [s]."""
 PARTS = ("position", "velocity", "effort")
 """What a joint state holds of each joint."""
+BAG_FILE = "metadata.yaml"
+"""The file by which a folder is a ROS 2 bag; a pattern of it selects several bags."""
 
 
 def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -36,6 +38,7 @@ def read_rosbag(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 
     Types that the bag does not define and the newest ROS 2 does not know are passed over and named.
     """
+    path = path.parent if path.name == BAG_FILE else path
     log = MessageLog()
     high, types = library("rosbags.highlevel"), library("rosbags.typesys")
     try:

@@ -1,0 +1,120 @@
+"""The page of the verb start: how the logs were read, the robot, the gap, the identification, and what comes next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table
+from instep.scene.couplings import with_joint_labels
+from instep.scene.folder import Scene
+
+if TYPE_CHECKING:
+    from .start_run import StartResult
+
+SHOWN_S = 8.0
+"""How much of the first run is plotted [s]."""
+MAX_JOINTS = 16
+
+
+def plot_first_seconds(episode: Episode, path: Path, scene: Scene) -> Path:
+    """Plot positions and commands of the first seconds, one panel per joint."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    [labelled] = with_joint_labels(scene.model, [episode])
+    rows = max(2, int(np.searchsorted(episode.t, SHOWN_S)))
+    labels, commands = episode.spec.q.labels[:MAX_JOINTS], labelled.spec.action.labels
+    across = 2 if len(labels) > 3 else 1
+    down = -(-len(labels) // across)
+    figure = Figure(figsize=(9.0, 1.35 * down + 0.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(down, across, sharex=True, squeeze=False)
+    for k, label in enumerate(labels):
+        axes = grid[k % down][k // down]
+        t, unit = episode.t[:rows], episode.spec.q.units[k]
+        if label in commands:
+            command = labelled.action[:rows, commands.index(label)]
+            axes.plot(t, command, color="#e07b39", lw=1.2, label="command")
+        axes.plot(t, episode.q[:rows, k], color="#1f5fa8", lw=1.2, label="measured")
+        axes.set_title(f"{label} [{unit}]", fontsize=8, loc="left")
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, lw=0.5)
+    for axes in grid.T.ravel()[len(labels) :]:
+        axes.set_axis_off()
+    for column in range(across):
+        grid[-1][column].set_xlabel("time [s]", fontsize=8)
+    handles = dict(pair[::-1] for axes in grid.ravel() for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+    figure.legend(handles.values(), handles.keys(), fontsize=8, frameon=False, ncols=2, loc="outside upper right")
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def start_page(result: StartResult, robot: bytes) -> HtmlReport:
+    """The page of a whole run."""
+    folder = result.output.folder
+    plot = ReportImage((folder / "first_seconds.png").read_bytes(), "First seconds of the first run, as read.")
+    sections = [
+        Section("Next", "Three commands to go on with.", [Table(("command",), [[c] for c in result.commands])]),
+        _mapping_section(result, plot),
+        _parts_section(result),
+    ]
+    if robot:
+        shown = ReportImage(robot, f"{result.scene.name} where it starts, as the simulator has it.")
+        sections.append(Section("The robot", "A pose or shape that is wrong here is wrong everywhere.", [shown]))
+    scene = result.made.scene if result.made else result.scene
+    facts = {f"sha256 of {path}": digest for path, digest in result.output.inputs.items()}
+    subtitle = f"{len(scene.robot)} joints, {scene.model.nu} actuators, {1 / scene.dt:.4g} Hz, in {folder}"
+    title = f"{result.scene.name}: from logs to a twin"
+    return HtmlReport(title, subtitle, _headline(result), _numbers(result), sections, facts)
+
+
+def _headline(result: StartResult) -> Headline:
+    doubts = len(result.guess.doubts) if result.guess else 0
+    checked = f"{doubts} parts of how the logs were read are guesses: check the table below." if doubts else ""
+    if result.failures:
+        part, why = next(iter(result.failures.items()))
+        return Headline("bad", f"The {part} could not be done: {why}", checked)
+    tuned = str(result.result("tune").get("headline", ""))
+    return Headline("good" if result.passed and not doubts else "plain", tuned or "Identified.", checked)
+
+
+def _numbers(result: StartResult) -> list[Number]:
+    numbers: list[Number] = []
+    gained = result.result("tune").get("scores", {}).get("held-out: improvement", {}).get("value")
+    if gained is not None:
+        words = f"{100 * abs(gained):.1f} % {'lower' if gained >= 0 else 'higher'}"
+        numbers.append(Number("error on held-out runs", words, "than in the scene as it was"))
+    if result.guess is not None:
+        rows = result.guess.rows
+        numbers.append(Number("logs read", f"{len(rows) - len(result.guess.doubts)} of {len(rows)} rows sure"))
+        numbers.append(Number("rate of the logs", f"{result.guess.rate:.4g} Hz"))
+    return numbers
+
+
+def _mapping_section(result: StartResult, plot: ReportImage) -> Section:
+    if result.guess is None:
+        return Section("How the logs were read", "By the mapping that was given.", [plot])
+    rows = [[row.what, row.source, row.reading, row.confidence] for row in result.guess.rows]
+    caption = "Rows that are not sure say why. The same is in map.toml, marked CHECK, to be corrected."
+    table = Table(("what", "from", "read as", "confidence"), rows, caption)
+    lead = "Where a measured curve does not follow its command, a column, a unit or an order is wrong."
+    return Section("How the logs were read", lead, [plot, table])
+
+
+def _parts_section(result: StartResult) -> Section:
+    rows: list[list[str]] = []
+    for part, name in (("gap", "gap of the scene as it was"), ("tune", "identification")):
+        found = result.result(part)
+        failure = result.failures.get("gap" if part == "gap" else "identification", "")
+        rows.append([name, failure or str(found.get("headline", "")), f"{part}/report.html" if found else "none"])
+    gates = [
+        [g.get("name", ""), g.get("state", ""), g.get("message", "")] for g in result.result("tune").get("gates", [])
+    ]
+    blocks = [Table(("part", "result", "page"), rows)]
+    blocks += [Table(("gate", "state", "message"), gates, "Gates of the identification.")] if gates else []
+    return Section("Gap and identification", "Pages of both lie beside this one.", blocks)
