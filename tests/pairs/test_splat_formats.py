@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -116,6 +117,70 @@ def test_an_spz_file_keeps_place_size_and_colour(tmp_path: Path, degree: int, gs
     np.testing.assert_allclose(turns[0], turns[1], atol=0.01)
 
 
+@pytest.mark.parametrize("degree", [0, 3])
+def test_a_compressed_ply_file_keeps_place_size_and_colour(tmp_path: Path, degree: int, gsply: ModuleType) -> None:
+    given = some(degree, 300)
+    save_gaussians(tmp_path / "tee.compressed.ply", given)
+    (tmp_path / "renamed.ply").write_bytes((tmp_path / "tee.compressed.ply").read_bytes())
+    again = load_gaussians(tmp_path / "tee.compressed.ply")
+    assert again.names == ("tee",) and len(load_gaussians(tmp_path / "renamed.ply")) == 300
+    # Packing may sort: each Gaussian is compared with the nearest one.
+    nearest = np.linalg.norm(given.means[:, None] - again.means[None], axis=-1).argmin(axis=1)
+    assert len(set(nearest)) == 300
+    part = Gaussians(
+        again.means[nearest], again.quats[nearest], again.scales[nearest], again.opacities[nearest],
+        again.sh[nearest], again.body,
+    )  # fmt: skip
+    np.testing.assert_allclose(part.means, given.means, atol=0.005)
+    np.testing.assert_allclose(part.scales, given.scales, rtol=0.02)
+    np.testing.assert_allclose(part.opacities, given.opacities, atol=0.005)
+    np.testing.assert_allclose(part.sh[:, 0], given.sh[:, 0], atol=0.02)
+    np.testing.assert_allclose(part.sh[:, 1:], given.sh[:, 1:], atol=0.05)
+    turns = [matrix_from_quat(normalized(np.asarray(g.quats, float))) for g in (part, given)]
+    np.testing.assert_allclose(turns[0], turns[1], atol=0.01)
+
+
+def test_a_sog_bundle_is_read(tmp_path: Path, gsply: ModuleType) -> None:
+    from imagecodecs import webp_encode
+
+    def image(*pixels: tuple[int, int, int, int]) -> bytes:
+        return webp_encode(np.array([pixels], np.uint8), lossless=True)
+
+    # Two Gaussians, at sign(p) (exp(|p|) - 1) for p of 16 bits between mins and maxs; scales and colours by codebook.
+    half = round(255 * (0.5 + 0.5 * 0.5))
+    files = {
+        "means_l.webp": image((0, 0, 0, 255), (255, 255, 255, 255)),
+        "means_u.webp": image((0, 0, 0, 255), (255, 255, 255, 255)),
+        "quats.webp": image((128, 128, 128, 252), (half, 128, 128, 255)),
+        "scales.webp": image((0, 1, 1, 255), (1, 1, 0, 255)),
+        "sh0.webp": image((0, 1, 0, 51), (1, 1, 1, 204)),
+    }
+    codes = [-4.0, -3.0, *[0.0] * 254]
+    meta = {
+        "version": 2, "count": 2,
+        "means": {"mins": [-1.0, 0.0, 0.0], "maxs": [0.0, 1.0, 0.5], "files": ["means_l.webp", "means_u.webp"]},
+        "scales": {"codebook": codes, "files": ["scales.webp"]}, "quats": {"files": ["quats.webp"]},
+        "sh0": {"codebook": codes, "files": ["sh0.webp"]},
+    }  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "tee.sog", "w") as bundle:
+        for name, data in (files | {"meta.json": json.dumps(meta).encode()}).items():
+            bundle.writestr(name, data)
+    read = load_gaussians(tmp_path / "tee.sog")
+    np.testing.assert_allclose(read.means, [[1 - np.e, 0, 0], [0, np.e - 1, np.exp(0.5) - 1]], atol=1e-5)
+    np.testing.assert_allclose(read.scales, np.exp([[-4, -3, -3], [-3, -3, -4]]), rtol=1e-5)
+    np.testing.assert_allclose(read.opacities, [0.2, 0.8], atol=1e-5)
+    np.testing.assert_allclose(read.sh[:, 0], [[-4, -3, -4], [-3, -3, -3]], atol=1e-6)
+    assert abs(read.quats[0, 0]) > 0.999 and read.names == ("tee",)
+    np.testing.assert_allclose(np.abs(read.quats[1]), [0.354, 0.0, 0.0, 0.935], atol=0.01)
+    meta["count"] = 10**9
+    with zipfile.ZipFile(tmp_path / "bad.sog", "w") as bundle:
+        bundle.writestr("meta.json", json.dumps(meta))
+    with pytest.raises(BadInput, match="announces 1000000000 Gaussians"):
+        load_gaussians(tmp_path / "bad.sog")
+    with pytest.raises(Unsupported, match="splat-transform"):
+        save_gaussians(tmp_path / "new.sog", some(0))
+
+
 @pytest.mark.parametrize("suffix", [".glb", ".usdc"])
 def test_scene_formats_keep_every_body_by_name(tmp_path: Path, suffix: str) -> None:
     two = some(1)
@@ -204,7 +269,7 @@ def _ply(count: int, rows: int, *, drop: str = "", **values: float) -> bytes:
         (_ply(2, 2, rot_0=0.0), "quaternion of Gaussian 0 is zero"),
         (_ply(2, 2, drop="opacity"), "no vertex property 'opacity'"),
         (_ply(2, 2).replace(b"binary_little_endian", b"ascii"), "format 'ascii'"),
-        (_ply(2, 2).replace(b"element vertex", b"element chunk"), "splat-transform"),
+        (_ply(2, 2).replace(b"element vertex", b"element face"), "splat-transform"),
         (_ply(2, 2).replace(b"property float x", b"property list uchar int x"), "a number with a name"),
         (_ply(2, 2).replace(b"float y", b"float x"), "twice"),
         (_ply(-3, 2), "element vertex COUNT"),

@@ -11,7 +11,16 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
-from .compact import load_splat, load_spz, save_splat, save_spz
+from .compact import (
+    load_compressed_ply,
+    load_sog,
+    load_splat,
+    load_spz,
+    save_compressed_ply,
+    save_sog,
+    save_splat,
+    save_spz,
+)
 from .embodied import load_embodied, save_embodied
 from .gltf import load_gltf, save_gltf
 from .ply import load_ply, save_ply, stated_up_axis
@@ -33,8 +42,10 @@ class _Format(NamedTuple):
 
 
 FORMATS = {
+    ".compressed.ply": _Format(load_compressed_ply, save_compressed_ply, named=False, many=False),
     ".ply": _Format(load_ply, save_ply, named=False, many=False),
     ".splat": _Format(load_splat, save_splat, named=False, many=False),
+    ".sog": _Format(load_sog, save_sog, named=False, many=False),
     ".spz": _Format(load_spz, save_spz, named=False, many=False, frame="y"),
     ".glb": _Format(load_gltf, save_gltf, named=True, many=True, frame="y"),
     ".gltf": _Format(load_gltf, save_gltf, named=True, many=True, frame="y"),
@@ -65,7 +76,7 @@ def load_gaussians(path: str | Path, *, up: UpAxis = "z") -> Gaussians:
     if not form.frame:
         stated = stated_up_axis(path) if form.load is load_ply else ""
         gaussians = _z_up(gaussians, stated or up, path.name)
-    return gaussians if form.named else gaussians.attached_to(path.stem)
+    return gaussians if form.named else gaussians.attached_to(path.stem.removesuffix(".compressed"))
 
 
 def save_gaussians(path: str | Path, gaussians: Gaussians, *, up: UpAxis = "z") -> None:
@@ -99,7 +110,7 @@ def _z_up(gaussians: Gaussians, up: str, name: str) -> Gaussians:
 
 
 def _format(path: Path) -> _Format:
-    form = FORMATS.get(path.suffix.lower())
+    form = next((form for ending, form in FORMATS.items() if path.name.lower().endswith(ending)), None)
     if form is None:
         raise BadInput(f"{path.name!r} has no ending of a Gaussian file; known are {', '.join(FORMATS)}.")
     return form

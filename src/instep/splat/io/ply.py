@@ -18,6 +18,8 @@ from instep.core.world import Array
 from instep.splat.gaussians import Gaussians
 from instep.splat.spherical_harmonics import MAX_DEGREE
 
+from .compact import load_compressed_ply
+
 MAX_HEADER = 65536
 """Longest header that is read [bytes]."""
 _TYPES = {
@@ -34,6 +36,8 @@ def load_ply(path: Path) -> Gaussians:
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(MAX_HEADER)
+    if re.search(rb"^element chunk ", head[: max(head.find(b"end_header"), 0)], re.MULTILINE):
+        return load_compressed_ply(path)
     row, count, start = _header(head, path.name)
     if count * row.itemsize > size - start:
         raise BadInput(
@@ -101,8 +105,8 @@ def _header(head: bytes, name: str) -> tuple[np.dtype, int, int]:
     elements = [words for words in lines if words[0] == "element"]
     if not elements or len(elements[0]) != 3 or elements[0][1] != "vertex" or not elements[0][2].isdigit():
         raise BadInput(
-            f"{name} does not begin with its vertices ('element vertex COUNT'); compressed PLY files must first be "
-            f"converted, for example with: splat-transform {name} plain.ply"
+            f"{name} does not begin with its vertices ('element vertex COUNT') or chunks of them, so it is no PLY file "
+            f"of Gaussians that is known; convert it, for example with: splat-transform {name} plain.ply"
         )
     return _row(lines, name), int(elements[0][2]), stop + 1
 
