@@ -2,7 +2,8 @@
 
 Each file runs in a process of its own, so that a crash or a panic of an engine is counted, not fatal. Servos are
 commanded, joints with motors get the torques of a controller (computed from MuJoCo's model of the scene, in both
-engines). Joints without a drive, and drives that take neither positions nor torques, only have to stay finite.
+engines). Robots whose base is free, which would need a controller of balance, hold and track with their base fixed, and
+fall with it free. Joints without a drive, and drives that take neither positions nor torques, only have to stay finite.
 `OUT/cases.json` holds every file and engine; single ones: `python benchmarks/models.py ur5e "so101 (shipped)"`.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,12 +29,13 @@ from instep.core.statistics import wilson
 from instep.core.world import Array, Simulator
 from instep.physics.engines import Engine
 from instep.scene.folder import shipped
+from instep.scene.model import named_spec
 from rows import Row, median, percent, row
 from tuning.planted_arms import MODELS
 
 ENGINES: tuple[Engine, ...] = ("mujoco", "rapier")
 QUICK = ("gen3", "ur5e", "panda", "go2", "so101 (shipped)", "pusht (shipped)", "cartpole (shipped)")
-HOLD_S, SINE_S, FREQUENCY = 5.0, 4.0, 0.5
+HOLD_S, SINE_S, FREQUENCY = 5.0, 5.0, 0.2
 """Time for which the pose is held [s], and for which a sine of this frequency [Hz] is tracked."""
 AMPLITUDE = {"rad": 0.1, "m": 0.005}
 """Amplitude of the sine by the unit of the joint."""
@@ -40,8 +43,10 @@ MAX_OFFSET, MAX_SPEED = {"rad": 0.15, "m": 0.01}, {"rad": 0.5, "m": 0.05}
 """Furthest from its command, and fastest, that a held joint may be at the end: servos sag, but do not chatter."""
 MAX_TRACKING = 0.5
 """Largest root mean square error of a tracked sine [share of its root mean square]."""
-BANDWIDTH = 30.0
+BANDWIDTH = 10.0
 """Natural frequency of the controller of joints with motors [rad/s]."""
+STICKING = 0.02
+"""Distance from its goal at which the controller overcomes most of a joint's dry friction [rad]."""
 LIMIT_S = 600.0
 """Time after which a file is ended and counts as crashed [s]."""
 
@@ -157,6 +162,8 @@ class Commands:
         wanted = np.zeros(model.nv)
         wanted[drives.dofs] = BANDWIDTH**2 * (goal - q[drives.joints]) - 2 * BANDWIDTH * v[drives.dofs]
         torque = (self._mass @ wanted + data.qfrc_bias - data.qfrc_passive)[drives.dofs]
+        # Light legs with gears stick: without the torque that overcomes it, dry friction alone would hold them.
+        torque += model.dof_frictionloss[drives.dofs] * np.tanh((goal - q[drives.joints]) / STICKING)
         out[drives.actuators] = torque / model.actuator_gear[drives.actuators, 0]
         return out
 
@@ -167,8 +174,13 @@ def measured_case(name: str, path: str, engine: Engine) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         scene = Scene.load(Path(path) if path.endswith(".xml") else path)
-        sim = open_world(scene, engine)
-        facts |= _moved(scene, sim)
+        if _floats(scene):
+            _fallen(open_world(scene, engine), scene)
+            with tempfile.TemporaryDirectory() as folder:
+                fixed = _fixed_base(scene, Path(folder) / "fixed")
+                facts |= _moved(fixed, open_world(fixed, engine))
+        else:
+            facts |= _moved(scene, open_world(scene, engine))
     except Diverged as error:
         facts |= {"finite": False, "message": str(error)}
     except InstepError as error:
@@ -176,17 +188,48 @@ def measured_case(name: str, path: str, engine: Engine) -> dict[str, Any]:
     return facts | {"seconds": time.perf_counter() - began}
 
 
+def _floats(scene: Scene) -> bool:
+    """Whether driven joints are on a body that moves freely."""
+    model = scene.model
+    roots = {int(model.body_rootid[model.jnt_bodyid[j]]) for j in model.actuator_trnid[:, 0] if 0 <= j < model.njnt}
+    free = model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE)
+    return bool(roots & {int(body) for body in model.jnt_bodyid[free]})
+
+
+def _fallen(sim: Simulator, scene: Scene) -> None:
+    """Two seconds without control; raises where the simulation diverges."""
+    state = sim.reset(0)
+    for _ in range(round(2.0 / sim.spec.dt)):
+        state = sim.step(state, scene.rest_action())
+
+
+def _fixed_base(scene: Scene, folder: Path) -> Scene:
+    """The scene with its free joints removed and their bodies raised by a metre, in a folder of its own."""
+    spec: Any = named_spec(scene.source)
+    for joint in [joint for joint in spec.joints if joint.type == mujoco.mjtJoint.mjJNT_FREE]:
+        joint.parent.pos = joint.parent.pos + np.array([0.0, 0.0, 1.0])
+        spec.delete(joint)
+    for key in list(spec.keys):
+        spec.delete(key)
+    spec.compile()
+    folder.mkdir()
+    for name, content in scene.source.files.items():
+        (folder / name).write_bytes(content)
+    (folder / "fixed.xml").write_text(spec.to_xml(), encoding="utf-8")
+    return Scene.load(folder / "fixed.xml")
+
+
 def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
     drives = Drives.of(scene)
     commands, state = Commands(scene, drives), sim.reset(0)
-    rest = state.q[drives.joints] if drives.motors else scene.rest_action()[drives.actuators]
+    rest = _inside(scene, drives, state.q) if drives.motors else scene.rest_action()[drives.actuators]
     for _ in range(round(HOLD_S / sim.spec.dt)):
         state = sim.step(state, commands.action(state.q, state.v, rest))
     if not len(drives.joints):
         return {"finite": True, "holds": None, "tracks": None}
     offset, speed = np.abs(state.q[drives.joints] - rest), np.abs(state.v[drives.dofs])
     holds = (offset <= drives.per_joint(MAX_OFFSET)) & (speed <= drives.per_joint(MAX_SPEED))
-    held, amplitude = state.q[drives.joints].copy(), _amplitude(scene, drives, rest)
+    held, amplitude = state.q[drives.joints].copy(), _clear_amplitude(scene, drives, state.q)
     errors: list[Array] = []
     steps = round(SINE_S / sim.spec.dt)
     for k in range(steps):
@@ -201,6 +244,35 @@ def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
         "finite": True, "holds": bool(holds.all()), "tracks": bool((error <= MAX_TRACKING).all()), "bad": bad,
         "offset": float(offset.max()), "speed": float(speed.max()), "error": float(error.max()),
     }  # fmt: skip
+
+
+def _inside(scene: Scene, drives: Drives, q: Array) -> Array:
+    """The pose that motors hold: that of the start, where it is inside the limits of the joints."""
+    model, out = scene.model, q[drives.joints].copy()
+    for k, at in enumerate(drives.joints):
+        joint = int(np.flatnonzero(model.jnt_qposadr == at)[0])
+        if model.jnt_limited[joint]:
+            low, high = model.jnt_range[joint]
+            out[k] = np.clip(out[k], low + 0.2 * (high - low), high - 0.2 * (high - low))
+    return out
+
+
+def _clear_amplitude(scene: Scene, drives: Drives, q: Array) -> Array:
+    """The largest amplitude of the sine at which nothing touches that does not touch in the pose that is held."""
+    wide = _amplitude(scene, drives, q[drives.joints])
+    for share in (1.0, -1.0, 0.3, -0.3, 0.1, -0.1):
+        touching = [_touching(scene, drives, q, part * share * wide) for part in (0.0, 0.5, 1.0, 1.5, 2.0)]
+        if set().union(*touching) <= touching[0]:
+            return share * wide
+    return 0.1 * wide
+
+
+def _touching(scene: Scene, drives: Drives, q: Array, offset: Array) -> set[tuple[int, int]]:
+    data = mujoco.MjData(scene.model)
+    data.qpos[:] = q
+    data.qpos[drives.joints] += offset
+    mujoco.mj_forward(scene.model, data)
+    return {(int(contact.geom[0]), int(contact.geom[1])) for contact in data.contact}
 
 
 def _amplitude(scene: Scene, drives: Drives, rest: Array) -> Array:
