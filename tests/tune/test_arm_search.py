@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,10 @@ from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.core.replay import aligned, replay_all
 from instep.core.rollout import Script, rollout
+from instep.core.world import vector
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.arm_model import arm_model, touches_nothing
+from instep.tune.arm_model import arm_model, searched_world
 from instep.tune.arm_search import ArmSearch, estimate_arm
 from instep.tune.joint_estimates import estimate_joints
 from instep.tune.joint_model import DELAY
@@ -167,6 +170,22 @@ def test_contact_of_an_object_that_lies_still_is_not_searched():
     assert not [param.address for param in auto_params(sim.scene, [still]).params if param.address.startswith("geom.")]
 
 
+def test_objects_that_the_robot_does_not_touch_are_left_out_of_the_search():
+    sim = MujocoWorld(Scene.load("arm7"))
+    moved = rollout(sim, Script(np.tile(sim.scene.rest_action() + 0.05, (40, 1))), steps=40)
+    joints = [i for i, label in enumerate(moved.spec.q.labels) if "." not in label]
+    channel = vector(*([part[i] for i in joints] for part in (moved.spec.q.labels, moved.spec.q.units)))
+    spec = replace(moved.spec, q=channel, v=channel, observation={})
+    seen = Episode(spec, {"timestamp": moved.t, "q": moved.q[:, joints], "action": moved.action}, {})
+    searched = searched_world(sim, [seen], [])
+    assert searched.model.njnt == len(joints) < sim.model.njnt
+    state, alone = sim.reset(), searched.reset()
+    for action in moved.action[:20]:
+        state, alone = sim.step(state, action), searched.step(alone, action)
+    np.testing.assert_allclose(alone.q, state.q[: len(alone.q)], atol=1e-9)
+    assert searched_world(sim, [moved], []) is sim
+
+
 def test_every_other_window_is_half_of_the_arm(arm, runs):
     whole = arm_model(arm, runs)
     halves = [whole.every_other(k) for k in (0, 1)]
@@ -176,7 +195,7 @@ def test_every_other_window_is_half_of_the_arm(arm, runs):
 
 
 def test_a_world_without_contacts_moves_as_the_arm_that_touches_nothing(arm, runs):
-    assert touches_nothing(arm, runs)
+    assert searched_world(arm, runs, []).ignore_contacts
     free, plain = arm.without_contacts().tuned({"action.delay": 0.02}), arm.tuned({"action.delay": 0.02})
     action = runs[0].action[5]
     np.testing.assert_array_equal(free.step(free.reset(), action).q, plain.step(plain.reset(), action).q)

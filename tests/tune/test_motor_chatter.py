@@ -48,7 +48,7 @@ def test_a_stiff_damped_servo_at_its_limit_chatters_and_a_soft_one_does_not(tmp_
     assert chattering(open_world(soft), [swept(soft)]) == {}
 
 
-def test_an_engine_without_forces_of_motors_tells_nothing(tmp_path):
+def test_an_engine_without_forces_of_motors_names_none(tmp_path):
     stiff = scene(tmp_path, 4500, 450)
     assert chattering(open_world(stiff, "rapier"), [swept(stiff)]) == {}
 

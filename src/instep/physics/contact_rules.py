@@ -134,11 +134,14 @@ def _bits(touch: Array, classes: list[list[int]]) -> CollisionGroups:
 
 def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
     """Whether a scene without free bodies touches nothing, itself included, at any time of the recordings."""
-    model = sim.scene.model
-    if not np.isin(model.jnt_type, (_HINGE, _SLIDE)).all():
-        return False
-    every = max(1, round(CHECKED_S / sim.spec.dt))
-    return not any(touches(model, aligned(e, sim).q[::every], range(model.njnt)) for e in episodes)
+    return bool(np.isin(sim.scene.model.jnt_type, (_HINGE, _SLIDE)).all()) and not robot_touches(sim, episodes)
+
+
+def robot_touches(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
+    """Whether bodies on hinges and slides touch anything, themselves included, at any time of the recordings."""
+    model, every = sim.scene.model, max(1, round(CHECKED_S / sim.spec.dt))
+    joints = [int(j) for j in np.flatnonzero(np.isin(model.jnt_type, (_HINGE, _SLIDE)))]
+    return any(touches(model, aligned(e, sim).q[::every], joints) for e in episodes)
 
 
 def touches(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> bool:

@@ -20,7 +20,6 @@ from instep.core.statistics import Estimate
 from instep.core.world import Array, Simulator
 from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
-from instep.physics.contact_rules import touches_nothing
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
 from instep.physics.mujoco_world import MujocoWorld
@@ -29,6 +28,7 @@ from instep.report.plots import matplotlib_figure
 from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
 
+from .arm_model import searched_world
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
@@ -43,7 +43,7 @@ from .group_params import (
 from .held_out import HeldOutComparison, window_errors
 from .identifiability import Identifiability, vague_params
 from .least_squares import FitStatus
-from .motor_chatter import tell_chatter
+from .motor_chatter import with_chatter
 from .motor_estimates import MotorEstimate, estimate_motors
 from .param_export import GROUP_FOLDER, ExportResult, add_provenance, export_all, promote
 from .param_selection import ParamSelection, select_params
@@ -346,7 +346,7 @@ def identify(
     estimate = searched = None
     if selection.automatic and not groups and isinstance(sim, MujocoWorld):
         first = part.part(0.0, 0.3, of_time_left=0.4)
-        searched = sim.without_contacts() if touches_nothing(sim, [*fitted, *held_out]) else sim
+        searched = searched_world(sim, [*fitted, *held_out], selection.params)
         estimate = estimate_motors(searched, fitted, selection, first, window=options.window)
         estimate = estimate or estimate_arm(searched, fitted, first)
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
@@ -378,7 +378,7 @@ def identify(
     sims = given, sim.tuned(result.settings)
     match = check_robot(scene, sims, held_out, window=shooting.window, most=most)
     result = result if match is None else replace(result, gates=(*result.gates, match))
-    result = tell_chatter(result, sims[1], held_out)
+    result = with_chatter(result, sims[1], held_out)
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
         window=shooting.window,

@@ -25,7 +25,7 @@ MAX_CHATTER = 1e-3
 def chattering(sim: Simulator, episodes: Sequence[Episode]) -> dict[str, float]:
     """The motors that chatter in a replay of recordings, and in which share of the physics steps; the worst first.
 
-    Empty for engines that do not tell the forces of motors, and where the replay diverges.
+    Empty for engines that do not report the forces of motors, and where the replay diverges.
     """
     if not isinstance(sim, MujocoWorld):
         return {}
@@ -41,8 +41,8 @@ def chattering(sim: Simulator, episodes: Sequence[Episode]) -> dict[str, float]:
     return {str(sim.model.actuator(a).name): float(shares[a]) for a in worst}
 
 
-def tell_chatter(result: GatedFit, sim: Simulator, episodes: Sequence[Episode]) -> GatedFit:
-    """The result whose solve gate tells of motors that chatter in recordings, and what to do where it is not passed."""
+def with_chatter(result: GatedFit, sim: Simulator, episodes: Sequence[Episode]) -> GatedFit:
+    """The result whose solve gate names motors that chatter in recordings, and what to do where it is not passed."""
     shares = chattering(sim, episodes)
     if not shares:
         return result
@@ -54,11 +54,11 @@ def tell_chatter(result: GatedFit, sim: Simulator, episodes: Sequence[Episode]) 
     )
     advice = "Record smaller or slower motion, which the motors can follow, or soften the scene's servos (kp, kv)."
 
-    def told(gate: GateResult) -> GateResult:
+    def noted(gate: GateResult) -> GateResult:
         remedy = gate.remedy if gate.passed else f"{advice} {gate.remedy}".strip()
         return replace(gate, message=gate.message + words, remedy=remedy) if gate.name == "solve" else gate
 
-    return replace(result, gates=tuple(told(gate) for gate in result.gates))
+    return replace(result, gates=tuple(noted(gate) for gate in result.gates))
 
 
 def _jumps(sim: MujocoWorld, force: Array) -> Array:

@@ -35,7 +35,8 @@ STATE_STEP = 1e-6
 """Step of the finite differences of inverse dynamics [rad, rad/s, rad/s2]."""
 SLIP = 1 - 1e-6
 """Share of dry friction from which on a joint slips."""
-_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
+_ON_JOINT, _ON_TENDON = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_TENDON)
+_LINEAR = int(mujoco.mjtWrap.mjWRAP_JOINT)
 _PLAIN_JOINTS = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 _IMPLICIT = (int(mujoco.mjtIntegrator.mjINT_IMPLICIT), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
 
@@ -133,7 +134,7 @@ def _smooth_model(model: mujoco.MjModel, steps: PhysicsSteps) -> mujoco.MjModel:
 
 
 def _forces(model: mujoco.MjModel, steps: PhysicsSteps, params: Sequence[Param]) -> tuple[Array, Array]:
-    """Which parameters act as a torque at one joint [params], and F and G of them [2, windows, steps, nv, params]."""
+    """Which parameters act as torques at joints [params], and F and G of them [2, windows, steps, nv, params]."""
     known = np.zeros(len(params), bool)
     out = np.zeros((2, *steps.acceleration.shape, len(params)))
     for i, param in enumerate(params):
@@ -141,16 +142,15 @@ def _forces(model: mujoco.MjModel, steps: PhysicsSteps, params: Sequence[Param])
         if at.kind == "joint":
             dof = int(model.joint(at.name).dofadr[0])
             found = _joint_force(model, steps, dof, at.field)
+            if found is not None:
+                out[:, :, :, dof, i], known[i] = np.broadcast_arrays(*found), True
+            if at.field == "armature":
+                dry = dry_friction(model, steps)
+                out[0, ..., i] -= np.where(_holds(model, dry), dry * _softer(model, dof), 0.0)
         elif at.kind == "actuator":
-            a = int(model.actuator(at.name).id)
-            dof = int(model.jnt_dofadr[model.actuator_trnid[a, 0]])
-            found = _actuator_force(model, steps, a, at.field)
-        else:
-            continue
-        if found is not None:
-            out[:, :, :, dof, i], known[i] = np.broadcast_arrays(*found), True
-        if at.kind == "joint" and at.field == "armature":
-            out[0, ..., i] -= np.where(_holds(model, steps), steps.constraint * _softer(model, dof), 0.0)
+            forces = _actuator_forces(model, steps, int(model.actuator(at.name).id), at.field)
+            if forces is not None:
+                out[0, ..., i], out[1, ..., i], known[i] = *forces, True
     return known, out
 
 
@@ -164,9 +164,26 @@ def _softer(model: mujoco.MjModel, dof: int) -> Array:
     return (changed.dof_invweight0 / before - 1) / step
 
 
-def _holds(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
+def dry_friction(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
+    """Torques of dry friction, apart from those of other constraints [windows, steps, nv].
+
+    Friction that holds leaves an acceleration in proportion to its torque.
+    """
+    rate, softness = _friction_constants(model)
+    away = steps.acceleration + rate * steps.v[:, :-1]
+    return np.clip(-away / softness, -model.dof_frictionloss, model.dof_frictionloss)
+
+
+def _friction_constants(model: mujoco.MjModel) -> tuple[Array, Array]:
+    """How fast dry friction that holds removes velocity, and its compliance R, of all joints [nv]."""
+    least, most, time = model.dof_solimp[:, 0], model.dof_solimp[:, 1], model.dof_solref[:, 0]
+    rate = np.where(time > 0, 2 / (most * np.where(time > 0, time, 1.0)), -model.dof_solref[:, 1] / most)
+    return rate, np.maximum((1 - least) / least * model.dof_invweight0, 1e-12)
+
+
+def _holds(model: mujoco.MjModel, dry: Array) -> Array:
     """Where dry friction holds a joint rather than slips [windows, steps, nv]."""
-    return (np.abs(steps.constraint) < SLIP * model.dof_frictionloss) & (model.dof_frictionloss > 0)
+    return (np.abs(dry) < SLIP * model.dof_frictionloss) & (model.dof_frictionloss > 0)
 
 
 def _joint_force(
@@ -178,7 +195,7 @@ def _joint_force(
     if field == "armature":
         return -steps.acceleration[..., dof], steps.acceleration[..., dof] - taken
     if field == "frictionloss":
-        torque, most = steps.constraint[..., dof], float(model.dof_frictionloss[dof])
+        torque, most = dry_friction(model, steps)[..., dof], float(model.dof_frictionloss[dof])
         return np.where(np.abs(torque) >= SLIP * most, np.sign(torque), 0.0), 0.0
     return None
 
@@ -188,28 +205,58 @@ def _taken(model: mujoco.MjModel, steps: PhysicsSteps) -> Array:
     return np.diff(steps.v, axis=1) / float(model.opt.timestep)
 
 
-def _actuator_force(
-    model: mujoco.MjModel, steps: PhysicsSteps, a: int, field: str
-) -> tuple[Array, Array | float] | None:  # fmt: skip
-    """F and G at the joint per unit of a gain, gear ratio or offset of its actuator."""
-    if int(model.actuator_trntype[a]) != _ON_JOINT:
+def moments(model: mujoco.MjModel) -> Array:
+    """Torque at each joint per force of each actuator [nu, nv]; zero for those that act on neither joint nor tendon.
+
+    Of tendons those are meant that are linear in the joints.
+    """
+    out = np.zeros((model.nu, model.nv))
+    for a in range(model.nu):
+        at, gear = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0])
+        if int(model.actuator_trntype[a]) == _ON_JOINT:
+            out[a, int(model.jnt_dofadr[at])] = gear
+        elif int(model.actuator_trntype[a]) == _ON_TENDON:
+            first = int(model.tendon_adr[at])
+            for wrap in range(first, first + int(model.tendon_num[at])):
+                if int(model.wrap_type[wrap]) == _LINEAR:
+                    out[a, int(model.jnt_dofadr[model.wrap_objid[wrap]])] = gear * float(model.wrap_prm[wrap])
+    return out
+
+
+def _related(model: mujoco.MjModel) -> Array:
+    """Whether one of two joints carries the other, or is it [nv, nv]: only between those damping is implicit."""
+    out = np.eye(model.nv, dtype=bool)
+    for dof in range(model.nv):
+        above = int(model.dof_parentid[dof])
+        while above >= 0:
+            out[dof, above] = out[above, dof] = True
+            above = int(model.dof_parentid[above])
+    return out
+
+
+def _actuator_forces(model: mujoco.MjModel, steps: PhysicsSteps, a: int, field: str) -> tuple[Array, Array] | None:
+    """F and G [windows, steps, nv] per unit of a gain, gear ratio or offset of an actuator."""
+    moment, force = moments(model)[a], steps.actuator[..., a]
+    if not moment.any():
         return None
-    joint, gear, force = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0]), steps.actuator[..., a]
     offset, stiffness, damping = (float(p) for p in model.actuator_biasprm[a, :3])
-    within, dof = ~_saturated(model, steps, a), int(model.jnt_dofadr[joint])
+    within, none = ~_saturated(model, steps, a), np.zeros(steps.acceleration.shape)
+    speed, gain = steps.v[:, :-1] @ moment, float(model.actuator_gainprm[a, 0])
     if field == "gear" and stiffness == 0 and damping == 0:
-        return force * ~_joint_saturated(model, steps, a), 0.0
-    speed = gear * steps.v[:, :-1, dof]
-    if field == "bias":
-        return gear * within, 0.0
-    if field == "gain" and stiffness == 0 and damping == 0:
-        return gear * within * (force - offset) / float(model.actuator_gainprm[a, 0]), 0.0
-    if field == "kp" and stiffness != 0:
-        return gear * within * (force - offset - damping * speed) / float(model.actuator_gainprm[a, 0]), 0.0
-    if field == "kv" and stiffness != 0:
-        implicit = float(model.opt.timestep) * _taken(model, steps)[..., dof] if _implicit(model) else 0.0
-        return -gear * within * speed, -(gear**2) * within * implicit
-    return None
+        change = force * ~_joint_saturated(model, steps, a) / float(model.actuator_gear[a, 0])
+    elif field == "bias":
+        change = within
+    elif field == "gain" and stiffness == 0 and damping == 0:
+        change = within * (force - offset) / gain
+    elif field == "kp" and stiffness != 0:
+        change = within * (force - offset - damping * speed) / -stiffness
+    elif field == "kv" and stiffness != 0:
+        implicit = np.outer(moment, moment) * _related(model) if _implicit(model) else np.zeros((model.nv, model.nv))
+        later = -float(model.opt.timestep) * (_taken(model, steps) @ implicit) * within[..., None]
+        return -(within * speed)[..., None] * moment, later
+    else:
+        return None
+    return change[..., None] * moment, none
 
 
 def _implicit(model: mujoco.MjModel) -> bool:
@@ -223,17 +270,14 @@ def _delay_force(world: MujocoWorld, steps: PhysicsSteps, windows: Windows) -> A
     h, total = float(model.opt.timestep), steps.acceleration.shape[1]
     commands, now = np.concatenate([windows.past, windows.action], axis=1), windows.past.shape[1] * world.substeps
     out = np.zeros(steps.acceleration.shape)
-    for a in range(model.nu):
-        if int(model.actuator_trntype[a]) != _ON_JOINT:
-            continue
+    for a, moment in enumerate(moments(model)):
         own = np.repeat(commands[:, :, a], world.substeps, axis=1)
         if model.actuator_ctrllimited[a]:
             own = np.clip(own, model.actuator_ctrlrange[a, 0], model.actuator_ctrlrange[a, 1])
         late = int(float(model.actuator_delay[a]) / h)
         at = np.array([max(k, 1) for k in range(now - late, now - late + total)])
         change = (own[:, at - 1] - own[:, at]) / h * ~_saturated(model, steps, a)
-        dof, gear = int(model.jnt_dofadr[model.actuator_trnid[a, 0]]), float(model.actuator_gear[a, 0])
-        out[:, :, dof] += gear * float(model.actuator_gainprm[a, 0]) * change
+        out += float(model.actuator_gainprm[a, 0]) * change[..., None] * moment
     return out
 
 
@@ -248,7 +292,7 @@ def _saturated(model: mujoco.MjModel, steps: PhysicsSteps, a: int) -> Array:
 
 def _joint_saturated(model: mujoco.MjModel, steps: PhysicsSteps, a: int) -> Array:
     joint, torque = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0]) * steps.actuator[..., a]
-    if not model.jnt_actfrclimited[joint]:
+    if int(model.actuator_trntype[a]) != _ON_JOINT or not model.jnt_actfrclimited[joint]:
         return np.zeros(torque.shape, bool)
     low, high = model.jnt_actfrcrange[joint]
     return (torque <= low) | (torque >= high)
@@ -263,36 +307,38 @@ def _per_unit(params: Sequence[Param], x: Array) -> Array:
 
 @array_dataclass
 class _Feedback:
-    """What pulls a motion back beside inverse dynamics, at every physics step [steps, windows, nv]."""
+    """What pulls a motion back beside inverse dynamics."""
 
+    within: Array
+    """Whether each position servo is within its limits [nu, steps, windows]."""
     stiffness: Array
-    """Of position servos."""
+    """Of position servos at the joints [nu, nv, nv]."""
     damping: Array
-    """Of position servos."""
+    """Of position servos at the joints [nu, nv, nv]."""
     held: Array
-    """1 / R where dry friction holds, else 0."""
+    """1 / R where dry friction holds, else 0 [steps, windows, nv]."""
     rate: Array
     """How fast dry friction that holds removes velocity [nv]."""
+    joint_damping: Array
+    """Of the joints [nv]."""
     implicit: Array
-    """Damping that the integrator takes implicitly."""
+    """Share of the servos' damping that the integrator takes implicitly [nv, nv]."""
 
+    @classmethod
+    def along(cls, world: MujocoWorld, steps: PhysicsSteps) -> _Feedback:
+        """The feedback at every physics step."""
+        model, moment = world.model, moments(world.model)
+        at_joints = moment[:, :, None] * moment[:, None, :]
+        stiffness, damping = (-model.actuator_biasprm[:, i, None, None] * at_joints for i in (1, 2))
+        within = np.stack([~_saturated(model, steps, a).T for a in range(model.nu)]).astype(float)
+        rate, softness = _friction_constants(model)
+        held = np.moveaxis(_holds(model, dry_friction(model, steps)), 0, 1) / softness
+        implicit = _related(model) * float(_implicit(model))
+        return cls(within, stiffness, damping, held, rate, model.dof_damping.copy(), implicit)
 
-def _feedback(world: MujocoWorld, steps: PhysicsSteps) -> _Feedback:
-    model = world.model
-    n, total, nv = steps.acceleration.shape
-    stiffness, damping = np.zeros((total, n, nv)), np.zeros((total, n, nv))
-    for a in range(model.nu):
-        if int(model.actuator_trntype[a]) != _ON_JOINT:
-            continue
-        dof = int(model.jnt_dofadr[model.actuator_trnid[a, 0]])
-        within = ~_saturated(model, steps, a).T * float(model.actuator_gear[a, 0]) ** 2
-        stiffness[:, :, dof] -= float(model.actuator_biasprm[a, 1]) * within
-        damping[:, :, dof] -= float(model.actuator_biasprm[a, 2]) * within
-    least, most, time = model.dof_solimp[:, 0], model.dof_solimp[:, 1], model.dof_solref[:, 0]
-    rate = np.where(time > 0, 2 / (most * np.where(time > 0, time, 1.0)), -model.dof_solref[:, 1] / most)
-    softness = np.maximum((1 - least) / least * model.dof_invweight0, 1e-12)
-    implicit = model.dof_damping + (damping if _implicit(model) else 0.0 * damping)
-    return _Feedback(stiffness, damping, np.moveaxis(_holds(model, steps), 0, 1) / softness, rate, implicit)
+    def servos(self, part: Array, steps: slice) -> Array:
+        """Stiffness or damping of all servos at some steps [steps, windows, nv, nv]."""
+        return np.tensordot(self.within[:, steps], part, axes=(0, 0))
 
 
 def _integrated(
@@ -300,7 +346,7 @@ def _integrated(
 ) -> Array:  # fmt: skip
     """Changes of the positions at rows by start states, then by parameters [windows, span, nv, 2 nv + params]."""
     n, total, nv = steps.acceleration.shape
-    h, feedback = float(world.model.opt.timestep), _feedback(world, steps)
+    h, feedback = float(world.model.opt.timestep), _Feedback.along(world, steps)
     changes = np.zeros((n, 2 * nv, 2 * nv + forces.shape[-1]))  # positions, then velocities
     changes[:, np.arange(2 * nv), np.arange(2 * nv)] = 1.0
     out = np.empty((n, total // world.substeps, nv, changes.shape[-1]))
@@ -343,11 +389,13 @@ class _System:
             for part in (linear.mass, linear.stiffness, linear.damping, linear.carried)
         )
         now, diagonal = slice(first, after), list(range(mass.shape[-1]))
-        stiffness[..., diagonal, diagonal] += feedback.stiffness[now]
-        damping[..., diagonal, diagonal] += feedback.damping[now] + feedback.held[now] * feedback.rate
-        effective, implicit = mass.copy(), mass.copy()
+        servos = feedback.servos(feedback.damping, now)
+        stiffness += feedback.servos(feedback.stiffness, now)
+        damping += servos
+        damping[..., diagonal, diagonal] += feedback.held[now] * feedback.rate
+        effective, implicit = mass.copy(), mass + h * servos * feedback.implicit
         effective[..., diagonal, diagonal] += feedback.held[now]
-        implicit[..., diagonal, diagonal] += h * feedback.implicit[now]
+        implicit[..., diagonal, diagonal] += h * feedback.joint_damping
         return cls(
             np.linalg.inv(implicit),
             mass @ np.linalg.inv(effective),
