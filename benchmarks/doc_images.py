@@ -157,7 +157,7 @@ class Circle:
 class Cloned(Circle):
     def infer(self, seen):
         self.row += 1
-        rng = np.random.default_rng(self.row)
+        rng = np.random.default_rng((int(10 * self.phase), self.row))
         ahead = np.array([self.at(5 * self.row - 5 + step) for step in range(50)])
         return ahead + rng.normal(0, 0.006, ahead.shape) * np.sqrt(1 + np.arange(50))[:, None]
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
@@ -9,7 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from instep import BadInput, Constant, Scene, open_world, rollout
+from instep.app.cli import main
 from instep.app.shadow import Shadow
+from instep.data import load_episodes
 
 CODE = """
 import time
@@ -92,9 +95,26 @@ def test_a_shadow_that_fails_says_why_and_leaves_the_run_alone(world, code):
         time.sleep(1.0)
         answers = shadow.answers()
     assert len(episode) == 5 and "ZeroDivisionError" in answers.problem and not len(answers.rows)
-    assert answers.compared(episode) is None
+    with pytest.raises(BadInput, match="answered 0 times"):
+        answers.compared(episode)
 
 
 def test_a_shadow_that_cannot_be_opened_ends_before_anything_moves(world):
     with pytest.raises(BadInput, match="shadow policy 'nonsense' cannot be opened: 'nonsense' is not a policy"):
         Shadow("nonsense", world).__enter__()
+
+
+def test_a_run_with_a_shadow_compares_it_on_its_page_and_sends_nothing_of_it(code, tmp_path, capsys):
+    words = ["run", "random", "sim:pusht", "--steps", "80", "--shadow", f"{code}:same", "--out", str(tmp_path / "x")]
+    assert main(words) == 0
+    assert "shadow policy" in " ".join(capsys.readouterr().err.split())
+    result = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert result["shadow"] == f"{code}:same" and "shadow skipped rows" in result["scores"]
+    assert "Shadow policy" in (tmp_path / "x" / "report.html").read_text()
+    assert (tmp_path / "x" / "shadow.parquet").is_file()
+    alone = ["run", "random", "sim:pusht", "--steps", "80", "--out", str(tmp_path / "y")]
+    assert main(alone) == 0
+    [with_shadow], [without] = (load_episodes(tmp_path / name / "data") for name in "xy")
+    assert np.array_equal(with_shadow.action, without.action) and np.array_equal(with_shadow.q, without.q)
+    assert main(["run", "hold", "sim:pusht", "--shadow", "nonsense", "--out", str(tmp_path / "z")]) == 2
+    assert "cannot be opened" in " ".join(capsys.readouterr().err.split()) and not (tmp_path / "z").exists()

@@ -10,7 +10,9 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,6 +29,10 @@ from instep.core.records import array_dataclass
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Observation, Spec, State, World, inner_with
 from instep.evaluate.action_check import ActionCheck, PredictedActions, compare_actions
+from instep.evaluate.action_check_page import check_sections
+from instep.report.page import Section
+
+from .recorded_run import RecordedRun
 
 OPEN_TIMEOUT_S = 180.0
 """How long a run waits for its shadow policy to be opened: large networks load slowly [s]."""
@@ -61,11 +67,12 @@ class ShadowAnswers:
             found["shadow latency"] = Estimate(middle, low, high, len(self.latency), "s")
         return found
 
-    def compared(self, episode: Episode) -> ActionCheck | None:
-        """Its actions beside those that were taken; None where it never answered."""
-        if len(self.rows) < 2:
-            return None
-        said = PredictedActions(self.rows, self.chunks)
+    def compared(self, episode: Episode) -> ActionCheck:
+        """Its actions beside those that were taken; BadInput where there is nothing to compare."""
+        known = self.rows < len(episode)
+        if known.sum() < 2:
+            raise BadInput(f"It answered {int(known.sum())} times, too seldom to be compared with what was done.")
+        said = PredictedActions(self.rows[known], self.chunks[known])
         return compare_actions([episode], [said], subject=f"The shadow policy {self.words!r}")
 
     def write(self, folder: Path, spec: Spec) -> Path:
@@ -80,6 +87,41 @@ class ShadowAnswers:
         path = folder / "shadow.parquet"
         pq.write_table(pa.table(table), path)
         return path
+
+
+@array_dataclass
+class ShadowSummary:
+    """What a shadow policy adds to the result and the page of a run."""
+
+    words: str
+    """The comparison in a sentence."""
+    scores: dict[str, Estimate]
+    sections: Sequence[Section]
+    facts: dict[str, Any]
+
+
+def summarize_shadow(answers: ShadowAnswers, run: RecordedRun, folder: Path) -> ShadowSummary:
+    """Write a shadow policy's answers into the folder of a run, and compare them with what was done."""
+    [episode] = run.episodes
+    answers.write(folder, episode.spec)
+    scores = answers.scores()
+    skipped = answers.seen - len(answers.rows)
+    said = f"It saw {len(answers.rows)} of {answers.seen} rows; {skipped} came while it was busy. Nothing was sent."
+    said += f" It stopped: {answers.problem}." if answers.problem else ""
+    sections: list[Section] = []
+    try:
+        if run.status.dropped:
+            raise BadInput("Rows of the run were dropped, so its answers cannot be placed beside what was done.")
+        check = answers.compared(episode)
+    except BadInput as error:
+        words = f"The shadow policy {answers.words!r} was not compared: {error}"
+        sections = [Section("Shadow policy", f"{words} {said}")]
+    else:
+        words = check.words
+        scores |= {f"shadow {name}": estimate for name, estimate in check.scores.items()}
+        sections = [Section("Shadow policy", f"{check.words} {said}", list(check.mismatches))]
+        sections += [replace(part, title=f"Shadow: {part.title.lower()}") for part in check_sections(check)]
+    return ShadowSummary(words, scores, sections, {"shadow": answers.words, "shadow verdict": words})
 
 
 class Shadow:

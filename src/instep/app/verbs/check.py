@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -15,7 +14,6 @@ from instep.app.world_specs import policy_from_spec
 from instep.core.records import options_dataclass
 from instep.evaluate.action_check import ActionCheck, CheckOptions, check_policy
 from instep.evaluate.action_check_page import check_page
-from instep.report.page import write_report
 from instep.robot.recorded_world import Recording
 
 
@@ -61,7 +59,7 @@ def check(
     output.write(found.scores, **result)
     page = check_page(found, title=f"Check of {policy}", subtitle=f"{len(found.episodes)} episodes of {data}")
     facts = {**{f"input {k}": v for k, v in output.inputs.items()}, "policy": policy, "seed": str(args.seed)}
-    written: Path = write_report(output.folder, replace(page, facts=facts))
+    written = output.page(replace(page, facts=facts))
     console = Console(stderr=True)
     for sentence in (found.words, *found.mismatches):
         console.print(sentence, highlight=False, markup=False)

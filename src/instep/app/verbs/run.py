@@ -15,6 +15,7 @@ from instep.app.output import Output, new_output
 from instep.app.recorded_run import RecordedRun, record_run
 from instep.app.run_checks import scene_task
 from instep.app.run_page import announce_run, summarize_run
+from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
 from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
 from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
 from instep.app.world_specs import in_scene, policy_from_spec, recorded, with_cameras, world_from_spec
@@ -63,6 +64,9 @@ class RunArgs:
     background: bool = False
     """infer in a background thread while the last chunk is executed, so that a slow policy never makes a robot wait;
     for policies that infer chunks of actions."""
+    shadow: str = ""
+    """a second policy that sees the same observations in a process of its own: what it would have done is compared
+    with what was done, and never sent."""
     nominal: Path | None = None
     """dataset of nominal runs of this twin, on which trust in this run is calibrated."""
     out: OutFolder = None
@@ -102,8 +106,11 @@ def run(
         if policy == "expert" and world.startswith("twin:"):
             # An expert computes its tables at its first action; a robot that waits for that would stop.
             decider.act(opened.sim.observe(opened.sim.reset(args.seed)))
-        found = _ran(_with_goal(opened, scene), decider, f"{policy} in {world}", args, (output, trust))
-    return _finish(output, found, scene, f"{policy} in {world}", args, trust)
+        opened = _with_goal(opened, scene)
+        shadow = stack.enter_context(Shadow(args.shadow, opened, seed=args.seed)) if args.shadow else None
+        found = _ran(opened, decider, f"{policy} in {world}", args, (output, trust, shadow))
+    watched = trust, shadow.answers() if shadow else None
+    return _finish(output, found, scene, f"{policy} in {world}", args, watched)
 
 
 def _checked_output(out: Path | None, seed: int) -> Output:
@@ -148,11 +155,13 @@ def _with_goal(opened: Any, scene: Scene | None) -> Any:
     return Tasked(opened, task)
 
 
-def _ran(opened: Any, decider: Policy, title: str, args: RunArgs, into: tuple[Output, Trust | None]) -> RecordedRun:
+def _ran(
+    opened: Any, decider: Policy, title: str, args: RunArgs, into: tuple[Output, Trust | None, Shadow | None]
+) -> RecordedRun:
     """Run through the recorder until the end, Ctrl-C or an error; the rows until then are kept."""
     from instep.data import Recorder
 
-    output, trust = into
+    output, trust, shadow = into
     world = title.rpartition(" in ")[2]
     data = output.folder / "data"
     output.kept = f"the rows are kept in {data}, from which any command that reads data recovers them"
@@ -160,15 +169,20 @@ def _ran(opened: Any, decider: Policy, title: str, args: RunArgs, into: tuple[Ou
     urgent = realtime_priority() if world.startswith(("twin:", "robot:")) else nullcontext()
     with status_bar() as progress, urgent:
         shown = progress.add_task(title, total=args.steps, state="")
-        watch = [TwinStatus(progress, shown, opened.spec, trust)]
+        watch: list[Watcher] = [TwinStatus(progress, shown, opened.spec, trust), *([shadow] if shadow else [])]
         return record_run(opened, decider, recorder, seeds=[args.seed], steps=args.steps, watch=watch)
 
 
 def _finish(
-    output: Output, found: RecordedRun, scene: Scene | None, title: str, args: RunArgs, trust: Trust | None
+    output: Output,
+    found: RecordedRun,
+    scene: Scene | None,
+    title: str,
+    args: RunArgs,
+    watched: tuple[Trust | None, ShadowAnswers | None],
 ) -> int:
     """Write the result and the page, say what came out, and raise what ended the run."""
-    [episode] = found.episodes
+    [episode], (trust, answers) = found.episodes, watched
     doubts = twin_problems(episode, args.hold_camera)
     summary = summarize_run(found, scene, title=title, folder=output.folder, doubts=doubts)
     scores = dict(summary.scores)
@@ -176,12 +190,17 @@ def _finish(
         output.read(args.nominal)
         scores |= trust_scores(episode, trust)
         Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
+    beside = None if answers is None else summarize_shadow(answers, found, output.folder)
     report = replace(
         summary.report,
         numbers=[*summary.report.numbers, *twin_numbers(episode, scores)],
-        sections=[*summary.report.sections, *twin_sections(episode, trust)],
+        sections=[*summary.report.sections, *twin_sections(episode, trust), *(beside.sections if beside else ())],
     )
-    output.write(scores, rows=found.rows, ended=episode.meta["ended"], **summary.facts)
+    if beside is not None:
+        scores |= beside.scores
+        Console(stderr=True).print(beside.words, highlight=False, markup=False)
+    facts = {**summary.facts, **(beside.facts if beside else {})}
+    output.write(scores, rows=found.rows, ended=episode.meta["ended"], **facts)
     return announce_run(found, report, output.page(report))
 
 
