@@ -20,6 +20,7 @@ MAX_GROUPS = 32
 CHECKED_S = 0.04
 """Time between poses that are checked for contacts [s]."""
 _HINGE, _SLIDE = int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)
+_FREE = int(mujoco.mjtJoint.mjJNT_FREE)
 
 
 @array_dataclass
@@ -138,9 +139,9 @@ def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
 
 
 def robot_touches(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
-    """Whether bodies on hinges and slides touch anything, themselves included, at any time of the recordings."""
+    """Whether bodies on joints, free ones aside, touch anything at any time of the recordings, themselves included."""
     model, every = sim.scene.model, max(1, round(CHECKED_S / sim.spec.dt))
-    joints = [int(j) for j in np.flatnonzero(np.isin(model.jnt_type, (_HINGE, _SLIDE)))]
+    joints = [int(j) for j in np.flatnonzero(model.jnt_type != _FREE)]
     return any(touches(model, aligned(e, sim).q[::every], joints) for e in episodes)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import mujoco
 import numpy as np
 
 from instep.core.episode import Episode
@@ -18,6 +19,7 @@ from instep.physics.mujoco_world import MujocoWorld
 
 from .gates import GatedFit, GateResult
 
+_ON_JOINT = int(mujoco.mjtTrn.mjTRN_JOINT)
 MAX_CHATTER = 1e-3
 """Share of the physics steps in which a motor may jump from one limit to the other."""
 
@@ -62,8 +64,18 @@ def with_chatter(result: GatedFit, sim: Simulator, episodes: Sequence[Episode]) 
 
 
 def _jumps(sim: MujocoWorld, force: Array) -> Array:
-    """How often each motor is at one limit after it was at the other in the step before [nu]."""
-    model = sim.model
-    low, high = np.where(model.actuator_forcelimited[:, None], model.actuator_forcerange, (-np.inf, np.inf)).T
+    """How often each motor is at one limit, its own or that of its joint, after it was at the other [nu]."""
+    low, high = _limits(sim.model)
     side = (force >= high).astype(int) - (force <= low).astype(int)
     return (side[1:] * side[:-1] < 0).sum(axis=0)
+
+
+def _limits(model: mujoco.MjModel) -> tuple[Array, Array]:
+    """Least and largest force of each actuator, by its own limit and by that of the joint it drives [nu]."""
+    low, high = np.where(model.actuator_forcelimited[:, None], model.actuator_forcerange, (-np.inf, np.inf)).T
+    for a in np.flatnonzero(model.actuator_trntype == _ON_JOINT):
+        joint, gear = int(model.actuator_trnid[a, 0]), float(model.actuator_gear[a, 0])
+        if model.jnt_actfrclimited[joint] and gear != 0:
+            own = sorted(model.jnt_actfrcrange[joint] / gear)
+            low[a], high[a] = max(low[a], own[0]), min(high[a], own[1])
+    return low, high
