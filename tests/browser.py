@@ -154,3 +154,21 @@ def browser_page(folder: Path) -> Generator[Page]:
     finally:
         child.terminate()
         child.wait(20)
+
+
+def check_page(path: Path, profile: Path, *, videos: int) -> None:
+    """Check that a page can be read on a desk, a phone and paper, asks for nothing, and that its videos play."""
+    assert path.stat().st_size < 5_000_000
+    with browser_page(profile) as page:
+        for width, media in ((1300, "screen"), (390, "screen"), (794, "print")):
+            page.ask("Emulation.setEmulatedMedia", media=media)
+            page.show(path, width)
+            seen = page.evaluate(OVERLAPS)
+            assert seen["boxes"] > 20 and (seen["found"], seen["outside"]) == ([], []), (width, media)
+            assert seen["wide"] <= width
+        page.ask("Emulation.setEmulatedMedia", media="screen")
+        shown = page.evaluate(VIDEOS)
+        assert len(shown) == videos
+        for video in shown:
+            assert video["played"] and video["error"] is None and video["width"] > 100 and video["seconds"] > 0.5
+        assert (page.requests, page.errors) == ([], [])

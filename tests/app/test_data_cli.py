@@ -17,6 +17,12 @@ from instep.data import load_episodes
 pytestmark = pytest.mark.realtime
 
 
+@pytest.fixture(autouse=True)
+def _inside(tmp_path, monkeypatch):
+    """Pages of recordings go to runs/ where the command runs."""
+    monkeypatch.chdir(tmp_path)
+
+
 def test_what_is_recorded_is_read_back_and_survives_conversion(tmp_path, capsys):
     data = tmp_path / "data"
     assert main(["record", "sim:pusht", str(data), "--episodes", "2", "--steps", "40", "--seed", "3"]) == 0
@@ -77,10 +83,10 @@ def test_info_says_what_is_inside_and_draws_a_sheet(tmp_path, capsys):
         (["record", "sim:pusht", "out", "--policy", "dance"], "is not a policy"),
     ],
 )
-def test_wrong_words_are_named_and_nothing_is_written(tmp_path, capsys, monkeypatch, words, said):
-    monkeypatch.chdir(tmp_path)
+def test_wrong_words_are_named_and_nothing_is_written(tmp_path, capsys, words, said):
     main(["record", "sim:cartpole", "DATA", "--steps", "5"])
     capsys.readouterr()
+    before = sorted(tmp_path.rglob("*"))
     assert main(words) == 2
     assert said in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["DATA"]
+    assert sorted(tmp_path.rglob("*")) == before

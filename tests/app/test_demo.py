@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from browser import check_page
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
@@ -48,7 +50,24 @@ def test_the_t_of_the_robot_ends_at_its_goal_through_the_twin(demo, opengl):
     assert scores["twin: the robot's T from its heading, at the end"]["value"] < 0.1
     assert scores["twin: distance of the two Ts"]["value"] < 0.003
     page = (folder / "out" / "report.html").read_text()
-    assert "The policy through the twin" in page and "Distance between twin and robot" in page
+    assert "Act through the twin" in page and "Distance between twin and robot" in page
+    assert 'src="data:video/mp4' in page and len(page) < 5_000_000
+
+
+def test_the_page_tells_the_story_in_order_and_a_pipe_sees_progress(demo):
+    folder, done = demo
+    page = (folder / "out" / "report.html").read_text()
+    titles = ["1. A simulated robot", "2. Record", "3. Measure the gap", "4. Identify", "What next"]
+    places = [page.index(f"<h2>{title}</h2>") for title in titles]
+    assert places == sorted(places)
+    for words in ("push the T on the simulated robot", "measure the gap", "fit two parameters"):
+        assert words in done.stderr
+
+
+@pytest.mark.slow
+def test_the_page_is_readable_on_a_desk_and_on_a_phone(demo, tmp_path, opengl):
+    folder, _ = demo
+    check_page(folder / "out" / "report.html", tmp_path / "profile", videos=1)
 
 
 def test_the_episodes_are_kept(demo):

@@ -61,3 +61,4 @@ def test_a_simulated_robot_with_cameras_keeps_its_own_pace(tmp_path, opengl) -> 
     assert np.all(ages > -1e-6) and np.median(ages) < 1.0
     page = (tmp_path / "x" / "report.html").read_text()
     assert "Trust and residuals" in page and "Latency of images" in page
+    assert 'src="data:video/mp4' in page and "cam_220422302296.latency" not in page  # legends name cameras, not columns

@@ -22,9 +22,10 @@ from instep.gap.gap_result import Curve, Gap, RunPair
 from instep.gap.horizon import measure_horizon
 from instep.physics.engines import open_world, without_delta
 from instep.physics.mujoco_cameras import MujocoRenderer
+from instep.physics.trajectory_video import MAX_WIDTH, shrunk
 from instep.policy.experts.push_expert import PushTo
-from instep.report.figures import lines_figure
-from instep.report.page import Headline, HtmlReport, Number, ReportImage, Section, Table, formatted
+from instep.report.figures import band_traces, series_color, titled
+from instep.report.page import Headline, HtmlReport, Number, ReportImage, ReportVideo, Section, Table, formatted
 from instep.robot import RobotWorld
 from instep.scene import address
 from instep.scene.folder import Scene
@@ -103,6 +104,8 @@ class DemoResult:
     """The policy through the twin; None where nothing can be rendered."""
     note: str = ""
     """Why there are no images, or nothing."""
+    video: ReportVideo | str = ""
+    """The robot's cameras with the outline of the twin's T, or why there is no video."""
 
 
 def goal_of(scene: Scene) -> tuple[float, float]:
@@ -144,7 +147,7 @@ def side_by_side(scene: Scene, through: TwinRun) -> list[ReportImage]:
     try:
         return [
             ReportImage(
-                png(np.concatenate([m.image, renderer.render(m.q, camera)], axis=0)),
+                png(shrunk(np.concatenate([m.image, renderer.render(m.q, camera)], axis=0), MAX_WIDTH)),
                 f"{m.t:.1f} s: the robot above, the twin below",
             )
             for m in through.moments
@@ -191,14 +194,16 @@ def page(loop: DemoResult) -> HtmlReport:
         ),
         numbers,
         (
-            *([section(loop.twin)] if loop.twin else []),
-            _curves_section(before, after),
-            _params_section(loop),
-            _runs_section(loop),
+            _robot_section(loop),
             _closed_section(loop),
+            _runs_section(loop),
+            _params_section(loop, before, after),
+            *([section(loop.twin)] if loop.twin else []),
             _seen_section(loop),
+            NEXT,
         ),
         {"scene": loop.scene.name, "fitted on": f"seeds {TRAIN}", "held out": f"seeds {HELD_OUT}"},
+        loop.video,
     )
 
 
@@ -213,60 +218,86 @@ def scores(loop: DemoResult) -> dict[str, Estimate]:
     return {**found, **(twin_scores(loop.twin) if loop.twin else {})}
 
 
-def _curves_section(before: Curve, after: Curve) -> Section:
+NEXT = Section(
+    "What next",
+    "The same steps with a robot of yours:",
+    [
+        Table(
+            ("command", "what it does"),
+            [
+                ("instep scene new ROBOT.xml my_scene", "makes a scene of your robot's MJCF or URDF file"),
+                ("instep gap DATA my_scene", "measures how far the simulator is from your recordings, and why"),
+                ("instep tune DATA my_scene", "identifies its parameters, and writes a scene with them"),
+                ("instep run expert twin:pusht --real robot:ADDRESS", "acts through a twin of a robot behind a link"),
+                ("instep runs", "lists this and later runs; instep open shows their pages"),
+            ],
+        )
+    ],
+)
+
+
+def _robot_section(loop: DemoResult) -> Section:
+    """What stands for the real robot here."""
+    lead = (
+        "There is no real robot here, so another program stands for it: it runs in its own process, in another physics "
+        f"engine (rapier), and answers over the link that a real robot uses. {len(loop.truth)} parameters are hidden "
+        "in it, such as the delay of commands and the stiffness of servos; its sensors are noisy and one control step "
+        "late. The simulator (MuJoCo) knows none of this."
+    )
+    return Section("1. A simulated robot", lead)
+
+
+def _params_section(loop: DemoResult, before: Curve, after: Curve) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for name, estimate in loop.fitted.estimates.items():
+        part = name.replace("*", loop.scene.spec.action.labels[0])
+        shipped = address.read(loop.scene.model, [part])[part]
+        interval = f"{estimate.low:.4g} to {estimate.high:.4g}"
+        numbers = (f"{shipped:.4g}", f"{estimate.value:.4g}", interval, f"{loop.truth[part]:.4g}")
+        rows.append((name, *numbers, estimate.unit))
+    lead = (
+        f"Two parameters, found by least squares in {loop.fitted.seconds:.1f} s from runs "
+        f"{', '.join(map(str, TRAIN))}. The robot's sensors are one control step late on top of its commands; the fit "
+        "sees the sum of both as one delay. The figure shows runs that were not used for the fit."
+    )
+    head = ("parameter", "as shipped", "fitted", "95 % interval", "hidden in the robot", "unit")
     curves = {
         "as shipped": replace(before, name="as shipped"),
         "two parameters fitted": replace(after, name="two parameters fitted"),
     }
     figure = horizon_figure(curves, {}, list(curves), "How wrong the simulator is, by how far ahead it predicts")
-    return Section(
-        "The gap, before and after",
-        "The simulator is placed in the robot's state, given the same commands, and compared that much later.",
-        [figure],
-    )
-
-
-def _params_section(loop: DemoResult) -> Section:
-    rows: list[tuple[str, ...]] = []
-    for name, estimate in loop.fitted.estimates.items():
-        part = name.replace("*", loop.scene.spec.action.labels[0])
-        shipped = address.read(loop.scene.model, [part])[part]
-        rows.append(
-            (
-                name,
-                f"{shipped:.4g} {estimate.unit}",
-                formatted(estimate),
-                f"{loop.truth[part]:.4g} {estimate.unit}",
-            )
-        )
-    lead = (
-        f"Found by least squares in {loop.fitted.seconds:.1f} s from runs {', '.join(map(str, TRAIN))}. The robot's "
-        "sensors are one control step late on top of its commands; the fit sees the sum of both as one delay."
-    )
-    head = ("param", "as shipped", "fitted, with 95 % interval", "hidden in the simulated robot")
-    return Section("The parameters", lead, [Table(head, rows)])
+    return Section("4. Identify", lead, [Table(head, rows), figure])
 
 
 def _runs_section(loop: DemoResult) -> Section:
-    pair: RunPair = loop.after.pairs[0]
-    return Section(
-        "One held-out run, replayed open loop",
-        "The robot's joints and those of the simulator with fitted parameters: same commands, same start.",
-        [runs_figure(pair, list(loop.scene.robot), title="")],
+    pair: RunPair = loop.before.pairs[0]
+    curve = loop.before.curves[JOINTS]
+    lead = (
+        "The simulator is placed in the robot's state, given the recorded commands, and compared some time later: it "
+        f"is {formatted(curve.at(0.0))} off after one control step, {formatted(curve.at(0.5))} after half a second, "
+        f"and {formatted(curve.at(np.inf))} over whole runs. The figure shows one run from start to end."
     )
+    return Section("3. Measure the gap", lead, [runs_figure(pair, list(loop.scene.robot), title="")])
 
 
 def _closed_section(loop: DemoResult) -> Section:
-    lines: dict[str, tuple[Array, Array]] = {}
-    for name, episodes in (("simulated robot", loop.real), ("simulator", loop.virtual)):
-        distance = np.mean([_to_goal(loop.scene, episode) for episode in episodes], axis=0)
-        lines[name] = (episodes[0].t, distance)
-    figure = lines_figure(lines, title="Distance of the block to its goal", x="time [s]", y="m")
+    data: list[dict[str, Any]] = []
+    for i, (name, episodes) in enumerate((("simulated robot", loop.real), ("simulator", loop.virtual))):
+        distances = 1e3 * np.array([_to_goal(loop.scene, episode) for episode in episodes])
+        t = episodes[0].t
+        data += band_traces(t, distances.min(axis=0), distances.max(axis=0), series=i, name=f"{name}, all runs")
+        data.append(
+            {"type": "scatter", "mode": "lines", "name": f"{name}, mean", "x": t, "y": distances.mean(axis=0)}
+            | {"line": {"color": series_color(i), "width": 2}}
+        )
+    layout = {"title": titled("Distance of the block to its goal"), "height": 380, "xaxis": {"title": "time [s]"}}
+    figure = {"data": data, "layout": {**layout, "yaxis": {"title": "mm", "rangemode": "tozero"}}}
     lead = (
-        "The same policy from the same starts in both worlds. Contact makes small differences grow: "
-        f"at the end the blocks are {formatted(bootstrap(_object_distance(loop), unit='m'))} apart."
+        f"The same policy ran {len(TRAIN + HELD_OUT)} times on the simulated robot, and from the starts of "
+        f"{len(HELD_OUT)} of these runs in the simulator. Contact makes small differences grow: at the end the blocks "
+        f"are {formatted(bootstrap(_object_distance(loop), unit='m'))} apart."
     )
-    return Section("The same policy in both worlds", lead, [figure])
+    return Section("2. Record", lead, [figure])
 
 
 def _seen_section(loop: DemoResult) -> Section:

@@ -13,6 +13,7 @@ from instep.core.records import array_dataclass
 from instep.core.rollout import rollout
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, State
+from instep.physics.trajectory_video import shrunk
 from instep.policy.experts.task_experts import expert_of
 from instep.report.figures import lines_figure
 from instep.report.page import ReportImage, Section, formatted
@@ -22,6 +23,8 @@ from instep.scene.tasks import task_of
 
 SECONDS = 14.0
 """How long the policy may take at most [s]."""
+FRAMES_PER_SECOND = 10
+"""Images of a camera of the simulated robot per second, each of which is a frame of the video."""
 AFTER = 10
 """Rows that are not scored, while the twin finds its T."""
 
@@ -47,6 +50,8 @@ class TwinRun:
     """The twin's: `twin.measured` is what the simulated robot says of itself, its T as well."""
     moments: tuple[TwinMoment, ...]
     """A few of them, with what the cameras saw."""
+    frames: tuple[Array, ...] = ()
+    """What the cameras saw with the outline of the twin's T, small, `FRAMES_PER_SECOND` of them [height, width, 3]."""
 
     @property
     def joints(self) -> Array:
@@ -104,7 +109,7 @@ def run_through_twin(robot: RobotWorld, scene: Scene, seed: int, on_step: Callab
         watch=[watch],
         until=lambda state: bool(task.score(state, done, done) > 0.97),
     )
-    return TwinRun(scene, run, images.picked())
+    return TwinRun(scene, run, images.picked(), tuple(images.frames))
 
 
 def scores(twin: TwinRun) -> dict[str, Estimate]:
@@ -143,11 +148,11 @@ def section(twin: TwinRun) -> Section:
         f"the two pushers {formatted(found['twin: distance of the two pushers'])}."
     )
     shown = [
-        ReportImage(png(m.overlay), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
+        ReportImage(png(shrunk(m.overlay)), f"{m.t:.1f} s: the robot's cameras, with the outline of the twin's T")
         for m in twin.moments
     ]
     return Section(
-        "The policy through the twin",
+        "5. Act through the twin",
         lead,
         [
             lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="mm"),
@@ -158,12 +163,13 @@ def section(twin: TwinRun) -> Section:
 
 
 class _CameraLog:
-    """Keeps what the cameras saw, a second apart."""
+    """Keeps what the cameras saw a second apart, and small frames of all of it."""
 
-    def __init__(self, scene: Scene, robot: RobotWorld, every: int = 60):
+    def __init__(self, scene: Scene, robot: RobotWorld):
         from instep.twin import outline_of
 
-        self._scene, self._robot, self._every = scene, robot, every
+        self._scene, self._robot, self._every = scene, robot, max(1, round(1 / (FRAMES_PER_SECOND * scene.dt)))
+        self.frames: list[Array] = []
         self._shape = outline_of(scene.model, scene.objects[0])
         self._at = scene.spec.q.labels.index(f"{scene.objects[0]}.x")
         self._states: list[State] = []
@@ -171,8 +177,11 @@ class _CameraLog:
 
     def __call__(self, state: State) -> None:
         self._states.append(State(state.t, state.q, state.v))
-        if len(self._states) % self._every == 1:
-            self._kept.append(self._moment(state))
+        if (len(self._states) - 1) % self._every == 0:
+            moment = self._moment(state)
+            if len(self.frames) % FRAMES_PER_SECOND == 0:
+                self._kept.append(moment)
+            self.frames.append(shrunk(moment.overlay))
 
     def picked(self) -> tuple[TwinMoment, ...]:
         """The first, the middle and the last."""

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -101,6 +101,8 @@ def remove_unfinished(outputs: Sequence[Output]) -> str:
             kept.append(output.kept)
         elif output.made:
             shutil.rmtree(output.folder, ignore_errors=True)
+            with suppress(OSError):  # it holds other runs
+                RUNS.rmdir()
     return "; ".join(kept)
 
 

@@ -53,7 +53,9 @@ def wilson(successes: int, n: int) -> Estimate:
     rate, z2 = successes / n, Z95**2
     centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * sqrt(rate * (1 - rate) / n + z2 / (4 * n**2)) / (1 + z2 / n)
-    return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half), n)
+    # The ends are exact where all trials agree; rounding would leave 5e-17 instead of 0.
+    low, high = (0.0 if successes == 0 else centre - half), (1.0 if successes == n else centre + half)
+    return Estimate(rate, low, high, n)
 
 
 def bootstrap(

@@ -164,11 +164,13 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
     return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit or '1'}]"}}}
 
 
-def band_traces(x: Array, low: Array, high: Array, **common: Any) -> list[dict[str, Any]]:
-    """A shaded band between two lines, as two traces."""
+def band_traces(
+    x: Array, low: Array, high: Array, *, series: int = 0, name: str = "90 % band", **common: Any
+) -> list[dict[str, Any]]:
+    """A shaded band between two lines, as two traces, in the colour of a series."""
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", **common}
     below, above = downsampled(x, low), downsampled(x, high)
-    fill = {"fill": "tonexty", "fillcolor": series_color(0, 0.18), "name": "90 % band"}
+    fill = {"fill": "tonexty", "fillcolor": series_color(series, 0.18), "name": name}
     return [
         edge | {"x": below[0], "y": below[1], "showlegend": False, "name": "band, low end"},
         edge | {"x": above[0], "y": above[1], **fill},

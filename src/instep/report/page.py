@@ -53,10 +53,12 @@ class Table:
     caption: str = ""
 
     @property
-    def wordy(self) -> list[bool]:
-        """Which columns hold words rather than numbers: those are read from the left."""
+    def kinds(self) -> list[str]:
+        """What each column holds: `long` sentences, `words`, both read from the left, or numbers (empty)."""
         columns = [[str(row[i]) for row in self.rows if str(row[i])] for i in range(len(self.head))]
-        return [any(len(c) > 32 for c in cells) or all(c[0].isalpha() for c in cells) for cells in columns]
+        long = [any(len(c) > 32 for c in cells) for cells in columns]
+        words = [all(c[0].isalpha() for c in cells) for cells in columns]
+        return ["words long" if a else "words" if b else "" for a, b in zip(long, words, strict=True)]
 
 
 @frozen_dataclass

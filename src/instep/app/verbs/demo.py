@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +14,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from instep.app import demo_loop as loop
-from instep.app.demo_twin import SECONDS, TwinRun, run_through_twin
+from instep.app.demo_twin import FRAMES_PER_SECOND, SECONDS, TwinRun, run_through_twin
 from instep.app.demo_twin import scores as twin_scores
 from instep.app.output import new_output
 from instep.app.simulated_robot import robot_process
+from instep.app.tune_progress import PlainLines
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
 from instep.physics.mujoco_cameras import graphics_library
-from instep.report.page import formatted
+from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
+from instep.report.page import ReportVideo, formatted
 from instep.robot import RobotWorld
 from instep.scene.folder import Scene
 
-START_TIMEOUT_S = 20.0
-"""How long the simulated robot may take to answer [s]: the first images of a cold machine take a while."""
+START_TIMEOUT_S = 180.0
+"""How long the simulated robot may take to start and to answer [s]: the first images of a slow machine take a while."""
 
 
 def demo(*, hidden: int = 7, out: Path | None = None) -> int:
@@ -46,16 +50,26 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         seconds = len(loop.TRAIN + loop.HELD_OUT) * loop.SECONDS + (SECONDS if cameras else 0.0)
         task = progress.add_task("start a simulated robot in another process", total=round(seconds / scene.dt))
 
+        plain, stage = None if console.is_terminal else PlainLines(sys.stderr), ["start a simulated robot"]
+
+        def tell(words: str) -> None:
+            stage[0] = words
+            progress.update(task, description=words)
+            if plain is not None:
+                print(words, file=sys.stderr, flush=True)
+
         def tick() -> None:
             progress.advance(task)
+            if plain is not None:
+                plain(stage[0], progress.tasks[0].percentage / 100, math.inf)
 
         def on_robot(words: str, act: Callable[[RobotWorld], Any], *more: str) -> Any:
             options = ["--engine", "rapier", "--hidden", str(hidden), "--pace", "step", *more]
             with (
-                robot_process(loop.SCENE, options) as child,
+                robot_process(loop.SCENE, options, timeout=START_TIMEOUT_S) as child,
                 RobotWorld(child.address, child.token, timeout=START_TIMEOUT_S) as robot,
             ):
-                progress.update(task, description=words)
+                tell(words)
                 return act(robot)
 
         def pushed(robot: RobotWorld) -> list[Episode]:
@@ -69,17 +83,18 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         train, held_out = real[: len(loop.TRAIN)], real[len(loop.TRAIN) :]
         virtual = loop.in_simulator(scene, loop.HELD_OUT)
         twin = on_robot("push it onto its outline through a twin", twinned, "--cameras", *cameras) if cameras else None
-        progress.update(task, description="keep the episodes")
+        tell("keep the episodes")
         loop.save(output.folder, {"real": real, "sim": virtual, "twin": [twin.run] if twin else []})
-        progress.update(task, description="measure the gap")
+        tell("measure the gap")
         before = loop.measured(scene, held_out)
-        progress.update(task, description="fit two parameters")
+        tell("fit two parameters")
         fitted = loop.find_params(scene, train)
-        progress.update(task, description="measure the gap again")
+        tell("measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
         images = loop.side_by_side(scene, twin) if twin else []
         truth = json.loads((output.folder / "hidden.json").read_text(encoding="utf-8"))
-        found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, images, twin, note)
+        video = _video(output.folder, twin, note)
+        found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, images, twin, note, video)
         progress.update(task, description="done")
     output.write(loop.scores(found), seconds=time.perf_counter() - begin, hidden="hidden.json")
     loop.draw(found, output.folder / "demo.png")
@@ -88,6 +103,16 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         console.print(line, highlight=False)
     print(report)
     return 0
+
+
+def _video(folder: Path, twin: TwinRun | None, note: str) -> ReportVideo | str:
+    """The robot's cameras with the outline of the twin's T, or why there is no video."""
+    if twin is None:
+        return f"No video: {note}"
+    write_small_video(folder / "video.mp4", twin.frames)
+    speed = f"{VIDEO_FPS / FRAMES_PER_SECOND:g} times its speed"
+    caption = f"The robot, which follows the twin, by its three cameras with the outline of the twin's T, at {speed}."
+    return ReportVideo((folder / "video.mp4").read_bytes(), caption)
 
 
 def _cameras(scene: Scene) -> tuple[list[str], str]:

@@ -81,6 +81,9 @@
     }));
   });
   document.querySelectorAll("video").forEach((v) => {
+    // As wide as the page or 26 lines high, whichever is less, without bars beside it.
+    const fit = () => { v.style.maxWidth = `${(26 * v.videoWidth) / v.videoHeight}rem`; };
+    if (v.videoHeight) fit(); else v.addEventListener("loadedmetadata", fit);
     if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) { v.autoplay = false; v.pause(); }
   });
   window.addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((d) => { d.open = true; }); apply("light"); });
