@@ -137,7 +137,7 @@ def _contradiction(answers: Array, label: str, positions: JointColumns, robot: R
     strength = max(own, key=abs)
     if strength < -ANSWERS:
         return f"{label} moves against this command: is its sign inverted?"
-    if abs(strength) < SILENT and abs(float(answers[best])) > ANSWERS:
+    if abs(strength) < abs(float(answers[best])) - MARGIN and abs(float(answers[best])) > ANSWERS:
         return f"named {label}, but {positions.labels[best]} answers it (correlation {float(answers[best]):.2f})"
     return "" if abs(strength) >= SILENT else f"{label} hardly answers it (correlation {strength:.2f})"
 
