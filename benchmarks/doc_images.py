@@ -110,7 +110,7 @@ def tune_report(folder: Path) -> Path:
     """Report of an identification: friction and delay of an arm from its logs."""
     arm = ROOT / "examples" / "own_arm"
     shutil.copytree(arm, folder / "own_arm")
-    words = ("own_arm", "own_arm/arm.urdf", "--mapping", "own_arm/log.toml")
+    words = ("own_arm", "own_arm/arm.urdf", "--map", "own_arm/log.toml")
     params = ("--params", "joint.*.frictionloss", "action.delay", "--windows", "40")
     run_instep(folder, "tune", *words, *params, "--out", "tuned", passes=(0, 1))
     return screenshot(folder / "tuned" / "report.html", 1250)

@@ -96,7 +96,7 @@ def test_joints_in_another_order_are_named_after_the_fit(scene, runs, tuned):
         return run.with_columns({"q": run.q[:, ::-1].copy(), "action": run.action[:, ::-1].copy()})
 
     code, said = tuned([exchanged(run) for run in runs], scene)
-    assert code == 1 and "the order of the joints differs" in said and "--mapping FILE.toml" in said
+    assert code == 1 and "the order of the joints differs" in said and "--map FILE.toml" in said
 
 
 def test_another_robot_with_the_same_joints_is_not_promoted(scene, tuned, tmp_path):

@@ -62,7 +62,8 @@ def options(torch):
     from instep.policy.training import TrainOptions
 
     return TrainOptions(
-        steps=200, checkpoint_every=200, batch=32, width=32, blocks=1, horizon=1, execute=1, threads=1, rate=8e-3,
+        steps=200, checkpoint_every=200, batch=32, width=32, blocks=1, horizon=1, execute=1, threads=1,
+        learning_rate=8e-3,
         image_size=32, ema_decay=0.95, images_per_step=32, frame=("x", "y", "block"), cameras=("top",),
         channels=("observation.state",),
     )  # fmt: skip

@@ -155,14 +155,16 @@ def test_a_training_goes_on_where_it_stopped_as_if_it_had_not(tmp_path, torch):
     parts = read_weights(tmp_path / "parts/weights.safetensors")
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(BadInput, match="other options"):
-        train(episodes, tmp_path / "parts", replace(options, rate=1e-4))
+        train(episodes, tmp_path / "parts", replace(options, learning_rate=1e-4))
 
 
 @pytest.mark.gpu
 def test_a_training_on_a_gpu_ends_where_one_on_the_processor_does(tmp_path, cuda):
     from instep.policy.training import TrainOptions, train
 
-    options = TrainOptions(steps=40, checkpoint_every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, rate=1e-3)
+    options = TrainOptions(
+        steps=40, checkpoint_every=20, batch=32, width=32, blocks=1, horizon=4, execute=2, learning_rate=1e-3
+    )
     episodes = [towards(seed, 20) for seed in range(6)]
     here = read_weights(train(episodes, tmp_path / "cpu", options) / "weights.safetensors")
     there = read_weights(train(episodes, tmp_path / "cuda", replace(options, device="cuda")) / "weights.safetensors")
@@ -210,7 +212,7 @@ def test_a_policy_learns_from_images_where_things_are(tmp_path, torch):
         episodes.append(Episode(spec, columns))
     options = TrainOptions(
         steps=220, checkpoint_every=220, batch=32, width=48, blocks=1, horizon=2, execute=1, threads=1,
-        cameras=("top",), image_size=32, rate=3e-3,
+        cameras=("top",), image_size=32, learning_rate=3e-3,
     )  # fmt: skip
     policy = load_policy(train(episodes, tmp_path, options), spec)
     goals = rng.uniform(-1, 1, (40, 2))

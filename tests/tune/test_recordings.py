@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from instep import MujocoWorld
+from instep.app.data_args import DataArgs
 from instep.app.gap_run import read_runs
 from instep.core.replay import aligned
 from instep.gap.measure import recorded_at_rate
@@ -33,7 +34,7 @@ def arm(recordings):
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there are none of the WAM at {folder}")
     scene = Scene.load("wam7")
-    runs = recorded_at_rate(list(read_runs(str(folder), "quanser_wam/wam7")), scene.dt)[0]
+    runs = recorded_at_rate(list(read_runs(str(folder), DataArgs(as_name="quanser_wam/wam7"))), scene.dt)[0]
     choice = auto_params(scene, runs[:1])
     names = {f"{kind}.{j}.{word}" for kind in ("actuator", "joint") for j in JOINTS for word in WORDS}
     names |= {"body.link_2.gravcomp", "body.link_4.gravcomp"}
@@ -76,7 +77,10 @@ def test_two_joints_of_a_real_arm_are_estimated_from_motions_of_other_kinds(reco
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there are none of the SO-101 at {folder}")
     scene = Scene.load("so101")
-    runs = {e.meta["motion"]: e for e in recorded_at_rate(list(read_runs(str(folder), "so101")), scene.dt)[0]}
+    runs = {
+        e.meta["motion"]: e
+        for e in recorded_at_rate(list(read_runs(str(folder), DataArgs(as_name="so101"))), scene.dt)[0]
+    }
     sim = without_delta(scene)
     fitted, others = (
         arm_model(sim, [runs[name] for name in names])
@@ -102,7 +106,7 @@ def test_a_search_whose_first_step_goes_beyond_the_bounds_goes_on(recordings):
     if not folder.is_dir():
         pytest.skip(f"needs recordings: there are none of the XL330 at {folder}")
     scene = Scene.load("servo_pendulum")
-    runs = with_inputs(scene, recorded_at_rate(list(read_runs(str(folder), "xl330")), scene.dt)[0])
+    runs = with_inputs(scene, recorded_at_rate(list(read_runs(str(folder), DataArgs(as_name="xl330"))), scene.dt)[0])
     choice = named_params(scene, SERVO, {})
     sim = without_delta(scene).tuned(choice.fixed)
     options = ShootingOptions(window=1.0, limit=6, start=choice.start, starts=1, iterations=6)

@@ -93,7 +93,7 @@ def test_friction_is_identified_from_drops(drops):
 
 def test_the_verb_gap_reads_the_same(drops, tmp_path):
     out = tmp_path / "gap"
-    assert main(["gap", str(drops), "servo_pendulum", "--mapping", "xl330", "--plain", "--out", str(out)]) == 0
+    assert main(["gap", str(drops), "servo_pendulum", "--as", "xl330", "--plain", "--out", str(out)]) == 0
     scores = json.loads((out / "result.json").read_text())["scores"]
     assert scores["servo@full"]["value"] < 0.15
 

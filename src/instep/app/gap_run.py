@@ -18,7 +18,6 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.statistics import Estimate
-from instep.data import load_episodes
 from instep.diagnose.data_checks import DataChecks, check_data
 from instep.diagnose.diagnosis import DiagnoseOptions, diagnose_gap
 from instep.diagnose.policy_modes import image_sensitivity
@@ -35,6 +34,7 @@ from instep.report.page import Headline, Section
 from instep.scene.couplings import with_joint_labels
 from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 
+from .data_args import DataArgs, read_data
 from .output import Output, new_output
 from .world_specs import policy_from_spec
 
@@ -45,10 +45,9 @@ class GapRequest:
 
     data: str
     against: str
-    mapping: str
+    source: DataArgs
     runs: int
     every: float
-    rate: float | None
     allow: tuple[str, ...]
     limits: Mapping[str, float]
     """Score -> its largest allowed value."""
@@ -87,7 +86,7 @@ def run(args: GapRequest) -> int:
         raise BadInput("Nothing to measure: give recordings (instep gap DATA SCENE), or --agreement TABLE.csv.")
     if not args.every > 0:
         raise BadInput(f"--every takes seconds above 0, not {args.every:g}.")
-    episodes = spread_runs(read_runs(args.data, args.mapping, args.against.partition("@")[0]), args.runs)
+    episodes = spread_runs(read_runs(args.data, args.source, _scene_name(args.against)), args.runs)
     output = new_output("gap", args.out, seed=args.seed)
     output.read(located(args.data))
     if not args.against:
@@ -147,9 +146,14 @@ def broken_scores(scores: Mapping[str, Estimate], limits: Mapping[str, float]) -
     return broken
 
 
-def read_runs(path: str, mapping: str = "", scene: str = "") -> list[Episode]:
+def read_runs(path: str, source: DataArgs | None = None, scene: str = "") -> list[Episode]:
     """The episodes of a dataset or of recordings, each with a name."""
-    return [named_run(e, i) for i, e in enumerate(load_episodes(path, mapping or None, scene=scene))]
+    return [named_run(e, i) for i, e in enumerate(read_data(path, source or DataArgs(), scene))]
+
+
+def _scene_name(words: str) -> str:
+    """The scene among the words of an argument; empty where they name a dataset."""
+    return words.partition("@")[0] if words and is_scene(words) else ""
 
 
 def named_run(episode: Episode, place: int) -> Episode:
@@ -244,7 +248,7 @@ def judge_agreement(table: Path, out: Path | None, seed: int) -> int:
 
 
 def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -> GapResult:
-    sim = open_scene(args.against, episodes, args.rate)
+    sim = open_scene(args.against, episodes, args.source.rate)
     scene = sim.scene
     output.read(scene.root)
     # Clocks are checked as they were recorded, before anything is resampled.

@@ -19,6 +19,7 @@ from instep.data import MappingGuess, guess_mapping, import_recordings, load_epi
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
 from instep.scene.new_scene import NewScene, make_scene
 
+from .data_args import DataArgs
 from .gap_run import GapRequest
 from .gap_run import run as run_gap
 from .output import Output, gate_table, new_output
@@ -171,7 +172,7 @@ def _gap(result: StartResult, args: StartArgs) -> None:
     folder = result.output.folder
     run_gap(
         GapRequest(
-            data=str(folder / DATA), against=str(folder / SCENE), mapping="", runs=args.runs, every=0.5, rate=None,
+            data=str(folder / DATA), against=str(folder / SCENE), source=DataArgs(), runs=args.runs, every=0.5,
             allow=(), limits={}, max_rmse=None, scene="", events=None, causes="", policy="", plain=True, seed=args.seed,
             out=folder / "gap",
         )

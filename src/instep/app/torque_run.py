@@ -21,6 +21,7 @@ from instep.report.page import Headline
 from instep.scene.folder import Scene
 from instep.tune.torque_identification import IdentifyTorqueOptions, TorqueIdentification, identify_torque
 
+from .data_args import DataArgs
 from .gap_run import broken_scores, located, read_runs
 from .output import Output, gate_table, new_output
 
@@ -34,7 +35,7 @@ class TorqueGapRequest:
 
     data: str
     scene: str
-    mapping: str
+    source: DataArgs
     cutoff: float
     limits: Mapping[str, float]
     """Score -> its largest allowed value."""
@@ -46,7 +47,7 @@ def run_torque_gap(args: TorqueGapRequest) -> int:
     if not args.data or not args.scene:
         raise BadInput("--torque compares recordings with a scene: instep gap DATA SCENE --torque.")
     scene = Scene.load(args.scene)
-    gap = measure_torque_gap(scene, read_runs(args.data, args.mapping, args.scene), TorqueOptions(cutoff=args.cutoff))
+    gap = measure_torque_gap(scene, read_runs(args.data, args.source, args.scene), TorqueOptions(cutoff=args.cutoff))
     output = new_output("gap", args.out)
     output.read(located(args.data))
     output.read(scene.root)
@@ -74,7 +75,7 @@ def run_torque_tune(data: str, scene: str, args: TuneArgs) -> int:
         seed=args.seed,
     )
     with Console(stderr=True).status("identifying from torques"):
-        found = identify_torque(loaded, read_runs(data, args.mapping, scene), options)
+        found = identify_torque(loaded, read_runs(data, args.source, scene), options)
     output = new_output("tune", args.out, seed=args.seed)
     output.read(located(data))
     output.read(loaded.root)

@@ -16,6 +16,7 @@ from .files import library
 from .lerobot.features import NOMINAL, channel_of, is_image
 from .loading import MappingSource, load_episodes
 from .recorder.atomic import new_file
+from .resample import resampled
 
 GAP_PERIODS = 1.5
 """A step longer than this many periods is a gap."""
@@ -84,9 +85,12 @@ class DatasetInfo:
         return {**asdict(self), "rows": self.rows, "seconds": self.seconds}
 
 
-def describe_dataset(source: str | Path, mapping: MappingSource | None = None) -> DatasetInfo:
-    """What is in a dataset or a folder of recordings."""
+def describe_dataset(
+    source: str | Path, mapping: MappingSource | None = None, *, rate: float | None = None
+) -> DatasetInfo:
+    """What is in a dataset or a folder of recordings; resampled to `rate` [Hz] where it is given."""
     episodes = load_episodes(source, mapping)
+    episodes = episodes if rate is None else [resampled(episode, rate) for episode in episodes]
     return DatasetInfo(
         str(source),
         episodes[0].meta.get("scene", ""),

@@ -97,6 +97,22 @@ def _with_part(source: Path, mapping: MappingSource | None, scene: str) -> tuple
     return source, mapping
 
 
+def is_readable(source: Path) -> bool:
+    """Whether recordings describe themselves, or a shipped mapping goes by their name."""
+    if not source.exists():
+        return any(name.startswith(f"{source.parent.name}/") for name in shipped_mappings())
+    return _is_dataset(source) or source.resolve().name in _known_names() or bool(_by_format(source))
+
+
+def is_foreign_dataset(source: Path) -> bool:
+    """Whether a folder is a LeRobot dataset that other software wrote and no shipped mapping describes."""
+    return (source / INFO).exists() and not (source / OWN).exists() and source.resolve().name not in _known_names()
+
+
+def _known_names() -> set[str]:
+    return {name.partition("/")[0] for name in shipped_mappings()}
+
+
 def _is_dataset(folder: Path) -> bool:
     return (folder / INFO).exists() or (folder / JOURNAL).is_dir()
 
@@ -142,8 +158,8 @@ def _mapping_name(folder: Path, part: str) -> str:
         if _by_format(folder):
             return _by_format(folder)
         raise BadInput(
-            f"{str(folder)!r} is not a LeRobot dataset, and no mapping is called {name!r}; give --mapping, a file of "
-            f"your own or one that comes with instep ({', '.join(shipped_mappings())})."
+            f"{str(folder)!r} is not a LeRobot dataset, and no mapping is called {name!r}; give --map, a file of your "
+            f"own, or --as, one that comes with instep ({', '.join(shipped_mappings())})."
         )
     return name
 

@@ -10,6 +10,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.records import frozen_dataclass
 from instep.core.world import Channel, Spec
 from instep.data.lerobot.features import CAMERA_PREFIX, is_image
+from instep.data.resample import resampled
 
 NO_CAMERAS = "none"
 """In place of the names of cameras: all of them are left out."""
@@ -25,9 +26,13 @@ class Selection:
     """Names of cameras, with or without `observation.images.`; `none` takes no camera."""
     columns: tuple[str, ...] = ()
     """Names of columns that are not images; the time of each row is always taken."""
+    rate: float | None = None
+    """Rows per second to resample to [Hz]; as they are where None."""
 
     def of(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
         """The chosen part of some episodes; an episode that lacks a chosen camera or column is named."""
+        if self.rate is not None:
+            episodes = [resampled(episode, self.rate) for episode in episodes]
         numbers = _numbers(self.episodes, len(episodes)) if self.episodes else range(len(episodes))
         if not self.cameras and not self.columns:
             return [episodes[k] for k in numbers] if self.episodes else episodes

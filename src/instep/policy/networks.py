@@ -266,7 +266,7 @@ class Learner:
         self._all = nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
         self._all.to(self._device)
         self._mean = {k: v.detach().clone() for k, v in self._all.state_dict().items()}
-        self._optimizer = torch.optim.AdamW(self._all.parameters(), lr=options.rate, weight_decay=1e-4)
+        self._optimizer = torch.optim.AdamW(self._all.parameters(), lr=options.learning_rate, weight_decay=1e-4)
 
     def run(self, begin: int, until: int) -> float:
         """Take the steps from one number to another; the mean loss of the last of them."""
@@ -283,7 +283,7 @@ class Learner:
             for part in (self._all,) if self._pose is None else self._all.values():
                 nn.utils.clip_grad_norm_(part.parameters(), 1.0)
             for group in self._optimizer.param_groups:
-                group["lr"] = options.rate * _schedule(step, options.steps)
+                group["lr"] = options.learning_rate * _schedule(step, options.steps)
             self._optimizer.step()
             self._average(step)
             losses.append(loss.detach())

@@ -35,7 +35,7 @@ class CloningOptions:
     """steps of training."""
     batch: int = 256
     """examples per step."""
-    rate: float = 3e-3
+    learning_rate: float = 3e-3
     """largest learning rate; it rises over the first steps and falls to zero along a cosine."""
     width: int = 256
     """width of the network."""
@@ -133,7 +133,8 @@ def train(
         begin = until
         tensors = learner.tensors()
         if not all(np.isfinite(t).all() for t in tensors.values()):
-            raise BadInput(f"The training diverged after {until} steps; a smaller rate than {options.rate:g} may help.")
+            tried = options.learning_rate
+            raise BadInput(f"The training diverged after {until} steps; try a smaller --learning-rate than {tried:g}.")
         metadata = {**description.metadata, "steps": str(until)}
         save_policy(folder, replace(description, metadata=metadata), tensors)
         _write_checkpoint(learner, folder, until, options)

@@ -409,7 +409,7 @@ def _nothing_moves(scene: Scene, labels: Sequence[str]) -> str:
     return (
         f"The recordings are of another robot: they hold {', '.join(labels[:4])} and none of the scene's joints, which "
         f"are {', '.join(scene.robot[:4])}; give the scene of that robot, or name the columns in a mapping "
-        "(--mapping FILE.toml)."
+        "(--map FILE.toml)."
     )
 
 

@@ -135,7 +135,7 @@ def _wrong_units(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
             if 0.7 * DEGREES < factor < 1.3 * DEGREES:
                 found.append(
                     f"The {which} of {spec.q.labels[q]!r} look like degrees ({factor:.0f} times those of the other); "
-                    'radians were expected: give their unit in a mapping (from_unit = "deg", --mapping FILE.toml).'
+                    'radians were expected: give their unit in a mapping (from_unit = "deg", --map FILE.toml).'
                 )
     return found
 
@@ -152,7 +152,7 @@ def _out_of_range(scene: Scene, episodes: Sequence[Episode]) -> list[str]:
         if reach > max(3 * limit, 2 * np.pi):
             found.append(
                 f"{name!r} is at {reach:.3g} most of the time and its range ends at {limit:.3g} rad: if the recordings "
-                'are in degrees, give their unit in a mapping (from_unit = "deg", --mapping FILE.toml).'
+                'are in degrees, give their unit in a mapping (from_unit = "deg", --map FILE.toml).'
             )
     return found
 
@@ -170,7 +170,7 @@ def _wrong_joints(episodes: Sequence[Episode], pairs: Pairs) -> list[str]:
             other = spec.q.labels[pairs[best][1]]
             found.append(
                 f"The command of {label!r} is answered by {other!r} rather than by {spec.q.labels[q]!r}: the order of "
-                "the joints differs; name the columns in a mapping (--mapping FILE.toml)."
+                "the joints differs; name the columns in a mapping (--map FILE.toml)."
             )
         elif alike[row, row] < -0.5:
             found.append(f"{label!r} moves against its command: its sign differs; give its sign in a mapping.")

@@ -72,7 +72,7 @@ def check_robot(
     if left.share > SUSPECT_SHARE:
         order = _wrong_order(given, episodes, pairs, window)
         if order:
-            remedy = "Name the columns of the recordings in a mapping (--mapping FILE.toml)."
+            remedy = "Name the columns of the recordings in a mapping (--map FILE.toml)."
             return GateResult(NAME, "failed", order, remedy=remedy)
     message = f"Of the motion of the servos over {window:g} s, {left.share:.1%} is left unexplained."
     if left.share <= most:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from instep.app.arguments import DataArg, Options, OutFolder, PolicyArg
+from instep.app.data_args import DataArgs
 from instep.app.gap_run import located, read_runs, spread_runs
 from instep.app.output import new_output, progress_bar
 from instep.app.policy_specs import policy_fingerprint
@@ -21,8 +22,7 @@ from instep.robot.recorded_world import Recording
 class CheckArgs:
     """Options of `instep check`."""
 
-    mapping: str = ""
-    """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    source: Options[DataArgs] = DataArgs()
     runs: int = 0
     """check only so many episodes, spread over all; 0 is all."""
     every: int = 0
@@ -47,7 +47,7 @@ def check(
         data: dataset or recordings of the robot that the policy is for.
 
     """
-    episodes = spread_runs(read_runs(str(data), args.mapping), args.runs)
+    episodes = spread_runs(read_runs(str(data), args.source), args.runs)
     decider = policy_from_spec(policy, Recording(episodes[0]))
     options = CheckOptions(every=args.every, seed=args.seed)
     with progress_bar() as progress:

@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from instep.app.arguments import DataArg, Positional
+from instep.app.arguments import DataArg, Options, Positional
+from instep.app.data_args import DataArgs, mapping_of
 from instep.app.output import new_output
 from instep.data import (
     DatasetInfo,
@@ -32,8 +33,7 @@ def import_data(
     folder: DataArg,
     /,
     *,
-    mapping: str = "",
-    rate: float | None = None,
+    args: Options[DataArgs] = DataArgs(),
     robot_type: str = "",
 ) -> int:
     """Read recordings of another format and write them as a new LeRobot dataset, whole or not at all.
@@ -41,14 +41,12 @@ def import_data(
     Args:
         source: CSV, NPZ, HDF5 (ALOHA), zarr (diffusion policy), MCAP, ROS bags, LeRobot v2.1: a file or a folder.
         folder: dataset to make.
-        mapping: a mapping file of your own (docs/formats/mapping.md), or the name of a shipped one where the folder's
-            name does not say it.
-        rate: rows per second to even out to, where recordings have several rates.
         robot_type: what LeRobot metadata call the robot (so101_follower); the scene of the mapping where not given.
 
     """
     options = WriteOptions(robot_type=robot_type or None)
-    done = import_recordings(source, folder, mapping=mapping or None, rate=rate, options=options)
+    source, mapping = mapping_of(source, args)
+    done = import_recordings(source, folder, mapping=mapping, rate=args.rate, options=options)
     Console(stderr=True).print(f"{done.episodes} episodes, {done.rows} rows.")
     print(done.folder)
     return 0
@@ -60,7 +58,7 @@ def export(
     folder: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
     /,
     *,
-    mapping: str = "",
+    args: Options[DataArgs] = DataArgs(),
     episodes: str = "",
     cameras: str = "",
     columns: str = "",
@@ -72,15 +70,15 @@ def export(
         source: dataset, or recordings that a mapping reads.
         form: lerobot-v3.0, lerobot-v2.1, mcap, csv, npz, hdf5 (ALOHA's layout), rosbag (ROS 2) or rerun (.rrd).
         folder: folder to make.
-        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
         episodes: numbers and ranges, 0,3,5:8; all where not given.
         cameras: names of cameras, separated by commas; none for no images; all where not given.
         columns: names of columns that are not images, separated by commas; all where not given.
         robot_type: what LeRobot metadata call the robot (so101_follower); as in DATA, or its scene, where not given.
 
     """
-    chosen = Selection(episodes, _names(cameras), _names(columns))
-    done = export_episodes(source, form, folder, mapping=mapping or None, selection=chosen, robot_type=robot_type)
+    source, mapping = mapping_of(source, args)
+    chosen = Selection(episodes, _names(cameras), _names(columns), args.rate)
+    done = export_episodes(source, form, folder, mapping=mapping, selection=chosen, robot_type=robot_type)
     console = Console(stderr=True)
     console.print(f"{done.episodes} episodes, {done.rows} rows.")
     if done.left_out:
@@ -93,22 +91,23 @@ def info(
     source: DataArg,
     /,
     *,
-    mapping: str = "",
+    args: Options[DataArgs] = DataArgs(),
     out: Path | None = None,
 ) -> int:
     """Describe a dataset: episodes, rates, jitter, gaps, channels with units and ranges, and a contact sheet.
 
     Args:
         source: dataset, or recordings that a mapping reads.
-        mapping: mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it.
         out: folder to write; a new one under runs/ where not given.
 
     """
-    found = describe_dataset(source, mapping or None)
+    name = source.resolve().name
+    source, mapping = mapping_of(source, args)
+    found = describe_dataset(source, mapping, rate=args.rate)
     output, console = new_output("data-info", out), Console()
     console.print(_episodes(found))
     console.print(_channels(found))
-    sheet = contact_sheet(load_episodes(source, mapping or None), output.folder / "sheet.png", source.resolve().name)
+    sheet = contact_sheet(load_episodes(source, mapping), output.folder / "sheet.png", name)
     output.write({}, **found.as_dict())
     print(sheet)
     return 0

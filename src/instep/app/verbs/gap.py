@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from instep.app.arguments import Options
+from instep.app.data_args import DataArgs
 from instep.core.records import options_dataclass
 
 Positional = tyro.conf.Positional
@@ -16,14 +18,11 @@ Positional = tyro.conf.Positional
 class GapArgs:
     """Options of `instep gap`."""
 
-    mapping: str = ""
-    """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    source: Options[DataArgs] = DataArgs()
     runs: int = 0
     """measure only so many runs, spread over all; 0 is all."""
     every: float = 0.5
     """distance between the recorded states at which the simulator is placed [s]."""
-    rate: float | None = None
-    """control rate of a robot file (.xml, .urdf) [Hz]; that of the recordings where not given."""
     allow: tuple[str, ...] = ()
     """checks that may fail: finite stamps rate units frozen gain order offset."""
     max_rmse: float | None = None
@@ -80,17 +79,16 @@ def gap(
         from instep.app.torque_run import TorqueGapRequest, run_torque_gap
 
         limits = dict(_limit(words) for words in args.limit)
-        return run_torque_gap(TorqueGapRequest(data, against, args.mapping, args.cutoff, limits, args.out))
+        return run_torque_gap(TorqueGapRequest(data, against, args.source, args.cutoff, limits, args.out))
     if args.agreement is not None:
         return judge_agreement(args.agreement, args.out, args.seed)
     return run(
         GapRequest(
             data=data,
             against=against,
-            mapping=args.mapping,
+            source=args.source,
             runs=args.runs,
             every=args.every,
-            rate=args.rate,
             allow=args.allow,
             limits=dict(_limit(words) for words in args.limit),
             max_rmse=None if args.max_rmse is None else (args.at, args.max_rmse),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from instep.app.arguments import Options, Positional
+from instep.app.data_args import DataArgs, read_at_rate
 from instep.app.output import Output, new_output, progress_bar
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
@@ -33,8 +34,7 @@ HELD_OUT = 200_000
 class TrainArgs:
     """Options of `instep train`."""
 
-    mapping: str = ""
-    """mapping of the data: a file (.toml), or the name of a shipped one."""
+    source: Options[DataArgs] = DataArgs()
     scene: str = ""
     """scene to evaluate checkpoints in, with --eval-starts."""
     task: str = ""
@@ -75,7 +75,6 @@ def train(
         data: one or more datasets (LeRobot folders), then the folder of the policy.
 
     """
-    from instep.data import load_episodes
     from instep.scene.folder import Scene
 
     if len(data) < 2:
@@ -89,7 +88,7 @@ def train(
     episodes: list[Episode] = []
     for source in sources:
         output.read(Path(source))
-        episodes += list(load_episodes(source, args.mapping or None))
+        episodes += list(read_at_rate(source, args.source))
     if args.virtual is not None:
         if not args.scene:
             raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")

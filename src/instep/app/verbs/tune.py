@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from instep.app.arguments import Options
+from instep.app.data_args import DataArgs
 from instep.core.records import array_dataclass, options_dataclass
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ BEST_FILE = "best.json"
 """File of OUT with the best values, from which --resume goes on."""
 _WITH_TORQUE = {"torque", "payload", "hold_out", "cutoff"}
 """Options of an identification from torques alone."""
-_WITH_BOTH = {"mapping", "held_out", "draws", "seed", "out"}
+_WITH_BOTH = {"source", "held_out", "draws", "seed", "out"}
 PosteriorMethod = Literal["none", "laplace", "eki", "svgd", "npe", "dropo"]
 
 
@@ -39,14 +41,11 @@ class TuneArgs:
     """what to identify: addresses with * for any part ('joint.*.damping' action.delay), or auto."""
     bounds: tuple[str, ...] = ()
     """ranges to search, as 'joint.*.damping=0.01:2'."""
-    mapping: str = ""
-    """mapping of DATA: a file (.toml), or the name of a shipped one where the folder's name does not say it."""
+    source: Options[DataArgs] = DataArgs()
     own: tuple[str, ...] = ()
     """parameters that each group of recordings has of its own ('joint.*.frictionloss'); the others are shared."""
     group: tuple[str, ...] = ()
     """groups of --own: a metadata field of the recordings, 'folder', or patterns as 'monday*=a' 'tuesday*=b'."""
-    rate: float | None = None
-    """control rate of a robot file (.xml, .urdf) [Hz]; that of the recordings where not given."""
     ignore_coordinates: tuple[str, ...] = ()
     """measured coordinates without weight in the fit, such as 'tee.vz' 'tee.w[xy]' of a block that only slides."""
     window: float | None = None
@@ -165,8 +164,8 @@ def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
         seed=args.seed,
     )
     budget = parse_duration(args.budget) if args.budget else math.inf
-    runs = read_runs(data, args.mapping)
-    loaded = scene_for(scene, runs, rate=args.rate)
+    runs = read_runs(data, args.source, scene)
+    loaded = scene_for(scene, runs, rate=args.source.rate)
     episodes, resampled = recorded_at_rate(runs, loaded.dt)
     for sentence in resampled:
         print(sentence, file=sys.stderr)

@@ -1,0 +1,127 @@
+"""Options of every command that reads recordings, and the one way to read them: by a mapping, or by a draft of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
+from instep.data import MappingGuess, guess_mapping, load_episodes, resampled, write_draft
+from instep.data.guess_parts import RobotLayout
+from instep.data.loading import is_foreign_dataset, is_readable
+from instep.scene.folder import Scene
+
+from .robot_layout import robot_layout
+
+MOST_DOUBTS = 4
+"""Doubts of a draft that are printed; the draft has them all."""
+
+
+@options_dataclass
+class DataArgs:
+    """How recordings are read."""
+
+    map: Path | None = None
+    """mapping file of the recordings (.toml): how their columns become joints and commands."""
+    as_name: Annotated[str, tyro.conf.arg(name="as")] = ""
+    """name of a shipped mapping to read the recordings as, where the folder's name does not say it."""
+    rate: float | None = None
+    """rows per second [Hz]: that of logs without times, and of what recordings are resampled to; with a robot file
+    (.xml, .urdf) its control rate. That of the recordings where not given."""
+
+    @property
+    def mapping(self) -> str | Path | None:
+        """The mapping that was named; None where none was."""
+        if self.map is not None and self.as_name:
+            raise BadInput("--map and --as both name a mapping; give one of them.")
+        if self.map is not None and not self.map.is_file():
+            raise BadInput(f"There is no mapping file {str(self.map)!r}; --map takes a file, --as a shipped name.")
+        return self.map or self.as_name or None
+
+
+def read_data(path: str | Path, args: DataArgs, scene: str = "") -> Sequence[Episode]:
+    """The episodes of recordings as they are stored; where no mapping is known, by a draft that is written and named.
+
+    With a scene, a dataset of others whose labels are not those of the scene, or whose angles are degrees, is read by
+    a draft too.
+    """
+    mapping = args.mapping
+    if mapping is None and (drafted := _draft(Path(path), args, scene)) is not None:
+        return load_episodes(*drafted)
+    return load_episodes(path, mapping, scene=scene)
+
+
+def read_at_rate(path: str | Path, args: DataArgs) -> Sequence[Episode]:
+    """The same, resampled where a rate is given."""
+    episodes = read_data(path, args)
+    return episodes if args.rate is None else [resampled(episode, args.rate) for episode in episodes]
+
+
+def mapping_of(path: Path, args: DataArgs) -> tuple[Path, str | Path | None]:
+    """The folder of recordings and the mapping to read them by: the one named, or a draft that is written and named."""
+    mapping = args.mapping
+    drafted = _draft(path, args, "") if mapping is None else None
+    return drafted or (path, mapping)
+
+
+def _draft(path: Path, args: DataArgs, scene: str) -> tuple[Path, Path] | None:
+    """The folder and the draft of recordings that nothing else describes; None where something does."""
+    layout = _layout(scene)
+    if is_readable(path):
+        if not layout.joints or not is_foreign_dataset(path) or _fits(path, layout):
+            return None
+    elif not path.exists():
+        return None
+    guess = guess_mapping([path], layout, rate=args.rate)
+    draft = write_draft(guess, _free(Path(f"{path.resolve().stem}_map.toml")), Path(scene).stem)
+    _say(guess, draft, path)
+    return guess.folder, draft
+
+
+def _layout(scene: str) -> RobotLayout:
+    return robot_layout(Scene.load(scene)) if scene else RobotLayout()
+
+
+def _fits(path: Path, layout: RobotLayout) -> bool:
+    """Whether a dataset of others has the labels of the robot and lies within its ranges as it is."""
+    joints = {joint.name: joint for joint in layout.joints}
+    episode = load_episodes(path)[0]
+    if not set(episode.spec.q.labels) & set(joints):
+        return False
+    for k, label in enumerate(episode.spec.q.labels):
+        if label in joints:
+            low, high, values = joints[label].low, joints[label].high, episode.q[:, k]
+            margin = 0.1 * (high - low)
+            if ((values < low - margin) | (values > high + margin)).mean() > 0.02:
+                return False
+    return True
+
+
+def _free(path: Path) -> Path:
+    """A path that is not taken, so that a corrected draft is never overwritten."""
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.stem}_{number}{path.suffix}")
+    return found
+
+
+def _say(guess: MappingGuess, draft: Path, path: Path) -> None:
+    console = Console(stderr=True)
+    count = len(guess.doubts)
+    state = f"{count} of its {len(guess.rows)} parts are guesses" if count else "all of its parts are sure"
+    console.print(
+        f"No mapping of {str(path)!r} is known, so it is read by a draft, {draft}; {state}. Correct it and give "
+        f"it with --map {draft}.",
+        highlight=False,
+        markup=False,
+        style="yellow" if count else "",
+    )
+    for row in guess.doubts[:MOST_DOUBTS]:
+        console.print(f"  {row.what} from {row.source}: {row.doubt}", highlight=False, markup=False)
