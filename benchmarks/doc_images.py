@@ -125,9 +125,15 @@ def start_plot(folder: Path) -> Path:
 
 def eval_report(folder: Path) -> Path:
     """Report of an evaluation in two worlds, with decisions that come late."""
-    options = ("--worlds", "mujoco", "perturbed:1", "--latency", "24", "--videos", "0")
+    options = ("--worlds", "mujoco", "perturbed:1", "--latency", "24", "--videos", "1")
     run_instep(folder, "eval", "expert", "pusht", "--seeds", "32", *options, "--out", "evaluated")
-    return screenshot(folder / "evaluated" / "report.html", 1100)
+    return screenshot(folder / "evaluated" / "report.html", 1250)
+
+
+def run_report(folder: Path) -> Path:
+    """Page of a run: video, outcome of the task, numbers, progress."""
+    run_instep(folder, "run", "expert", "sim:so101", "--steps", "200", "--out", "ran")
+    return screenshot(folder / "ran" / "report.html", 1250)
 
 
 def gate_report(folder: Path) -> Path:
@@ -348,7 +354,7 @@ MAKERS: dict[str, Make] = {
     "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
-    "augment_paths": augment_paths, "start_plot": start_plot,
+    "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
 }  # fmt: skip
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instep import MujocoWorld, Scene, rollout
+from instep import Constant, MujocoWorld, Scene, rollout
+from instep.app.recorded_run import RecordedRun
 from instep.app.run_checks import dead_channels, image_ages, rate_share, run_problems, task_outcome
+from instep.app.run_page import announce_run, run_video, summarize_run
 from instep.app.twin_page import twin_problems
 from instep.core.episode import Episode
+from instep.core.errors import Unsupported
 from instep.core.world import Channel, Spec, vector
+from instep.data import RecorderStatus
 from instep.policy import expert_of
+from instep.report import ReportVideo
 from instep.scene import task_of
 
 CAMERA = "observation.images.top"
@@ -63,6 +68,37 @@ def test_a_twin_without_one_of_its_cameras_or_joints_says_so() -> None:
         "49 of 50 rows had no valid joint reading.",
     ]
     assert "No image of left came." not in twin_problems(twin, ["left"])
+
+
+def test_a_run_that_was_too_slow_is_red_on_its_page_and_in_the_terminal(tmp_path, capsys) -> None:
+    slow = episode(slow=5.0, age=0.5)
+    run = RecordedRun(tmp_path / "data", [slow], RecorderStatus(50, 50, 50, 0, 1, ""))
+    report = summarize_run(run, None, title="hold in twin:arm", folder=tmp_path).report
+    assert report.verdict.status == "bad" and "10 Hz instead of 50 Hz" in report.verdict.headline
+    assert "500 ms old" in report.verdict.because and isinstance(report.video, ReportVideo)
+    assert announce_run(run, report, tmp_path / "report.html") == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(tmp_path / "report.html")
+    assert "10 Hz instead of 50 Hz" in printed.err and "500 ms old" in printed.err
+
+
+def test_without_images_and_without_a_scene_the_page_says_why_there_is_no_video(tmp_path) -> None:
+    full = episode()
+    blind = Episode(full.spec, {name: c for name, c in full.columns.items() if not name.startswith(CAMERA)})
+    run = RecordedRun(tmp_path / "data", [blind], RecorderStatus(50, 50, 50, 0, 1, ""))
+    report = summarize_run(run, None, title="hold", folder=tmp_path).report
+    assert report.video == "No video: the world gave no images, and no scene to render it by; name one with --scene."
+    assert report.verdict.status == "plain" and "is not known" in report.verdict.headline
+
+
+def test_where_nothing_can_be_rendered_the_page_says_why(tmp_path, monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise Unsupported("Rendering needs an OpenGL library, and none works here.")
+
+    monkeypatch.setattr("instep.app.run_page.render_trajectory", refused)
+    scene = Scene.load("cartpole")
+    run = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=10)
+    assert run_video(tmp_path, run, scene) == "No video: Rendering needs an OpenGL library, and none works here."
 
 
 def test_whether_a_task_was_done_is_read_off_the_rows() -> None:

@@ -23,7 +23,8 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
     data: list[dict[str, Any]] = []
     for i, curve in enumerate(some):
         main = i == 0
-        lines = _banded(curve, factor, plain_text(curve.name), series_color(i), 3 if main else 1.6)
+        name = "all coordinates" if curve.name == f"all {curve.unit}" else plain_text(curve.name)
+        lines = _banded(curve, factor, name, series_color(i), 3 if main else 1.6)
         # One band can be read, seven cannot; the other intervals are in the hover and in the table.
         data += lines if main else lines[1:]
         if curve.name in floor:
