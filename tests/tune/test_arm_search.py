@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from instep import MujocoWorld
+from instep import MujocoWorld, identify
 from instep.core.episode import Episode
 from instep.core.progress import Progress
 from instep.core.replay import aligned, replay_all
 from instep.core.rollout import Script, rollout
-from instep.core.world import vector
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.tune.arm_model import arm_model, searched_world
 from instep.tune.arm_search import ArmSearch, estimate_arm
+from instep.tune.identification import IdentifyOptions
 from instep.tune.joint_estimates import estimate_joints
 from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
@@ -170,20 +168,31 @@ def test_contact_of_an_object_that_lies_still_is_not_searched():
     assert not [param.address for param in auto_params(sim.scene, [still]).params if param.address.startswith("geom.")]
 
 
-def test_objects_that_the_robot_does_not_touch_are_left_out_of_the_search():
-    sim = MujocoWorld(Scene.load("arm7"))
-    moved = rollout(sim, Script(np.tile(sim.scene.rest_action() + 0.05, (40, 1))), steps=40)
-    joints = [i for i, label in enumerate(moved.spec.q.labels) if "." not in label]
-    channel = vector(*([part[i] for i in joints] for part in (moved.spec.q.labels, moved.spec.q.units)))
-    spec = replace(moved.spec, q=channel, v=channel, observation={})
-    seen = Episode(spec, {"timestamp": moved.t, "q": moved.q[:, joints], "action": moved.action}, {})
-    searched = searched_world(sim, [seen], [])
-    assert searched.model.njnt == len(joints) < sim.model.njnt
-    state, alone = sim.reset(), searched.reset()
-    for action in moved.action[:20]:
-        state, alone = sim.step(state, action), searched.step(alone, action)
-    np.testing.assert_allclose(alone.q, state.q[: len(alone.q)], atol=1e-9)
-    assert searched_world(sim, [moved], []) is sim
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory) -> MujocoWorld:
+    """The same arm beside a box that lies on the floor."""
+    file = tmp_path_factory.mktemp("beside") / "arm.xml"
+    box = '<body name="box" pos="2 0 0.1"><freejoint/><geom type="box" size="0.1 0.1 0.1" mass="1"/></body>'
+    file.write_text(ARM.replace("<worldbody>", f'<worldbody><geom type="plane" size="5 5 1"/>{box}'))
+    return MujocoWorld(Scene.load(file))
+
+
+def test_objects_that_the_robot_does_not_touch_are_left_out_of_the_search(arm, runs, beside):
+    searched = searched_world(beside, runs, [])
+    assert searched.ignore_contacts and searched.model.njnt == arm.model.njnt < beside.model.njnt
+    state, alone = beside.reset(), searched.reset()
+    for action in runs[0].action[:20]:
+        state, alone = beside.step(state, action), searched.step(alone, action)
+    shared = [beside.spec.q.labels.index(name) for name in searched.spec.q.labels]
+    np.testing.assert_allclose(alone.q, state.q[shared], atol=1e-9)
+    moved = rollout(beside, Script(runs[0].action[:50]), steps=50)
+    assert searched_world(beside, [moved], []) is beside  # the box was recorded
+
+
+def test_an_arm_beside_an_object_is_identified_and_shown(runs, beside):
+    found = identify(beside, runs, options=IdentifyOptions(draws=2))
+    assert found.passed, [gate.message for gate in found.gates]
+    assert "Held-out recordings" in found.to_html()
 
 
 def test_every_other_window_is_half_of_the_arm(arm, runs):

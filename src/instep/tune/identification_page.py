@@ -164,10 +164,10 @@ def _forest(found: Identification) -> Figure | None:
 
 
 def _traces(found: Identification) -> Traces:
-    fit = found.fit
-    sim = fit.problem.shooter.sim
+    fit, sim = found.fit, found.sim
     span, skip = fit.windows.action.shape[1], first_row(fit.params, sim)
-    sims = {"before": found.given, "after": sim.tuned(fit.settings)}
+    # Not what was searched in, which may lack contacts and objects.
+    sims = {"before": found.given, "after": sim.tuned(found.result.settings)}
     return held_out_traces(sims, found.held_out, span, skip=skip)
 
 
