@@ -391,6 +391,16 @@ def test_an_hdf5_export_has_aloha_s_layout_and_can_be_imported_again(tmp_path: P
     assert np.abs(np.asarray(first[CAMERA]).astype(int) - np.asarray(given[CAMERA]).astype(int)).mean() < 6
 
 
+def decoded(path: Path):
+    """Topic and message of everything in an MCAP file."""
+    from mcap.reader import make_reader
+    from mcap_ros2.decoder import DecoderFactory
+
+    with path.open("rb") as file:
+        for _, channel, _, message in make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages():
+            yield channel.topic, message
+
+
 def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
     from instep.core.episode import Episode
     from instep.core.world import Spec, vector
@@ -412,8 +422,9 @@ def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
         "observation.effort": rng.normal(size=(rows, 2)), "observation.force": rng.normal(size=(rows, 1)),
         CAMERA: numbered_images(rows), "clock.wall": 1.7e9 + np.arange(rows) * 0.05,
     }  # fmt: skip
-    source = write_dataset([Episode(spec, columns)], tmp_path / "set")
+    source = write_dataset([Episode(spec, columns)] * 2, tmp_path / "set")
     assert export_episodes(source, "rosbag", tmp_path / "out").left_out == ()
+    assert [len(each) for each in load_episodes(tmp_path / "out")] == [rows, rows], "a folder of bags"
     (episode,) = load_episodes(tmp_path / "out/episode_000000")
     assert episode.spec.q.labels == ("pan", "tilt") and episode.spec.action.labels == ("tilt", "pan")
     np.testing.assert_array_equal(episode.q, columns["q"][:, :2])
@@ -426,6 +437,12 @@ def test_a_ros_2_bag_export_can_be_imported_again(tmp_path: Path):
     np.testing.assert_allclose(np.abs((cup[:, 3:] * pose[:, 3:]).sum(axis=1)), 1.0, atol=1e-9)
     assert episode["observation.images.top"].shape == (rows, 32, 48, 3)
     assert float(episode.meta["start"]) == pytest.approx(1.7e9)
+    export_episodes(source, "mcap", tmp_path / "mcap")
+    sent = [message for name, message in decoded(tmp_path / "mcap/episode_000000.mcap") if name == "/tf"]
+    moves = [message.transforms[0].transform.translation for message in sent]
+    np.testing.assert_array_equal([[move.x, move.y, move.z] for move in moves], pose[:, :3])
+    assert sent[0].transforms[0].child_frame_id == "cup" and sent[0].transforms[0].header.frame_id == "world"
+    np.testing.assert_array_equal(load_episodes(tmp_path / "mcap")[0].q, columns["q"])
 
 
 def test_robot_type_is_kept_and_can_be_named(tmp_path: Path):

@@ -36,6 +36,7 @@ SUFFIXES = {
 """Mappings of self-describing formats by the suffix of the name."""
 FOLDER_CONTENTS = {
     "metadata.yaml": "bag",
+    "*/metadata.yaml": "bag",
     ".zgroup": "diffusion_policy",
     "zarr.json": "diffusion_policy",
     "*.mcap": "mcap",

@@ -12,11 +12,13 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.data.files import first_line, library
 from instep.data.frames import encode_png, open_stills
 from instep.data.lerobot.features import channel_of, is_image, spec_from_json, spec_to_json
 from instep.data.mapping import RawRun
+from instep.data.resample import quaternions
 
 from .ros_logs import MessageLog
 
@@ -27,6 +29,44 @@ _TIME = "=======================================================================
 _HEADER = f"{_TIME}std_msgs/Header\n{_STAMP}{_TIME}builtin_interfaces/Time\nint32 sec\nuint32 nanosec\n"
 JOINTS = f"std_msgs/Header header\nstring[] name\nfloat64[] position\nfloat64[] velocity\nfloat64[] effort\n{_HEADER}"
 IMAGE = f"std_msgs/Header header\nstring format\nuint8[] data\n{_HEADER}"
+
+TRANSFORM = (
+    f"geometry_msgs/TransformStamped[] transforms\n{_TIME}geometry_msgs/TransformStamped\nstd_msgs/Header header\n"
+    f"string child_frame_id\ngeometry_msgs/Transform transform\n{_TIME}geometry_msgs/Transform\n"
+    f"geometry_msgs/Vector3 translation\ngeometry_msgs/Quaternion rotation\n{_TIME}geometry_msgs/Vector3\n"
+    f"float64 x\nfloat64 y\nfloat64 z\n{_TIME}geometry_msgs/Quaternion\nfloat64 x\nfloat64 y\nfloat64 z\nfloat64 w\n"
+    f"{_HEADER}"
+)
+TRANSFORMS = "/tf"
+"""Topic of poses."""
+POSE_PREFIX = "observation.pose."
+"""What the names of columns of poses begin with: `observation.pose.<frame>.<child frame>`."""
+
+
+@array_dataclass
+class FramePose:
+    """A pose of an episode that is sent as a transform."""
+
+    frame: str
+    child: str
+    values: Array
+    """xyz and wxyz [rows, 7]."""
+    column: str
+    """Column that it is part of."""
+
+
+def transforms_of(episode: Episode) -> list[FramePose]:
+    """Poses of free bodies in `q`, and those of columns of poses."""
+    found: list[FramePose] = []
+    if "q" in episode:
+        for part in quaternions(episode.spec.q.labels):
+            body = episode.spec.q.labels[int(part.start)].rpartition(".")[0]
+            found.append(FramePose("world", body, episode.q[:, part.start - 3 : part.stop], "q"))
+    for name, column in episode.columns.items():
+        if name.startswith(POSE_PREFIX) and column.shape[1:] == (7,):
+            frame, _, child = name.removeprefix(POSE_PREFIX).partition(".")
+            found.append(FramePose(frame if child else "world", child or frame, np.asarray(column, float), name))
+    return found
 
 
 def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -44,8 +84,8 @@ def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, Array]] | None = None) -> None:
     """Write one episode: each column a topic of JointState messages or PNG images, at its own stamps.
 
-    Times are those of the wall clock where it was recorded, for stamps and log times alike. `streams` are sensors of
-    another rate, each on a topic below `/streams`, with all their samples.
+    Times are those of the wall clock where it was recorded, for stamps and log times alike. Poses are on /tf as well.
+    `streams` are sensors of another rate, each on a topic below `/streams`, with all their samples.
     """
     writing, ros2 = library("mcap.writer"), library("mcap_ros2.writer")
     with path.open("wb") as file:
@@ -60,6 +100,7 @@ def write_mcap(episode: Episode, path: Path, streams: Mapping[str, tuple[Array, 
         for row in range(len(episode)):
             for name in episode.columns:
                 _write_cell(writer, (joints, image), episode, name, (row, start))
+        _write_transforms(writer, episode, start)
         for name, (stamps, values) in (streams or {}).items():
             for stamp, value in zip(stamps, values, strict=True):
                 at = start + float(stamp)
@@ -103,6 +144,24 @@ def _write_cell(writer: Any, schemas: tuple[Any, Any], episode: Episode, name: s
         message = {"header": _stamped(name, start + seen), "format": "png", "data": png}
         logged = _nanoseconds(start + t)
         writer.write_message(_topic(name), schemas[1], message, logged, logged, row)
+
+
+def _write_transforms(writer: Any, episode: Episode, start: float) -> None:
+    poses = transforms_of(episode)
+    if not poses:
+        return
+    schema = writer.register_msgdef("tf2_msgs/msg/TFMessage", TRANSFORM)
+    for row, t in enumerate(episode.t):
+        sent: list[Any] = []
+        for pose in poses:
+            x, y, z, qw, qx, qy, qz = (float(number) for number in pose.values[row])
+            move, turn = {"x": x, "y": y, "z": z}, {"x": qx, "y": qy, "z": qz, "w": qw}
+            header = _stamped(pose.frame, start + float(t))
+            sent.append(
+                {"header": header, "child_frame_id": pose.child, "transform": {"translation": move, "rotation": turn}}
+            )
+        at = _nanoseconds(start + float(t))
+        writer.write_message(TRANSFORMS, schema, {"transforms": sent}, at, at, row)
 
 
 def _write_numbers(

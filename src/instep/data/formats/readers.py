@@ -15,6 +15,8 @@ from instep.data.mapping import DataMapping, RawRun
 
 from . import array_stores, image_sets, mcap_files, ros_logs, tabular
 
+BAG_INDEX = "metadata.yaml"
+"""The file that makes a folder a ROS 2 bag."""
 Reader: TypeAlias = Callable[[Path, Mapping[str, Any]], Iterator[RawRun]]
 """Reads the runs of one file, given the options of a mapping."""
 
@@ -72,7 +74,8 @@ def runs(folder: Path, data_map: DataMapping) -> Iterator[RawRun]:
 def matching(folder: Path, data_map: DataMapping) -> list[Path]:
     """The files of a folder that a mapping reads."""
     if data_map.files == (".",):
-        return [folder]
+        inside = sorted(path.parent for path in folder.glob(f"*/{BAG_INDEX}")) if data_map.format == "rosbag" else []
+        return inside if inside and not (folder / BAG_INDEX).exists() else [folder]
     found = {path for pattern in data_map.files for path in folder.glob(pattern) if path.is_file()}
     found -= {path for pattern in data_map.exclude for path in folder.glob(pattern)}
     if not found:

@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.data.files import library
 from instep.data.frames import encode_png
-from instep.data.lerobot.features import CAMERA_PREFIX, channel_of, is_image
-from instep.data.resample import quaternions
+from instep.data.lerobot.features import CAMERA_PREFIX, is_image
 
-from .mcap_files import fresh_images, start_time
+from .mcap_files import TRANSFORMS, FramePose, fresh_images, start_time, transforms_of
 
-JOINTS, COMMAND, TRANSFORMS = "/joint_states", "/joint_command", "/tf"
-POSE_PREFIX = "observation.pose."
-"""What the names of columns of poses begin with: `observation.pose.<frame>.<child frame>`."""
+JOINTS, COMMAND = "/joint_states", "/joint_command"
 _KINDS = {
     "joints": "sensor_msgs/msg/JointState",
     "transforms": "tf2_msgs/msg/TFMessage",
@@ -51,7 +47,7 @@ class _Bag:
 
     def write(self, episode: Episode) -> tuple[str, ...]:
         start, used = start_time(episode), {"timestamp", "q", "v", "action", "observation.effort"}
-        poses = _poses(episode)
+        poses = transforms_of(episode)
         used |= {pose.column for pose in poses}
         numbers = [
             n for n, c in episode.columns.items() if n not in used and c.dtype.kind in "fiub" and not is_image(c)
@@ -93,7 +89,7 @@ class _Bag:
         values = [np.asarray(given.get(part, np.zeros(0)), float) for part in ("position", "velocity", "effort")]
         self._send(topic, "joints", self._type("joints")(self._header(at), names, *values), at)
 
-    def _transforms(self, poses: list[_Pose], row: int, at: float) -> None:
+    def _transforms(self, poses: list[FramePose], row: int, at: float) -> None:
         if not poses:
             return
         kinds = [self._store.types[f"geometry_msgs/msg/{n}"] for n in ("Vector3", "Quaternion", "Transform")]
@@ -130,29 +126,3 @@ class _Bag:
             self._topics[topic] = (made, _KINDS[kind])
         connection, name = self._topics[topic]
         self._writer.write(connection, round(at * 1e9), self._store.serialize_cdr(message, name))
-
-
-@array_dataclass
-class _Pose:
-    """A pose that is sent as a transform."""
-
-    frame: str
-    child: str
-    values: Array
-    """xyz and wxyz [rows, 7]."""
-    column: str
-
-
-def _poses(episode: Episode) -> list[_Pose]:
-    """Poses of free bodies in `q`, and those of columns of poses."""
-    found: list[_Pose] = []
-    if "q" in episode:
-        for part in quaternions(episode.spec.q.labels):
-            body = episode.spec.q.labels[int(part.start)].rpartition(".")[0]
-            found.append(_Pose("world", body, episode.q[:, part.start - 3 : part.stop], "q"))
-    for name, column in episode.columns.items():
-        channel = channel_of(name, episode.spec)
-        if name.startswith(POSE_PREFIX) and channel is not None and column.shape[1:] == (7,):
-            frame, _, child = name.removeprefix(POSE_PREFIX).partition(".")
-            found.append(_Pose(frame if child else "world", child or frame, np.asarray(column, float), name))
-    return found
