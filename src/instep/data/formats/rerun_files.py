@@ -24,7 +24,7 @@ def write_rerun(path: Path, episode: Episode, name: str) -> None:
     Columns become entities: `q/elbow`, `action/elbow`, `observation/state/elbow`, `cameras/top`. Images are at their
     own time of capture.
     """
-    rerun: Any = optional_library("rerun", "rerun")
+    rerun: Any = optional_library("rerun", "rerun", "rerun-sdk")
     recording = rerun.RecordingStream("instep", recording_id=name)
     recording.save(str(path))
     for key, text in episode.meta.items():
