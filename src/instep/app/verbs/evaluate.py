@@ -97,8 +97,8 @@ def evaluate(
     resumed; a worker that dies is an infrastructure failure, not one of the policy.
 
     Args:
-        words: policies (expert, a folder that instep train wrote, python:FILE.py:NAME, openpi:ws://HOST:PORT,
-            groot:tcp://HOST:PORT, hold, random, constant:..., replay:DATA), then the scene.
+        words: policies (expert, a folder of instep train or LeRobot, FILE.py:NAME, FILE.pt, FILE.onnx, FILE.zip,
+            openpi:ws://HOST:PORT, groot:tcp://HOST:PORT, hold, random, constant:..., replay:DATA), then the scene.
 
     """
     if len(words) < 2:

@@ -22,7 +22,7 @@ class RecordArgs:
     """Options of `instep record`."""
 
     policy: str = "random"
-    """hold, random, constant:0.1,0.2 or replay:DATA."""
+    """what instep eval takes: random, hold, expert, a trained folder, FILE.py:NAME, FILE.onnx, replay:DATA, ..."""
     episodes: int = 1
     """how many."""
     steps: int = 300

@@ -84,7 +84,8 @@ def run(
     video, whether the task was done, and what was measured.
 
     Args:
-        policy: expert, a trained folder, hold, random, constant:0.1,0.2, replay:DATA; replay alone in a recorded twin.
+        policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.onnx, hold, replay:DATA, ...;
+            replay alone in a recorded twin.
         world: sim:SCENE, sim:SCENE@rapier, robot:ws://127.0.0.1:PORT, recording:DATA or twin:SCENE.
 
     """

@@ -53,7 +53,7 @@ def serve(
     """Serve a policy to clients that speak openpi, until Ctrl-C. A token is always needed.
 
     Args:
-        policy: what instep eval takes: expert, a trained folder, python:FILE.py:NAME, ...
+        policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.pt, FILE.onnx, ...
         scene: the scene whose observations it gets.
 
     """
