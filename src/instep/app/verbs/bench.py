@@ -54,6 +54,7 @@ def bench(
         for known, path in found.items():
             Console().print(f"[bold]{known}[/]  {_first_line(path)}")
         return 0
+    name = name.replace("-", "_")
     if name not in found:
         raise UnknownName("benchmark", name, found)
     output = new_output("bench", out)

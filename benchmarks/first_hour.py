@@ -1,0 +1,332 @@
+"""The first hour with one's own robot: `instep start` on logs of planted arms in four styles, without a mapping.
+
+Arms are robot files and shipped scenes with planted parameters (see robots.py), recorded in four runs of 10 s. Styles:
+a CSV of a UR controller (numbered columns), ROS 2 bags (joint states by name, in alphabetical order; commands without
+names), a LeRobot dataset of others (degrees, `elbow.pos` or `motor_3`, no metadata of ours), and NPZ in degrees whose
+commands stand in another order than the states. A further NPZ has its states swapped as well: without names their order
+cannot be known, so that only the flags count. A mapping is right where every position and command comes out under the
+right label, in the right unit and at the right rate. Single cases: `python benchmarks/first_hour.py --only ur5e npz`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep import Episode, Scene
+from instep.app.output import write_json
+from instep.core.errors import BadInput, Unsupported
+from instep.core.statistics import wilson
+from instep.core.world import Array, vector
+from instep.data import load_episodes, resampled, write_dataset
+from instep.data.lerobot.writer import write_dataset_v21
+from instep.scene.couplings import with_actuator_labels
+from instep.scene.folder import LIBRARY
+from robots import two_cores
+from rows import Row, median, percent, row
+from tuning.planted_arms import MODELS, Arm, planted_arm, robot_files, shipped_arms
+
+SEED = 3000
+LIMIT = 300.0
+"""Longest time of a case [s]."""
+LEROBOT_RATE = 50.0
+MAX_ERROR = 0.05
+"""Largest error of a channel that was read right [share of its standard deviation]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Logs of an arm in one style."""
+
+    arm: Arm
+    style: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.name}, {self.style}"
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Start from the logs of every arm in every style."""
+    return summary(measured(chosen_cases(quick), out, "30s" if quick else ""))
+
+
+def chosen_cases(quick: bool) -> list[Case]:
+    """All arms in all styles."""
+    arms = robot_files() if MODELS.is_dir() else []
+    arms += [Arm(arm.name, str(LIBRARY / arm.scene / "scene.xml")) for arm in shipped_arms()]
+    if quick:
+        arms = [arm for arm in arms if arm.name in ("ur5e", "so101 (shipped)")]
+    return [Case(arm, style) for arm in arms if Path(arm.scene).is_file() for style in STYLES]
+
+
+def measured(cases: Sequence[Case], out: Path, budget: str) -> list[dict[str, Any]]:
+    """What came out of every case; kept in cases.json after each."""
+    out.mkdir(parents=True, exist_ok=True)
+    found: list[dict[str, Any]] = []
+    recorded: dict[str, Sequence[Episode] | str] = {}
+    with two_cores():
+        for number, case in enumerate(cases):
+            if case.arm.scene not in recorded:
+                recorded = {case.arm.scene: _recorded(case.arm)}
+            runs = recorded[case.arm.scene]
+            if isinstance(runs, str):
+                found.append({"name": case.name, "style": case.style, "skipped": runs})
+            else:
+                with tempfile.TemporaryDirectory() as folder:
+                    found.append(measured_case(case, runs, Path(folder), budget))
+            write_json(out / "cases.json", found)
+            print(f"{number + 1}/{len(cases)} {_line(found[-1])}", file=sys.stderr, flush=True)
+    return found
+
+
+def _recorded(arm: Arm) -> Sequence[Episode] | str:
+    """Runs of the planted arm, with actions by actuator; why there are none where there are none."""
+    try:
+        planted = planted_arm(arm, SEED)
+    except (BadInput, Unsupported) as error:
+        return str(error)
+    return with_actuator_labels(planted.scene.model, planted.runs)
+
+
+def measured_case(case: Case, runs: Sequence[Episode], folder: Path, budget: str) -> dict[str, Any]:
+    """Write logs, start from them by the command line, and compare what was read with what was recorded."""
+    (folder / "logs").mkdir()
+    rng = np.random.default_rng(len(case.name))
+    truth = STYLES[case.style](Scene.load(case.arm.scene), runs, folder / "logs", rng)
+    began = time.perf_counter()
+    code, words = _start(folder, case.arm.scene, budget)
+    facts: dict[str, Any] = {
+        "name": case.name,
+        "style": case.style,
+        "seconds": time.perf_counter() - began,
+        "exit": code,
+    }
+    facts["page"] = (folder / "out" / "report.html").is_file()
+    if not facts["page"]:
+        return {**facts, "right": False, "flagged": False, "message": words[-800:]}
+    told = json.loads((folder / "out" / "result.json").read_text(encoding="utf-8"))
+    doubted = {r["what"] for r in told["mapping"] if r["confidence"] != "sure"}
+    wrong = wrong_channels(load_episodes(folder / "out" / "data")[0], truth)
+    silent = sorted(wrong - doubted)
+    facts |= {"wrong": sorted(wrong), "silent": silent, "right": not wrong, "flagged": not silent}
+    return facts | {"passed": told["passed"], "failures": told["failures"]}
+
+
+def wrong_channels(read: Episode, truth: Episode) -> set[str]:
+    """What was read wrong, by the names of the rows of the guess."""
+    wrong = set[str]()
+    if abs(read.spec.dt / truth.spec.dt - 1) > 0.01:
+        wrong.add("time")
+    for what, column in (("position", "q"), ("command", "action")):
+        known, found = (_channels(episode, column) for episode in (truth, read))
+        for label, values in known.items():
+            if label not in found:
+                wrong.add(f"{what} of {label}")
+                continue
+            rows = min(len(values), len(found[label]))
+            size = max(float(values.std()), 1e-3 * float(np.abs(values).max()), 1e-6)
+            if not float(np.sqrt(np.mean((values[5:rows] - found[label][5:rows]) ** 2))) <= MAX_ERROR * size:
+                wrong.add(f"{what} of {label}")
+    return wrong
+
+
+def _channels(episode: Episode, column: str) -> Mapping[str, Array]:
+    labels = episode.spec.q.labels if column == "q" else episode.spec.action.labels
+    return dict(zip(labels, np.asarray(episode[column], float).T, strict=True))
+
+
+def _start(folder: Path, robot: str, budget: str) -> tuple[int | None, str]:
+    """The exit code of `instep start` (None: ended after the limit), and what it printed."""
+    command = [
+        sys.executable,
+        "-m",
+        "instep.app.cli",
+        "start",
+        robot,
+        str(folder / "logs"),
+        "--out",
+        str(folder / "out"),
+    ]
+    command += ["--budget", budget] if budget else []
+    with (folder / "printed.txt").open("w") as printed:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(2 * LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+    return code, (folder / "printed.txt").read_text(encoding="utf-8", errors="replace")
+
+
+def write_rtde(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
+    """CSV files as a UR controller's recorder writes them; the first run as it is to be read."""
+    for k, episode in enumerate(runs):
+        speed = np.gradient(episode.q, episode.t, axis=0)
+        columns = {"timestamp": 52_000 + episode.t}
+        for stem, values in (("target_q", episode.action), ("actual_q", episode.q), ("actual_qd", speed)):
+            columns |= {f"{stem}_{j}": values[:, j] for j in range(values.shape[1])}
+        table = np.stack(list(columns.values()), axis=1)
+        np.savetxt(folder / f"run_{k}.csv", table, delimiter=",", header=",".join(columns), comments="")
+    return runs[0]
+
+
+def write_bags(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
+    """ROS 2 bags of joint states by name and commands without names, sent just after each state."""
+    from rosbags.rosbag2 import Writer
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.LATEST)
+    types = store.types
+    names = runs[0].spec.q.labels
+    order = sorted(range(len(names)), key=lambda j: names[j])
+    for k, episode in enumerate(runs):
+        with Writer(folder / f"run_{k}", version=8) as writer:
+            joints = writer.add_connection("/joint_states", "sensor_msgs/msg/JointState", typestore=store)
+            command = writer.add_connection(
+                "/position_controller/commands", "std_msgs/msg/Float64MultiArray", typestore=store
+            )
+            for t, q, u in zip(episode.t, episode.q, episode.action, strict=True):
+                at = round((1_700_000_000 + float(t)) * 1e9)
+                stamp = types["builtin_interfaces/msg/Time"](sec=at // 10**9, nanosec=at % 10**9)
+                header = types["std_msgs/msg/Header"](stamp=stamp, frame_id="")
+                state = types["sensor_msgs/msg/JointState"](
+                    header=header, name=[names[j] for j in order], position=q[order], velocity=np.zeros(0),
+                    effort=np.zeros(0),
+                )  # fmt: skip
+                writer.write(joints, at, store.serialize_cdr(state, "sensor_msgs/msg/JointState"))
+                layout = types["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
+                sent = types["std_msgs/msg/Float64MultiArray"](layout=layout, data=np.asarray(u, float))
+                writer.write(command, at + 200_000, store.serialize_cdr(sent, "std_msgs/msg/Float64MultiArray"))
+    return runs[0]
+
+
+def write_lerobot(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
+    """A LeRobot dataset as other software writes it: degrees, single precision, no metadata of ours."""
+    even = [resampled(episode, LEROBOT_RATE) for episode in runs]
+    spec, degrees = even[0].spec, _in_degrees(scene, even[0])
+    named = bool(rng.integers(2))
+    states = [f"{label}.pos" if named else f"motor_{k}" for k, label in enumerate(spec.q.labels)]
+    actions = [f"{label}.pos" if named else f"motor_{k}" for k, label in enumerate(spec.action.labels)]
+    theirs = replace(
+        spec, q=vector([]), v=vector([]), action=vector(actions), observation={"observation.state": vector(states)}
+    )
+    episodes: list[Episode] = []
+    for episode in even:
+        columns: dict[str, Any] = {"timestamp": episode.t, "action": (episode.action * degrees[1]).astype(np.float32)}
+        columns["observation.state"] = (episode.q * degrees[0]).astype(np.float32)
+        episodes.append(Episode(theirs, columns, {"task": "move", "clock": "nominal"}))
+    folder.rmdir()
+    (write_dataset_v21 if named else write_dataset)(episodes, folder)
+    (folder / "meta" / "instep.json").unlink(missing_ok=True)
+    return even[0]
+
+
+def write_npz(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
+    """NPZ files in degrees whose commands stand in another order than the states."""
+    return _npz(scene, runs, folder, (list(range(runs[0].q.shape[1])), list(rng.permutation(runs[0].action.shape[1]))))
+
+
+def write_swapped_npz(scene: Scene, runs: Sequence[Episode], folder: Path, rng: np.random.Generator) -> Episode:
+    """The same with two states swapped as well, without a name that would say so."""
+    order = list(range(runs[0].q.shape[1]))
+    one, other = (int(k) for k in rng.choice(len(order), 2, replace=False))
+    order[one], order[other] = order[other], order[one]
+    return _npz(scene, runs, folder, (order, list(rng.permutation(runs[0].action.shape[1]))))
+
+
+def _npz(scene: Scene, runs: Sequence[Episode], folder: Path, orders: tuple[list[int], list[int]]) -> Episode:
+    for k, episode in enumerate(runs):
+        states, commands = _in_degrees(scene, episode)
+        q, u = (episode.q * states)[:, orders[0]], (episode.action * commands)[:, orders[1]]
+        np.savez(folder / f"run_{k}.npz", t=episode.t, q=q, cmd=u)
+    return runs[0]
+
+
+def _in_degrees(scene: Scene, episode: Episode) -> tuple[Array, Array]:
+    """Factors from radians to degrees of the positions and of the commands; 1 for slides and grippers."""
+    turning = np.array([unit == "rad" for unit in episode.spec.q.units])
+    driven = dict(zip(episode.spec.q.labels, turning, strict=True))
+    model = scene.model
+    alone = [model.actuator(label).trnid[0] for label in episode.spec.action.labels]
+    on_joint = [int(model.actuator(label).trntype[0]) == 0 for label in episode.spec.action.labels]
+    turns = [on and driven.get(model.joint(int(j)).name, False) for on, j in zip(on_joint, alone, strict=True)]
+    return np.where(turning, 180 / math.pi, 1.0), np.where(turns, 180 / math.pi, 1.0)
+
+
+STYLES: Mapping[str, Callable[[Scene, Sequence[Episode], Path, np.random.Generator], Episode]] = {
+    "UR RTDE CSV": write_rtde, "ROS 2 bag": write_bags, "LeRobot of others": write_lerobot, "NPZ": write_npz,
+    "NPZ, states swapped": write_swapped_npz,
+}  # fmt: skip
+UNKNOWABLE = "NPZ, states swapped"
+
+
+def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
+    """The rows of the table."""
+    done = [case for case in found if "skipped" not in case]
+    fair = [case for case in done if case["style"] != UNKNOWABLE]
+    wrong = [case for case in done if not case["right"]]
+    arms = {case["name"].rpartition(", ")[0] if case["style"] != UNKNOWABLE else "" for case in fair}
+    right = sum(case["right"] for case in fair)
+    rows = [
+        row("robots", len(arms), "arms", at_least=8),
+        row(
+            f"ends with a page, of {len(done)}", percent(wilson(sum(c["page"] for c in done), len(done))), at_least=100
+        ),
+        row(f"mapping right, of {len(fair)}", percent(wilson(right, len(fair))), at_least=90),
+        row(f"wrong guesses flagged, of {len(wrong)}", percent(_share(wrong, "flagged")), at_least=100),
+        row("time of a case on two cores, median", median([c["seconds"] for c in done], "s")),
+        row("time of a case on two cores, longest", max(c["seconds"] for c in done), "s", at_most=LIMIT),
+    ]
+    for style in STYLES:
+        some = [case for case in done if case["style"] == style]
+        if some:
+            rows.append(row(f"mapping right: {style}", percent(_share(some, "right"))))
+    left_out = [case for case in found if "skipped" in case]
+    return [*rows, row("cases left out, with the reason in cases.json", len(left_out), "cases")]
+
+
+def _share(cases: Sequence[dict[str, Any]], key: str) -> Any:
+    return wilson(sum(bool(case[key]) for case in cases), len(cases)) if cases else wilson(1, 1)
+
+
+def _line(case: dict[str, Any]) -> str:
+    if "skipped" in case:
+        return f"{case['name']}: left out: {case['skipped']}"
+    words = "right" if case["right"] else f"wrong: {', '.join(case.get('wrong', []))}"
+    silent = f", not flagged: {', '.join(case['silent'])}" if case.get("silent") else ""
+    page = "page" if case["page"] else f"no page ({case.get('message', '')[-200:]})"
+    return f"{case['name']}: {page} in {case['seconds']:.0f} s, mapping {words}{silent}"
+
+
+def main() -> int:
+    """Run some cases by name."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names, all of which a case has")
+    parser.add_argument("--budget", default="")
+    parser.add_argument("--out", type=Path, default=Path("runs/first_hour"))
+    args = parser.parse_args()
+    cases = [c for c in chosen_cases(False) if all(word.lower() in c.name.lower() for word in args.only)]
+    for line in summary(measured(cases, args.out, args.budget)):
+        print(f"{line['value']:10.4g} {line['unit']:5s} {line['name']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
