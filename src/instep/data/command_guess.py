@@ -149,7 +149,7 @@ def _by_answer(group: ColumnGroup, positions: JointColumns, robot: RobotLayout, 
     labels: list[str] = []
     doubts: list[str] = []
     names = [actuator.name for actuator in robot.actuators]
-    certain = [p >= 0 and strength[k, p] >= ANSWERS for k, p in enumerate(places)]
+    certain = [p >= 0 and strength[k, p] >= SILENT for k, p in enumerate(places)]
     labelled = {k: _label_of(positions.labels[places[k]], robot) for k, sure in enumerate(certain) if sure}
     spare = [name for name in names or positions.labels if name not in labelled.values()]
     for k in range(len(places)):
@@ -168,6 +168,8 @@ def _by_answer(group: ColumnGroup, positions: JointColumns, robot: RobotLayout, 
 
 def _answer_doubt(strengths: Array, place: int, positions: JointColumns) -> str:
     rest = np.delete(strengths, place)
+    if float(strengths[place]) < ANSWERS:
+        return f"{positions.labels[place]} answers it weakly (correlation {float(strengths[place]):.2f})"
     if rest.size and float(rest.max()) > float(strengths[place]) - MARGIN:
         second = int(np.argmax(np.where(np.arange(len(strengths)) == place, -1.0, strengths)))
         return f"{positions.labels[second]} answers it nearly as well (correlation {float(rest.max()):.2f})"

@@ -167,7 +167,7 @@ def column_groups(runs: Sequence[RawRun], joints: Sequence[str] = ()) -> list[Co
         if not all(_usable(raw, name) for raw in runs):
             continue
         if column.ndim == 2:
-            found.append(_array_group(runs[0], name, column.shape[1], keys))
+            found.append(_array_group(runs[0], (name, column.shape[1]), keys, joints))
         else:
             words, rest = _split(tokens(name), keys)
             flat.setdefault(words, []).append(LogColumn(name, rest))
@@ -195,7 +195,7 @@ def tokens(name: str) -> tuple[str, ...]:
 
 def joint_key(name: str) -> tuple[str, ...]:
     """The words of a joint's name that tell it from others: `shoulder_pan_joint` -> shoulder, pan."""
-    words = tokens(name.rsplit("/", 1)[-1])
+    words = tokens(name)
     return tuple(word for word in words if word not in _GENERIC) or words
 
 
@@ -240,15 +240,20 @@ def _split(words: tuple[str, ...], keys: Sequence[tuple[str, ...]] = ()) -> tupl
 
 
 def _array_group(
-    raw: RawRun, name: str, width: int, keys: Sequence[tuple[str, ...]]
+    raw: RawRun, what: tuple[str, int], keys: Sequence[tuple[str, ...]], joints: Sequence[str]
 ) -> tuple[str, frozenset[str], tuple[LogColumn, ...], bool]:
-    labels = [
-        str(label) for label in json.loads(raw.header.get(f"labels:{name}") or raw.header.get(f"names:{name}", "[]"))
-    ]
+    """The columns of an array; names that are exactly those of joints count as names, even where they only count."""
+    name, width = what
+    stored = raw.header.get(f"labels:{name}") or raw.header.get(f"names:{name}", "[]")
+    labels = [str(label) for label in json.loads(stored)]
+    plain = [label.removesuffix(".pos") for label in labels]
+    labels = plain if set(plain) <= set(joints) else labels
     words = frozenset(tokens(name)) & _WORDS
-    named = len(labels) == width and not _numbered(labels)
-    parts = [_split(tokens(label), keys) for label in labels] if named else []
-    rest = [own or tokens(label) for (_, own), label in zip(parts, labels, strict=False)] if named else []
+    exact = len(labels) == width and set(labels) <= set(joints)
+    named = exact or (len(labels) == width and not _numbered(labels))
+    parts = [_split(tokens(label), keys) for label in labels] if named and not exact else []
+    rest = [own or tokens(label) for (_, own), label in zip(parts, labels, strict=False)]
+    rest = [joint_key(label) for label in labels] if exact else rest
     rest = rest or [(str(k),) for k in range(width)]
     if parts:
         # A unit or side in the labels holds for the group where all labels have it: `shoulder_deg`, `elbow_deg`.
