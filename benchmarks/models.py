@@ -27,7 +27,7 @@ from instep.app.output import write_json
 from instep.core.errors import Diverged, InstepError
 from instep.core.statistics import wilson
 from instep.core.world import Array, Simulator
-from instep.physics.engines import Engine
+from instep.physics.engines import Engine, rest_action
 from instep.scene.folder import shipped
 from instep.scene.model import named_spec
 from rows import Row, median, percent, row
@@ -95,7 +95,8 @@ def summary(found: Sequence[dict[str, Any]]) -> list[Row]:
     for engine in ENGINES:
         cases = [case for case in found if case["engine"] == engine]
         run_here = [case for case in cases if "refused" not in case]
-        rows.append(row(f"refused in one sentence, {engine}", len(cases) - len(run_here)))
+        refused = len(cases) - len(run_here)
+        rows.append(row(f"refused in one sentence, {engine}", refused, at_most=0 if engine == "mujoco" else None))
         for what in ("finite", "holds", "tracks"):
             judged = [bool(case[what]) for case in run_here if case.get(what) is not None]
             judged += [False for case in run_here if "crash" in case]
@@ -145,14 +146,15 @@ class Drives:
 class Commands:
     """Actions that make the driven joints of a scene follow a motion."""
 
-    def __init__(self, scene: Scene, drives: Drives):
+    def __init__(self, scene: Scene, drives: Drives, sim: Simulator):
         self.scene, self.drives, self._data = scene, drives, mujoco.MjData(scene.model)
+        self._rest = np.array(rest_action(sim), float)
         self._mass = np.empty((scene.model.nv, scene.model.nv))
 
     def action(self, q: Array, v: Array, goal: Array) -> Array:
         """The commands of servos, or the torques with which motors approach the goal, by inverse dynamics."""
         drives, model, data = self.drives, self.scene.model, self._data
-        out = np.array(self.scene.rest_action(), float)
+        out = self._rest.copy()
         if not drives.motors or not len(drives.actuators):
             out[drives.actuators] = goal
             return out
@@ -175,7 +177,7 @@ def measured_case(name: str, path: str, engine: Engine) -> dict[str, Any]:
     try:
         scene = Scene.load(Path(path) if path.endswith(".xml") else path)
         if _floats(scene):
-            _fallen(open_world(scene, engine), scene)
+            _fallen(open_world(scene, engine))
             with tempfile.TemporaryDirectory() as folder:
                 fixed = _fixed_base(scene, Path(folder) / "fixed")
                 facts |= _moved(fixed, open_world(fixed, engine))
@@ -196,11 +198,11 @@ def _floats(scene: Scene) -> bool:
     return bool(roots & {int(body) for body in model.jnt_bodyid[free]})
 
 
-def _fallen(sim: Simulator, scene: Scene) -> None:
+def _fallen(sim: Simulator) -> None:
     """Two seconds without control; raises where the simulation diverges."""
     state = sim.reset(0)
     for _ in range(round(2.0 / sim.spec.dt)):
-        state = sim.step(state, scene.rest_action())
+        state = sim.step(state, rest_action(sim))
 
 
 def _fixed_base(scene: Scene, folder: Path) -> Scene:
@@ -221,7 +223,7 @@ def _fixed_base(scene: Scene, folder: Path) -> Scene:
 
 def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
     drives = Drives.of(scene)
-    commands, state = Commands(scene, drives), sim.reset(0)
+    commands, state = Commands(scene, drives, sim), sim.reset(0)
     rest = _inside(scene, drives, state.q) if drives.motors else scene.rest_action()[drives.actuators]
     for _ in range(round(HOLD_S / sim.spec.dt)):
         state = sim.step(state, commands.action(state.q, state.v, rest))
