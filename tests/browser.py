@@ -104,6 +104,7 @@ class Page:
         phone = width < 600
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone)
         self.ask("Emulation.setTouchEmulationEnabled", enabled=phone)
+        self.ask("Page.navigate", url="about:blank")  # else the same address is not loaded again
         self.ask("Page.navigate", url=f"file://{path.absolute()}#theme=light")
         assert self.evaluate(READY), f"the figures of {path} did not appear within a minute: {self.errors}"
 
@@ -165,7 +166,7 @@ def check_page(path: Path, profile: Path, *, videos: int) -> None:
             page.show(path, width)
             seen = page.evaluate(OVERLAPS)
             assert seen["boxes"] > 20 and (seen["found"], seen["outside"]) == ([], []), (width, media)
-            assert seen["wide"] <= width
+            assert seen["wide"] <= width, (width, media)
         page.ask("Emulation.setEmulatedMedia", media="screen")
         shown = page.evaluate(VIDEOS)
         assert len(shown) == videos
