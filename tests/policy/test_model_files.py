@@ -293,7 +293,11 @@ def test_a_lerobot_checkpoint_needs_lerobot(tmp_path, monkeypatch):
     folder = checkpoint(tmp_path / "checkpoint", STATE_2)
     assert is_lerobot_checkpoint(folder) and not is_lerobot_checkpoint(tmp_path)
     monkeypatch.setitem(sys.modules, "lerobot.configs.policies", None)
+    monkeypatch.setattr("instep.policy.adapters.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="LeRobot is not installed, and this needs it"):
+        lerobot_policy(str(folder), SPEC)
+    monkeypatch.setattr("instep.policy.adapters.find_spec", lambda name: object())
+    with pytest.raises(BadInput, match="is installed, but cannot be imported"):
         lerobot_policy(str(folder), SPEC)
     (folder / "config.json").write_text("{")
     with pytest.raises(BadInput, match=r"its config\.json cannot be read"):
@@ -304,6 +308,7 @@ def test_a_lerobot_checkpoint_infers_chunks(lerobot, torch, tmp_path):
     from lerobot.configs.types import FeatureType, PolicyFeature
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.policies.factory import make_pre_post_processors
 
     feature = PolicyFeature(FeatureType.STATE, (2,))
     world = PolicyFeature(FeatureType.ENV, (2,))
@@ -314,6 +319,10 @@ def test_a_lerobot_checkpoint_infers_chunks(lerobot, torch, tmp_path):
         n_vae_encoder_layers=1, device="cpu",
     )  # fmt: skip
     ACTPolicy(config).save_pretrained(tmp_path)
+    names = ("observation.state", "observation.environment_state", "action")
+    stats = {name: {"mean": torch.zeros(2), "std": torch.ones(2)} for name in names}
+    for part in make_pre_post_processors(config, dataset_stats=stats):
+        part.save_pretrained(tmp_path)
     spec = SPEC.with_observations({"observation.environment_state": vector(["x", "y"], "m")})
     (tmp_path / "map.toml").write_text(
         "[[state]]\nkey = 'observation.state'\njoints = ['a', 'b']\n"

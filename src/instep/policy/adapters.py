@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,12 +130,19 @@ def lerobot_policy(folder: str, spec: Spec, map_file: Path | None = None) -> Pol
     try:
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-    except ImportError:
-        raise MissingExtra("LeRobot", "lerobot") from None
+    except ImportError as error:
+        if find_spec("lerobot") is None:
+            raise MissingExtra("LeRobot", "lerobot") from None
+        raise BadInput(f"LeRobot is installed, but cannot be imported: {error}.") from error
     source = str(local) if local.exists() else folder
-    config = PreTrainedConfig.from_pretrained(source)
-    policy = get_policy_class(config.type).from_pretrained(source, config=config)
-    before, after = make_pre_post_processors(config, pretrained_path=source)
+    try:
+        config = PreTrainedConfig.from_pretrained(source)
+        policy = get_policy_class(config.type).from_pretrained(source, config=config)
+        before, after = make_pre_post_processors(config, pretrained_path=source)
+    except Exception as error:
+        # Checkpoints of older releases, of unknown types or without weights raise errors of many libraries.
+        words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"LeRobot cannot load {source!r}: {words[:300]}") from error
     opened = LerobotPolicy(policy.eval(), mapped, spec, before, after)
     if getattr(config, "n_obs_steps", 1) > 1 or getattr(config, "temporal_ensemble_coeff", None) is not None:
         return _SelectedActions(opened)
