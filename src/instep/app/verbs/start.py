@@ -16,8 +16,7 @@ class StartArgs:
     """Options of `instep start`."""
 
     images: Path | None = None
-    """folder of images of the place, with cameras.json or transforms.json; shown on the page and used by the next
-    commands."""
+    """folder of images of the place, with cameras.json or transforms.json: the next commands fit Gaussians to them."""
     map: Path | None = None
     """a mapping file (.toml), such as a corrected draft, in place of a guess."""
     rate: float | None = None
