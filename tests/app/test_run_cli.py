@@ -72,7 +72,7 @@ def test_an_error_of_a_policy_keeps_the_rows_before_it(policies, tmp_path, capsy
         main(["run", f"{policies}:Wrong", "sim:pusht", "--steps", "60", "--out", str(out)])
     [episode] = load_episodes(out / "data")
     assert len(episode) == 5 and episode.meta["error"] == "the net has no weights"
-    assert result(out)["status"] == "bad" and "the net has no weights" in (out / "report.html").read_text()
+    assert result(out)["verdict"] == "bad" and "the net has no weights" in (out / "report.html").read_text()
 
 
 def test_a_run_in_a_simulator_has_a_page_with_a_video_and_the_outcome(tmp_path, capsys, opengl) -> None:
@@ -156,7 +156,7 @@ def test_a_link_that_is_cut_in_the_middle_loses_no_row(verb, tmp_path, capsys) -
     assert f"{len(episode)} rows are kept" in " ".join(printed.err.split())
     assert len(episode) > 50 and episode.meta["ended"] == "error" and "did not" in episode.meta["error"]
     assert np.all(np.diff(episode.t) > 0) and np.isfinite(episode.q).all()
-    assert result(tmp_path / "x")["rows"] == len(episode) and result(tmp_path / "x")["status"] == "bad"
+    assert result(tmp_path / "x")["rows"] == len(episode) and result(tmp_path / "x")["verdict"] == "bad"
 
 
 def test_a_camera_that_is_not_there_cannot_be_held(tmp_path, recordings, capsys) -> None:

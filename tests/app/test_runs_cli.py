@@ -105,4 +105,4 @@ def test_the_conclusion_of_a_page_is_in_the_result(tmp_path) -> None:
     output.write({})
     page = output.page(HtmlReport("t", "s", Headline("bad", "It is 3 mm off.")))
     result = json.loads((tmp_path / "x" / "result.json").read_text())
-    assert page.name == "report.html" and (result["headline"], result["status"]) == ("It is 3 mm off.", "bad")
+    assert page.name == "report.html" and (result["headline"], result["verdict"]) == ("It is 3 mm off.", "bad")

@@ -113,7 +113,8 @@ def test_switching_gates_off_forbids_promotion_and_says_which_option_runs_them(s
     asked = ["--params", "joint.hinge.damping", "--seeds", "1", "--draws", "0", "--window", "0.5", "--out", str(out)]
     assert main(["tune", str(data), str(scene), *asked]) == 1
     said = capsys.readouterr()
-    assert said.out.strip().splitlines()[-1] == str(out / "scene_not_passed")
+    assert said.out.strip().splitlines()[-1] == str(out / "report.html")
+    assert (out / "scene_not_passed" / "scene.toml").is_file()
     assert "solve not run" in said.err and "--seeds 4" in said.err and "--draws 0" in said.err
     states = {gate["name"]: gate["state"] for gate in json.loads((out / "result.json").read_text())["gates"]}
     assert states["solve"] == states["recovery"] == "not run"

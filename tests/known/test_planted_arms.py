@@ -68,11 +68,13 @@ def test_legged_robots_are_no_arms(arms):
 
 def test_the_summary_counts_what_was_not_promoted_as_the_scene_given(robots):
     good = {"engine": "mujoco", "promoted": True, "seconds": 10.0, "given": 40.0, "written": 0.15, "truth": 0.1}
+    good["chatter"] = False
     kept = {**good, "promoted": False, "not_promoted": 0.15}
     worse = {**good, "written": 41.0}
-    other = {"engine": "rapier", "promoted": True, "seconds": 10.0, "given": 40.0, "written": 4.0}
-    rows = robots.summary([good, kept, worse, other, {"name": "left", "engine": "mujoco", "skipped": "no motion"}])
+    other = {**good, "engine": "rapier", "written": 4.0}
+    beyond, left = {**kept, "chatter": True}, {"engine": "mujoco", "skipped": "no motion", "chatter": False}
+    rows = robots.summary([good, kept, worse, other, beyond, left])
     values = [row["value"] for row in rows]
     assert values[0] == pytest.approx(200 / 3) and values[1] == pytest.approx(100 / 3)
     assert values[2] == 1 and rows[2]["ok"] is False
-    assert values[5] == 100 and rows[5]["ok"] is True and values[-1] == 1
+    assert values[5] == 100 and rows[5]["ok"] is True and values[-2:] == [0, 1]

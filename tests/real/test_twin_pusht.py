@@ -42,5 +42,5 @@ def test_the_t_is_followed_through_the_whole_recording(folder: Path, tmp_path: P
     assert scores[f"overlap {CAMERAS[0]}"] >= 0.88  # the correction did not see this camera
     assert scores[f"overlap {CAMERAS[1]}"] >= 0.90 and scores[f"overlap {CAMERAS[2]}"] >= 0.90
     assert (tmp_path / "x" / "poses.parquet").is_file() and (tmp_path / "x" / "overlay.mp4").is_file()
-    assert result["headline"] == "The twin kept in step." and result["status"] == "good"
+    assert result["headline"] == "The twin kept in step." and result["verdict"] == "good"
     assert 'src="data:video/mp4' in (tmp_path / "x" / "report.html").read_text()

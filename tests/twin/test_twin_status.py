@@ -7,9 +7,10 @@ import re
 import numpy as np
 from rich.progress import Progress, TextColumn
 
-from instep.app.twin_page import write_page
+from instep.app.twin_page import twin_numbers, twin_problems, twin_sections
 from instep.app.twin_run import STATUS_EVERY, TwinStatus, status_line
 from instep.core.world import State
+from instep.report.page import Headline, HtmlReport, render
 from instep.twin import calibrate_trust
 
 
@@ -57,20 +58,20 @@ def test_between_images_the_line_shows_the_last_one() -> None:
     )
 
 
-def test_the_page_draws_what_the_twin_says_of_itself(recording, follow, tmp_path) -> None:
+def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
     run = follow(recording)
-    path = write_page(tmp_path, "a run", run.episode, {})
-    page = path.read_text()
+    assert twin_problems(run.episode) == []
+    verdict = Headline("good", "The twin kept in step.")
+    page = render(HtmlReport("a run", "", verdict, twin_numbers(run.episode, {}), twin_sections(run.episode)))
     for words in (
-        "The twin kept in step.",
         "NIS",
-        "tee.colour_residual",
-        "tee.weakest_sigma",
+        "tee, colours",
+        "tee, weakest direction",
         "Latency of images",
         "Time of each stage",
     ):
         assert words in page
 
 
-def test_a_run_without_a_correction_has_no_page(recording, tmp_path) -> None:
-    assert write_page(tmp_path, "a run", recording.episode, {}) is None
+def test_a_run_without_a_correction_has_no_sections(recording) -> None:
+    assert twin_sections(recording.episode) == [] and twin_problems(recording.episode) == []

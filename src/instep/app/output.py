@@ -74,7 +74,7 @@ class Output:
 
         result = self.folder / RESULT
         known: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
-        write_json(result, {**known, "headline": report.verdict.headline, "status": report.verdict.status})
+        write_json(result, {**known, "headline": report.verdict.headline, "verdict": report.verdict.status})
         return write_report(self.folder, report, REPORT)
 
 

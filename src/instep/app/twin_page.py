@@ -20,8 +20,8 @@ from .run_checks import stale_images
 if TYPE_CHECKING:
     from instep.twin import TrackedRecording
 
-MAX_INVALID_SHARE = 0.1
-"""Share of rows without a valid joint reading above which a twin is doubtful."""
+MAX_INVALID_SHARE, MAX_LOST_SHARE = 0.1, 0.01
+"""Share of rows without a valid joint reading, or in which no camera shows the body, above which a twin is doubtful."""
 
 Lines = dict[str, tuple[Array, Array]]
 
@@ -33,8 +33,8 @@ def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     if "twin.correction" not in episode:
         return []
     log, problems = correction_log(episode), list[str]()
-    lost = max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".frames_lost")), default=0)
-    if lost:
+    lost = _lost(log)
+    if lost > MAX_LOST_SHARE * len(episode):
         problems.append(f"In {lost} of {len(episode)} rows no camera showed the body.")
     excluded = [name for name, values in _ending(log, "excluded").items() if values[-1] > 0]
     if excluded:
@@ -50,11 +50,20 @@ def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     return problems
 
 
+def _lost(log: Mapping[str, Array]) -> int:
+    """In how many rows no camera showed the body."""
+    return max((int(np.sum(v > 0)) for n, v in log.items() if n.endswith(".frames_lost")), default=0)
+
+
 def tracking_page(title: str, tracked: TrackedRecording, scores: Mapping[str, Estimate], folder: Path) -> HtmlReport:
     """The page of a recording that a twin tracked: its cameras with the twin's outline, and what was measured."""
+    from instep.twin import correction_log
+
     run, shown = tracked.run, playback(tracked.run.t)
     problems = twin_problems(run, tracked.options.held_out)
-    fine = Headline("good", "The twin kept in step.", "The body was seen in every row, and no camera was excluded.")
+    lost = _lost(correction_log(run)) if "twin.correction" in run else 0
+    seen = f"in all but {lost} of {len(run)} rows" if lost else "in every row"
+    fine = Headline("good", "The twin kept in step.", f"The body was seen {seen}, and no camera was excluded.")
     write_small_video(folder / "video.mp4", (tracked.overlay(int(row)) for row in shown.rows))
     caption = f"The recorded images with the outline of the twin's body, {shown.words}."
     return HtmlReport(
