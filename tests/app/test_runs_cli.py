@@ -102,7 +102,8 @@ def test_a_folder_that_cannot_be_written_or_is_not_ours_is_refused(tmp_path) -> 
 
 def test_the_conclusion_of_a_page_is_in_the_result(tmp_path) -> None:
     output = new_output("gap", tmp_path / "x")
-    output.write({})
+    output.write({}, status="converged")  # of a fit, which is not that of its page
     page = output.page(HtmlReport("t", "s", Headline("bad", "It is 3 mm off.")))
     result = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert result["status"] == "converged" and [run.verdict for run in list_runs(tmp_path)] == ["bad"]
     assert page.name == "report.html" and (result["headline"], result["verdict"]) == ("It is 3 mm off.", "bad")

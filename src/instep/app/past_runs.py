@@ -26,7 +26,7 @@ class PastRun:
     """The words after the verb, without options."""
     headline: str
     """What was found: the conclusion of its page, or its first score."""
-    status: str
+    verdict: str
     """good, bad or plain, as on its page."""
     when: str
     """When it was started, in local time."""
@@ -53,7 +53,7 @@ def _run(number: int, config: dict[str, Any], folder: Path) -> PastRun:
         str(config["verb"]),
         _inputs(config),
         str(result.get("headline", "")) or _first_score(result),
-        str(result.get("status", "plain")),
+        str(result.get("verdict", "plain")),
         _started(config, folder).strftime("%Y-%m-%d %H:%M"),
         folder / REPORT if (folder / REPORT).is_file() else folder,
     )
@@ -72,7 +72,7 @@ def _result(folder: Path) -> dict[str, Any]:
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"headline": "no result", "status": "bad"}
+        return {"headline": "no result", "verdict": "bad"}
     return dict(result) if is_mapping(result) else {}
 
 

@@ -27,7 +27,7 @@ MAX_CHATTER = 1e-3
 def chattering(sim: Simulator, episodes: Sequence[Episode]) -> dict[str, float]:
     """The motors that chatter in a replay of recordings, and in which share of the physics steps; the worst first.
 
-    Empty for engines that do not report the forces of motors, and where the replay diverges.
+    Empty for engines that do not report the forces of motors; from where a replay diverges on, nothing counts.
     """
     if not isinstance(sim, MujocoWorld):
         return {}

@@ -90,7 +90,7 @@ def _show(found: list[PastRun]) -> None:
 
     table = Table("", "verb", "inputs", "headline", "when", "path", box=None, padding=(0, 1))
     for run in found:
-        colour = {"good": "green", "bad": "red"}.get(run.status, "")
+        colour = {"good": "green", "bad": "red"}.get(run.verdict, "")
         # Names come from files of strangers: no markup.
         cells = (run.verb, run.inputs, run.headline, run.when, str(run.path))
         table.add_row(str(run.number), *(Text(c, style=colour if i == 2 else "") for i, c in enumerate(cells)))
