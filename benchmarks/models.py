@@ -1,9 +1,11 @@
 """Robot files and shipped scenes in both engines: each loads, holds its pose and tracks a sine, or is refused.
 
-Each file runs in a process of its own, so that a crash or a panic of an engine is counted, not fatal. Servos are
-commanded, joints with motors get the torques of a controller (computed from MuJoCo's model of the scene, in both
-engines). Robots whose base is free, which would need a controller of balance, hold and track with their base fixed, and
-fall with it free. Joints without a drive, and drives that take neither positions nor torques, only have to stay finite.
+Each file runs in a process of its own, so that a crash or a panic of an engine is counted, not fatal. Servos hold what
+they are commanded, sag included, and track with the change of the static load along the sine compensated: a hobby servo
+that lifts a mass settles at a third of its command. Joints with motors get the torques of a controller. Both are
+computed from MuJoCo's model of the scene, for both engines. Robots whose base is free, which would need a controller of
+balance, hold and track with their base fixed, and fall with it free. Joints without a drive, and drives that take
+neither positions nor torques, only have to stay finite.
 `OUT/cases.json` holds every file and engine; single ones: `python benchmarks/models.py ur5e "so101 (shipped)"`.
 """
 
@@ -151,6 +153,22 @@ class Commands:
         self._rest = np.array(rest_action(sim), float)
         self._mass = np.empty((scene.model.nv, scene.model.nv))
 
+    def static_load(self, q: Array) -> Array:
+        """The torque that keeps each driven joint at rest at q, against gravity and springs."""
+        data = self._data
+        data.qpos[:], data.qvel[:] = q, 0.0
+        mujoco.mj_forward(self.scene.model, data)
+        return (data.qfrc_bias - data.qfrc_passive)[self.drives.dofs]
+
+    def compensated(self, held: Array, offset: Array) -> Array:
+        """What servos are commanded on top of an offset from a held pose, so that they do not sag more than there."""
+        drives, model, moved = self.drives, self.scene.model, held.copy()
+        if drives.motors:
+            return np.zeros(len(drives.joints))
+        moved[drives.joints] += offset
+        stiffness = model.actuator_gainprm[drives.actuators, 0] * model.actuator_gear[drives.actuators, 0]
+        return (self.static_load(moved) - self.static_load(held)) / stiffness
+
     def action(self, q: Array, v: Array, goal: Array) -> Array:
         """The commands of servos, or the torques with which motors approach the goal, by inverse dynamics."""
         drives, model, data = self.drives, self.scene.model, self._data
@@ -231,14 +249,15 @@ def _moved(scene: Scene, sim: Simulator) -> dict[str, Any]:
         return {"finite": True, "holds": None, "tracks": None}
     offset, speed = np.abs(state.q[drives.joints] - rest), np.abs(state.v[drives.dofs])
     holds = (offset <= drives.per_joint(MAX_OFFSET)) & (speed <= drives.per_joint(MAX_SPEED))
-    held, amplitude = state.q[drives.joints].copy(), _clear_amplitude(scene, drives, state.q)
+    held, amplitude = state.q.copy(), _clear_amplitude(scene, drives, state.q)
     errors: list[Array] = []
     steps = round(SINE_S / sim.spec.dt)
     for k in range(steps):
         sine = amplitude * (1 - np.cos(2 * np.pi * FREQUENCY * k * sim.spec.dt))
         if k >= steps // 2:
-            errors.append((state.q[drives.joints] - held - sine) / np.abs(amplitude))
-        state = sim.step(state, commands.action(state.q, state.v, rest + sine))
+            errors.append(((state.q - held)[drives.joints] - sine) / np.abs(amplitude))
+        goal = rest + sine + commands.compensated(held, sine)
+        state = sim.step(state, commands.action(state.q, state.v, goal))
     error = np.sqrt(np.mean(np.square(errors), axis=0) * 2)
     labels = np.array(scene.spec.q.labels)[drives.joints]
     bad = [str(label) for label in labels[~holds | (error > MAX_TRACKING)]]
