@@ -8,7 +8,8 @@ import pytest
 from instep import MujocoWorld, Script, rollout
 from instep.core.errors import Diverged
 from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
-from instep.core.world import State, Wrapper
+from instep.core.world import State, Wrapper, unroll
+from instep.robot import Backlash
 
 
 class Exploding(Wrapper):
@@ -20,6 +21,10 @@ class Exploding(Wrapper):
         if len(gone):
             raise Diverged("It exploded.", tuple(int(i) for i in gone), after)
         return after
+
+
+class Stepped(Wrapper):
+    """A world that takes only single steps."""
 
 
 @pytest.fixture
@@ -72,3 +77,39 @@ def test_positions_of_a_batch_repeat_actions_over_candidates(sim):
     np.testing.assert_allclose(paths[2:4], paths[:2], atol=1e-12)
     limited = rollout_positions(Exploding(sim), Exploding(sim).place(q, v, 0.0, past), actions)
     np.testing.assert_array_equal(np.isnan(limited[..., 0]), np.maximum.accumulate(paths[..., 0] > 0.3, axis=1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"action.delay": 0.03}, {"action.delay": np.linspace(0.0, 0.05, 6)}])
+@pytest.mark.parametrize("around", [lambda sim: sim, lambda sim: Backlash(sim, gap=0.1)], ids=["bare", "backlash"])
+def test_several_steps_in_one_call_are_single_steps_bit_for_bit(sim, around, settings):
+    given, world = aligned(run(sim, 0, 20, 1.0), sim), around(sim.tuned(settings))
+    rows = np.arange(6)
+    state = world.place(given.q[rows], given.v[rows], 0.0, given.past[rows])
+    actions = np.stack([given.action[rows + step] for step in range(12)])
+    path = unroll(world, state, actions)
+    for step, action in enumerate(actions):
+        state = world.step(state, action)
+        np.testing.assert_array_equal(path.q[:, step], state.q)
+        np.testing.assert_array_equal(path.v[:, step], state.v)
+    np.testing.assert_array_equal(path.state.hidden["mujoco"], state.hidden["mujoco"])
+    after = [world.step(one, actions[0]).q for one in (path.state, state)]
+    np.testing.assert_array_equal(*after)
+
+
+def test_a_world_that_diverges_in_one_call_is_lost_where_single_steps_lose_it(sim):
+    given = aligned(run(sim, 0, 20, 1.0), sim)
+    v = np.tile(given.v[0], (3, 1))
+    v[1, 0] = 1e7
+    q, past = np.tile(given.q[0], (3, 1)), np.tile(given.past[0], (3, 1, 1))
+    actions = np.repeat(given.action[:15, None], 3, axis=1)
+    together, single = (rollout_positions(w, w.place(q, v, 0.0, past), actions) for w in (sim, Stepped(sim)))
+    assert unroll(sim, sim.place(q, v, 0.0, past), actions).survived[1] < 15
+    assert np.isnan(together[1, -1]).all() and np.isfinite(together[[0, 2]]).all()
+    np.testing.assert_array_equal(together, single)
+
+
+def test_a_nudge_is_felt_for_one_step_only_so_it_is_stepped(sim):
+    state = sim.place(*(np.tile(part, (2, 1)) for part in (sim.reset(0).q, sim.reset(0).v)))
+    wrench = np.zeros((2, sim.model.nbody - 1, 6))
+    assert unroll(sim, state, np.zeros((3, 2, sim.model.nu))) is not None
+    assert unroll(sim, sim.nudge(state, wrench + 1.0), np.zeros((3, 2, sim.model.nu))) is None

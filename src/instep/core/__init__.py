@@ -30,6 +30,8 @@ from .world import (
     Spec,
     State,
     SwitchedSimulator,
+    Trajectory,
+    TrajectorySimulator,
     Watcher,
     World,
     Wrapper,
@@ -37,6 +39,7 @@ from .world import (
     put,
     stack,
     take,
+    unroll,
     vector,
 )
 
@@ -70,6 +73,8 @@ __all__ = [
     "Spec",
     "State",
     "SwitchedSimulator",
+    "Trajectory",
+    "TrajectorySimulator",
     "UnknownName",
     "Unsupported",
     "Watcher",
@@ -95,6 +100,7 @@ __all__ = [
     "sequential_test",
     "stack",
     "take",
+    "unroll",
     "vector",
     "wilson",
 ]

@@ -15,14 +15,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .episode import Episode, by_label
 from .errors import BadInput, Diverged, UnknownName
 from .records import array_dataclass
-from .world import Array, Simulator, Spec, State, advance, put, take
+from .world import Array, Simulator, Spec, State, Trajectory, advance, put, take, unroll
 
 MEMORY = 64
 """How many actions before an anchor a simulator is given, for worlds with latency."""
 CHUNK = 4096
 """How many windows are simulated in one batch."""
+MAX_UNROLLED = 2**15
+"""Control steps, over all worlds of a batch, that are simulated between two calls of `Watch` and `Visit`."""
 Visit: TypeAlias = Callable[[int, Array, State], None]
-"""Called after each step with the steps done, the windows still running, and their state."""
+"""Called for each step with the steps done, the windows still running, and their time, positions and velocities."""
 Watch: TypeAlias = Callable[[int], None]
 """Called with the number of control steps that were simulated since the last call."""
 
@@ -184,30 +186,51 @@ def rollout_batch(
     """Step a batch of worlds for their spans [worlds], longest first, and return the steps each survived.
 
     `actions` takes the worlds still running and the number of steps done. Worlds whose span is over leave the batch
-    once they are half of it; a world that diverges waits at its last finite state.
+    once they are half of it; a world that diverges waits at a finite state, and what is visited of it from then on
+    does not count.
     """
     live, remaining, survived = np.arange(len(spans)), np.array(spans, int), np.array(spans, int)
     lost = np.zeros(len(live), bool)
-    step = 0
+    step, together = 0, True
     while len(live) and step < remaining[0]:
-        before = state
-        try:
-            state = advance(sim, state, actions(live, step))
-        except Diverged as error:
-            gone = np.asarray(error.worlds)
-            new = gone[~lost[gone]]
-            survived[live[new]] = np.minimum(survived[live[new]], step)
-            lost[gone] = True
-            state = put(error.state, gone, take(before, gone))
-        step += 1
-        running = int(np.searchsorted(-remaining, -step, side="right"))
-        visit(step, live[:running], state)
+        count = _steps_together(remaining, step) if together else 1
+        given = np.stack([actions(live, step + i) for i in range(count)])
+        path = unroll(sim, state, given) if together else None
+        together = path is not None
+        path = path or _stepped(sim, state, given[0])
+        new = (path.survived < path.q.shape[1]) & ~lost
+        survived[live[new]] = np.minimum(survived[live[new]], step + path.survived[new])
+        lost |= new
+        for i in range(path.q.shape[1]):
+            step += 1
+            running = int(np.searchsorted(-remaining, -step, side="right"))
+            visit(step, live[:running], State(state.t + (i + 1) * sim.spec.dt, path.q[:, i], path.v[:, i], {}))
+        state = path.state
         # Making a smaller batch costs a copy, so it waits until half of the worlds are over.
         running = int(np.searchsorted(-remaining, -step, side="left"))
         if 0 < running <= len(live) // 2:
             keep = slice(0, running)
             state, live, remaining, lost = take(state, keep), live[keep], remaining[keep], lost[keep]
     return survived
+
+
+def _steps_together(remaining: Array, step: int) -> int:
+    """How many steps are simulated before half of the worlds are over and leave the batch."""
+    half = int(remaining[len(remaining) // 2])
+    end = half if half > step else int(remaining[0])
+    return min(end - step, max(1, MAX_UNROLLED // len(remaining)))
+
+
+def _stepped(sim: Simulator, state: State, action: Array) -> Trajectory:
+    """The batch after one action; worlds that diverge stay where they were."""
+    survived = np.ones(len(state.q), int)
+    try:
+        after = advance(sim, state, action)
+    except Diverged as error:
+        gone = np.asarray(error.worlds)
+        survived[gone] = 0
+        after = put(error.state, gone, take(state, gone))
+    return Trajectory(after.q[:, None], after.v[:, None], survived, after)
 
 
 def rollout_positions(sim: Simulator, state: State, actions: Array) -> Array:

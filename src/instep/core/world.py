@@ -142,6 +142,28 @@ class SwitchedSimulator(Simulator, Protocol):
         ...
 
 
+@array_dataclass
+class Trajectory:
+    """A batch of worlds after each of several actions."""
+
+    q: Array
+    """Positions [worlds, steps, nq]."""
+    v: Array
+    """Velocities [worlds, steps, nv]."""
+    survived: Array
+    """Steps after which each world was finite [worlds]; its later rows do not count."""
+    state: State
+    """After the last action; a world that diverged is where it was before the first."""
+
+
+class TrajectorySimulator(Simulator, Protocol):
+    """A simulator that can take several control steps of a batch in one call, bit for bit as single ones."""
+
+    def unroll(self, state: State, actions: Array) -> Trajectory | None:
+        """The batch after each action [steps, worlds, nu]; None where it must be stepped one action at a time."""
+        ...
+
+
 class Policy(Protocol):
     """A controller: observations in, actions out."""
 
@@ -272,6 +294,13 @@ def advance(sim: Simulator, state: State, action: Array) -> State:
     if action.shape[-1] > size:
         state = cast(SwitchedSimulator, sim).switch(state, action[..., size:])
     return sim.step(state, action[..., :size])
+
+
+def unroll(sim: World, state: State, actions: Array) -> Trajectory | None:
+    """A batch after each action [steps, worlds, nu] in one call; None where the world takes only single steps."""
+    if not hasattr(sim, "unroll") or actions.shape[-1] > sim.spec.action.shape[-1]:
+        return None
+    return cast(TrajectorySimulator, sim).unroll(state, actions)
 
 
 Tree = TypeVar("Tree")

@@ -83,8 +83,7 @@ def check_batch_size(n: int, settings: int) -> None:
 
 def check_finite(state: State, scene: str, engine: str, error: str = "") -> State:
     """The state, or `Diverged` with the worlds that are not finite (all of them where only `error` says so)."""
-    values = np.concatenate([state.q, state.v], axis=-1)
-    finite = (np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all(axis=-1)
+    finite = finite_worlds(state.q, state.v)
     if not error and bool(finite.all()):
         return state
     lost = np.flatnonzero(~finite.reshape(-1)) if not finite.all() else np.arange(finite.size)
@@ -97,6 +96,12 @@ def check_finite(state: State, scene: str, engine: str, error: str = "") -> Stat
         tuple(int(i) for i in lost),
         State(state.t, q, v, state.hidden),
     )
+
+
+def finite_worlds(q: Array, v: Array) -> Array:
+    """Which worlds have finite positions and velocities [..., n] of a size that an engine can bear [...]."""
+    values = np.concatenate([q, v], axis=-1)
+    return np.asarray((np.isfinite(values) & (np.abs(values) < MAX_VALUE)).all(axis=-1))
 
 
 def check_support(model: mujoco.MjModel, engine: str) -> None:

@@ -14,12 +14,19 @@ from mujoco import batch as mjbatch
 
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Settings, Spec, State, vector
+from instep.core.world import Array, Observation, Settings, Spec, State, Trajectory, vector
 from instep.scene import address
 from instep.scene.folder import Scene
 
-from .actuator_inputs import ActuatorInputs, input_channel, inputs_of, switched
-from .engine_checks import check_batch_size, check_finite, checked_place, checked_wrench, settings_per_world
+from .actuator_inputs import INPUTS, ActuatorInputs, input_channel, inputs_of, switched
+from .engine_checks import (
+    check_batch_size,
+    check_finite,
+    checked_place,
+    checked_wrench,
+    finite_worlds,
+    settings_per_world,
+)
 
 KEY = "mujoco"
 """The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
@@ -27,7 +34,9 @@ SENSORS = "mujoco.sensors"
 """Readings of the model's own sensors at the last physics step are kept under this key."""
 NO_CONTACTS = getattr(mujoco.mjtDisableBit, "mjDSBL_CONTACT")  # noqa: B009 - the type stubs lack it
 STEPS_PER_THREAD = 32
-"""Physics steps of one control step, over all its worlds, that pay for waking one more thread."""
+"""Physics steps of one native call, over all its worlds, that pay for waking one more thread."""
+MAX_RECORDED = 2**22
+"""Numbers that one native call records at most."""
 
 
 @array_dataclass
@@ -60,7 +69,9 @@ class MujocoWorld:
         threads: int = 0,
         settings: Settings | None = None,
         ignore_contacts: bool = False,
+        like: MujocoWorld | None = None,
     ):
+        """`like` is a world of the same scene: what does not depend on settings is taken over from it."""
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.threads = threads
         """Threads that step a batch; where 0, as many as there are cores and work for."""
@@ -72,10 +83,10 @@ class MujocoWorld:
             self._model = copy.copy(self._model)
             self._model.opt.disableflags |= int(NO_CONTACTS)
         self._nsim = max((len(value) for value in self._each.values()), default=0)
-        self._layout = _Layout(self._model)
+        self._layout = like._layout if like and like._layout.fits(self._model) else _Layout(self._model)
         self._spec = _spec(self.scene, self._model)
         self._rest = self.scene.rest_action()
-        self._batches: dict[int, tuple[mjbatch.Batch, ActuatorInputs]] = {}
+        self._batches: dict[tuple[int, int], tuple[mjbatch.Batch, ActuatorInputs]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -139,6 +150,47 @@ class MujocoWorld:
         new = self._state(state.t + self._spec.dt, after.reshape(rows.shape), sensors)
         return check_finite(new, self.scene.name, "MuJoCo", error)
 
+    def unroll(self, state: State, actions: Array) -> Trajectory | None:
+        """A batch after each action [steps, worlds, nu], bit for bit as `step`, without waiting between actions.
+
+        None where actuators have inputs, a nudge is felt, or MuJoCo warns of a world that is still finite.
+        """
+        rows, n = np.asarray(state.hidden[KEY], float), len(state.q)
+        if INPUTS in state.hidden or len(state.batch) != 1 or rows[:, self._layout.xfrc].any():
+            return None
+        check_batch_size(n, self._nsim)
+        actions = checked_action(actions, self._spec, (len(actions), n))
+        width = n * self._steps * (self._model.nq + self._model.nv)
+        with self._lock:
+            batch = self._batch(n, steps=len(actions))
+            sensors = batch.bind("sensordata") if self._model.nsensor else None
+            batch.state[:], before = rows, batch.warning.copy()
+            parts = np.array_split(actions, -(-len(actions) * width // MAX_RECORDED))
+            try:
+                found = [self._recorded(batch, part) for part in parts if len(part)]
+            except mjbatch.SimulationError:
+                return None
+            warned = (batch.warning != before).reshape(n, -1).any(axis=1)
+            after = batch.state.copy()
+            sensors = sensors.copy() if sensors is not None else None
+        q, v = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+        finite = finite_worlds(q, v)
+        survived = np.where(finite.all(axis=1), len(actions), np.argmin(finite, axis=1))
+        lost = survived < len(actions)
+        if (warned & ~lost).any():
+            return None
+        after[lost] = rows[lost]
+        for i in np.flatnonzero(lost):
+            q[i, survived[i] :], v[i, survived[i] :] = state.q[i], state.v[i]
+        return Trajectory(q, v, survived, self._state(state.t + len(actions) * self._spec.dt, after, sensors))
+
+    def _recorded(self, batch: mjbatch.Batch, actions: Array) -> tuple[Array, Array]:
+        """Positions and velocities after each action [worlds, steps, ...]."""
+        held = np.repeat(np.moveaxis(actions, 0, 1), self._steps, axis=1)
+        motion = int(mujoco.mjtState.mjSTATE_QPOS) | int(mujoco.mjtState.mjSTATE_QVEL)
+        rows = batch.rollout(held.shape[1], held, record=(motion,))[motion][:, self._steps - 1 :: self._steps]
+        return rows[..., : self._model.nq], rows[..., self._model.nq :]
+
     def physics_steps(self, state: State, actions: Array) -> PhysicsSteps:
         """What happens at every physics step of a batch; `actions` [span, worlds, nu] are held for a control period."""
         layout, rows, model = self._layout, np.asarray(state.hidden[KEY], float), self._model
@@ -197,6 +249,7 @@ class MujocoWorld:
             threads=self.threads,
             settings=self.settings if settings is None else settings,
             ignore_contacts=self.ignore_contacts or ignore_contacts,
+            like=self,
         )
 
     def contacts(self, state: State) -> Array:
@@ -209,24 +262,25 @@ class MujocoWorld:
             batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
             return count.reshape(state.batch).copy()
 
-    def _batch(self, n: int, inputs: Array | None = None) -> mjbatch.Batch:
-        """The native batch of n worlds, its actuators at these inputs [n, inputs]."""
-        if n not in self._batches:
+    def _batch(self, n: int, inputs: Array | None = None, steps: int = 1) -> mjbatch.Batch:
+        """The native batch of n worlds for so many control steps a call, its actuators at these inputs [n, inputs]."""
+        key = n, self.workers(n, steps)
+        if key not in self._batches:
             # Sizes come and go (replay windows, evaluations); a few pools are kept, the oldest goes first.
             if len(self._batches) >= 4:
                 del self._batches[next(iter(self._batches))]
-            batch = tuned_batch(self._model, n, self.workers(n), self._each)
-            self._batches[n] = batch, ActuatorInputs(batch, self._spec.inputs.labels)
-        batch, actuators = self._batches[n]
+            batch = tuned_batch(self._model, *key, self._each)
+            self._batches[key] = batch, ActuatorInputs(batch, self._spec.inputs.labels)
+        batch, actuators = self._batches[key]
         actuators.apply(inputs)
         return batch
 
-    def workers(self, n: int) -> int:
-        """Threads that step n worlds: all threads wait for each other every control step, so each needs some work."""
+    def workers(self, n: int, steps: int = 1) -> int:
+        """Threads that step n worlds: all threads wait for each other after every call, so each needs some work."""
         if self.threads:
             return self.threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(cores, n * self._steps // STEPS_PER_THREAD))
+        return max(1, min(cores, n, n * self._steps * steps // STEPS_PER_THREAD))
 
     def _state(self, t: float, rows: Array, sensors: Array | None) -> State:
         layout = self._layout
@@ -265,12 +319,18 @@ class _Layout:
 
     def __init__(self, model: mujoco.MjModel):
         one = mjbatch.Batch(model, 1, 1)
+        self._moved = model.nmocap > 0
         self.zero = one.state[0].copy()
         """The row of a world that has just been reset."""
         state = mujoco.mjtState
         self.time, self.qpos = self._part(one, state.mjSTATE_TIME).start, self._part(one, state.mjSTATE_QPOS)
         self.qvel, self.ctrl = self._part(one, state.mjSTATE_QVEL), self._part(one, state.mjSTATE_CTRL)
         self.xfrc, self.history = self._part(one, state.mjSTATE_XFRC_APPLIED), self._part(one, state.mjSTATE_HISTORY)
+
+    def fits(self, model: mujoco.MjModel) -> bool:
+        """Whether the rows of a model of the same scene are alike: it has no delays more, and no body is moved."""
+        size = mujoco.mj_stateSize(model, int(mujoco.mjtState.mjSTATE_INTEGRATION))
+        return not self._moved and size == self.zero.size
 
     @staticmethod
     def _part(batch: mjbatch.Batch, component: mujoco.mjtState) -> slice:

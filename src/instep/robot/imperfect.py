@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from instep.core import counter_rng
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
-from instep.core.world import Array, Observation, Spec, State, W, Wrapper, put, take
+from instep.core.world import Array, Observation, Spec, State, Trajectory, W, Wrapper, put, take, unroll
 
 Amount: TypeAlias = float | tuple[float, ...] | Array
 """A number, a tuple of one per label, or an array of one per world of a batch."""
@@ -212,6 +213,19 @@ class CommandFilter(Wrapper[W], ABC):
         sent = self.follow(at, action)
         line = {"actions": sent[..., None, :], "empty": np.zeros(state.batch, bool)}
         return self.step_inside(state, sent, lambda _: line)
+
+    def unroll(self, state: State, actions: Array) -> Trajectory | None:
+        """Several actions [steps, ...] in one call, where the world inside can: what is sent depends on them alone."""
+        actions = checked_action(actions, self.spec, (len(actions), *state.batch))
+        _, at = _shifted(state.hidden[self.key], actions[0])
+        sent = np.empty_like(actions)
+        for i, action in enumerate(actions):
+            sent[i] = at = self.follow(at, action)
+        found = unroll(self.world, state, sent)
+        if found is None:
+            return None
+        line = {"actions": at[..., None, :], "empty": np.zeros(state.batch, bool)}
+        return replace(found, state=found.state.with_hidden(self.key, line))
 
 
 @array_dataclass
