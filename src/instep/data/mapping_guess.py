@@ -87,8 +87,8 @@ def _with_the_rest(
     robot, unit = known
     dt = 1.0 / guess.rate
     mapping, rows = guess.mapping, list(guess.rows)
-    rule, told = command_channel(groups, positions, unit, robot, dt)
-    mapping, rows = replace(mapping, action=rule), [*rows, *told]
+    rule, stated = command_channel(groups, positions, unit, robot, dt)
+    mapping, rows = replace(mapping, action=rule), [*rows, *stated]
     velocity, row = _velocity(groups, positions, unit, dt)
     mapping = replace(mapping, v=velocity)
     rows.append(row)
@@ -113,9 +113,9 @@ def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | 
             doubt = ""
         return GuessRow("time", name, unit, doubt), step * SECONDS[unit]
     header = runs[0].header
-    told = float(header.get("rate", header.get("fps", 0.0))) or (1 / float(header["dt"]) if "dt" in header else 0.0)
-    if rate or told:
-        return GuessRow("time", "", "even rows"), 1.0 / (rate or told)
+    stated = float(header.get("rate", header.get("fps", 0.0))) or (1 / float(header["dt"]) if "dt" in header else 0.0)
+    if rate or stated:
+        return GuessRow("time", "", "even rows"), 1.0 / (rate or stated)
     why = f"no times and no rate in the logs: {DEFAULT_RATE:g} Hz is assumed; give --rate"
     return GuessRow("time", "", "even rows", why), 1.0 / DEFAULT_RATE
 
