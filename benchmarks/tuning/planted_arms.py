@@ -19,6 +19,7 @@ from instep.core.errors import BadInput, Diverged
 from instep.core.param import Address
 from instep.core.replay import aligned, replay_all
 from instep.core.world import Array, Simulator, State
+from instep.physics.contact_rules import touching
 from instep.physics.engines import Engine
 from instep.scene import address
 from instep.scene.folder import shipped
@@ -34,6 +35,8 @@ SCALES = (1.0, 0.6, 0.35, 0.2, 0.1)
 """Sizes of the motion that are tried: until nothing touches that did not at rest, all is predictable, none chatters."""
 MAX_TRUTH_ERROR = 5.0
 """Largest open-loop error of the planted truth [mrad]: above it the motion amplifies the noise of its first row."""
+UNFOLDED = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Shares of the way from the start of a scene to the middle of its joints' ranges at which motions may begin."""
 BANDWIDTH = 6.0
 """Natural frequency of the controller that makes torque commands [rad/s]."""
 _ON_JOINT, _FREE = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtJoint.mjJNT_FREE)
@@ -235,8 +238,7 @@ def motion(scene: Scene, seed: int, scale: float = 1.0, seconds: float = SECONDS
     t = np.arange(round(seconds / scene.dt)) * scene.dt
     share = np.minimum(t / 1.5, 1.0)
     blend = share**2 * (3 - 2 * share)
-    q, _ = scene.start(0)
-    rest = scene.rest_action()
+    q, rest = begin_pose(scene)
     out = np.empty((len(t), model.nu))
     for a in range(model.nu):
         low, high, begin = _reach(model, a, q, float(rest[a]))
@@ -248,6 +250,29 @@ def motion(scene: Scene, seed: int, scale: float = 1.0, seconds: float = SECONDS
         centre = min(max(begin, low + 1.1 * size), high - 1.1 * size)
         out[:, a] = begin + blend * (centre - begin + size * wave / np.abs(wave).max())
     return out
+
+
+def begin_pose(scene: Scene) -> tuple[Array, Array]:
+    """Positions and command from which motions begin: the scene's, or where a robot that is folded touches nothing.
+
+    From a start at which its links touch each other, it is unfolded towards the middle of the ranges of its joints.
+    """
+    model = scene.model
+    q, rest = scene.start(0)[0], scene.rest_action()
+    joints = [int(j) for j in np.flatnonzero(model.jnt_type != _FREE)]
+    for share in UNFOLDED:
+        pose, command = q.copy(), rest.copy()
+        for a in np.flatnonzero(model.actuator_trntype == _ON_JOINT):
+            joint = int(model.actuator_trnid[a, 0])
+            if model.jnt_limited[joint] and _is_servo(model, int(a)):
+                at = int(model.jnt_qposadr[joint])
+                pose[at] += share * (float(model.jnt_range[joint].mean()) - pose[at])
+                command[a] = float(model.actuator_gear[a, 0]) * pose[at]
+        if share == 0:
+            pose, command = q, rest
+        if not touching(model, pose[None], joints).any():
+            return pose, command
+    return q, rest
 
 
 def _reach(model: mujoco.MjModel, a: int, q: Array, rest: float) -> tuple[float, float, float]:
@@ -303,8 +328,8 @@ def record(
 ) -> tuple[Array, Array]:
     """Positions [runs, rows, nq] and commands of runs that begin at rest, one per seed; raises `Diverged`."""
     motions = np.stack([motion(scene, seed, scale, seconds) for seed in seeds])
-    begin = real.reset(0)
-    state = real.place(np.tile(begin.q, (len(seeds), 1)), np.tile(begin.v, (len(seeds), 1)))
+    begin, start = begin_pose(scene)[0], real.reset(0)
+    state = real.place(np.tile(begin, (len(seeds), 1)), np.tile(start.v, (len(seeds), 1)))
     still = _Tracking(scene, motions[:, :1])
     for _ in range(round(2.0 / scene.dt)):
         state = real.step(state, still.actions(0, state))

@@ -1,11 +1,11 @@
-"""Links that overlap the fixed base they turn on do not collide with it."""
+"""Links near each other whose shapes overlap at rest do not collide."""
 
 from __future__ import annotations
 
 import mujoco
 
 from instep import MujocoWorld, Scene
-from instep.scene.model import base_exclusions
+from instep.scene.model import overlapping_links
 
 ARM = """<mujoco>
   <worldbody>
@@ -28,7 +28,7 @@ def test_a_link_that_overlaps_its_fixed_base_is_not_braked_by_it(tmp_path):
     (tmp_path / "arm.xml").write_text(ARM)
     world = MujocoWorld(Scene.load(tmp_path / "arm.xml"))
     model = world.model
-    assert model.nexclude == 1 and base_exclusions(model) == [("base", "link")]
+    assert model.nexclude == 1 and overlapping_links(model) == [("base", "link")]
     state = world.reset()
     assert world.contacts(state) == 0
     for _ in range(20):
@@ -53,3 +53,14 @@ def test_a_lid_that_rests_on_its_box_still_collides_with_it(tmp_path):
     world = MujocoWorld(Scene.load(tmp_path / "lid.xml"))
     assert world.model.nexclude == 0
     assert world.contacts(world.reset()) > 0
+
+
+def test_a_wrist_whose_links_overlap_two_joints_apart_moves_freely(tmp_path):
+    wrist = ARM.replace('<geom type="sphere" size="0.03" mass="0.1"/></body>',
+        '<geom type="sphere" size="0.03" mass="0.1"/><body name="hand" pos="-0.05 0 0">'
+        '<joint name="roll" axis="1 0 0"/><geom type="sphere" size="0.12" mass="0.1"/></body></body>')  # fmt: skip
+    (tmp_path / "arm.xml").write_text(wrist)
+    scene = Scene.load(tmp_path / "arm.xml")
+    # The hand also overlaps the base, three joints away, which a shape too large does not explain.
+    assert overlapping_links(scene.model) == [("base", "link"), ("link", "hand")]
+    assert MujocoWorld(scene).contacts(MujocoWorld(scene).reset()) > 0

@@ -12,12 +12,13 @@ from instep.core.replay import aligned, replay_all
 from instep.core.rollout import Script, rollout
 from instep.scene import address
 from instep.scene.folder import Scene
-from instep.tune.arm_model import arm_model, searched_world
+from instep.tune.arm_model import arm_model
 from instep.tune.arm_search import ArmSearch, estimate_arm
 from instep.tune.identification import IdentifyOptions
 from instep.tune.joint_estimates import estimate_joints
 from instep.tune.joint_model import DELAY
 from instep.tune.param_selection import auto_params
+from instep.tune.searched_world import searched
 
 NOISE = 1e-4
 ARM = """<mujoco model="planar">
@@ -178,15 +179,15 @@ def beside(tmp_path_factory) -> MujocoWorld:
 
 
 def test_objects_that_the_robot_does_not_touch_are_left_out_of_the_search(arm, runs, beside):
-    searched = searched_world(beside, runs, [])
-    assert searched.ignore_contacts and searched.model.njnt == arm.model.njnt < beside.model.njnt
-    state, alone = beside.reset(), searched.reset()
+    world = searched(beside, runs, []).sim
+    assert world.ignore_contacts and world.model.njnt == arm.model.njnt < beside.model.njnt
+    state, alone = beside.reset(), world.reset()
     for action in runs[0].action[:20]:
-        state, alone = beside.step(state, action), searched.step(alone, action)
-    shared = [beside.spec.q.labels.index(name) for name in searched.spec.q.labels]
+        state, alone = beside.step(state, action), world.step(alone, action)
+    shared = [beside.spec.q.labels.index(name) for name in world.spec.q.labels]
     np.testing.assert_allclose(alone.q, state.q[shared], atol=1e-9)
     moved = rollout(beside, Script(runs[0].action[:50]), steps=50)
-    assert searched_world(beside, [moved], []) is beside  # the box was recorded
+    assert searched(beside, [moved], []).sim is beside  # the box was recorded
 
 
 def test_an_arm_beside_an_object_is_identified_and_shown(runs, beside):
@@ -204,7 +205,7 @@ def test_every_other_window_is_half_of_the_arm(arm, runs):
 
 
 def test_a_world_without_contacts_moves_as_the_arm_that_touches_nothing(arm, runs):
-    assert searched_world(arm, runs, []).ignore_contacts
+    assert searched(arm, runs, []).sim.ignore_contacts
     free, plain = arm.without_contacts().tuned({"action.delay": 0.02}), arm.tuned({"action.delay": 0.02})
     action = runs[0].action[5]
     np.testing.assert_array_equal(free.step(free.reset(), action).q, plain.step(plain.reset(), action).q)

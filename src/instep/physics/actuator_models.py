@@ -58,6 +58,8 @@ TERMS: Mapping[str, Term] = {
     "square_in": Term(0.0, 1e-5, 0.01, "1/Nm"),
 }
 """Kcs, w_s, a, Kl, Kls, Ke, Km, Kes, Kms, Keq, Kmq."""
+SHAPES = ("static_speed", "static_shape")
+"""Terms that say how friction falls with speed, which alone have no effect."""
 
 
 def friction_limit(coulomb: Array, terms: Mapping[str, Array], speed: Array, external: Array, motor: Array) -> Array:

@@ -44,6 +44,7 @@ from .actuator_models import (
     COGGING,
     COUNT,
     HARMONICS,
+    SHAPES,
     TERMS,
     Cogging,
     Term,
@@ -173,6 +174,11 @@ class ActuatedWorld(AroundSimulator[MujocoWorld]):
         """The meaning of the numbers; the actions of motors on a supply include the gain of their firmware."""
         return self._spec
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the actuator models have no effect: it moves like its MuJoCo world."""
+        return self._models.are_zero
+
     def rest_action(self) -> Array:
         """The scene's rest action, with the gains at which motors on a supply are as stiff as the model's servos."""
         model, gains = self.model, list[float]()
@@ -281,6 +287,14 @@ class _Models:
     q_index: dict[int, int]
     """Index in q of the joint each motor drives."""
     cogging: Cogging | None = None
+
+    @property
+    def are_zero(self) -> bool:
+        """Whether they have no effect: no motor on a supply, and all friction terms and cogging amplitudes zero."""
+        acting = [term for name, term in self.terms.items() if name not in SHAPES]
+        if self.cogging is not None:
+            acting += [self.cogging.terms[name] for name in HARMONICS]
+        return not self.motors and not any(bool(term.any()) for term in acting)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -140,20 +140,27 @@ def touches_nothing(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
 
 def robot_touches(sim: SceneSimulator, episodes: Sequence[Episode]) -> bool:
     """Whether bodies on joints, free ones aside, touch anything at any time of the recordings, themselves included."""
+    return any(touching_rows(sim, episode).any() for episode in episodes)
+
+
+def touching_rows(sim: SceneSimulator, episode: Episode) -> Array:
+    """Rows of a recording in which bodies on joints, free ones aside, touch anything, themselves included [rows].
+
+    Poses are checked every `CHECKED_S`, and one that touches counts until the next.
+    """
     model, every = sim.scene.model, max(1, round(CHECKED_S / sim.spec.dt))
     joints = [int(j) for j in np.flatnonzero(model.jnt_type != _FREE)]
-    return any(touches(model, aligned(e, sim).q[::every], joints) for e in episodes)
+    return np.repeat(touching(model, aligned(episode, sim).q[::every], joints), every)[: len(episode)]
 
 
-def touches(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> bool:
-    """Whether bodies that some joints move touch anything in any of some poses [poses, nq]."""
+def touching(model: mujoco.MjModel, poses: Array, joints: Sequence[int]) -> Array:
+    """Whether bodies that some joints move touch anything in each of some poses [poses, nq]."""
     data, moving = mujoco.MjData(model), np.isin(model.body_weldid, model.body_weldid[model.jnt_bodyid[list(joints)]])
-    for q in poses:
+    found = np.zeros(len(poses), bool)
+    for i, q in enumerate(poses):
         data.qpos[:] = q
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_collision(model, data)
-        bodies = model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]
-        if moving[bodies].any():
-            return True
-    return False
+        found[i] = moving[model.geom_bodyid[np.asarray(data.contact.geom).reshape(-1, 2)]].any()
+    return found

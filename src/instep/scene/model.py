@@ -26,8 +26,8 @@ SERVO_STIFFNESS = 10.0
 """Stiffness of an added servo as a share of its joint's torque limit per radian [1/rad]."""
 MAX_SERVO_FREQUENCY = 100.0
 """Natural frequency up to which an added servo is stable at common time steps, also at its torque limit [rad/s]."""
-MIN_OVERLAP = 1e-3
-"""Depth from which on a link and the base it is jointed to overlap, rather than touch [m]."""
+MIN_OVERLAP = 3e-4
+"""Depth from which on links overlap, rather than touch [m]."""
 _MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
 
 
@@ -35,8 +35,8 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
     """The model of a description, with every element named and automatic reset off.
 
     A URDF names no actuators, so its joints get position servos (see `add_servos`). `history` [s] is how long each
-    actuator buffers its commands, which native delays need. Links that overlap the fixed base they turn on do not
-    collide with it (see `exclude_overlaps`).
+    actuator buffers its commands, which native delays need. Links near each other whose shapes overlap
+    do not collide (see `exclude_overlaps`).
     """
     spec = named_spec(source)
     # On a NaN MuJoCo teleports the state to the model's default and goes on; a follower would chase it.
@@ -72,36 +72,43 @@ def buffer_commands(spec: Any, history: float) -> None:
 
 
 def exclude_overlaps(spec: Any, model: mujoco.MjModel) -> list[tuple[str, str]]:
-    """Exclude contacts between a link and the fixed base it is jointed to where they overlap at rest; which pairs.
+    """Exclude contacts between links up to two joints apart where their shapes overlap at rest; which pairs.
 
-    MuJoCo lets neighbouring links overlap, as their meshes do at a joint, but not where one of them is fixed to the
-    world: there the overlap would brake the joint with all the force of the contact. A link that only rests on its
-    base, as a lid on its box, still collides with it.
+    No robot overlaps itself: the convex shapes of its links are larger than they are. MuJoCo lets neighbouring links
+    overlap, as their meshes do at a joint, but not where one of them is fixed to the world, nor the neighbours of
+    neighbours, as about a wrist; there the overlap would brake joints with all the force of the contact. A link that
+    only rests on another, as a lid on its box, still collides with it.
     """
     data, found = mujoco.MjData(model), set[tuple[int, int]]()
     mujoco.mj_forward(model, data)
     for contact in data.contact:
         bodies = [int(model.geom_bodyid[geom]) for geom in contact.geom]
-        for base, link in (bodies, bodies[::-1]):
-            root = int(model.body_weldid[link])
-            above, fixed = int(model.body_parentid[root]), set[int]()
-            while above and not model.body_weldid[above]:
-                fixed.add(above)
-                above = int(model.body_parentid[above])
-            if root and base in fixed and contact.dist < -MIN_OVERLAP:
-                found.add((base, link))
-    pairs = [(str(model.body(base).name), str(model.body(link).name)) for base, link in sorted(found)]
-    for base, link in pairs:
-        spec.add_exclude(bodyname1=base, bodyname2=link)
+        for near, link in (bodies, bodies[::-1]):
+            if contact.dist < -MIN_OVERLAP and _joints_between(model, near, link) in (1, 2):
+                found.add((near, link))
+    pairs = [(str(model.body(near).name), str(model.body(link).name)) for near, link in sorted(found)]
+    for near, link in pairs:
+        spec.add_exclude(bodyname1=near, bodyname2=link)
     return pairs
 
 
-def base_exclusions(model: mujoco.MjModel) -> list[tuple[str, str]]:
-    """Pairs of a fixed body and a link jointed to it that do not collide, by name."""
+def _joints_between(model: mujoco.MjModel, above: int, below: int) -> int | None:
+    """Number of jointed bodies from one body down to another; None where it is not above it, or is the world."""
+    count, at = 0, below
+    while at:
+        if at == above:
+            return count
+        count += int(model.body_jntnum[at] > 0)
+        at = int(model.body_parentid[at])
+    return None
+
+
+def overlapping_links(model: mujoco.MjModel) -> list[tuple[str, str]]:
+    """Pairs of bodies up to two joints apart that do not collide, by name, the upper one first."""
     pairs: list[tuple[str, str]] = []
     for signature in model.exclude_signature:
         one, other = sorted((int(signature) >> 16, int(signature) & 0xFFFF))
-        if not model.body_weldid[one] and model.body_weldid[other]:
+        if _joints_between(model, one, other) in (1, 2):
             pairs.append((str(model.body(one).name), str(model.body(other).name)))
     return pairs
 

@@ -11,16 +11,13 @@ import numpy as np
 from scipy.signal import savgol_filter
 
 from instep.core.episode import Episode
-from instep.core.param import Param
 from instep.core.records import array_dataclass
 from instep.core.replay import Aligned, aligned
 from instep.core.world import Array
-from instep.physics.contact_rules import robot_touches, touches
-from instep.physics.mujoco_world import MujocoWorld
+from instep.physics.contact_rules import touching
 from instep.scene import address
 from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene, SceneSimulator
-from instep.scene.robot_part import without_free_bodies
 
 from .joint_kernels import JointConstants, JointWindows
 from .joint_model import LONGEST_DELAY, OWN, JointModel, JointValues
@@ -314,31 +311,13 @@ def _free_windows(
     free: list[tuple[int, int]] = []
     for run, s in starts:
         part = runs[run].q[s : s + rows]
-        touching = bool(((part[:, at] <= low) | (part[:, at] >= high)).any())
-        if not touching and not touches(model, part[:: max(1, rows // 5)], joints):
+        at_limit = bool(((part[:, at] <= low) | (part[:, at] >= high)).any())
+        if not at_limit and not touching(model, part[:: max(1, rows // 5)], joints).any():
             free.append((run, s))
     kept = free if len(free) >= min(5, len(starts)) else starts
     if len(kept) <= MOST_WINDOWS:
         return kept
     return [kept[i] for i in np.linspace(0, len(kept) - 1, MOST_WINDOWS).round().astype(int)]
-
-
-def searched_world(sim: MujocoWorld, episodes: Sequence[Episode], params: Sequence[Param]) -> MujocoWorld:
-    """The world to search in: without contacts where the robot touches nothing in the recordings, itself included.
-
-    Free bodies that were not recorded, and that it does not touch, are left out. The motion is the same.
-    """
-    if robot_touches(sim, episodes):
-        return sim
-    alone = without_free_bodies(sim.scene)
-    if alone is sim.scene:
-        return sim.without_contacts()
-    if alone is None or any(set(e.spec.q.labels) - set(alone.spec.q.labels) for e in episodes):
-        return sim
-    known = set(address.addresses(alone.model))
-    if any(name not in known for name in (*sim.settings, *(param.address for param in params))):
-        return sim
-    return MujocoWorld(alone, threads=sim.threads, settings=sim.settings, ignore_contacts=True)
 
 
 def _noise(q: Array) -> Array:

@@ -42,6 +42,8 @@ ROUNDS = 4
 """Most rounds of a search; what they leave is left to fits of the whole arm, which know how joints move each other."""
 AT_NOISE, FAR_FROM_NOISE = 1.12, 1.5
 """Residual over noise up to which a joint counts as fitted, and above which it may be in the wrong minimum."""
+EXPLAINED = 3.0
+"""Residual over noise up to which joints alone explain the recordings, once fits of the whole arm follow."""
 LEAST_GAIN = 0.02
 """Relative fall of the error of each joint above its noise below which a round has led no further."""
 FAR = 0.1
@@ -250,6 +252,11 @@ class ArmEstimate:
     def friction_stiffness(self) -> dict[str, float]:
         """Settings of how dry friction holds, where it differs from the scene."""
         return holding_friction(self.joint_names) if self.holding else {}
+
+    @property
+    def explains(self) -> bool:
+        """Whether no joint is far from its noise, so that nothing else is needed to explain the recordings."""
+        return bool((self.rms <= EXPLAINED * self.arm.noise).all())
 
     def free(self, name: str) -> bool:
         """Whether a parameter of the arm's joints was searched; True for all others."""

@@ -22,13 +22,11 @@ from instep.gap.preparation import recorded_at_rate, resampling_notes
 from instep.physics.actuators import with_inputs
 from instep.physics.delta_model import DELTA_FILE, DeltaCorrected
 from instep.physics.engines import without_delta
-from instep.physics.mujoco_world import MujocoWorld
 from instep.report.page import HtmlReport, render
 from instep.report.plots import matplotlib_figure
 from instep.scene.couplings import moved_coordinates
 from instep.scene.folder import Scene, SceneSimulator
 
-from .arm_model import searched_world
 from .arm_search import ArmEstimate, estimate_arm
 from .delta_action import DeltaEvaluation, learn_and_evaluate
 from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
@@ -51,6 +49,7 @@ from .posterior import Method, infer
 from .posterior_checks import PosteriorCheck, check_posterior
 from .recording_checks import recording_problems, refuse, scene_problems
 from .robot_match import MAX_UNEXPLAINED, check_robot
+from .searched_world import plain_world, searched
 from .searches import MIN_AGREEING
 from .shooting import Fit, ShootingOptions, fit
 from .written_scene import check_written_scene, written_scene_not_run
@@ -343,17 +342,23 @@ def identify(
     history = _CostHistory(progress.watch)
     part = progress.part(0.0, 1.0)
     part.watch = history
-    estimate = searched = None
-    if selection.automatic and not groups and isinstance(sim, MujocoWorld):
+    estimate, found_in, begun = None, None, list[Mapping[str, float]]()
+    plain = plain_world(sim)
+    if selection.automatic and not groups and plain is not None:
         first = part.part(0.0, 0.3, of_time_left=0.4)
-        searched = searched_world(sim, [*fitted, *held_out], selection.params)
-        estimate = estimate_motors(searched, fitted, selection, first, window=options.window)
-        estimate = estimate or estimate_arm(searched, fitted, first)
+        found_in = searched(plain, fitted, [p for p in selection.params if p.address not in selection.listed])
+        estimate = estimate_motors(found_in.sim, found_in.fitted, selection, first, window=options.window)
+        estimate = estimate or estimate_arm(found_in.sim, found_in.fitted, first)
+        if estimate is not None and isinstance(estimate, ArmEstimate) and estimate.explains:
+            selection = selection.without_listed()
+        elif estimate is not None and plain is not sim:
+            # What the joints alone do not explain may be what the actuator models do.
+            estimate, begun = None, [estimate.settings]
         selection = selection if estimate is None else _with_estimate(selection, estimate, options.bounds)
     sim = sim.tuned(selection.fixed) if selection.fixed else sim
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
     shooting = _shooting_options(options, selection, scene, sim)
-    starts = (options.begin,) if options.begin else ()
+    starts = (*begun, options.begin) if options.begin else tuple(begun)
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
     if estimate is not None:
         found = {name: value for name, value in estimate.settings.items() if name in selection.start}
@@ -364,10 +369,12 @@ def identify(
         begun = _short_start(sim, fitted, selection, shooting, part.part(0.0, 0.3, of_time_left=0.3))
         shooting = replace(shooting, start=begun)
         gates = replace(gates, scene_values=selection.start)
-    found_by = sim if estimate is None or searched is None else searched.tuned(selection.fixed)
+    found_by, to_fit = sim, fitted
+    if estimate is not None and found_in is not None:
+        found_by, to_fit = found_in.sim.tuned(selection.fixed), found_in.fitted
     result = gated_fit(
         found_by,
-        (fitted, held_out),
+        (to_fit, held_out),
         selection.params,
         shooting,
         gates,
@@ -416,7 +423,8 @@ def _with_estimate(
             continue
         if param.address in found and not any(fnmatchcase(param.address, pattern) for pattern in bounds):
             value = found[param.address]
-            low, high = (value / 4, value * 4) if param.log else (value, value)
+            margin = abs(value) / 2
+            low, high = (value / 4, value * 4) if param.log else (value - margin, value + margin)
             param = replace(param, low=min(param.low, low), high=max(param.high, high))
         params.append(param)
     stiffness = {f"joint.{joint}.friction_stiffness" for joint in estimate.joint_names}

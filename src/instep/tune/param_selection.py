@@ -55,8 +55,19 @@ class ParamSelection:
     """Settings that the identified values depend on; they are saved with them."""
     automatic: bool = False
     """Whether the parameters were chosen from the scene and its recordings, rather than named."""
+    listed: tuple[str, ...] = ()
+    """Those that are chosen only because the scene gives bounds for them: springs, cables, tendons, cogging."""
     undriven: bool = False
     """Whether a joint moves that nothing drives, as a pendulum's: near upright its motion cannot be predicted."""
+
+    def without_listed(self) -> ParamSelection:
+        """The same without those that are chosen only because the scene gives bounds for them; they keep its values."""
+        left_out = {name.rpartition(".")[0] for name in self.listed}
+        params = tuple(param for param in self.params if param.address not in self.listed)
+        start = {param.address: self.start[param.address] for param in params}
+        joints = {param.address.rpartition(".")[0] for param in params}
+        kept = {name: v for name, v in self.fixed.items() if name.rpartition(".")[0] not in left_out - joints}
+        return replace(self, params=params, start=start, fixed=kept)
 
 
 def select_params(
@@ -112,7 +123,7 @@ def auto_params(scene: Scene, episodes: Sequence[Episode]) -> ParamSelection:
     start = {k.address: _initial(k, chosen.start[k.address]) for k in params}
     fixed = chosen.fixed | command_limits(scene, episodes)
     undriven = any(not driving_actuators(scene.model, joint) for joint in moved)
-    return ParamSelection(params, start, fixed, automatic=True, undriven=undriven)
+    return ParamSelection(params, start, fixed, automatic=True, listed=tuple(chosen.listed), undriven=undriven)
 
 
 def named_params(scene: Scene, patterns: Sequence[str], bounds: Bounds) -> ParamSelection:
@@ -170,6 +181,8 @@ class _Selected:
     fixed: dict[str, float] = field(default_factory=dict[str, float])
     hanging: set[int] = field(default_factory=set[int])
     """Roots of the chains of which a link's weight acts on a joint."""
+    listed: list[str] = field(default_factory=list[str])
+    """Parameters that the scene gives bounds for, beside those of joints that move."""
 
     def add(self, param: Param, start: float) -> None:
         """Add a parameter with its initial value, unless it is among them."""
@@ -308,12 +321,14 @@ class _Selected:
             if name in self.scene.bounds if at.kind == "geom" else at.field in LISTED.get(at.kind, ()):
                 if not self._bounded(name):
                     continue
+                self.listed += [] if name in self.start else [name]
                 self.add_known(name)
                 if at.kind == "tendon" and at.field == "frictionloss":
                     self.fixed[str(replace(at, field="friction_stiffness"))] = FRICTION_STIFFNESS
         found, values = cogging_params(self.scene)
         for param in found:
             if self._bounded(param.address):
+                self.listed.append(param.address)
                 self.add(param, values[param.address])
 
     def _bounded(self, name: str) -> bool:

@@ -13,7 +13,7 @@ from instep.app.arguments import Positional, SceneArg
 from instep.core.errors import BadInput
 from instep.scene import address
 from instep.scene.folder import LIBRARY, Scene, shipped
-from instep.scene.model import base_exclusions
+from instep.scene.model import overlapping_links
 from instep.scene.new_scene import make_scene
 
 
@@ -80,8 +80,8 @@ def new(
             f"The file has no actuators, so {made.servos} position servos were added; "
             "their gains are a guess to be tuned (see scene.xml)."
         )
-    for base, link in base_exclusions(scene.model):
-        console.print(f"{link!r} does not collide with {base!r}, the fixed body it is jointed to.")
+    for near, link in overlapping_links(scene.model):
+        console.print(f"{link!r} does not collide with {near!r}: the file says so, or their shapes overlap at rest.")
     print(folder)
 
 
