@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from instep import BadInput, Identification, identify, open_world
-from instep.app.output import write_json
 from instep.core.progress import Progress
 from instep.core.statistics import Estimate, wilson
 from instep.tune import FitStatus
+from kept_cases import KeptCases
 from rows import Row, median, percent, row
 from tuning.jobs import pool
 from tuning.random_problems import RandomProblem, best_interval_shares, random_problem, window_error
@@ -48,15 +48,13 @@ def run(out: Path, quick: bool = False) -> list[Row]:
 
 
 def measured(seeds: Sequence[int], out: Path, limit: float) -> list[Case]:
-    """What came out of every problem; kept in cases.json after each."""
-    out.mkdir(parents=True, exist_ok=True)
-    found: list[Case] = []
+    """What came out of every problem; kept in cases.json, and taken from there where the code is the same."""
+    kept, found = KeptCases(out), list[Case]()
     with pool() as submit:
-        futures = [submit((measured_problem, (seed, limit))) for seed in seeds]
-        for future in futures:
-            found.append(future.result())
-            write_json(out / "cases.json", found)
-            print(f"{len(found)}/{len(futures)} {_line(found[-1])}", file=sys.stderr, flush=True)
+        futures = {seed: submit((measured_problem, (seed, limit))) for seed in seeds if str(seed) not in kept}
+        for seed in seeds:
+            found.append(kept.measured(str(seed), lambda seed=seed: futures[seed].result()))
+            print(f"{len(found)}/{len(seeds)} {_line(found[-1])}", file=sys.stderr, flush=True)
     return found
 
 

@@ -23,17 +23,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from instep import Scene, open_world
-from instep.app.output import write_json
 from instep.core.errors import BadInput, Unsupported
 from instep.core.statistics import bootstrap, wilson
 from instep.data import write_dataset
 from instep.physics.engines import Engine
+from kept_cases import KeptCases
 from rows import Row, median, percent, row
 from tuning.planted_arms import MODELS, Arm, open_loop_error, planted_arm, random_arm, robot_files, shipped_arms
 
@@ -86,16 +87,18 @@ def chosen_cases(folder: Path, split: Split, quick: bool) -> list[Case]:
 
 
 def measured(cases: Sequence[Case], out: Path, limit: float) -> list[dict[str, Any]]:
-    """What came out of every case; kept in cases.json after each."""
-    out.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
+    """What came out of every case; kept in cases.json after each, and taken from there where the code is the same."""
+    kept, found = KeptCases(out), list[dict[str, Any]]()
     with two_cores():
         for number, case in enumerate(cases):
-            with tempfile.TemporaryDirectory() as folder:
-                found.append(measured_case(case, Path(folder), limit))
-            write_json(out / "cases.json", found)
+            found.append(kept.measured(case.name, partial(_measured_apart, case, limit)))
             print(f"{number + 1}/{len(cases)} {_line(found[-1])}", file=sys.stderr, flush=True)
     return found
+
+
+def _measured_apart(case: Case, limit: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return measured_case(case, Path(folder), limit)
 
 
 @contextmanager

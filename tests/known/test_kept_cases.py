@@ -1,0 +1,25 @@
+"""Cases of a long benchmark are kept as they end, and measured again only where the code has changed."""
+
+from __future__ import annotations
+
+import json
+
+import kept_cases
+
+
+def test_a_case_that_was_kept_is_not_measured_again(tmp_path, monkeypatch):
+    asked: list[str] = []
+
+    def measure(name: str, value: float) -> dict[str, object]:
+        asked.append(name)
+        return {"value": value}
+
+    first = kept_cases.KeptCases(tmp_path)
+    first.measured("a", lambda: measure("a", 1.0))
+    again = kept_cases.KeptCases(tmp_path)
+    assert "a" in again and "b" not in again
+    assert [again.measured(key, lambda key=key: measure(key, 2.0))["value"] for key in "ab"] == [1.0, 2.0]
+    assert asked == ["a", "b"]
+    assert [case["key"] for case in json.loads((tmp_path / "cases.json").read_text())] == ["a", "b"]
+    monkeypatch.setattr(kept_cases, "code_digest", lambda: "of other code")
+    assert "a" not in kept_cases.KeptCases(tmp_path)
