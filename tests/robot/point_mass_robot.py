@@ -14,7 +14,7 @@ from instep.core.world import Array, Channel, Observation, Spec, State, vector
 from instep.robot import Limits, SafetyOptions, ServerOptions, WorldDriver, serve
 
 NAMES = ("x", "y")
-LOOSE = Limits(NAMES, -np.inf, np.inf, 1e6, 1e9)
+LOOSE = Limits(NAMES, -np.inf, np.inf, 1e6, 1e9, np.inf)
 """Limits that bind nothing, for tests of everything else."""
 
 

@@ -37,11 +37,13 @@ class Bench:
 
     def command(self, *action: float, after: int | None = None) -> str:
         self.seq += 1
-        return self.loop.offer(Command("c", self.seq, self.last.tick if after is None else after, np.array(action)))
+        asked = Command("c", self.seq, self.last.tick if after is None else after, np.array(action))
+        refusal = self.loop.offer(asked)
+        return "" if refusal is None else refusal.reason
 
     def reset(self, seed: int = 0) -> None:
         self.seq += 1
-        assert self.loop.offer(Reset("c", self.seq, seed)) == ""
+        assert self.loop.offer(Reset("c", self.seq, seed)) is None
         self.tick()
 
     def tick(self, times: int = 1) -> None:
@@ -151,7 +153,8 @@ def test_limits_hold_on_the_robots_side_and_a_hold_brakes_inside_them():
     v = np.diff(rows, axis=0) / 0.01
     assert np.all(np.abs(rows) <= 0.5 + 1e-9) and np.abs(v).max() <= 1.0 + 1e-9
     assert np.abs(np.diff(v, axis=0) / 0.01).max() <= 5.0 + 1e-9
-    assert bench.loop.counts["limited"] >= 30 and np.abs(v[-1]).max() == 0.0
+    assert np.abs(np.diff(rows, 3, axis=0) / 0.01**3).max() <= 100.0 * (1 + 1e-6)
+    assert bench.loop.counts["limited"] >= 30 and np.abs(v[-1]).max() < 1e-9
 
 
 def test_limits_for_another_robot_are_refused_at_once():
@@ -181,7 +184,7 @@ def test_in_lock_step_the_same_step_asked_twice_is_taken_once():
     bench.reset(1)
     assert bench.command(0.5, 0.0) == ""
     again = Command("other", 1, bench.last.tick, np.array([0.5, 0.0]))
-    assert bench.loop.offer(again) == "" and bench.loop.counts["duplicates"] == 1
+    assert bench.loop.offer(again) is None and bench.loop.counts["duplicates"] == 1
     bench.tick()
     assert bench.last.reading.t == pytest.approx(0.01)
 
@@ -191,7 +194,56 @@ def test_an_action_for_an_old_state_is_refused_while_the_robot_moves(bench):
     for _ in range(80):
         bench.command(0.1, 0.1)
         bench.tick()
-    assert bench.command(0.1, 0.1, after=bench.last.tick - 60) == "The action is for a state more than 0.5 s old."
+    late = bench.command(0.1, 0.1, after=bench.last.tick - 45)
+    assert late == "The action is for a state that is 0.45 s old; 0.25 s is the most."
+    assert bench.command(0.1, 0.1, after=bench.last.tick - 20) == ""
+    assert bench.loop.counts["stale"] == 1 and bench.loop.counts["refused"] == 1
+
+
+def test_an_action_for_a_state_that_has_not_been_is_refused(bench):
+    ahead = bench.last.tick + 10**6
+    assert bench.command(0.1, 0.1, after=ahead) == f"The action is for state {ahead}, but the robot is at 1."
+    assert bench.loop.counts["future"] == 1 and bench.loop.counts["executed"] == 0
+
+
+def test_a_driver_that_does_not_return_delays_no_hold():
+    """The watchdog reads the clock by itself: while `write` waits, it holds, says so, and what follows brakes."""
+
+    class Slow(WorldDriver):
+        def __init__(self):
+            super().__init__(PointMass())
+            self.during = []
+
+        def write(self, action):
+            if len(self.during) < 60 and bench.seq > 5:
+                for _ in range(60):  # 0.6 s in which nothing returns
+                    bench.now += PERIOD
+                    bench.loop.watch()
+                    self.during.append(bench.loop._mode)
+            return super().write(action)
+
+    driver = Slow()
+    bench = Bench(driver)
+    for _ in range(6):
+        bench.command(0.3, 0.3)
+        bench.tick()
+    # The last command was accepted a period before `write` was called.
+    assert driver.during.index("hold") == 9 and driver.during.index("stop") == 49
+    held = next(shown for shown in bench.published if shown.mode == "hold")
+    assert held.reason == "No command came for 0.11 s." and held.echo == ("c", 5), "nothing was answered yet"
+    assert bench.last.mode == "stop" and bench.loop.counts["stops"] == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "cause"),
+    [([1e300, -1e300], "position"), ([5.0, 0.0], "position"), ([0.9, 0.0], "velocity"), ([0.2, 0.2], "acceleration")],
+)
+def test_what_the_limits_change_is_counted_by_the_limit(action, cause):
+    bench = Bench(WorldDriver(PointMass()), limits=Limits(NAMES, -1.0, 1.0, 50.0, 50.0))
+    bench.command(*action)
+    bench.tick()
+    assert bench.loop.counts["limited"] == 1 and bench.loop.counts[f"limited_{cause}"] == 1
+    assert np.all(np.abs(bench.last.sent) <= 0.11)
 
 
 def test_a_driver_that_raises_stops_the_robot_and_the_client_learns_only_its_kind(bench, caplog):

@@ -12,7 +12,7 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.rollout import Script, rollout
 from instep.core.world import Spec, vector
-from instep.robot.limits import Guarded, LimitedCommand, Limits, scene_limits
+from instep.robot.limits import Guarded, Limits, default_limits, scene_limits
 from instep.scene.folder import Scene
 from instep.testing import WORLD_LAWS
 
@@ -21,10 +21,10 @@ from point_mass_robot import NAMES, PointMass
 
 JOINTS = tuple("abcdefg")
 ROBOTS = {
-    "a fast arm": Limits(JOINTS, -2.7, 2.7, np.array([2.62] * 4 + [5.26, 4.18, 5.26]), 10.0),
+    "a fast arm": Limits(JOINTS, -2.7, 2.7, np.array([2.62] * 4 + [5.26, 4.18, 5.26]), 10.0, 5000.0),
     "a small arm": Limits(JOINTS, 0.0, 1.5, 3.375, 4.0),
-    "a stiff wrist": Limits(JOINTS, -0.05, 0.05, 7.0, 200.0),
-    "a turntable": Limits(JOINTS, -np.inf, np.inf, 1.0, 0.5),
+    "a stiff wrist": Limits(JOINTS, -0.05, 0.05, 7.0, 200.0, np.inf),
+    "a turntable": Limits(JOINTS, -np.inf, np.inf, 1.0, 0.5, 0.5),
 }
 
 
@@ -47,8 +47,8 @@ def excess(limits: Limits, rows: np.ndarray, dt: float) -> tuple[float, float, f
 
 @pytest.mark.parametrize("name", ROBOTS)
 @pytest.mark.parametrize("rate", [60.0, 1000.0])
-def test_a_hundred_thousand_wild_actions_break_no_limit(name, rate):
-    limits, rng, arms, steps = ROBOTS[name], np.random.default_rng(7), 110, 240
+def test_wild_actions_break_no_limit(name, rate):
+    limits, rng, arms, steps = ROBOTS[name], np.random.default_rng(7), 30, 240
     span = np.where(np.isfinite(limits.high), limits.high, 10.0)
     kinds = [
         rng.uniform(-3, 3, (steps, arms, 7)) * span,  # anywhere, at every step
@@ -59,9 +59,13 @@ def test_a_hundred_thousand_wild_actions_break_no_limit(name, rate):
     start = np.clip(np.zeros((arms, 7)), limits.low, limits.high)
     dt = 1 / rate
     for targets in kinds:
-        q, v, a = excess(limits, walk(limits, targets, dt, start), dt)
-        # Differences of positions near 3 rad over (1 ms)^2 are rounded to about 1e-9.
-        assert max(q, v) <= 1e-9 and a <= (1e-9 if rate < 100 else 2e-9)
+        rows = walk(limits, targets, dt, start)
+        q, v, a = excess(limits, rows, dt)
+        # Differences of positions p over T^2 are rounded to about 4 eps p / T^2, those over T^3 to twice that over T.
+        rounding = 4 * np.finfo(float).eps * max(3.0, np.abs(rows).max()) / dt**2
+        assert max(q, v) <= 1e-9 and a <= 1e-9 + rounding
+        jerk = np.abs(np.diff(rows, 3, axis=0) / dt**3)
+        assert np.all(jerk <= np.asarray(limits.jerk) * (1 + 1e-9) + 2 * rounding / dt)
 
 
 @pytest.mark.parametrize("name", ["a fast arm", "a small arm", "a stiff wrist"])
@@ -70,7 +74,7 @@ def test_a_joint_at_full_speed_stops_before_its_limit(name):
     middle = np.full(7, 0.5 * (np.asarray(limits.low) + np.asarray(limits.high)))
     rows = walk(limits, np.full((400, 7), 1e6), dt, middle)
     assert rows.max() <= np.max(limits.high) + 1e-9
-    assert np.allclose(rows[-1], limits.high, atol=1e-9), "it stops at the limit, not somewhere before"
+    assert np.allclose(rows[-1], limits.high, atol=1e-6), "it stops at the limit, not somewhere before"
     assert excess(limits, rows, dt)[2] <= 1e-9
 
 
@@ -86,7 +90,7 @@ def test_a_jump_is_approached_without_overshoot_in_nearly_the_shortest_time():
     limits, dt = ROBOTS["a fast arm"], 1 / 60
     rows = walk(limits, np.full((300, 7), 1.0), dt, np.zeros(7))[2:]
     assert rows.max() <= 1.0 + 1e-12 and np.allclose(rows[-1], 1.0, atol=1e-12)
-    there = np.argmax(rows > 1.0 - 1e-6, axis=0) * dt
+    there = np.argmax(rows > 1.0 - 1e-4, axis=0) * dt
     shortest = 2 * np.sqrt(1.0 / 10.0)  # half the way at +a, half at -a; no joint reaches its highest speed
     assert np.all(there <= shortest + 3 * dt)
 
@@ -95,19 +99,34 @@ def test_a_joint_that_begins_outside_or_too_fast_comes_back_without_a_jump():
     limits, dt = ROBOTS["a fast arm"], 1 / 60
     rows = walk(limits, np.full((200, 7), 9.0), dt, np.full(7, 2.9))
     assert np.allclose(rows[-1], 2.7) and excess(limits, rows, dt)[2] <= 1e-9
-    fast = LimitedCommand(np.zeros(7), np.full(7, 8.0), np.zeros(7), np.zeros(7))
+    fast = limits.moving(np.zeros(7), np.full(7, 8.0), dt)
     after = limits.towards(fast, np.full(7, 9.0), dt)
-    assert np.allclose(after.v, 8.0 - 10.0 * dt), "the acceleration limit comes first"
+    assert np.all(after.v < 8.0) and np.all(after.v >= 8.0 - 10.0 * dt - 1e-9), "the acceleration limit comes first"
 
 
-def test_braking_ends_at_rest_after_v_over_a():
+def test_braking_ends_at_rest_after_the_stated_time():
     limits, dt = ROBOTS["a fast arm"], 1 / 60
     v = np.asarray(limits.velocity)
-    aim, steps = LimitedCommand(np.zeros(7), v, np.zeros(7), v), 0
-    while np.any(aim.v):
+    aim, steps = limits.moving(np.zeros(7), v, dt), 0
+    while np.any(np.abs(aim.v) > 1e-12):
         aim, steps = limits.brake(aim, dt), steps + 1
-    assert steps * dt <= np.max(v) / 10.0 + dt
-    assert np.all(aim.q <= v * v / 20.0)
+    assert steps * dt <= limits.stop_time + 2 * dt
+    assert np.all(aim.q <= v * v / 20.0 + v * dt)
+
+
+def test_limits_that_nobody_states_are_conservative_and_named():
+    limits = default_limits(PointMass().spec)
+    assert limits.assumed == ("position", "velocity", "acceleration", "jerk")
+    assert str(limits) == "x -1 to 1, 0.5/s, 10/s2, 200/s3; y -1 to 1, 0.5/s, 10/s2, 200/s3"
+    huge = walk(limits, np.tile([1e300, -1e300], (400, 1)), 0.01, np.zeros(2))
+    assert np.abs(huge).max() <= 1.0 + 1e-9 and np.allclose(huge[-1], [1.0, -1.0], atol=1e-6)
+
+
+def test_the_limit_that_a_command_breaks_is_named():
+    limits, dt = ROBOTS["a fast arm"], 0.01
+    rest, cut = limits.rest(np.zeros(7)), np.ones(7, bool)
+    for wanted, cause in ((5.0, "position"), (1.0, "velocity"), (0.01, "acceleration"), (0.0001, "jerk")):
+        assert limits.cause(rest, np.full(7, wanted), cut, dt) == cause
 
 
 @pytest.mark.parametrize(
@@ -150,8 +169,8 @@ def test_a_guarded_world_sends_only_what_is_inside_and_says_what_it_sent():
 def test_a_guarded_world_counts_what_it_cut():
     world = Guarded(PointMass(), GENTLE)
     state = world.reset(0)
-    here = state.hidden["guarded"]["q"]
-    state = world.step(state, here + 1e-4)
+    here = state.hidden["guarded"]["rows"][..., 0]
+    state = world.step(state, here + 5e-5)
     assert state.hidden["guarded"]["cut"] == 0
     state = world.step(state, here + 3.0)
     assert state.hidden["guarded"]["cut"] == 1

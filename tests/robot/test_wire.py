@@ -24,7 +24,7 @@ SPEC = Spec(
     {"observation.images.top": Channel((), "", (2, 3, 3), "uint8")},
 )
 MESSAGES = (
-    Hello("c1", "b1", "control", "step", SPEC, 1, 2),
+    Hello("c1", "b1", "control", "step", SPEC, {"low": np.zeros(2)}, 1, 2),
     Report(
         "c1", 3, 1, 7, "run", "", 0.06, -5, 17 * 10**17, np.array([0.5]), np.array([0.0]), np.array([1.0]),
         {"observation.images.top": np.arange(18, dtype=np.uint8).reshape(2, 3, 3)}, {"observation.images.top": 0.04},
@@ -33,11 +33,11 @@ MESSAGES = (
     Reset("c1", 8, 123),
     Ping("c1", -5),
     Pong("c1", 5, 6, {"overruns": 2}),
-    Refused("c1", 9, "No."),
+    Refused("c1", 9, "stale", "No."),
 )  # fmt: skip
 GOLDEN_COMMAND = (
     b"\x86"
-    b"\xa7version\x01"
+    b"\xa7version\x02"
     b"\xa4kind\xa7command"
     b"\xaaconnection\xa2c1"
     b"\xa3seq\x07"
@@ -151,7 +151,7 @@ def test_every_field_has_its_type(message):
                 continue
             if name in ("sent", "mono", "wall") and value == -1:
                 continue  # clocks may be negative
-            if name in ("seen", "stamps", "counts") and value == {}:
+            if name in ("seen", "stamps", "counts", "limits") and value == {}:
                 continue
             if name == "counts" and value == {"a": 1}:
                 continue
@@ -159,7 +159,7 @@ def test_every_field_has_its_type(message):
 
 
 def test_another_version_is_refused_with_both_numbers():
-    assert refusal({**raw(MESSAGES[4]), "version": 2}) == "A message of version 2 came, but this side speaks version 1."
+    assert refusal({**raw(MESSAGES[4]), "version": 1}) == "A message of version 1 came, but this side speaks version 2."
 
 
 def test_a_robot_takes_no_message_of_a_robot():

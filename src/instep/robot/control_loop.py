@@ -8,33 +8,38 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import field
 
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError
-from instep.core.records import array_dataclass, options_dataclass
+from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array
 
 from .clock_sync import Clock
 from .driver import Driver, Reading
-from .follower import Follower
+from .jerk_kernels import compiled
 from .limits import LimitedCommand, Limits, default_limits
-from .wire import Command, Mode, Pace, Reset
+from .wire import Command, Mode, Pace, RefusalKind, Reset
 
 MAX_CATCH_UP = 3
 """Most periods a simulated robot is moved on by after a stall; beyond that its time slips."""
+WATCHDOG_S = 0.01
+"""Time between two looks of the watchdog at the age of commands and readings [s]."""
 
 COUNTERS = (
-    "executed refused invalid duplicates out_of_order superseded limited overruns missed holds stops failures "
-    "invalid_readings backwards"
+    "executed refused invalid stale future duplicates out_of_order superseded limited limited_position "
+    "limited_velocity limited_acceleration limited_jerk overruns missed holds stops failures invalid_readings backwards"
 )
-"""Counted events: commands executed and refused (invalid: wrong size or not finite), duplicates and out-of-order ones
-dropped, ones superseded by a newer one, ones changed by limits; late periods and how many were missed; holds, stops and
-failures of the driver; readings that were not finite or ran backwards."""
+"""Counted events: commands executed and refused (invalid: wrong size or not finite; stale: for a state that is too old;
+future: for a state that has not been yet), duplicates and out-of-order ones dropped, ones superseded by a newer one,
+ones changed by limits, and by which limit first; late periods and how many were missed; holds, stops and failures of
+the driver; readings that were not finite or ran backwards."""
+REMEMBERED = 256
+"""States whose times are remembered, to know how old the state of an action is."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,13 +49,15 @@ class SafetyOptions:
     """How a robot is kept safe while its commands come over a link."""
 
     limits: Limits | None = None
-    """Limits of its commands; where None, conservative ones by unit (`default_limits`)."""
-    follower: bool = False
-    """Whether commands pass a jerk-limited follower too, which makes them two control periods late."""
+    """Limits of its commands: position, velocity, acceleration and jerk; where None, conservative ones by unit
+    (`default_limits`)."""
     hold_after: float = 0.1
     """Without a command or a valid reading for this long, the robot holds [s]."""
     stop_after: float = 0.5
     """Without one for this long it stops, until a reset [s]."""
+    action_age: float | None = None
+    """An action for a state that is older than this is refused while the robot moves [s]; 2.5 `hold_after` where
+    None."""
     clock: Clock = field(default_factory=Clock)
     """The robot's clock."""
 
@@ -60,6 +67,18 @@ class SafetyOptions:
                 f"A robot must hold before it stops, not hold after {self.hold_after:g} s and stop after "
                 f"{self.stop_after:g} s."
             )
+        if self.action_age is None:
+            object.__setattr__(self, "action_age", 2.5 * self.hold_after)
+        elif not 0 < self.action_age < np.inf:
+            raise BadInput(f"The oldest state an action may be for is some time above 0 s, not {self.action_age:g} s.")
+
+
+@frozen_dataclass
+class Refusal:
+    """Why a request is not carried out."""
+
+    kind: RefusalKind
+    reason: str
 
 
 @array_dataclass
@@ -103,28 +122,32 @@ class RobotLoop:
         self._echo = ("", 0)
         self._target = self._sent = np.zeros(driver.spec.action.shape)
         self._limited: LimitedCommand | None = None
-        self._follower: Follower | None = None
-        self._commanded_at = self._read_at = self._blind = 0
+        self._hold_after = max(safety.hold_after, 2.5 * driver.spec.dt)
+        self._stop_after = max(safety.stop_after, 5.0 * driver.spec.dt)
+        self._halted = False
+        self._commanded_at = self._read_at = self._shown_mono = 0
         self._reading: Reading | None = None
+        self._shown_echo = self._echo
+        self._times: OrderedDict[int, int] = OrderedDict()
 
     @property
     def clock(self) -> Clock:
         """The robot's clock."""
         return self._safety.clock
 
-    def offer(self, request: Command | Reset) -> str:
-        """Take a request from the network; gives the reason where it is refused, an empty string where not.
+    def offer(self, request: Command | Reset) -> Refusal | None:
+        """Take a request from the network; gives the reason where it is refused.
 
         Only the newest waits: a burst after a stall is never replayed. Numbers are checked before anything else
         is done with them.
         """
         with self._changed:
-            refusal = self._stale(request)
-            if refusal is None:
-                return ""
-            if not refusal and isinstance(request, Command):
-                refusal = self._invalid(request)
-            if refusal:
+            if self._repeated(request):
+                return None
+            refusal = None
+            if isinstance(request, Command):
+                refusal = self._stopped() or self._invalid(request) or self._untimely(request)
+            if refusal is not None:
                 self.counts["refused"] += 1
                 return refusal
             if self._waiting is not None:
@@ -132,23 +155,38 @@ class RobotLoop:
             self._newest = (request.connection, request.seq)
             self._waiting = (request, self.clock.mono())
             self._changed.notify_all()
-            return ""
+            return None
 
     def begin(self) -> None:
         """Read the robot for the first time, before anyone may ask."""
+        compiled()
         self._stopping_on_error(lambda: self._read(self.clock.mono()))
         if self._reading is None:
             raise BadInput(f"The robot cannot be read: {self._reason or 'its positions are not finite.'}")
 
     def run(self, over: threading.Event) -> None:
         """Run until `over` is set, then stop the robot."""
+        watchdog = threading.Thread(target=self._watch, args=(over,), name="instep-watchdog", daemon=True)
         try:
             if self.pace == "step":
                 self._run_by_commands(over)
             else:
+                watchdog.start()
                 self._run_by_clock(over)
         finally:
             self._driver.stop()
+
+    def watch(self) -> None:
+        """Hold or stop where commands or readings have been missing for too long, and say so at once.
+
+        It is called by a thread of its own, so that a driver that does not return delays neither the decision nor the
+        message; what the driver is given next is then a command that brakes.
+        """
+        with self._changed:
+            before = self._mode
+            self._check_silence(self.clock.mono())
+            if self._mode != before:
+                self._publish_state(self._shown_mono)
 
     def tick(self, now: int) -> None:
         """One control period, at a time on the robot's clock [ns]."""
@@ -161,6 +199,10 @@ class RobotLoop:
                     continue
             self.tick(self.clock.mono())
 
+    def _watch(self, over: threading.Event) -> None:
+        while not over.wait(WATCHDOG_S):
+            self.watch()
+
     def _run_by_clock(self, over: threading.Event) -> None:
         period = round(self._driver.spec.dt * 1e9)
         deadline, episode = self.clock.mono(), self._episode
@@ -172,17 +214,14 @@ class RobotLoop:
             late = self.clock.mono() - deadline
             if late >= period:
                 deadline += late // period * period
-                self._overrun(late // period, late)
+                self._overrun(late // period)
             while (left := deadline - self.clock.mono()) > 0:
                 time.sleep(left * 1e-9)
             self.tick(self.clock.mono())
 
-    def _overrun(self, missed: int, late: int) -> None:
+    def _overrun(self, missed: int) -> None:
         self.counts["overruns"] += 1
         self.counts["missed"] += missed
-        if late * 1e-9 < self._safety.stop_after:
-            # While the robot's own computer was late, its client had nothing to answer; that was no silence.
-            self._commanded_at += late
         self._stopping_on_error(lambda: self._driver.passed(min(missed, MAX_CATCH_UP)))
 
     def _stopping_on_error(self, work: Callable[[], None]) -> None:
@@ -194,37 +233,51 @@ class RobotLoop:
             self.counts["failures"] += 1
             self._working = None
             self._stop(sentence)
+            self._halt()
+            self._shown_echo = self._echo
             self._publish_state(self.clock.mono())
 
-    def _stale(self, request: Command | Reset) -> str | None:
-        """Why a request is out of date: a reason to reply with, None to drop it silently, else empty."""
+    def _repeated(self, request: Command | Reset) -> bool:
+        """Whether a request came before, or after a newer one: it is counted and dropped."""
         connection, last = self._newest
         if request.connection == connection and request.seq <= last:
             self.counts["duplicates" if request.seq == last else "out_of_order"] += 1
-            return None
-        if isinstance(request, Reset):
-            return ""
-        if self.pace == "step":
-            pending = self._working if self._waiting is None else self._waiting[0]
-            if isinstance(pending, Command) and pending.after == request.after:
-                # The same step again, after a reconnect: its effect is under way.
-                self.counts["duplicates"] += 1
-                return None
-            if request.after != self._tick:
-                return f"The action is for state {request.after}, but the robot is at {self._tick}."
-        elif self._mode != "idle" and (self._tick - request.after) * self._driver.spec.dt > self._safety.stop_after:
-            return f"The action is for a state more than {self._safety.stop_after:g} s old."
-        return ""
+            return True
+        pending = self._working if self._waiting is None else self._waiting[0]
+        if self.pace == "step" and isinstance(request, Command) and isinstance(pending, Command):
+            # The same step again, after a reconnect: its effect is under way.
+            self.counts["duplicates"] += pending.after == request.after
+            return pending.after == request.after
+        return False
 
-    def _invalid(self, command: Command) -> str:
-        if self._mode == "stop":
-            return f"The robot has stopped: {self._reason} Make it safe, then reset it."
+    def _stopped(self) -> Refusal | None:
+        if self._mode != "stop":
+            return None
+        return Refusal("stopped", f"The robot has stopped: {self._reason} Make it safe, then reset it.")
+
+    def _invalid(self, command: Command) -> Refusal | None:
         try:
             checked_action(command.action, self._driver.spec, ())
         except BadInput as error:
             self.counts["invalid"] += 1
-            return str(error)
-        return ""
+            return Refusal("invalid", str(error))
+        return None
+
+    def _untimely(self, command: Command) -> Refusal | None:
+        """Refuse an action for a state that is too old, or that has not been yet."""
+        if command.after > self._tick or (self.pace == "step" and command.after != self._tick):
+            self.counts["future"] += command.after > self._tick
+            return Refusal("invalid", f"The action is for state {command.after}, but the robot is at {self._tick}.")
+        most = self._safety.action_age or 0.0
+        if self.pace == "step" or self._mode == "idle":
+            return None
+        made = self._times.get(command.after)
+        age = np.inf if made is None else (self.clock.mono() - made) * 1e-9
+        if age <= most:
+            return None
+        self.counts["stale"] += 1
+        old = f"more than {most:g} s old" if np.isinf(age) else f"{age:.2f} s old"
+        return Refusal("stale", f"The action is for a state that is {old}; {most:g} s is the most.")
 
     def _work(self, now: int) -> None:
         with self._changed:
@@ -233,9 +286,10 @@ class RobotLoop:
         if isinstance(self._working, Reset):
             self._restart(self._working)
         else:
-            if self._working is not None and waiting is not None and self._mode != "stop":
-                self._execute(self._working, waiting[1])
-            self._check_silence(now)
+            with self._changed:
+                if self._working is not None and waiting is not None and self._mode != "stop":
+                    self._execute(self._working, waiting[1])
+                self._check_silence(now)
             self._move()
         self._read(self.clock.mono())
         self._working = None
@@ -243,14 +297,15 @@ class RobotLoop:
     def _restart(self, request: Reset) -> None:
         self._echo = (request.connection, request.seq)
         self._driver.reset(request.seed)
-        self._mode, self._reason, self._reading = "idle", "", None
-        self._limited = self._follower = None
+        with self._changed:
+            self._mode, self._reason, self._reading = "idle", "", None
+        self._limited = None
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
 
     def _execute(self, command: Command, commanded_at: int) -> None:
         if self._mode == "idle":
-            self._read_at, self._blind = commanded_at, 0
+            self._read_at = commanded_at
         self._target, self._commanded_at = np.asarray(command.action, float), commanded_at
         self._mode, self._reason = "run", ""
         self._echo = (command.connection, command.seq)
@@ -260,11 +315,11 @@ class RobotLoop:
         """Hold or stop where commands or readings have not come for too long."""
         if self.pace == "step" or self._mode not in ("run", "hold"):
             return
-        silent, blind = (now - self._commanded_at) * 1e-9, self._blind * 1e-9
+        silent, blind = (now - self._commanded_at) * 1e-9, (now - self._read_at) * 1e-9
         age, what = (silent, "command") if silent >= blind else (blind, "valid reading")
-        if age > self._safety.stop_after:
+        if age > self._stop_after:
             self._stop(f"No {what} came for {age:.2f} s.")
-        elif age > self._safety.hold_after:
+        elif age > self._hold_after:
             self.counts["holds"] += self._mode != "hold"
             self._mode, self._reason = "hold", f"No {what} came for {age:.2f} s."
         else:
@@ -272,41 +327,44 @@ class RobotLoop:
 
     def _stop(self, why: str) -> None:
         """Stop until a reset; a pending request is dropped, so that no old target is followed afterwards."""
-        if self._mode != "stop":
+        with self._changed:
+            if self._mode == "stop":
+                return
             self.counts["stops"] += 1
-            self._mode, self._reason = "stop", why
-            self._limited = self._follower = None
-            with self._changed:
-                self._waiting = None
-            try:
-                self._driver.stop()
-            except Exception:  # noqa: BLE001 - the robot counts as stopped; what its driver said is in the log
-                _log.exception("The robot's driver failed to stop it.")
+            self._mode, self._reason, self._halted = "stop", why, False
+            self._waiting = None
+
+    def _halt(self) -> None:
+        """Have the driver stop, once; only the loop's own thread calls the driver."""
+        if self._mode != "stop" or self._halted:
+            return
+        self._halted, self._limited = True, None
+        try:
+            self._driver.stop()
+        except Exception:  # noqa: BLE001 - the robot counts as stopped; what its driver said is in the log
+            _log.exception("The robot's driver failed to stop it.")
 
     def _move(self) -> None:
-        if self._mode in ("idle", "stop"):
+        self._halt()
+        mode = self._mode
+        if mode in ("idle", "stop"):
             self._driver.passed(1)
             return
-        wanted = self._target if self._mode == "run" else self._driver.hold()
-        self._sent = np.asarray(self._driver.write(self._within_limits(wanted)), float)
+        wanted = self._target if mode == "run" else self._driver.hold()
+        self._sent = np.asarray(self._driver.write(self._within_limits(wanted, mode == "run")), float)
 
-    def _within_limits(self, wanted: Array) -> Array:
+    def _within_limits(self, wanted: Array, running: bool) -> Array:
         limits, dt = self.limits, self._driver.spec.dt
         if self._reading is None:
             raise BadInput("No position of the robot is known, so no command is sent.")
-        if self._limited is None:
-            start = limits.start(self._reading.q, self._driver.spec)
-            self._limited = limits.rest(start)
-            self._follower = Follower(limits, start, rate=1 / dt, target_rate=1 / dt) if self._safety.follower else None
-        running = self._mode == "run"
-        self._limited = limits.towards(self._limited, wanted, dt) if running else limits.brake(self._limited, dt)
+        before = self._limited or limits.rest(limits.start(self._reading.q, self._driver.spec))
+        self._limited = limits.towards(before, wanted, dt) if running else limits.brake(before, dt)
         command = limits.command(self._limited, wanted)
-        self.counts["limited"] += running and bool(np.any(np.abs(command - wanted) > 1e-9))
-        if self._follower is None:
-            return command
-        if running:
-            self._follower.set_target(command)
-        return np.where(limits.position_targets, self._follower.step(), command)
+        cut = np.abs(command - wanted) > 1e-9
+        if running and cut.any():
+            self.counts["limited"] += 1
+            self.counts[f"limited_{limits.cause(before, wanted, cut, dt)}"] += 1
+        return command
 
     def _read(self, now: int) -> None:
         """Take a reading if it is valid and newer than the last, and publish it."""
@@ -327,21 +385,23 @@ class RobotLoop:
             reading = None
         if reading is not None and (last is None or reading.t > last.t):
             self._read_at = now
-        self._blind = now - self._read_at
         if reading is not None:
-            if self._blind and self._mode == "run":
+            if now != self._read_at and self._mode == "run":
                 return  # nothing new yet
             self._reading = reading
+        self._halt()
         if reading is not None or self._mode == "stop":
+            self._shown_echo, self._shown_mono = self._echo, now
             self._publish_state(now)
 
-    def _publish_state(self, now: int) -> None:
-        if self._reading is None:
-            return
-        self._tick += 1
-        mono, wall = now, self.clock.wall()
-        self._publish(
-            RobotSnapshot(
-                self._reading, self._tick, self._episode, self._echo, self._mode, self._reason, self._sent, mono, wall
-            )
-        )
+    def _publish_state(self, mono: int) -> None:
+        """Publish the last reading, which was taken at `mono` [ns]."""
+        with self._changed:
+            if self._reading is None:
+                return
+            self._tick += 1
+            self._times[self._tick] = self.clock.mono()
+            if len(self._times) > REMEMBERED:
+                self._times.popitem(last=False)
+            where = (self._reading, self._tick, self._episode, self._shown_echo, self._mode, self._reason)
+            self._publish(RobotSnapshot(*where, self._sent, mono, self.clock.wall()))

@@ -1,23 +1,19 @@
-"""Limits of joints (position, velocity, acceleration), and the closed form that keeps every command inside them.
+"""Limits of joints (position, velocity, acceleration, jerk), and the step that keeps every command inside them.
 
-A command is a sequence of positions q_k, one per period T, with v_k = (q_k - q_k-1) / T and a_k = (v_k - v_k-1) / T.
-With the acceleration limit A, a joint that takes a step of speed w and then brakes comes to rest after
+A command is a sequence of positions q_k, one per period T, with the speed v, the acceleration a and the jerk j as its
+first three differences. With every command a plan of accelerations is kept that brings the joint to rest without
+leaving a limit. The next command is accepted only if such a plan exists for it too; if not, the plan that exists is
+followed. So nothing that is asked can lead out of the limits, and when commands stop coming the plan is the stop. A
+command that keeps the limits passes unchanged, and a jump is approached without overshoot.
 
-    F(w) = T * sum over i >= 0 of max(|w| - i A T, 0)
-
-The sum has a whole number of terms, so the fastest step that still stops within a distance e has a closed form:
-
-    n = floor((sqrt(1 + 8 e / (A T^2)) - 1) / 2),   F^-1(e) = e / (T (n + 1)) + A T n / 2
-
-Two uses. The distance to a position limit bounds the step: by induction the joint can always stop before the limit,
-even from the highest speed, because the hardest braking ends where it would have ended a period before. The distance
-to the target chooses the step: seen from a target that moves at u, the joint takes u + F^-1(target - u T - q), so
-that a command that keeps the limits passes unchanged and a jump is approached without overshoot.
+From any motion inside the limits a joint is at rest after at most v/a + 2 a/j: a/j until a full acceleration has ended,
+then v/a + a/j to brake.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,25 +24,45 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, W, Wrapper
 
 from .driver import SENT
+from .jerk_kernels import BOUNDS, ROW, follow_plans, follow_references, make_plans
 
 if TYPE_CHECKING:
     from instep.scene.folder import Scene
 
-DEFAULTS = {"rad": (3.14, 30.0), "m": (0.5, 10.0)}
-"""Velocity and acceleration of a robot that states none, by the unit of the position target [unit/s, unit/s^2]."""
+DEFAULTS = {"rad": (2 * np.pi, 3.14, 30.0), "m": (1.0, 0.5, 10.0)}
+"""Range about zero, velocity and acceleration of a robot that states none, by the unit of the position target."""
 RISE_S = 0.05
 """Time in which acceleration builds up where no jerk limit is stated [s]."""
+CAUSES = ("position", "velocity", "acceleration")
+"""Limits that a command may break, in the order in which they are looked at; what breaks none of them breaks jerk."""
 
 
 @array_dataclass
 class LimitedCommand:
-    """The last command, and the target it was chosen for."""
+    """The last command of every joint, the plan that brings it to rest, and the target it was chosen for."""
 
-    q: Array
-    v: Array
-    target: Array
-    speed: Array
-    """How fast the target moves."""
+    rows: Array
+    """[..., joints, numbers], the numbers of `jerk_kernels.ROW`."""
+
+    @property
+    def q(self) -> Array:
+        """The positions that are commanded."""
+        return self.rows[..., 0]
+
+    @property
+    def v(self) -> Array:
+        """The difference of the last two commands over the period."""
+        return self.rows[..., 1]
+
+    @property
+    def a(self) -> Array:
+        """The difference of the last two speeds over the period."""
+        return self.rows[..., 2]
+
+    @property
+    def target(self) -> Array:
+        """What was asked for last, inside the range."""
+        return self.rows[..., 7]
 
 
 @array_dataclass
@@ -63,16 +79,22 @@ class Limits:
     """Highest speed [rad/s or m/s]."""
     acceleration: Array | float
     """Highest acceleration [rad/s^2 or m/s^2]."""
-    jerk: Array | float = np.inf
-    """Highest jerk [rad/s^3 or m/s^3]; the follower keeps it."""
+    jerk: Array | float | None = None
+    """Highest jerk [rad/s^3 or m/s^3]; where None, acceleration builds up within 50 ms."""
     joints: tuple[str, ...] = ()
     """The positions in q that the actions drive; those of the same labels where empty."""
     position_targets: Array | bool = True
     """Which actions are position targets; others (torques, speeds, voltages) are only clamped to low and high."""
+    assumed: tuple[str, ...] = ()
+    """Limits that nobody stated, so that conservative defaults hold."""
+    bounds: Array = field(init=False)
+    """Low, high, velocity, acceleration and jerk of every joint [joints, 5]."""
 
     def __post_init__(self) -> None:
+        if self.jerk is None:
+            object.__setattr__(self, "jerk", np.asarray(self.acceleration, float) / RISE_S)
         for each in fields(self):
-            if each.name in ("labels", "joints"):
+            if each.name in ("labels", "joints", "assumed", "bounds"):
                 continue
             kind = bool if each.name == "position_targets" else float
             values = np.asarray(getattr(self, each.name), kind)
@@ -86,12 +108,25 @@ class Limits:
             if not np.all(values > 0) or (name != "jerk" and not np.isfinite(values).all()):
                 raise BadInput(f"The limit {name!r} must be above 0 and finite for every joint.")
 
+        columns = [np.asarray(getattr(self, name), float) for name in BOUNDS]
+        object.__setattr__(self, "bounds", np.stack(columns, axis=-1))
+
     def __str__(self) -> str:
-        """The limits in words: velocity and acceleration of each position target."""
-        rates = zip(self.labels, np.asarray(self.velocity), np.asarray(self.acceleration), strict=True)
-        targets = np.asarray(self.position_targets)
-        named = [f"{label} {v:g}/s {a:g}/s2" for (label, v, a), target in zip(rates, targets, strict=True) if target]
-        return ", ".join(named) or "ranges of the actions"
+        """The limits in words: range, velocity, acceleration and jerk of each action."""
+        named: list[str] = []
+        for label, target, (low, high, v, a, j) in zip(
+            self.labels, np.asarray(self.position_targets), self.bounds, strict=True
+        ):
+            rates = f", {v:.3g}/s, {a:.3g}/s2, {j:.3g}/s3" if target else ""
+            named.append(f"{label} {low:.3g} to {high:.3g}{rates}")
+        return "; ".join(named)
+
+    @property
+    def stop_time(self) -> float:
+        """Longest time that any motion inside the limits takes to come to rest, v/a + 2 a/j [s]."""
+        v, a, j = self.bounds[:, 2:].T
+        targets = np.asarray(self.position_targets, bool)
+        return float(np.max((v / a + 2 * a / j)[targets], initial=0.0))
 
     def start(self, q: Array, spec: Spec) -> Array:
         """The commands that mean "stay", from the positions of a robot [..., nq]."""
@@ -113,43 +148,60 @@ class Limits:
 
     def rest(self, q: Array) -> LimitedCommand:
         """A command at rest at q."""
-        q = np.asarray(q, float)
-        return LimitedCommand(q, np.zeros_like(q), q, np.zeros_like(q))
+        rows = np.zeros((*np.shape(q), len(ROW)))
+        rows[..., 0] = rows[..., 7] = q
+        return LimitedCommand(rows)
+
+    def moving(self, q: Array, v: Array, dt: float) -> LimitedCommand:
+        """A command at q that moves at the speed v, and would come to rest from there."""
+        rows = self.rest(q).rows
+        rows[..., 1] = rows[..., 8] = v
+        return self._stepped(rows, lambda flat, bounds: make_plans(flat, bounds, dt))
 
     def towards(self, last: LimitedCommand, target: Array, dt: float) -> LimitedCommand:
         """The next command: the target if it can be reached inside the limits, else the way to it that can."""
         reach, top = np.asarray(self.acceleration) * dt, np.asarray(self.velocity)
         target = np.clip(target, self.low, self.high)
         # A target that jumps has no speed worth following; what it may have is bounded as the joint's is.
-        u = np.clip((target - last.target) / dt, last.speed - reach, last.speed + reach)
-        u = np.clip(u, -top, top)
-        wanted = u + self._stoppable(target - u * dt - last.q, dt)
-        low = np.maximum(np.maximum(last.v - reach, -top), self._stoppable(self.low - last.q, dt))
-        high = np.minimum(np.minimum(last.v + reach, top), self._stoppable(self.high - last.q, dt))
-        # A joint that begins too fast or outside brakes as hard as it may; else both bounds are ordinary.
-        low, high = np.minimum(low, last.v + reach), np.maximum(high, last.v - reach)
-        q, v = self._moved(last.q, np.clip(wanted, low, high), dt)
+        before, moved = last.rows[..., 8], (target - last.target) / dt
+        speed = np.clip(np.clip(moved, before - reach, before + reach), -top, top)
+        after = self.follow(last, target, speed, dt)
+        rows = after.rows
+        rows[..., 7], rows[..., 8] = target, speed
         # A target that is reached is sent as it is, not as its last bits are rounded.
-        reached = np.abs(q - target) <= 16 * np.finfo(float).eps * np.maximum(np.abs(target), np.abs(last.q))
-        return LimitedCommand(np.where(reached, target, q), v, target, u)
+        near = np.abs(after.q - target) <= 16 * np.finfo(float).eps * np.maximum(np.abs(target), np.abs(last.q))
+        rows[..., 0] = np.where(near, target, after.q)
+        return after
+
+    def follow(self, last: LimitedCommand, reference: Array, speed: Array, dt: float) -> LimitedCommand:
+        """The next command on the way to a reference that moves at a known speed."""
+        shape = last.q.shape
+        aims = (np.ascontiguousarray(np.broadcast_to(x, shape), float).reshape(-1) for x in (reference, speed))
+        where, fast = aims
+        return self._stepped(last.rows, lambda flat, bounds: follow_references(flat, where, fast, bounds, dt))
 
     def brake(self, last: LimitedCommand, dt: float) -> LimitedCommand:
         """The next command on the way to rest."""
-        slower = np.maximum(np.abs(last.v) - np.asarray(self.acceleration) * dt, 0.0)
-        q, v = self._moved(last.q, np.sign(last.v) * slower, dt)
-        return LimitedCommand(q, v, q, np.zeros_like(q))
+        after = self._stepped(last.rows, lambda flat, bounds: follow_plans(flat, bounds, dt))
+        after.rows[..., 7], after.rows[..., 8] = after.q, after.v
+        return after
 
-    def _stoppable(self, distance: Array, dt: float) -> Array:
-        """The fastest step from which a joint stops within a distance, with its sign: F^-1."""
-        reach, away = np.asarray(self.acceleration) * dt, np.minimum(np.abs(distance), 1e300)
-        n = np.floor((np.sqrt(1.0 + 8.0 * away / (reach * dt)) - 1.0) / 2.0)
-        return np.sign(distance) * (away / (dt * (n + 1.0)) + 0.5 * reach * n)
+    def cause(self, last: LimitedCommand, wanted: Array, cut: Array, dt: float) -> str:
+        """Which limit the wanted commands break that are `cut`: position, else velocity, acceleration or jerk."""
+        with np.errstate(over="ignore"):
+            v = (wanted - last.q) / dt
+            a = (v - last.v) / dt
+        beyond = (wanted < self.low) | (wanted > self.high)
+        broken = (beyond, np.abs(v) > self.velocity, np.abs(a) > self.acceleration)
+        return next((name for name, which in zip(CAUSES, broken, strict=True) if np.any(which & cut)), "jerk")
 
-    def _moved(self, q: Array, v: Array, dt: float) -> tuple[Array, Array]:
-        after = q + v * dt
-        # Rounding may end a bit of the last place outside; a joint that began outside must not jump.
-        inside = (q >= self.low) & (q <= self.high)
-        return np.where(inside, np.clip(after, self.low, self.high), after), v
+    def _stepped(self, rows: Array, step: Callable[[Array, Array], Array]) -> LimitedCommand:
+        """Rows [..., joints, numbers] after a step of the kernels, which take all joints in one list."""
+        flat = np.ascontiguousarray(rows, float).reshape(-1, len(ROW))
+        bounds = (
+            self.bounds if len(flat) == len(self.bounds) else np.tile(self.bounds, (len(flat) // len(self.bounds), 1))
+        )
+        return LimitedCommand(step(flat, bounds).reshape(rows.shape))
 
 
 @array_dataclass
@@ -169,14 +221,13 @@ class Guarded(Wrapper[W]):
         if past is not None:
             known = np.broadcast_to(past, (*state.batch, *np.shape(past)[-2:])).astype(float)
             speed = (known[..., -1, :] - known[..., -2, :]) / self.world.spec.dt if known.shape[-2] > 1 else start.v
-            start = LimitedCommand(known[..., -1, :], speed, known[..., -1, :], speed)
+            start = self.limits.moving(known[..., -1, :], speed, self.world.spec.dt)
         return self._remember(state, start, self.limits.command(start, start.q), np.zeros(state.batch, np.int64))
 
     def step(self, state: State, action: Array) -> State:
         """Send the command inside the limits; an action that is not finite is refused before that."""
         action, memory = checked_action(action, self.world.spec, state.batch), state.hidden[self.key]
-        before = LimitedCommand(memory["q"], memory["v"], memory["target"], memory["speed"])
-        limited = self.limits.towards(before, action, self.world.spec.dt)
+        limited = self.limits.towards(LimitedCommand(memory["rows"]), action, self.world.spec.dt)
         sent = self.limits.command(limited, action)
         cut = np.any(np.abs(sent - action) > 1e-9, axis=-1)
         return self._remember(self.world.step(state, sent), limited, sent, memory["cut"] + cut)
@@ -186,16 +237,19 @@ class Guarded(Wrapper[W]):
         return {SENT: state.hidden[self.key]["sent"], **self.world.observe(state)}
 
     def _remember(self, state: State, last: LimitedCommand, sent: Array, cut: Array) -> State:
-        memory = {"q": last.q, "v": last.v, "target": last.target, "speed": last.speed, "sent": sent, "cut": cut}
-        return state.with_hidden(self.key, memory)
+        return state.with_hidden(self.key, {"rows": last.rows, "sent": sent, "cut": cut})
 
 
 def default_limits(spec: Spec) -> Limits:
-    """Conservative limits of a robot that states none: velocity and acceleration by unit, no range of positions."""
+    """Conservative limits of a robot that states none, by the units of its position targets."""
     labels, units = spec.action.labels, spec.action.units
     targets = [unit in DEFAULTS and label in spec.q.labels for label, unit in zip(labels, units, strict=True)]
-    velocity, acceleration = _by_unit(units)
-    return Limits(labels, -np.inf, np.inf, velocity, acceleration, acceleration / RISE_S, (), np.array(targets, bool))
+    reach, velocity, acceleration = _by_unit(units)
+    reach = np.where(targets, reach, np.inf)
+    assumed = ("position", "velocity", "acceleration", "jerk")
+    return Limits(
+        labels, -reach, reach, velocity, acceleration, position_targets=np.array(targets, bool), assumed=assumed
+    )
 
 
 def scene_limits(scene: Scene) -> Limits:
@@ -217,15 +271,16 @@ def scene_limits(scene: Scene) -> Limits:
         joints[i], targets[i] = model.joint(joint).name, True
         if model.jnt_limited[joint]:
             low[i], high[i] = max(low[i], model.jnt_range[joint, 0]), min(high[i], model.jnt_range[joint, 1])
-    velocity, acceleration = _by_unit(spec.action.units)
+    _, velocity, acceleration = _by_unit(spec.action.units)
     velocity, acceleration = _stated(scene, "velocity", velocity), _stated(scene, "acceleration", acceleration)
     jerk = _stated(scene, "jerk", acceleration / RISE_S)
-    return Limits(spec.action.labels, low, high, velocity, acceleration, jerk, tuple(joints), targets)
+    assumed = tuple(name for name in ("velocity", "acceleration", "jerk") if name not in scene.motion_limits)
+    return Limits(spec.action.labels, low, high, velocity, acceleration, jerk, tuple(joints), targets, assumed)
 
 
-def _by_unit(units: tuple[str, ...]) -> tuple[Array, Array]:
-    values = np.array([DEFAULTS.get(unit, (1.0, 1.0)) for unit in units], float).reshape(-1, 2)
-    return values[:, 0], values[:, 1]
+def _by_unit(units: tuple[str, ...]) -> tuple[Array, Array, Array]:
+    values = np.array([DEFAULTS.get(unit, (np.inf, 1.0, 1.0)) for unit in units], float).reshape(-1, 3)
+    return values[:, 0], values[:, 1], values[:, 2]
 
 
 def _stated(scene: Scene, name: str, usual: Array) -> Array:

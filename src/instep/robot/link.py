@@ -74,6 +74,11 @@ class RobotWorld:
         return self._hello.pace
 
     @property
+    def limits(self) -> Mapping[str, Array]:
+        """The limits inside which the robot keeps commands: low, high, velocity, acceleration and jerk of each."""
+        return self._hello.limits
+
+    @property
     def clock(self) -> ClockEstimate:
         """How far the robot's clock is ahead, its drift, and how sure that is."""
         return self._session.clock
@@ -83,6 +88,11 @@ class RobotWorld:
         """What the robot has counted, and what this side has under `link.*`."""
         own = {f"link.{name}": count for name, count in self._session.counts.items()}
         return {**self._session.robot_counts, **own}
+
+    def newest_counts(self, timeout: float = 0.5) -> Mapping[str, int]:
+        """The counts of the next heartbeat, or the last known ones where none comes within `timeout` [s]."""
+        self._session.wait_for_counts(timeout)
+        return self.counts
 
     def reset(self, seed: int = 0) -> State:
         """Ask the robot to begin anew, and wait until it has."""
@@ -205,8 +215,8 @@ class LinkSession:
         self._changed = threading.Condition()
         self._live: LiveConnection | None = None
         self._hello: Hello | None = None
-        self._refusals: dict[int, str] = {}
-        self._seq = 0
+        self._refusals: dict[int, Refused] = {}
+        self._seq = self._answers = 0
         self._why = "it has not answered yet"
         self._fatal: InstepError | None = None
         self._socket: ClientConnection | None = None
@@ -227,6 +237,12 @@ class LinkSession:
     def wait(self, timeout: float) -> LiveConnection:
         """The newest state, as soon as there is a connection that works."""
         return self._until(lambda live: live, timeout, "connect")
+
+    def wait_for_counts(self, timeout: float) -> None:
+        """Wait until the robot has sent its counts anew, for no longer than `timeout` [s]."""
+        with self._changed:
+            known = self._answers
+            self._changed.wait_for(lambda: self._answers > known + 1 or self._fatal is not None, timeout)
 
     def ask(
         self,
@@ -253,7 +269,12 @@ class LinkSession:
                 self._post(request(live, self._seq))
                 return None
             if asked[1] in self._refusals:
-                raise BadInput(f"The robot at {self.address} refused: {self._refusals.pop(asked[1])}")
+                refusal = self._refusals.pop(asked[1])
+                if refusal.cause != "stale":
+                    raise BadInput(f"The robot at {self.address} refused: {refusal.reason}")
+                # Too late for this state: nothing moved, and the newest state asks for another action.
+                self.counts["stale"] += 1
+                return live
             return live if answered(live, asked[1]) else None
 
         return self._until(check, timeout, what)
@@ -374,9 +395,9 @@ class LinkSession:
                 return
             if isinstance(message, Pong):
                 self.clock.add(message.sent * 1e-9, message.mono * 1e-9, time.monotonic())
-                self.robot_counts = message.counts
+                self.robot_counts, self._answers = message.counts, self._answers + 1
             elif isinstance(message, Refused):
-                self._refusals[message.seq] = message.reason
+                self._refusals[message.seq] = message
             elif isinstance(message, Report):
                 self._newest(self._hello, message)
             self._changed.notify_all()

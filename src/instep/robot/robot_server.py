@@ -39,6 +39,7 @@ from instep.core.world import Array, Spec
 
 from .control_loop import RobotLoop, RobotSnapshot, SafetyOptions
 from .driver import Driver
+from .jerk_kernels import BOUNDS
 from .wire import FROM_CLIENT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
 
 if TYPE_CHECKING:
@@ -118,8 +119,12 @@ class RobotServer:
         self._network = _Network(rules, self._loop, driver.spec, (self._options.host, port))
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        if self._options.safety.limits is None:
-            _log.warning("The robot states no limits, so conservative ones hold: %s.", self._loop.limits)
+        if self._loop.limits.assumed:
+            _log.warning(
+                "The robot does not state its limits of %s, so conservative ones hold: %s.",
+                ", ".join(self._loop.limits.assumed),
+                self._loop.limits,
+            )
         if self._options.host not in LOOPBACK:
             _log.warning(
                 "The robot listens on %s, where others can reach it; its token is all that keeps them out, and the "
@@ -253,8 +258,9 @@ class _Network:
         client = _Client(socket, role)
         self._clients.add(client)
         self.counts["connected"] += 1
-        clock, pace = self._robot.clock, self._robot.pace
-        hello = Hello(client.connection, self._boot, role, pace, self._spec, clock.mono(), clock.wall())
+        clock, pace, bounds = self._robot.clock, self._robot.pace, self._robot.limits.bounds
+        limits = dict(zip(BOUNDS, np.ascontiguousarray(bounds.T), strict=True))
+        hello = Hello(client.connection, self._boot, role, pace, self._spec, limits, clock.mono(), clock.wall())
         publisher: asyncio.Task[None] | None = None
         try:
             await socket.send(pack(hello))
@@ -304,9 +310,10 @@ class _Network:
             counts = {**self._robot.counts, **self.counts}
             await client.socket.send(pack(Pong(client.connection, message.sent, self._robot.clock.mono(), counts)))
         elif isinstance(message, Command | Reset):
-            reason = self._robot.offer(message)
-            if reason:
-                await client.socket.send(pack(Refused(client.connection, message.seq, _brief(reason, 500))))
+            refusal = self._robot.offer(message)
+            if refusal is not None:
+                why = _brief(refusal.reason, 500)
+                await client.socket.send(pack(Refused(client.connection, message.seq, refusal.kind, why)))
 
 
 def _report(snapshot: RobotSnapshot, connection: str, seen: Mapping[str, Array]) -> Report:

@@ -21,7 +21,7 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Spec
 
-VERSION = 1
+VERSION = 2
 """Version of the schema; a peer that speaks another one is refused."""
 MAX_BYTES = 8 * 2**20
 """Size of the largest message [bytes]."""
@@ -39,6 +39,8 @@ Mode: TypeAlias = Literal["idle", "run", "hold", "stop"]
 """What a robot does: waits for the first command, obeys, keeps still for want of commands, has stopped for good."""
 Role: TypeAlias = Literal["control", "watch"]
 Pace: TypeAlias = Literal["real", "step"]
+RefusalKind: TypeAlias = Literal["invalid", "stale", "stopped"]
+"""Why a request is refused: it cannot be carried out, it is for a state that is too old, the robot has stopped."""
 
 
 @array_dataclass
@@ -52,6 +54,8 @@ class Hello:
     role: Role
     pace: Pace
     spec: Spec
+    limits: Mapping[str, Array]
+    """`low`, `high`, `velocity`, `acceleration` and `jerk` of every action, inside which commands are kept."""
     mono: int
     """The robot's monotonic clock [ns]."""
     wall: int
@@ -137,6 +141,7 @@ class Refused:
 
     connection: str
     seq: int
+    cause: RefusalKind
     reason: str
 
 
@@ -339,6 +344,7 @@ _CHECKS: dict[str, Check] = {
     "Role": _word(*get_args(Role)),
     "Pace": _word(*get_args(Pace)),
     "Mode": _word(*get_args(Mode)),
+    "RefusalKind": _word(*get_args(RefusalKind)),
     "Mapping[str, Array]": _map_of(tensor),
     "Mapping[str, float]": _map_of(_number),
     "Mapping[str, int]": _map_of(_count),

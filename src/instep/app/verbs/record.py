@@ -7,6 +7,7 @@ from dataclasses import replace
 from instep.app.arguments import DataArg, Options, OutFolder, TokenFile, WorldArg, link_token
 from instep.app.output import new_output, progress_bar
 from instep.app.recorded_run import record_run
+from instep.app.robot_events import EventCounter
 from instep.app.run_page import announce_run, summarize_run
 from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
 from instep.core.errors import BadInput
@@ -72,13 +73,17 @@ def record(
             def tick(state: State, observation: Observation, action: Array) -> None:
                 progress.advance(bar)
 
+            counter = EventCounter(opened)
             recorder = Recorder(data, opened.spec, meta={"task": args.task or title, "world": world})
             found = record_run(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick])
-    summary = summarize_run(found, scene, title=f"record {title}", folder=output.folder)
-    report = summary.report
+        events = counter.events()
+    summary = summarize_run(found, scene, title=f"record {title}", folder=output.folder, doubts=events.doubts)
+    report = replace(summary.report, sections=[*summary.report.sections, *events.sections])
     if found.error is None and not summary.problems:
         # What is recorded may well fail; the recording is what was asked for.
         whole = f"{found.rows} rows of {found.seconds:.1f} s in {len(found.episodes)} episodes were recorded."
         report = replace(report, verdict=Headline("good", whole, report.verdict.headline))
-    output.write(summary.scores, rows=found.rows, data=str(data), episodes=len(found.episodes), **summary.facts)
+    output.write(
+        summary.scores, rows=found.rows, data=str(data), episodes=len(found.episodes), **summary.facts, **events.facts
+    )
     return announce_run(found, report, output.page(report))

@@ -16,7 +16,7 @@ from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appear
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import options_dataclass
 from instep.physics.engines import Engine
-from instep.robot import Driver, SafetyOptions, ServerOptions, WorldDriver, scene_limits, serve
+from instep.robot import Driver, Limits, SafetyOptions, ServerOptions, WorldDriver, scene_limits, serve
 from instep.scene.folder import Scene
 
 
@@ -40,8 +40,6 @@ class RobotArgs:
     """standard deviation of position sensors [rad or m]."""
     late: int = 1
     """control steps by which sensors are late."""
-    follower: bool = False
-    """send commands through a jerk-limited follower too, which makes them two control periods late."""
     ready: Path | None = None
     """file to write the address and token to once it listens (readable by you alone)."""
     reveal: Path | None = None
@@ -75,7 +73,7 @@ def robot(
         cameras=inside,
         image_every=every,
     )
-    simulated = simulate_robot(loaded, perturbation)
+    simulated, limits = simulate_robot(loaded, perturbation), scene_limits(loaded)
     if args.reveal is not None:
         args.reveal.write_text(json.dumps(simulated.truth, indent=2) + "\n", encoding="utf-8")
 
@@ -83,6 +81,7 @@ def robot(
         if args.ready is not None:
             _write_secret(args.ready, json.dumps({"address": address, "token": token}))
         where = f"[bold]{address}[/] ({args.pace} pace)"
+        _say_limits(limits)
         _say(f"A simulated robot for {loaded.name!r} in {args.engine} listens at {where}.", token)
 
     with ExitStack() as stack:
@@ -91,7 +90,7 @@ def robot(
             effects, distortion = hidden_appearance(args.hidden)
             job = RenderJob(scene=scene, cameras=chosen, effects=effects, distortion=distortion, rate=args.camera_rate)
             driver = stack.enter_context(CameraDriver(driver, job, loaded.cameras))
-        options = ServerOptions(safety=SafetyOptions(limits=scene_limits(loaded), follower=args.follower))
+        options = ServerOptions(safety=SafetyOptions(limits=limits))
         serve(SensorDriver(driver), port=args.port, pace=args.pace, ready=announce, options=options)
     return 0
 
@@ -105,6 +104,14 @@ def _chosen(scene: Scene, cameras: tuple[str, ...], rate: float) -> tuple[str, .
     if not 0 < rate <= 1 / scene.dt + 1e-9:
         raise BadInput(f"Cameras take up to {1 / scene.dt:g} images per second here, not {rate:g}.")
     return chosen
+
+
+def _say_limits(limits: Limits) -> None:
+    """Print the limits inside which commands are kept, and which of them nobody stated."""
+    assumed = (
+        f" Assumed, since [robot.limits] does not state it: {', '.join(limits.assumed)}." if limits.assumed else ""
+    )
+    Console(stderr=True, highlight=False).print(f"Limits: {limits}.{assumed}", markup=False)
 
 
 def _say(sentence: str, token: str) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
 from instep.app.output import Output, new_output
 from instep.app.recorded_run import RecordedRun, record_run
+from instep.app.robot_events import EventCounter, RobotEvents
 from instep.app.run_checks import scene_task
 from instep.app.run_page import announce_run, summarize_run
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
@@ -109,8 +110,10 @@ def run(
             decider.act(opened.sim.observe(opened.sim.reset(args.seed)))
         opened = _with_goal(opened, scene)
         shadow = stack.enter_context(Shadow(args.shadow, opened, seed=args.seed)) if args.shadow else None
+        counter = EventCounter(opened)
         found = _ran(opened, decider, f"{policy} in {world}", args, (output, trust, shadow))
-    watched = trust, shadow.answers() if shadow else None
+        events = counter.events()
+    watched = trust, shadow.answers() if shadow else None, events
     return _finish(output, found, scene, f"{policy} in {world}", args, watched)
 
 
@@ -180,11 +183,11 @@ def _finish(
     scene: Scene | None,
     title: str,
     args: RunArgs,
-    watched: tuple[Trust | None, ShadowAnswers | None],
+    watched: tuple[Trust | None, ShadowAnswers | None, RobotEvents],
 ) -> int:
     """Write the result and the page, say what came out, and raise what ended the run."""
-    [episode], (trust, answers) = found.episodes, watched
-    doubts = twin_problems(episode, args.hold_camera)
+    [episode], (trust, answers, events) = found.episodes, watched
+    doubts = [*twin_problems(episode, args.hold_camera), *events.doubts]
     summary = summarize_run(found, scene, title=title, folder=output.folder, doubts=doubts)
     scores = dict(summary.scores)
     if trust is not None and args.nominal is not None:
@@ -195,12 +198,17 @@ def _finish(
     report = replace(
         summary.report,
         numbers=[*summary.report.numbers, *twin_numbers(episode, scores)],
-        sections=[*summary.report.sections, *twin_sections(episode, trust), *(beside.sections if beside else ())],
+        sections=[
+            *summary.report.sections,
+            *twin_sections(episode, trust),
+            *(beside.sections if beside else ()),
+            *events.sections,
+        ],
     )
     if beside is not None:
         scores |= beside.scores
         Console(stderr=True).print(beside.words, highlight=False, markup=False)
-    facts = {**summary.facts, **(beside.facts if beside else {})}
+    facts = {**summary.facts, **(beside.facts if beside else {}), **events.facts}
     output.write(scores, rows=found.rows, ended=episode.meta["ended"], **facts)
     return announce_run(found, report, output.page(report))
 

@@ -1,0 +1,82 @@
+"""What a robot did to the commands of a run: limited, refused, held, stopped; counted by the robot itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from instep.core.records import frozen_dataclass
+from instep.core.world import World, inner_with
+from instep.report.page import Section, Table
+
+MAX_LATE_SHARE = 0.01
+"""A run in which more than this share of the actions came too late is doubtful."""
+WORDS = {
+    "executed": "actions carried out",
+    "limited_position": "actions changed by the limits of position",
+    "limited_velocity": "actions changed by the limits of velocity",
+    "limited_acceleration": "actions changed by the limits of acceleration",
+    "limited_jerk": "actions changed by the limits of jerk",
+    "invalid": "actions refused: wrong size or not finite",
+    "stale": "actions refused: for a state that was too old",
+    "future": "actions refused: for a state that had not been yet",
+    "invalid_readings": "readings refused: not finite",
+    "doubtful": "readings refused: no sensor of this robot can show them",
+    "backwards": "readings refused: older than the last",
+    "holds": "holds, for want of commands or readings",
+    "stops": "stops, until a reset",
+    "overruns": "control periods that began late",
+}
+"""Counters of a robot that are shown, in words."""
+
+
+@frozen_dataclass
+class RobotEvents:
+    """What a robot has counted during a run."""
+
+    counts: Mapping[str, int]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What result.json keeps: every event that happened."""
+        return {"robot": {name: n for name, n in self.counts.items() if n and name in WORDS}} if self.counts else {}
+
+    @property
+    def doubts(self) -> list[str]:
+        """What makes the run doubtful, each in one sentence."""
+        done, found = self.counts.get("executed", 0), list[str]()
+        if self.counts.get("stale", 0) > MAX_LATE_SHARE * max(done, 1):
+            found.append(
+                f"{self.counts['stale']} actions came too late and were not carried out ({done} were); use a faster "
+                f"policy, or --background."
+            )
+        refused = self.counts.get("invalid", 0) + self.counts.get("future", 0)
+        if refused:
+            found.append(f"The robot refused {refused} actions that it could not carry out.")
+        wrong = self.counts.get("invalid_readings", 0) + self.counts.get("doubtful", 0)
+        if wrong:
+            found.append(f"The robot refused {wrong} readings of its own sensors.")
+        return found
+
+    @property
+    def sections(self) -> list[Section]:
+        """The counted events as a table of the run's page."""
+        rows = [(words, f"{self.counts[name]}") for name, words in WORDS.items() if self.counts.get(name)]
+        lead = "The robot keeps every command inside its limits, and counts what it changed or refused."
+        return [Section("Commands, as the robot took them", lead, [Table(("what", "how often"), rows)])] if rows else []
+
+
+class EventCounter:
+    """The counts of the robot behind a world since this was made; none where the world is no robot."""
+
+    def __init__(self, world: World):
+        inner = inner_with(world, "real")
+        self._robot: Any = inner_with(world if inner is None else inner.real, "newest_counts")
+        self._before: Mapping[str, int] = {} if self._robot is None else self._robot.newest_counts()
+
+    def events(self) -> RobotEvents:
+        """What the robot has counted since."""
+        if self._robot is None:
+            return RobotEvents({})
+        now: Mapping[str, int] = self._robot.newest_counts()
+        return RobotEvents({name: n - self._before.get(name, 0) for name, n in now.items()})
