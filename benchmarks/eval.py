@@ -156,9 +156,9 @@ def with_camera(seconds: float, repeats: int) -> list[dict[str, Any]]:
 
 def virtual_camera(world: SceneSimulator) -> tuple[Any, Any]:
     """Gaussians on the table, the T and the stick, and a camera of 96 x 96 above them."""
+    from instep.scene.camera import look_at
     from instep.splat.gaussians import concatenate, gaussians_from_colours
     from instep.splat.raster.rasterizer import LayeredRasterizer
-    from instep.splat.rendering import look_at
 
     rng = np.random.default_rng(0)
     boxes = np.array(task_of(world.scene).shape)

@@ -9,10 +9,11 @@ import pytest
 from scenes import a_camera, a_scene
 
 from instep.core.errors import BadInput, InstepError
+from instep.scene.camera import look_at
 from instep.scene.folder import Scene
 from instep.splat.io import save_gaussians
 from instep.splat.raster.rasterizer import Rasterizer
-from instep.splat.rendering import framing_camera, look_at, render
+from instep.splat.rendering import framing_camera, render
 
 
 def test_a_file_is_framed_by_a_camera_of_its_own(tmp_path: Path) -> None:

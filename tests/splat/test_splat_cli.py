@@ -11,8 +11,9 @@ from test_fitting import coloured_table, orbit_cameras
 
 from instep.app.cli import main
 from instep.core.errors import BadInput
+from instep.scene.calibration import load_calibration
 from instep.scene.folder import Scene
-from instep.splat.capture import load_cameras, load_capture, save_cameras
+from instep.splat.capture import load_capture
 from instep.splat.gaussians import gaussians_from_colours
 from instep.splat.io import load_gaussians, save_gaussians
 from instep.splat.raster.rasterizer import Rasterizer
@@ -45,7 +46,7 @@ def test_posed_images_become_gaussians_a_comparison_and_a_video(posed: Path, tmp
     scene = load_gaussians(out / "splats")
     assert scene.names == ("world",)
     assert len(scene) == result["gaussians"]["world"]
-    assert len(load_cameras(out / "cameras.json")) == 7
+    assert len(load_calibration(out / "cameras.json").cameras) == 7
     assert (out / "real_and_twin.png").stat().st_size > 1000
     assert (out / "orbit.mp4").stat().st_size > 1000
 
@@ -141,17 +142,6 @@ def test_descriptions_that_do_not_hold_are_refused(
 def test_a_folder_without_poses_says_what_was_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scene", "splat", str(tmp_path)]) == 2
     assert "transforms.json" in capsys.readouterr().err
-
-
-def test_cameras_come_back_as_they_were_written(tmp_path: Path) -> None:
-    cameras = orbit_cameras(3)
-    save_cameras(tmp_path / "cameras.json", cameras)
-    for old, new in zip(cameras, load_cameras(tmp_path / "cameras.json"), strict=True):
-        assert (old.name, old.width, old.focal, old.centre) == (new.name, new.width, new.focal, new.centre)
-        np.testing.assert_array_equal(old.body_from_camera, new.body_from_camera)
-    (tmp_path / "cameras.json").write_text('{"a": {"width": 3}}')
-    with pytest.raises(BadInput, match="Camera 'a' lacks"):
-        load_cameras(tmp_path / "cameras.json")
 
 
 def test_a_scanned_body_is_carried_by_the_scenes_object() -> None:

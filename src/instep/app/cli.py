@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "scene params": ("scene:params", "list the parameters of a scene, with units and ranges"),
     "scene set": ("scene:set_params", "save a scene with other parameter values"),
     "scene show": ("scene:show", "render a scene through its cameras"),
+    "scene camera": ("scene_camera:camera", "list, add, move or remove cameras of a scene, with a preview"),
     "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),
     "data import": ("data:import_data", "other formats in"),
     "data info": ("data:info", "describe a dataset"),

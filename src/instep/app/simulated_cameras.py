@@ -24,6 +24,7 @@ from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array, Channel, Spec
 from instep.physics.mujoco_cameras import ImageEffects, MujocoRenderer
 from instep.robot import Driver, Reading, WrappedDriver
+from instep.scene.calibration import calibrated_scene
 from instep.scene.camera import Camera, distort
 from instep.scene.folder import Scene
 
@@ -90,7 +91,10 @@ class RenderJob:
 
     scene: str
     """Name of a shipped scene, a scene folder, or a model file."""
+    words: tuple[str, ...]
+    """What --cameras was given: names of cameras, and a calibration file perhaps."""
     cameras: tuple[str, ...]
+    """The cameras that these stand for."""
     effects: ImageEffects
     distortion: float = 0.0
     """Barrel distortion of lenses that the scene takes for perfect."""
@@ -244,7 +248,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 def render_requests(words: str) -> None:
     """Render what is asked for on the standard input until that ends."""
     table = json.loads(words)
-    scene = Scene.load(table["scene"])
+    scene, _ = calibrated_scene(Scene.load(table["scene"]), table["words"])
     effects = ImageEffects(table["effects"]["gain"], tuple(table["effects"]["tint"]), table["effects"]["sigma"])
     cameras = [scene.cameras[name] for name in table["cameras"]]
     lenses = [Lens(distorted(camera, table["distortion"]), effects, index) for index, camera in enumerate(cameras)]

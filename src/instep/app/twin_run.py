@@ -15,7 +15,7 @@ from instep.core.episode import Episode
 from instep.core.statistics import Estimate
 from instep.core.world import Array, Observation, Spec, State
 
-from .output import Output, progress_bar, write_json
+from .output import Output, progress_bar
 
 if TYPE_CHECKING:
     from instep.twin import TrackedRecording, Trust, Twin, TwinOptions
@@ -106,7 +106,7 @@ def write_tracking(tracked: TrackedRecording, output: Output) -> dict[str, Estim
     """Write poses, cameras and the overlay, and return the scores of a run."""
     found = tracked.overlaps()
     _write_parquet(output.folder / "poses.parquet", tracked.columns(found))
-    write_json(output.folder / "cameras.json", _cameras(tracked))
+    tracked.calibration.save(output.folder / "cameras.json")
     _write_overlay(output.folder / "overlay.mp4", tracked)
     return tracked.scores(found)
 
@@ -142,16 +142,3 @@ def _write_parquet(path: Path, columns: dict[str, Array]) -> None:
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({name: np.asarray(c) for name, c in columns.items()}), path)
-
-
-def _cameras(tracked: TrackedRecording) -> dict[str, Any]:
-    refined = tracked.cameras.refined
-    return {
-        name: {
-            "K": camera.K.tolist(),
-            "world_from_camera": camera.body_from_camera.tolist(),
-            "moved [m]": refined.shift[name],
-            "rotated [rad]": refined.turn[name],
-        }
-        for name, camera in refined.cameras.items()
-    }

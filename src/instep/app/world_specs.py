@@ -16,6 +16,7 @@ from instep.core.rollout import Constant, Script
 from instep.core.world import Array, Observation, Policy, W, World, Wrapper
 from instep.physics.engines import ENGINES, open_world, rest_action, scene_and_engine
 from instep.physics.mujoco_cameras import render_cameras
+from instep.scene.calibration import CALIBRATION_SUFFIX, calibrated_scene
 from instep.scene.folder import Scene
 
 from .output import content_hash
@@ -72,14 +73,18 @@ def recorded(words: str) -> Episode | None:
 
 
 def with_cameras(world: World, cameras: Sequence[str], every: int = 1) -> World:
-    """The world with rendered cameras of its scene, 'all' for all of them; as it is where none are named."""
+    """The world with rendered cameras of its scene or of a calibration (see `calibrated_scene`)."""
     if not cameras:
         return world
+    seen, chosen = calibrated_scene(_rendered_scene(world), cameras)
+    return render_cameras(world, seen, chosen, every=every)
+
+
+def _rendered_scene(world: World) -> Scene:
     scene = getattr(world, "scene", None)
     if scene is None:
         raise BadInput("Only a simulated world is rendered; a robot and a recording bring their own images.")
-    chosen = list(scene.cameras) if tuple(cameras) == ("all",) else cameras
-    return render_cameras(world, scene, chosen, every=every)
+    return scene
 
 
 def policy_from_spec(words: str, world: World) -> Policy:
@@ -152,8 +157,9 @@ def world_from_eval_spec(words: str, scene: str, cameras: Sequence[str] = (), ev
     if kind == "perturbed":
         if rest and not rest.isdigit():
             raise BadInput(f"perturbed: takes the seed of its hidden parameters, a whole number, not {rest!r}.")
-        perturbation = Perturbation(hidden=int(rest or 1), cameras=tuple(cameras), image_every=every)
-        return simulate_robot(Scene.load(scene), perturbation).world
+        seen, names = calibrated_scene(Scene.load(scene), cameras)
+        perturbation = Perturbation(hidden=int(rest or 1), cameras=tuple(names), image_every=every)
+        return simulate_robot(seen, perturbation).world
     if words not in ENGINES:
         raise UnknownName("world", words, [*ENGINES, "perturbed:SEED"])
     return with_cameras(open_world(scene, words), cameras, every)
@@ -167,7 +173,8 @@ class CameraOptions:
     """a file of virtual cameras (TOML), which are rendered from Gaussians when a policy reads them; --cameras then
     chooses among them."""
     cameras: tuple[str, ...] = ()
-    """cameras of the scene that the policy sees, by name; rendered for every world, so use small batches."""
+    """cameras that the policy sees: names, 'all', or a calibration FILE.json whose cameras take the place of the
+    scene's; rendered for every world, so use small batches."""
     image_every: int = 1
     """control steps from one image of a scene's camera to the next."""
 
@@ -175,17 +182,31 @@ class CameraOptions:
         """The world that words stand for, as `world_from_eval_spec`, with the cameras."""
         if self.virtual is None:
             return world_from_eval_spec(words, scene, self.cameras, self.image_every)
+        loaded = Scene.load(words.partition("@")[2] or scene)
+        return self._rendered(self.virtual, world_from_eval_spec(words, scene), loaded)
+
+    def on(self, world: World) -> World:
+        """A simulated world with the cameras; any world as it is where there are none."""
+        if self.virtual is None:
+            return with_cameras(world, self.cameras, self.image_every)
+        return self._rendered(self.virtual, world, _rendered_scene(world))
+
+    def _rendered(self, virtual: Path, world: World, scene: Scene) -> World:
         from instep.splat.rendered_world import load_rendered_cameras
 
-        loaded = Scene.load(words.partition("@")[2] or scene)
-        return load_rendered_cameras(self.virtual, loaded, self.cameras).on(world_from_eval_spec(words, scene))
+        if self.image_every != 1:
+            raise BadInput("--image-every is for cameras of the scene; those of --virtual are rendered when read.")
+        return load_rendered_cameras(virtual, scene, self.cameras).on(world)
 
     def hash(self) -> str:
         """A text that differs where images would."""
         if self.virtual is None:
-            return f"/{','.join(self.cameras)}/{self.image_every}" if self.cameras else ""
+            files = [Path(word) for word in self.cameras if word.endswith(CALIBRATION_SUFFIX)]
+            marks = [content_hash(file) for file in files if file.exists()]
+            return "/".join(["", *marks, ",".join(self.cameras), str(self.image_every)]) if self.cameras else ""
         from instep.splat.rendered_world import cameras_table
 
-        scan = cameras_table(self.virtual).get("gaussians")
-        files = (self.virtual,) if scan is None else (self.virtual, self.virtual.parent / str(scan))
+        table = cameras_table(self.virtual)
+        named = [table[key] for key in ("gaussians", "calibration") if key in table]
+        files = [self.virtual, *(self.virtual.parent / str(name) for name in named)]
         return "".join(f"/{content_hash(file)}" for file in files if file.exists()) + f"/{','.join(self.cameras)}"

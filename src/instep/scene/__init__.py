@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .camera import Camera
+    from .calibration import Calibration, load_calibration
+    from .camera import Camera, look_at
     from .folder import LIBRARY, Scene, SceneSimulator, shipped
     from .model import body_poses, site_poses
     from .new_scene import NewScene, make_scene
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LIBRARY",
     "TASKS",
+    "Calibration",
     "Camera",
     "NewScene",
     "Scene",
@@ -25,6 +27,8 @@ __all__ = [
     "Task",
     "Tasked",
     "body_poses",
+    "load_calibration",
+    "look_at",
     "make_scene",
     "shipped",
     "site_poses",
@@ -35,7 +39,8 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "camera": "Camera",
+        "calibration": "Calibration load_calibration",
+        "camera": "Camera look_at",
         "folder": "LIBRARY Scene SceneSimulator shipped",
         "model": "body_poses site_poses",
         "new_scene": "NewScene make_scene",

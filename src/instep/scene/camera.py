@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 import mujoco
 import numpy as np
 
-from instep.core.errors import UnknownName
+from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass
 from instep.core.world import Array
+
+USUAL_ANGLE = 45.0
+"""Field of view of a camera for which none is given [deg], along the shorter side of its image."""
 
 
 @array_dataclass
@@ -61,6 +64,38 @@ def distort(ideal: Array, coefficients: tuple[float, ...]) -> Array:
         ],
         axis=-1,
     )
+
+
+def pinhole(name: str, size: tuple[int, int] = (640, 480), angle: float | None = None) -> Camera:
+    """A camera without distortion at the world's origin: width and height [pixels], horizontal field of view [deg].
+
+    The field of view along the shorter side is 45 degrees where no angle is given.
+    """
+    extent, degrees = (min(size), USUAL_ANGLE) if angle is None else (size[0], angle)
+    focal = extent / 2 / math.tan(math.radians(degrees) / 2)
+    return Camera(name, *size, (focal, focal), (size[0] / 2, size[1] / 2))
+
+
+def look_at(eye: Array, target: Array, up: Array | Sequence[float] = (0.0, 0.0, 1.0)) -> Array:
+    """world_from_camera (4 x 4) of a camera at a point that looks at another, `up` being upwards in its image."""
+    ahead = np.asarray(target, float) - eye
+    ahead = ahead / np.linalg.norm(ahead)
+    right = np.cross(ahead, up)
+    if np.linalg.norm(right) < 1e-9:
+        right = np.array([1.0, 0.0, 0.0])
+    right = right / np.linalg.norm(right)
+    world_from_camera = np.eye(4)
+    world_from_camera[:3, :3] = np.stack([right, np.cross(ahead, right), ahead], axis=1)
+    world_from_camera[:3, 3] = eye
+    return world_from_camera
+
+
+def aimed_place(name: str, at: Array, towards: Array, up: Array) -> Array:
+    """body_from_camera (4 x 4) of a camera that looks from one point towards another; `BadInput` where it cannot."""
+    ahead = towards - at
+    if np.linalg.norm(np.cross(ahead, up)) <= 1e-6 * np.linalg.norm(ahead) * np.linalg.norm(up):
+        raise BadInput(f"Camera {name!r} looks nowhere, or along its 'up'; a camera that looks down needs another up.")
+    return look_at(at, towards, up)
 
 
 def camera_names(model: mujoco.MjModel) -> list[str]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
 from pathlib import Path
 
 import mujoco
-import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
 
+from .camera import Camera, pinhole
+from .camera_edit import camera_element, framing_robot
 from .folder import SCENE_FILE, Scene, scene_of_file
 from .model import add_servos
 from .model_source import ModelSource
 from .settings_file import write_scene_table
 
-CAMERA, FIELD_OF_VIEW = "overview", 45.0
-"""The camera that a robot file without one gets, and its vertical field of view [deg]."""
+CAMERA = "overview"
+"""The camera that a robot file without one gets."""
 
 
 @frozen_dataclass
@@ -46,7 +46,7 @@ def make_scene(robot: Path, folder: Path, *, rate: float | None = None) -> NewSc
         timestep = float(scene.model.opt.timestep)
         scene = scene_of_file(robot, 1 / (max(1, round(1 / (rate * timestep))) * timestep))
     source = scene.source
-    xml, servos = _canonical(source, {} if scene.cameras else _framing(scene))
+    xml, servos = _canonical(source, None if scene.cameras else framing_robot(scene, pinhole(CAMERA)))
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     for name, content in source.files.items():
         (folder / "assets" / name).write_bytes(content)
@@ -58,32 +58,8 @@ def make_scene(robot: Path, folder: Path, *, rate: float | None = None) -> NewSc
     return NewScene(Scene.load(folder), servos)
 
 
-def _framing(scene: Scene) -> dict[str, str]:
-    """A camera from the front, right and above that sees all of the robot where it starts, as MJCF attributes."""
-    model, data = scene.model, mujoco.MjData(scene.model)
-    data.qpos[:] = scene.start(0)[0]
-    mujoco.mj_forward(model, data)
-    moving = model.body_weldid[model.geom_bodyid] != 0
-    shown = (model.geom_type != int(mujoco.mjtGeom.mjGEOM_PLANE)) & (moving if moving.any() else True)
-    points = data.geom_xpos[shown] if shown.any() else data.xpos[1:]
-    sizes = model.geom_rbound[shown] if shown.any() else np.zeros(len(points))
-    if not len(points):
-        points, sizes = np.zeros((1, 3)), np.ones(1)
-    low, high = (points - sizes[:, None]).min(axis=0), (points + sizes[:, None]).max(axis=0)
-    centre, radius = (low + high) / 2, max(float(np.linalg.norm(high - low)) / 2, 0.05)
-    backward = np.array([0.75, -0.75, 0.45]) / np.linalg.norm([0.75, -0.75, 0.45])
-    right = np.cross([0.0, 0.0, 1.0], backward)
-    right /= np.linalg.norm(right)
-    place = centre + backward * 0.85 * radius / math.sin(math.radians(FIELD_OF_VIEW) / 2)
-    axes = (*right, *np.cross(backward, right))
-    return {
-        "name": CAMERA, "pos": " ".join(f"{x:.5g}" for x in place), "xyaxes": " ".join(f"{x:.5g}" for x in axes),
-        "fovy": f"{FIELD_OF_VIEW:g}", "resolution": "640 480",
-    }  # fmt: skip
-
-
-def _canonical(source: ModelSource, camera: Mapping[str, str]) -> tuple[str, int]:
-    """The description as MJCF whose files lie under assets/, with a camera where attributes of one are given.
+def _canonical(source: ModelSource, camera: Camera | None) -> tuple[str, int]:
+    """The description as MJCF whose files lie under assets/, with a camera where one is given.
 
     A robot without actuators gets position servos.
     """
@@ -98,10 +74,10 @@ def _canonical(source: ModelSource, camera: Mapping[str, str]) -> tuple[str, int
         for attribute in ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback"):
             if (name := element.get(attribute)) in source.files:
                 element.set(attribute, f"assets/{name}")
-    if camera:
+    if camera is not None:
         body = tree.find("worldbody")
         body = ET.SubElement(tree, "worldbody") if body is None else body
-        ET.SubElement(body, "camera", dict(camera))
+        body.append(camera_element(camera))
         if tree.find(".//light") is None and tree.find(".//texture") is None:
             # Without a sky and a light an image shows a dark robot on black.
             sky = {"type": "skybox", "builtin": "gradient", "rgb1": "0.95 0.96 0.98", "rgb2": "0.75 0.8 0.86"}

@@ -8,7 +8,7 @@ from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .background import background_near, colour_mask, foreground_mask, inpaint, static_background
-    from .capture import CameraRecording, Capture, load_cameras, load_capture, save_cameras
+    from .capture import CameraRecording, Capture, load_capture
     from .fitting import GaussianFit, GaussianFitOptions, SurfaceConstraint, fit_gaussians, initial_gaussians
     from .gaussians import Gaussians, concatenate, gaussians_from_colours
     from .gaussians_from_geoms import scene_gaussians
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .raster.pose_normals import PoseNormalEquations, TargetImage, camera_normals, pose_normals
     from .raster.rasterizer import LayeredRasterizer, Rasterizer, open_rasterizer
     from .rendered_world import RenderedCameras, Seen, Sensor, Shutter, load_rendered_cameras
-    from .rendering import Rendering, framing_camera, look_at, render
+    from .rendering import Rendering, framing_camera, render
     from .scene_fit import SceneFit, SceneFitOptions, fit_scene
 
 __all__ = [
@@ -60,16 +60,13 @@ __all__ = [
     "gaussians_from_colours",
     "initial_gaussians",
     "inpaint",
-    "load_cameras",
     "load_capture",
     "load_gaussians",
     "load_rendered_cameras",
-    "look_at",
     "open_rasterizer",
     "pose_normals",
     "psnr",
     "render",
-    "save_cameras",
     "save_gaussians",
     "scene_gaussians",
     "ssim",
@@ -80,7 +77,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "background": "background_near colour_mask foreground_mask inpaint static_background",
-        "capture": "CameraRecording Capture load_cameras load_capture save_cameras",
+        "capture": "CameraRecording Capture load_capture",
         "fitting": "GaussianFit GaussianFitOptions SurfaceConstraint fit_gaussians initial_gaussians",
         "gaussians": "Gaussians concatenate gaussians_from_colours",
         "gaussians_from_geoms": "scene_gaussians",
@@ -92,7 +89,7 @@ __getattr__ = lazy_names(
         "raster.pose_normals": "PoseNormalEquations TargetImage camera_normals pose_normals",
         "raster.rasterizer": "LayeredRasterizer Rasterizer open_rasterizer",
         "rendered_world": "RenderedCameras Seen Sensor Shutter load_rendered_cameras",
-        "rendering": "Rendering framing_camera look_at render",
+        "rendering": "Rendering framing_camera render",
         "scene_fit": "SceneFit SceneFitOptions fit_scene",
     },
 )

@@ -1,19 +1,20 @@
-"""Captures: posed videos or images of a scene with points, a table and scanned bodies; calibrated cameras as JSON."""
+"""Captures: posed videos or images of a scene with points, a table and scanned bodies."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, UnknownName
 from instep.core.records import array_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array
 from instep.data.frames import Frames, open_stills, open_video
+from instep.scene.calibration import Calibration
 from instep.scene.camera import Camera
 from instep.splat.io.embodied import ScannedBody, load_scanned_body
 
@@ -62,6 +63,25 @@ def load_capture(folder: str | Path) -> Capture:
         raise BadInput(f"{str(folder)!r} holds neither cameras.json nor transforms.json; posed images were expected.")
     points = _points(folder)
     return Capture(shots, points, _plane(folder, points), _bodies(folder))
+
+
+def calibrated_capture(capture: Capture, calibration: Calibration) -> Capture:
+    """The capture with the cameras of a calibration in place of those of the same name."""
+    names = [recording.camera.name for recording in capture.recordings]
+    if not any(name in names for name in calibration.cameras):
+        raise UnknownName("camera of the images", next(iter(calibration.cameras)), names)
+    recordings = [replace(one, camera=_recalibrated(one.camera, calibration)) for one in capture.recordings]
+    return replace(capture, recordings=tuple(recordings))
+
+
+def _recalibrated(camera: Camera, calibration: Calibration) -> Camera:
+    new = calibration.cameras.get(camera.name, camera)
+    if (new.width, new.height) != (camera.width, camera.height) or new.body != camera.body:
+        raise BadInput(
+            f"Camera {camera.name!r} of the calibration has images of {new.width} x {new.height} pixels on "
+            f"{new.body!r}; {camera.width} x {camera.height} on {camera.body!r} were expected."
+        )
+    return new
 
 
 def _videos(folder: Path) -> tuple[CameraRecording, ...]:
@@ -178,54 +198,3 @@ def _under(folder: Path, name: object) -> Path:
     if not path.is_file():
         raise BadInput(f"{str(name)!r} is named but not there.")
     return path
-
-
-_MAX_BYTES = 16 << 20
-
-
-def save_cameras(path: str | Path, cameras: Sequence[Camera]) -> None:
-    """Write cameras by name: image size, focal lengths and centre [pixels], lens, body, and the 4 x 4 place on it."""
-    table = {
-        camera.name: {
-            "width": camera.width,
-            "height": camera.height,
-            "focal": list(camera.focal),
-            "centre": list(camera.centre),
-            "distortion": list(camera.distortion),
-            "body": camera.body,
-            "body_from_camera": np.asarray(camera.body_from_camera, float).tolist(),
-        }
-        for camera in cameras
-    }
-    Path(path).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-
-
-def load_cameras(path: str | Path) -> tuple[Camera, ...]:
-    """Read what `save_cameras` wrote."""
-    path = Path(path)
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadInput(f"{path.name} is larger than {_MAX_BYTES >> 20} MiB, too large for a list of cameras.")
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"The cameras in {str(path)!r} cannot be read: {error.strerror}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
-    if not is_table(table) or not table:
-        raise BadInput(f"{path.name} names no cameras; an object of cameras by name was expected.")
-    return tuple(_camera(name, given) for name, given in table.items())
-
-
-def _camera(name: str, given: Any) -> Camera:
-    try:
-        place = np.asarray(given["body_from_camera"], float)
-        fx, fy = (float(value) for value in given["focal"])
-        cx, cy = (float(value) for value in given["centre"])
-        lens = tuple(float(value) for value in given["distortion"])
-        width, height = int(given["width"]), int(given["height"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"Camera {name!r} lacks or misstates {error}.") from None
-    numbers = np.concatenate([place.ravel(), [fx, fy, cx, cy], lens])
-    if place.shape != (4, 4) or not np.isfinite(numbers).all() or min(width, height) < 1 or min(fx, fy) <= 0:
-        raise BadInput(f"Camera {name!r} needs a 4 x 4 place, positive focal lengths and an image of some pixels.")
-    return Camera(name, width, height, (fx, fy), (cx, cy), str(given.get("body", "world")), place, lens)

@@ -23,18 +23,19 @@ from instep.core.poses import quat_exp, quat_mul
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, W, Wrapper
-from instep.scene.camera import Camera
+from instep.scene.calibration import load_calibration
+from instep.scene.camera import Camera, aimed_place, pinhole
 from instep.scene.folder import Scene
 from instep.splat.raster.rasterizer import LayeredRasterizer
 
 from .gaussians import concatenate
 from .gaussians_from_geoms import is_static, scene_gaussians, scene_poses
 from .image import Region, full_region
-from .rendering import look_at
 
 IMAGES = "observation.images."
 POSE_CHANNELS = ("observation.state", "observation.environment_state")
 """Channels that report positions of joints and bodies."""
+_FILE_KEYS = ("gaussians", "calibration")
 _CAMERA_KEYS = ("body", "at", "towards", "up", "angle", "size")
 _MAX_SIDE_PX = 4096
 
@@ -303,12 +304,17 @@ def load_rendered_cameras(
 ) -> RenderedCameras:
     """The rendered cameras of a TOML file, some of them where they are named; see docs/formats/policy_map.md."""
     table = cameras_table(path)
-    given = {name: entry for name, entry in table.items() if name != "gaussians"}
-    for name in only:
-        if name not in given:
-            raise UnknownName(f"camera in {path.name}", name, given)
     bodies = [scene.model.body(b).name for b in range(scene.model.nbody)]
-    cameras = tuple(_camera(name, given[name], bodies, path) for name in (only or given))
+    file = table.get("calibration")
+    known = {} if file is None else dict(load_calibration(path.parent / str(file)).cameras)
+    for camera in known.values():
+        if camera.body not in bodies:
+            raise UnknownName(f"body for camera {camera.name!r}", camera.body, bodies)
+    known |= {name: _camera(name, given, bodies, path) for name, given in table.items() if name not in _FILE_KEYS}
+    for name in only:
+        if name not in known:
+            raise UnknownName(f"camera in {path.name}", name, known)
+    cameras = tuple(known[name] for name in (only or known))
     if not cameras:
         raise BadInput(f"{path.name} describes no camera; a table such as [static] with at and towards was expected.")
     scan = table.get("gaussians")
@@ -346,12 +352,8 @@ def _camera(name: str, given: Any, bodies: list[str], path: Path) -> Camera:
         raise BadInput(f"size of camera {name!r} in {path.name} must be [width, height] in pixels, not {size!r}.")
     if not isinstance(angle, int | float) or not 1 <= angle <= 150:
         raise BadInput(f"angle of camera {name!r} in {path.name} must be 1 to 150 degrees across, not {angle!r}.")
-    ahead = towards - at
-    if np.linalg.norm(np.cross(ahead, up)) <= 1e-6 * np.linalg.norm(ahead) * np.linalg.norm(up):
-        raise BadInput(f"Camera {name!r} looks nowhere, or along its 'up'; a camera that looks down needs another up.")
-    focal = size[0] / 2 / np.tan(np.radians(angle) / 2)
-    centre = (size[0] / 2, size[1] / 2)
-    return Camera(name, size[0], size[1], (focal, focal), centre, body, look_at(at, towards, up))
+    place = aimed_place(name, at, towards, up)
+    return replace(pinhole(name, (size[0], size[1]), angle), body=body, body_from_camera=place)
 
 
 def _point(given: Any, what: str) -> Array:

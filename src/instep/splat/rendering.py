@@ -11,7 +11,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
-from instep.scene.camera import Camera
+from instep.scene.camera import Camera, look_at
 from instep.scene.folder import Scene
 from instep.splat.raster.rasterizer import Device, Rasterizer, open_rasterizer
 
@@ -109,20 +109,6 @@ def framing_camera(gaussians: Gaussians, poses: Array | None = None, *, size: tu
     return Camera(
         "overview", width, height, (focal, focal), (width / 2, height / 2), "world", look_at(eye, centre)
     )  # fmt: skip
-
-
-def look_at(eye: Array, target: Array, up: Array | Sequence[float] = (0.0, 0.0, 1.0)) -> Array:
-    """world_from_camera (4 x 4) of a camera at a point that looks at another, `up` being upwards in its image."""
-    ahead = np.asarray(target, float) - eye
-    ahead = ahead / np.linalg.norm(ahead)
-    right = np.cross(ahead, up)
-    if np.linalg.norm(right) < 1e-9:
-        right = np.array([1.0, 0.0, 0.0])
-    right = right / np.linalg.norm(right)
-    world_from_camera = np.eye(4)
-    world_from_camera[:3, :3] = np.stack([right, np.cross(ahead, right), ahead], axis=1)
-    world_from_camera[:3, 3] = eye
-    return world_from_camera
 
 
 def orbit_images(

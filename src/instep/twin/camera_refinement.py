@@ -124,6 +124,15 @@ def refine_rig(
     return RefinedRig(replace(rig, cameras=cameras), refined, rows[picked], rig)
 
 
+def calibrated_rig(scene: Scene, episode: Episode, size: Array) -> RefinedRig:
+    """The camera rig of a recording with the cameras of the scene as they are, and a body of a known size."""
+    rig = recorded_rig(scene, episode)
+    cameras, none = {camera.name: camera for camera in rig.cameras}, np.zeros((0, len(rig.cameras)))
+    outline, still = outline_of(model_of(scene), scene.objects[0]).scaled(size), dict.fromkeys(cameras, 0.0)
+    kept = RefinedCameras(cameras, outline, size, np.zeros((0, 4, 4)), none, none, still, still)
+    return RefinedRig(rig, kept, np.zeros(0, int), rig)
+
+
 def _tracked_crops(
     scene: Scene, rig: CameraRig, episode: Episode, rows: Array, body: tuple[Outline, SupportPlane], held: Sequence[str]
 ) -> list[list[MaskCrop]]:

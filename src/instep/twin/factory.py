@@ -12,6 +12,7 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Simulator, State, World
 from instep.physics.engines import open_world, rest_action
+from instep.scene.calibration import Calibration, known_sizes
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
@@ -34,6 +35,8 @@ class TwinOptions:
     """Held-out cameras: scored, but not used by the correction."""
     scan: Path | None = None
     """Folder of Gaussians, one file per body, for the colours; Gaussians on the surface of the model where None."""
+    calibration: Calibration | None = None
+    """Cameras in place of the scene's, and sizes of the bodies that they see; then nothing of them is refined."""
 
     def scans(self) -> dict[str, Gaussians]:
         """Gaussians by body."""
@@ -44,6 +47,10 @@ class TwinOptions:
         found = load_gaussians(self.scan)
         return {name: found.on(name) for name in found.names}
 
+    def calibrated(self, scene: Scene) -> Scene:
+        """The scene with the cameras of the calibration, where there is one."""
+        return scene if self.calibration is None else self.calibration.on(scene)
+
 
 def open_twin(
     scene: Scene | str | Path, real: World, options: TwinOptions | None = None, *, images: bool = False
@@ -53,8 +60,9 @@ def open_twin(
     The first call compiles the correction, so that a robot that waits for its first command is not stopped by its
     watchdog.
     """
-    scene = scene if isinstance(scene, Scene) else Scene.load(scene)
-    options, sim = options or TwinOptions(), open_world(scene)
+    options = options or TwinOptions()
+    scene = options.calibrated(scene if isinstance(scene, Scene) else Scene.load(scene))
+    sim = open_world(scene)
     if options.correct == "none":
         return Twin(sim, real, NoCorrection(), images=images)
     cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation)
@@ -63,7 +71,9 @@ def open_twin(
             "A twin is corrected by cameras, and this robot shows none of the scene's "
             f"({', '.join(scene.cameras)}); start it with --cameras, or use --correct none."
         )
-    correct = correction_of(scene, CameraRig.of(scene, cameras), options)
+    sizes = dict[str, Array]() if options.calibration is None else known_sizes(options.calibration, scene)
+    outlines = {body: outline_of(model_of(scene), body).scaled(size) for body, size in sizes.items()}
+    correct = correction_of(scene, CameraRig.of(scene, cameras), options, outlines=outlines)
     warm_up(scene, sim, correct)
     return Twin(sim, real, correct, images=images)
 

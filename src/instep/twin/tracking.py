@@ -14,9 +14,10 @@ from instep.core.statistics import Estimate, bootstrap
 from instep.core.world import Array, Spec, Watcher
 from instep.physics.engines import open_world, rest_action
 from instep.robot import Recording
+from instep.scene.calibration import Calibration, known_sizes
 from instep.scene.folder import Scene
 
-from .camera_refinement import RefinedRig, refine_rig
+from .camera_refinement import RefinedRig, calibrated_rig, refine_rig
 from .camera_rig import IMAGES, CameraRig, align_stamps, recorded_frames, recorded_strength
 from .factory import TwinOptions, correction_of
 from .pose_solver import compare_silhouette
@@ -43,6 +44,14 @@ class TrackedRecording:
     options: TwinOptions
 
     @property
+    def calibration(self) -> Calibration:
+        """The cameras that the run used, and the size of the body that they were refined by."""
+        if self.options.calibration is not None:
+            return self.options.calibration
+        refined = self.cameras.refined
+        return Calibration(refined.cameras, {self.scene.objects[0]: refined.size}, f"refined in {self.scene.name}")
+
+    @property
     def poses(self) -> Array:
         """Pose of the body, xyz + wxyz, row by row [rows, 7]."""
         at = self.scene.spec.q.labels.index(f"{self.scene.objects[0]}.x")
@@ -56,7 +65,7 @@ class TrackedRecording:
         """The scores of the run: overlaps per camera, jitter at rest, time per frame."""
         refined, key_rows = self.cameras.refined, self.cameras.key_rows
         scores = {f"overlap {name}": found.score(name, key_rows) for name in found.cameras}
-        if self.options.held_out:
+        if self.options.held_out and self.options.calibration is None:
             given = silhouette_overlaps(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
             scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.held_out}
         for name in found.cameras:
@@ -66,7 +75,7 @@ class TrackedRecording:
         stages = self.run["twin.stages"][1:]
         waiting = stages[:, STAGES.index("follow")] + stages[:, STAGES.index("observe")]
         scores["time per frame"] = bootstrap(stages.sum(axis=1) - waiting, unit="s")
-        for c, name in enumerate(refined.cameras):
+        for c, name in enumerate(refined.cameras if len(refined.before) else ()):
             before = refined.before[:, c]
             finite = before[np.isfinite(before)]
             scores[f"overlap before refining {name}"] = bootstrap(finite if len(finite) else np.zeros(1))
@@ -97,10 +106,17 @@ def track_recording(
 ) -> TrackedRecording:  # fmt: skip
     """Run a twin through a recording without joint readings: its robot is parked, the real one an unknown occluder.
 
+    Cameras are refined from the recording, unless the options give a calibration.
     `watch` makes the watchers of the rollout from the spec of the twin.
     """
     options, episode = options or TwinOptions(), align_stamps(recording)
-    cameras, parked, sim = refine_rig(scene, episode, held=options.held_out), parked_joints(scene), open_world(scene)
+    scene = options.calibrated(scene)
+    if options.calibration is None:
+        cameras = refine_rig(scene, episode, held=options.held_out)
+    else:
+        sizes = known_sizes(options.calibration, scene)
+        cameras = calibrated_rig(scene, episode, sizes.get(scene.objects[0], np.ones(3)))
+    parked, sim = parked_joints(scene), open_world(scene)
     outlines = {scene.objects[0]: cameras.refined.outline}
     correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
     twin = Twin(sim, Recording(episode), correct, blend=JointBlend(park=parked))

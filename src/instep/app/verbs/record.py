@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from instep.app.arguments import DataArg, Options, OutFolder, TokenFile, WorldArg, link_token
 from instep.app.output import new_output, progress_bar
 from instep.app.recorded_run import record_run
 from instep.app.robot_events import EventCounter
 from instep.app.run_page import announce_run, summarize_run
-from instep.app.world_specs import policy_from_spec, with_cameras, world_from_spec
+from instep.app.world_specs import CameraOptions, policy_from_spec, world_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State, inner_with
@@ -33,9 +34,12 @@ class RecordArgs:
     scene: str = ""
     """scene of a robot or a recording: its task is judged, and its view rendered for the page."""
     cameras: tuple[str, ...] = ()
-    """cameras of the scene to record, 'all' for all of them; a robot brings its own."""
+    """cameras of a simulated scene to record: names, 'all', or a calibration FILE.json whose cameras take the place of
+    the scene's; a robot brings its own."""
     image_every: int = 1
     """control steps from one image to the next."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML), rendered from Gaussians, to record; --cameras chooses among them."""
     task: str = ""
     """what the episodes show, in words."""
     token: TokenFile = None
@@ -63,7 +67,7 @@ def record(
     scene = Scene.load(args.scene) if args.scene else None
     output = new_output("record", args.out, seed=args.seed)
     with world_from_spec(world, token=secret) as plain:
-        opened = with_cameras(plain, args.cameras, args.image_every)
+        opened = CameraOptions(args.virtual, args.cameras, args.image_every).on(plain)
         decider = policy_from_spec(args.policy, opened)
         scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
         seeds = range(args.seed, args.seed + args.episodes)

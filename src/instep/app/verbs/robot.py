@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from instep.core.errors import BadInput, UnknownName
 from instep.core.records import options_dataclass
 from instep.physics.engines import Engine
 from instep.robot import Driver, Limits, SafetyOptions, ServerOptions, WorldDriver, scene_limits, serve
+from instep.scene.calibration import calibrated_scene
 from instep.scene.folder import Scene
 
 
@@ -33,7 +35,7 @@ class RobotArgs:
     pace: Literal["real", "step"] = "real"
     """real time, or one control step per command (as fast as it goes, repeatable)."""
     cameras: tuple[str, ...] = ()
-    """cameras to render; 'all' for all of the scene's."""
+    """cameras to render: names, 'all', or a calibration FILE.json whose cameras take the place of the scene's."""
     camera_rate: float = 10.0
     """images per second of each camera; in real time fewer where the machine renders fewer."""
     noise: float = 2e-4
@@ -59,8 +61,8 @@ def robot(
         scene: name of a shipped scene or a scene folder.
 
     """
-    loaded = Scene.load(scene)
-    chosen = _chosen(loaded, args.cameras, args.camera_rate)
+    loaded, names = calibrated_scene(Scene.load(scene), args.cameras)
+    chosen = _chosen(loaded, names, args.camera_rate)
     if not loaded.model.nu:
         raise BadInput(f"Scene {loaded.name!r} has no actuators, so it cannot simulate a robot.")
     inside = () if args.pace == "real" else chosen  # in real time rendering must not hold up the control loop
@@ -88,22 +90,24 @@ def robot(
         driver: Driver = WorldDriver(simulated.world)
         if args.pace == "real" and chosen:
             effects, distortion = hidden_appearance(args.hidden)
-            job = RenderJob(scene=scene, cameras=chosen, effects=effects, distortion=distortion, rate=args.camera_rate)
+            job = RenderJob(
+                scene=scene, words=args.cameras, cameras=chosen, effects=effects, distortion=distortion,
+                rate=args.camera_rate,
+            )  # fmt: skip
             driver = stack.enter_context(CameraDriver(driver, job, loaded.cameras))
         options = ServerOptions(safety=SafetyOptions(limits=limits))
         serve(SensorDriver(driver), port=args.port, pace=args.pace, ready=announce, options=options)
     return 0
 
 
-def _chosen(scene: Scene, cameras: tuple[str, ...], rate: float) -> tuple[str, ...]:
-    """The cameras that are asked for."""
-    chosen = tuple(scene.cameras) if cameras == ("all",) else cameras
-    for name in chosen:
+def _chosen(scene: Scene, cameras: Sequence[str], rate: float) -> tuple[str, ...]:
+    """The cameras that are asked for, checked."""
+    for name in cameras:
         if name not in scene.cameras:
             raise UnknownName("camera", name, scene.cameras)
     if not 0 < rate <= 1 / scene.dt + 1e-9:
         raise BadInput(f"Cameras take up to {1 / scene.dt:g} images per second here, not {rate:g}.")
-    return chosen
+    return tuple(cameras)
 
 
 def _say_limits(limits: Limits) -> None:

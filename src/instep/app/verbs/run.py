@@ -19,13 +19,14 @@ from instep.app.run_page import announce_run, summarize_run
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
 from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
 from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
-from instep.app.world_specs import in_scene, policy_from_spec, recorded, with_cameras, world_from_spec
+from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Policy, Spec, Watcher, inner_with
 from instep.policy import AsyncChunked
 from instep.robot import realtime_priority
+from instep.scene.calibration import Calibration, calibration_among
 from instep.scene.folder import Scene
 from instep.scene.tasks.task import Tasked
 
@@ -44,9 +45,12 @@ class RunArgs:
     scene: str = ""
     """scene of a robot or a recording: its task is judged, its geometry given to the expert, its view rendered."""
     cameras: tuple[str, ...] = ()
-    """cameras of a simulated scene that the policy sees and that are recorded, 'all' for all of them."""
+    """cameras of a simulated scene that the policy sees and that are recorded: names, 'all', or a calibration FILE.json
+    whose cameras take the place of the scene's. A twin takes a calibration, and refines no cameras then."""
     image_every: int = 1
     """control steps from one image of --cameras to the next."""
+    virtual: Path | None = None
+    """a file of virtual cameras (TOML), rendered from Gaussians, that the policy sees; --cameras chooses among them."""
     limits: bool = False
     """keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does."""
     token: TokenFile = None
@@ -92,9 +96,12 @@ def run(
     """
     from instep.twin import TwinOptions
 
-    options = TwinOptions(correct=args.correct, residual=args.residual, held_out=args.hold_camera, scan=args.scan)
+    options = TwinOptions(
+        correct=args.correct, residual=args.residual, held_out=args.hold_camera, scan=args.scan,
+        calibration=_twin_calibration(world, args.cameras),
+    )  # fmt: skip
     if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":
-        return _replay(world.removeprefix("twin:"), args.real, recording, options, args.out)
+        return _replay(world.removeprefix("twin:"), recording, options, args)
     secret = link_token(args.token)
     trust = None if args.nominal is None else calibrated_on(args.nominal)
     output = _checked_output(args.out, args.seed)
@@ -137,11 +144,22 @@ def _opened(world: str, args: RunArgs, token: str, options: TwinOptions) -> Any:
     return twin_of(world.removeprefix("twin:"), real, options, images=args.images)
 
 
+def _twin_calibration(world: str, words: tuple[str, ...]) -> Calibration | None:
+    """The calibration of a twin's cameras; their names are those of its robot."""
+    if not world.startswith("twin:"):
+        return None
+    calibration, names = calibration_among(words)
+    if names:
+        raise BadInput(f"--cameras of a twin takes a calibration FILE.json, not {' '.join(names)}.")
+    return calibration
+
+
 def _prepared(opened: Any, world: str, args: RunArgs) -> Any:
     """The world with the cameras and the limits that were asked for."""
-    if args.cameras and not world.startswith("sim:"):
-        raise BadInput(f"--cameras renders sim:SCENE; {world!r} brings its own images.")
-    opened = with_cameras(opened, args.cameras, args.image_every)
+    if not world.startswith("twin:"):
+        opened = CameraOptions(args.virtual, args.cameras, args.image_every).on(opened)
+    elif args.virtual is not None:
+        raise BadInput("--virtual renders sim:SCENE; the policy of a twin sees the images of its robot.")
     if not args.limits:
         return opened
     from instep.robot import Guarded, scene_limits
@@ -213,14 +231,17 @@ def _finish(
     return announce_run(found, report, output.page(report))
 
 
-def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, out: Path | None) -> int:
+def _replay(scene: str, recording: Episode, options: TwinOptions, args: RunArgs) -> int:
     """Track a recording with a twin, score it by the recorded images, and write the results."""
     from instep.twin import track_recording
 
-    output = new_output("run", out)
-    output.read(Path(words.partition(":")[2].partition("#")[0]))
+    output = new_output("run", args.out)
+    output.read(Path(args.real.partition(":")[2].partition("#")[0]))
+    for file in args.cameras:
+        output.read(Path(file))
     with status_bar() as progress:
-        task = progress.add_task("refine camera poses from the recording", total=len(recording), state="")
+        words = "refine camera poses from the recording" if options.calibration is None else f"twin:{scene}"
+        task = progress.add_task(words, total=len(recording), state="")
 
         def watching(spec: Spec) -> list[Watcher]:
             progress.update(task, description=f"twin:{scene}")
@@ -232,8 +253,11 @@ def _replay(scene: str, words: str, recording: Episode, options: TwinOptions, ou
     names = tracked.run.spec.observation["twin.counts"].labels
     counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
     chosen = {"correct": options.correct, "residual": options.residual, "held cameras": list(options.held_out)}
-    size = tracked.cameras.refined.size.tolist()
-    output.write(scores, rows=len(tracked.run), **chosen, counts=counts, size=size)
+    refined = tracked.cameras.refined
+    moved = {name: {"m": refined.shift[name], "rad": refined.turn[name]} for name in refined.cameras}
+    output.write(
+        scores, rows=len(tracked.run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved
+    )  # fmt: skip
     table = Table("what", "value")
     for name, estimate in scores.items():
         table.add_row(name, str(estimate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -93,19 +94,31 @@ def show(scene: SceneArg, /, *, out: Path | None = None) -> None:
         out: folder to write; a new one under runs/ where not given.
 
     """
-    from matplotlib.image import imsave
-
     from instep.app.output import new_output
-    from instep.physics.mujoco_cameras import MujocoRenderer
 
     loaded = Scene.load(scene)
     if not loaded.cameras:
-        raise BadInput(f"Scene {loaded.name!r} has no cameras; name some under [cameras] of its scene.toml.")
-    output, renderer = new_output("scene-show", out), MujocoRenderer(loaded)
-    for camera in loaded.cameras.values():
-        imsave(output.folder / f"{camera.name.replace('/', '_')}.png", renderer.render(loaded.start(0)[0], camera))
-    renderer.close()
+        raise BadInput(
+            f"Scene {loaded.name!r} has no cameras; add one with: instep scene camera {scene} DIR --add NAME --frame"
+        )
+    output = new_output("scene-show", out)
+    render_images(loaded, list(loaded.cameras), output.folder)
     print(output.folder)
+
+
+def render_images(scene: Scene, cameras: Sequence[str], folder: Path) -> list[Path]:
+    """Render a scene where it starts through some of its cameras, one PNG per camera; their paths."""
+    from matplotlib.image import imsave
+
+    from instep.physics.mujoco_cameras import MujocoRenderer
+
+    renderer, paths = MujocoRenderer(scene), [folder / f"{name.replace('/', '_')}.png" for name in cameras]
+    try:
+        for name, path in zip(cameras, paths, strict=True):
+            imsave(path, renderer.render(scene.start(0)[0], scene.cameras[name]))
+    finally:
+        renderer.close()
+    return paths
 
 
 def set_params(

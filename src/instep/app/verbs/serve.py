@@ -27,7 +27,7 @@ class ServeArgs:
     task: str = ""
     """which task of the scene; its first where not given."""
     cameras: tuple[str, ...] = ()
-    """cameras of the scene whose images clients send."""
+    """cameras whose images clients send: names, 'all', or a calibration FILE.json."""
     virtual: Path | None = None
     """a file of virtual cameras (TOML) whose images clients send."""
     host: str = "127.0.0.1"

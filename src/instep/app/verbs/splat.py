@@ -38,6 +38,8 @@ class SplatArgs:
     """frames of each video, or whole images, kept back to score on."""
     align: bool = True
     """first align cameras that disagree about the table; --no-align takes them as they are."""
+    cameras: Path | None = None
+    """a calibration file whose cameras take the place of those of the same name, as they are."""
     orbit: int = 60
     """frames of the video of a camera that circles the scene; 0 for none."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -65,8 +67,9 @@ def splat(
 
     """
     from instep.app.output import new_output
+    from instep.scene.calibration import load_calibration
     from instep.scene.folder import Scene
-    from instep.splat.capture import load_capture
+    from instep.splat.capture import calibrated_capture, load_capture
     from instep.splat.fitting import GaussianFitOptions
     from instep.splat.io import FORMATS, load_gaussians
     from instep.splat.scene_fit import SceneFitOptions, fit_scene, in_scene, scan_frames
@@ -86,12 +89,15 @@ def splat(
         print(output.folder)
         return 0
     capture = load_capture(images)
+    if args.cameras is not None:
+        capture = calibrated_capture(capture, load_calibration(args.cameras))
     bodies = [body.gaussians.names[0] for body in capture.bodies]
     frames = {} if loaded is None else scan_frames(bodies, loaded)
     output = new_output("scene-splat", args.out, seed=args.seed)
     output.read(images)
     fit = GaussianFitOptions(steps=args.steps, max_count=args.max_gaussians, seed=args.seed, device=args.device)
-    options = SceneFitOptions(train_frames=args.train_frames, held_out=args.held_out, align=args.align, fit=fit)
+    align = args.align and args.cameras is None
+    options = SceneFitOptions(train_frames=args.train_frames, held_out=args.held_out, align=align, fit=fit)
     with _progress_bar() as report:
         done = fit_scene(capture, options, report)
         if loaded is not None:
@@ -103,7 +109,7 @@ def splat(
 
 
 def _write(done: SceneFit, output: Output, orbit: int, report: Report) -> None:
-    from instep.splat.capture import save_cameras
+    from instep.scene.calibration import Calibration
     from instep.splat.io import save_gaussians
     from instep.splat.rendering import save_png
 
@@ -111,7 +117,9 @@ def _write(done: SceneFit, output: Output, orbit: int, report: Report) -> None:
     splats.mkdir(exist_ok=True)
     for name in done.gaussians.names:
         save_gaussians(splats / f"{name.replace('/', '_')}.ply", done.gaussians.on(name))
-    save_cameras(output.folder / "cameras.json", done.cameras)
+    made = "aligned" if done.alignment is not None else "used"
+    calibration = Calibration({camera.name: camera for camera in done.cameras}, about=f"{made} by instep scene splat")
+    calibration.save(output.folder / "cameras.json")
     save_png(output.folder / "real_and_twin.png", done.comparison)
     counts = {name: len(done.gaussians.on(name)) for name in done.gaussians.names}
     moved = None if done.alignment is None else {

@@ -1,0 +1,43 @@
+"""A calibration is kept by what refines cameras and used as it is by the next twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from instep.robot import Recording
+from instep.scene.calibration import Calibration, load_calibration
+from instep.twin import TwinOptions, open_twin, track_recording
+from instep.twin.pose_solver import moved
+
+from .conftest import RenderedRecording
+
+ROWS = 24
+OFF = np.array([0.02, -0.015, 0.01, 0.01, -0.01, 0.01])
+
+
+def test_a_recording_is_tracked_by_the_calibrated_cameras(recording: RenderedRecording, tmp_path: Path) -> None:
+    scene, episode = recording.scene, recording.episode.rows(0, ROWS)
+    Calibration(scene.cameras, {"tee": np.ones(3)}).save(tmp_path / "cameras.json")
+    off = {n: replace(c, body_from_camera=moved(c.body_from_camera, OFF)) for n, c in scene.cameras.items()}
+    options = TwinOptions(calibration=load_calibration(tmp_path / "cameras.json"))
+    tracked = track_recording(Calibration(off).on(scene), episode, options)
+    found = tracked.overlaps()
+    assert min(found.score(name).value for name in scene.cameras) > 0.9
+    assert not any("refining" in name for name in tracked.scores(found))
+    assert tracked.calibration is options.calibration
+    assert np.linalg.norm(tracked.poses[-1, :3] - episode.q[-1, 2:5]) < 0.005
+
+
+def test_a_live_twin_takes_cameras_and_sizes_from_the_calibration(recording: RenderedRecording) -> None:
+    scene, size = recording.scene, np.array([1.05, 0.95, 1.0])
+    name, camera = next(iter(scene.cameras.items()))
+    other = replace(camera, body_from_camera=moved(camera.body_from_camera, OFF))
+    options = TwinOptions(calibration=Calibration({name: other}, {"tee": size}))
+    twin = open_twin(scene, Recording(recording.episode), options)
+    filtered = twin.correct
+    assert next(c for c in filtered.rig.cameras if c.name == name) is other
+    plain = open_twin(scene, Recording(recording.episode)).correct
+    assert np.allclose(filtered.outline("tee").corners, plain.outline("tee").corners * size)
