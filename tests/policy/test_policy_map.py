@@ -454,8 +454,14 @@ def test_what_groot_cannot_be_is_refused(tmp_path):
         GrootClient("tcp://127.0.0.1:5555", "n1")
     with pytest.raises(BadInput, match="tcp://HOST:PORT was expected"):
         GrootClient("ws://127.0.0.1:5555")
-    with pytest.raises(BadInput, match="needs a map"):
-        groot_policy("tcp://127.0.0.1:5555", SPEC)
+
+
+def test_a_groot_server_with_names_of_its_own_needs_a_map(tmp_path, zmq):
+    with (
+        groot("n1.6", "as_npy", "__ModalityConfig_class__", tmp_path) as (_, address, _path),
+        pytest.raises(BadInput, match="needs a map of its groups of joints"),
+    ):
+        groot_policy(address, SPEC)
 
 
 def test_functions_classes_and_policies_are_policies():

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from .chunking import AsyncChunked, Chunked, ChunkPolicy, Ensembled, Latency
     from .experts.task_experts import expert_of
     from .flow_policy import FlowPolicy, PolicyDescription, load_policy, read_policy, save_policy
-    from .groot import GrootClient, groot_policy
+    from .groot import GrootClient, default_groot_map, groot_policy
+    from .groot_server import GrootServer
     from .map_file import checked_map, read_map
     from .model_files import onnx_policy, torchscript_policy
     from .observation_encoding import BodyFrame, PolicyInputs
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncChunked", "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "GrootClient",
-    "Latency", "LerobotPolicy", "MappedPolicy", "OpenpiClient", "PolicyDescription", "PolicyInputs", "PolicyMap",
-    "PolicyServer", "TrainOptions", "TrainProgress", "as_policy", "checked_map", "default_map", "expert_of",
+    "GrootServer", "Latency", "LerobotPolicy", "MappedPolicy", "OpenpiClient", "PolicyDescription", "PolicyInputs",
+    "PolicyMap", "PolicyServer", "TrainOptions", "TrainProgress", "as_policy", "checked_map", "default_groot_map",
+    "default_map", "expert_of",
     "groot_policy", "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "onnx_policy", "openpi_policy",
     "read_map", "read_policy", "save_policy", "stable_baselines_policy", "torchscript_policy", "train",
 ]  # fmt: skip
@@ -35,7 +37,8 @@ __getattr__ = lazy_names(
         "chunking": "AsyncChunked ChunkPolicy Chunked Ensembled Latency",
         "experts.task_experts": "expert_of",
         "flow_policy": "FlowPolicy PolicyDescription load_policy read_policy save_policy",
-        "groot": "GrootClient groot_policy",
+        "groot": "GrootClient default_groot_map groot_policy",
+        "groot_server": "GrootServer",
         "observation_encoding": "BodyFrame PolicyInputs",
         "openpi": "OpenpiClient PolicyServer openpi_policy",
         "map_file": "checked_map read_map",

@@ -1,7 +1,8 @@
-"""A client of policy servers that speak GR00T's ZMQ protocol, releases N1.5 to N1.7."""
+"""A client of policy servers that speak GR00T's ZMQ protocol, releases N1.5 to N1.7; `groot_server` has a server."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,18 @@ import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
 from instep.core.lazy import optional_library
-from instep.core.type_guards import is_array, is_mapping, is_sequence, is_table
+from instep.core.type_guards import is_array, is_list, is_mapping, is_sequence, is_table
 from instep.core.world import Policy, Spec
 
 from .array_codec import Layout, pack, unpack
 from .map_file import checked_map, read_map
-from .policy_map import MappedPolicy, PolicyMap
+from .policy_map import MappedPolicy, PolicyMap, default_map
 
 REPLY_TIMEOUT_S = 15.0
 """Longest time to wait for an answer [s], as GR00T documents it (N1.5 and N1.6 never apply theirs)."""
 Release = Literal["n1.5", "n1.6", "n1.7"]
+LANGUAGE_KEY = "annotation.human.action.task_description"
+"""GR00T's own name for the instruction."""
 OLD_MARK, NEW_MARK = "__ModalityConfig_class__", "__ModalityConfig__"
 
 
@@ -46,6 +49,19 @@ class GrootClient:
         """Tell the server that an episode begins; N1.5 has no such message."""
         if self._release != "n1.5" and self._layout is not None:
             self._call("reset", {"options": None})
+
+    def modalities(self) -> dict[str, list[str]]:
+        """The names of cameras (video), groups of joints (state, action) and instructions of the server."""
+        reply, found = self._call("get_modality_config", None), dict[str, list[str]]()
+        for kind, config in (reply if is_table(reply) else {}).items():
+            given = config.get("as_json") if is_table(config) else None
+            try:
+                given = json.loads(given) if isinstance(given, str) else given
+            except ValueError:
+                raise BadInput(f"The policy server at {self._address} describes {kind!r} by a broken text.") from None
+            keys = given.get("modality_keys") if is_table(given) else None
+            found[str(kind)] = [str(key) for key in keys] if is_list(keys) else []
+        return found
 
     def infer(self, requests: Sequence[dict[str, Any]]) -> list[Mapping[str, Any]]:
         """One answer per request; from N1.6 on all of them in one call."""
@@ -122,21 +138,44 @@ class GrootClient:
 
 
 def groot_policy(address: str, spec: Spec, map_file: Path | None = None, *, token: str = "") -> Policy:
-    """The policy of a GR00T server, executed as its map says; pinged at once, so that a dead server is found."""
-    if map_file is None:
-        raise BadInput("A GR00T server needs a map of its groups of joints: groot:tcp://HOST:PORT#MAP.toml.")
-    mapped = checked_map(read_map(map_file), spec)
+    """The policy of a GR00T server, executed as its map says; pinged at once, so that a dead server is found.
+
+    A server whose groups are those of `default_groot_map`, as `GrootServer` has them, needs no map.
+    """
+    mapped = default_groot_map(spec) if map_file is None else checked_map(read_map(map_file), spec)
     release: Any = mapped.release or "n1.6"
     client = GrootClient(address, release, token=token)
     if not client.ping():
         raise LinkLost(f"What answers at {address} is not a GR00T server.")
+    if map_file is None:
+        _check_groups(mapped, client.modalities())
     return MappedPolicy(client, _with_language(mapped), spec).executed()
 
 
+def default_groot_map(spec: Spec) -> PolicyMap:
+    """The map of a policy with the world's own names: `state>NAME`, `video>CAMERA`, and all actions as one group."""
+    own = default_map(spec)
+    state = [replace(entry, key=f"state>{entry.key.removeprefix('observation.')}") for entry in own.state]
+    image = [replace(entry, key=f"video>{entry.camera}") for entry in own.image]
+    return replace(own, state=tuple(state), image=tuple(image))
+
+
+def _check_groups(mapped: PolicyMap, known: Mapping[str, list[str]]) -> None:
+    """Refuse a server whose groups are not those of the default map, with what it has."""
+    needed = {entry.key for entry in (*mapped.state, *mapped.image)}
+    has = {f"{kind}>{name}" for kind in ("state", "video") for name in known.get(kind, ())}
+    if needed >= has and known.get("action") == [entry.key for entry in mapped.action]:
+        return
+    listed = "; ".join(f"{kind} {', '.join(names)}" for kind, names in known.items() if names) or "no names to tell"
+    raise BadInput(
+        f"This GR00T server needs a map of its groups of joints, groot:tcp://HOST:PORT#MAP.toml; it has {listed}."
+    )
+
+
 def _with_language(mapped: PolicyMap) -> PolicyMap:
-    """GR00T's own name for the instruction, where the map does not give one."""
+    """The map with GR00T's name for the instruction, where it does not give one."""
     usual = mapped.prompt_key == "prompt"
-    return replace(mapped, prompt_key="language>annotation.human.action.task_description") if usual else mapped
+    return replace(mapped, prompt_key=f"language>{LANGUAGE_KEY}") if usual else mapped
 
 
 def _flattened(request: dict[str, Any]) -> dict[str, Any]:

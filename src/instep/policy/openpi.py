@@ -221,10 +221,11 @@ class PolicyServer:
             return pack({"reset": True})
         observation = self._map.observation(request, self._spec)
         begin = time.perf_counter()
-        actions = np.asarray(self._policy.infer(observation), np.float32)
+        actions = np.asarray(self._policy.infer(observation), float)
         took = 1e3 * (time.perf_counter() - begin)
         timing = {"infer_ms": took} if before is None else {"infer_ms": took, "prev_total_ms": before}
-        return pack({"actions": actions, "policy_timing": {"infer_ms": took}, "server_timing": timing})
+        reply = self._map.reply(actions, observation, self._spec)
+        return pack({**reply, "policy_timing": {"infer_ms": took}, "server_timing": timing})
 
 
 def _settle(answered: asyncio.Future[bytes], answer: bytes | None, failure: Exception | None) -> None:

@@ -137,6 +137,16 @@ class PolicyMap:
             raise BadInput(f"The policy's actions for {', '.join(bad)} are missing or not finite numbers.")
         return out
 
+    def reply(self, actions: Array, observation: Observation, spec: Spec) -> dict[str, Any]:
+        """Actions [..., horizon, nu] in the policy's names and units: what `actions` reads, for a server to send."""
+        out: dict[str, Any] = {}
+        for vector in self.action:
+            values = actions[..., [spec.action.labels.index(label) for label in vector.joints]]
+            if vector.kind == "delta":
+                values = values - _gathered(vector.joints, observation, spec)[..., None, :]
+            put_at(out, vector.key, vector.to_policy(values))
+        return out
+
     def observation(self, request: Mapping[str, Any], spec: Spec) -> dict[str, Array]:
         """The observation of a client's request: the map, read backwards."""
         out: dict[str, Array] = {}

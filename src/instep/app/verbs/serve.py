@@ -1,10 +1,11 @@
-"""The verb serve: serve a policy over openpi's protocol."""
+"""The verb serve: serve a policy over openpi's or GR00T's protocol."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.websocket import ALL_INTERFACES, LOOPBACK
+from instep.policy.groot_server import GrootServer
 from instep.policy.map_file import checked_map, read_map
 from instep.policy.openpi import PolicyServer
 from instep.scene.folder import Scene
@@ -24,6 +26,8 @@ from instep.scene.tasks.task import Tasked
 class ServeArgs:
     """Options of `instep serve`."""
 
+    protocol: Literal["openpi", "groot"] = "openpi"
+    """what clients speak: openpi (websocket) or groot (GR00T's ZMQ protocol, releases N1.5 to N1.7)."""
     task: str = ""
     """which task of the scene; its first where not given."""
     cameras: tuple[str, ...] = ()
@@ -50,7 +54,7 @@ def serve(
     /,
     args: Options[ServeArgs] = ServeArgs(),
 ) -> int:
-    """Serve a policy to clients that speak openpi, until Ctrl-C. A token is always needed.
+    """Serve a policy to clients that speak openpi or GR00T, until Ctrl-C. A token is always needed.
 
     Args:
         policy: what instep eval takes: expert, a trained folder, FILE.py:NAME, FILE.pt, FILE.onnx, ...
@@ -66,7 +70,8 @@ def serve(
     if not secret:
         raise BadInput(f"The file {str(args.token)!r} holds no token.")
     mapped = checked_map(read_map(args.map), world.spec) if args.map else None
-    with PolicyServer(decider, world.spec, token=secret, mapped=mapped, host=args.host, port=args.port) as server:
+    kind = GrootServer if args.protocol == "groot" else PolicyServer
+    with kind(decider, world.spec, token=secret, mapped=mapped, host=args.host, port=args.port) as server:
         if args.host not in LOOPBACK:
             console.print("[yellow]Beyond this machine nothing here is encrypted; prefer an SSH tunnel.[/]")
         if args.token is None:
