@@ -112,7 +112,8 @@ class GrootServer:
         given = request.get("api_token", "")
         if self._token and not (isinstance(given, str) and hmac.compare_digest(given.encode(), self._token.encode())):
             raise BadInput("Unauthorized: send the server's token as 'api_token'.")
-        endpoint, data = request.get("endpoint", "get_action"), request.get("data") or {}
+        endpoint: Any = request.get("endpoint", "get_action")
+        data: Any = request.get("data")
         if endpoint == "ping":
             return {"status": "ok", "message": "Server is running"}
         if endpoint == "get_modality_config":
@@ -157,7 +158,7 @@ def _from_nested(observation: object) -> list[dict[str, Any]]:
     """N1.6 and N1.7: groups [batch, time, ...], as one nested request for each world of the batch."""
     if not is_table(observation):
         raise BadInput(f"An observation must be a map of video, state and language, not a {_kind(observation)}.")
-    groups = {kind: observation.get(kind) or {} for kind in ("video", "state")}
+    groups: dict[str, Any] = {kind: observation.get(kind, {}) for kind in ("video", "state")}
     if not all(is_table(group) for group in groups.values()):
         raise BadInput("'video' and 'state' of an observation must be maps by name.")
     sizes = {len(v) for group in groups.values() for v in group.values() if is_array(v) and v.ndim}
