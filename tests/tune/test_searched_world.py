@@ -45,6 +45,7 @@ def test_stretches_in_contact_are_left_out_of_the_search(arm):
     assert found.sim.ignore_contacts and not arm.ignore_contacts
     assert len(found.fitted[0]) == rows and rows // 2 < len(found.fitted[1]) < rows - rows // 4
     assert (found.fitted[1].q == -0.5).all()
+    assert "touches something for 1.6 s" in found.left_out([whole, part])[0]
 
 
 def test_recordings_in_contact_most_of_the_time_are_searched_with_contacts(arm):
@@ -71,4 +72,5 @@ def test_what_only_the_scene_lists_can_keep_its_value():
     gone = {param.address for param in chosen.params} - {param.address for param in kept.params}
     assert gone == set(chosen.listed) and "tendon.motor_2.frictionloss" in gone
     assert not [name for name in kept.fixed if name.startswith("tendon")]
+    assert chosen.kept_values() == [] and "tendon.motor_2.frictionloss" in kept.kept_values()[0]
     assert set(kept.start) == {param.address for param in kept.params}

@@ -136,6 +136,8 @@ class Identification:
     """Groups of recordings that have parameters of their own."""
     window: float = WINDOW_S
     """Length of the held-out windows [s]."""
+    left_out: tuple[str, ...] = ()
+    """What the search left out, and why, in sentences."""
 
     @property
     def fit(self) -> Fit:
@@ -295,7 +297,7 @@ class Identification:
             "worlds": self.fit.worlds,
             "seconds": self.fit.seconds,
             "stopped": self.stopped,
-            "notes": resampling_notes([*self.fitted, *self.held_out]),
+            "notes": [*resampling_notes([*self.fitted, *self.held_out]), *self.left_out],
             **({} if self.posterior is None else {"posterior": self.posterior.as_dict()}),
             **({} if self.delta is None else {"delta": self.delta.as_dict()}),
         }
@@ -370,8 +372,10 @@ def identify(
         shooting = replace(shooting, start=begun)
         gates = replace(gates, scene_values=selection.start)
     found_by, to_fit = sim, fitted
+    left_out: list[str] = selection.kept_values()
     if estimate is not None and found_in is not None:
         found_by, to_fit = found_in.sim.tuned(selection.fixed), found_in.fitted
+        left_out += found_in.left_out(fitted)
     result = gated_fit(
         found_by,
         (to_fit, held_out),
@@ -388,7 +392,7 @@ def identify(
     result = with_chatter(result, sims[1], held_out)
     return Identification(
         scene, sim, given, selection, result, fitted, held_out, history.searches, options.seed, groups=groups,
-        window=shooting.window,
+        window=shooting.window, left_out=tuple(left_out),
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def _facts(found: Identification, facts: Mapping[str, str]) -> dict[str, str]:
         "simulated": f"{fit.worlds} windows in {fit.seconds:.1f} s in the last search",
         "engine": f"MuJoCo {mujoco.__version__}",
         "status": str(found.status),
-        **({"resampled": " ".join(notes)} if (notes := found.as_dict()["notes"]) else {}),
+        **({"notes": " ".join(notes)} if (notes := found.as_dict()["notes"]) else {}),
     }
 
 

@@ -69,6 +69,15 @@ class ParamSelection:
         kept = {name: v for name, v in self.fixed.items() if name.rpartition(".")[0] not in left_out - joints}
         return replace(self, params=params, start=start, fixed=kept)
 
+    def kept_values(self) -> list[str]:
+        """A sentence that names those that only the scene lists and that keep its values; none where all are fitted."""
+        names = sorted(set(self.listed) - set(self.start))
+        if not names:
+            return []
+        return [
+            f"The joints explain the recordings to their noise, so these keep the scene's values: {', '.join(names)}."
+        ]
+
 
 def select_params(
     scene: Scene, episodes: Sequence[Episode], params: str | Sequence[str] = "auto", bounds: Bounds | None = None

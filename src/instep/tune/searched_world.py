@@ -32,6 +32,14 @@ class Searched:
     sim: MujocoWorld
     fitted: Sequence[Episode]
 
+    def left_out(self, given: Sequence[Episode]) -> list[str]:
+        """A sentence that says how much of the recordings is in contact and left out; none where nothing is."""
+        rows, all_rows = (sum(len(episode) for episode in some) for some in (self.fitted, given))
+        if rows == all_rows:
+            return []
+        seconds = (all_rows - rows) * self.sim.spec.dt
+        return [f"The robot touches something for {seconds:.1f} s of the fitted recordings, which the search left out."]
+
 
 def plain_world(sim: Simulator) -> MujocoWorld | None:
     """The MuJoCo world that a simulator moves like; None for another engine, or actuator models that have an effect."""
