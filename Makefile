@@ -1,4 +1,4 @@
-# make demo, make test, make test-extras. Each makes the virtual environment it needs.
+# make demo, make test, make test-extras, make test-nightly. Each makes the virtual environment it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
 EXTRAS := $(VENV)-extras
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-extras check docs clean
+.PHONY: demo test test-extras test-nightly check docs clean
 
 demo: $(VENV)/.base  ## the whole loop against a simulated robot
 	$(BIN)/instep demo
@@ -17,6 +17,9 @@ test: check  ## style, types, import contract, tests, examples, a report of size
 
 test-extras: $(EXTRAS)/.done  ## the tests that need optional libraries (torch, sbi, ray, ...), in their own environment
 	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile --extras -rs
+
+test-nightly: $(VENV)/.dev  ## every command of README, docs and help that takes minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal --nightly -m nightly -rs
 
 docs: $(VENV)/.docs  ## the documentation as a site in site/, without warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,17 +1,19 @@
 """Snippets of README and docs: every fenced block is executed or checked.
 
-A page runs in a folder of its own. Its `python` blocks share one namespace and its `sh` blocks are run line by line, in
-the order of the page, so that a page may record data first and read it afterwards. A comment before a block says what
-holds for it:
+A page runs in a folder of its own, with the folders examples and recordings of the checkout. Its `python` blocks share
+one namespace and its `sh` blocks are run line by line, in the order of the page, so that a page may record data first
+and read it afterwards; a line that ends with & runs until the end of the page. A comment before a block says what holds
+for it, several things separated by commas:
 
-    <!-- snippet: parse -->      commands with placeholders, robots or hours: verb and options are checked, nothing runs
-    <!-- snippet: slow -->       runs only where slow snippets are asked for; parsed (compiled) otherwise
-    <!-- snippet: needs NAME --> runs where the module NAME can be imported; parsed (compiled) otherwise
-    <!-- snippet: exit 1 -->     the last command is expected to end with this code
+    <!-- snippet: slow -->             runs only where slow snippets are asked for; parsed (compiled) otherwise
+    <!-- snippet: needs NAME -->       runs where the module NAME can be imported; parsed (compiled) otherwise
+    <!-- snippet: needs recordings --> runs where recordings of real robots are; parsed (compiled) otherwise
+    <!-- snippet: exit 1 -->           the last command may end with this code
+    <!-- snippet: parse: REASON -->    cannot run in a test, and why: verb and options are checked
 
 A block inside an HTML comment runs and is not shown. `toml` and `json` blocks are parsed. Other languages are not code.
 
-    python benchmarks/snippets.py docs/gap.md [--slow]
+    python benchmarks/snippets.py docs/gap.md [--slow] [--recordings DIR]
 """
 
 from __future__ import annotations
@@ -22,16 +24,20 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
-from functools import wraps
+from functools import cache, cached_property, wraps
+from glob import glob
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,14 +45,48 @@ from typing import Any
 import tyro
 
 from instep.app import cli
+from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
 
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<mark>[^>]*?) -->\s*\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.M | re.S
 )
 CODE = ("python", "sh", "toml", "json")
-TIMEOUT = 600.0
-"""Longest run of one page [s]."""
+TIMEOUT, SLOW_TIMEOUT = 600.0, 7200.0
+"""Longest run of one page, and of one with its slow blocks [s]."""
+PORTS = ("8765", "8000", "5555")
+"""Ports that pages name; each page uses free ones in their place, so that pages run beside each other."""
+
+
+START_TIMEOUT_S = 120.0
+"""How long a server may take to listen [s]."""
+RECORDINGS = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+"""Where recordings of real robots lie beside a checkout."""
+
+
+@frozen_dataclass
+class Mark:
+    """What holds for a block."""
+
+    slow: bool = False
+    needs: tuple[str, ...] = ()
+    code: int = 0
+    """Exit code that its last command may have."""
+    parse: bool = False
+    reason: str = ""
+    """Why it cannot run in a test."""
+
+
+def mark_of(text: str) -> Mark:
+    """A mark as it is written before a block."""
+    if text.startswith("parse"):
+        return Mark(parse=True, reason=text.partition(":")[2].strip())
+    words = [part.split() for part in text.split(",") if part.strip()]
+    unknown = [word[0] for word in words if word[0] not in ("slow", "needs", "exit")]
+    if unknown:
+        raise BadInput(f"A block is marked {unknown[0]!r}; slow, needs NAME, exit CODE or parse: REASON was expected.")
+    needs = tuple(word[1] for word in words if word[0] == "needs")
+    return Mark(["slow"] in words, needs, next((int(word[1]) for word in words if word[0] == "exit"), 0))
 
 
 @frozen_dataclass
@@ -84,23 +124,25 @@ def snippets_of(root: Path, page: Path) -> list[Snippet]:
 def checked_pages(root: Path, *, execute: bool = True, slow: bool = False) -> list[Snippet]:
     """The blocks of all pages with what is wrong with them; two pages at a time, each in a process of its own."""
     if not execute:
-        parse = Page(root, execute=False, slow=False)
+        parse = Page(root, execute=False)
         return [parse.checked(snippet) for page in pages(root) for snippet in snippets_of(root, page)]
     with ThreadPoolExecutor(2) as pool:
         done = pool.map(lambda page: checked_page(root, page, slow=slow), pages(root))
         return [snippet for page in done for snippet in page]
 
 
-def checked_page(root: Path, page: Path, *, slow: bool = False) -> list[Snippet]:
+def checked_page(root: Path, page: Path, *, slow: bool = False, recordings: Path | None = None) -> list[Snippet]:
     """The blocks of one page with what is wrong with them, from a process of its own."""
     given = snippets_of(root, page)
     if not given:
         return []
     words = [sys.executable, __file__, str(page), *(["--slow"] if slow else [])]
+    words += ["--recordings", str(recordings)] if recordings else []
+    limit = SLOW_TIMEOUT if slow else TIMEOUT
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, cwd=root)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit, cwd=root)
     except subprocess.TimeoutExpired:
-        return [replace(snippet, problem=f"the page took more than {TIMEOUT:.0f} s") for snippet in given]
+        return [replace(snippet, problem=f"the page took more than {limit:.0f} s") for snippet in given]
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         return [replace(snippet, problem=f"the page ended its process: {done.stderr[-500:]}") for snippet in given]
@@ -110,20 +152,21 @@ def checked_page(root: Path, page: Path, *, slow: bool = False) -> list[Snippet]
 class Page:
     """One page being run: its namespace and the processes that it left running."""
 
-    def __init__(self, root: Path, *, execute: bool, slow: bool):
+    def __init__(self, root: Path, *, execute: bool, slow: bool = False, recordings: Path | None = None):
         self._root, self._execute, self._slow = root, execute, slow
+        self._recordings = recordings if recordings and recordings.is_dir() else None
         self._names: dict[str, Any] = {"__name__": "__page__"}
         self._behind: list[subprocess.Popen[bytes]] = []
 
     def checked(self, snippet: Snippet) -> Snippet:
         """The block with what is wrong with it; executed where its mark and language allow."""
-        runs = self._runs(snippet)
-        check: Callable[[Snippet, bool], str] = getattr(self, f"_{snippet.language}")
         try:
+            runs = self._runs(snippet)
+            check: Callable[[Snippet, bool], str] = getattr(self, f"_{snippet.language}")
             problem = check(snippet, runs)
         except Exception as error:  # noqa: BLE001 - whatever a snippet raises is its problem
             last = traceback.extract_tb(error.__traceback__)[-1]
-            problem = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+            runs, problem = False, f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
         return replace(snippet, executed=runs, problem=problem)
 
     def close(self) -> None:
@@ -136,10 +179,12 @@ class Page:
                 process.kill()
 
     def _runs(self, snippet: Snippet) -> bool:
-        kind, _, name = snippet.mark.partition(" ")
-        absent = kind == "needs" and find_spec(name) is None
-        held = kind == "parse" or (kind == "slow" and not self._slow) or absent
+        mark = mark_of(snippet.mark)
+        held = mark.parse or (mark.slow and not self._slow) or not all(map(self._has, mark.needs))
         return self._execute and not held and snippet.language in ("python", "sh")
+
+    def _has(self, name: str) -> bool:
+        return self._recordings is not None if name == "recordings" else find_spec(name) is not None
 
     def _python(self, snippet: Snippet, runs: bool) -> str:
         code = compile("\n" * snippet.line + snippet.code, snippet.page, "exec")
@@ -148,22 +193,58 @@ class Page:
         return ""
 
     def _sh(self, snippet: Snippet, runs: bool) -> str:
-        expected = int(snippet.mark.split()[1]) if snippet.mark.startswith("exit ") else 0
+        expected = mark_of(snippet.mark).code
         for words in commands(snippet.code):
             if problem := wrong_command(self._root, [w for w in words if w != "&"]):
                 return problem
-            if not runs or words[0] != "instep":
-                continue
-            if words[-1] == "&":
-                argv = [sys.executable, "-m", "instep.app.cli", *words[1:-1]]
-                self._behind.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-                continue
+            if runs and (problem := self._ran(self._local(words), expected)):
+                return problem
+        return ""
+
+    def _local(self, words: list[str]) -> list[str]:
+        """A command as a shell would give it, with this page's own ports: variables set, names of files expanded."""
+        words = [re.sub("|".join(PORTS), lambda port: self._ports[port[0]], word) for word in words]
+        while name := re.fullmatch(r"(\w+)=@(.+)", words[0]):
+            os.environ[name[1]] = Path(name[2]).read_text().strip()
+            words = words[1:]
+        return [name for word in words for name in ((sorted(glob(word)) or [word]) if "*" in word else [word])]
+
+    @cached_property
+    def _ports(self) -> dict[str, str]:
+        held = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
+        free = [str(server.getsockname()[1]) for server in held]
+        for server in held:
+            server.close()
+        return dict(zip(PORTS, free, strict=True))
+
+    def _ran(self, words: list[str], expected: int) -> str:
+        """Run a command of ours; what went wrong, or nothing."""
+        if words[-1] == "&":
+            return self._left_running(words[:-1])
+        if words[0] == "instep":
             said = io.StringIO()
             with redirect_stdout(said), redirect_stderr(said):
                 code = cli.main(words[1:])
-            if code not in (0, expected):
-                return f"{shlex.join(words)} ended with {code}: {said.getvalue()[-400:]}"
+            return "" if code in (0, expected) else f"{shlex.join(words)} ended with {code}: {said.getvalue()[-400:]}"
+        if words[0] in ("python", "python3"):
+            done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True)
+            return f"{shlex.join(words)} ended with {done.returncode}: {done.stderr[-400:]}" if done.returncode else ""
         return ""
+
+    def _left_running(self, words: list[str]) -> str:
+        """Start a server and wait until it listens at the port that it was given."""
+        log = Path("background.log")
+        with log.open("ab") as stream:
+            argv = [sys.executable, "-m", "instep.app.cli", *words[1:]]
+            process = subprocess.Popen(argv, stdout=stream, stderr=stream)
+        self._behind.append(process)
+        port = int(words[words.index("--port") + 1])
+        end = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end and process.poll() is None:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return ""
+            time.sleep(0.2)
+        return f"{shlex.join(words)} did not listen at its port: {log.read_text()[-400:]}"
 
     def _toml(self, snippet: Snippet, runs: bool) -> str:
         tomllib.loads(snippet.code)
@@ -175,14 +256,70 @@ class Page:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """The commands of a block as words; comments are left out, lines that end with a backslash go on."""
+    """The commands of a block as words; comments are left out, lines that end with a backslash go on.
+
+    A variable that a command gets from a file, NAME=$(cat FILE), becomes the word NAME=@FILE.
+    """
     for line in code.replace("\\\n", " ").splitlines():
-        if words := shlex.split(line, comments=True):
+        plain = re.sub(r"(^|\s)#.*", "", re.sub(r"=\$\(cat (\S+?)\)", r"=@\1", line))
+        if words := shlex.split(plain):
             yield words
+
+
+@frozen_dataclass
+class InlineCommand:
+    """A command within the text of a page: `instep gap DATA SCENE`."""
+
+    page: str
+    line: int
+    words: tuple[str, ...]
+    complete: bool
+    """Whether it can be typed as it is; others are names, leave something out, or say in capitals what it is."""
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line} {shlex.join(self.words)}"
+
+
+def inline_commands(root: Path) -> list[InlineCommand]:
+    """The commands of instep within the text of all pages."""
+    found: list[InlineCommand] = []
+    for page in pages(root):
+        text = page.read_text(encoding="utf-8")
+        plain = FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
+        for match in re.finditer(r"`(instep [^`]+)`", plain):
+            name, line = str(page.relative_to(root)), 1 + plain.count("\n", 0, match.start())
+            found.append(_inline(name, line, shlex.split(match[1])))
+    return found
+
+
+def _inline(page: str, line: int, words: list[str]) -> InlineCommand:
+    left_out = any(re.search(r"…|\.\.\.$|\||^\[|\b[A-Z]{2,}[A-Z_]*\b", word) for word in words)
+    verbs = cli.available()
+    names = {" ".join(words[1 : 1 + n]).split("\\|")[0].split("|")[0] for n in (1, 2)}
+    verb = next((v for v in sorted(verbs, key=len, reverse=True) if v in names), "")
+    if not verb and words[1] == "COMMAND":
+        return InlineCommand(page, line, tuple(words), False, "")
+    if not verb:
+        return InlineCommand(page, line, tuple(words), False, f"instep has no verb {' '.join(words[1:3])!r}")
+    inputs = words[1 + len(verb.split()) :]
+    complete = bool(inputs) and not inputs[0].startswith("-") and not left_out and not _wrong_verb(words[1:])
+    absent = [w for w in words if w.startswith("--") and w not in options_of(verb)]
+    return InlineCommand(page, line, tuple(words), complete, f"instep {verb} has no {absent}" if absent else "")
+
+
+@cache
+def options_of(verb: str) -> frozenset[str]:
+    """The options that the help of a verb lists."""
+    text = io.StringIO()
+    with redirect_stdout(text):
+        cli.main([*verb.split(), "--help"])
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text.getvalue().partition("\nexamples:")[0]))
 
 
 def wrong_command(root: Path, words: list[str]) -> str:
     """What is wrong with a command, without running it; nothing where it could be run."""
+    words = list(dropwhile(lambda word: re.match(r"\w+=@", word), words))
     program, rest = words[0], words[1:]
     if program == "instep":
         return _wrong_verb(rest)
@@ -225,11 +362,15 @@ def main(words: list[str]) -> int:
     """Check one page and print its blocks as JSON."""
     root = Path(__file__).resolve().parent.parent
     page = Path(words[0]).resolve()
+    recordings = Path(words[words.index("--recordings") + 1]) if "--recordings" in words else RECORDINGS
     given = snippets_of(root, page)
-    run = Page(root, execute=True, slow="--slow" in words)
+    run = Page(root, execute=True, slow="--slow" in words, recordings=recordings)
     out, sys.stdout = sys.stdout, sys.stderr
     with TemporaryDirectory() as folder:
         os.chdir(folder)
+        Path("examples").symlink_to(root / "examples")
+        if recordings.is_dir():
+            Path("recordings").symlink_to(recordings)
         try:
             done = [run.checked(snippet) for snippet in given]
         finally:

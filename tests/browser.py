@@ -53,6 +53,18 @@ OVERLAPS = """
   return { found, outside, boxes: boxes.length, wide: document.documentElement.scrollWidth };
 })()
 """
+UNLABELED = """
+[...document.querySelectorAll(".figure")].filter((f) => f.checkVisibility() && f._fullLayout).flatMap((f) => {
+  const layout = f._fullLayout, title = f.closest(".card").innerText.split("\\n")[0];
+  const named = (axis) => axis.title?.text && !axis.title.text.startsWith("Click to enter");
+  const words = (axis) => axis.type === "category" || (axis.tickvals || []).length > 0;
+  const sides = ["x", "y"].map((side) => Object.keys(layout).filter((key) => key.match(`^${side}axis[0-9]*$`)));
+  const missing = [];
+  if (!sides[0].some((key) => named(layout[key]))) missing.push(`x of ${title}`);
+  sides[1].forEach((key) => { if (!named(layout[key]) && !words(layout[key])) missing.push(`${key} of ${title}`); });
+  return missing;
+})
+"""
 READY = """
 (async () => {
   const ready = () => document.documentElement?.dataset.ready === "yes";
@@ -157,19 +169,21 @@ def browser_page(folder: Path) -> Generator[Page]:
         child.wait(20)
 
 
-def check_page(path: Path, profile: Path, *, videos: int) -> None:
+def check_page(page: Page, path: Path, *, videos: int) -> None:
     """Check that a page can be read on a desk, a phone and paper, asks for nothing, and that its videos play."""
     assert path.stat().st_size < 5_000_000
-    with browser_page(profile) as page:
-        for width, media in ((1300, "screen"), (390, "screen"), (794, "print")):
-            page.ask("Emulation.setEmulatedMedia", media=media)
-            page.show(path, width)
-            seen = page.evaluate(OVERLAPS)
-            assert seen["boxes"] > 20 and (seen["found"], seen["outside"]) == ([], []), (width, media)
-            assert seen["wide"] <= width, (width, media)
-        page.ask("Emulation.setEmulatedMedia", media="screen")
-        shown = page.evaluate(VIDEOS)
-        assert len(shown) == videos
-        for video in shown:
-            assert video["played"] and video["error"] is None and video["width"] > 100 and video["seconds"] > 0.5
-        assert (page.requests, page.errors) == ([], [])
+    page.requests.clear()
+    page.errors.clear()
+    for width, media in ((1300, "screen"), (390, "screen"), (794, "print")):
+        page.ask("Emulation.setEmulatedMedia", media=media)
+        page.show(path, width)
+        seen = page.evaluate(OVERLAPS)
+        assert seen["boxes"] > 20 and (seen["found"], seen["outside"]) == ([], []), (width, media)
+        assert seen["wide"] <= width, (width, media)
+        assert page.evaluate(UNLABELED) == [], (width, media)
+    page.ask("Emulation.setEmulatedMedia", media="screen")
+    shown = page.evaluate(VIDEOS)
+    assert len(shown) == videos
+    for video in shown:
+        assert video["played"] and video["error"] is None and video["width"] > 100 and video["seconds"] > 0.5
+    assert (page.requests, page.errors) == ([], [])

@@ -3,8 +3,8 @@
 A test that needs what not every machine has asks for it by a fixture: `torch`, `onnxruntime`, `lerobot`, `sbi`, `ray`,
 `zmq`, `gsply`, `rerun` (optional libraries), `cuda`, `opengl`, `recordings`, `models`. Where it is absent the test is
 skipped with the reason "needs X: ...". `pytest --extras` runs exactly the tests that ask for an optional library; there
-only CUDA, recordings and LeRobot may be absent. A skip for any other reason fails the run. Tests marked `realtime` are
-described in `reference_loop`.
+only CUDA, recordings and LeRobot may be absent. Tests marked `nightly` run with `pytest --nightly`. A skip for any
+other reason fails the run. Tests marked `realtime` are described in `reference_loop`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIBRARIES = {
 }  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
-    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|"
+    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|time|"
     r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun): "
 )
 NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine|lerobot): ")
@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=str(ROOT.parent / "shared" / "data"),
         help="folder with recordings of real robots; tests that need it are skipped where it is absent",
     )
+    parser.addoption("--nightly", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--extras", action="store_true", help="run only the tests that need optional libraries")
 
 
@@ -56,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--nightly"):
+        later = pytest.mark.skip(reason="needs time: make test-nightly runs it")
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(later)
     if config.getoption("--extras"):
         chosen = [item for item in items if LIBRARIES.keys() & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

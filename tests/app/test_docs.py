@@ -1,4 +1,4 @@
-"""The snippets of README and docs run, and every page is reachable."""
+"""Every command of README, docs and help runs, slow ones with --nightly, and every page is reachable."""
 
 from __future__ import annotations
 
@@ -11,17 +11,95 @@ from pathlib import Path
 import pytest
 
 import instep
+from instep.app.cli import available, main
+from instep.app.help_examples import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import snippets  # noqa: E402
 
 PAGES = [page for page in snippets.pages(ROOT) if snippets.snippets_of(ROOT, page)]
+BLOCKS = [snippet for page in PAGES for snippet in snippets.snippets_of(ROOT, page)]
+SLOW = [page for page in PAGES if any(snippets.mark_of(s.mark).slow for s in snippets.snippets_of(ROOT, page))]
+NOT_RUN = {
+    "it downloads and installs",
+    "the address is of a Ray cluster",
+    "the checkpoint is one that LeRobot trained",
+}
+"""Reasons for which a block is parsed and never run."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_snippets_of_a_page_run(page):
-    assert [str(snippet) for snippet in snippets.checked_page(ROOT, page) if snippet.problem] == []
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_the_snippets_of_a_page_run(page, pytestconfig):
+    recordings = Path(pytestconfig.getoption("--recordings"))
+    done = snippets.checked_page(ROOT, page, recordings=recordings)
+    assert [str(snippet) for snippet in done if snippet.problem] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7300)
+@pytest.mark.parametrize("page", SLOW, ids=page_name)
+def test_the_slow_snippets_of_a_page_run(page, pytestconfig):
+    recordings = Path(pytestconfig.getoption("--recordings"))
+    done = snippets.checked_page(ROOT, page, slow=True, recordings=recordings)
+    assert [str(snippet) for snippet in done if snippet.problem] == []
+
+
+def test_a_block_is_not_run_only_for_a_known_reason():
+    marks = [snippets.mark_of(snippet.mark) for snippet in BLOCKS]
+    assert {mark.reason for mark in marks if mark.parse} == NOT_RUN
+
+
+def typed(words: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """A command without the folder that it writes to, and without the sign that it runs in the background."""
+    pairs = zip(words, ("", *words), strict=False)
+    return tuple(word for word, before in pairs if "--out" not in (word, before) and word != "&")
+
+
+RUN = {
+    typed(words)
+    for block in BLOCKS
+    if block.language == "sh" and not snippets.mark_of(block.mark).parse
+    for words in snippets.commands(block.code)
+}
+"""Commands of all pages that are run, now or nightly."""
+INLINE = snippets.inline_commands(ROOT)
+MACHINES = [command for command in INLINE if command.page == "docs/machines.md" and command.words[1:2] == ("tune",)
+            and command.complete]  # fmt: skip
+"""Commands in the table of recorded machines, which run for as long as a budget allows."""
+
+
+@pytest.mark.parametrize("command", INLINE, ids=str)
+def test_a_command_within_text_exists_and_is_run(command):
+    assert command.problem == ""
+    if command.complete and command.words[:2] != ("instep", "bench"):  # a benchmark is a test of its own
+        assert typed(command.words) in RUN or command in MACHINES, "a complete command is run by a block of some page"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", MACHINES, ids=str)
+def test_a_command_of_the_table_of_machines_runs(command, recordings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("recordings").symlink_to(recordings)
+    budget = [] if "--torque" in command.words else ["--budget", "60s"]
+    assert main([*command.words[1:], *budget, "--out", "out"]) in (0, 1)
+    assert Path("out/report.html").is_file()
+
+
+@pytest.mark.parametrize("verb", available())
+def test_the_help_of_a_verb_shows_examples_that_the_docs_run(verb, capsys):
+    assert main([*verb.split(), "--help"]) == 0
+    shown = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    assert shown and [line.strip() for line in shown] == list(EXAMPLES[verb])
+    for line in shown:
+        [words] = snippets.commands(line)
+        assert words[1 : 1 + len(verb.split())] == verb.split()
+        assert typed(words) in RUN
 
 
 @pytest.mark.parametrize(

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from browser import check_page
-from instep.app.cli import main
+from browser import Page, browser_page, check_page
+from instep.app.cli import available, main
 from instep.app.twin_page import twin_sections
 from instep.core.episode import Episode
 from instep.core.world import vector
 from instep.data import load_episodes
 from instep.report.page import Headline, HtmlReport, write_report
+from page_kinds import KINDS, NIGHTLY, PAGE_FREE
 
 pytestmark = pytest.mark.slow
 
 
-def ran(folder: Path) -> Path:
-    assert main(["run", "expert", "sim:pusht", "--steps", "240", "--out", str(folder)]) == 0
-    return folder / "report.html"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, opengl) -> Path:
+    """Where pages are made; recordings that several kinds read are made once."""
+    return tmp_path_factory.mktemp("pages")
 
 
-def recorded(folder: Path) -> Path:
-    words = ["record", "sim:so101", str(folder / "data"), "--episodes", "2", "--steps", "90"]
-    assert main([*words, "--out", str(folder)]) == 0
-    return folder / "report.html"
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with browser_page(tmp_path_factory.mktemp("profile")) as page:
+        yield page
 
 
-def evaluated(folder: Path) -> Path:
-    words = ["eval", "expert", "hold", "pusht", "--seeds", "3", "--videos", "1", "--worlds", "mujoco", "rapier"]
-    assert main([*words, "--out", str(folder)]) == 0
-    return folder / "report.html"
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.nightly if k in NIGHTLY else ()) for k in KINDS])
+def test_a_page_is_readable_on_a_desk_on_a_phone_and_on_paper(kind, folder: Path, page: Page) -> None:
+    make, videos = KINDS[kind]
+    check_page(page, make(folder), videos=videos)
 
 
-def measured(folder: Path) -> Path:
-    words = ["record", "sim:so101@rapier", str(folder / "data"), "--episodes", "3", "--steps", "120"]
-    assert main([*words, "--out", str(folder / "recorded")]) == 0
-    assert main(["gap", str(folder / "data"), "so101", "--plain", "--out", str(folder / "gap")]) == 0
-    return folder / "gap" / "report.html"
-
-
-def twinned(folder: Path) -> Path:
-    """The page of a twin with three cameras and names as long as real ones, without waiting for a twin."""
-    assert main(["run", "hold", "sim:pusht", "--steps", "120", "--out", str(folder / "run")]) == 0
-    [run] = load_episodes(folder / "run" / "data")
+def test_the_page_of_a_twin_with_many_cameras_is_readable(folder: Path, page: Page) -> None:
+    """Three cameras and names as long as real ones, without waiting for a twin."""
+    assert main(["run", "hold", "sim:pusht", "--steps", "120", "--out", str(folder / "held")]) == 0
+    [run] = load_episodes(folder / "held" / "data")
     cameras = [f"cam_22042230229{i}" for i in range(3)]
     names = ["tee.nis", "tee.residual", "tee.colour_residual", "tee.sigma", "tee.weakest_sigma"]
     names += [f"{camera}.{word}" for camera in cameras for word in ("overlap", "latency")]
@@ -56,15 +51,10 @@ def twinned(folder: Path) -> Path:
     columns = {name: rng.uniform(0, 0.1, (len(run), len(channel.labels))) for name, channel in told.items()}
     twin = Episode(run.spec.with_observations(told), {**run.columns, **columns}, run.meta)
     report = HtmlReport("expert in twin:pusht", "", Headline("good", "Fine."), (), twin_sections(twin))
-    return write_report(folder, report)
+    check_page(page, write_report(folder, report), videos=0)
 
 
-KINDS: dict[str, Callable[[Path], Path]] = {
-    "run": ran, "record": recorded, "eval": evaluated, "gap": measured, "twin": twinned,
-}  # fmt: skip
-WITH_VIDEO = ("run", "record", "eval")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_page_is_readable_on_a_desk_on_a_phone_and_on_paper(kind, tmp_path, opengl) -> None:
-    check_page(KINDS[kind](tmp_path), tmp_path / "profile", videos=int(kind in WITH_VIDEO))
+def test_every_verb_that_writes_a_page_has_a_kind_here() -> None:
+    source = Path(__file__).resolve().parents[1] / "page_kinds.py"
+    shown = set(re.findall(r"command\(f?\"(\w+) ", source.read_text())) | {"run"}
+    assert shown | PAGE_FREE == {verb.split()[0] for verb in available()}

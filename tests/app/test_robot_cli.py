@@ -35,6 +35,17 @@ def test_a_policy_runs_on_the_simulated_robot_as_in_the_simulator():
     assert np.abs(real.q[-1, :2] - virtual.q[-1, :2]).max() < 0.01 < np.abs(real.q - virtual.q)[:30].max() + 0.02
 
 
+def test_a_robot_keeps_its_token_in_a_file_that_only_its_owner_reads(tmp_path):
+    kept = tmp_path / "token.txt"
+    for _ in range(2):  # the second robot takes the token that the first one wrote
+        with robot_process("cartpole", ["--pace", "step", "--token", str(kept)]) as child:
+            assert kept.read_text().strip() == child.token and kept.stat().st_mode & 0o077 == 0
+            with RobotWorld(child.address, kept.read_text().strip()) as robot:
+                assert robot.reset(0).t == 0
+    kept.write_text("")
+    assert main(["robot", "cartpole", "--token", str(kept)]) == 2
+
+
 def test_the_real_pace_is_kept():
     with (
         robot_process("cartpole", ["--hidden", "1", "--pace", "real"]) as child,

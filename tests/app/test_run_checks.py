@@ -70,6 +70,18 @@ def test_a_twin_without_one_of_its_cameras_or_joints_says_so() -> None:
     assert "No image of left came." not in twin_problems(twin, ["left"])
 
 
+def test_the_page_of_a_twin_says_that_the_task_is_judged_by_the_state_of_the_twin(tmp_path) -> None:
+    scene = Scene.load("pusht")
+    run = rollout(MujocoWorld(scene), Constant(scene.rest_action()), steps=30)
+    told = run.spec.with_observations({"twin.counts": vector(("overruns", "dropouts"))})
+    twin = Episode(told, {**run.columns, "twin.counts": np.zeros((len(run), 2))}, run.meta)
+    assert "twin" not in task_outcome(scene, run).words
+    assert task_outcome(scene, twin).words.endswith(", by the state of the twin.")
+    kept = RecordedRun(tmp_path / "data", [twin], RecorderStatus(30, 30, 30, 0, 1, ""))
+    report = summarize_run(kept, scene, title="hold in twin:pusht", folder=tmp_path).report
+    assert "judged by the state of the twin" in report.sections[0].lead
+
+
 def test_a_run_that_was_too_slow_is_red_on_its_page_and_in_the_terminal(tmp_path, capsys) -> None:
     slow = episode(slow=5.0, age=0.5)
     run = RecordedRun(tmp_path / "data", [slow], RecorderStatus(50, 50, 50, 0, 1, ""))

@@ -124,6 +124,12 @@ def test_a_urdf_finds_its_packages_and_gets_servos(tmp_path):
     assert (tmp_path / "scene" / "assets").is_dir()
 
 
+def test_a_link_of_a_urdf_without_collision_shapes_is_shown_by_its_plain_visual_shapes():
+    arm = Scene.load(Path(__file__).resolve().parents[2] / "examples" / "own_arm" / "arm.urdf").model
+    assert arm.ngeom == 2 and not arm.geom_contype.any() and not arm.geom_conaffinity.any()
+    assert arm.body_mass.tolist() == [0.0, 1.2, 0.7]  # as the file says, not by the volume of shapes
+
+
 def test_a_urdf_does_not_climb_out_of_its_folder(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "rod.obj").write_text(TETRAHEDRON)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import tyro
+
+from instep.core.errors import BadInput
 
 T = TypeVar("T")
 Positional = tyro.conf.Positional
@@ -33,3 +36,21 @@ TokenFile: TypeAlias = Annotated[
 def link_token(file: Path | None = None) -> str:
     """The token of a link, which has no place among words that are logged: in a file, or in INSTEP_TOKEN."""
     return file.read_text(encoding="utf-8").strip() if file else os.environ.get("INSTEP_TOKEN", "")
+
+
+def kept_token(path: Path) -> str:
+    """The token in a file that a server reads; a fresh one is written to it where there is no such file."""
+    if not path.exists():
+        write_secret(path, secrets.token_urlsafe(32))
+    token = path.read_text(encoding="utf-8").strip()
+    if not token:
+        raise BadInput(f"The file {str(path)!r} holds no token; remove it, or give another --token.")
+    return token
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write whole, readable by its owner alone; a reader never sees half of it."""
+    temporary = path.with_suffix(".part")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        stream.write(text)
+    temporary.replace(path)

@@ -225,9 +225,9 @@ NEXT = Section(
         Table(
             ("command", "what it does"),
             [
-                ("instep scene new ROBOT.xml my_scene", "makes a scene of your robot's MJCF or URDF file"),
-                ("instep gap DATA my_scene", "measures how far the simulator is from your recordings, and why"),
-                ("instep tune DATA my_scene", "identifies its parameters, and writes a scene with them"),
+                ("instep start ROBOT.urdf LOGS", "goes from your robot's file and its logs to a report like this one"),
+                ("instep gap DATA SCENE", "measures how far a simulator is from recordings, and why"),
+                ("instep tune DATA SCENE", "identifies its parameters, and writes a scene with them"),
                 ("instep run expert twin:pusht --real robot:ADDRESS", "acts through a twin of a robot behind a link"),
                 ("instep runs", "lists this and later runs; instep open shows their pages"),
             ],
@@ -291,7 +291,7 @@ def _closed_section(loop: DemoResult) -> Section:
             | {"line": {"color": series_color(i), "width": 2}}
         )
     layout = {"title": titled("Distance of the block to its goal"), "height": 380, "xaxis": {"title": "time [s]"}}
-    figure = {"data": data, "layout": {**layout, "yaxis": {"title": "mm", "rangemode": "tozero"}}}
+    figure = {"data": data, "layout": {**layout, "yaxis": {"title": "distance [mm]", "rangemode": "tozero"}}}
     lead = (
         f"The same policy ran {len(TRAIN + HELD_OUT)} times on the simulated robot, and from the starts of "
         f"{len(HELD_OUT)} of these runs in the simulator. Contact makes small differences grow: at the end the blocks "

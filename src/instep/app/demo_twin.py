@@ -155,8 +155,8 @@ def section(twin: TwinRun) -> Section:
         "5. Act through the twin",
         lead,
         [
-            lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="mm"),
-            lines_figure(errors, title="Distance between twin and robot", x="time [s]", y="mm"),
+            lines_figure(goal, title="Distance of the T to its goal", x="time [s]", y="distance [mm]"),
+            lines_figure(errors, title="Distance between twin and robot", x="time [s]", y="distance [mm]"),
             *([image] for image in shown),
         ],
     )

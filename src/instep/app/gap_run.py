@@ -250,7 +250,7 @@ def judge_agreement(table: Path, out: Path | None, seed: int) -> int:
 def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -> GapResult:
     sim = open_scene(args.against, episodes, args.source.rate)
     scene = sim.scene
-    output.read(scene.root)
+    output.read_scene(scene)
     # Clocks are checked as they were recorded, before anything is resampled.
     commanded = with_joint_labels(scene.model, with_inputs(scene, episodes))
     checks = check_data(commanded, limits=joint_ranges(scene), allow=args.allow)

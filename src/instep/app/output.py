@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from instep.report.page import HtmlReport
+    from instep.scene.folder import Scene
     from instep.tune.gates import GateResult
 
 RUNS = Path("runs")
@@ -54,6 +55,12 @@ class Output:
     def read(self, path: Path) -> None:
         """Note an input, a file or a folder, by its content."""
         self.inputs[str(path)] = content_hash(path)
+
+    def read_scene(self, scene: Scene) -> None:
+        """Note a scene by its folder; a robot file alone by itself, since anything may lie beside it."""
+        from instep.scene.folder import SCENE_FILE
+
+        self.read(scene.root if (scene.root / SCENE_FILE).is_file() else scene.source.path)
 
     def write(self, scores: Mapping[str, Estimate], **more: Any) -> Path:
         """Write result.json and return its path."""

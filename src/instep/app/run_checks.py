@@ -69,14 +69,20 @@ def _judged(task: Task, episode: Episode, times: Array, failure: int, score: Arr
         row = min(round(when / episode.spec.dt), len(episode) - 1)
         return f"{episode.t[row] - episode.t[0]:.1f} s"
 
+    judge = ", by the state of the twin" if of_twin(episode) else ""
     if np.isfinite(times[-1]):
-        return TaskOutcome(task.text, True, f"The task was done after {clock(times[-1])}.", score)
+        return TaskOutcome(task.text, True, f"The task was done after {clock(times[-1])}{judge}.", score)
     reached = [i for i, when in enumerate(times) if np.isfinite(when)]
     far = f"{task.events[reached[-1]]!r} was reached after {clock(times[reached[-1]])}" if reached else ""
     span = f"within {episode.t[-1] - episode.t[0]:.1f} s"
     why = f"The task was not done: {task.failures[failure]}" if failure >= 0 else f"The task was not done {span}"
     words = "; ".join(part for part in (why, far, f"score {score[-1]:.2f} of 1 at the end") if part)
-    return TaskOutcome(task.text, False, f"{words}.", score)
+    return TaskOutcome(task.text, False, f"{words}{judge}.", score)
+
+
+def of_twin(episode: Episode) -> bool:
+    """Whether the positions of an episode are those of a twin, not what a robot measured."""
+    return any(name.startswith("twin.") for name in episode.columns)
 
 
 def rate_share(episode: Episode) -> float:

@@ -30,7 +30,7 @@ from instep.report.page import (
 from instep.scene.folder import Scene
 
 from .recorded_run import RecordedRun
-from .run_checks import IMAGES, TaskOutcome, image_ages, rate_share, run_problems, task_outcome
+from .run_checks import IMAGES, TaskOutcome, image_ages, of_twin, rate_share, run_problems, task_outcome
 
 VIDEO = "video.mp4"
 """The video beside the page."""
@@ -127,6 +127,8 @@ def run_video(folder: Path, episode: Episode, scene: Scene | None) -> ReportVide
         return "No video: the world gave no images, and no scene to render it by; name one with --scene."
     if episode.spec.q.labels != scene.spec.q.labels:
         return f"No video: the world gave no images, and does not report all positions of scene {scene.name!r}."
+    if not scene.model.ngeom:
+        return f"No video: the robot file of scene {scene.name!r} has no shapes."
     try:
         render_trajectory(scene, episode.q[shown.rows], folder / VIDEO)
     except Unsupported as error:
@@ -211,6 +213,8 @@ def _sections(episodes: Sequence[Episode], outcomes: Sequence[TaskOutcome]) -> l
     if lines:
         figure = lines_figure(lines, title="Progress of the task", x="time [s]", y="score, 0 to 1")
         lead = "The last event of the task is its success; the score says how near each moment was to it."
+        if of_twin(episodes[0]):
+            lead += " Both are judged by the state of the twin: the robot does not measure where objects are."
         sections.append(Section("The task", lead, [figure]))
     if len(outcomes) > 1:
         rows = [(str(i + 1), e.meta.get("seed", ""), f"{e.t[-1] - e.t[0]:.1f} s", e.meta.get("ended", ""), o.words)
@@ -224,11 +228,10 @@ def _sections(episodes: Sequence[Episode], outcomes: Sequence[TaskOutcome]) -> l
 
 
 def _blocks(shown: dict[str, list[Figure]]) -> list[Figure | FigureRow | FigureTabs]:
-    if len(shown) == 1:
-        [figures] = shown.values()
-        return [FigureRow(figures)] if len(figures) > 1 else list(figures)
-    joints = len(next(iter(shown.values())))
-    return [FigureTabs({name: figures[j] for name, figures in shown.items()}) for j in range(joints)]
+    if len(shown) > 1:
+        return [FigureTabs({name: FigureRow(figures) for name, figures in shown.items()})]
+    [figures] = shown.values()
+    return [FigureRow(figures)] if len(figures) > 1 else list(figures)
 
 
 def _joints(episode: Episode) -> list[Figure]:
@@ -240,5 +243,7 @@ def _joints(episode: Episode) -> list[Figure]:
         lines = {"measured": (t, episode.q[:, j])}
         if label in commanded and episode.spec.action.units[commanded[label]] == units[j]:
             lines["commanded"] = (t, episode.action[:, commanded[label]])
-        figures.append(lines_figure(lines, title=label, x="time [s]", y=units[j] or "position"))
+        unit = f" [{units[j]}]" if units[j] else ""
+        figure = lines_figure(lines, title=label, x="time [s]", y=f"position{unit}")
+        figures.append({**figure, "layout": figure["layout"] | {"yaxis": {"title": f"position{unit}"}, "height": 280}})
     return figures

@@ -66,6 +66,9 @@ def start_page(result: StartResult, robot: bytes) -> HtmlReport:
     if robot:
         shown = ReportImage(robot, f"{result.scene.name} where it starts, as the simulator has it.")
         sections.append(Section("The robot", "A pose or shape that is wrong here is wrong everywhere.", [shown]))
+    elif not result.scene.model.ngeom:
+        words = "The robot file has no shapes, so that there is nothing to show; joints and masses are simulated."
+        sections.append(Section("The robot", words))
     scene = result.made.scene if result.made else result.scene
     facts = {f"sha256 of {path}": digest for path, digest in result.output.inputs.items()}
     subtitle = f"{len(scene.robot)} joints, {scene.model.nu} actuators, {1 / scene.dt:.4g} Hz, in {folder}"

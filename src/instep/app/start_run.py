@@ -220,7 +220,7 @@ def _image(made: NewScene | None) -> bytes:
 
     from instep.physics.mujoco_cameras import MujocoRenderer
 
-    if made is None or not made.scene.cameras:
+    if made is None or not made.scene.cameras or not made.scene.model.ngeom:
         return b""
     camera = next(iter(made.scene.cameras.values()))
     try:

@@ -50,7 +50,7 @@ def run_torque_gap(args: TorqueGapRequest) -> int:
     gap = measure_torque_gap(scene, read_runs(args.data, args.source, args.scene), TorqueOptions(cutoff=args.cutoff))
     output = new_output("gap", args.out)
     output.read(located(args.data))
-    output.read(scene.root)
+    output.read_scene(scene)
     broken = broken_scores(gap.scores, args.limits)
     report = gap.report({f"input {path}": digest for path, digest in output.inputs.items()})
     if broken:
@@ -78,7 +78,7 @@ def run_torque_tune(data: str, scene: str, args: TuneArgs) -> int:
         found = identify_torque(loaded, read_runs(data, args.source, scene), options)
     output = new_output("tune", args.out, seed=args.seed)
     output.read(located(data))
-    output.read(loaded.root)
+    output.read_scene(loaded)
     folder = _write_scenes(found, output)
     sides = {"before": found.before, "after": found.after}
     scores = {f"{side}: {name}": e for side, some in sides.items() for name, e in some.items()}

@@ -112,14 +112,14 @@ def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
     lead = "The mean NIS of a body on a table is 3 where the covariance of the filter is right."
     level: Lines = {}
     if trust is None:
-        lead += " Trust is shown where nominal runs are given (`--nominal`)."
+        lead += " Trust is shown where nominal runs are given (--nominal)."
     else:
         level = {"trust": (t, np.asarray(trust.of(trust.frames(log)), float))}
         lead += " Trust is the share of nominal runs with an anomaly score at least as large."
     figures = _figures(
-        ("Trust", "0 to 1", level),
-        ("Innovation against its covariance (NIS)", "1", _lines(t, log, "nis")),
-        ("Residuals of silhouettes and of colours", "share", residuals),
+        ("Trust", "trust, 0 to 1", level),
+        ("Innovation against its covariance (NIS)", "NIS", _lines(t, log, "nis")),
+        ("Residuals of silhouettes and of colours", "residual, share of pixels", residuals),
     )
     return Section("Trust and residuals", lead, figures)
 
@@ -127,9 +127,9 @@ def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
 def _seeing(t: Array, log: Mapping[str, Array]) -> Section:
     spread = {**_lines(t, log, "sigma", "", 1e3), **_lines(t, log, "weakest_sigma", ", weakest direction", 1e3)}
     figures = _figures(
-        ("Standard deviation of the pose", "mm", spread),
-        ("Overlap of silhouettes", "share", _lines(t, log, "overlap")),
-        ("Latency of images", "ms", _lines(t, log, "latency", "", 1e3)),
+        ("Standard deviation of the pose", "standard deviation [mm]", spread),
+        ("Overlap of silhouettes", "overlap, 0 to 1", _lines(t, log, "overlap")),
+        ("Latency of images", "age [ms]", _lines(t, log, "latency", "", 1e3)),
     )
     return Section("Cameras", "The weakest direction is the least observable one.", figures)
 
@@ -142,8 +142,8 @@ def _keeping(t: Array, episode: Episode) -> Section:
         joints = episode.spec.observation["twin.joint_error"].labels
         errors = {name: (t, 1e3 * episode["twin.joint_error"][:, i]) for i, name in enumerate(joints)}
     figures = _figures(
-        ("Time of each stage", "ms", times),
-        ("Joint errors: measured less simulated", "1e-3 m or rad", errors),
+        ("Time of each stage", "time [ms]", times),
+        ("Joint errors: measured less simulated", "error [mm or mrad]", errors),
     )
     return Section("Timing", "", figures)
 

@@ -24,6 +24,10 @@ SHEET_EPISODES = 4
 """Episodes on a contact sheet, evenly chosen."""
 SHEET_FRAMES = 6
 """Frames of each camera on a contact sheet."""
+SHEET_CURVES = 12
+"""Most curves of one panel of a contact sheet."""
+CURVES = {"q": "positions", "action": "commands"}
+"""Columns of a contact sheet, in words."""
 
 
 @frozen_dataclass
@@ -105,7 +109,7 @@ def contact_sheet(episodes: Sequence[Episode], path: Path, title: str = "") -> P
     chosen = _spread(episodes)
     with_images = [episode for episode in episodes if any(is_image(c) for c in episode.columns.values())]
     strips = [(e, n) for e in _spread(with_images) for n, c in e.columns.items() if is_image(c)][: 2 * SHEET_EPISODES]
-    curves = [name for name in ("q", "action") if any(name in e and e[name].shape[1] for e in chosen)]
+    curves = [name for name in CURVES if any(name in e and e[name].shape[1] for e in chosen)]
     figure: Any = figures.Figure(figsize=(12, 0.7 + 1.35 * len(strips) + 2.6 * len(curves)), layout="constrained")
     backend.FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(strips) + len(curves), 1, height_ratios=[1.0] * len(strips) + [2.0] * len(curves))
@@ -186,8 +190,11 @@ def _strip(axes: Any, episode: Episode, name: str) -> None:
     step = max(1, images[0].shape[1] // 320)
     axes.imshow(np.concatenate([image[::step, ::step] for image in images], axis=1))
     axes.set_axis_off()
-    which = f"episode {episode.meta['index']} " if "index" in episode.meta else ""
-    axes.set_title(which + name.removeprefix("observation.images."), fontsize=8)
+    axes.set_title(", ".join(filter(None, (_name(episode), name.removeprefix("observation.images.")))), fontsize=8)
+
+
+def _name(episode: Episode) -> str:
+    return f"episode {episode.meta['index']}" if "index" in episode.meta else ""
 
 
 def _curves(figure: Any, cell: Any, episodes: Sequence[Episode], name: str) -> None:
@@ -197,11 +204,14 @@ def _curves(figure: Any, cell: Any, episodes: Sequence[Episode], name: str) -> N
         values = np.asarray(episode.columns[name]) if name in episode else np.zeros((len(episode), 0))
         every = max(1, len(values) // 2000)
         channel = episode.spec.q if name == "q" else episode.spec.action
-        for j in range(min(values.shape[1], 12)):
+        shown = min(values.shape[1], SHEET_CURVES)
+        for j in range(shown):
             axes.plot(episode.t[::every], values[::every, j], linewidth=0.8, label=channel.labels[j])
-        if k == 0 and values.shape[1] <= 7:
-            axes.legend(fontsize=6)
+        if k == 0 and shown:
+            axes.legend(fontsize=6, ncols=1 + shown // 7, framealpha=0.7)
         axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(_name(episode), fontsize=8)
         axes.set_xlabel("time [s]", fontsize=7)
-        unit = channel.unit.split(" ")[0]
-        axes.set_ylabel(f"{name} [{unit}]" if unit else name, fontsize=7)
+        units = ", ".join(filter(None, dict.fromkeys(channel.units[:shown])))
+        axes.set_ylabel(f"{CURVES[name]} [{units}]" if units else CURVES[name], fontsize=7)

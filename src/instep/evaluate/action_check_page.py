@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.episode import Episode
+from instep.core.statistics import Estimate
 from instep.data.frames import encode_png
 from instep.report.figures import bars_figure, panels_figure, plain_text, series_color, titled
 from instep.report.page import (
@@ -38,14 +39,19 @@ def check_page(check: ActionCheck, *, title: str, subtitle: str = "") -> HtmlRep
     rows = sum(len(said.rows) for said in check.predicted)
     said = subtitle or f"{len(check.episodes)} episodes, {rows} observations"
     verdict = Headline("good" if check.passed else "bad", check.words, " ".join(check.mismatches))
-    numbers = [Number("overall error", formatted(check.overall), "in standard deviations of the recorded actions")]
-    numbers += [Number(f"of the {name}", formatted(e), "below 1 is better") for name, e in check.ratios.items()]
+    numbers = [_number("overall error", check.overall, "in standard deviations of the recorded actions")]
+    numbers += [_number(f"over the error of the {name}", e, "below 1 is better") for name, e in check.ratios.items()]
     return HtmlReport(title, said, verdict, numbers, check_sections(check))
+
+
+def _number(label: str, estimate: Estimate, words: str) -> Number:
+    interval = f"; 95 % interval {estimate.low:.3g} to {estimate.high:.3g}" if estimate.has_interval else ""
+    return Number(label, formatted(estimate, interval=False), words + interval)
 
 
 def check_sections(check: ActionCheck) -> list[Section]:
     """The sections of a check, for its own page and for that of a run."""
-    found = [Section("Actions", _lead(check), [joints_figure(check), score_table(check.scores)])]
+    found = [Section("Actions", _lead(check), [joints_figure(check), score_table(_named_scores(check))])]
     if len(check.steps["policy"]) > 1:
         lead = "Error by the step of a chunk, beside what needs no policy. The band is the 95 % interval over episodes."
         found.append(Section("Steps of a chunk", lead, [steps_figure(check)]))
@@ -57,6 +63,14 @@ def check_sections(check: ActionCheck) -> list[Section]:
         lead = "The moments at which the policy is furthest from the recorded action, as the cameras saw them."
         found.append(Section("Key frames", lead, [images]))
     return found
+
+
+def _named_scores(check: ActionCheck) -> dict[str, Estimate]:
+    """The scores by names that say what they are; result.json has them by their keys."""
+    words = {"overall": "all actions [standard deviations]", "overall@first step": "all actions, first step of a chunk"}
+    words |= {"overall@last step": "all actions, last step of a chunk"}
+    words |= {f"of {name}": f"all actions, over the error of the {name}" for name in check.ratios}
+    return {words.get(name, name): estimate for name, estimate in check.scores.items()}
 
 
 def joints_figure(check: ActionCheck) -> Figure:

@@ -148,7 +148,7 @@ def agreement_report(rates: Sequence[SuccessRates], found: Sequence[RankAgreemen
     strong = sum(r.correlation.low > 0 for r in able)
     because = f"At {strong} of them simulation and reality are correlated for certain." if able else ""
     numbers = [
-        Number("mean correlation", f"{mean_r:.3f}", f"{len(found)} tasks"),
+        Number("mean correlation", f"{mean_r:.3f}", "1 task" if len(found) == 1 else f"{len(found)} tasks"),
         Number("mean rank violation (MMRV)", f"{mean_v:.3f}", "simulation first, reality second"),
         Number("tasks with enough policies", f"{len(able)} of {len(found)}", "six policies and more"),
     ]

@@ -27,8 +27,8 @@ def eval_page(
     bars = _success_rates(evaluation)
     best = max(bars, key=lambda name: bars[name].value)
     numbers = [
-        Number(name, formatted(estimate, interval=False), formatted(estimate))
-        for name, estimate in list(bars.items())[:3]
+        Number(name, formatted(e, interval=False), f"success, 95 % interval {e.low:.3g} to {e.high:.3g} %")
+        for name, e in list(bars.items())[:4]
     ]
     sections = [
         Section(
@@ -43,7 +43,12 @@ def eval_page(
             Section(
                 "Comparisons of policies",
                 "Start by start, by McNemar's test. A large p does not say that two policies are alike.",
-                [Table(("first", "second", "world", "first less second"), [(*k, str(c)) for k, c in pairs.items()])],
+                [
+                    Table(
+                        ("first policy", "second policy", "world", "success, first less second"),
+                        [(*k, str(c)) for k, c in pairs.items()],
+                    )
+                ],
             )
         )
     modes = "The outcome instead of success, and the last event before it."

@@ -175,7 +175,7 @@ class Verdict:
                 Section(
                     "Checks",
                     "First the parity of the engines, then the rules.",
-                    [Table(("", "check", "", "found"), rows)],
+                    [Table(("of", "check", "state", "found"), rows)],
                 ),
             ),
             {"worlds": ", ".join(rules.worlds), "first seed": str(rules.first)},

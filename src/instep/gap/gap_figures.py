@@ -14,6 +14,9 @@ from instep.report.page import Figure, display_unit
 from .events import first_divergence
 from .gap_result import Curve, EventMatch, RunPair
 
+MAX_BANDS = 3
+"""Curves of one figure that all have their band; of more, only the first has."""
+
 
 def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], shown: Sequence[str], title: str) -> Figure:
     """E(k) of channels of one unit with their intervals, and the noise floor."""
@@ -23,10 +26,10 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
     data: list[dict[str, Any]] = []
     for i, curve in enumerate(some):
         main = i == 0
-        name = "all coordinates" if curve.name == f"all {curve.unit}" else plain_text(curve.name)
+        name = plain_text(channel_words(curve.name, curve.unit))
         lines = _banded(curve, factor, name, series_color(i), 3 if main else 1.6)
-        # One band can be read, seven cannot; the other intervals are in the hover and in the table.
-        data += lines if main else lines[1:]
+        # A few bands can be read, seven cannot; the other intervals are in the hover and in the table.
+        data += lines if main or len(some) <= MAX_BANDS else lines[1:]
         if curve.name in floor:
             data.append(_floor_line(floor[curve.name], curve, factor, main))
     layout = {
@@ -36,6 +39,11 @@ def horizon_figure(curves: Mapping[str, Curve], floor: Mapping[str, Curve], show
         "yaxis": {"title": f"error [{unit or '1'}]", **LOG_AXIS},
     }
     return {"data": data, "layout": layout}
+
+
+def channel_words(name: str, unit: str) -> str:
+    """A channel as a reader knows it: 'all rad', the key of all coordinates of a unit, is 'all coordinates'."""
+    return "all coordinates" if name == f"all {unit}" else name
 
 
 def runs_figure(pair: RunPair, labels: Sequence[str], *, title: str = "", column: str = "q") -> Figure:

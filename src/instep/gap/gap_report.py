@@ -28,7 +28,7 @@ from instep.report.page import (
 from .command_following import CommandFollowing
 from .error_growth import ErrorGrowth
 from .events import EventAgreement
-from .gap_figures import horizon_figure, runs_figure, timeline_figure
+from .gap_figures import channel_words, horizon_figure, runs_figure, timeline_figure
 from .gap_result import Curve, EventMatch, Gap, RunPair
 from .horizon import HorizonOptions, error_over_time
 
@@ -147,7 +147,7 @@ def _curve_table(gap: Gap) -> Table:
     head += ["floor, full"] if gap.floor else []
     rows: list[list[str]] = []
     for name, curve in gap.curves.items():
-        row = [name, *(formatted(e, interval=False) for e in curve.estimates)]
+        row = [channel_words(name, curve.unit), *(formatted(e, interval=False) for e in curve.estimates)]
         if following:
             row.append(formatted(following[name], interval=False) if name in following else "")
         if gap.floor:
@@ -343,7 +343,10 @@ def _following_figure(following: CommandFollowing) -> Figure:
 
 def _following_section(f: CommandFollowing) -> Section:
     """How positions follow commands."""
-    rows = [[n, formatted(f.rmse[n]), formatted(f.shifted[n], interval=False), _lag(f.lag[n])] for n in f.rmse]
+    rows = [
+        [channel_words(n, e.unit), formatted(e), formatted(f.shifted[n], interval=False), _lag(f.lag[n])]
+        for n, e in f.rmse.items()
+    ]
     lead = (
         "The simplest model of a robot: it is where it was commanded to be. A lag is not a delay: a servo trails its "
         "command even without any; nothing here is shifted by it."

@@ -92,7 +92,7 @@ class TorqueGap:
         rows: list[tuple[str, ...]] = []
         for joint in self.joints:
             scores = [formatted(self.scores[f"{joint} {what}"]) for what in ("rms", "of rms torque", "of range")]
-            rows.append((joint, *scores, *(f"{share:.0%}" for share in self.shares[joint].values())))
+            rows.append((joint, *scores, *(f"{100 * share:.0f} %" for share in self.shares[joint].values())))
         shares = tuple(next(iter(self.shares.values())))
         head = ("joint", "error", "of its RMS torque", "of its torque range", *(f"removed by {s}" for s in shares))
         caption = "Removed: the share of the squared error that this effect alone would explain."

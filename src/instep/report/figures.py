@@ -145,7 +145,7 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
         "symmetric": False,
         "array": [(bars[n].high - bars[n].value) * factor for n in names],
         "arrayminus": [(bars[n].value - bars[n].low) * factor for n in names],
-        "color": "@soft",
+        "color": "@ink",
         "thickness": 1.4,
     }
     trace: dict[str, Any] = {
@@ -161,7 +161,7 @@ def bars_figure(bars: Mapping[str, Estimate], *, title: str, x: str) -> Figure:
         "height": 120 + 34 * len(names),
         "bargap": 0.35,
     }
-    return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit or '1'}]"}}}
+    return {"data": [trace], "layout": {**layout, "xaxis": {"title": f"{x} [{unit}]" if unit else x}}}
 
 
 def band_traces(

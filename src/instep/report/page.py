@@ -22,6 +22,8 @@ from instep.core.records import frozen_dataclass
 from instep.core.statistics import Estimate
 from instep.core.type_guards import is_mapping, is_sequence
 
+STATES = {"passed": " good", "failed": " bad"}
+"""Words of a table that have a colour -> its class."""
 Figure = Mapping[str, Any]
 """Data and layout of a Plotly figure as plain values; colours are tokens such as '@1' that follow the theme."""
 
@@ -60,12 +62,10 @@ class Table:
         words = [all(c[0].isalpha() for c in cells) for cells in columns]
         return ["words long" if a else "words" if b else "" for a, b in zip(long, words, strict=True)]
 
-
-@frozen_dataclass
-class FigureTabs:
-    """Several figures of one kind, one shown at a time: runs, cameras, arms."""
-
-    figures: Mapping[str, Figure]
+    @property
+    def stacked(self) -> bool:
+        """Whether a narrow screen shows the cells of a row below each other: a table with sentences."""
+        return "words long" in self.kinds and len(self.head) > 2
 
 
 @frozen_dataclass
@@ -73,6 +73,13 @@ class FigureRow:
     """Small figures side by side, two in a row where the page is wide enough."""
 
     figures: Sequence[Figure]
+
+
+@frozen_dataclass
+class FigureTabs:
+    """Several figures, or rows of figures, of one kind, one shown at a time: runs, cameras, arms."""
+
+    figures: Mapping[str, Figure | FigureRow]
 
 
 @frozen_dataclass
@@ -165,6 +172,7 @@ def render(report: HtmlReport) -> str:
         sections=sections,
         figures=script_json([_untitled(figure) for figure in figures]),
         plotly=_plotly() if figures else "",
+        states=STATES,
         version=__version__,
     )
 
@@ -216,10 +224,10 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
         elif isinstance(block, Table):
             blocks.append({"kind": "table", "table": block})
         elif isinstance(block, FigureTabs):
-            places = {name: _place(figure, figures) for name, figure in block.figures.items()}
+            places = {name: _places(shown, figures) for name, shown in block.figures.items()}
             blocks.append({"kind": "choice", "places": places})
         elif isinstance(block, FigureRow):
-            blocks.append({"kind": "beside", "places": [_place(figure, figures) for figure in block.figures]})
+            blocks.append({"kind": "beside", "places": _places(block, figures)})
         elif isinstance(block, ReportImage):
             blocks.append({"kind": "images", "images": [_image(block)]})
         elif isinstance(block, Mapping):
@@ -227,6 +235,10 @@ def _section(section: Section, figures: list[Figure]) -> dict[str, Any]:
         else:
             blocks.append({"kind": "images", "images": [_image(image) for image in block]})
     return {"title": section.title, "lead": section.lead, "folded": section.folded, "blocks": blocks}
+
+
+def _places(shown: Figure | FigureRow, figures: list[Figure]) -> list[dict[str, Any]]:
+    return [_place(figure, figures) for figure in (shown.figures if isinstance(shown, FigureRow) else (shown,))]
 
 
 def _place(figure: Figure, figures: list[Figure]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from .page import Figure
 
 _COLORS = {
     "1": "#2459c9", "2": "#c8660a", "3": "#0b8457", "4": "#b8253a", "5": "#7346c4", "6": "#08798f", "7": "#a8318c",
-    "8": "#6b7414", "soft": "#5d6168", "line": "#e3e4e6", "floor": "#8a8f98", "good": "#0b7a4b", "bad": "#b3261e",
+    "8": "#6b7414", "ink": "#1b1c1e", "soft": "#5d6168", "line": "#e3e4e6", "floor": "#8a8f98", "good": "#0b7a4b",
+    "bad": "#b3261e",
 }  # fmt: skip
 """The light palette of the page."""
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
@@ -93,7 +94,7 @@ def _bars(axis: Any, trace: Mapping[str, Any]) -> None:
     colors = trace.get("marker", {}).get("color", "@1")
     paint = [_color(c) for c in cast(list[str], colors)] if is_list(colors) else _color(colors)
     error = _error(trace["error_x"]) if "error_x" in trace else None
-    axis.barh(list(trace["y"]), _values(trace["x"]), color=paint, xerr=error, ecolor=_COLORS["soft"])
+    axis.barh(list(trace["y"]), _values(trace["x"]), color=paint, xerr=error, ecolor=_COLORS["ink"])
 
 
 def _axis(axis: Any, side: str, layout: Mapping[str, Any]) -> None:

@@ -101,6 +101,13 @@ def _flattened(name: str, xml: str, reader: _Reader) -> str:
             raise BadInput(f"MuJoCo cannot attach the models that {name} names: {what}.") from None
 
 
+def _shown_alone(link: ET.Element, visual: ET.Element) -> bool:
+    """Whether a shape is all that shows a link of a URDF: it has no collision shape, and mass does not come from it."""
+    shape = visual.find("geometry")
+    plain = shape is not None and any(shape.find(name) is not None for name in ("box", "cylinder", "sphere", "capsule"))
+    return plain and link.find("collision") is None and link.find("inertial") is not None
+
+
 class _Reader:
     """One reading of one description, with counters of its size."""
 
@@ -255,7 +262,13 @@ class _Reader:
         self.check(tree, 1)
         for link in tree.iter("link"):
             for visual in link.findall("visual"):
-                link.remove(visual)  # MuJoCo keeps collision shapes of a URDF; appearance comes from Gaussians
+                if not _shown_alone(link, visual):
+                    link.remove(visual)  # MuJoCo keeps collision shapes of a URDF; appearance comes from Gaussians
+        if any(link.find("visual") is not None for link in tree.iter("link")):
+            extension = tree.find("mujoco")
+            extension = ET.SubElement(tree, "mujoco") if extension is None else extension
+            compiler = extension.find("compiler")
+            (ET.SubElement(extension, "compiler") if compiler is None else compiler).set("discardvisual", "false")
         for mesh in tree.iter("mesh"):
             wanted = mesh.get("filename", "")
             mesh.set("filename", self.take(self.unpack(wanted), "mesh"))

@@ -76,7 +76,7 @@ def _verdict(found: Identification) -> Headline:
     failed = [gate.name for gate in found.gates if gate.state == "failed" and gate.required]
     missing = [gate.name for gate in found.gates if gate.state == "not run" and gate.required]
     moved = "fell" if gain.value >= 0 else "rose"
-    said = f"The error on held-out recordings {moved} by {abs(gain.value):.0%}."
+    said = f"The error on held-out recordings {moved} by {100 * abs(gain.value):.3g} %."
     if failed or missing:
         words = [f"{_named(failed)} not passed"] * bool(failed) + [f"{_named(missing)} not run"] * bool(missing)
         return Headline("bad" if failed else "plain", f"Not promoted: the {', the '.join(words)}.", said)
@@ -129,7 +129,7 @@ def _params(found: Identification) -> Section:
         note = f"not identifiable, value kept. {motion_for([name])}"
         rows.append((name, _value(start.get(name)), _value(value), "", "", note))
     forest = _forest(found)
-    table = Table(("parameter", "before", "after", "95 % interval", "unit", ""), rows)
+    table = Table(("parameter", "before", "after", "95 % interval", "unit", "state"), rows)
     lead = "Each parameter before and after. Bars are 95 % intervals; a narrow bar far from 1 is what was learnt."
     if found.status is not FitStatus.CONVERGED:
         lead = f"Each parameter before and after. The search did not converge ({found.status}): there are no intervals."
@@ -185,7 +185,7 @@ def _held_out(found: Identification) -> Section:
     units = dict(zip(traces.names, traces.units, strict=True))
     for name, (before, after) in found.comparison.channels.items():
         factor, unit = display_unit(units.get(name, "1"), max(abs(before), abs(after)))
-        reduction = f"{1 - after / before:.0%}" if before > 0 else "–"
+        reduction = f"{100 * (1 - after / before):.3g} %" if before > 0 else "–"
         rows.append((name, f"{factor * before:.3g}", f"{factor * after:.3g}", unit, reduction))
     caption = "Root mean square errors over windows of held-out recordings, started at the measured state."
     table = Table(("channel", "before", "after", "unit", "reduction"), rows, caption)
@@ -245,7 +245,7 @@ def _posterior(found: PosteriorCheck) -> Section:
     png = BytesIO()
     corner_plot(found.belief).savefig(png, dpi=110)
     image = ReportImage(png.getvalue(), "Every pair of parameters, and each parameter's own distribution.")
-    return Section("Posterior", found.message, [Table(("check", "result", ""), rows), image])
+    return Section("Posterior", found.message, [Table(("check", "result", "of"), rows), image])
 
 
 def _delta(found: DeltaEvaluation) -> Section:

@@ -41,12 +41,12 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
     """
     begin, console = time.perf_counter(), Console(stderr=True)
     output, scene = new_output("demo", out, seed=hidden), Scene.load(loop.SCENE)
-    output.read(scene.root)
+    output.read_scene(scene)
     cameras, note = _cameras(scene)
     if note:
         console.print(f"No camera images: {note}", highlight=False, markup=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         seconds = len(loop.TRAIN + loop.HELD_OUT) * loop.SECONDS + (SECONDS if cameras else 0.0)
         task = progress.add_task("start a simulated robot in another process", total=round(seconds / scene.dt))
 

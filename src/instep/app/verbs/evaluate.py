@@ -110,7 +110,7 @@ def evaluate(
         raise BadInput(f"An evaluation needs at least one seed, not {args.seeds}.")
     output = new_output("eval", args.out, seed=args.first)
     output.kept = f"finished batches are kept; the same command with --out {output.folder} goes on from them"
-    output.read(scene.root)
+    output.read_scene(scene)
     belief = parse_belief(args.randomize, scene)
     sampled = () if belief is None else belief_addresses(belief)
     sampled += tuple(param.address for param in parse_ranges(args.adr, scene))

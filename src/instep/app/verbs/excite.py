@@ -83,7 +83,7 @@ def excite(
         seed=args.seed,
     )
     output = new_output("excite", args.out, seed=args.seed)
-    output.read(loaded.root)
+    output.read_scene(loaded)
     sim = open_world(loaded)
     with _live(args.generations) as watch:
         design = search(sim, limits, sought, options, watch=watch)
@@ -129,7 +129,7 @@ def _write(
     write_dataset([Episode(spec, columns, meta)], output.folder / "data")
     named = dict(zip(spec.action.labels, design.actions.T, strict=True))
     write_columns(output.folder / "actions.csv", {"timestamp": t, **named})
-    _plot(output.folder / "motion.png", limits, design, spec.dt)
+    _plot(output.folder / "motion.png", limits, design, spec)
     least = design.smallest()
     spread = design.spread()
     output.write(
@@ -175,26 +175,25 @@ def _known(param: Param, spread: float | None, decades: float) -> str:
     return f"± {spread * decades:.1%}" if param.log else f"± {spread * (param.high - param.low):.3g} {param.unit}"
 
 
-def _plot(path: Path, limits: ExcitationLimits, design: ExcitationDesign, dt: float) -> Path:
+def _plot(path: Path, limits: ExcitationLimits, design: ExcitationDesign, spec: Spec) -> Path:
     """Commands and what the joints do, one row per joint."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     names: Sequence[str] = limits.joints[:12]
-    t = np.arange(len(design.actions)) * dt
-    figure = Figure(figsize=(8.0, 1.1 * len(names) + 0.8))
+    t = np.arange(len(design.actions)) * spec.dt
+    figure = Figure(figsize=(8.0, 1.2 * len(names) + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
-    for row, name in enumerate(names):
-        axes = figure.add_subplot(len(names), 1, row + 1)
-        axes.plot(t, design.actions[:, limits.actuators[row]], color="0.6", lw=1, label="command")
-        axes.plot(t, design.q[:, limits.at[row]], color="0.1", lw=1, label="position")
-        axes.set_ylabel(name, fontsize=6, rotation=0, ha="right")
-        axes.tick_params(labelsize=6)
-        if row < len(names) - 1:
-            axes.set_xticklabels([])
-    figure.axes[0].legend(fontsize=6, frameon=False, ncols=2)
-    figure.axes[-1].set_xlabel("time [s]", fontsize=7)
-    figure.tight_layout()
+    grid = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for row, (name, axes) in enumerate(zip(names, grid, strict=True)):
+        axes.plot(t, design.actions[:, limits.actuators[row]], color="#e07b39", lw=1.2, label="command")
+        axes.plot(t, design.q[:, limits.at[row]], color="#1f5fa8", lw=1.2, label="position")
+        axes.set_title(f"{name} [{spec.q.units[limits.at[row]]}]", fontsize=8, loc="left")
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, lw=0.5)
+    grid[-1].set_xlabel("time [s]", fontsize=8)
+    figure.legend(*grid[0].get_legend_handles_labels(), fontsize=8, frameon=False, ncols=2, loc="outside upper right")
     figure.savefig(path, dpi=110)
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from instep.app.arguments import Options, SceneArg
+from instep.app.arguments import Options, SceneArg, kept_token, write_secret
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
 from instep.core.errors import BadInput, UnknownName
@@ -42,6 +41,8 @@ class RobotArgs:
     """standard deviation of position sensors [rad or m]."""
     late: int = 1
     """control steps by which sensors are late."""
+    token: Path | None = None
+    """file with the token of the link; a fresh one is written to it where there is no such file."""
     ready: Path | None = None
     """file to write the address and token to once it listens (readable by you alone)."""
     reveal: Path | None = None
@@ -55,7 +56,7 @@ def robot(
 ) -> int:
     """Run a simulated robot: another process and engine, hidden params, noise, delay, limits, cameras, its own clock.
 
-    Connect with: INSTEP_TOKEN=... instep run POLICY robot:ws://127.0.0.1:PORT
+    Connect with: instep run POLICY robot:ws://127.0.0.1:PORT --token FILE
 
     Args:
         scene: name of a shipped scene or a scene folder.
@@ -81,7 +82,7 @@ def robot(
 
     def announce(address: str, token: str) -> None:
         if args.ready is not None:
-            _write_secret(args.ready, json.dumps({"address": address, "token": token}))
+            write_secret(args.ready, json.dumps({"address": address, "token": token}))
         where = f"[bold]{address}[/] ({args.pace} pace)"
         _say_limits(limits)
         _say(f"A simulated robot for {loaded.name!r} in {args.engine} listens at {where}.", token)
@@ -96,7 +97,8 @@ def robot(
             )  # fmt: skip
             driver = stack.enter_context(CameraDriver(driver, job, loaded.cameras))
         options = ServerOptions(safety=SafetyOptions(limits=limits))
-        serve(SensorDriver(driver), port=args.port, pace=args.pace, ready=announce, options=options)
+        token = None if args.token is None else kept_token(args.token)
+        serve(SensorDriver(driver), port=args.port, token=token, pace=args.pace, ready=announce, options=options)
     return 0
 
 
@@ -123,11 +125,3 @@ def _say(sentence: str, token: str) -> None:
     console.print(sentence)
     console.print(f"INSTEP_TOKEN={token}", soft_wrap=True)
     console.print("[dim]Stop it with Ctrl-C.[/]")
-
-
-def _write_secret(path: Path, text: str) -> None:
-    """Write whole, readable by its owner alone; a reader never sees half of it."""
-    temporary = path.with_suffix(".part")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-        stream.write(text)
-    temporary.replace(path)

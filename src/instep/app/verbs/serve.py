@@ -9,7 +9,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from instep.app.arguments import Options, PolicyArg, SceneArg
+from instep.app.arguments import Options, PolicyArg, SceneArg, kept_token
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
@@ -39,7 +39,8 @@ class ServeArgs:
     port: int = 8000
     """port to listen on; 0 takes a free one."""
     token: Path | None = None
-    """file with the token clients must send; a fresh one is made and shown where not given."""
+    """file with the token clients must send; a fresh one is written to it where there is no such file, and one is made
+    and shown where none is given."""
     public: bool = False
     """allow 0.0.0.0, that is every network this machine is in."""
     map: Path | None = None
@@ -66,9 +67,7 @@ def serve(
     loaded, console = Scene.load(scene), Console(stderr=True)
     world = Tasked(CameraOptions(args.virtual, args.cameras).open("mujoco", scene), task_of(loaded, args.task))
     decider = policy_from_spec(policy, world)
-    secret = args.token.read_text(encoding="utf-8").strip() if args.token else secrets.token_urlsafe(32)
-    if not secret:
-        raise BadInput(f"The file {str(args.token)!r} holds no token.")
+    secret = kept_token(args.token) if args.token else secrets.token_urlsafe(32)
     mapped = checked_map(read_map(args.map), world.spec) if args.map else None
     kind = GrootServer if args.protocol == "groot" else PolicyServer
     with kind(decider, world.spec, token=secret, mapped=mapped, host=args.host, port=args.port) as server:

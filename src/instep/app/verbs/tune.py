@@ -173,7 +173,7 @@ def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
     select_params(loaded, with_inputs(loaded, episodes), args.params, options.bounds)
     output = new_output("tune", args.out, seed=args.seed)
     output.read(Path(data) if Path(data).exists() else Path(data).parent)
-    output.read(loaded.root)
+    output.read_scene(loaded)
     with tune_progress(budget) as progress:
         found = identify(loaded, episodes, args.params, options, progress=progress)
     if not progress.ended:

@@ -55,13 +55,25 @@
     }
     return merged;
   };
+  // On a phone a logarithmic axis of several decades shows powers of ten only; their neighbours would lie over them.
+  const decades = (data) => {
+    const sizes = data.flatMap((t) => [...(t.x || []), ...(t.error_x?.arrayminus || []).map((e, i) => t.x[i] - e)]).filter((x) => x > 0);
+    return sizes.length ? Math.log10(Math.max(...sizes) / Math.min(...sizes)) : 0;
+  };
+  const thinned = (axis, data) => {
+    if (!narrow() || axis?.type !== "log" || !axis.tickvals || decades(data) < 1.5) return axis;
+    const kept = axis.tickvals.map((v, i) => i).filter((i) => Math.abs(Math.log10(axis.tickvals[i]) % 1) < 1e-6);
+    return { ...axis, tickvals: kept.map((i) => axis.tickvals[i]), ticktext: kept.map((i) => axis.ticktext[i]) };
+  };
   // A double click undoes a zoom, so no toolbar is needed; it would lie over the text.
   const config = { displayModeBar: false, responsive: true };
   const draw = (holder) => {
     const figure = figures[Number(holder.dataset.figure)];
     const palette = palettes[root.dataset.theme];
     holder.dataset.drawn = root.dataset.theme;
-    return Plotly.react(holder, painted(figure.data, palette), layoutOf(figure.layout, palette), config);
+    const layout = layoutOf(figure.layout, palette);
+    layout.xaxis = thinned(layout.xaxis, figure.data);
+    return Plotly.react(holder, painted(figure.data, palette), layout, config);
   };
   const visible = (holder) => !holder.closest("[hidden]") && !(holder.closest("details") && !holder.closest("details").open);
   const drawAll = () => Promise.all([...document.querySelectorAll(".figure")].filter(visible).map(draw));
@@ -77,7 +89,7 @@
     tabs.forEach((tab, i) => tab.addEventListener("click", () => {
       tabs.forEach((t, k) => t.setAttribute("aria-selected", String(k === i)));
       panels.forEach((p, k) => { p.hidden = k !== i; });
-      draw(panels[i].querySelector(".figure"));
+      panels[i].querySelectorAll(".figure").forEach(draw);
     }));
   });
   document.querySelectorAll("video").forEach((v) => {
