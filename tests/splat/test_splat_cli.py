@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 from test_fitting import coloured_table, orbit_cameras
 
 from instep.app.cli import main
@@ -137,6 +138,21 @@ def test_descriptions_that_do_not_hold_are_refused(
     (posed / "transforms.json").write_text(json.dumps(table))
     assert main(["scene", "splat", str(posed), "--out", str(posed.parent / "out")]) == 2
     assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_file_that_does_not_state_its_up_axis_is_rendered_by_the_one_that_is_given(tmp_path: Path) -> None:
+    save_gaussians(tmp_path / "z.ply", coloured_table())
+    save_gaussians(tmp_path / "y.ply", coloured_table(), up="y")
+    head, mark, rest = (tmp_path / "y.ply").read_bytes().partition(b"comment Vertical Axis: y\n")
+    assert mark
+    (tmp_path / "silent.ply").write_bytes(head + rest)
+    images: list[np.ndarray] = []
+    for name, words in {"z": [], "y": [], "silent": ["--up", "y"]}.items():
+        out = tmp_path / name
+        assert main(["scene", "splat", str(tmp_path / f"{name}.ply"), "--orbit", "0", "--out", str(out), *words]) == 0
+        images.append(imread(out / "render.png"))
+    assert np.abs(images[1] - images[0]).max() < 0.02 and np.abs(images[2] - images[0]).max() < 0.02
+    assert images[0].std() > 0.02
 
 
 def test_a_folder_without_poses_says_what_was_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from instep.robot import Recording
+from instep.physics.mujoco_cameras import render_cameras
+from instep.physics.mujoco_world import MujocoWorld
 from instep.scene.calibration import Calibration, load_calibration
 from instep.twin import TwinOptions, open_twin, track_recording
 from instep.twin.pose_solver import moved
@@ -36,8 +37,8 @@ def test_a_live_twin_takes_cameras_and_sizes_from_the_calibration(recording: Ren
     name, camera = next(iter(scene.cameras.items()))
     other = replace(camera, body_from_camera=moved(camera.body_from_camera, OFF))
     options = TwinOptions(calibration=Calibration({name: other}, {"tee": size}))
-    twin = open_twin(scene, Recording(recording.episode), options)
-    filtered = twin.correct
+    robot = render_cameras(MujocoWorld(scene), scene)
+    filtered = open_twin(scene, robot, options).correct
     assert next(c for c in filtered.rig.cameras if c.name == name) is other
-    plain = open_twin(scene, Recording(recording.episode)).correct
+    plain = open_twin(scene, robot).correct
     assert np.allclose(filtered.outline("tee").corners, plain.outline("tee").corners * size)

@@ -40,6 +40,8 @@ class SplatArgs:
     """first align cameras that disagree about the table; --no-align takes them as they are."""
     cameras: Path | None = None
     """a calibration file whose cameras take the place of those of the same name, as they are."""
+    up: Literal["y", "z"] = "z"
+    """the axis that points up in a .ply or .splat file of Gaussians that states none; most scanning apps write y."""
     orbit: int = 60
     """frames of the video of a camera that circles the scene; 0 for none."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -80,7 +82,7 @@ def splat(
         )
     loaded = Scene.load(scene) if scene else None
     if images.suffix.lower() in FORMATS:
-        gaussians = load_gaussians(images)
+        gaussians = load_gaussians(images, up=args.up)
         output = new_output("scene-splat", args.out, seed=args.seed)
         output.read(images)
         with _progress_bar() as report:
