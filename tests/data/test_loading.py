@@ -60,7 +60,7 @@ def test_a_file_and_a_folder_are_loaded_alike(logs: Path):
 def test_a_mapping_that_is_not_there_is_said(logs: Path):
     with pytest.raises(UnknownName, match="mapping"):
         load_episodes(logs, "nothing_like_it")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="There is no file"):
         load_episodes(logs, logs / "missing.toml")
 
 

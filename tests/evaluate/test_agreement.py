@@ -64,7 +64,7 @@ def test_a_table_is_read_or_refused_in_one_sentence(tmp_path):
     path.write_text(HEAD)
     with pytest.raises(BadInput, match="no rows"):
         read_rates(path)
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="There is no file"):
         read_rates(tmp_path / "none.csv")
     with pytest.raises(BadInput, match="one policy"):
         rank_agreement([SuccessRates("a", "x", 0.5, 0.4, 20, None)])

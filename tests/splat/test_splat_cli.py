@@ -123,7 +123,10 @@ def test_a_file_that_was_cut_off_is_refused_at_every_length(tmp_path: Path) -> N
     [
         ({"frames": []}, "lists no frames"),
         ({"fl_x": None}, "focal length"),
-        ({"frames": [{"file_path": "../secret.png", "transform_matrix": np.eye(4).tolist()}]}, "lies outside"),
+        (
+            {"frames": [{"file_path": "../secret.png", "transform_matrix": np.eye(4).tolist()}]},
+            "leads out of its folder",
+        ),
         ({"frames": [{"file_path": "missing.png", "transform_matrix": np.eye(4).tolist()}]}, "not there"),
         ({"frames": [{"file_path": "0.png", "transform_matrix": [[1, 2], [3, 4]]}]}, "lacks or misstates"),
     ],

@@ -61,5 +61,5 @@ def test_an_inflated_belief_is_less_sure_of_the_same_value(normal):
 
 def test_a_file_that_is_no_belief_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "other.json").write_text('{"kind": "gaussian"}')
-    with pytest.raises(BadInput, match="is not a belief that instep saved"):
+    with pytest.raises(BadInput, match="cannot be read as a belief that instep saved"):
         load_belief(tmp_path / "other.json")

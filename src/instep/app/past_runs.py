@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import tomllib
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from instep.core.errors import BadInput
+from instep.core.reading import read_json_table, read_toml
 from instep.core.records import frozen_dataclass
 from instep.core.type_guards import is_mapping, is_sequence
 
@@ -62,18 +62,17 @@ def _run(number: int, config: dict[str, Any], folder: Path) -> PastRun:
 def _config(path: Path) -> dict[str, Any] | None:
     """What a verb noted at its start; None where the file is not one of ours."""
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_toml(path)
+    except BadInput:
         return None
     return config if "verb" in config else None
 
 
 def _result(folder: Path) -> dict[str, Any]:
     try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json_table(folder / RESULT)
+    except BadInput:
         return {"headline": "no result", "verdict": "bad"}
-    return dict(result) if is_mapping(result) else {}
 
 
 def _started(config: dict[str, Any], folder: Path) -> datetime:

@@ -6,7 +6,8 @@ PyAV, h5py, zarr, mcap, rosbags): what they return is `Any`.
 
 from __future__ import annotations
 
-import json
+import io
+import math
 import os
 import shutil
 import uuid
@@ -15,12 +16,13 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.lazy import optional_library
+from instep.core.reading import check_regular, parse_json, parsing, read_file, read_text
 from instep.core.world import Array
 from instep.data.recorder.atomic import sync, sync_tree
 
@@ -28,6 +30,10 @@ MAX_DECODED = 2 << 30
 """Most bytes one table, archive member or image stack may decode to."""
 MAX_COMPRESSION_RATIO = 200
 """Most bytes a member of an archive may unpack to, for each byte stored."""
+MAX_RECORDING = 32 << 30
+"""Largest file of a recording [bytes]."""
+MAX_MEMBERS = 4096
+"""Most members of an archive that is read."""
 ALLOWED_KINDS = "biufU"
 """NumPy kinds that may come out of a file: booleans, integers, floats, text; never objects."""
 
@@ -39,27 +45,20 @@ def library(name: str) -> Any:
     return optional_library(name, "data")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its kind: what one sentence quotes."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-
-
 def open_parquet(path: Path) -> Any:
     """A parquet file whose tables, once decoded, are of bounded size; files are checked once.
 
     Text and image bytes are read as dictionaries, so that one long value repeated a million times stays one value.
     """
-    try:
-        stat = path.stat()
-    except OSError:
-        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
+    check_regular(path, MAX_RECORDING)
+    stat = path.stat()
     return _opened(str(path), stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=16)
 def _opened(path: str, mtime: int, size: int) -> Any:
-    pa, pq = library("pyarrow"), library("pyarrow.parquet")
-    try:
+    pq = library("pyarrow.parquet")
+    with parsing(path, "parquet"):
         metadata: Any = pq.read_metadata(path)
         columns = [metadata.schema.column(k) for k in range(metadata.num_columns)]
         decoded = decoded_bytes(metadata)
@@ -70,8 +69,6 @@ def _opened(path: str, mtime: int, size: int) -> Any:
             )
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         return pq.ParquetFile(path, read_dictionary=texts)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{path!r} cannot be read as parquet ({first_line(error)}).") from None
 
 
 def decoded_bytes(metadata: Any) -> int:
@@ -94,14 +91,10 @@ def read_table(path: Path) -> Any:
 
 def read_groups(file: Any, groups: list[int], path: Path) -> Any:
     """Some row groups of a parquet file as one table, or one sentence."""
-    pa = library("pyarrow")
-
-    try:
+    with parsing(path, "parquet"):
         table = file.read_row_groups(groups) if groups else file.schema_arrow.empty_table()
         table.validate(full=True)
         return table
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{str(path)!r} is damaged ({first_line(error)}).") from None
 
 
 def plain_text(table: Any) -> Any:
@@ -124,45 +117,47 @@ def plain_text(table: Any) -> Any:
 
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays of an NPZ file: no objects, no oversized members, nothing unpacked to disk."""
-    try:
+    check_regular(path, MAX_DECODED)
+    with parsing(path, "NPZ"):
         check_members(path)
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: check_array(stored[name], f"{name!r} of {str(path)!r}") for name in stored.files}
-    except FileNotFoundError:
-        raise BadInput(f"There is no file {str(path)!r}.") from None
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, MemoryError, SyntaxError, NotImplementedError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as NPZ ({first_line(error)}).") from None
-    except (RuntimeError, KeyError, TypeError, OverflowError) as error:
-        raise BadInput(f"{str(path)!r} is damaged ({first_line(error)}).") from None
+        with zipfile.ZipFile(path) as archive:
+            raw = {member.filename: archive.read(member) for member in archive.infolist()}
+        return {name.removesuffix(".npy"): _array(data, f"{name!r} of {str(path)!r}") for name, data in raw.items()}
+
+
+def read_npy(path: Path) -> Array:
+    """The array of an NPY file, which holds numbers or text."""
+    data = read_file(path, MAX_DECODED)
+    with parsing(path, "NPY"):
+        return _array(data, f"of {str(path)!r}")
+
+
+def _array(data: bytes, where: str) -> Array:
+    """An array of NPY bytes, whose header is checked against their number before anything is allocated."""
+    stream, npy = io.BytesIO(data), np.lib.format
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(stream))
+    if read_header is None:
+        raise BadInput(f"The array {where} is of an NPY version that is not read; 1.0 and 2.0 are.")
+    shape, _, dtype = read_header(stream)
+    if dtype.kind not in ALLOWED_KINDS:
+        raise BadInput(f"The array {where} holds {dtype}, but only numbers and text are read from files.")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > len(data):
+        raise BadInput(f"The array {where} announces the shape {shape} and has {len(data)} bytes; it is damaged.")
+    stream.seek(0)
+    return npy.read_array(stream, allow_pickle=False)
 
 
 def check_members(path: Path) -> None:
     """Refuse an archive whose members lead out of it or unpack to more than they should."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
+    if len(members) > MAX_MEMBERS:
+        raise BadInput(f"{str(path)!r} has {len(members)} members; an archive of at most {MAX_MEMBERS} is read.")
     for member in members:
         _check_member(member, path)
     total = sum(member.file_size for member in members)
     if total > MAX_DECODED:
         raise BadInput(f"{str(path)!r} would unpack to {total / 2**30:.3g} GiB, which is refused.")
-
-
-def check_array(array: Array, where: str) -> Array:
-    """An array of an allowed kind."""
-    if array.dtype.kind not in ALLOWED_KINDS:
-        raise BadInput(f"The array {where} holds {array.dtype}, but only numbers and text are read from files.")
-    return array
-
-
-def under(root: Path, name: str) -> Path:
-    """The path of a name below a folder; names that lead out of it are refused."""
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or "\0" in name or "\\" in name:
-        raise BadInput(f"The file name {name!r} leads out of its folder, which is refused.")
-    path = (root / pure).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise BadInput(f"The file {name!r} is a link that leads out of its folder, which is refused.")
-    return path
 
 
 def whole_number(value: Mapping[str, Any], name: str, where: str) -> int:
@@ -194,32 +189,10 @@ def new_folder(folder: Path) -> Generator[Path]:
     sync(folder.parent)
 
 
-def read_json(path: Path) -> Any:
-    """The value of a JSON file, or one sentence about what is wrong with it."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{str(path)!r} is not valid JSON ({str(error)[:80]}).") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The mapping of a JSON file."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise BadInput(f"{str(path)!r} should hold a JSON object.")
-    return cast(dict[str, Any], value)
-
-
 def read_lines(path: Path) -> list[Any]:
     """The values of a file with one JSON value per line."""
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except FileNotFoundError:
-        raise BadInput(f"{str(path)!r} is missing, so this is not a complete dataset.") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{str(path)!r} is not one JSON value per line ({str(error)[:80]}).") from None
+    lines = enumerate(read_text(path).splitlines(), 1)
+    return [parse_json(line, f"line {number} of {path}") for number, line in lines if line.strip()]
 
 
 def _check_member(member: zipfile.ZipInfo, path: Path) -> None:

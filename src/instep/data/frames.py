@@ -10,11 +10,17 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.reading import first_line
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
 from . import video
 from .files import library
+
+MAX_IMAGE = 256 << 20
+"""Largest file of one image [bytes]."""
+_JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Markers of JPEG headers that state the size."""
 
 
 class ImageSource(Protocol):
@@ -157,12 +163,27 @@ def decode_image(data: bytes) -> Array:
     codec = "png" if data[:8] == b"\x89PNG\r\n\x1a\n" else "mjpeg" if data[:2] == b"\xff\xd8" else ""
     if not codec:
         raise BadInput(f"An image of {len(data)} bytes is neither PNG nor JPEG; only these two are read.")
+    video.check_pixels(*_declared_size(data), f"a {codec} image of {len(data)} bytes")
     try:
         context: Any = av.codec.CodecContext.create(codec, "r")
         frames = context.decode(av.Packet(data)) or context.decode(None)
         return frames[0].to_ndarray(format="rgb24")
     except (OSError, ValueError, IndexError, MemoryError) as error:
-        raise BadInput(f"A {codec} image of {len(data)} bytes is damaged ({str(error)[:80]}).") from None
+        raise BadInput(f"A {codec} image of {len(data)} bytes is damaged ({first_line(error)}).") from None
+
+
+def _declared_size(data: bytes) -> tuple[int, int]:
+    """Width and height [pixels] in the header of a PNG or JPEG image; 0 where it has none."""
+    if data[:4] == b"\x89PNG":
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    place = 2
+    while place + 9 <= len(data) and data[place] == 0xFF:
+        if data[place + 1] in _JPEG_FRAMES:
+            return int.from_bytes(data[place + 7 : place + 9], "big"), int.from_bytes(
+                data[place + 5 : place + 7], "big"
+            )
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return 0, 0
 
 
 def encode_png(image: Array) -> bytes:

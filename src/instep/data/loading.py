@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TypeAlias
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import parsing
 from instep.core.world import Array
 
 from . import sandbox
@@ -18,7 +20,7 @@ from .formats.readers import runs
 from .formats.tabular import read_columns
 from .lerobot.reader import INFO, OWN, read_lerobot
 from .mapped_episode import episode_of
-from .mapping import DataMapping, from_file, shipped, shipped_mappings
+from .mapping import DataMapping, RawRun, from_file, shipped, shipped_mappings
 from .recorder.recorder import JOURNAL
 from .recorder.recovery import pending_episodes
 
@@ -63,7 +65,8 @@ def load_episodes(source: str | Path, mapping: MappingSource | None = None, *, s
     else:
         maps = _maps(mapping if mapping is not None else _mapping_name(folder, part))
         if folder.is_file():
-            maps = tuple(replace(data_map, files=(folder.name,)) for data_map in maps)
+            folder = folder.resolve() if folder.is_symlink() else folder  # whoever names a link means its file
+            maps = tuple(replace(data_map, files=(glob.escape(folder.name),)) for data_map in maps)
             folder = folder.parent
         sandbox.check_recordings(folder, maps)
         episodes = _mapped(folder, maps)
@@ -136,9 +139,14 @@ def _mapped(folder: Path, maps: Sequence[DataMapping]) -> Sequence[Episode]:
     for data_map in maps:
         if data_map.kind != "episodes":
             raise BadInput(f"{str(folder)!r} holds a {data_map.kind}, not episodes; read it with load_table.")
-        made = [own_episode(raw) or episode_of(raw, data_map) for raw in runs(folder, data_map)]
+        made = [_episode(raw, data_map) for raw in runs(folder, data_map)]
         episodes += _numbered(made) if data_map.repeats else made
     return tuple(episodes)
+
+
+def _episode(raw: RawRun, data_map: DataMapping) -> Episode:
+    with parsing(raw.name, f"what the mapping {data_map.name!r} describes"):
+        return own_episode(raw) or episode_of(raw, data_map)
 
 
 def _located(source: Path) -> tuple[Path, str]:

@@ -7,7 +7,6 @@ unit, and the sign, scale and offset to the scene's convention. `RawRun` is what
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
 from importlib.resources import files
@@ -17,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import parse_toml, parsing, read_text
 from instep.core.records import array_dataclass, frozen_dataclass
 
 SHIPPED = files("instep.data") / "maps"
@@ -157,7 +157,7 @@ def shipped_mappings() -> list[str]:
     for entry in sorted(SHIPPED.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".toml"):
             name = entry.name.removesuffix(".toml")
-            parts = _parsed(entry.read_text(encoding="utf-8"), name).get("parts", {})
+            parts = parse_toml(entry.read_text(encoding="utf-8"), name).get("parts", {})
             out += [name, *(f"{name}/{part}" for part in parts)]
     return out
 
@@ -173,15 +173,17 @@ def shipped(name: str) -> tuple[DataMapping, ...]:
 
 def from_file(path: Path) -> tuple[DataMapping, ...]:
     """The mapping in a file of one's own."""
-    try:
-        return parse(path.read_text(encoding="utf-8"), path.stem)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The mapping {str(path)!r} cannot be read ({error}).") from None
+    return parse(read_text(path), path.stem)
 
 
 def parse(text: str, name: str, part: str = "") -> tuple[DataMapping, ...]:
     """The mappings of a TOML text; `part` names one machine of a set that holds several."""
-    top = _parsed(text, name)
+    with parsing(name, "a mapping"):
+        return _parse(text, name, part)
+
+
+def _parse(text: str, name: str, part: str) -> tuple[DataMapping, ...]:
+    top = parse_toml(text, name)
     parts = cast(dict[str, dict[str, Any]], top.pop("parts", {}))
     join = bool(top.pop("join", False))
     if not parts:
@@ -195,13 +197,6 @@ def parse(text: str, name: str, part: str = "") -> tuple[DataMapping, ...]:
         raise BadInput(f"{name!r} holds recordings of different machines; name one of them: {known}.")
     chosen = [part] if part else list(parts)
     return tuple(_map(f"{name}/{key}", {**top, **parts[key]}) for key in chosen)
-
-
-def _parsed(text: str, name: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"The mapping {name!r} is not valid TOML ({error}).") from None
 
 
 def _map(name: str, top: Mapping[str, Any]) -> DataMapping:

@@ -17,11 +17,14 @@ from typing import Any, Self
 import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
+from instep.core.reading import check_regular, first_line, parsing
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.world import Array
 
-from .files import first_line, library
+from .files import MAX_RECORDING, library
 
+MAX_SIDE = 16_384
+"""Most pixels along a side of an image or video that is read."""
 CACHE_BYTES = 256 << 20
 """How many bytes of decoded frames one process keeps."""
 
@@ -198,6 +201,12 @@ class PacketWriter:
         self._container.close()
 
 
+def check_pixels(width: int, height: int, name: object) -> None:
+    """Refuse an image or a video of a size that no camera has, before anything is decoded."""
+    if max(width, height) > MAX_SIDE:
+        raise BadInput(f"{str(name)!r} has images of {width} x {height} pixels; up to {MAX_SIDE} each are read.")
+
+
 @array_dataclass
 class Index:
     """Where the frames of a video file are, in order of display."""
@@ -211,21 +220,19 @@ class Index:
 
 def index_of(path: Path) -> Index:
     """The frames of a video file; files are read once."""
+    check_regular(path, MAX_RECORDING)
     stat = path.stat()
     return _index(str(path), stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=512)
 def _index(path: str, mtime: int, size: int) -> Index:
-    try:
-        av = library("av")
-
-        with av.open(path) as container:
-            stream: Any = container.streams.video[0]
-            found = [(p.pts, p.is_keyframe) for p in container.demux(stream) if p.pts is not None]
-            base = Fraction(stream.time_base)
-    except (OSError, IndexError, ValueError, library("av").FFmpegError) as error:
-        raise BadInput(f"{path!r} cannot be read as video ({first_line(error)}).") from None
+    av = library("av")
+    with parsing(path, "video"), av.open(path) as container:
+        stream: Any = container.streams.video[0]
+        found = [(p.pts, p.is_keyframe) for p in container.demux(stream) if p.pts is not None]
+        base = Fraction(stream.time_base)
+        check_pixels(int(stream.codec_context.width), int(stream.codec_context.height), path)
     if not found:
         raise BadInput(f"{path!r} holds no video frames.")
     found.sort()
@@ -244,7 +251,7 @@ def facts(path: Path) -> VideoFacts:
     av = library("av")
 
     index = index_of(path)
-    with av.open(str(path)) as container:
+    with parsing(path, "video"), av.open(str(path)) as container:
         context: Any = container.streams.video[0].codec_context
         codec = {"libdav1d": "av1", "libaom-av1": "av1"}.get(str(context.name), str(context.name))
         return VideoFacts(int(context.width), int(context.height), codec, str(context.pix_fmt), len(index.pts))
@@ -277,20 +284,17 @@ def decode(path: Path, start: int, stop: int) -> Generator[Array]:
         return
     first = int(np.flatnonzero(index.key[: start + 1])[-1]) if index.key[: start + 1].any() else 0
     wanted = {int(p) for p in index.pts[start:stop]}
-    try:
-        with av.open(str(path)) as container:
-            stream: Any = container.streams.video[0]
-            stream.thread_type = "AUTO" if stop - start > 16 else "SLICE"
-            if first:
-                container.seek(int(index.pts[first]), stream=stream)
-            for frame in container.decode(stream):
-                if frame.pts in wanted:
-                    wanted.discard(frame.pts)
-                    yield frame.to_ndarray(format="rgb24")
-                if not wanted:
-                    return
-    except (OSError, ValueError, av.FFmpegError) as error:
-        raise BadInput(f"Frames {start} to {stop} of {str(path)!r} cannot be decoded ({first_line(error)}).") from None
+    with parsing(path, f"video, at its frames {start} to {stop}"), av.open(str(path)) as container:
+        stream: Any = container.streams.video[0]
+        stream.thread_type = "AUTO" if stop - start > 16 else "SLICE"
+        if first:
+            container.seek(int(index.pts[first]), stream=stream)
+        for frame in container.decode(stream):
+            if frame.pts in wanted:
+                wanted.discard(frame.pts)
+                yield frame.to_ndarray(format="rgb24")
+            if not wanted:
+                return
     raise BadInput(f"{len(wanted)} of the frames {start} to {stop} of {str(path)!r} are missing from the stream.")
 
 

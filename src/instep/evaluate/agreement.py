@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import parsing, read_text
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.statistics import MIN_POLICIES, Estimate, mmrv, mmrv_interval, mmrv_null, pearson, spearman, wilson
 from instep.core.trials import PredictionPowered, prediction_powered
@@ -175,11 +177,9 @@ def agreement_scores(found: Sequence[RankAgreement]) -> dict[str, Estimate]:
 
 
 def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"The table {str(path)!r} cannot be read ({error}).") from None
+    text = read_text(path)
+    with parsing(path, "CSV"):
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     if not rows:
         raise BadInput(f"The table {str(path)!r} has no rows; {', '.join(columns)} were expected.")
     for column in columns:

@@ -5,7 +5,6 @@ The engines are checked for parity first: what a policy does in engines that dis
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from functools import partial
@@ -19,7 +18,22 @@ import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Box, Param
+from instep.core.reading import read_toml
 from instep.core.records import array_dataclass, frozen_dataclass
+from instep.core.schema import (
+    ANY_TEXT,
+    MAYBE_NAMES,
+    NAMES,
+    NUMBER,
+    TABLE,
+    TABLES,
+    TEXT,
+    Entry,
+    at_least,
+    checked_table,
+    table_of,
+    whole_from,
+)
 from instep.core.statistics import Estimate, bootstrap, wilson
 from instep.core.world import MapFn, Policy, Simulator
 from instep.physics.engines import ENGINES, open_world
@@ -92,25 +106,33 @@ class GateRules:
     parity: ParityLimits = field(default_factory=ParityLimits)
 
 
+MAX_SEEDS = 1_000_000
+"""Most starts of a gate, and most worlds of a batch."""
+_TOP: Mapping[str, Entry] = {
+    "scene": TEXT, "rule": TABLES, "worlds": NAMES, "task": ANY_TEXT, "seeds": whole_from(1, MAX_SEEDS),
+    "first": whole_from(0, 2**31), "batch": whole_from(1, MAX_SEEDS), "variations": table_of(TABLE), "parity": TABLE,
+}  # fmt: skip
+_RULE: Mapping[str, Entry] = {
+    "measure": TEXT, "at_least": NUMBER, "at_most": NUMBER, "by": TEXT, "variation": ANY_TEXT
+}  # fmt: skip
+_VARIATION: Mapping[str, Entry] = {"latency": whole_from(0, 1000), "randomize": MAYBE_NAMES}
+_PARITY: Mapping[str, Entry] = {f.name: at_least(0.0) for f in fields(ParityLimits)}
+
+
 def read_gate_rules(path: str | Path) -> GateRules:
     """The rules in a TOML file."""
     path = Path(path)
     if not path.is_file():
         raise BadInput(f"There is no file {str(path)!r}; a gate needs rules, see examples/ci/rules.toml.")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
-    return gate_rules_from(table, path.name)
+    return gate_rules_from(read_toml(path), path.name)
 
 
 def gate_rules_from(table: Mapping[str, Any], name: str) -> GateRules:
     """The rules in a parsed table."""
-    known = {f.name for f in fields(GateRules)} - {"rules"} | {"rule"}
-    _known(table, known, f"entry of {name}")
+    checked_table(table, _TOP, name)
     if "scene" not in table:
         raise BadInput(f"{name} must say which scene the policy is judged in, as scene = 'pusht'.")
-    rules = tuple(_rule(entry, name) for entry in cast(list[Any], table.get("rule", [])))
+    rules = tuple(_rule(entry, name) for entry in table.get("rule", []))
     if not rules:
         raise BadInput(f"{name} has no [[rule]]; a gate without rules would let everything through.")
     made = {key: table[key] for key in ("scene", "task", "seeds", "first", "batch") if key in table}
@@ -118,8 +140,7 @@ def gate_rules_from(table: Mapping[str, Any], name: str) -> GateRules:
         made["worlds"] = tuple(str(word) for word in table["worlds"])
     if "variations" in table:
         made["variations"] = tuple(_variation(k, v, name) for k, v in table["variations"].items())
-    limits = cast(dict[str, Any], table.get("parity", {}))
-    _known(limits, {f.name for f in fields(ParityLimits)}, f"entry under [parity] of {name}")
+    limits = checked_table(table.get("parity", {}), _PARITY, f"[parity] of {name}")
     names = {variation.name for variation in made.get("variations", (Variation(),))}
     for rule in rules:
         if rule.variation and rule.variation not in names:
@@ -332,7 +353,7 @@ def _range(word: str, scene: Scene) -> Param:
 
 
 def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
-    _known(entry, {f.name for f in fields(GateRule)}, f"entry under [[rule]] of {name}")
+    checked_table(entry, _RULE, f"[[rule]] of {name}")
     measure = str(entry.get("measure", ""))
     if measure not in MEASURES:
         raise UnknownName("measure", measure, MEASURES)
@@ -345,11 +366,5 @@ def _rule(entry: Mapping[str, Any], name: str) -> GateRule:
 
 
 def _variation(key: str, entry: Mapping[str, Any], name: str) -> Variation:
-    _known(entry, {"latency", "randomize"}, f"entry under [variations.{key}] of {name}")
+    checked_table(entry, _VARIATION, f"[variations.{key}] of {name}")
     return Variation(key, int(entry.get("latency", 0)), tuple(entry.get("randomize", ())))
-
-
-def _known(table: Mapping[str, Any], known: set[str], what: str) -> None:
-    for key in table:
-        if key not in known:
-            raise UnknownName(what, key, known)

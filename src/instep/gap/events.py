@@ -7,17 +7,18 @@ of two worlds are matched by name and time: delays, missing and extra events, an
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import read_toml
 from instep.core.records import array_dataclass, frozen_dataclass
+from instep.core.schema import FLAG, NUMBER, TABLES, TEXT, Entry, at_least, checked_table
 from instep.core.statistics import Estimate, jackknife, wilson
 from instep.core.world import Array
 
@@ -100,11 +101,7 @@ def signal(episode: Episode, rule: EventRule) -> Array:
 
 def read_event_rules(path: Path) -> list[EventRule]:
     """Rules of a TOML file: [[event]] with name, signal, above or below, leave, dwell, from_start."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"The rules {str(path)!r} cannot be read ({error}).") from None
-    entries = cast(list[dict[str, Any]], table.get("event", []))
+    entries = checked_table(read_toml(path), {"event": TABLES}, path.name).get("event", [])
     if not entries:
         raise BadInput(f"The rules {str(path)!r} name no [[event]].")
     return [_rule(entry) for entry in entries]
@@ -130,11 +127,14 @@ def default_event_rules(episode: Episode, grippers: Mapping[str, float]) -> list
     return rules
 
 
+_ENTRIES: Mapping[str, Entry] = {
+    "name": TEXT, "signal": TEXT, "above": NUMBER, "below": NUMBER, "leave": NUMBER, "dwell": at_least(0.0),
+    "from_start": FLAG,
+}  # fmt: skip
+
+
 def _rule(entry: Mapping[str, Any]) -> EventRule:
-    known = {"name", "signal", "above", "below", "leave", "dwell", "from_start"}
-    for key in entry:
-        if key not in known:
-            raise UnknownName("entry of an event", key, known)
+    checked_table(entry, _ENTRIES, "[[event]]")
     if ("above" in entry) == ("below" in entry) or "name" not in entry or "signal" not in entry:
         raise BadInput("An event needs a name, a signal, and either 'above' or 'below'.")
     above = "above" in entry

@@ -13,10 +13,11 @@ from typing import cast
 import mujoco
 import numpy as np
 
-from instep.core.errors import BadInput
+from instep.core.reading import parsing
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, S, Spec, State, Wrapper
+from instep.data.files import read_npz
 from instep.scene.folder import Scene, SceneSimulator
 
 DELTA_FILE = "delta.npz"
@@ -63,12 +64,9 @@ class DeltaModel:
     @classmethod
     def load(cls, path: Path) -> DeltaModel:
         """Read it back."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                parts = {name: np.asarray(file[name]) for name in file.files}
-                return cls(tuple(str(label) for label in parts.pop("labels")), **parts)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"The delta-action model {str(path)!r} cannot be read: {error}.") from None
+        parts = read_npz(path)
+        with parsing(path, "a delta-action model"):
+            return cls(tuple(str(label) for label in parts.pop("labels")), **parts)
 
 
 @array_dataclass

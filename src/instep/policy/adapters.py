@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput, InstepError, MissingExtra
+from instep.core.reading import parsing, read_json_table
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.type_guards import is_table
 from instep.core.world import Array, Observation, Policy, Spec, Stateless
 
 from .chunking import Chunked
@@ -126,7 +125,9 @@ def lerobot_policy(folder: str, spec: Spec, map_file: Path | None = None) -> Pol
     local = place / "pretrained_model" if (place / "pretrained_model").is_dir() else place
     mapped = checked_map(read_map(map_file), spec) if map_file else lerobot_map(spec)
     if local.exists():
-        _check_features(_lerobot_config(local), mapped)
+        config = _lerobot_config(local)
+        with parsing(local / "config.json", "the description of a checkpoint"):
+            _check_features(config, mapped)
     try:
         from lerobot.configs.policies import PreTrainedConfig
         from lerobot.policies.factory import get_policy_class, make_pre_post_processors
@@ -169,13 +170,13 @@ def _numbers(tensor: Any) -> Array:
 
 def _lerobot_config(folder: Path) -> dict[str, Any]:
     try:
-        config: object = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = read_json_table(folder / "config.json")
+    except BadInput as error:
         raise BadInput(
-            f"{str(folder)!r} is not a LeRobot checkpoint: its config.json cannot be read ({error}); give the folder "
-            "with config.json and model.safetensors."
+            f"{str(folder)!r} is not a LeRobot checkpoint: its config.json cannot be read ({str(error).rstrip('.')}); "
+            "give the folder with config.json and model.safetensors."
         ) from None
-    if not is_table(config) or "type" not in config:
+    if "type" not in config:
         raise BadInput(f"config.json in {str(folder)!r} names no type of policy, so LeRobot did not write it.")
     return config
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput
+from instep.core.reading import parsing, read_file, read_json_table
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Observation, Spec
@@ -35,6 +36,10 @@ POSE_SCALES = ("joint_mean", "joint_size", "pose_mean")
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|b1"}
 MAX_TENSORS = 10_000
 """Most tensors of a weights file."""
+MAX_WEIGHTS = 8 << 30
+"""Largest weights file [bytes]."""
+MAX_HORIZON = 10_000
+"""Most actions of a chunk, and most integration steps of a flow."""
 MAX_HEADER_BYTES = 4 * 2**20
 """Longest header of a weights file [bytes]."""
 
@@ -113,16 +118,13 @@ def write_weights(path: Path, tensors: Mapping[str, Array]) -> Path:
 
 def read_weights(path: Path) -> dict[str, Array]:
     """The tensors of a safetensors file, each checked against the size of the file; all must be finite."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"Weights {str(path)!r} cannot be read: {error.strerror}.") from None
+    raw = read_file(path, MAX_WEIGHTS)
     size = struct.unpack("<Q", raw[:8])[0] if len(raw) >= 8 else MAX_HEADER_BYTES + 1
     if size > min(MAX_HEADER_BYTES, len(raw) - 8):
         raise BadInput(f"{path.name} is not a safetensors file: its header is longer than the file.")
     try:
         header = json.loads(raw[8 : 8 + size])
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise BadInput(f"{path.name} is not a safetensors file: its header is not JSON.") from None
     if not is_table(header) or len(header) > MAX_TENSORS:
         raise BadInput(f"{path.name} is not a safetensors file: its header lists no tensors, or too many.")
@@ -132,7 +134,7 @@ def read_weights(path: Path) -> dict[str, Array]:
 
 def _tensor(data: bytes, name: str, entry: Any, file: str) -> Array:
     wrong = BadInput(f"Tensor {name[:80]!r} of {file} does not fit the file; it was cut off or forged.")
-    if not is_table(entry) or entry.get("dtype") not in DTYPES:
+    if not is_table(entry) or not isinstance(entry.get("dtype"), str) or entry["dtype"] not in DTYPES:
         raise wrong
     shape, offsets, kind = entry.get("shape"), entry.get("data_offsets"), np.dtype(DTYPES[entry["dtype"]])
     if not is_list(shape) or not is_list(offsets) or len(offsets) != 2 or len(shape) > 8:
@@ -265,8 +267,8 @@ def load_policy(folder: str | Path, spec: Spec) -> Chunked:
 def read_policy(folder: Path) -> tuple[PolicyDescription, dict[str, Array]]:
     """The description and the weights in a folder."""
     path = folder / "policy.json"
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+    table = read_json_table(path)
+    with parsing(path, "the description of a policy"):
         if table.get("kind") != "flow" or table.get("version") != VERSION:
             raise BadInput(f"{str(path)!r} is of another kind or version than this release reads.")
         description = PolicyDescription(
@@ -274,13 +276,20 @@ def read_policy(folder: Path) -> tuple[PolicyDescription, dict[str, Array]]:
             int(table["horizon"]), int(table["execute"]), int(table["flow_steps"]), float(table["dt"]),
             int(table["image_size"]), {str(k): str(v) for k, v in table["metadata"].items()},
         )  # fmt: skip
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"There is no policy in {str(folder)!r}: {error}.") from None
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(f"{str(path)!r} does not describe a policy: {type(error).__name__} {error}.") from None
+    _check_description(description, path)
     tensors = read_weights(folder / "weights.safetensors")
     _check_sizes(description, tensors, folder)
     return description, tensors
+
+
+def _check_description(description: PolicyDescription, path: Path) -> None:
+    for name in ("horizon", "execute", "flow_steps", "image_size"):
+        if not 1 <= getattr(description, name) <= MAX_HORIZON:
+            raise BadInput(f"{str(path)!r} has {name} = {getattr(description, name)}; 1 to {MAX_HORIZON} was expected.")
+    if not 0 < description.dt < 1e3:
+        raise BadInput(f"{str(path)!r} has dt = {description.dt}; a control period in seconds was expected.")
+    if len(description.relative) != len(description.actions):
+        raise BadInput(f"{str(path)!r} has {len(description.relative)} flags 'relative' for its actions.")
 
 
 def _check_sizes(description: PolicyDescription, tensors: Mapping[str, Array], folder: Path) -> None:

@@ -6,14 +6,26 @@ world (joints, cameras, actions that are missing) by `checked_map`.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import read_toml
+from instep.core.schema import (
+    ANY_TEXT,
+    NAMES,
+    NUMBERS,
+    TEXT,
+    Entry,
+    at_least,
+    check_entry,
+    is_numbers,
+    is_whole,
+    one_of,
+    whole_from,
+)
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Spec
 
@@ -25,14 +37,7 @@ LISTS = {"state": VectorEntry, "action": VectorEntry, "image": ImageEntry}
 
 def read_map(path: Path) -> PolicyMap:
     """The map in a TOML file."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise BadInput(
-            f"There is no file {str(path)!r}; a map gives the policy's names of the world's values."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
+    table = read_toml(path)
     made = _fields(PolicyMap, table, path.name)
     for name, kind in LISTS.items():
         entries = table.get(name, [])
@@ -74,51 +79,27 @@ def checked_map(mapped: PolicyMap, spec: Spec) -> PolicyMap:
     return mapped
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _names(value: object) -> bool:
-    return is_list(value) and bool(value) and all(_text(one) for one in value) and len(set(value)) == len(value)
-
-
-def _numbers(value: object) -> bool:
-    return is_list(value) and all(_number(one) for one in value)
-
-
-def _one_of(*words: str) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: value in words, f"one of {', '.join(repr(word) for word in words)}"
-
-
-_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "key": (_text, "a name in quotes"),
-    "camera": (_text, "the name of a camera in quotes"),
-    "prompt_key": (_text, "a name in quotes"),
-    "prompt": (lambda value: isinstance(value, str), "a sentence in quotes"),
-    "release": (lambda value: isinstance(value, str), "a release in quotes, such as 'n1.6'"),
-    "joints": (_names, "a list of different names, such as ['shoulder', 'elbow']"),
-    "scale": (lambda value: _numbers(value) and 0 not in value, "a list of numbers other than 0"),
-    "offset": (_numbers, "a list of numbers"),
-    "unit": _one_of("", "deg"),
-    "kind": _one_of("absolute", "delta"),
-    "dtype": _one_of("float16", "float32", "float64"),
-    "layout": _one_of("HWC", "CHW"),
-    "size": (
-        lambda value: is_list(value) and len(value) == 2 and all(_whole(one) and one > 0 for one in value),
+_EXPECTED: Mapping[str, Entry] = {
+    "key": TEXT,
+    "camera": Entry(TEXT.usable, "the name of a camera in quotes"),
+    "prompt_key": TEXT,
+    "prompt": Entry(ANY_TEXT.usable, "a sentence in quotes"),
+    "release": Entry(ANY_TEXT.usable, "a release in quotes, such as 'n1.6'"),
+    "joints": NAMES,
+    "scale": Entry(lambda value: is_numbers(value) and 0 not in value, "a list of numbers other than 0"),
+    "offset": NUMBERS,
+    "unit": one_of("", "deg"),
+    "kind": one_of("absolute", "delta"),
+    "dtype": one_of("float16", "float32", "float64"),
+    "layout": one_of("HWC", "CHW"),
+    "size": Entry(
+        lambda value: is_list(value) and len(value) == 2 and all(is_whole(one) and 0 < one <= 8192 for one in value),
         "height and width in pixels, such as [224, 224]",
     ),
-    "execute": (lambda value: _whole(value) and value >= 0, "a whole number of actions, 0 for all of a chunk"),
-    "ensemble": (lambda value: _number(value) and value >= 0, "a decay of at least 0"),
+    "execute": Entry(whole_from(0, 10_000).usable, "a whole number of actions, 0 for all of a chunk"),
+    "ensemble": Entry(at_least(0.0).usable, "a decay of at least 0"),
 }
-"""Entry of a map -> whether a value can be used, and what is expected."""
+"""Entry of a map -> what it must hold."""
 
 
 def _fields(kind: type[Any], table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -130,9 +111,7 @@ def _fields(kind: type[Any], table: Mapping[str, Any], where: str) -> dict[str, 
             raise UnknownName(f"entry under {where}", name, known)
         if name in LISTS:
             continue
-        usable, words = _EXPECTED[name]
-        if not usable(value):
-            raise BadInput(f"{where} has {name} = {value!r}; expected {words}.")
+        check_entry(value, _EXPECTED[name], name, where)
         made[name] = tuple(value) if is_list(value) else value
     return made
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import read_json_table
 from instep.core.records import array_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array
@@ -108,16 +109,9 @@ def _entries(camera: Camera) -> dict[str, Any]:
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadInput(f"{path.name} is larger than {MAX_BYTES >> 20} MiB, too large for a calibration of cameras.")
-        table: object = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"The calibration {str(path)!r} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"The calibration {path.name} is not valid JSON: {error}.") from None
-    if not is_table(table):
-        raise BadInput(f"The calibration {path.name} must hold a JSON object with 'cameras' in it.")
-    return table
+        return read_json_table(path, MAX_BYTES)
+    except BadInput as error:
+        raise BadInput(f"The calibration {path.name} cannot be used: {error}") from None
 
 
 def _camera(name: str, given: object, where: str) -> Camera:

@@ -15,13 +15,32 @@ from instep.core import counter_rng
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
+from instep.core.reading import check_inside, inside
 from instep.core.records import array_dataclass
-from instep.core.type_guards import is_list
+from instep.core.schema import (
+    ANY_TEXT,
+    MAYBE_NAMES,
+    NAMES,
+    NUMBER,
+    NUMBERS,
+    POSITIVE,
+    RANGE,
+    TABLE,
+    TEXT,
+    Entry,
+    checked_table,
+    is_range,
+    shown,
+    table_of,
+    whole_from,
+)
 from instep.core.world import Array, Settings, Simulator, Spec
 
 from . import address
 from .camera import Camera, camera_names, camera_of
+from .compiling import checked_source
 from .model import ObservationReader, compile_model, free_bodies, observation_reader, scalar_joints
+from .model_limits import check_model
 from .model_source import ModelSource, read_source
 from .settings_file import read_table
 
@@ -29,9 +48,26 @@ SCENE_FILE = "scene.toml"
 ROBOT_FILES = (".xml", ".urdf", ".mjcf")
 """Endings of robot descriptions."""
 LIBRARY = Path(__file__).parent / "library"
-_TOP = frozenset(
-    ["about", "model", "rate", "source", "robot", "objects", "start", "cameras", "params", "settings", "task"]
+MAX_SIDE = 16_384
+"""Most pixels along a side of a camera's image."""
+MAX_START = 1e4
+"""Largest coordinate of an initial state [m or rad]."""
+_MOTION = Entry(
+    lambda value: POSITIVE.usable(value) or table_of(POSITIVE).usable(value), "a number above 0, or one by action label"
 )
+_SCHEMA: Mapping[str, Entry] = {
+    "about": ANY_TEXT, "model": TEXT, "rate": POSITIVE, "source": ANY_TEXT, "robot": TABLE, "objects": TABLE,
+    "start": TABLE, "cameras": table_of(TABLE), "params": table_of(RANGE), "settings": table_of(NUMBER), "task": TABLE,
+}  # fmt: skip
+"""Entries of scene.toml; those of its tables:"""
+_PARTS: Mapping[str, Mapping[str, Entry]] = {
+    "robot": {"joints": MAYBE_NAMES, "tip": TEXT, "tips": NAMES, "action_unit": ANY_TEXT, "limits": TABLE},
+    "objects": {"bodies": MAYBE_NAMES},
+}
+_LIMITS = {"velocity": _MOTION, "acceleration": _MOTION, "jerk": _MOTION}
+_CAMERA = {
+    "rate": POSITIVE, "width": whole_from(1, MAX_SIDE), "height": whole_from(1, MAX_SIDE), "distortion": NUMBERS,
+}  # fmt: skip
 
 
 @array_dataclass
@@ -218,7 +254,7 @@ def scene_of_file(path: Path, rate: float | None = None) -> Scene:
 
     `rate` is the control rate [Hz]; where it is not given, the whole number of physics steps nearest to 60 Hz.
     """
-    source = read_source(path)
+    source = _source(path)
     model = compile_model(source)
     if rate is None:
         steps = max(1, round((1 / 60) / model.opt.timestep))
@@ -234,11 +270,12 @@ def scene_of_file(path: Path, rate: float | None = None) -> Scene:
 
 def _from_folder(root: Path) -> Scene:
     table = _table(root / SCENE_FILE)
-    source = read_source(root / str(table.get("model", "scene.xml")), root)
+    source = _source(inside(root, str(table.get("model", "scene.xml"))), root)
     settings: Settings = table.get("settings", {})
     model = compile_model(source, history=address.LONGEST_DELAY if address.needs_memory(settings) else 0.0)
     if settings:
         model = address.write(model, settings)
+        check_model(model, SCENE_FILE)
     robot = tuple(table.get("robot", {}).get("joints", ()))
     objects = tuple(table.get("objects", {}).get("bodies", ()))
     dt = _period(root, table, model)
@@ -258,11 +295,19 @@ def _from_folder(root: Path) -> Scene:
     )  # fmt: skip
 
 
+def _source(path: Path, root: Path | None = None) -> ModelSource:
+    """The description of a model; one that does not come with instep is compiled in another process first."""
+    shipped = path.resolve().is_relative_to(LIBRARY)
+    return read_source(path, root) if shipped else checked_source(path, root)
+
+
 def _table(path: Path) -> dict[str, Any]:
-    table = read_table(path)
-    for key in table:
-        if key not in _TOP:
-            raise UnknownName(f"entry of {path.name}", key, _TOP)
+    table = checked_table(read_table(check_inside(path.parent, path)), _SCHEMA, path.name)
+    for part, schema in _PARTS.items():
+        checked_table(table.get(part, {}), schema, f"[{part}] of {path.name}")
+    checked_table(table.get("robot", {}).get("limits", {}), _LIMITS, f"[robot.limits] of {path.name}")
+    for name, camera in table.get("cameras", {}).items():
+        checked_table(camera, _CAMERA, f"[cameras.{name}] of {path.name}")
     return table
 
 
@@ -289,5 +334,8 @@ def _check_start(root: Path, initial: Mapping[str, Any], model: mujoco.MjModel, 
                 raise UnknownName("keyframe", str(given), keys)
         elif label not in known:
             raise UnknownName("coordinate", label, known)
-        elif not (is_list(given) and len(given) == 2 and all(math.isfinite(x) for x in given)):
-            raise BadInput(f"{label!r} under [start] of {root.name}/scene.toml must be [low, high], not {given!r}.")
+        elif not is_range(given) or max(map(abs, given)) > MAX_START:
+            raise BadInput(
+                f"{label!r} under [start] of {root.name}/scene.toml must be [low, high] within {MAX_START:g} m or rad, "
+                f"not {shown(given)}."
+            )

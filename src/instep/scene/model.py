@@ -15,6 +15,7 @@ from instep.core.records import array_dataclass
 from instep.core.world import Array, Channel, Observation, Spec, vector
 
 from .address import rotates
+from .model_limits import check_model
 from .model_source import ModelSource
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ MAX_SERVO_FREQUENCY = 100.0
 """Natural frequency up to which an added servo is stable at common time steps, also at its torque limit [rad/s]."""
 MIN_OVERLAP = 3e-4
 """Depth from which on links overlap, rather than touch [m]."""
-_MUST_BE_FINITE = ("body_mass", "body_inertia", "body_pos", "geom_size", "qpos0", "dof_damping", "actuator_gainprm")
 
 
 def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjModel:
@@ -43,7 +43,7 @@ def compile_model(source: ModelSource, *, history: float = 0.0) -> mujoco.MjMode
     spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
     buffer_commands(spec, history)
     model = _compiled(source, spec)
-    _check(source, model)
+    check_model(model, source.path.name)
     if exclude_overlaps(spec, model):
         model = _compiled(source, spec)
     return model
@@ -156,7 +156,7 @@ def _compiled(source: ModelSource, spec: Any) -> mujoco.MjModel:
 def _spec(source: ModelSource) -> Any:
     try:
         return mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
-    except (ValueError, mujoco.FatalError) as error:
+    except (ValueError, MemoryError, mujoco.FatalError) as error:
         raise _broken(source, error) from None
 
 
@@ -188,14 +188,6 @@ def _fresh(stem: str, number: int | None, taken: Any, fallback: int = 1) -> str:
     while name in names:
         name, fallback = f"{stem}_{fallback}", fallback + 1
     return name
-
-
-def _check(source: ModelSource, model: mujoco.MjModel) -> None:
-    for field in _MUST_BE_FINITE:
-        if not np.isfinite(getattr(model, field)).all():
-            raise BadInput(f"{source.path.name} has a value in {field} that is not a finite number.")
-    if model.nv == 0:
-        raise BadInput(f"{source.path.name} has no joint, so nothing in it can move.")
 
 
 # Plain numbers: MuJoCo's enums neither compare with nor equal the integers of a model's arrays.

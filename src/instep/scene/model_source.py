@@ -7,6 +7,7 @@ its includes are put in place, its files are read under one root, and MuJoCo get
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 import xml.etree.ElementTree as ET
 from dataclasses import field
@@ -15,6 +16,7 @@ from typing import Any
 from xml.parsers import expat
 
 from instep.core.errors import BadInput
+from instep.core.reading import read_file
 from instep.core.records import frozen_dataclass
 
 MAX_XML = 16 * 2**20
@@ -49,8 +51,12 @@ _NAMES = frozenset(
         "material",
     ]
 )
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf)(?:inity|\(.*\)?)?", re.IGNORECASE)
+"""How C writes what is not a finite number, `nan(7)` included."""
 _OPEN_ENDED = ("range", "ctrlrange", "forcerange", "actrange", "lengthrange", "actuatorfrcrange")
 """Attributes in which infinity means: no limit."""
+PNG = b"\x89PNG\r\n\x1a\n"
+"""First bytes of a PNG image."""
 _FILES = {"mesh": "meshdir", "texture": "texturedir", "hfield": "assetdir", "skin": "assetdir", "flexcomp": "meshdir"}
 _TEXTURE_FILES = ("file", "fileright", "fileleft", "fileup", "filedown", "filefront", "fileback")
 
@@ -62,6 +68,8 @@ class ModelSource:
     path: Path
     xml: str
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    attached: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Models that it attaches, where they are not yet in place."""
 
     @property
     def urdf(self) -> bool:
@@ -69,8 +77,11 @@ class ModelSource:
         return self.xml.startswith("<robot")
 
 
-def read_source(path: Path, root: Path | None = None) -> ModelSource:
-    """Read an MJCF or URDF file; includes, meshes and textures must lie under `root` (default: the file's folder)."""
+def read_source(path: Path, root: Path | None = None, *, attach: bool = True) -> ModelSource:
+    """Read an MJCF or URDF file; includes, meshes and textures must lie under `root` (default: the file's folder).
+
+    Attached models are put in place by MuJoCo; with `attach=False` they are only read.
+    """
     path = Path(path)
     reader = _Reader((root or path.parent).resolve(), path.name)
     tree = reader.parse(path)
@@ -81,6 +92,8 @@ def read_source(path: Path, root: Path | None = None) -> ModelSource:
     else:
         raise BadInput(f"{path.name} starts with <{tree.tag}>, but a robot is described by <mujoco> or <robot> (URDF).")
     xml = ET.tostring(tree, encoding="unicode")
+    if reader.models and not attach:
+        return ModelSource(path, xml, reader.files, reader.models)
     return ModelSource(path, _flattened(path.name, xml, reader) if reader.models else xml, reader.files)
 
 
@@ -121,10 +134,7 @@ class _Reader:
 
     def parse(self, path: Path) -> ET.Element:
         """The tree of one XML file, with DOCTYPE and ENTITY refused while reading."""
-        if not path.is_file():
-            raise BadInput(f"There is no file {str(path)!r}; give the path of an MJCF or URDF file.")
-        if path.stat().st_size > MAX_XML:
-            raise BadInput(f"{path.name} is larger than {MAX_XML >> 20} MiB, which is not a robot description.")
+        text = read_file(path, MAX_XML)
         builder, depth = ET.TreeBuilder(), 0
         parser = expat.ParserCreate()
 
@@ -149,8 +159,8 @@ class _Reader:
         parser.StartDoctypeDeclHandler = parser.EntityDeclHandler = reject
         parser.ExternalEntityRefHandler = reject
         try:
-            parser.Parse(path.read_bytes(), True)
-        except expat.ExpatError as error:
+            parser.Parse(text, True)
+        except (expat.ExpatError, ValueError, LookupError) as error:
             raise BadInput(f"{path.name} is not well-formed XML: {error}.") from None
         return builder.close()
 
@@ -172,13 +182,16 @@ class _Reader:
     def check(self, element: ET.Element, copies: int) -> None:
         """Refuse what would make the compiler hang or hand NaN to the physics."""
         if element.tag == "replicate":
-            copies *= max(1, self.whole(element, "count"))
-            if copies > MAX_COPIES:
-                raise BadInput(f"{self.name} replicates a body {copies} times; at most {MAX_COPIES} copies are read.")
+            count = self.whole(element, "count")
+            copies *= max(1, count)
+            if count < 0 or copies > MAX_COPIES:
+                raise BadInput(
+                    f"{self.name} replicates a body {min(count, copies)} times; at most {MAX_COPIES} copies are read."
+                )
         attributes, most = _CELLS.get(element.tag, ((), 0))
         if attributes:
             cells = math.prod(self.whole(element, name) or 1 for name in attributes)
-            if cells > most:
+            if not 0 <= cells <= most:
                 raise BadInput(f"<{element.tag}> in {self.name} asks for {cells} cells; at most {most} are read.")
         if element.tag == "size":
             self.check_size(element)
@@ -190,8 +203,9 @@ class _Reader:
 
     def check_finite(self, element: ET.Element, name: str, value: str) -> None:
         for word in value.split():
-            bad = word.lower().lstrip("+-")
-            if bad == "nan" or (bad in ("inf", "infinity") and name not in _OPEN_ENDED):
+            if not (bad := _NOT_FINITE.fullmatch(word)):
+                continue
+            if bad[1].lower() == "nan" or name not in _OPEN_ENDED:
                 label = element.get("name")
                 where = f"<{element.tag}{f' name={label!r}' if label else ''}>"
                 raise BadInput(f"{name} of {where} in {self.name} is {word!r}; it must be a finite number.")
@@ -203,7 +217,7 @@ class _Reader:
         if digits.lstrip("-").isdigit() and int(digits) * scale > 2**28:
             raise BadInput(f"{self.name} asks for {memory} of memory; at most 256M are given.")
         for name in element.attrib:
-            if name != "memory" and self.whole(element, name) > 1_000_000:
+            if name != "memory" and not -1 <= self.whole(element, name) <= 1_000_000:
                 raise BadInput(f"{self.name} asks for {name}={element.get(name)}; at most 1000000 are given.")
 
     def whole(self, element: ET.Element, name: str) -> int:
@@ -289,19 +303,31 @@ class _Reader:
         path = self.inside(wanted, kind)
         key = f"{len(self.files):03d}_{path.name}"
         for known, content in self.files.items():
-            if known.split("_", 1)[1] == path.name and content == path.read_bytes():
+            if known.split("_", 1)[1] == path.name and content == read_file(path, MAX_FILES):
                 return known
-        self.bytes += path.stat().st_size
+        data = read_file(path, MAX_FILES)
+        if data[:8] == PNG:
+            self.check_image(data, path.name)
+        self.bytes += len(data)
         if self.bytes > MAX_FILES:
             raise BadInput(f"The meshes and textures of {self.name} are larger than {MAX_FILES >> 20} MiB in all.")
-        self.files[key] = path.read_bytes()
+        self.files[key] = data
         return key
+
+    def check_image(self, data: bytes, name: str) -> None:
+        """Refuse a PNG image of more pixels than a texture may have, before it is unpacked."""
+        width, height = (int.from_bytes(data[k : k + 4], "big") for k in (16, 20))
+        if not 0 < width * height <= _CELLS["texture"][1]:
+            raise BadInput(f"The image {name} that {self.name} names has {width} x {height} pixels, which is refused.")
 
     def inside(self, wanted: str, kind: str) -> Path:
         """The path of a file named in the description, which must not leave the root."""
         if not wanted or "\0" in wanted or "://" in wanted:
             raise BadInput(f"{self.name} names the {kind} file {wanted!r}; a path inside its folder was expected.")
-        path = (self.root / wanted).resolve()
+        try:
+            path = (self.root / wanted).resolve()
+        except (OSError, RuntimeError):
+            raise BadInput(f"{self.name} names the {kind} file {wanted!r}, which is a link to itself.") from None
         if Path(wanted).is_absolute() or not path.is_relative_to(self.root):
             raise BadInput(
                 f"{self.name} names the {kind} file {wanted!r}, which lies outside {self.root.name!r}; "

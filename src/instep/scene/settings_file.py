@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instep.core.errors import BadInput
+from instep.core.reading import first_line, read_text
 
 if TYPE_CHECKING:
     from .folder import Scene
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 def read_table(path: Path) -> dict[str, Any]:
     """The content of a TOML file; `BadInput` where it is not valid."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} in {path.parent.name!r} is not valid TOML: {error}.") from None
+        return tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path.name} in {path.parent.name!r} is not valid TOML: {first_line(error)}.") from None
 
 
 def write_scene_table(path: Path, scene: Scene, about: str = "", *, cameras: Sequence[str] = ()) -> None:

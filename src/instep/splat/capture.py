@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import check_inside, find_inside, inside, parsing, read_file, read_json_table
 from instep.core.records import array_dataclass
-from instep.core.type_guards import is_list, is_table
+from instep.core.type_guards import is_list
 from instep.core.world import Array
-from instep.data.frames import Frames, open_stills, open_video
+from instep.data.files import read_npy
+from instep.data.frames import MAX_IMAGE, Frames, open_stills, open_video
 from instep.scene.calibration import Calibration
 from instep.scene.camera import Camera
 from instep.splat.io.embodied import ScannedBody, load_scanned_body
@@ -55,14 +56,17 @@ def load_capture(folder: str | Path) -> Capture:
     Beside them may lie `ground.npy` or `points.npy` [n, 3], `ground_plane.json`, and bodies as Embodied-Gaussians JSON.
     """
     folder = Path(folder)
-    if (folder / "cameras.json").is_file():
-        shots = _videos(folder)
-    elif (folder / "transforms.json").is_file():
-        shots = _stills(folder)
-    else:
-        raise BadInput(f"{str(folder)!r} holds neither cameras.json nor transforms.json; posed images were expected.")
-    points = _points(folder)
-    return Capture(shots, points, _plane(folder, points), _bodies(folder))
+    with parsing(folder, "posed images"):
+        if (folder / "cameras.json").exists():
+            shots = _videos(folder)
+        elif (folder / "transforms.json").exists():
+            shots = _stills(folder)
+        else:
+            raise BadInput(
+                f"{str(folder)!r} holds neither cameras.json nor transforms.json; posed images were expected."
+            )
+        points = _points(folder)
+        return Capture(shots, points, _plane(folder, points), _bodies(folder))
 
 
 def calibrated_capture(capture: Capture, calibration: Calibration) -> Capture:
@@ -121,7 +125,7 @@ def _stills(folder: Path) -> tuple[CameraRecording, ...]:
             place = np.asarray(frame["transform_matrix"], float).reshape(4, 4) @ _FLIP
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"Frame {number} in {folder.name}/transforms.json lacks or misstates {error}.") from None
-        images = open_stills(lambda _, path=path: path.read_bytes(), 1)
+        images = open_stills(lambda _, path=path: read_file(path, MAX_IMAGE), 1)
         _, height, width, _ = images.shape
         camera = _intrinsics({**table, **frame}, path.stem, width, height, place)
         shots.append(CameraRecording(camera, images, np.array([float(number)])))
@@ -145,12 +149,10 @@ def _intrinsics(table: dict[str, Any], name: str, width: int, height: int, place
 def _points(folder: Path) -> Array:
     for name in ("points.npy", "ground.npy"):
         path = folder / name
-        if path.is_file():
-            try:
-                points = np.load(path, allow_pickle=False)
-            except (ValueError, OSError, EOFError) as error:
-                raise BadInput(f"{name} is not an array of numbers: {error}.") from None
-            if points.ndim != 2 or points.shape[1] != 3 or not np.isfinite(points).all():
+        if path.exists():
+            check_inside(folder, path)
+            points = read_npy(path)
+            if points.dtype.kind not in "fiu" or points.shape[1:] != (3,) or not np.isfinite(points).all():
                 raise BadInput(f"{name} has the shape {points.shape}; finite points [n, 3] were expected.")
             return np.asarray(points, float)
     return np.zeros((0, 3))
@@ -168,33 +170,21 @@ def _plane(folder: Path, points: Array) -> Plane | None:
 
 
 def _bodies(folder: Path) -> tuple[ScannedBody, ...]:
-    return tuple(load_scanned_body(path) for path in sorted(folder.glob("*.json")) if _describes_body(path))
+    return tuple(load_scanned_body(path) for path in find_inside(folder, "*.json") if _describes_body(path))
 
 
 def _describes_body(path: Path) -> bool:
-    small = path.stat().st_size <= _MAX_JSON
-    return small and '"gaussians"' in path.read_text(encoding="utf-8", errors="replace")
+    small = path.is_file() and path.stat().st_size <= _MAX_JSON
+    return small and b'"gaussians"' in read_file(path, _MAX_JSON)
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise BadInput(f"{path.name} is larger than {_MAX_JSON >> 20} MiB, too large for a description.")
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInput(f"{path.name} is named but not there.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
-    if not is_table(table):
-        raise BadInput(f"{path.name} must hold a JSON object.")
-    return table
+    return read_json_table(check_inside(path.parent, path), _MAX_JSON)
 
 
 def _under(folder: Path, name: object) -> Path:
     """A file below the folder, whatever a stranger's description says."""
-    path = (folder / str(name)).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise BadInput(f"{str(name)!r} lies outside {folder.name!r}; files must be in the folder that names them.")
+    path = inside(folder, str(name))
     if not path.is_file():
         raise BadInput(f"{str(name)!r} is named but not there.")
     return path

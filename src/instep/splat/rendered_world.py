@@ -7,7 +7,6 @@ noise and delay: on a robot nothing else is known. Sensor gain, colour and noise
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
@@ -20,6 +19,7 @@ from instep.core import counter_rng
 from instep.core.episode import Episode, by_label
 from instep.core.errors import BadInput, UnknownName
 from instep.core.poses import quat_exp, quat_mul
+from instep.core.reading import read_toml
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, W, Wrapper
@@ -328,12 +328,7 @@ def load_rendered_cameras(
 
 def cameras_table(path: Path) -> dict[str, Any]:
     """The TOML of rendered cameras, as it is written."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"Rendered cameras {str(path)!r} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid TOML: {error}.") from None
+    return read_toml(path)
 
 
 def _camera(name: str, given: Any, bodies: list[str], path: Path) -> Camera:

@@ -12,9 +12,11 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.param import Belief, Box, Param
+from instep.core.reading import parsing, read_json_table
 from instep.core.records import frozen_dataclass
 from instep.core.statistics import Estimate
 from instep.core.world import Array
+from instep.data.files import read_npz
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -183,18 +185,15 @@ def load_belief(path: Path) -> Posterior | Box:
             raise BadInput(
                 f"The folder {str(path.parent)!r} holds no {path.name}; run instep tune with --posterior first."
             )
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+    table = read_json_table(path)
+    with parsing(path, "a belief that instep saved"):
         params = tuple(Param(k["address"], k["low"], k["high"], k["log"], k["unit"]) for k in table["params"])
         if table["kind"] == "box":
             return Box(params)
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as numbers:
-            arrays = {name: np.asarray(numbers[name], float) for name in numbers.files}
+        arrays = {name: np.asarray(array, float) for name, array in read_npz(path.with_suffix(".npz")).items()}
         if table["kind"] == "gaussian":
             return GaussianBelief(params, arrays["mean"], arrays["covariance"])
         return SampleBelief(params, arrays["points"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{str(path)!r} is not a belief that instep saved: {error}.") from None
 
 
 def _named(kind: str, params: Sequence[Param], *numbers: Array) -> str:

@@ -5,7 +5,7 @@ Images stay in their file until they are used. Episodes are written to HDF5 in A
 
 from __future__ import annotations
 
-import zipfile
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import check_inside, check_regular, parsing
 from instep.core.records import frozen_dataclass
 from instep.core.world import Array
-from instep.data.files import ALLOWED_KINDS, MAX_DECODED, check_members, first_line, library
+from instep.data.files import ALLOWED_KINDS, MAX_COMPRESSION_RATIO, MAX_DECODED, MAX_RECORDING, check_members, library
 from instep.data.frames import Frames, IndexedImages, decode_image
 from instep.data.lerobot.features import CAMERA_PREFIX, is_image
 from instep.data.mapping import RawRun
+from instep.data.video import check_pixels
 
 ALOHA_NAMES = {
     "q": "observations/qpos",
@@ -34,16 +36,12 @@ ALOHA_NAMES = {
 def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run: every array of the file under its path, `observations/qpos`; attributes become the header."""
     h5py = library("h5py")
+    check_regular(path, MAX_RECORDING)
     columns: dict[str, Any] = {}
-    try:
-        with h5py.File(path, "r") as file:
-            header = {str(name): str(value) for name, value in file.attrs.items()}
-            for name in _names(file, ""):
-                columns[name] = _column(path, name, file[name], header)
-    except FileNotFoundError:
-        raise BadInput(f"There is no file {str(path)!r}.") from None
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as HDF5 ({first_line(error)}).") from None
+    with parsing(path, "HDF5"), h5py.File(path, "r") as file:
+        header = {str(name): str(value) for name, value in file.attrs.items()}
+        for name in _names(file, ""):
+            columns[name] = _column(path, name, file[name], header)
     if not columns:
         raise BadInput(f"{str(path)!r} holds no arrays.")
     yield RawRun(path.name, columns, header)
@@ -103,13 +101,18 @@ def _column(path: Path, name: str, dataset: Any, header: dict[str, str]) -> Any:
         header[name] = str(dataset[()])
         return np.zeros(0)
     if dataset.ndim == 4 and dataset.shape[3] == 3 and dataset.dtype == np.uint8:
+        check_pixels(int(dataset.shape[2]), int(dataset.shape[1]), f"{name} of {path}")
         source = _Hdf5Images(path, name, (int(dataset.shape[1]), int(dataset.shape[2])))
         return Frames(source, np.arange(int(dataset.shape[0])))
     if dataset.ndim == 2 and dataset.dtype == np.uint8 and header.get("compress") in ("True", "1"):
         first = decode_image(bytes(np.asarray(dataset[0])))
         return Frames(_Hdf5Images(path, name, (first.shape[0], first.shape[1])), np.arange(int(dataset.shape[0])))
-    if dataset.size * dataset.dtype.itemsize > MAX_DECODED:
-        raise BadInput(f"{name!r} of {str(path)!r} would take {dataset.nbytes / 2**30:.3g} GiB, which is refused.")
+    stored = path.stat().st_size
+    if dataset.nbytes > min(MAX_DECODED, MAX_COMPRESSION_RATIO * stored + (1 << 20)):
+        raise BadInput(
+            f"{name!r} of {str(path)!r} would take {dataset.nbytes / 2**20:.3g} MiB, and the file has "
+            f"{stored / 2**20:.3g}; that is refused."
+        )
     return np.asarray(dataset[()])
 
 
@@ -135,13 +138,11 @@ class _Hdf5Images:
 def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run per episode: the arrays under `data`, cut at `meta/episode_ends`; images stay in the store."""
     zarr = library("zarr")
-    try:
+    with parsing(path, "zarr"):
         group: Any = zarr.open_group(_store(path), mode="r")
         arrays = {str(name): group["data"][name] for name in group["data"]}
-        ends = [int(end) for end in group["meta/episode_ends"][:]]
+        ends = [int(end) for end in np.asarray(_zarr_column("episode_ends", group["meta/episode_ends"], path))]
         columns = {name: _zarr_column(name, array, path) for name, array in arrays.items()}
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as zarr ({first_line(error)}).") from None
     if not columns or not ends or min(len(column) for column in columns.values()) < ends[-1]:
         raise BadInput(f"{str(path)!r} should hold arrays under 'data' as long as 'meta/episode_ends' says.")
     start = 0
@@ -155,6 +156,10 @@ def read_zarr(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 
 def _store(path: Path) -> Any:
     if path.is_dir():
+        for file in path.rglob("*"):
+            check_inside(path, file)
+            if not file.is_dir():
+                check_regular(file, MAX_DECODED)
         return str(path)
     check_members(path)
     return library("zarr.storage").ZipStore(path, mode="r")
@@ -166,8 +171,9 @@ def _zarr_column(name: str, array: Any, path: Path) -> Any:
     if array.ndim == 4 and array.shape[3] == 3:
         source = IndexedImages(lambda k: _zarr_image(array, k), (int(array.shape[1]), int(array.shape[2])))
         return Frames(source, np.arange(int(array.shape[0])))
-    if array.size * array.dtype.itemsize > MAX_DECODED:
-        raise BadInput(f"{name!r} of {str(path)!r} would take {array.nbytes / 2**30:.3g} GiB, which is refused.")
+    largest = max(math.prod(array.chunks), math.prod(array.shape)) * array.dtype.itemsize
+    if min(array.shape, default=0) < 0 or min(array.chunks, default=1) < 1 or largest > MAX_DECODED:
+        raise BadInput(f"{name!r} of {str(path)!r} would take {largest / 2**30:.3g} GiB, which is refused.")
     return np.asarray(array[:])
 
 

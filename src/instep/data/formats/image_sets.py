@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.reading import find_inside, inside, read_file, read_json_table, read_text
 from instep.core.world import Array
-from instep.data.files import read_object, under
-from instep.data.frames import Frames, open_stills, open_video
+from instep.data.frames import MAX_IMAGE, Frames, open_stills, open_video
 from instep.data.mapping import RawRun
 from instep.data.resample import latest
 
@@ -22,10 +22,10 @@ def read_cameras(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     streams: dict[str, tuple[Array, Frames]] = {}
     header: dict[str, str] = {}
     prefix = str(options.get("prefix", "cam_"))
-    for name, entry in read_object(path).items():
-        meta = read_object(under(path.parent, str(entry["metadata_path"])))
+    for name, entry in read_json_table(path).items():
+        meta = read_json_table(inside(path.parent, str(entry["metadata_path"])))
         stamps = np.asarray(meta["timestamps"], float)
-        frames = open_video(under(path.parent, str(entry["video_path"])))
+        frames = open_video(inside(path.parent, str(entry["video_path"])))
         if len(frames) != len(stamps):
             raise BadInput(f"Camera {name!r} has {len(frames)} frames, but {len(stamps)} stamps: they disagree.")
         streams[prefix + name] = (stamps, frames)
@@ -48,29 +48,27 @@ def read_stills(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 
     `path` is the folder; `images` and `poses` are patterns below it, the latter with {stem}.
     """
-    files = sorted(path.glob(str(options.get("images", "images/*.jpg"))), key=_number)
+    files = sorted(find_inside(path, str(options.get("images", "images/*.jpg"))), key=_number)
     if not files:
         raise BadInput(f"There are no images in {str(path)!r}.")
     pattern = str(options.get("poses", "poses/{stem}.yaml"))
-    poses = [_read_flat_yaml(under(path, pattern.replace("{stem}", file.stem))) for file in files]
+    poses = [_read_flat_yaml(inside(path, pattern.replace("{stem}", file.stem))) for file in files]
     names = list(poses[0])
     for file, pose in zip(files, poses, strict=True):
         if set(pose) != set(names):
             raise BadInput(f"The pose of {file.name!r} has the entries {sorted(pose)}, but others {sorted(names)}.")
     columns: dict[str, Any] = {name: np.array([pose[name] for pose in poses]) for name in names}
     columns["number"] = np.array([_number(file) for file in files], float)
-    columns["image"] = open_stills(lambda k: files[k].read_bytes(), len(files))
+    columns["image"] = open_stills(lambda k: read_file(files[k], MAX_IMAGE), len(files))
     yield RawRun(path.name, columns)
 
 
 def _read_flat_yaml(path: Path) -> dict[str, float]:
     """The numbers of a YAML file that is no more than `name: number` lines."""
     try:
-        lines = [line.split("#", 1)[0] for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.split("#", 1)[0] for line in read_text(path).splitlines()]
         pairs = [line.split(":", 1) for line in lines if line.strip()]
         return {name.strip(): float(value) for name, value in pairs}
-    except FileNotFoundError:
-        raise BadInput(f"There is no file {str(path)!r}.") from None
     except ValueError as error:
         raise BadInput(f"{str(path)!r} should hold lines of 'name: number' ({error}).") from None
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import check_regular, parsing
 from instep.core.records import array_dataclass
 from instep.core.world import Array
-from instep.data.files import first_line, library
+from instep.data.files import ALLOWED_KINDS, MAX_RECORDING, library
 from instep.data.frames import encode_png, open_stills
 from instep.data.lerobot.features import channel_of, is_image, spec_from_json, spec_to_json
 from instep.data.mapping import RawRun
@@ -71,6 +72,7 @@ def transforms_of(episode: Episode) -> list[FramePose]:
 
 def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One run: an episode we wrote comes back as it was, any other log by its joint states, images and poses."""
+    check_regular(path, MAX_RECORDING)
     own = _own(path)
     log = MessageLog()
     for topic, kind, received, message in _messages(path, log):
@@ -193,6 +195,8 @@ def _as_written(name: str, log: MessageLog, own: Mapping[str, str]) -> RawRun:
     kinds, shapes = json.loads(own["dtypes"]), json.loads(own["shapes"])
     columns: dict[str, Any] = {}
     for column, kind in kinds.items():
+        if np.dtype(kind).kind not in ALLOWED_KINDS:
+            raise BadInput(f"The column {column!r} of {name!r} is of the type {kind!r}; only numbers are read.")
         stream = log.joints.get(_topic(column))
         if stream is not None:
             rows = [value.get("position", np.zeros(0)) for value in stream.values]
@@ -224,40 +228,30 @@ def own_episode(raw: RawRun) -> Episode | None:
 
 def _own(path: Path) -> dict[str, str] | None:
     reading = library("mcap.reader")
-    try:
-        with path.open("rb") as file:
-            for record in reading.make_reader(file).iter_metadata():
-                if record.name == OWN:
-                    return dict(record.metadata)
-    except FileNotFoundError:
-        raise BadInput(f"There is no file {str(path)!r}.") from None
-    except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the file is damaged
-        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({first_line(error)}).") from None
+    with parsing(path, "MCAP"), path.open("rb") as file:
+        for record in reading.make_reader(file).iter_metadata():
+            if record.name == OWN:
+                return dict(record.metadata)
     return None
 
 
 def _messages(path: Path, log: MessageLog) -> Iterator[tuple[str, str, float, Any]]:
     reading, ros2 = library("mcap.reader"), library("mcap_ros2.decoder")
     factory: Any = ros2.DecoderFactory()
-    try:
-        with path.open("rb") as file:
-            for schema, channel, message in reading.make_reader(file).iter_messages():
-                kind = schema.name if schema else "without a schema"
-                if channel.message_encoding == "json":
-                    value: Any = _namespace(json.loads(message.data))
-                elif schema and schema.encoding in ("ros2msg", "ros2idl"):
-                    decode = factory.decoder_for(channel.message_encoding, schema)
-                    value = decode(message.data) if decode else None
-                else:
-                    value = None
-                if value is None:
-                    log.skip(f"{kind} as {channel.message_encoding}")
-                    continue
-                yield channel.topic, kind, message.log_time * 1e-9, value
-    except BadInput:
-        raise
-    except Exception as error:  # noqa: BLE001  # the library raises many kinds; each means the file is damaged
-        raise BadInput(f"{str(path)!r} cannot be read as MCAP ({first_line(error)}).") from None
+    with parsing(path, "MCAP"), path.open("rb") as file:
+        for schema, channel, message in reading.make_reader(file).iter_messages():
+            kind = schema.name if schema else "without a schema"
+            if channel.message_encoding == "json":
+                value: Any = _namespace(json.loads(message.data))
+            elif schema and schema.encoding in ("ros2msg", "ros2idl"):
+                decode = factory.decoder_for(channel.message_encoding, schema)
+                value = decode(message.data) if decode else None
+            else:
+                value = None
+            if value is None:
+                log.skip(f"{kind} as {channel.message_encoding}")
+                continue
+            yield channel.topic, kind, message.log_time * 1e-9, value
 
 
 def _namespace(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from instep.core.errors import BadInput, UnknownName
-from instep.data.files import under
+from instep.core.reading import find_inside, inside, parsing
 from instep.data.lerobot.reader import read_lerobot
 from instep.data.mapping import DataMapping, RawRun
 
@@ -46,6 +46,10 @@ READERS: Mapping[str, Reader] = {
 }
 
 
+TITLES = {"hdf5": "HDF5", "mcap": "MCAP", "npz": "NPZ", "csv": "CSV", "rosbag": "a ROS bag", "lerobot": "a dataset"}
+"""Formats by the names that users know."""
+
+
 def reader_of(data_map: DataMapping) -> Reader:
     """The reader of a mapping's format."""
     if data_map.format not in READERS:
@@ -53,9 +57,19 @@ def reader_of(data_map: DataMapping) -> Reader:
     return READERS[data_map.format]
 
 
+def raw_runs(path: Path, form: str, options: Mapping[str, Any]) -> Iterator[RawRun]:
+    """The runs of one file; whatever the reader of its format raises becomes one sentence."""
+    with parsing(path, TITLES.get(form, form)):
+        yield from READERS[form](path, options)
+
+
 def runs(folder: Path, data_map: DataMapping) -> Iterator[RawRun]:
     """The runs of the files that a mapping selects, in the order of their names."""
-    read = reader_of(data_map)
+    reader_of(data_map)
+
+    def read(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
+        return raw_runs(path, data_map.format, options)
+
     for path in matching(folder, data_map):
         for raw in read(path, data_map.options):
             joined = _with_companions(raw, path, data_map, read)
@@ -76,8 +90,8 @@ def matching(folder: Path, data_map: DataMapping) -> list[Path]:
     if data_map.files == (".",):
         inside = sorted(path.parent for path in folder.glob(f"*/{BAG_INDEX}")) if data_map.format == "rosbag" else []
         return inside if inside and not (folder / BAG_INDEX).exists() else [folder]
-    found = {path for pattern in data_map.files for path in folder.glob(pattern) if path.is_file()}
-    found -= {path for pattern in data_map.exclude for path in folder.glob(pattern)}
+    found = {path for pattern in data_map.files for path in find_inside(folder, pattern)}
+    found -= {path for pattern in data_map.exclude for path in find_inside(folder, pattern)}
     if not found:
         wanted = ", ".join(data_map.files)
         raise BadInput(f"{str(folder)!r} holds no files like {wanted}, which the mapping {data_map.name!r} reads.")
@@ -87,7 +101,7 @@ def matching(folder: Path, data_map: DataMapping) -> list[Path]:
 def _with_companions(raw: RawRun, path: Path, data_map: DataMapping, read: Reader) -> RawRun:
     columns, header = dict(raw.columns), dict(raw.header)
     for prefix, (ending, other) in data_map.also.items():
-        companion = under(path.parent, path.name.removesuffix(ending) + other)
+        companion = inside(path.parent, path.name.removesuffix(ending) + other)
         for extra in read(companion, data_map.options):
             columns |= {f"{prefix}.{name}": column for name, column in extra.columns.items()}
             header |= {f"{prefix}.{name}": value for name, value in extra.header.items()}

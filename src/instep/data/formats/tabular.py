@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +13,13 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.reading import check_regular, first_line, parsing, read_json_table, read_text
 from instep.core.world import Array
-from instep.data.files import MAX_DECODED, first_line, read_npz, read_object
+from instep.data.files import MAX_COMPRESSION_RATIO, read_npz
 from instep.data.mapping import RawRun
+
+MAX_TEXT = 512 << 20
+"""Longest text of a log [bytes]."""
 
 
 def read_csv(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -25,7 +30,8 @@ def read_csv(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 def read_columns(path: Path, options: Mapping[str, Any]) -> dict[str, Array]:
     """Columns by name: numbers where every value is one, else text."""
     text = _text(path)
-    rows = [row for row in csv.reader(io.StringIO(text), delimiter=str(options.get("delimiter", ","))) if row]
+    with parsing(path, "CSV"):
+        rows = [row for row in csv.reader(io.StringIO(text), delimiter=str(options.get("delimiter", ","))) if row]
     names = [str(name) for name in cast(list[Any], options.get("columns", []))]
     if not names and rows:
         names, rows = [cell.strip() for cell in rows[0]], rows[1:]
@@ -51,20 +57,25 @@ def write_columns(path: Path, columns: Mapping[str, Array]) -> None:
 
 
 def _text(path: Path) -> str:
+    check_regular(path, MAX_TEXT)
     try:
         if path.suffix == ".gz":
-            with gzip.open(path, "rb") as packed:
-                data = packed.read(MAX_DECODED // 4 + 1)
-        else:
-            with path.open("rb") as plain:
-                data = plain.read(MAX_DECODED // 4 + 1)
-        if len(data) > MAX_DECODED // 4:
-            raise BadInput(f"{str(path)!r} unpacks to more than {MAX_DECODED >> 22} MiB of text, which is refused.")
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise BadInput(f"There is no file {str(path)!r}.") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+            return _unpacked(path).decode("utf-8-sig")
+        return read_text(path, MAX_TEXT)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BadInput(f"{str(path)!r} cannot be read as text ({first_line(error)}).") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    """The content of a gzipped file, read in pieces, so that a small file cannot fill the memory."""
+    most = min(MAX_TEXT, MAX_COMPRESSION_RATIO * path.stat().st_size + (1 << 20))
+    pieces: list[bytes] = []
+    with gzip.open(path, "rb") as packed:
+        while piece := packed.read(1 << 20):
+            pieces.append(piece)
+            if len(pieces) << 20 > most:
+                raise BadInput(f"{str(path)!r} unpacks to more than {most >> 20} MiB of text, which is refused.")
+    return b"".join(pieces)
 
 
 def _values(cells: list[str]) -> Array:
@@ -81,7 +92,7 @@ def _cells(column: Array) -> list[str]:
 def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """The rows of a JSON log, found under the key `rows`; other single values become its header."""
     key = str(options.get("rows", "entries"))
-    top = read_object(path)
+    top = read_json_table(path, MAX_TEXT)
     rows = top.get(key)
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         raise BadInput(f"{str(path)!r} should hold a list of rows under {key!r}.")
@@ -98,11 +109,7 @@ def read_json_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
 def read_text_log(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     """One column [rows, numbers] for each kind of line."""
     found: dict[str, list[list[float]]] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{str(path)!r} cannot be read as text ({error}).") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, MAX_TEXT).splitlines(), 1):
         words = line.split()
         if not words:
             continue

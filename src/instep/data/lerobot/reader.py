@@ -15,6 +15,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import check_inside, inside, parsing, read_json_table
 from instep.core.world import Spec
 from instep.data import files
 from instep.data.frames import open_video
@@ -78,6 +79,11 @@ class LazyEpisodes(Sequence[Episode]):
 
 def read_lerobot(folder: Path) -> LazyEpisodes:
     """The episodes of a LeRobot dataset. Cameras whose video is absent are named in `meta["missing"]` (v2.x)."""
+    with parsing(folder, "a LeRobot dataset"):
+        return _lazy_episodes(folder)
+
+
+def _lazy_episodes(folder: Path) -> LazyEpisodes:
     info, own = read_info(folder), own_notes(folder)
     v3 = info["codebase_version"] == V30
     where = _TablesV3(folder, info) if v3 else _TablesV21(folder, info)
@@ -86,6 +92,10 @@ def read_lerobot(folder: Path) -> LazyEpisodes:
     notes: list[Any] = own["episodes"] if own else []
 
     def one(index: int) -> Episode:
+        with parsing(folder, f"a LeRobot dataset, at its episode {index}"):
+            return read(index)
+
+    def read(index: int) -> Episode:
         row = where.rows[index]
         columns = where.columns(index)
         meta, own_spec = _noted(notes[index] if index < len(notes) else {}, spec)
@@ -107,7 +117,7 @@ def notes_of(episode: Episode, stored: Mapping[str, Any] | None) -> dict[str, st
 def read_info(folder: Path) -> dict[str, Any]:
     """The checked `info.json` of a dataset."""
     path = folder / INFO
-    info = files.read_object(path)
+    info = read_json_table(check_inside(folder, path))
     if info.get("codebase_version") not in (V30, V21, V20):
         raise BadInput(
             f"{str(path)!r} is of version {info.get('codebase_version')!r}; LeRobot v2.0, v2.1 and v3.0 are read."
@@ -123,7 +133,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 def own_notes(folder: Path) -> dict[str, Any] | None:
     """What instep wrote beside the LeRobot files, where it did."""
     path = folder / OWN
-    value = files.read_object(path) if path.exists() else None
+    value = read_json_table(check_inside(folder, path)) if path.exists() else None
     if value is not None and not isinstance(value.get("episodes"), list):
         raise BadInput(f"{str(path)!r} is damaged: it should hold a spec and a list of episodes.")
     return value
@@ -134,7 +144,7 @@ def read_tasks(folder: Path) -> dict[int, str]:
     path = folder / "meta/tasks.parquet"
     if not path.exists():
         return {}
-    stored = files.plain_text(files.read_table(path))
+    stored = files.plain_text(files.read_table(check_inside(folder, path)))
     name = "task" if "task" in stored.column_names else "__index_level_0__"
     if name not in stored.column_names or "task_index" not in stored.column_names:
         raise BadInput(f"{str(path)!r} should have the columns task and task_index, but has {stored.column_names}.")
@@ -146,7 +156,7 @@ def episode_rows(folder: Path, count: int) -> list[dict[str, Any]]:
     """The checked table of `count` episodes of version 3.0, without its statistics."""
     rows: list[dict[str, Any]] = []
     for path in sorted((folder / "meta/episodes").glob("chunk-*/file-*.parquet")):
-        stored = files.read_table(path)
+        stored = files.read_table(check_inside(folder, path))
         kept = [name for name in stored.column_names if not name.startswith("stats/")]
         rows += files.plain_text(stored.select(kept)).to_pylist()
     rows = sorted(rows, key=lambda row: row.get("episode_index", 0))[:count]
@@ -203,7 +213,7 @@ class _TablesV21:
 
     def __init__(self, folder: Path, info: Mapping[str, Any]):
         self._folder, self._info = folder, info
-        self.rows = files.read_lines(folder / "meta/episodes.jsonl")
+        self.rows = files.read_lines(inside(folder, "meta/episodes.jsonl"))
         for k, row in enumerate(self.rows):
             for name in ("episode_index", "length"):
                 files.whole_number(row, name, f"Line {k + 1} of episodes.jsonl")
@@ -233,7 +243,7 @@ class _TablesV21:
 
 
 def _tasks_v21(folder: Path) -> dict[int, str]:
-    return {int(row["task_index"]): str(row["task"]) for row in files.read_lines(folder / "meta/tasks.jsonl")}
+    return {int(row["task_index"]): str(row["task"]) for row in files.read_lines(inside(folder, "meta/tasks.jsonl"))}
 
 
 def _filled(folder: Path, template: Any, values: Mapping[str, str]) -> Path:
@@ -241,7 +251,7 @@ def _filled(folder: Path, template: Any, values: Mapping[str, str]) -> Path:
     text = str(template)
     for name, value in values.items():
         text = text.replace(name, value)
-    return files.under(folder, text)
+    return inside(folder, text)
 
 
 def _noted(stored: Mapping[str, Any], described: Spec) -> tuple[dict[str, str], Spec]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import read_json
 from instep.data import files
 from instep.data.files import library
 from instep.data.recorder import atomic
@@ -158,7 +159,7 @@ class DatasetWriter:
         meta.tasks = [text for _, text in sorted(read_tasks(self._root).items())]
         meta.own = own_notes(self._root) or {"spec": None, "episodes": [{} for _ in range(meta.count)]}
         stored = self._root / "meta/stats.json"
-        self._before = feature_stats.from_json(files.read_json(stored)) if stored.exists() else None
+        self._before = feature_stats.from_json(read_json(stored)) if stored.exists() else None
         _remove_uncounted(self._root, meta.count)
         self._open_videos()
 

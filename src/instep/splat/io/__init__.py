@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from instep.core.errors import BadInput
+from instep.core.reading import check_regular, find_inside, parsing
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 from .compact import (
@@ -28,6 +29,10 @@ from .usd import load_usd, save_usd
 
 UpAxis: TypeAlias = Literal["y", "z"]
 """The axis of a file's coordinates that points up."""
+
+
+MAX_FILE = 16 << 30
+"""Largest file of Gaussians [bytes]."""
 
 
 class _Format(NamedTuple):
@@ -65,14 +70,14 @@ def load_gaussians(path: str | Path, *, up: UpAxis = "z") -> Gaussians:
     """
     path = Path(path)
     if path.is_dir():
-        found = sorted(file for file in path.glob("*") if file.suffix.lower() in FORMATS)
+        found = [file for file in find_inside(path, "*") if file.suffix.lower() in FORMATS]
         if not found:
             raise BadInput(f"There are no Gaussian files ({', '.join(FORMATS)}) in {str(path)!r}.")
         return concatenate([load_gaussians(file, up=up).attached_to(file.stem) for file in found])
     form = _format(path)
-    if not path.is_file():
-        raise BadInput(f"There is no file {str(path)!r} to read Gaussians from.")
-    gaussians = form.load(path)
+    check_regular(path, MAX_FILE)
+    with parsing(path, f"Gaussians ({path.suffix})"):
+        gaussians = form.load(path)
     if not form.frame:
         stated = stated_up_axis(path) if form.load is load_ply else ""
         gaussians = _z_up(gaussians, stated or up, path.name)

@@ -15,6 +15,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import normalized
+from instep.core.reading import read_json_table
 from instep.core.records import array_dataclass
 from instep.core.type_guards import is_table
 from instep.core.world import Array
@@ -37,13 +38,8 @@ class ScannedBody:
 
 def load_scanned_body(path: Path) -> ScannedBody:
     """Read a body with its pose and its particles."""
-    if path.stat().st_size > MAX_BYTES:
-        raise BadInput(f"{path.name} is larger than {MAX_BYTES // 2**20} MiB, too large for the JSON of one body.")
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path.name} is not valid JSON: {error}.") from None
-    if not is_table(table) or not is_table(given := table.get("gaussians")):
+    table = read_json_table(path, MAX_BYTES)
+    if not is_table(given := table.get("gaussians")):
         raise BadInput(f"{path.name} holds no 'gaussians'; a body of Embodied Gaussians was expected.")
     colours = _numbers(given, "colors", 3, path.name)[:, ::-1]
     means, quats = _numbers(given, "means", 3, path.name), _numbers(given, "quats", 4, path.name)

@@ -17,6 +17,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, Unsupported
 from instep.core.poses import matrix_from_quat, normalized
+from instep.core.reading import parse_json, read_file
 from instep.core.records import frozen_dataclass
 from instep.core.world import Array
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
@@ -26,6 +27,8 @@ _GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
 _FLOAT = 5126
 _READ = {5120: ("i1", 127.0), 5121: ("u1", 255.0), 5122: ("<i2", 32767.0), 5123: ("<u2", 65535.0), _FLOAT: ("<f4", 1.0)}
 _WIDTH = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
+MAX_BLOB = 4 << 30
+"""Largest file of numbers [bytes]."""
 _MAX_DEPTH = 64
 
 
@@ -191,19 +194,19 @@ def _write_glb(path: Path, document: dict[str, Any], blob: bytes) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    data = path.read_bytes()
+    data = read_file(path, MAX_BLOB)
     try:
         if data[:4] == struct.pack("<I", _GLB):
             return _read_glb(data, path.name)
-        document = json.loads(data)
+        document = parse_json(data, path.name)
         uri = str(document["buffers"][0].get("uri", ""))
         if uri.startswith("data:"):
             return document, base64.b64decode(uri.partition(",")[2])
         beside = (path.parent / uri).resolve()
         if not uri or not beside.is_relative_to(path.parent.resolve()) or not beside.is_file():
             raise BadInput(f"The data {uri!r} of {path.name} must be a file in the same folder.")
-        return document, beside.read_bytes()
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError, binascii.Error) as error:
+        return document, read_file(beside, MAX_BLOB)
+    except (KeyError, IndexError, TypeError, AttributeError, binascii.Error) as error:
         raise BadInput(f"{path.name} is not sound glTF: {error}.") from None
 
 
@@ -213,7 +216,7 @@ def _read_glb(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     length, kind = struct.unpack_from("<II", data, 12)
     if kind != _JSON or 20 + length > len(data):
         raise BadInput(f"{name} does not begin with a JSON chunk of its length; it is not sound binary glTF.")
-    document = json.loads(data[20 : 20 + length])
+    document = parse_json(data[20 : 20 + length], name)
     after = 20 + length
     if len(data) < after + 8:
         return document, b""

@@ -1,0 +1,68 @@
+"""Values that no robot has are refused by name, and a model from outside is compiled by another process first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from instep.core.errors import BadInput
+from instep.scene import compiling
+from instep.scene.folder import Scene
+from instep.scene.model import compile_model
+from instep.scene.model_source import ModelSource, read_source
+
+ROBOT = """<mujoco><option timestep="0.002"/><worldbody><body name="arm" pos="0 0 1">
+<joint name="hinge" axis="0 1 0" damping="0.1" armature="0.01"/>
+<geom name="rod" size="0.1" mass="1"/></body></worldbody>
+<actuator><position name="hinge" joint="hinge" kp="20"/></actuator></mujoco>"""
+ABSURD = {
+    'damping="0.1"': ("-1", "1e39", "nan", "nan(7)", "1e400"),
+    'armature="0.01"': ("-1", "1e39"),
+    'mass="1"': ("1e39", "nan(ind)", "inf"),
+    'size="0.1"': ("1e39", "nan"),
+    'kp="20"': ("1e35",),
+    'timestep="0.002"': ("1e-12", "1000"),
+    'pos="0 0 1"': ("0 0 1e30", "0 0 nan(1)"),
+}
+
+
+@pytest.mark.parametrize(("attribute", "value"), [(a, value) for a, values in ABSURD.items() for value in values])
+def test_absurd_values_are_refused_in_one_sentence(tmp_path: Path, attribute: str, value: str):
+    (tmp_path / "robot.xml").write_text(ROBOT.replace(attribute, f'{attribute.split("=")[0]}="{value}"'))
+    with pytest.raises(BadInput, match=r"robot\.xml") as error:
+        compile_model(read_source(tmp_path / "robot.xml"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_value_outside_its_limits_is_named_with_its_owner():
+    with pytest.raises(BadInput, match="has dof_damping of 'hinge' = -3; between 0 and 1e"):
+        compile_model(ModelSource(Path("robot.xml"), ROBOT.replace('damping="0.1"', 'damping="-3"')))
+
+
+def test_settings_that_no_robot_has_are_refused(tmp_path: Path):
+    (tmp_path / "robot.xml").write_text(ROBOT)
+    for value in ("-1.0", "1e14"):
+        text = f'model = "robot.xml"\nrate = 50.0\n[settings]\n"joint.hinge.damping" = {value}\n'
+        (tmp_path / "scene.toml").write_text(text)
+        with pytest.raises(BadInput, match="dof_damping of 'hinge'"):
+            Scene.load(tmp_path)
+
+
+def test_a_model_from_outside_is_compiled_elsewhere_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "robot.xml").write_text(ROBOT.replace('mass="1"', 'mass="1.2345"'))
+    asked: list[str] = []
+    monkeypatch.setattr(compiling._COMPILER, "check", lambda job, name: asked.append(name))
+    for _ in range(2):
+        Scene.load(tmp_path / "robot.xml")
+        compiling._CHECKED.clear()
+    assert asked == [str(tmp_path / "robot.xml")], "the second time its verdict is known"
+    Scene.load("cartpole")
+    assert len(asked) == 1, "shipped scenes are not checked"
+
+
+def test_a_model_that_cannot_be_compiled_is_refused_elsewhere(tmp_path: Path):
+    (tmp_path / "robot.xml").write_text(ROBOT.replace('joint="hinge"', 'joint="elbow"'))
+    with pytest.raises(BadInput, match=r"MuJoCo cannot compile robot\.xml"):
+        Scene.load(tmp_path / "robot.xml")
