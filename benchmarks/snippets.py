@@ -358,24 +358,31 @@ def _wrong_verb(words: list[str]) -> str:
     return ""
 
 
-def main(words: list[str]) -> int:
-    """Check one page and print its blocks as JSON."""
-    root = Path(__file__).resolve().parent.parent
-    page = Path(words[0]).resolve()
-    recordings = Path(words[words.index("--recordings") + 1]) if "--recordings" in words else RECORDINGS
-    given = snippets_of(root, page)
-    run = Page(root, execute=True, slow="--slow" in words, recordings=recordings)
-    out, sys.stdout = sys.stdout, sys.stderr
+def run_page(root: Path, page: Path, *, slow: bool = False, recordings: Path = RECORDINGS) -> list[Snippet]:
+    """The blocks of one page with what is wrong with them, run in this process, in a folder of their own."""
+    run, before = Page(root, execute=True, slow=slow, recordings=recordings), Path.cwd()
     with TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("examples").symlink_to(root / "examples")
         if recordings.is_dir():
             Path("recordings").symlink_to(recordings)
         try:
-            done = [run.checked(snippet) for snippet in given]
+            return [run.checked(snippet) for snippet in snippets_of(root, page)]
         finally:
             run.close()
-            os.chdir(root)
+            os.chdir(before)
+            # Modules that the page wrote go with its folder; the next page may write others of the same name.
+            for name, module in list(sys.modules.items()):
+                if str(getattr(module, "__file__", None) or "").startswith(str(Path(folder).resolve())):
+                    del sys.modules[name]
+
+
+def main(words: list[str]) -> int:
+    """Check one page and print its blocks as JSON."""
+    root = Path(__file__).resolve().parent.parent
+    recordings = Path(words[words.index("--recordings") + 1]) if "--recordings" in words else RECORDINGS
+    out, sys.stdout = sys.stdout, sys.stderr
+    done = run_page(root, Path(words[0]).resolve(), slow="--slow" in words, recordings=recordings)
     print(json.dumps([asdict(snippet) for snippet in done]), file=out)
     return 0
 

@@ -36,7 +36,7 @@ def page_name(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_the_snippets_of_a_page_run(page, pytestconfig):
     recordings = Path(pytestconfig.getoption("--recordings"))
-    done = snippets.checked_page(ROOT, page, recordings=recordings)
+    done = snippets.run_page(ROOT, page, recordings=recordings)
     assert [str(snippet) for snippet in done if snippet.problem] == []
 
 

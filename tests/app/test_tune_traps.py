@@ -21,6 +21,8 @@ LARGER = ('fromto="0 0 0 0.6 0 0" size="0.02" mass="2.0"', 'fromto="0 0 0 0.5 0 
 TRUTH = {"actuator.shoulder.kp": 26.0, "joint.elbow.damping": 0.2, "action.delay": 0.02}
 FRICTION = "joint.elbow_flex.frictionloss"
 DEGREES = 180 / np.pi
+FEW = ("--seeds", "3", "--draws", "1", "--windows", "24")
+"""As few searches and planted sets as a promotion needs: what is refused here is refused by other gates."""
 
 
 def moved(world: MujocoWorld, *, runs: int = 3, rows: int = 150, noise: float = 1e-4) -> list[Episode]:
@@ -95,7 +97,7 @@ def test_joints_in_another_order_are_named_after_the_fit(scene, runs, tuned):
     def exchanged(run: Episode) -> Episode:
         return run.with_columns({"q": run.q[:, ::-1].copy(), "action": run.action[:, ::-1].copy()})
 
-    code, said = tuned([exchanged(run) for run in runs], scene)
+    code, said = tuned([exchanged(run) for run in runs], scene, *FEW)
     assert code == 1 and "the order of the joints differs" in said and "--map FILE.toml" in said
 
 
@@ -104,7 +106,7 @@ def test_another_robot_with_the_same_joints_is_not_promoted(scene, tuned, tmp_pa
     for link, larger in zip(LINKS, LARGER, strict=True):
         model = model.replace(link, larger)
     other = write_scene(tmp_path / "other", model.replace('pos="0.3 0 0"', 'pos="0.6 0 0"'), ["shoulder", "elbow"])
-    code, said = tuned(moved(MujocoWorld(other)), scene)
+    code, said = tuned(moved(MujocoWorld(other)), scene, *FEW)
     assert code == 1 and "the scene is of another robot" in said
 
 

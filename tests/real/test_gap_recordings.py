@@ -98,7 +98,7 @@ def test_sound_recordings_pass_the_preflight(recordings):
 
 def test_the_so101_is_measured_with_its_commands_beside(recordings, tmp_path):
     out = tmp_path / "out"
-    assert main(["gap", str(recordings / "so101"), "so101", "--runs", "3", "--out", str(out)]) == 0
+    assert main(["gap", str(recordings / "so101"), "so101", "--runs", "3", "--plain", "--out", str(out)]) == 0
     found = scores(out)
     assert found["all rad@full"]["n"] == 3 and 0.005 < found["all rad@full"]["value"] < 0.08
     assert found["command following: elbow_flex"]["value"] == pytest.approx(0.06, abs=0.02)

@@ -9,7 +9,6 @@ import pytest
 
 from instep import MujocoWorld, identify
 from instep.core.episode import Episode
-from instep.core.progress import Progress
 from instep.scene.folder import Scene
 from instep.tune.gates import GateOptions, gated_fit, split
 from instep.tune.identification import IdentifyOptions
@@ -91,9 +90,9 @@ def test_automatic_ranges_hold_the_scenes_own_values():
 def test_bounds_that_a_user_gives_hold_whatever_the_estimate_says(servo, recorded):
     # Ranges were widened to four times the direct estimate, here 9, on both sides.
     truth, asked = {"actuator.hinge.kp": 9.0, "joint.hinge.damping": 0.4}, {"actuator.*.kp": (2.0, 5.0)}
-    runs = recorded(servo, truth, range(3), noise=0.0002)
-    found = identify(servo, runs, "auto", IdentifyOptions(window=0.5, bounds=asked), progress=Progress(20.0))
+    runs, few = recorded(servo, truth, range(3), noise=0.0002), {"window": 0.5, "windows": 24, "seeds": 1, "draws": 0}
+    found = identify(servo, runs, "auto", IdentifyOptions(**few, bounds=asked))
     gain = next(param for param in found.selection.params if param.address == "actuator.hinge.kp")
     assert (gain.low, gain.high) == (2.0, 5.0) and 2.0 <= found.settings[gain.address] <= 5.0
-    free = identify(servo, runs, "auto", IdentifyOptions(window=0.5), progress=Progress(20.0))
+    free = identify(servo, runs, "auto", IdentifyOptions(**few))
     assert free.settings[gain.address] == pytest.approx(9.0, rel=0.2), "without bounds the estimate leads there"

@@ -127,7 +127,8 @@ def evaluate(
         folder=output.folder / "episodes",
     )  # fmt: skip
     specs = [PolicySpec(name, partial(policy_from_spec, name), policy_fingerprint(name)) for name in policies]
-    content = content_hash(scene.root) + args.views.hash()
+    # A world that was opened for other imperfections is another world.
+    content = content_hash(scene.root) + args.views.hash() + ",".join(sampled)
     places = [WorldSpec(n, partial(_opened, n, str(where), sampled, args.views), f"{content}/{n}") for n in args.worlds]
     if args.adr:
         if len(specs) > 1 or len(places) > 1:
