@@ -6,6 +6,11 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --progress-ba
 EXTRAS := $(VENV)-extras
 TORCH  ?= torch==2.13.0
 
+# Programs that tests start share compiled modules, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
+# Threads of BLAS wait by spinning, on the cores that the other tests need.
+export OPENBLAS_NUM_THREADS := 1
+
 .PHONY: demo test test-extras test-nightly check docs clean
 
 demo: $(VENV)/.base  ## the whole loop against a simulated robot

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import instep
+from instep.tune import IdentifyOptions
 
 FOLDER = Path(__file__).parent / "own_arm"
 scene = instep.load_scene(FOLDER / "arm.urdf", rate=100.0)
 episodes = instep.load_episodes(FOLDER, mapping=FOLDER / "log.toml")
-result = instep.identify(scene, episodes, ["joint.*.frictionloss", "action.delay"])
+options = IdentifyOptions(window=0.5, draws=5)  # short windows and few planted sets, to be quick
+result = instep.identify(scene, episodes, ["joint.*.frictionloss", "action.delay"], options)
 for address, estimate in result.intervals.items():
     print(address, estimate)
 result.save("tuned_arm")

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from instep import Episode, Scene, open_world
-from instep.tune import identify
+from instep.tune import IdentifyOptions, identify
 from instep.tune.motor_chatter import chattering
 
+FEW = IdentifyOptions(windows=24, seeds=3, draws=0)
 STIFF = """
 <mujoco>
   <option timestep="0.002" integrator="implicitfast"/>
@@ -55,7 +56,7 @@ def test_an_engine_without_forces_of_motors_names_none(tmp_path):
 
 def test_the_solve_gate_names_motors_that_chatter(tmp_path):
     stiff = scene(tmp_path, 4500, 450)
-    found = identify(stiff, [swept(stiff, seed) for seed in range(3)], ["joint.hinge.frictionloss"])
+    found = identify(stiff, [swept(stiff, seed) for seed in range(3)], ["joint.hinge.frictionloss"], FEW)
     gate = next(gate for gate in found.gates if gate.name == "solve")
     assert "servo in " in gate.message and "chatters" in gate.message
     assert gate.passed or "slower motion" in gate.remedy

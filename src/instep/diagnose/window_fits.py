@@ -96,6 +96,8 @@ class WindowErrors:
         self.sim = sim
         self.fast = options.fitted_in or sim
         self.runs: list[Aligned] = [aligned(episode, sim) for episode in episodes]
+        self._measured = np.concatenate([run.q for run in self.runs])
+        self._first = np.cumsum([0, *(len(run.q) for run in self.runs[:-1])])
         seen = np.all([run.seen[0] for run in self.runs], axis=0)
         self.compared: Channels = channels(sim.spec.q, seen, options.wrapping)
         scales = self.compared.scales([run.q for run in self.runs])
@@ -129,7 +131,7 @@ class WindowErrors:
         return np.bincount(self.piece, squares, int(self.piece.max()) + 1)
 
     def _errors(self, sim: Simulator, several: Sequence[Settings], windows: Array) -> list[Array]:
-        truth = [np.stack([self.runs[int(i)].q[int(row) + k] for i, row in windows]) for k in self.steps]
+        truth = [self._measured[self._first[windows[:, 0]] + windows[:, 1] + k] for k in self.steps]
         found: dict[int, Array] = {}
         for group in _alike(several, most=max(1, CHUNK // len(windows)) if inner_with(sim, "per_world") else 1):
             settings = _stacked([several[i] for i in group], len(windows))

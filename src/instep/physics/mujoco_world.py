@@ -85,7 +85,7 @@ class MujocoWorld:
         self._nsim = max((len(value) for value in self._each.values()), default=0)
         self._layout = like._layout if like and like._layout.fits(self._model) else _Layout(self._model)
         self._spec = _spec(self.scene, self._model)
-        self._rest = self.scene.rest_action()
+        self._rest = like._rest if like else self.scene.rest_action()
         self._batches: dict[tuple[int, int], tuple[mjbatch.Batch, ActuatorInputs]] = {}
         self._lock = threading.Lock()
 

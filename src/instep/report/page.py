@@ -306,4 +306,4 @@ def _plotly() -> str:
     """The plotting library, compressed: the browser unpacks it, and the page is less than half as large."""
     from plotly.offline import get_plotlyjs
 
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()

@@ -102,7 +102,11 @@ def heading(quat: Array) -> Array:
 
 def wrapped(angle: Array) -> Array:
     """The same angle between -pi and pi [rad]."""
-    return (angle + np.pi) % (2 * np.pi) - np.pi
+    turn, over = 2 * np.pi, np.asarray(angle) + np.pi
+    if over.size and (np.min(over) < -turn or np.max(over) >= 2 * turn):
+        return over % turn - np.pi
+    # Bit by bit the same within a turn, and several times as fast: an expert asks for thousands in each step.
+    return over + turn * (over < 0) - turn * (over >= turn) - np.pi
 
 
 def _rectangles(model: mujoco.MjModel, body: str) -> tuple[tuple[float, float, float, float], ...]:
