@@ -6,12 +6,14 @@ python examples/robots/vendor_driver.py --dry-run        # a pretend SDK, no har
 
 import sys
 import time
+from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
 
 from instep.core.world import Spec, vector
-from instep.robot import FollowerDriver, Limits, Reading, RobotServer, RobotWorld, SafetyOptions, ServerOptions, serve
+from instep.robot import FollowerProcess, Limits, Reading, RobotServer, RobotWorld, SafetyOptions, ServerOptions, serve
 
 JOINTS = (*(f"joint_{i}" for i in range(6)), "left_carriage_joint")
 UNITS = ("rad",) * 6 + ("m",)
@@ -68,15 +70,13 @@ class PretendSdk:
         return SimpleNamespace(header=SimpleNamespace(timestamp=time.monotonic_ns() // 1000), joint=joint)
 
 
-def connected(ip="192.168.1.2"):
-    try:
-        import trossen_arm
-    except ImportError:
-        raise SystemExit("trossen_arm is not installed: pip install trossen_arm, or try --dry-run.") from None
+def opened(ip="192.168.1.2"):
+    import trossen_arm
+
     sdk = trossen_arm.TrossenArmDriver()
     sdk.configure(trossen_arm.Model.wxai_v0, trossen_arm.StandardEndEffector.wxai_v0_follower, ip, False)
     sdk.set_all_modes(trossen_arm.Mode.position)
-    return sdk
+    return Arm(sdk)
 
 
 def dry_run():
@@ -91,6 +91,9 @@ def dry_run():
 if __name__ == "__main__":
     if sys.argv[1:] == ["--dry-run"]:
         dry_run()
+    elif find_spec("trossen_arm") is None:
+        raise SystemExit("trossen_arm is not installed: pip install trossen_arm, or try --dry-run.")
     else:
-        arm = FollowerDriver(Arm(connected(*sys.argv[1:])), LIMITS)  # jerk-limited commands at 250 Hz
-        serve(arm, ready=print, options=ServerOptions(safety=SafetyOptions(limits=LIMITS)))
+        # Jerk-limited commands at 500 Hz, and a watchdog, in a process that nothing else can hold up.
+        with FollowerProcess(partial(opened, *sys.argv[1:]), LIMITS, rate=500.0) as arm:
+            serve(arm, ready=print, options=ServerOptions(safety=SafetyOptions(limits=LIMITS)))

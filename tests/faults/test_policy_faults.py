@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from instep import BadInput, LinkLost
+from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Observation, Spec, vector
 from instep.policy.adapters import FunctionPolicy
 from instep.policy.array_codec import pack, unpack
@@ -185,7 +186,7 @@ def test_a_server_that_comes_back_is_reached_again():
         assert client.infer([{"state": np.zeros(2, "f4")}])[0]["actions"].shape == (500, 2)
     with pytest.raises(LinkLost):
         client.infer([{"state": np.zeros(2, "f4")}])
-    with PolicyServer(Chunked(Counting(), 5), SPEC, token="t", port=int(port)):
+    with PolicyServer(Chunked(Counting(), 5), SPEC, token="t", listen=ListenOptions(port=int(port))):
         assert client.infer([{"state": np.ones(2, "f4")}])[0]["actions"][0, 0] == 100
 
 

@@ -15,6 +15,7 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve
 
 from instep import BadInput, LinkLost, MujocoWorld, UnknownName, rollouts
+from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Channel, Observation, Spec, vector
 from instep.policy.adapters import FunctionPolicy, as_policy
 from instep.policy.array_codec import pack, unpack
@@ -131,9 +132,11 @@ def test_strangers_are_not_let_in(headers, status):
     assert error.value.response.status_code == status
 
 
-def test_a_policy_is_not_served_beyond_this_machine_without_a_token():
+def test_a_policy_is_not_served_without_a_token_or_unencrypted_beyond_this_machine():
     with pytest.raises(BadInput, match="give it a token"):
-        PolicyServer(Echo(), SPEC, token="", host="192.0.2.1")
+        PolicyServer(Echo(), SPEC, token="")
+    with pytest.raises(BadInput, match="tokens would travel unencrypted"):
+        PolicyServer(Echo(), SPEC, token="secret", listen=ListenOptions("192.0.2.1"))
 
 
 @pytest.mark.fault(42)

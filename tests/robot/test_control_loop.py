@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput
-from instep.core.world import Spec, vector
+from instep.core.world import Spec, State, vector
 from instep.robot import Clock, Limits, Reading, WorldDriver
 from instep.robot.control_loop import RobotLoop, RobotSnapshot, SafetyOptions
 from instep.robot.wire import Command, Reset
@@ -189,6 +189,7 @@ def test_in_lock_step_the_same_step_asked_twice_is_taken_once():
     assert bench.last.reading.t == pytest.approx(0.01)
 
 
+@pytest.mark.fault(23)
 def test_an_action_for_an_old_state_is_refused_while_the_robot_moves(bench):
     bench.command(0.1, 0.1)
     for _ in range(80):
@@ -200,12 +201,14 @@ def test_an_action_for_an_old_state_is_refused_while_the_robot_moves(bench):
     assert bench.loop.counts["stale"] == 1 and bench.loop.counts["refused"] == 1
 
 
+@pytest.mark.fault(23)
 def test_an_action_for_a_state_that_has_not_been_is_refused(bench):
     ahead = bench.last.tick + 10**6
     assert bench.command(0.1, 0.1, after=ahead) == f"The action is for state {ahead}, but the robot is at 1."
     assert bench.loop.counts["future"] == 1 and bench.loop.counts["executed"] == 0
 
 
+@pytest.mark.fault(29)
 def test_a_driver_that_does_not_return_delays_no_hold():
     """The watchdog reads the clock by itself: while `write` waits, it holds, says so, and what follows brakes."""
 
@@ -234,6 +237,23 @@ def test_a_driver_that_does_not_return_delays_no_hold():
     assert bench.last.mode == "stop" and bench.loop.counts["stops"] == 1
 
 
+@pytest.mark.fault(13)
+def test_the_first_command_begins_where_the_robot_is():
+    """Whatever is asked for first, the first step is no more than the jerk allows: j T^3."""
+    limits, rng = Limits(NAMES, -5.0, 5.0, 1.0, 10.0, 200.0), np.random.default_rng(13)
+    for _ in range(100):
+        world = PointMass()
+        state = world.reset(0)
+        driver = WorldDriver(world)
+        driver._state = State(0.0, rng.uniform(-3, 3, 2), np.zeros(2), state.hidden)
+        bench = Bench(driver, limits=limits)
+        here = bench.last.reading.q
+        bench.command(*rng.uniform(-9, 9, 2))
+        bench.tick()
+        assert np.all(np.abs(bench.last.sent - here) <= 200.0 * 0.01**3 * (1 + 1e-9) + 1e-12)
+
+
+@pytest.mark.fault(19)
 @pytest.mark.parametrize(
     ("action", "cause"),
     [([1e300, -1e300], "position"), ([5.0, 0.0], "position"), ([0.9, 0.0], "velocity"), ([0.2, 0.2], "acceleration")],

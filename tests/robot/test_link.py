@@ -258,8 +258,10 @@ def test_a_robot_that_shows_what_cannot_be_sent_is_refused_before_anyone_connect
 
 def test_listening_to_others_is_warned_about(caplog):
     with caplog.at_level(logging.WARNING):
+        RobotServer(WorldDriver(PointMass()), options=ServerOptions(host="192.0.2.1", plain=True))
+    assert "others can reach it" in caplog.text and "not encrypted" in caplog.text
+    with pytest.raises(BadInput, match="tokens would travel unencrypted; give a certificate"):
         RobotServer(WorldDriver(PointMass()), options=ServerOptions(host="192.0.2.1"))
-    assert "others can reach it" in caplog.text
     caplog.clear()
     RobotServer(WorldDriver(PointMass()), options=FREE)
     assert not caplog.records
@@ -268,7 +270,7 @@ def test_listening_to_others_is_warned_about(caplog):
 def test_a_robot_that_states_no_limits_gets_conservative_ones_and_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         server = RobotServer(WorldDriver(PointMass()), pace="step")
-    assert "conservative ones hold: x 0.5/s 10/s2" in caplog.text
+    assert "conservative ones hold: x -1 to 1, 0.5/s, 10/s2, 200/s3" in caplog.text
     with server, RobotWorld(server.address, server.token) as link:
         state = link.reset(0)
         before = state.q

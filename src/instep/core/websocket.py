@@ -11,10 +11,12 @@ import hmac
 import logging
 import secrets
 import socket as sockets
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,7 +35,13 @@ TOKEN_BYTES = 32
 SCHEMES = frozenset({"Bearer", "Api-Key"})
 """Words before the token in the Authorization header; openpi clients send the second."""
 MAX_CLIENTS = 32
-"""Most open connections of one server."""
+"""Most open connections of one server, those to reserved paths aside."""
+MAX_HALF_OPEN = 64
+"""Most connections that have not been admitted yet; beyond that the oldest of them is closed."""
+MAX_REQUEST_BYTES = 16 * 2**10
+"""Most bytes of a request before it is admitted."""
+BACKLOG = 16
+"""Most connections that are accepted at once, before one of them can be closed."""
 OPEN_TIMEOUT_S = 2.0
 """Longest time to open a connection [s]."""
 PING_S = 5.0
@@ -123,6 +131,81 @@ class RateLimiter:
         return True
 
 
+@frozen_dataclass
+class Certificate:
+    """A TLS certificate and its private key, as PEM files."""
+
+    chain: Path
+    key: Path
+
+    def context(self) -> ssl.SSLContext:
+        """The server's side of TLS, from version 1.2."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            made.load_cert_chain(self.chain, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput(
+                f"The certificate {str(self.chain)!r} with the key {str(self.key)!r} cannot be used ({error}); give "
+                f"two PEM files that belong together."
+            ) from error
+        return made
+
+
+@frozen_dataclass
+class ListenOptions:
+    """Where a server listens."""
+
+    host: str = "127.0.0.1"
+    """Another host than this computer's own needs a certificate, or `plain`."""
+    port: int = 0
+    """A free one where 0."""
+    certificate: Certificate | None = None
+    """With one the server speaks TLS (wss://)."""
+    plain: bool = False
+    """Whether tokens may travel unencrypted beyond this computer, since a tunnel encrypts them."""
+    reserved: tuple[str, ...] = ()
+    """Paths with a seat of their own each, however many clients there are."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise BadInput(f"A port is a whole number from 0 (a free one) to 65535, not {self.port}.")
+        if self.host not in LOOPBACK and self.certificate is None and not self.plain:
+            raise BadInput(
+                f"On {self.host} tokens would travel unencrypted; give a certificate and its key, or allow plain "
+                f"connections where a tunnel (ssh, WireGuard) encrypts them."
+            )
+
+
+class HalfOpen:
+    """Connections that have not been admitted yet: only so many, or the oldest is closed."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.BaseTransport, None] = {}
+        self.closed = 0
+        """How many were closed for a newer one, or for a request that is too long."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """A new connection."""
+        self._waiting[transport] = None
+        if len(self._waiting) > MAX_HALF_OPEN:
+            self.close(next(iter(self._waiting)))
+
+    def close(self, transport: asyncio.BaseTransport) -> None:
+        """Close a connection at once."""
+        self.closed += 1
+        self.remove(transport)
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+
+    def remove(self, transport: asyncio.BaseTransport) -> None:
+        """A connection that was admitted, or is closed."""
+        self._waiting.pop(transport, None)
+
+
 class WebsocketServer:
     """A websocket server in a thread of its own.
 
@@ -134,29 +217,27 @@ class WebsocketServer:
         self,
         converse: Callable[[ServerConnection], Awaitable[None]],
         admit: Callable[[Request], HttpReply | None],
-        place: tuple[str, int],
+        options: ListenOptions,
         max_bytes: int,
     ):
-        self._converse, self._admit, self._place, self._max_bytes = converse, admit, place, max_bytes
+        self._converse, self._admit, self._options, self._max_bytes = converse, admit, options, max_bytes
         self.address = ""
         """Where clients connect, such as ws://127.0.0.1:43211; empty before the start."""
+        self._tls = None if options.certificate is None else options.certificate.context()
         self._open = 0
+        self.half_open = HalfOpen()
+        """Connections that have not been admitted yet."""
         self._runner = asyncio.Runner()
         self._over, self._bound = asyncio.Event(), threading.Event()
         self._failure: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="instep-websocket", daemon=True)
-
-    @property
-    def full(self) -> bool:
-        """Whether no further connection is taken."""
-        return self._open >= MAX_CLIENTS
 
     def start(self) -> None:
         """Listen; raises BadInput where the port cannot be had."""
         self._thread.start()
         self._bound.wait()
         if self._failure is not None:
-            host, port = self._place
+            host, port = self._options.host, self._options.port
             raise BadInput(f"The server cannot listen on {host}:{port} ({self._failure}); choose another port.")
 
     def close(self) -> None:
@@ -183,12 +264,15 @@ class WebsocketServer:
     async def _listen(self) -> None:
         from websockets.asyncio.server import serve
 
-        host, port = self._place
+        host = self._options.host
         async with serve(
             self._serve_one,
             host,
-            port,
+            self._options.port,
             process_request=self._process,
+            create_connection=_limited_connection(self.half_open),
+            ssl=self._tls,
+            backlog=BACKLOG,
             compression=None,
             server_header=None,
             open_timeout=OPEN_TIMEOUT_S,
@@ -201,28 +285,62 @@ class WebsocketServer:
         ) as server:
             port = next(iter(server.sockets)).getsockname()[1]
             name = f"[{host}]" if ":" in host else host
-            self.address = f"ws://{name}:{port}"
+            self.address = f"{'ws' if self._tls is None else 'wss'}://{name}:{port}"
             self._bound.set()
             await self._over.wait()
 
     def _process(self, socket: ServerConnection, request: Request) -> Response | None:
         reply = self._admit(request)
-        if reply is None and self.full:
+        if reply is None and self._full(request):
             reply = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, f"The server has {MAX_CLIENTS} clients already.")
         return None if reply is None else socket.respond(reply.status, reply.text + "\n")
 
     async def _serve_one(self, socket: ServerConnection) -> None:
         from websockets.exceptions import ConnectionClosed
 
-        if self.full:  # several came at once
+        self.half_open.remove(socket.transport)
+        if self._full(socket.request):  # several came at once
             await socket.close(1013, f"The server has {MAX_CLIENTS} clients already.")
             return
-        self._open += 1
+        seat = 0 if self._is_reserved(socket.request) else 1
+        self._open += seat
         try:
             with contextlib.suppress(ConnectionClosed):  # the end of a conversation
                 await self._converse(socket)
         finally:
-            self._open -= 1
+            self._open -= seat
+
+    def _full(self, request: Request | None) -> bool:
+        return self._open >= MAX_CLIENTS and not self._is_reserved(request)
+
+    def _is_reserved(self, request: Request | None) -> bool:
+        return request is not None and request.path in self._options.reserved
+
+
+def _limited_connection(half_open: HalfOpen) -> type[ServerConnection]:
+    """Connections that cost little until they are admitted: few of them, few bytes each."""
+    from websockets.asyncio.server import ServerConnection
+
+    class LimitedConnection(ServerConnection):
+        received = 0
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            half_open.add(self.transport)
+
+        def data_received(self, data: bytes) -> None:
+            if self.request is None:
+                self.received += len(data)
+                if self.received > MAX_REQUEST_BYTES:
+                    half_open.close(self.transport)
+                    return
+            super().data_received(data)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            half_open.remove(self.transport)
+            super().connection_lost(exc)
+
+    return LimitedConnection
 
 
 async def expel(socket: ServerConnection, why: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from instep.core.errors import BadInput, InstepError
 from instep.core.lazy import optional_library
 from instep.core.type_guards import is_array, is_sequence, is_table
-from instep.core.websocket import LOOPBACK
+from instep.core.websocket import ListenOptions
 from instep.core.world import Array, Policy, Spec
 
 from .array_codec import MAX_BYTES, Layout, pack, unpack
@@ -40,12 +40,15 @@ class GrootServer:
 
     def __init__(
         self, policy: Policy | ChunkPolicy, spec: Spec, *, token: str, mapped: PolicyMap | None = None,
-        host: str = "127.0.0.1", port: int = 0,
+        listen: ListenOptions | None = None,
     ):  # fmt: skip
-        if host not in LOOPBACK and not token:
-            raise BadInput(f"A policy served on {host} can be used by anyone there; give it a token.")
+        place = listen or ListenOptions()
+        if not token:
+            raise BadInput("A policy without a token can be used by anyone who reaches it; give it a token.")
+        if place.certificate is not None:
+            raise BadInput("GR00T's protocol knows no TLS; serve it without a certificate, through a tunnel.")
         self._policy, self._spec, self._map = as_chunk_policy(policy), spec, mapped or default_groot_map(spec)
-        self._token, self._place = token, (host, port)
+        self._token, self._place = token, (place.host, place.port)
         self._zmq = optional_library("zmq", "groot", "pyzmq")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="instep-groot", daemon=True)

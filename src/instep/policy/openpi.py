@@ -21,9 +21,9 @@ import numpy as np
 from instep.core.errors import BadInput, InstepError, LinkLost
 from instep.core.type_guards import is_table
 from instep.core.websocket import (
-    LOOPBACK,
     Authenticator,
     HttpReply,
+    ListenOptions,
     WebsocketServer,
     connect_blocking,
     connection_errors,
@@ -139,13 +139,14 @@ class PolicyServer:
 
     def __init__(
         self, policy: Policy | ChunkPolicy, spec: Spec, *, token: str, mapped: PolicyMap | None = None,
-        host: str = "127.0.0.1", port: int = 0,
+        listen: ListenOptions | None = None,
     ):  # fmt: skip
-        if host not in LOOPBACK and not token:
-            raise BadInput(f"A policy served on {host} can be used by anyone there; give it a token.")
+        if not token:
+            raise BadInput("A policy without a token can be used by anyone who reaches it; give it a token.")
         self._policy, self._spec, self._map = as_chunk_policy(policy), spec, mapped or default_map(spec)
-        self._rules = Authenticator(token, host)
-        self._server = WebsocketServer(self._serve_client, self._admit, (host, port), MAX_BYTES)
+        place = listen or ListenOptions()
+        self._rules = Authenticator(token, place.host)
+        self._server = WebsocketServer(self._serve_client, self._admit, place, MAX_BYTES)
         self._requests: queue.SimpleQueue[tuple[Callable[[], bytes], asyncio.Future[bytes]] | None] = (
             queue.SimpleQueue()
         )

@@ -11,17 +11,20 @@ if TYPE_CHECKING:
     from .control_loop import SafetyOptions
     from .driver import Driver, Reading, WorldDriver, WrappedDriver
     from .follower import Follower, FollowerDriver
+    from .follower_process import FollowerProcess
     from .imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
     from .realtime import lower_priority, realtime_priority
     from .recorded_world import Recording
     from .robot_server import RobotServer, ServerOptions, serve
+    from .sensor_checks import SensorChecks
 
 __all__ = [
-    "Backlash", "Clock", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "Guarded", "Late", "Limits",
+    "Backlash", "Clock", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver",
+    "FollowerProcess", "Guarded", "Late", "Limits",
     "Noisy", "Quantized", "Reading", "Recording", "RobotServer", "RobotWorld", "SafetyOptions", "Saturated",
-    "ServerOptions", "Sluggish", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
+    "SensorChecks", "ServerOptions", "Sluggish", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
     "realtime_priority", "scene_limits", "serve",
 ]  # fmt: skip
 
@@ -33,11 +36,13 @@ __getattr__ = lazy_names(
         "control_loop": "SafetyOptions",
         "driver": "Driver Reading WorldDriver WrappedDriver",
         "follower": "Follower FollowerDriver",
+        "follower_process": "FollowerProcess",
         "imperfect": "Backlash Drifting Dropping Late Noisy Quantized Saturated Sluggish",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
         "realtime": "lower_priority realtime_priority",
         "recorded_world": "Recording",
         "robot_server": "RobotServer ServerOptions serve",
+        "sensor_checks": "SensorChecks",
     },
 )

@@ -21,8 +21,9 @@ from instep.core.world import Array
 
 from .clock_sync import Clock
 from .driver import Driver, Reading
-from .jerk_kernels import compiled
+from .jerk_kernels import BOUNDS, compiled
 from .limits import LimitedCommand, Limits, default_limits
+from .sensor_checks import SensorChecks
 from .wire import Command, Mode, Pace, RefusalKind, Reset
 
 MAX_CATCH_UP = 3
@@ -32,12 +33,13 @@ WATCHDOG_S = 0.01
 
 COUNTERS = (
     "executed refused invalid stale future duplicates out_of_order superseded limited limited_position "
-    "limited_velocity limited_acceleration limited_jerk overruns missed holds stops failures invalid_readings backwards"
+    "limited_velocity limited_acceleration limited_jerk overruns missed holds stops failures invalid_readings doubtful "
+    "backwards"
 )
 """Counted events: commands executed and refused (invalid: wrong size or not finite; stale: for a state that is too old;
 future: for a state that has not been yet), duplicates and out-of-order ones dropped, ones superseded by a newer one,
 ones changed by limits, and by which limit first; late periods and how many were missed; holds, stops and failures of
-the driver; readings that were not finite or ran backwards."""
+the driver; readings that were not finite, that no sensor of this robot can show, or that ran backwards."""
 REMEMBERED = 256
 """States whose times are remembered, to know how old the state of an action is."""
 
@@ -122,6 +124,9 @@ class RobotLoop:
         self._echo = ("", 0)
         self._target = self._sent = np.zeros(driver.spec.action.shape)
         self._limited: LimitedCommand | None = None
+        bounds = dict(zip(BOUNDS, self.limits.bounds.T, strict=True))
+        self._checks = SensorChecks(driver.spec, bounds, self.limits.joints)
+        self._doubt = ""
         self._hold_after = max(safety.hold_after, 2.5 * driver.spec.dt)
         self._stop_after = max(safety.stop_after, 5.0 * driver.spec.dt)
         self._halted = False
@@ -162,7 +167,8 @@ class RobotLoop:
         compiled()
         self._stopping_on_error(lambda: self._read(self.clock.mono()))
         if self._reading is None:
-            raise BadInput(f"The robot cannot be read: {self._reason or 'its positions are not finite.'}")
+            why = self._reason or self._doubt or "its positions are not finite."
+            raise BadInput(f"The robot cannot be read: {why}")
 
     def run(self, over: threading.Event) -> None:
         """Run until `over` is set, then stop the robot."""
@@ -300,6 +306,8 @@ class RobotLoop:
         with self._changed:
             self._mode, self._reason, self._reading = "idle", "", None
         self._limited = None
+        self._checks.reset()
+        self._doubt = ""
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
 
@@ -317,11 +325,13 @@ class RobotLoop:
             return
         silent, blind = (now - self._commanded_at) * 1e-9, (now - self._read_at) * 1e-9
         age, what = (silent, "command") if silent >= blind else (blind, "valid reading")
+        doubt = self._doubt if blind >= silent else ""
+        reason = " ".join(filter(None, (f"No {what} came for {age:.2f} s.", doubt)))
         if age > self._stop_after:
-            self._stop(f"No {what} came for {age:.2f} s.")
-        elif age > self._hold_after:
+            self._stop(reason)
+        elif age > self._hold_after or self._checks.certain:
             self.counts["holds"] += self._mode != "hold"
-            self._mode, self._reason = "hold", f"No {what} came for {age:.2f} s."
+            self._mode, self._reason = "hold", reason if age > self._hold_after else self._doubt
         else:
             self._mode, self._reason = "run", ""
 
@@ -383,6 +393,8 @@ class RobotLoop:
         elif last is not None and reading.t < last.t:
             self.counts["backwards"] += 1
             reading = None
+        else:
+            reading = self._trusted(reading)
         if reading is not None and (last is None or reading.t > last.t):
             self._read_at = now
         if reading is not None:
@@ -393,6 +405,18 @@ class RobotLoop:
         if reading is not None or self._mode == "stop":
             self._shown_echo, self._shown_mono = self._echo, now
             self._publish_state(now)
+
+    def _trusted(self, reading: Reading) -> Reading | None:
+        """The reading where nothing is wrong with it; else the doubt is kept, and after a few the robot holds."""
+        doubt = self._checks.doubt(reading, self._sent if self._mode == "run" else None)
+        self._doubt = doubt
+        if not doubt:
+            return reading
+        self.counts["doubtful"] += 1
+        if self._checks.certain and self._mode == "run":
+            _log.warning("The robot's readings cannot be right: %s", doubt)
+            self.watch()
+        return None
 
     def _publish_state(self, mono: int) -> None:
         """Publish the last reading, which was taken at `mono` [ns]."""

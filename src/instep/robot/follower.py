@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
 from instep.core.world import Array
 
-from .driver import Driver, WrappedDriver
+from .driver import Driver, Reading, WrappedDriver
 from .limits import Limits
 
 
@@ -42,6 +43,20 @@ class Follower:
     def braking(self) -> bool:
         """Whether set points are late by more than one period, so that the follower comes to rest."""
         return self._missing > 1
+
+    @property
+    def target(self) -> Array:
+        """The newest set point, inside the range."""
+        return self._next
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the follower brakes and has come to rest."""
+        return self.braking and bool(np.all(np.abs(self.motion.v) < 1e-9))
+
+    def brake(self) -> None:
+        """Come to rest from here, until the next set point."""
+        self._missing = 2
 
     def set_target(self, target: Array) -> None:
         """Take a set point; the newest counts. One of another size or not finite is refused."""
@@ -139,8 +154,8 @@ class FollowerThread:
 class FollowerDriver(WrappedDriver):
     """A driver whose motors get commands at `rate` [Hz] from a follower: set points in, jerk-limited commands out.
 
-    `write` of the inner driver is called by the follower's thread, all other calls come from the robot's loop. A write
-    that fails is raised at the next set point, so that the robot's loop stops.
+    `write` of the inner driver is called by the follower's thread, all other calls come from the robot's loop. After a
+    write that failed no further command is sent, and the next reading is a fault, so that the robot stops and says why.
     """
 
     def __init__(self, inner: Driver, limits: Limits, *, rate: float = 250.0):
@@ -156,9 +171,14 @@ class FollowerDriver(WrappedDriver):
             self._thread = FollowerThread(follower, self._inner.write, rate=self._rate)
             self._thread.__enter__()
         if self._thread.error is not None:
-            raise LinkLost(f"The motors refused a command: {self._thread.error}")
+            raise LinkLost(self._refusal())
         self._thread.set_target(action)
         return self._thread.command
+
+    def read(self) -> Reading:
+        """The newest state; a command that the motors refused is a fault."""
+        reading = self._inner.read()
+        return replace(reading, fault=self._refusal()) if self._thread and self._thread.error else reading
 
     def hold(self) -> Array:
         """The command that was sent last; without further set points the follower brakes by itself."""
@@ -176,6 +196,9 @@ class FollowerDriver(WrappedDriver):
         """End the follower, then come to rest."""
         self._end()
         super().stop()
+
+    def _refusal(self) -> str:
+        return f"The motors refused a command: {self._thread.error if self._thread else ''}"
 
     def _end(self) -> None:
         if self._thread is not None:

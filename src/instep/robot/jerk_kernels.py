@@ -29,33 +29,27 @@ FAR = 1e12
 
 @njit(**OPTIONS)
 def follow_references(
-    rows: Array, references: Array, speeds: Array, bounds: Array, dt: float
-) -> Array:  # pragma: no cover - compiled
-    """The joints [n, ROW] one period later, each towards its reference, which moves at a speed."""
-    out = rows.copy()
+    rows: Array, references: Array, speeds: Array, bounds: Array, dt: float, out: Array
+) -> None:  # pragma: no cover - compiled
+    """Write the joints [n, ROW] one period later, each towards its reference, which moves at a speed."""
     for k in range(rows.shape[0]):
         follow_one(rows[k], references[k], speeds[k], bounds[k], dt, out[k])
-    return out
 
 
 @njit(**OPTIONS)
-def follow_plans(rows: Array, bounds: Array, dt: float) -> Array:  # pragma: no cover - compiled
-    """The joints [n, ROW] one period later on the plans that bring them to rest."""
-    out = rows.copy()
+def follow_plans(rows: Array, bounds: Array, dt: float, out: Array) -> None:  # pragma: no cover - compiled
+    """Write the joints [n, ROW] one period later on the plans that bring them to rest."""
     for k in range(rows.shape[0]):
         _follow_plan(rows[k], bounds[k], dt, out[k])
-    return out
 
 
 @njit(**OPTIONS)
-def make_plans(rows: Array, bounds: Array, dt: float) -> Array:  # pragma: no cover - compiled
-    """The joints [n, ROW] with plans from their speed and acceleration."""
-    out = rows.copy()
+def make_plans(rows: Array, bounds: Array, dt: float, out: Array) -> None:  # pragma: no cover - compiled
+    """Write plans that begin at the speed and acceleration of the joints [n, ROW]."""
     for k in range(rows.shape[0]):
         top = bounds[k, 3]
         length, share, _ = plan_to_rest(rows[k, 1], rows[k, 2], top, min(bounds[k, 4] * dt, 2.0 * top), dt)
         out[k, 3], out[k, 4], out[k, 5], out[k, 6] = rows[k, 2], length, share, 0.0
-    return out
 
 
 @njit(**OPTIONS)
@@ -74,18 +68,18 @@ def follow_one(row, reference, speed, bound, dt, out):  # pragma: no cover - com
     # On the reference and as fast as it: stay on it. The search would find the same, slower.
     if not (low <= wanted <= high and abs(v + wanted * dt - speed) <= 0.5 * rise * dt):
         wanted = _root(row, low, high, reference, speed, top, rise, dt)
-    if _try(row, wanted, bound, rise, dt, out):
-        return
     # Between the plan, which is feasible, and the wanted acceleration: as far as is feasible.
-    plan, least, most = _planned(row, top, rise), 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = 0.5 * (least + most)
-        if _try(row, plan + middle * (wanted - plan), bound, rise, dt, out):
-            least = middle
+    plan, least, most, share = _planned(row, top, rise), 0.0, 1.0, 1.0
+    for k in range(HALVINGS + 2):
+        feasible = share > 0.0 and _try(row, plan + share * (wanted - plan), bound, rise, dt, out)
+        if feasible and (k == 0 or k == HALVINGS + 1):
+            return
+        if feasible:
+            least = share
         else:
-            most = middle
-    if least == 0.0 or not _try(row, plan + least * (wanted - plan), bound, rise, dt, out):
-        _follow_plan(row, bound, dt, out)
+            most = share
+        share = 0.5 * (least + most) if k < HALVINGS else least
+    _follow_plan(row, bound, dt, out)
 
 
 @njit(**OPTIONS)
@@ -143,16 +137,16 @@ def plan_to_rest(v, a, top, rise, dt):  # pragma: no cover - compiled
     """
     change = -v / dt
     slack = 1e-12 * (1.0 + abs(change))
-    n = max(_periods(v, a, top, rise, dt) - 2.0, 1.0)
-    deep, deep_way = _trapezoid(a, n, top, rise)
-    high, high_way = _trapezoid(-a, n, top, rise)
-    for _ in range(8):
+    n = max(_periods(v, a, top, rise, dt) - 2.0, 1.0) - 1.0
+    deep = deep_way = high = high_way = 0.0
+    for _ in range(9):
+        n += 1.0
+        for side in (1.0, -1.0):
+            total, way = _trapezoid(side * a, n, top, rise)
+            deep, deep_way, high, high_way = high, high_way, total, way
         possible = deep - slack <= change <= slack - high
         if possible and n * rise >= abs(a) * (1.0 - 1e-12):
             break
-        n += 1.0
-        deep, deep_way = _trapezoid(a, n, top, rise)
-        high, high_way = _trapezoid(-a, n, top, rise)
     share = min(max((-high - change) / max(-high - deep, 1e-300), 0.0), 1.0)
     return n, share, dt * (n * v + dt * (share * deep_way - (1.0 - share) * high_way))
 
@@ -187,18 +181,17 @@ def _periods(v, a, top, rise, dt):  # pragma: no cover - compiled
 @njit(**OPTIONS)
 def _root(row, low, high, reference, speed, top, rise, dt):  # pragma: no cover - compiled
     """The acceleration between two bounds for which the joint would come to rest at the reference, else the nearest."""
-    if _miss(row, low, reference, speed, top, rise, dt) >= 0.0:
-        return low
-    if _miss(row, high, reference, speed, top, rise, dt) <= 0.0:
-        return high
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if _miss(row, middle, reference, speed, top, rise, dt) <= 0.0:
-            low = middle
+    short = far = 0.0
+    tried = low
+    for k in range(HALVINGS + 2):
+        miss = _miss(row, tried, reference, speed, top, rise, dt)
+        if (k == 0 and miss >= 0.0) or (k == 1 and miss <= 0.0):
+            return tried
+        if miss <= 0.0:
+            low, short = tried, miss
         else:
-            high = middle
-    short = _miss(row, low, reference, speed, top, rise, dt)
-    far = _miss(row, high, reference, speed, top, rise, dt)
+            high, far = tried, miss
+        tried = high if k == 0 else 0.5 * (low + high)
     return min(max(low - short * (high - low) / (far - short if far > short else 1.0), low), high)
 
 
@@ -211,7 +204,8 @@ def _miss(row, a, reference, speed, top, rise, dt):  # pragma: no cover - compil
 
 def compiled() -> None:
     """Compile the functions, or load them, before a loop needs them."""
-    rows = np.zeros((1, len(ROW)))
+    rows, out = np.zeros((1, len(ROW))), np.zeros((1, len(ROW)))
     bounds = np.array([[-1.0, 1.0, 1.0, 1.0, 10.0]])
-    rows = make_plans(rows, bounds, 0.01)
-    follow_plans(follow_references(rows, np.ones(1), np.zeros(1), bounds, 0.01), bounds, 0.01)
+    make_plans(rows, bounds, 0.01, out)
+    follow_references(rows, np.ones(1), np.zeros(1), bounds, 0.01, out)
+    follow_plans(rows, bounds, 0.01, out)

@@ -156,7 +156,7 @@ class Limits:
         """A command at q that moves at the speed v, and would come to rest from there."""
         rows = self.rest(q).rows
         rows[..., 1] = rows[..., 8] = v
-        return self._stepped(rows, lambda flat, bounds: make_plans(flat, bounds, dt))
+        return self._stepped(rows, lambda flat, bounds, out: make_plans(flat, bounds, dt, out))
 
     def towards(self, last: LimitedCommand, target: Array, dt: float) -> LimitedCommand:
         """The next command: the target if it can be reached inside the limits, else the way to it that can."""
@@ -178,11 +178,11 @@ class Limits:
         shape = last.q.shape
         aims = (np.ascontiguousarray(np.broadcast_to(x, shape), float).reshape(-1) for x in (reference, speed))
         where, fast = aims
-        return self._stepped(last.rows, lambda flat, bounds: follow_references(flat, where, fast, bounds, dt))
+        return self._stepped(last.rows, lambda flat, bounds, out: follow_references(flat, where, fast, bounds, dt, out))
 
     def brake(self, last: LimitedCommand, dt: float) -> LimitedCommand:
         """The next command on the way to rest."""
-        after = self._stepped(last.rows, lambda flat, bounds: follow_plans(flat, bounds, dt))
+        after = self._stepped(last.rows, lambda flat, bounds, out: follow_plans(flat, bounds, dt, out))
         after.rows[..., 7], after.rows[..., 8] = after.q, after.v
         return after
 
@@ -195,13 +195,15 @@ class Limits:
         broken = (beyond, np.abs(v) > self.velocity, np.abs(a) > self.acceleration)
         return next((name for name, which in zip(CAUSES, broken, strict=True) if np.any(which & cut)), "jerk")
 
-    def _stepped(self, rows: Array, step: Callable[[Array, Array], Array]) -> LimitedCommand:
+    def _stepped(self, rows: Array, step: Callable[[Array, Array, Array], None]) -> LimitedCommand:
         """Rows [..., joints, numbers] after a step of the kernels, which take all joints in one list."""
         flat = np.ascontiguousarray(rows, float).reshape(-1, len(ROW))
         bounds = (
             self.bounds if len(flat) == len(self.bounds) else np.tile(self.bounds, (len(flat) // len(self.bounds), 1))
         )
-        return LimitedCommand(step(flat, bounds).reshape(rows.shape))
+        out = flat.copy()
+        step(flat, bounds, out)
+        return LimitedCommand(out.reshape(rows.shape))
 
 
 @array_dataclass

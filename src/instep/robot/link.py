@@ -24,7 +24,8 @@ from instep.core.websocket import connect, connection_errors, explain, parse_add
 from instep.core.world import Array, Observation, Spec, State
 
 from .clock_sync import ClockEstimate
-from .driver import SENT, STAMP
+from .driver import SENT, STAMP, Reading
+from .sensor_checks import SensorChecks
 from .wire import FROM_ROBOT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class RobotWorld:
             raise
         weakref.finalize(self, self._session.close)  # a link that is forgotten must not keep the robot
         self._spec = self._hello.spec.with_observations({SENT: self._hello.spec.action})
+        known = {"low", "high", "velocity"} <= set(self._hello.limits)
+        self._checks = SensorChecks(self._hello.spec, self._hello.limits) if known else None
 
     @property
     def spec(self) -> Spec:
@@ -107,6 +110,8 @@ class RobotWorld:
         if live.hello.spec != self._hello.spec:
             raise LinkLost(f"The robot at {self.address} is not the one it was; open a new link to it.")
         self._hello = live.hello
+        if self._checks is not None:
+            self._checks.reset()
         return self._running_state(live)
 
     def step(self, state: State, action: Array) -> State:
@@ -166,7 +171,20 @@ class RobotWorld:
             raise LinkLost(
                 f"The robot at {self.address} has stopped: {live.report.reason} Make it safe, then reset it."
             )
+        self._doubt(live.report)
         return self._state(live)
+
+    def _doubt(self, report: Report) -> None:
+        """Raise where readings have been impossible for a few states; the robot's server should have refused them."""
+        reading = Reading(report.t, report.q, report.v, report.seen, report.stamps)
+        if self._checks is None:
+            return
+        doubt = self._checks.doubt(reading)
+        self._session.counts["doubtful"] += bool(doubt)
+        if self._checks.certain:
+            raise LinkLost(
+                f"The readings of the robot at {self.address} cannot be right: {doubt} Mend it, then reset it."
+            )
 
     def _state(self, live: LiveConnection) -> State:
         report = live.report

@@ -28,7 +28,9 @@ from instep.core.records import options_dataclass
 from instep.core.websocket import (
     LOOPBACK,
     Authenticator,
+    Certificate,
     HttpReply,
+    ListenOptions,
     RateLimiter,
     WebsocketServer,
     connection_errors,
@@ -59,7 +61,11 @@ class ServerOptions:
     """Where a robot is served, to whom, and how it is kept safe."""
 
     host: str = "127.0.0.1"
-    """Another host than this computer's own must be asked for, and is warned about."""
+    """Another host than this computer's own needs a certificate or `plain`, and is warned about."""
+    certificate: Certificate | None = None
+    """With one the link is encrypted (wss://)."""
+    plain: bool = False
+    """Whether the link beyond this computer may be unencrypted, since a tunnel encrypts it."""
     origins: tuple[str, ...] = ()
     """Web pages that may connect."""
     safety: SafetyOptions = field(default_factory=SafetyOptions)
@@ -115,8 +121,12 @@ class RobotServer:
         """What a client must know."""
         _fits(driver.spec)
         rules = Authenticator(self.token, self._options.host, self._options.origins, tuple(ROLES))
+        # Watchers may fill the robot's seats, but not that of its controller.
+        listen = ListenOptions(
+            self._options.host, port, self._options.certificate, self._options.plain, reserved=("/control",)
+        )
         self._loop = RobotLoop(driver, pace, self._options.safety, self._publish)
-        self._network = _Network(rules, self._loop, driver.spec, (self._options.host, port))
+        self._network = _Network(rules, self._loop, driver.spec, listen)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if self._loop.limits.assumed:
@@ -127,9 +137,9 @@ class RobotServer:
             )
         if self._options.host not in LOOPBACK:
             _log.warning(
-                "The robot listens on %s, where others can reach it; its token is all that keeps them out, and the "
-                "link is not encrypted. Use a tunnel.",
+                "The robot listens on %s, where others can reach it; its token is all that keeps them out%s.",
                 self._options.host,
+                "" if self._options.certificate else ", and the link is not encrypted: use a tunnel",
             )
 
     @property
@@ -211,13 +221,13 @@ class _Client:
 class _Network:
     """The clients of a robot, in the thread of the websocket server."""
 
-    def __init__(self, rules: Authenticator, robot: RobotLoop, spec: Spec, place: tuple[str, int]):
+    def __init__(self, rules: Authenticator, robot: RobotLoop, spec: Spec, listen: ListenOptions):
         self._rules, self._robot, self._spec = rules, robot, spec
         self.counts: Counter[str] = Counter(dict.fromkeys(("connected", "unauthorized", "malformed", "floods"), 0))
         self._boot = secrets.token_hex(16)
         self._clients: set[_Client] = set()
         self._latest: RobotSnapshot | None = None
-        self.server = WebsocketServer(self._converse, self._admit, place, MAX_BYTES)
+        self.server = WebsocketServer(self._converse, self._admit, listen, MAX_BYTES)
 
     def check(self) -> None:
         """Refuse a robot whose first state cannot be sent, before anyone asks for it."""

@@ -113,11 +113,8 @@ def _chosen(scene: Scene, cameras: Sequence[str], rate: float) -> tuple[str, ...
 
 
 def _say_limits(limits: Limits) -> None:
-    """Print the limits inside which commands are kept, and which of them nobody stated."""
-    assumed = (
-        f" Assumed, since [robot.limits] does not state it: {', '.join(limits.assumed)}." if limits.assumed else ""
-    )
-    Console(stderr=True, highlight=False).print(f"Limits: {limits}.{assumed}", markup=False)
+    """Print the limits inside which commands are kept; the server says which of them nobody stated."""
+    Console(stderr=True, highlight=False).print(f"Limits: {limits}.", markup=False)
 
 
 def _say(sentence: str, token: str) -> None:

@@ -13,13 +13,16 @@ from instep.app.arguments import Options, PolicyArg, SceneArg, kept_token
 from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
-from instep.core.websocket import ALL_INTERFACES, LOOPBACK
+from instep.core.websocket import ALL_INTERFACES, LOOPBACK, Certificate, ListenOptions
 from instep.policy.groot_server import GrootServer
 from instep.policy.map_file import checked_map, read_map
 from instep.policy.openpi import PolicyServer
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 from instep.scene.tasks.task import Tasked
+
+MIN_TOKEN = 16
+"""Least length of a token that a user chooses."""
 
 
 @options_dataclass
@@ -35,7 +38,13 @@ class ServeArgs:
     virtual: Path | None = None
     """a file of virtual cameras (TOML) whose images clients send."""
     host: str = "127.0.0.1"
-    """address to listen on; beyond this machine tokens and observations travel unencrypted, so use a tunnel."""
+    """address to listen on; beyond this machine it takes --certificate and --key, or --plain behind a tunnel."""
+    certificate: Path | None = None
+    """PEM file of a TLS certificate; clients then connect to wss://."""
+    key: Path | None = None
+    """PEM file of the certificate's private key."""
+    plain: bool = False
+    """allow unencrypted connections beyond this machine, where a tunnel encrypts them."""
     port: int = 8000
     """port to listen on; 0 takes a free one."""
     token: Path | None = None
@@ -64,14 +73,20 @@ def serve(
     """
     if args.host in ALL_INTERFACES and not args.public:
         raise BadInput(f"{args.host} would serve every network this machine is in; say --public to allow that.")
+    if (args.certificate is None) != (args.key is None):
+        raise BadInput("--certificate and --key belong together; give both, or neither.")
+    certificate = Certificate(args.certificate, args.key) if args.certificate and args.key else None
+    listen = ListenOptions(args.host, args.port, certificate, args.plain)
     loaded, console = Scene.load(scene), Console(stderr=True)
     world = Tasked(CameraOptions(args.virtual, args.cameras).open("mujoco", scene), task_of(loaded, args.task))
     decider = policy_from_spec(policy, world)
     secret = kept_token(args.token) if args.token else secrets.token_urlsafe(32)
+    if len(secret) < MIN_TOKEN:
+        raise BadInput(f"A token of {len(secret)} characters can be guessed; give one of at least {MIN_TOKEN}.")
     mapped = checked_map(read_map(args.map), world.spec) if args.map else None
     kind = GrootServer if args.protocol == "groot" else PolicyServer
-    with kind(decider, world.spec, token=secret, mapped=mapped, host=args.host, port=args.port) as server:
-        if args.host not in LOOPBACK:
+    with kind(decider, world.spec, token=secret, mapped=mapped, listen=listen) as server:
+        if args.host not in LOOPBACK and listen.certificate is None:
             console.print("[yellow]Beyond this machine nothing here is encrypted; prefer an SSH tunnel.[/]")
         if args.token is None:
             console.print(f"token {secret}", highlight=False, markup=False)

@@ -1,0 +1,321 @@
+"""Faults between a policy and the motors, injected: how long until the robot holds, is at rest, or refuses.
+
+Rows carry the number of the fault in docs/faults.md. Phases are in virtual time unless the row says otherwise: the loop
+of a served robot runs on a clock that the benchmark moves on, and the fault begins at a random moment of some motion.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.websocket import Authenticator, ListenOptions, WebsocketServer, connect_blocking, parse_address
+from instep.core.world import Array, Spec, vector
+from instep.robot import Clock, FollowerProcess, Limits, Reading, SafetyOptions
+from instep.robot.control_loop import RobotLoop
+from instep.robot.wire import Command
+from rows import Row, row
+
+PERIOD_NS = 16_666_667
+DT = PERIOD_NS * 1e-9
+JOINTS = ("base", "shoulder", "elbow")
+LIMITS = Limits(JOINTS, -2.5, 2.5, 2.0, 10.0, 200.0)
+SPEC = Spec(DT, vector(JOINTS, "rad"), vector(JOINTS, "rad/s"), vector(JOINTS, "rad"), {})
+HOLD_S = 0.1
+"""Silence after which a served robot holds [s]."""
+
+
+class VirtualArm:
+    """Joints that are where they were sent, with noise; a virtual clock; sensors and calls that can fail."""
+
+    def __init__(self, seed: int):
+        self.spec, self.rng = SPEC, np.random.default_rng((seed, 3))
+        self.q, self.v, self.t, self.now = np.array([0.3, -0.8, 1.4]), np.zeros(3), 0.0, 10**9
+        self.sent: list[tuple[int, Array]] = []
+        self.spoil: Callable[[Reading], Reading] = lambda reading: reading
+        self.blocks: Callable[[], None] = lambda: None
+
+    def read(self) -> Reading:
+        return self.spoil(Reading(self.t, self.q + self.rng.normal(size=3) * 2e-4, self.v))
+
+    def write(self, action: Array) -> Array:
+        self.blocks()
+        self.sent.append((self.now, np.array(action)))
+        self.v, self.q = (action - self.q) / DT, np.array(action)
+        self.passed(1)
+        return action
+
+    def hold(self) -> Array:
+        return self.q
+
+    def passed(self, periods: int) -> None:
+        self.t += DT * periods
+
+    def reset(self, seed: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class VirtualRun:
+    """A served robot on a virtual clock, and a policy that moves it smoothly."""
+
+    def __init__(self, seed: int):
+        self.rng, self.arm = np.random.default_rng((seed, 4)), VirtualArm(seed)
+        self.shown: list[tuple[int, str]] = []
+        clock = Clock(source=lambda: self.arm.now)
+        self.loop = RobotLoop(self.arm, "real", SafetyOptions(limits=LIMITS, clock=clock), self._show)
+        self.loop.begin()
+        self._tick, self._seq = 1, 0
+        self._centre, self._rate = self.arm.q.copy(), self.rng.uniform(0.5, 3.0, 3)
+        self.commanded = self.arm.now
+
+    def _show(self, snapshot: object) -> None:
+        self._tick = snapshot.tick  # type: ignore[attr-defined]
+        self.shown.append((self.arm.now, snapshot.mode))  # type: ignore[attr-defined]
+
+    def period(self, *, command: bool = True) -> None:
+        self.arm.now += PERIOD_NS
+        if command:
+            self._seq += 1
+            t = self._seq * DT
+            aim = self._centre + 0.5 * np.sin(self._rate * t)
+            if self.loop.offer(Command("c", self._seq, self._tick, aim)) is None:
+                self.commanded = self.arm.now
+        self.loop.tick(self.arm.now)
+
+    def held_after(self) -> float:
+        """Time from the last accepted command to the first report that says hold [s]."""
+        return next((at - self.commanded) * 1e-9 for at, mode in self.shown if mode == "hold" and at >= self.commanded)
+
+    def rest_after(self) -> float:
+        """Time from the last accepted command to the last one that still moved [s]."""
+        q = np.stack([q for _, q in self.arm.sent])
+        moving = np.flatnonzero(np.abs(np.diff(q, axis=0)).max(axis=1) > 1e-9)
+        return (self.arm.sent[int(moving[-1]) + 1][0] - self.commanded) * 1e-9
+
+
+def run(folder: Path, *, quick: bool = False) -> list[Row]:
+    """All rows."""
+    phases = 50 if quick else 1000
+    logging.getLogger("instep.robot").setLevel(logging.CRITICAL)  # every injected fault is logged
+    return [
+        *silence_rows(phases), *slow_driver_rows(phases), *sensor_rows(phases), *refusal_rows(phases),
+        *half_open_rows(), *killed_rows(2 if quick else 20),
+    ]  # fmt: skip
+
+
+def silence_rows(phases: int) -> list[Row]:
+    """The policy is killed, or the link is cut: no further command comes."""
+    held, rest = [], []
+    for seed in range(phases):
+        bench = VirtualRun(seed)
+        for _ in range(int(bench.rng.integers(5, 120))):
+            bench.period()
+        for _ in range(80):
+            bench.period(command=False)
+        held.append(bench.held_after())
+        rest.append(bench.rest_after())
+    bound = HOLD_S + 2 * DT + LIMITS.stop_time
+    return [
+        row(f"22, 25: hold after the last command, worst of {phases} phases", max(held), "s", at_most=HOLD_S + 0.05),
+        row(f"22, 25: at rest after the last command, worst of {phases} phases", max(rest), "s", at_most=bound),
+    ]
+
+
+def slow_driver_rows(phases: int) -> list[Row]:
+    """`write` of the driver takes 0.1 to 0.45 s, and no further command comes meanwhile."""
+    held, rest = [], []
+    for seed in range(phases):
+        bench = VirtualRun(seed)
+        for _ in range(int(bench.rng.integers(5, 120))):
+            bench.period()
+        late = float(bench.rng.uniform(0.12, 0.45))
+
+        def blocks(bench: VirtualRun = bench, late: float = late) -> None:
+            for _ in range(int(late / 0.01)):  # the watchdog's own thread goes on
+                bench.arm.now += 10_000_000
+                bench.loop.watch()
+            bench.arm.blocks = lambda: None
+
+        bench.arm.blocks = blocks
+        bench.period()
+        returned = bench.arm.now
+        for _ in range(60):
+            bench.period(command=False)
+        held.append(bench.held_after())
+        rest.append(bench.rest_after() - (returned - bench.commanded) * 1e-9)
+    bound = 2 * DT + LIMITS.stop_time
+    return [
+        row(f"29: hold while the driver does not return, worst of {phases}", max(held), "s", at_most=HOLD_S + 0.05),
+        row(f"29: at rest after it has returned, worst of {phases}", max(rest), "s", at_most=bound),
+    ]
+
+
+def _changed(reading: Reading, **fields: object) -> Reading:
+    known = {"t": reading.t, "q": reading.q, "v": reading.v, "stamps": reading.stamps}
+    return Reading(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def sensor_rows(phases: int) -> list[Row]:
+    """Sensors that show what cannot be: periods until the robot holds; and false alarms in nominal motion."""
+    frozen: dict[int, Reading] = {}
+
+    def freeze(reading: Reading, key: int) -> Reading:
+        kept = frozen.setdefault(key, reading)
+        return _changed(reading, q=kept.q, v=kept.v)
+
+    kinds: dict[str, Callable[[Reading, int], Reading]] = {
+        "9, 10: huge": lambda r, _: _changed(r, q=r.q + np.array([1e7, 0, 0])),
+        "10: spike of 1 rad": lambda r, _: _changed(r, q=r.q + np.array([0, 1.0, 0])),
+        "10: wrap by 2 pi": lambda r, _: _changed(r, q=r.q + np.array([0, 0, 2 * np.pi])),
+        "10: frozen in motion": freeze,
+        "11: degrees": lambda r, _: _changed(r, q=np.rad2deg(r.q)),
+        "12: another order": lambda r, _: _changed(r, q=r.q[[2, 0, 1]]),
+        "8: time that is not a number": lambda r, _: _changed(r, stamps={"camera": np.nan}),
+    }
+    found: list[Row] = []
+    for name, spoil in kinds.items():
+        worst, missed = 0, 0
+        for seed in range(phases):
+            bench = VirtualRun(seed)
+            for _ in range(int(bench.rng.integers(20, 120))):
+                bench.period()
+            moving = float(np.abs(bench.arm.v).max()) > 0.3
+            if "motion" in name and not moving:
+                continue
+            bench.arm.spoil = partial(_spoilt, spoil, seed)
+            periods = next((k + 1 for k in range(8) if bench.period() or bench.loop._mode == "hold"), 99)
+            worst, missed = max(worst, periods), missed + (periods == 99)
+        frozen.clear()
+        found.append(row(f"{name}: periods until hold, worst of {phases}", worst, at_most=3, ok=worst <= 3))
+    alarms = 0
+    for seed in range(max(1, phases // 50)):
+        bench = VirtualRun(seed)
+        for _ in range(3600):
+            bench.period()
+        alarms += bench.loop.counts["doubtful"] + bench.loop.counts["holds"]
+    minutes = max(1, phases // 50)
+    return [*found, row(f"10: false alarms in {minutes} nominal minutes", alarms, at_most=0)]
+
+
+def _spoilt(spoil: Callable[[Reading, int], Reading], key: int, reading: Reading) -> Reading:
+    return spoil(reading, key)
+
+
+def refusal_rows(phases: int) -> list[Row]:
+    """Actions that cannot be used: how many were carried out."""
+    obeyed = 0
+    for seed in range(phases):
+        bench = VirtualRun(seed)
+        for _ in range(40):
+            bench.period()
+        before, good = bench.loop.counts["executed"], bench.arm.q
+        bad = (
+            (bench._tick, np.array([np.nan, 0, 0])), (bench._tick, np.full(3, np.inf)), (bench._tick, np.zeros(4)),
+            (bench._tick + 10**6, good), (bench._tick - 27, good),
+        )  # fmt: skip
+        for after, action in bad:
+            bench._seq += 1
+            bench.loop.offer(Command("c", bench._seq, max(after, 0), action))
+            bench.period(command=False)
+        obeyed += bench.loop.counts["executed"] - before
+    text = f"9, 23: NaN, infinite, of another size, from the future, 450 ms old: carried out, of {5 * phases}"
+    return [row(text, obeyed, at_most=0)]
+
+
+async def _echo(connection: object) -> None:
+    async for message in connection:  # type: ignore[attr-defined]
+        await connection.send(message)  # type: ignore[attr-defined]
+
+
+def half_open_rows() -> list[Row]:
+    """300 requests that never end, for real: how long a good client takes to be served."""
+    server = WebsocketServer(_echo, Authenticator("secret").refusal, ListenOptions(), 1 << 16)
+    server.start()
+    place = parse_address(server.address, "server")
+    with ExitStack() as stack:
+        for _ in range(300):
+            peer = stack.enter_context(socket.create_connection(place, timeout=10))
+            peer.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        begin = time.monotonic()
+        with connect_blocking(server.address, "Bearer secret", 1 << 16, 10.0) as client:
+            client.send(b"hello")
+            client.recv(timeout=10)
+        took, waiting = time.monotonic() - begin, len(server.half_open)
+    server.close()
+    return [
+        row("42: a good client after 300 half-open requests (real)", took, "s", at_most=2.0),
+        row("42: connections that are not admitted, at most (real)", waiting, at_most=64),
+    ]
+
+
+class FileArm(VirtualArm):
+    """Joints in the follower's process, whose commands are written down with their times."""
+
+    def __init__(self, path: str):
+        super().__init__(0)
+        self._stream, self._begin = open(path, "ab", buffering=0), time.monotonic()  # noqa: SIM115 - ends with the process
+
+    def read(self) -> Reading:
+        return Reading(time.monotonic() - self._begin, self.q, self.v)
+
+    def write(self, action: Array) -> Array:
+        self._stream.write(np.array([time.monotonic(), *action]).tobytes())
+        self.q = np.array(action)
+        return action
+
+
+def killed_rows(kills: int) -> list[Row]:
+    """The process that sends set points is killed, for real: when the follower's last moving command was sent."""
+    rest: list[float] = []
+    for k in range(kills):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "commands"
+            command = [sys.executable, __file__, str(path)]
+            parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert parent.stdout is not None
+            parent.stdout.readline()
+            time.sleep(0.5 + 0.037 * k)
+            os.kill(parent.pid, signal.SIGKILL)
+            killed = time.monotonic()
+            parent.wait()
+            time.sleep(LIMITS.stop_time + 1.0)
+            rows = np.fromfile(path).reshape(-1, 4)
+            moving = np.flatnonzero(np.abs(np.diff(rows[:, 1:], axis=0)).max(axis=1) > 1e-9)
+            rest.append(float(rows[moving[-1] + 1, 0]) - killed)
+    bound = 0.05 + DT + 0.05 + LIMITS.stop_time
+    return [
+        row(
+            f"30: at rest after the sender of set points is killed, worst of {kills} (real)",
+            max(rest),
+            "s",
+            at_most=bound,
+        )
+    ]
+
+
+def main() -> None:
+    """Send set points to a follower until killed."""
+    with FollowerProcess(partial(FileArm, sys.argv[1]), LIMITS, rate=500.0) as arm:
+        arm.reset(0)
+        print("ready", flush=True)
+        start, begin = arm.read().q, time.monotonic()
+        while True:
+            arm.write(start + 0.5 * np.sin(2.0 * (time.monotonic() - begin)))
+            time.sleep(DT)
+
+
+if __name__ == "__main__":
+    main()
