@@ -230,3 +230,48 @@ def test_logs_that_cannot_be_read_are_refused_in_a_sentence(tmp_path: Path):
     (tmp_path / "b.json").write_text(json.dumps({}))
     with pytest.raises(BadInput, match="no known log"):
         guess_mapping([tmp_path / "b.json"], ARM)
+
+
+@pytest.mark.parametrize(
+    ("head", "cells"),
+    [
+        ("time", lambda s: [f"2026-03-01T{10 + int(x // 3600):02d}:59:{x % 60:09.6f}Z" for x in s]),
+        ("stamp", lambda s: [f"2026-03-01 23:59:{x:.3f}".replace(".", ",") for x in s + 10]),
+        ("clock", lambda s: [f"{(23 + int(x >= 3)) % 24:02d}:{59 * (x < 3):02d}:{(x + 57) % 60:06.3f}" for x in s]),
+        ("date,time", lambda s: [f"01.03.2026,12:00:{x:06.3f}" for x in s]),
+        ("date,time", lambda s: [f"3/1/2026,12:00:{x:06.3f} PM" for x in s]),
+        ("epoch", lambda s: [f"{1.7e9 + x:.3f}" for x in s]),
+        ("timestamp", lambda s: [f"{round((1.7e9 + x) * 1e3)}" for x in s]),
+        ("timestamp", lambda s: [f"{round((1.7e9 + x) * 1e6)}" for x in s]),
+        ("timestamp", lambda s: [f"{round((1.7e9 + x) * 1e9)}" for x in s]),
+    ],
+)
+def test_usual_times_of_csv_logs_are_read(tmp_path: Path, head: str, cells):
+    t, q, _, u = motion(rows=600)
+    numbers = [",".join(f"{x:.9g}" for x in row) for row in np.column_stack([q, u])]
+    names = [f"pos_{name}" for name in JOINTS] + [f"cmd_{name}" for name in JOINTS]
+    quoted = [f'"{cell}"' if head == "stamp" else cell for cell in cells(t)]
+    lines = [",".join([head, *names]), *(f"{cell},{row}" for cell, row in zip(quoted, numbers, strict=True))]
+    (tmp_path / "run.csv").write_text("\n".join(lines) + "\n")
+    guess = guess_mapping([tmp_path / "run.csv"], ARM)
+    assert "time" not in doubts(guess)
+    episode = read(guess, tmp_path)
+    np.testing.assert_allclose(episode.t, t, atol=2e-3)
+    assert episode.spec.dt == pytest.approx(DT, rel=0.02)
+
+
+def test_text_that_is_no_time_is_refused_in_a_sentence(tmp_path: Path):
+    (tmp_path / "run.csv").write_text("when,q\nyesterday,1\ntoday,2\n")
+    mapping = parse('format = "csv"\nfiles = ["*.csv"]\ntime = "when"\n[q]\nfrom = ["q"]\n', "x")
+    with pytest.raises(BadInput, match="'yesterday'; ISO 8601"):
+        load_episodes(tmp_path, mapping)
+
+
+@pytest.mark.parametrize("lists", [("joint_names",), ("q_names", "cmd_names")])
+def test_names_that_an_npz_file_lists_are_taken(tmp_path: Path, lists: tuple[str, ...]):
+    t, q, _, u = motion()
+    order = [4, 1, 2, 0, 5, 3]
+    named = np.array([JOINTS[k] for k in order])
+    np.savez(tmp_path / "run.npz", t=t, q=q[:, order], cmd=u[:, order], **dict.fromkeys(lists, named))
+    guess = guess_mapping([tmp_path / "run.npz"], ARM)
+    assert doubts(guess) == {} and read(guess, tmp_path).spec.q.labels == tuple(named)

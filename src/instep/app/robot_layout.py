@@ -7,6 +7,7 @@ import math
 import mujoco
 
 from instep.data.guess_parts import CommandKind, RobotActuator, RobotJoint, RobotLayout
+from instep.physics.joint_order import DynamicsOrder
 from instep.scene.couplings import driven_joints
 from instep.scene.folder import Scene
 
@@ -17,7 +18,7 @@ def robot_layout(scene: Scene) -> RobotLayout:
     joints = tuple(_joint(model, name) for name in scene.robot)
     known = {joint.name for joint in joints}
     actuators = tuple(_actuator(model, a) for a in range(model.nu))
-    return RobotLayout(joints, tuple(a for a in actuators if set(a.joints) & known))
+    return RobotLayout(joints, tuple(a for a in actuators if set(a.joints) & known), DynamicsOrder(scene))
 
 
 def _joint(model: mujoco.MjModel, name: str) -> RobotJoint:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from instep.core.records import array_dataclass
 from instep.core.world import Array
 
 from .guess_parts import (
@@ -29,14 +30,25 @@ ANSWERS, SILENT, MARGIN = 0.6, 0.3, 0.15
 NO_COMMANDS = "no columns of commands were found, so that nothing can be replayed"
 
 
+@array_dataclass
+class CommandGuess:
+    """The rule of the commands and a row for each; an empty rule where there are none."""
+
+    rule: ChannelRule
+    rows: tuple[GuessRow, ...]
+    takes: CommandKind
+    columns: JointColumns | None = None
+    reading: UnitReading = UnitReading("", ())
+
+
 def command_channel(
     groups: Sequence[ColumnGroup], positions: JointColumns, unit: UnitReading, robot: RobotLayout, dt: float
-) -> tuple[ChannelRule, list[GuessRow]]:
-    """The rule of the commands and a row for each; an empty rule where there are none."""
+) -> CommandGuess:
+    """The commands among groups of columns, the actuators that they are of and their unit."""
     takes: CommandKind = robot.actuators[0].takes if robot.actuators else "position"
     group, doubt = _chosen(groups, positions, takes, dt)
     if group is None:
-        return ChannelRule(), [GuessRow("commands", "none", "", NO_COMMANDS)]
+        return CommandGuess(ChannelRule(), (GuessRow("commands", "none", "", NO_COMMANDS),), takes)
     found = _labelled(group, positions, robot, (takes, dt))
     reading, doubts = _read(found, positions, unit, robot) if takes == "position" else (UnitReading("Nm", ()), ())
     doubts = doubts or ("",) * len(found.labels)
@@ -48,7 +60,7 @@ def command_channel(
         rows.append(GuessRow(f"command of {label}", reference, reading.name, why))
     si = {"position": _si(found, robot), "velocity": "rad/s", "effort": "Nm"}[takes]
     rule = converted_rule(found, reading, si) if reading.scale else ChannelRule((found.references,), found.labels, si)
-    return rule, rows
+    return CommandGuess(rule, tuple(rows), takes, found, reading)
 
 
 def _chosen(

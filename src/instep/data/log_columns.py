@@ -68,6 +68,8 @@ _FORMATS = {
     ".npz": "npz",
     ".mcap": "mcap",
 }
+_LISTS = _set_of("names name labels label joint joints order columns axes motors")
+"""Words in the name of a list of names that do not say of which array it is."""
 _GENERIC = frozenset(("joint", "joints", "jnt", "motor", "axis", "main", "link"))
 
 
@@ -245,7 +247,7 @@ def _array_group(
     """The columns of an array; names that are exactly those of joints count as names, even where they only count."""
     name, width = what
     stored = raw.header.get(f"labels:{name}") or raw.header.get(f"names:{name}", "[]")
-    labels = [str(label) for label in json.loads(stored)]
+    labels = [str(label) for label in json.loads(stored)] or _listed_names(raw, name, width)
     plain = [label.removesuffix(".pos") for label in labels]
     labels = plain if set(plain) <= set(joints) else labels
     words = frozenset(tokens(name)) & _WORDS
@@ -260,6 +262,20 @@ def _array_group(
         words |= frozenset(word for word in parts[0][0] if all(word in own for own, _ in parts))
     columns = tuple(LogColumn(f"{name}[{k}]", label) for k, label in enumerate(rest))
     return name, words, columns, named
+
+
+def _listed_names(raw: RawRun, name: str, width: int) -> list[str]:
+    """Names that a file lists in an array of text as long as the columns are many: its own list, or one for all."""
+    lists = {
+        key: [str(cell) for cell in column]
+        for key, column in raw.columns.items()
+        if column.dtype.kind == "U" and column.shape == (width,) and len(set(column.tolist())) == width
+    }
+    words = {key: frozenset(tokens(key)) - _LISTS for key in lists}
+    own = [key for key in lists if words[key] and words[key] <= frozenset(tokens(name))]
+    common = [key for key in lists if not words[key]]
+    chosen = own or common
+    return lists[chosen[0]] if len(chosen) == 1 else []
 
 
 def _numbered(labels: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from instep.data.lerobot.features import is_image
 from .formats.command_order import check_ordered
 from .mapping import ChannelRule, DataMapping, RawRun
 from .resample import onto, quaternions, resampled, velocity, velocity_labels
+from .time_text import time_column, time_names
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def _inputs(raw: RawRun, data_map: DataMapping, times: Array, action: Channel) -
 def _rows(raw: RawRun, data_map: DataMapping) -> int:
     if data_map.q.sources and not data_map.time:
         return len(raw.column(_chosen(raw, data_map.q)[0]))
-    references = [data_map.time] if data_map.time else [s[0] for s in _first_sources(raw, data_map)]
+    references = time_names(raw, data_map.time) if data_map.time else [s[0] for s in _first_sources(raw, data_map)]
     if not references:
         raise BadInput(f"The mapping {data_map.name!r} names no column of {raw.name!r} that is there.")
     return len(raw.column(references[0]))
@@ -96,7 +97,7 @@ def _times(raw: RawRun, data_map: DataMapping, rows: int) -> tuple[Array, float]
     if data_map.time:
         if data_map.time_unit not in SECONDS:
             raise UnknownName("unit of times", data_map.time_unit, SECONDS)
-        times = _seconds(np.asarray(raw.column(data_map.time)).ravel(), data_map.time_unit)
+        times = _seconds(time_column(raw, data_map.time), data_map.time_unit)
         steps = np.diff(times)
         if len(steps) and not np.isfinite(times).all():
             raise BadInput(f"The times of {raw.name!r} are not all finite numbers.")

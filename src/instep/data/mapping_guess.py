@@ -17,18 +17,22 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
+from .column_order import ordered_by_motion
 from .command_guess import command_channel
 from .guess_parts import DEGREES, GuessRow, JointColumns, RobotLayout, UnitReading, converted_rule
 from .log_columns import TIME_UNITS, ColumnGroup, LogSource, column_groups, locate_logs, match_names, read_logs, tokens
 from .mapped_episode import SECONDS
 from .mapping import ChannelRule, DataMapping, RawRun
 from .signal_relations import derivative_ratio, lag
-from .unit_guess import read_positions
+from .time_text import text_clocks, time_column
+from .unit_guess import read_columns_as, read_positions
 
 RATES = (0.9, 20_000.0)
 """Rates that logs of robots have [Hz]."""
 DEFAULT_RATE = 50.0
 """Rate of a log that says nothing about time [Hz]; always flagged."""
+EPOCH = (9.4e8, 4.1e9)
+"""Seconds since 1970 that are times of this century."""
 MIN_DERIVATIVE = 0.9
 """Correlation from which on recorded velocities are the derivative of the positions."""
 
@@ -71,38 +75,36 @@ def guess_from_runs(
     mapping = replace(mapping, rate=0.0 if clock.source else 1.0 / dt)
     rows = [replace(clock, source=clock.source or "none", reading=f"{clock.reading}, {1 / dt:.4g} Hz")]
     positions, unit, doubts = read_positions(_positions(groups, robot, dt), robot)
-    mapping = replace(mapping, q=_position_rule(positions, unit, robot))
+    commands = command_channel(groups, positions, unit, robot, dt)
+    ordered = ordered_by_motion(positions, unit, commands, robot, dt)
+    if ordered is not positions:
+        positions = ordered
+        unit, doubts = read_columns_as(positions, robot, unit.name, unit.doubt)
+        commands = command_channel(groups, positions, unit, robot, dt)
+    mapping = replace(mapping, q=_position_rule(positions, unit, robot), action=commands.rule)
     for reference, label, order, doubt in zip(
         positions.references, positions.labels, positions.doubts, doubts, strict=True
     ):
         why = "; ".join(dict.fromkeys(part for part in (order, doubt) if part))
         rows.append(GuessRow(f"position of {label}", reference, unit.name, why))
-    return _with_the_rest(MappingGuess(mapping, source.folder, tuple(rows), 1.0 / dt), groups, positions, (robot, unit))
-
-
-def _with_the_rest(
-    guess: MappingGuess, groups: Sequence[ColumnGroup], positions: JointColumns, known: tuple[RobotLayout, UnitReading]
-) -> MappingGuess:
-    """The guess with commands, velocities and efforts."""
-    robot, unit = known
-    dt = 1.0 / guess.rate
-    mapping, rows = guess.mapping, list(guess.rows)
-    rule, stated = command_channel(groups, positions, unit, robot, dt)
-    mapping, rows = replace(mapping, action=rule), [*rows, *stated]
+    rows += commands.rows
     velocity, row = _velocity(groups, positions, unit, dt)
     mapping = replace(mapping, v=velocity)
     rows.append(row)
     if (effort := _effort(groups, positions)) is not None:
         mapping = replace(mapping, observation={"observation.effort": effort[0]})
         rows.append(effort[1])
-    return replace(guess, mapping=mapping, rows=tuple(rows))
+    return MappingGuess(mapping, source.folder, tuple(rows), 1.0 / dt)
 
 
 def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | None) -> tuple[GuessRow, float]:
     """The column of times as a row whose reading is the unit, and the period [s]."""
-    best = max((c for group in groups for c in _time_columns(group)), key=lambda found: found[0], default=None)
+    found = [column for group in groups for column in _time_columns(group)]
+    found += [(2.5, name, times, "s") for name in text_clocks(runs[0]) if (times := _text_times(runs[0], name)).size]
+    best = max(found, key=lambda column: column[0], default=None)
     if best is not None:
         _, name, values, unit = best
+        unit = unit or _epoch_unit(float(values[0]))
         step = float(np.median(np.diff(values)))
         doubt = "" if unit else f"steps of {step:.4g} without a unit"
         unit = unit or _time_unit(step)
@@ -118,6 +120,17 @@ def _clock(groups: Sequence[ColumnGroup], runs: Sequence[RawRun], rate: float | 
         return GuessRow("time", "", "even rows"), 1.0 / (rate or stated)
     why = f"no times and no rate in the logs: {DEFAULT_RATE:g} Hz is assumed; give --rate"
     return GuessRow("time", "", "even rows", why), 1.0 / DEFAULT_RATE
+
+
+def _text_times(raw: RawRun, name: str) -> Array:
+    """Times written as text that advance; empty where they do not."""
+    times = time_column(raw, name)
+    return times if len(times) > 3 and float(np.median(np.diff(times))) > 0 else times[:0]
+
+
+def _epoch_unit(value: float) -> str:
+    """The unit in which a number is a time since 1970 of this century; empty where there is none."""
+    return next((unit for unit, second in SECONDS.items() if EPOCH[0] <= value * second <= EPOCH[1]), "")
 
 
 def _time_columns(group: ColumnGroup) -> list[tuple[float, str, Array, str]]:
@@ -189,14 +202,14 @@ def _labelled(group: ColumnGroup, robot: RobotLayout, doubt: str = "") -> JointC
     found = match_names([column.label for column in group.columns], names) if group.named else None
     if found is not None:
         labels = tuple(names[k] for k in found)
-        return JointColumns(group, tuple(range(width)), labels, (doubt,) * width)
+        return JointColumns(group, tuple(range(width)), labels, (doubt,) * width, by_name=True)
     driven = [name for name in names if any(name in actuator.joints for actuator in robot.actuators)]
     targets = driven if len(driven) == width != len(names) else names
     if width != len(targets):
         doubt = doubt or f"{width} columns for {len(targets)} joints; in the robot's order"
     columns = _numbered_order(group)[: len(targets)]
-    doubt = doubt or "no joint names; in the robot's order"
-    return JointColumns(group, columns, tuple(targets[: len(columns)]), (doubt,) * len(columns))
+    doubts = (doubt or "no joint names; in the robot's order",) * len(columns)
+    return JointColumns(group, columns, tuple(targets[: len(columns)]), doubts, order_only=not doubt)
 
 
 def _numbered_order(group: ColumnGroup) -> tuple[int, ...]:

@@ -24,26 +24,33 @@ SMALL_MOTION = 3.0
 """Largest span of positions that would be a motion of few degrees, were they degrees."""
 FACTORS = {"rad": 1.0, "deg": math.pi / 180, "m": 1.0, "mm": 1e-3}
 MAX_ROWS = 4000
+MIN_OPENING = 0.5
+"""Share of its range that a gripper uses in a log in percent, where degrees would fit as well."""
 GRIPPERS = frozenset(("gripper", "jaw", "finger", "hand"))
 """Words in the names of joints that open and close."""
 
 
 def read_positions(found: JointColumns, robot: RobotLayout) -> tuple[JointColumns, UnitReading, tuple[str, ...]]:
     """Positions with the joints that their ranges allow, their unit, and a doubt per column about its unit."""
-    joints = _joints_of(found, robot)
     values = sample(found.runs)
-    unit, doubt = angle_unit(values, joints, found)
+    unit, doubt = angle_unit(values, joints_of(found, robot), found)
     if not found.group.named or any(found.doubts):
         found = _ordered_by_range(found, values, robot, unit)
-        joints = _joints_of(found, robot)
-        values = sample(found.runs)
+    return found, *read_columns_as(found, robot, unit, doubt)
+
+
+def read_columns_as(
+    found: JointColumns, robot: RobotLayout, unit: str, doubt: str
+) -> tuple[UnitReading, tuple[str, ...]]:
+    """The conversion of columns whose joints and unit of angles are known, and a doubt per column about its unit."""
+    joints, values = joints_of(found, robot), sample(found.runs)
     readings = [_column_reading(values[:, k], joint, unit) for k, joint in enumerate(joints)]
     doubts = tuple(
         own or (doubt if joint.unit == "rad" else "") for (_, _, own), joint in zip(readings, joints, strict=True)
     )
     scale = tuple(factor for factor, _, _ in readings)
     offset = tuple(zero for _, zero, _ in readings)
-    return found, UnitReading(unit, scale, offset if any(offset) else (), doubt), doubts
+    return UnitReading(unit, scale, offset if any(offset) else (), doubt), doubts
 
 
 def sample(runs: Sequence[Array]) -> Array:
@@ -76,19 +83,20 @@ def angle_unit(values: Array, joints: Sequence[RobotJoint], found: JointColumns)
 
 def _misfit(values: Array, joints: Sequence[RobotJoint], free: bool) -> float:
     """The largest share of rows outside the range of a joint; of joints in the best order where it is `free`."""
-    cost = _outside(values, joints)
+    cost = outside_ranges(values, joints)
     order = assigned(cost) if free else range(len(cost))
     # One column in another unit, such as a gripper in percent, does not decide about the others.
     shares = sorted(float(cost[k, j]) for k, j in enumerate(order) if j >= 0)
     return shares[-1] if len(shares) < 3 else shares[-2]
 
 
-def _outside(values: Array, joints: Sequence[RobotJoint]) -> Array:
-    """Share of rows of each column (row) that lie outside the range of each joint (column)."""
+def outside_ranges(values: Array, joints: Sequence[RobotJoint], unit: str = "rad") -> Array:
+    """Share of rows of each column (row) that lie outside the range of each joint (column), with angles in a unit."""
     cost = np.zeros((values.shape[1], len(joints)))
     for j, joint in enumerate(joints):
         low, high = _limits(joint)
-        cost[:, j] = ((values < low) | (values > high)).mean(axis=0)
+        read = values * (FACTORS[unit] if joint.unit == "rad" else 1.0)
+        cost[:, j] = ((read < low) | (read > high)).mean(axis=0)
     return cost
 
 
@@ -101,9 +109,7 @@ def _limits(joint: RobotJoint) -> tuple[float, float]:
 
 def _ordered_by_range(found: JointColumns, values: Array, robot: RobotLayout, unit: str) -> JointColumns:
     """Columns without names in another order, where the ranges exclude the order of the robot."""
-    joints = _joints_of(found, robot)
-    scale = np.array([FACTORS[unit] if joint.unit == "rad" else 1.0 for joint in joints])
-    cost = _outside(values * scale, joints)
+    cost = outside_ranges(values, joints_of(found, robot), unit)
     own = float(np.trace(cost))
     order = assigned(cost + 1e-4 * (1 - np.eye(len(cost))))
     best = sum(float(cost[k, j]) for k, j in enumerate(order))
@@ -124,8 +130,12 @@ def _column_reading(values: Array, joint: RobotJoint, unit: str) -> tuple[float,
     if bounded and set(joint_key(joint.name)) & GRIPPERS:
         # Grippers are often recorded as a share of their opening while all other joints are angles.
         for top, name in ((1.0, "0 to 1"), (100.0, "percent")):
-            if unit == "deg" and least >= -0.05 * top and most <= 1.05 * top and most - least > 0.02 * top:
+            if unit != "deg" or least < -0.05 * top or most > 1.05 * top or most - least <= 0.02 * top:
+                continue
+            # Angles below a degree are none of a gripper; angles that use little of 100 are no opening and closing.
+            if top == 1.0 or most - least > MIN_OPENING * top or _share(values * factor, joint) > OUTSIDE:
                 return (high - low) / top, low, f"a gripper, taken as {name} of its range; degrees would fit as well"
+            return factor, 0.0, f"a gripper, taken as degrees; {name} of its range would fit as well"
     if not bounded or _share(values * factor, joint) <= OUTSIDE:
         return factor, 0.0, ""
     others: Mapping[str, float] = {"mm": 1e-3} if joint.unit == "m" else {u: FACTORS[u] for u in ("rad", "deg")}
@@ -145,7 +155,7 @@ def _share(values: Array, joint: RobotJoint) -> float:
     return float(((values < low) | (values > high)).mean())
 
 
-def _joints_of(found: JointColumns, robot: RobotLayout) -> list[RobotJoint]:
+def joints_of(found: JointColumns, robot: RobotLayout) -> list[RobotJoint]:
     """The joint of each column; one without a range where the robot is not known."""
     known = {joint.name: joint for joint in robot.joints}
     return [known.get(label, RobotJoint(label)) for label in found.labels]
