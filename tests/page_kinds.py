@@ -197,7 +197,8 @@ def twin_live(folder: Path) -> Path:
     """A twin of a simulated robot in another process."""
     from instep.app.simulated_robot import robot_process
 
-    with robot_process("pusht", ["--hidden", "7", "--pace", "step", "--cameras", "all"]) as robot:
+    options = ["--hidden", "7", "--pace", "step", "--cameras", "all"]
+    with robot_process("pusht", options, timeout=180) as robot:
         (folder / "token").write_text(robot.token)
         words = f"run expert twin:pusht --real robot:{robot.address} --token {folder}/token --steps 120"
         return command(words, folder / "twin")

@@ -111,8 +111,9 @@ def run_headline(run: RecordedRun, outcomes: Sequence[TaskOutcome], problems: Se
         return Headline("bad", run.ending, " ".join([run.cause, judged, *problems]).strip())
     if problems:
         return Headline("bad", problems[0], " ".join([judged, *problems[1:]]))
-    status = "plain" if not known else "good" if all(known) else "bad"
-    return Headline(status, judged, f"{run.rows} rows, {run.seconds:.1f} s.")
+    if not known:
+        return Headline("plain", f"It ran for {run.seconds:.1f} s, {run.rows} rows.", judged)
+    return Headline("good" if all(known) else "bad", judged, f"{run.rows} rows, {run.seconds:.1f} s.")
 
 
 def run_video(folder: Path, episode: Episode, scene: Scene | None) -> ReportVideo | str:
