@@ -144,10 +144,15 @@ class Page:
             self.errors.append(parameters["entry"]["text"])
 
 
+def browser_program() -> str | None:
+    """The program of a browser that can be driven, where there is one."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 @contextmanager
 def browser_page(folder: Path) -> Generator[Page]:
     """A page of Chromium; the test is skipped where there is none. `folder` holds its profile."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = browser_program()
     if program is None:
         pytest.skip("needs Chromium: install Debian's chromium to run the browser test")
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--hide-scrollbars"]
@@ -167,6 +172,13 @@ def browser_page(folder: Path) -> Generator[Page]:
     finally:
         child.terminate()
         child.wait(20)
+
+
+def check_page_where_possible(path: Path, profile: Path) -> None:
+    """`check_page` of a page without videos at the end of a test of other things; nothing where there is no browser."""
+    if browser_program() is not None:
+        with browser_page(profile) as page:
+            check_page(page, path, videos=0)
 
 
 def check_page(page: Page, path: Path, *, videos: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from browser import check_page_where_possible
 from instep import Script, open_world, rollout
 from instep.app.cli import main
 from instep.data import load_episodes
@@ -65,6 +66,7 @@ def test_a_urdf_and_a_csv_in_degrees_end_with_a_page(arm: Path, capsys: pytest.C
     np.testing.assert_allclose(episode.q, record(arm, 1)[0][1], atol=1e-6)
     assert (arm / "out" / "first_seconds.png").stat().st_size > 10_000
     assert "overview" in (arm / "out" / "scene" / "scene.toml").read_text()
+    check_page_where_possible(arm / "out" / "report.html", arm / "profile")
 
 
 def test_a_guess_is_flagged_and_a_corrected_map_is_taken(arm: Path, capsys: pytest.CaptureFixture[str]):

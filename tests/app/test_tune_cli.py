@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from browser import check_page_where_possible
 from instep import Episode, MujocoWorld, Script, rollout
 from instep.app.cli import main
 from instep.data import write_dataset
@@ -90,6 +91,7 @@ def test_the_page_shows_gates_params_held_out_motion_and_how_sure_it_is(scene, d
     for words in ("The error on held-out recordings fell by", "joint.hinge.damping", "identifiability", "90 % band",
                   "planted truths inside 90% intervals", "sha256 of", "MuJoCo"):  # fmt: skip
         assert words in page
+    check_page_where_possible(out / "report.html", tmp_path / "profile")
 
 
 def complaint(capsys) -> str:
