@@ -211,7 +211,8 @@ def twin_live(folder: Path) -> Path:
 
 KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "run": (run, 1), "record": (record, 1), "record images": (record_images, 1), "shadow": (shadow, 1),
-    "eval": (evaluate, 1), "gate": (gate, 0), "check": (check, 0), "gap": (gap, 0), "plain gap": (gap_plain, 0), "gap of pairs": (gap_pairs, 0),
+    "eval": (evaluate, 1), "gate": (gate, 0), "check": (check, 0), "gap": (gap, 0),
+    "plain gap": (gap_plain, 0), "gap of pairs": (gap_pairs, 0),
     "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agreement": (agreement, 0),
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
