@@ -166,6 +166,18 @@ def test_what_is_wrong_in_a_request_is_one_sentence_and_the_server_goes_on(tmp_p
         assert ask({"endpoint": "ping", "api_token": "t"})["status"] == "ok"
 
 
+def test_broken_frames_are_all_answered_and_harm_nothing(tmp_path: Path, zmq: Any) -> None:
+    rng = np.random.default_rng(0)
+    data = {"state.arm": npy(np.zeros((1, 2), "f4")), "video.cam": npy(np.zeros((1, 4, 6, 3), np.uint8))}
+    whole = np.frombuffer(msgpack.packb({"endpoint": "get_action", "data": data, "api_token": "t"}), np.uint8)
+    with served(tmp_path, "n1.6") as (server, _), client(zmq, server.address) as ask:
+        for _ in range(300):
+            frame = whole[: rng.integers(1, len(whole) + 1)].copy()
+            frame[rng.integers(0, len(frame), 3)] = rng.integers(0, 256, 3)
+            assert "error" in (reply := ask(frame.tobytes())) or "action.arm" in reply
+        assert ask({"endpoint": "ping", "api_token": "t"})["status"] == "ok"
+
+
 def test_a_message_that_is_too_large_ends_its_client_alone(tmp_path: Path, zmq: Any) -> None:
     with served(tmp_path) as (server, _):
         socket = zmq.Context.instance().socket(zmq.REQ)
