@@ -98,9 +98,7 @@ def show(scene: SceneArg, /, *, out: Path | None = None) -> None:
 
     loaded = Scene.load(scene)
     if not loaded.cameras:
-        raise BadInput(
-            f"Scene {loaded.name!r} has no cameras; add one with: instep scene camera {scene} DIR --add NAME --frame"
-        )
+        raise BadInput(f"Scene {loaded.name!r} has no cameras; add one by `instep scene camera`.")
     output = new_output("scene-show", out)
     render_images(loaded, list(loaded.cameras), output.folder)
     print(output.folder)
