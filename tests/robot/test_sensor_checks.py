@@ -155,6 +155,16 @@ def test_a_robot_that_reads_degrees_is_not_served():
         loop.begin()
 
 
+def test_in_lock_step_a_reading_that_cannot_be_right_stops_the_robot_at_once():
+    shown, arm = [], Arm()
+    loop = RobotLoop(arm, "step", SafetyOptions(limits=LIMITS), shown.append)
+    loop.begin()
+    arm.spoil = shifted(q=lambda q: q + 1.0)
+    loop.offer(Command("c", 1, shown[-1].tick, START))
+    loop.tick(loop.clock.mono())
+    assert shown[-1].mode == "stop" and "base jumped by 1 rad" in shown[-1].reason
+
+
 def test_a_fast_motion_with_noise_and_gaps_is_not_doubted():
     rng = np.random.default_rng(3)
     checks = SensorChecks(ARM, dict(zip(("low", "high", "velocity"), LIMITS.bounds[:, :3].T, strict=True)))

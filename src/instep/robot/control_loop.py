@@ -302,10 +302,11 @@ class RobotLoop:
 
     def _restart(self, request: Reset) -> None:
         self._echo = (request.connection, request.seq)
-        self._driver.reset(request.seed)
         with self._changed:
-            self._mode, self._reason, self._reading = "idle", "", None
-        self._limited = None
+            # A reset takes its time, in which no commands are due.
+            self._mode, self._reason = "idle", ""
+        self._driver.reset(request.seed)
+        self._limited = self._reading = None
         self._checks.reset()
         self._doubt = ""
         self._sent = np.zeros_like(self._sent)
@@ -387,10 +388,7 @@ class RobotLoop:
             )
         if reading.fault:
             self._stop(reading.fault)
-        if not (np.isfinite(reading.t) and np.isfinite(reading.q).all() and np.isfinite(reading.v).all()):
-            self.counts["invalid_readings"] += 1
-            reading = None
-        elif last is not None and reading.t < last.t:
+        if last is not None and reading.t < last.t:
             self.counts["backwards"] += 1
             reading = None
         else:
@@ -412,8 +410,11 @@ class RobotLoop:
         self._doubt = doubt
         if not doubt:
             return reading
-        self.counts["doubtful"] += 1
-        if self._checks.certain and self._mode == "run":
+        finite = np.isfinite(reading.t) and np.isfinite(reading.q).all() and np.isfinite(reading.v).all()
+        self.counts["doubtful" if finite else "invalid_readings"] += 1
+        if self.pace == "step":
+            self._stop(doubt)  # its client waits for this state, and for no other
+        elif self._checks.certain and self._mode == "run":
             _log.warning("The robot's readings cannot be right: %s", doubt)
             self.watch()
         return None
