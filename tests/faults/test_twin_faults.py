@@ -35,6 +35,36 @@ def test_half_a_second_of_full_occlusion_is_coasted_through(recording, follow) -
     assert np.nanmax(run.log["tee.frames_lost"]) >= 20 and run.log["tee.sigma"][44] > 3 * run.log["tee.sigma"][14]
 
 
+@pytest.mark.fault(14)
+@pytest.mark.parametrize(("kind", "fault"), [("noise", 7), ("black", 5), ("future", 2), ("size", 1)])
+def test_spoilt_images_of_all_cameras_are_refused_from_the_first_on(recording, follow, kind: str, fault: int) -> None:
+    rng = np.random.default_rng(2)
+
+    def spoilt(row, name, pixels, stamp):
+        if not 15 <= row < 45:
+            return pixels, stamp
+        noise = rng.integers(0, 256, pixels.shape, dtype=np.uint8)
+        changed = {"noise": noise, "black": np.zeros_like(pixels) + np.uint8(row % 3), "size": pixels}
+        return changed.get(kind, pixels), stamp + (10.0 if kind == "future" else np.nan if kind == "size" else 0.0)
+
+    run = follow(recording.with_images(spoilt))
+    assert (run.log[f"{CAMERAS[0]}.fault"][15:45] == fault).all() and run.log[f"{CAMERAS[0]}.fault"][46:].max() == 0
+    assert run.error[15:45].max() < 20 * MM  # physics with another friction, nothing pulled it away
+    assert run.log["tee.sigma"][44] > 5 * MM and run.error[52:].max() < 3 * MM
+
+
+@pytest.mark.fault(15)
+def test_two_cameras_with_swapped_plugs_are_refused_and_the_third_goes_on(recording, follow) -> None:
+    swapped = {CAMERAS[0]: CAMERAS[1], CAMERAS[1]: CAMERAS[0]}
+
+    def plugs(row, name, pixels, stamp):
+        return (recording.episode[f"observation.images.{swapped.get(name, name)}"][row] if row >= 15 else pixels), stamp
+
+    run = follow(recording.with_images(plugs))
+    assert (run.log[f"{CAMERAS[0]}.fault"][15:] == 8).all() and run.log[f"{CAMERAS[2]}.fault"].max() == 0
+    assert np.median(run.error[15:]) < 3 * MM
+
+
 @pytest.mark.fault(16)
 def test_a_camera_that_is_unplugged_is_not_missed(recording, follow) -> None:
     def unplugged(row, name, pixels, stamp):

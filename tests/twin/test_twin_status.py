@@ -73,5 +73,13 @@ def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
         assert words in page
 
 
+def test_the_page_names_a_camera_at_fault_in_words(recording, follow) -> None:
+    def black(row, name, pixels, stamp):
+        return (pixels * 0 if row >= 15 and name.endswith("296") else pixels), stamp
+
+    found = twin_problems(follow(recording.with_images(black)).episode)
+    assert any("296 gave black or white images in" in words for words in found)
+
+
 def test_a_run_without_a_correction_has_no_sections(recording) -> None:
     assert twin_sections(recording.episode) == [] and twin_problems(recording.episode) == []

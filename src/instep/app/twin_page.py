@@ -20,19 +20,25 @@ from .run_checks import stale_images
 if TYPE_CHECKING:
     from instep.twin import TrackedRecording
 
-MAX_INVALID_SHARE, MAX_LOST_SHARE = 0.1, 0.01
-"""Share of rows without a valid joint reading, or in which no camera shows the body, above which a twin is doubtful."""
+MAX_INVALID_SHARE, MAX_LOST_SHARE, MAX_FAULT_SHARE = 0.1, 0.01, 0.01
+"""Share of rows without a valid joint reading, in which no camera shows the body, or in which a camera is at fault,
+above which a twin is doubtful."""
 
 Lines = dict[str, tuple[Array, Array]]
 
 
 def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     """What makes a twin doubtful, each in one sentence; cameras in `held_out` are not used on purpose."""
-    from instep.twin import correction_log
+    from instep.twin import FAULT_WORDS, ImageFault, correction_log
 
     if "twin.correction" not in episode:
         return []
     log, problems = correction_log(episode), list[str]()
+    for camera, codes in _ending(log, "fault").items():
+        for fault in ImageFault:
+            count = int(np.sum(codes == fault)) if fault else 0
+            if count > MAX_FAULT_SHARE * len(episode) and camera not in held_out:
+                problems.append(f"{camera} gave {FAULT_WORDS[fault]} in {count} of {len(episode)} rows.")
     lost = _lost(log)
     if lost > MAX_LOST_SHARE * len(episode):
         problems.append(f"In {lost} of {len(episode)} rows no camera showed the body.")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .camera_refinement import RefinedCameras, RefinedRig, RefineOptions, refine_rig
     from .camera_rig import CameraRig, recorded_rig
     from .factory import TwinOptions, open_twin
+    from .image_checks import FAULT_WORDS, ImageFault
     from .pose_filter import FilterOptions, PoseFilter
     from .projection import Outline, draw_outline, outline_of, transform_at
     from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
-    "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "JointBlend", "NoCorrection",
+    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "ImageFault",
+    "JointBlend", "NoCorrection",
     "Outline", "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig", "SilhouetteOverlaps",
     "TrackedRecording", "Trust", "Twin", "TwinOptions", "VisualForces", "block_median", "calibrate_trust",
     "correction_log", "draw_outline", "open_twin", "outline_of", "recorded_rig", "refine_rig", "silhouette_overlaps",
@@ -31,6 +33,7 @@ __getattr__ = lazy_names(
         "camera_refinement": "RefineOptions RefinedCameras RefinedRig refine_rig",
         "camera_rig": "CameraRig recorded_rig",
         "factory": "TwinOptions open_twin",
+        "image_checks": "FAULT_WORDS ImageFault",
         "pose_filter": "FilterOptions PoseFilter",
         "projection": "Outline draw_outline outline_of transform_at",
         "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",

@@ -108,13 +108,14 @@ def warm_up(scene: Scene, sim: Simulator, correct: Correction) -> None:
 
 
 def flat_images(scene: Scene, state: State, t: float) -> dict[str, Array]:
-    """Images of a scene's first object without a renderer: its silhouette in its own colour on grey."""
+    """Images of a scene's first object without a renderer: its silhouette in its own colour on a ramp of greys."""
     name = scene.objects[0]
     outline, T = outline_of(model_of(scene), name), free_body(scene.spec, name).transform(state.q)
     colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8)
     images: dict[str, Array] = {}
     for camera in scene.cameras.values():
-        image = np.full((camera.height, camera.width, 3), 100 + round(t / scene.dt) % 20, np.uint8)
+        ramp = np.linspace(60, 140, camera.width) + round(t / scene.dt) % 20
+        image = np.tile(ramp[:, None], (camera.height, 1, 3)).astype(np.uint8)
         projected = project_outline(outline, camera, T, T[:3, 3])
         if projected.visible:
             left, top, right, bottom = projected.region

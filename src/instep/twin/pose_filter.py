@@ -17,8 +17,9 @@ from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
-from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
+from .camera_rig import IMAGES, MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
 from .global_search import find_body
+from .image_checks import ImageFault, image_fault, learn_view, sample_image, unknown_views
 from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
 from .pose_solver import (
     MASK_NOISE,
@@ -54,14 +55,17 @@ RETRY_FRAMES = 6
 """Frames from one global search to the next."""
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
+IMAGE_MEMORY = ("stamp", "print", "same", "seen", "fault", "view", "grain")
+"""What is remembered of the images themselves."""
 PER_BODY = (
     "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "visible", "image_delay",
     "frames_lost", "penetration", "relocalized",
 )  # fmt: skip
 """Numbers per body: consistency and size of the innovation, residuals, standard deviations, visibility, image delay,
 frames without sight, penetration that was resolved, relocalisations."""
-PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded")
-"""Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded."""
+PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded", "fault")
+"""Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded, and the
+`ImageFault` of its newest image."""
 
 
 @options_dataclass
@@ -139,7 +143,7 @@ class PoseFilter:
 
     def begin(self, state: State, observation: Observation) -> CorrectedState:
         """Find every body: near where the scene begins, else anywhere on the table."""
-        frames = self.rig.frames(observation, state.t)
+        given = self.rig.frames(observation, state.t)
         cameras, bodies = len(self.rig.cameras), len(self._bodies)
         memory: dict[str, Any] = {
             "t": np.full(HISTORY, state.t),
@@ -151,15 +155,22 @@ class PoseFilter:
             "stamp": np.full(cameras, -np.inf),
             "print": np.zeros(cameras),
             "same": np.zeros(cameras, int),
+            "seen": np.full(cameras, state.t),
+            "fault": np.zeros(cameras, int),
+            **unknown_views(cameras),
             "drag": np.zeros((bodies, 2)),
             "age": np.zeros(()),
-            "strength": np.array([initial_strength(self.rig.mask, f.pixels) if f else 100.0 for f in frames]),
+            "strength": np.full(cameras, 100.0),
             "disagreement": np.zeros(cameras),
             "disagreeing": np.zeros(cameras, int),
             "excluded": np.zeros(cameras, bool),
         }
         for name, photo in zip(self.scene.objects, self._photos, strict=True):
             memory |= photo.unknown(cameras).to_memory(name)
+        frames = [self._healthy(c, frame, memory) for c, frame in enumerate(given)]
+        for c, frame in enumerate(frames):
+            if frame is not None:
+                memory["strength"][c] = initial_strength(self.rig.mask, frame.pixels)
         q = state.q.copy()
         for b, body in enumerate(self._bodies):
             found = self._find(b, body.transform(q), frames, memory)
@@ -172,7 +183,7 @@ class PoseFilter:
         self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
     ) -> CorrectedState:
         """Correct every body by the images that are new."""
-        frames, memory = self._new_frames(memory, observation, t)
+        frames, memory = self.new_frames(memory, observation, t)
         q, v = predicted.q.copy(), predicted.v.copy()
         log = dict.fromkeys(self.logged, 0.0)
         times = np.append(memory["t"][1:], t)
@@ -180,6 +191,7 @@ class PoseFilter:
         joints = np.concatenate([memory["joints"][1:], [q]])
         for c, camera in enumerate(self.rig.cameras):
             log[f"{camera.name}.excluded"] = float(memory["excluded"][c])
+            log[f"{camera.name}.fault"] = float(memory["fault"][c])
             log[f"{camera.name}.latency"] = t - float(memory["stamp"][c]) if np.isfinite(memory["stamp"][c]) else np.nan
         for b, (body, outline) in enumerate(zip(self._bodies, self._outlines, strict=True)):
             past = np.ascontiguousarray(poses[:, b])
@@ -248,7 +260,8 @@ class PoseFilter:
         known = dict(zip(used, found.fits, strict=True)) if found is not None and good else {}
         self._score_cameras(outline, crops, found.xi if found is not None and good else np.zeros(6), known, log)
         if found is None or not good:
-            return self._coast(b, T, frames, memory, log, any(crop is not None for crop in crops)), False
+            searched = any(crop is not None for crop in crops) or bool((memory["fault"] > 0).all())
+            return self._coast(b, T, frames, memory, log, searched), False
         memory["frames_lost"][b] = 0
         if (away := self._relocalize(b, T, found, frames, memory)) is not None:
             log[f"{name}.relocalized"] = 1.0
@@ -362,24 +375,45 @@ class PoseFilter:
             for c, frame in enumerate(frames)
             if frame is not None and self._usable(c, memory)
         ]
-        return find_body(self.rig, self._outlines[b], near, normal, pairs)
+        return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
 
-    def _new_frames(
+    def new_frames(
         self, memory: Mapping[str, Any], observation: Observation, t: float
     ) -> tuple[list[CameraFrame | None], dict[str, Any]]:
-        """Frames that are newer than the last of their camera; old, repeated and future ones are not used."""
+        """Frames that are newer than the last of their camera and show no fault, and the memory with what was found."""
         kept = {k: np.array(value) for k, value in memory.items()}
         frames: list[CameraFrame | None] = []
         for c, frame in enumerate(self.rig.frames(observation, t)):
-            if frame is None or frame.stamp <= kept["stamp"][c] or frame.stamp > t + self.scene.dt:
-                frames.append(None)
+            if frame is None and IMAGES + self.rig.cameras[c].name in observation:
+                kept["fault"][c] = ImageFault.UNREADABLE
+            elif frame is not None and frame.stamp > t + self.scene.dt:
+                kept["fault"][c] = ImageFault.FUTURE
+            elif frame is None or frame.stamp <= kept["stamp"][c]:
+                if t - kept["seen"][c] > MAX_FRAME_GAP_S and not kept["fault"][c]:
+                    kept["fault"][c] = ImageFault.LATE
+            else:
+                kept["same"][c] = kept["same"][c] + 1 if frame.fingerprint == kept["print"][c] else 0
+                kept["stamp"][c], kept["print"][c] = frame.stamp, frame.fingerprint
+                frames.append(self._healthy(c, frame, kept))
                 continue
-            kept["same"][c] = kept["same"][c] + 1 if frame.fingerprint == kept["print"][c] else 0
-            kept["stamp"][c], kept["print"][c] = frame.stamp, frame.fingerprint
-            # An image that repeats to the last bit under new stamps comes from a camera that hangs.
-            frames.append(frame if kept["same"][c] < 2 else None)
-        kept["age"] = np.asarray(t - kept["stamp"].max())
+            frames.append(None)
+        kept["age"] = np.asarray(t - kept["seen"].max())
         return frames, kept
+
+    def _healthy(self, c: int, frame: CameraFrame | None, memory: dict[str, Any]) -> CameraFrame | None:
+        """The frame where nothing is wrong with its image, which then is usual; None else, with the fault in memory."""
+        if frame is None:
+            return None
+        sample = sample_image(frame.pixels)
+        alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in self.rig.cameras]
+        # An image that repeats to the last bit under new stamps comes from a camera that hangs.
+        fault = ImageFault.FROZEN if memory["same"][c] >= 2 else image_fault(sample, c, memory, alike)
+        memory["fault"][c] = fault
+        if fault:
+            return None
+        memory["seen"][c] = frame.stamp
+        learn_view(memory, c, sample)
+        return frame
 
     def _margin(self, covariance: Array) -> int:
         """Pixels around the prediction that are segmented: more, the larger the covariance."""

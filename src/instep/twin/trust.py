@@ -21,7 +21,7 @@ from instep.core.world import Array
 
 RISING = (
     "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "image_delay", "frames_lost",
-    "penetration", "relocalized", "disagreement", "excluded", "latency", "error",
+    "penetration", "relocalized", "disagreement", "excluded", "fault", "latency", "error",
 )  # fmt: skip
 """Endings of the log's names that indicate trouble when they grow."""
 FALLING = ("overlap", "visible_share")

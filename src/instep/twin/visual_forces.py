@@ -29,7 +29,7 @@ from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.spherical_harmonics import C0
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame
-from .pose_filter import PoseFilter
+from .pose_filter import IMAGE_MEMORY, PoseFilter
 from .projection import Outline, free_body, model_of, project_outline
 from .segmentation import colour_of, initial_strength
 from .twin import CorrectedState
@@ -69,9 +69,10 @@ class VisualForces:
         """Find the body as the pose filter does."""
         found = self.finder.begin(state, observation)
         n = len(self._gaussians)
-        frames = self._new_frames(observation, state.t, np.full(len(self.finder.rig.cameras), -np.inf))
+        images = {name: found.memory[name] for name in IMAGE_MEMORY}
+        frames, images = self._new_frames(images, observation, state.t)
         memory = {
-            "m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0), "stamp": found.memory["stamp"],
+            "m": np.zeros((n, 3)), "v": np.zeros((n, 3)), "steps": np.array(0), **images,
             "colours": self._colours(frames, self._body.transform(found.q)),
         }  # fmt: skip
         return replace(found, memory=memory, log=dict.fromkeys(self.logged, 0.0))
@@ -80,25 +81,21 @@ class VisualForces:
         self, memory: Mapping[str, Any], predicted: State, observation: Observation, t: float
     ) -> CorrectedState:
         """The wrench that pulls the body towards the images."""
-        stamps = np.array(memory["stamp"])
-        frames = self._new_frames(observation, t, stamps)
+        frames, memory = self._new_frames(memory, observation, t)
         if not frames:
-            log = dict.fromkeys(self.logged, 0.0)
-            return CorrectedState(predicted.q, predicted.v, {**memory, "stamp": stamps}, log)
+            return CorrectedState(predicted.q, predicted.v, memory, dict.fromkeys(self.logged, 0.0))
         pose = predicted.q[self._body.q : self._body.q + 7]
-        moved, memory, error = self._optimised(dict(memory), frames, pose)
+        moved, memory, error = self._optimised(memory, frames, pose)
         wrench, log = self._wrench(moved, transform(pose))
         log["residual"] = error
-        return CorrectedState(predicted.q, predicted.v, {**memory, "stamp": stamps}, log, wrench)
+        return CorrectedState(predicted.q, predicted.v, memory, log, wrench)
 
-    def _new_frames(self, observation: Observation, t: float, stamps: Array) -> list[CameraFrame]:
-        """Frames that are newer than `stamps` [cameras], which are updated; those of held-out cameras are left out."""
-        frames: list[CameraFrame] = []
-        for c, frame in enumerate(self.finder.rig.frames(observation, t)):
-            if frame is not None and frame.stamp > stamps[c] and not self.finder.held(c):
-                frames.append(frame)
-                stamps[c] = frame.stamp
-        return frames
+    def _new_frames(
+        self, memory: Mapping[str, Any], observation: Observation, t: float
+    ) -> tuple[list[CameraFrame], dict[str, Any]]:
+        """New frames without a fault, those of held-out cameras left out, and the memory with what was found."""
+        frames, memory = self.finder.new_frames(memory, observation, t)
+        return [frame for c, frame in enumerate(frames) if frame is not None and not self.finder.held(c)], memory
 
     def _colours(self, frames: list[CameraFrame], T: Array) -> Array:
         """The colour of each Gaussian in this light [n, 3]: the mean over the cameras that see it."""
