@@ -133,5 +133,5 @@ def test_a_file_that_is_no_calibration_is_said_to_be_none(tmp_path: Path, text: 
 
 
 def test_a_calibration_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read: No such file"):
+    with pytest.raises(BadInput, match="There is no file"):
         load_calibration(tmp_path / "none.json")

@@ -92,7 +92,8 @@ def _inputs(config: dict[str, Any]) -> str:
 
 
 def _first_score(result: dict[str, Any]) -> str:
-    for name, score in dict(result.get("scores") or {}).items():
+    scores = result.get("scores")
+    for name, score in scores.items() if is_mapping(scores) else ():
         if is_mapping(score) and isinstance(score.get("value"), int | float):
             return f"{name}: {score['value']:.4g} {score.get('unit') or ''}".replace(" 1", "").strip()
     return ""

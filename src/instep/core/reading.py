@@ -69,7 +69,7 @@ def read_json_table(path: Path, most: int = MAX_DOCUMENT) -> dict[str, Any]:
     """The object of a JSON file."""
     value = read_json(path, most)
     if not is_table(value):
-        raise BadInput(f"{str(path)!r} should hold a JSON object, not {type(value).__name__}.")
+        raise BadInput(f"{str(path)!r} must hold a JSON object, not {type(value).__name__}.")
     return value
 
 

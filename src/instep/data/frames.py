@@ -10,7 +10,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from instep.core.errors import BadInput
-from instep.core.reading import first_line
+from instep.core.reading import parsing
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.world import Array
 
@@ -163,13 +163,12 @@ def decode_image(data: bytes) -> Array:
     codec = "png" if data[:8] == b"\x89PNG\r\n\x1a\n" else "mjpeg" if data[:2] == b"\xff\xd8" else ""
     if not codec:
         raise BadInput(f"An image of {len(data)} bytes is neither PNG nor JPEG; only these two are read.")
-    video.check_pixels(*_declared_size(data), f"a {codec} image of {len(data)} bytes")
-    try:
+    name = f"an image of {len(data)} bytes"
+    video.check_pixels(*_declared_size(data), name)
+    with parsing(name, f"{codec}, so it is damaged"):
         context: Any = av.codec.CodecContext.create(codec, "r")
         frames = context.decode(av.Packet(data)) or context.decode(None)
         return frames[0].to_ndarray(format="rgb24")
-    except (OSError, ValueError, IndexError, MemoryError) as error:
-        raise BadInput(f"A {codec} image of {len(data)} bytes is damaged ({first_line(error)}).") from None
 
 
 def _declared_size(data: bytes) -> tuple[int, int]:

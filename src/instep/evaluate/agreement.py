@@ -182,6 +182,8 @@ def _read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
         rows = list(csv.DictReader(io.StringIO(text, newline="")))
     if not rows:
         raise BadInput(f"The table {str(path)!r} has no rows; {', '.join(columns)} were expected.")
+    if any(None in row or None in row.values() for row in rows):  # as DictReader marks rows of other lengths
+        raise BadInput(f"The table {str(path)!r} has rows of different lengths; each must have every column.")
     for column in columns:
         if column not in rows[0]:
             raise UnknownName(f"column in {path.name!r}", column, rows[0])

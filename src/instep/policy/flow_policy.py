@@ -288,6 +288,11 @@ def _check_description(description: PolicyDescription, path: Path) -> None:
             raise BadInput(f"{str(path)!r} has {name} = {getattr(description, name)}; 1 to {MAX_HORIZON} was expected.")
     if not 0 < description.dt < 1e3:
         raise BadInput(f"{str(path)!r} has dt = {description.dt}; a control period in seconds was expected.")
+    labels: list[tuple[object, ...]] = [
+        description.actions, description.inputs.cameras, *description.inputs.channels.values()
+    ]  # fmt: skip
+    if not all(isinstance(label, str) for part in labels for label in part):
+        raise BadInput(f"{str(path)!r} names actions or observations by something else than text.")
     if len(description.relative) != len(description.actions):
         raise BadInput(f"{str(path)!r} has {len(description.relative)} flags 'relative' for its actions.")
 

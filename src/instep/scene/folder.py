@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -297,7 +298,7 @@ def _from_folder(root: Path) -> Scene:
 
 def _source(path: Path, root: Path | None = None) -> ModelSource:
     """The description of a model; one that does not come with instep is compiled in another process first."""
-    shipped = path.resolve().is_relative_to(LIBRARY)
+    shipped = Path(os.path.realpath(path)).is_relative_to(LIBRARY)
     return read_source(path, root) if shipped else checked_source(path, root)
 
 
