@@ -275,3 +275,13 @@ def test_names_that_an_npz_file_lists_are_taken(tmp_path: Path, lists: tuple[str
     np.savez(tmp_path / "run.npz", t=t, q=q[:, order], cmd=u[:, order], **dict.fromkeys(lists, named))
     guess = guess_mapping([tmp_path / "run.npz"], ARM)
     assert doubts(guess) == {} and read(guess, tmp_path).spec.q.labels == tuple(named)
+
+
+def test_a_gripper_that_slides_is_read_in_metres_beside_joints_in_degrees(tmp_path: Path):
+    t, q, _, _ = motion()
+    arm = RobotLayout((*ARM.joints[:5], RobotJoint("gripper", 0.0, 0.05, "m")), ARM.actuators)
+    columns = {"t": t, **{f"pos_{n}": np.degrees(q[:, k]) for k, n in enumerate(JOINTS[:5])}}
+    write_table(tmp_path / "run.csv", columns | {"pos_gripper": 0.025 + 0.02 * np.sin(t)})
+    guess = guess_mapping([tmp_path / "run.csv"], arm)
+    assert "position of gripper" not in doubts(guess)
+    np.testing.assert_allclose(read(guess, tmp_path).q[:, 5], 0.025 + 0.02 * np.sin(t), atol=1e-9)

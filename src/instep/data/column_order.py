@@ -72,7 +72,9 @@ def _doubt(positions: JointColumns, found: JointOrder, labels: tuple[str, ...], 
     if natural and margin >= SURE:
         return "" if positions.order_only else positions.doubts[k]
     how = "in the robot's order" if natural else "by the robot's dynamics"
-    if margin < CLEAR:
+    if math.isinf(margin):
+        why = "no joint names; the only joint whose range its motion fits"
+    elif margin < CLEAR:
         why = f"no joint names; {how}, but its motion would fit {rival} as well"
     elif margin < SURE:
         why = f"no joint names; {how}, and its motion would fit {rival} less"

@@ -127,7 +127,7 @@ def _column_reading(values: Array, joint: RobotJoint, unit: str) -> tuple[float,
     low, high = joint.low, joint.high
     bounded = math.isfinite(low) and math.isfinite(high)
     least, most = float(values.min()), float(values.max())
-    if bounded and set(joint_key(joint.name)) & GRIPPERS:
+    if bounded and joint.unit == "rad" and set(joint_key(joint.name)) & GRIPPERS:
         # Grippers are often recorded as a share of their opening while all other joints are angles.
         for top, name in ((1.0, "0 to 1"), (100.0, "percent")):
             if unit != "deg" or least < -0.05 * top or most > 1.05 * top or most - least <= 0.02 * top:
