@@ -57,7 +57,7 @@ def test_a_camera_is_added_previewed_moved_and_removed(
         (["--add", "tip", "--frame"], "Name the folder to write after 'servo_pendulum'"),
         (["new", "--angle", "40"], "Nothing to do was named"),
         (["new", "--add", "a", "--remove", "side"], "one of --add, --move, --remove and --cameras"),
-        (["new", "--cameras", "none.json"], "cannot be read"),
+        (["new", "--cameras", "none.json"], "calibration none.json cannot be used"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
