@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -61,3 +63,17 @@ def test_mutated_files_are_read_or_refused_in_one_sentence(hostile: ModuleType, 
         spoil(samples / target.folder, folder, target.files, case.seed)
         refused += bool(said(target.read, folder))
     assert refused > 100, "most changes of a byte are noticed"
+
+
+def test_a_full_disk_ends_a_command_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from instep.app import cli
+
+    def full(words: list[str]) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/gap-1/result.json")
+
+    monkeypatch.setattr(cli, "_dispatch", full)
+    assert cli.main(["gap"]) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device at 'runs/gap-1/result.json': free some space" in said and "Traceback" not in said

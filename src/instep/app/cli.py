@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -16,6 +17,8 @@ from instep import __version__
 from instep.app.output import noted_outputs, remove_unfinished
 from instep.core.errors import InstepError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a disk that takes no more."""
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("demo:demo", "the whole loop against a simulated robot, on this machine"),
     "start": ("start:start", "from a robot file and logs to a report: scene, mapping, gap, identification"),
@@ -67,6 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # The reader of our output went away (`instep ... | head`): not a fault of ours.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except OSError as error:
+            # A full disk, a folder that may not be written: for the user to mend, not a fault of ours.
+            kept = remove_unfinished(outputs)
+            where = f" at {str(error.filename)!r}" if error.filename else ""
+            hint = "free some space or choose another folder" if error.errno in FULL else "check that path"
+            _complain(f"{error.strerror or error}{where}: {hint}.{f' But {kept}.' if kept else ''}")
+            return 2
         except KeyboardInterrupt:
             kept = remove_unfinished(outputs)
             _complain(f"Stopped; {kept}." if kept else "Stopped; nothing was kept.")
