@@ -162,10 +162,21 @@ def _say_scene(made: NewScene, console: Console) -> None:
 def _attempt(result: StartResult, part: str, work: Callable[[], None]) -> None:
     """Do a part; what a user can act on is kept for the page, and the next part goes on."""
     try:
+        _check_commands(result)
         work()
     except InstepError as error:
         result.failures[part] = str(error)
         Console(stderr=True).print(f"The {part} could not be done: {error}", style="red", highlight=False, markup=False)
+
+
+def _check_commands(result: StartResult) -> None:
+    """A motion without commands cannot be replayed, which is said rather than which joint lacks one first."""
+    if result.guess is not None and not result.guess.mapping.action.sources:
+        path = str(result.output.folder / MAP)
+        raise BadInput(
+            f"The logs have no columns of commands that were found, so nothing can be replayed; name them under "
+            f"[action] of {path!r} and give it with --map."
+        )
 
 
 def _gap(result: StartResult, args: StartArgs) -> None:
