@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from instep.core.errors import Unsupported
+from instep.core.errors import BadInput, Unsupported
 from instep.core.rollout import Constant, rollout
 from instep.core.world import Array, Channel, Observation, Spec, State, vector
 from instep.data import Recorder, RecordOptions, export_episodes, load_episodes, recover, streams_of
@@ -233,3 +233,12 @@ for k in range(50):
         time.sleep(0.05)  # the writing process ends on its own
         kept = sum(len(one.episode) for one in recover(tmp_path / "set") if one.episode is not None)
     assert kept == 50
+
+
+def test_a_second_writer_is_refused_while_the_first_records(tmp_path: Path):
+    spec = Slider().spec
+    first = Recorder(tmp_path / "set", spec, options=SMALL)
+    with pytest.raises(BadInput, match="Another process is recording into"):
+        Recorder(tmp_path / "set", spec, options=SMALL)
+    first.stop()
+    Recorder(tmp_path / "set", spec, options=SMALL).stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -135,6 +136,7 @@ class Recorder:
             self._journal.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadInput(f"Nothing can be recorded into {str(self.folder)!r} ({error.strerror}).") from None
+        self._hold = _held(self._journal)
         self._next = _next_number(self.folder)
         self._open: _Open | None = None
         self._seen = self._dropped = 0
@@ -216,6 +218,9 @@ class Recorder:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise LinkLost(f"The writing process did not end within {timeout:g} s; its journals are safe.") from None
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
         return self.status()
 
     def __enter__(self) -> Self:
@@ -365,6 +370,19 @@ class Recorder:
         deadline = time.monotonic() + 10.0
         while self._producer.send(parts, stamps) == "the queue was full" and time.monotonic() < deadline:
             time.sleep(0.002)
+
+
+def _held(journals: Path) -> int:
+    """A handle of the folder of journals that keeps other writers away; the system lets go of it when we end."""
+    handle = os.open(journals, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise BadInput(
+            f"Another process is recording into {str(journals.parent)!r}; wait for it, or record into another folder."
+        ) from None
+    return handle
 
 
 def _text(kind: int, value: Mapping[str, Any], stream: int = 0) -> Part:
