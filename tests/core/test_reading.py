@@ -124,3 +124,18 @@ def test_a_reader_that_crashes_or_hangs_is_replaced(tmp_path: Path, monkeypatch:
         with pytest.raises(BadInput, match=said):
             reader.check({"do": do}, "run.h5")
         reader.check({"do": "nothing"}, "run.h5")
+
+
+def test_an_interrupted_job_does_not_answer_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "interrupted_reader.py").write_text(READER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reader = ReaderProcess("interrupted_reader", cpu_s=5.0, memory=4 << 30)
+
+    def interrupt(answers: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as once:
+        once.setattr(reader, "_answer", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            reader.check({"do": "refuse"}, "run.h5")
+    reader.check({"do": "nothing"}, "run.h5")

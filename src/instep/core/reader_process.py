@@ -50,6 +50,9 @@ class ReaderProcess:
                 line = self._answer(answers)
             except BrokenPipeError:
                 line = ""
+            except BaseException:  # an interrupted job still answers; the next one must not take that for its own
+                self._buried()
+                raise
             if not line:
                 raise BadInput(f"{name!r} {self._buried()}") from None
         error = json.loads(line).get("error")
