@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,16 @@ FAULT_WORDS: Mapping[ImageFault, str] = {
 def sample_image(pixels: Array) -> Array:
     """Grey levels on the grid, and of their right neighbours [2, rows, columns]."""
     height, width = pixels.shape[:2]
-    rows: Array = np.linspace(0, int(height) - 1, GRID[0]).astype(int)
-    columns: Array = np.linspace(0, int(width) - 2, GRID[1]).astype(int)
-    band = pixels[rows]
-    return np.stack([band[:, columns], band[:, columns + 1]]).mean(axis=-1)
+    shown = pixels.reshape(-1, 3).take(_grid(int(height), int(width)), axis=0)
+    return shown.sum(axis=-1, dtype=np.float64) / 3
+
+
+@cache
+def _grid(height: int, width: int) -> Array:
+    """Places of the samples of an image among its pixels [2, rows, columns]."""
+    rows, columns = np.linspace(0, height - 1, GRID[0]).astype(int), np.linspace(0, width - 2, GRID[1]).astype(int)
+    first = rows[:, None] * width + columns[None, :]
+    return np.stack([first, first + 1])
 
 
 def unknown_views(cameras: int) -> dict[str, Any]:
@@ -96,7 +103,7 @@ def image_fault(sample: Array, camera: int, usual: Mapping[str, Array], readable
         return ImageFault.NOISE
     own = _correlation(grey, usual["view"][camera])
     others = [_correlation(grey, usual["view"][c]) for c in range(len(usual["view"])) if c != camera and readable[c]]
-    if np.isfinite(own) and np.nanmax([*others, -1.0]) > own + SWAPPED:
+    if np.isfinite(own) and max((c for c in others if np.isfinite(c)), default=-1.0) > own + SWAPPED:
         return ImageFault.SWAPPED
     return ImageFault.OTHER_VIEW if own < OTHER_VIEW else ImageFault.NONE
 
@@ -126,5 +133,5 @@ def _is_noise(sample: Array, usual: float) -> bool:
 
 def _correlation(a: Array, b: Array) -> float:
     """Correlation of two grids; NaN where one is unknown."""
-    a, b = a - a.mean(), b - b.mean()
-    return float((a * b).sum() / np.sqrt(max(float((a * a).sum() * (b * b).sum()), 1e-12)))
+    x, y = (a - a.mean()).ravel(), (b - b.mean()).ravel()
+    return float(x @ y / np.sqrt(max(float(x @ x) * float(y @ y), 1e-12)))
