@@ -388,7 +388,7 @@ class RobotLoop:
             )
         if reading.fault:
             self._stop(reading.fault)
-        if last is not None and reading.t < last.t:
+        if last is not None and np.isfinite(reading.t) and reading.t < last.t:
             self.counts["backwards"] += 1
             reading = None
         else:
