@@ -12,7 +12,7 @@ from instep.tune.beliefs import GaussianBelief
 from instep.tune.posterior import infer, laplace, likelihood
 from instep.tune.posterior_checks import (
     TRUTHS,
-    Calibration,
+    RankCalibration,
     calibration,
     check_posterior,
     misspecification,
@@ -67,7 +67,7 @@ def test_a_network_agrees_with_the_laplace_posterior_and_checks_itself(found, sb
     spread = np.sqrt(np.diag(expected.covariance))
     assert (np.abs(cloud.points.mean(axis=0) - expected.mean) < 1.5 * spread).all()
     assert (cloud.points.std(axis=0) < 2.5 * spread).all()
-    assert Calibration(tuple(TRUTH), cloud.ranks).coverage(0.9).value > 0.75
+    assert RankCalibration(tuple(TRUTH), cloud.ranks).coverage(0.9).value > 0.75
 
 
 def test_planted_truths_lie_inside_the_laplace_posterior_as_often_as_it_says(found):

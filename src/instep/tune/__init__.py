@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from .parameter_recovery import Recovery, recover_parameters
     from .posterior import eki, infer, laplace, likelihood, npe, svgd
     from .posterior_checks import (
-        Calibration,
         PosteriorCheck,
         PredictiveBand,
+        RankCalibration,
         calibration,
         check_posterior,
         misspecification,
@@ -59,20 +59,20 @@ if TYPE_CHECKING:
     from .windows import Windows, cut_windows, predictable_windows
 
 __all__ = [
-    "AdrOptions", "AdrResult", "Calibration", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions",
-    "DropoOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile",
-    "Fit", "FitStatus", "GateOptions",
-    "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability", "Identification",
-    "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection", "PosteriorCheck",
-    "PredictiveBand", "Prior", "Recovery", "SampleBelief", "ShootingOptions", "WeakDirection", "Windows", "appearance",
-    "assess", "assess_fit", "auto_params", "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search",
-    "command_limits", "compare", "contact_search", "cut_windows", "driven_joint_limits", "dropo",
-    "dropo_from_episodes", "eki", "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges",
-    "export_all", "fit", "gated_fit", "identify", "infer", "laplace", "learn_and_evaluate",
-    "learn_delta", "likelihood", "limit_usage", "load_belief", "misspecification", "named_params", "nominal_values",
-    "npe", "parse_belief", "parse_ranges", "predictable_windows", "predictive_band", "promote", "recover_parameters",
-    "save_belief", "scene_hash", "select_params", "split", "svgd", "to_box", "widened", "window_errors",
-    "with_imperfections", "write_joint_limits", "write_mjcf", "write_params", "write_urdf", "write_usd", "write_yaml",
+    "AdrOptions", "AdrResult", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions", "DropoOptions",
+    "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile", "Fit", "FitStatus",
+    "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability",
+    "Identification", "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection",
+    "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery", "SampleBelief", "ShootingOptions",
+    "WeakDirection", "Windows", "appearance", "assess", "assess_fit", "auto_params", "belief_addresses",
+    "calibration", "check_posterior", "chirp", "cma_search", "command_limits", "compare", "contact_search",
+    "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki", "estimates", "evaluate_delta",
+    "evaluate_motion", "excite", "expand_ranges", "export_all", "fit", "gated_fit", "identify", "infer", "laplace",
+    "learn_and_evaluate", "learn_delta", "likelihood", "limit_usage", "load_belief", "misspecification",
+    "named_params", "nominal_values", "npe", "parse_belief", "parse_ranges", "predictable_windows",
+    "predictive_band", "promote", "recover_parameters", "save_belief", "scene_hash", "select_params", "split",
+    "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
+    "write_params", "write_urdf", "write_usd", "write_yaml",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -94,8 +94,8 @@ __getattr__ = lazy_names(
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
         "parameter_recovery": "Recovery recover_parameters",
         "posterior": "eki infer laplace likelihood npe svgd",
-        "posterior_checks": "Calibration PosteriorCheck PredictiveBand calibration check_posterior misspecification "
-        "predictive_band",
+        "posterior_checks": "PosteriorCheck PredictiveBand RankCalibration calibration check_posterior "
+        "misspecification predictive_band",
         "randomize": "AdrOptions AdrResult DropoOptions appearance dropo dropo_from_episodes expand_ranges "
         "nominal_values parse_belief parse_ranges with_imperfections",
         "shooting": "Fit Prior ShootingOptions fit",

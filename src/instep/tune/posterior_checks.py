@@ -39,7 +39,7 @@ class PosteriorCheck:
 
     method: Method
     belief: Posterior
-    calibration: Calibration | None
+    calibration: RankCalibration | None
     band: PredictiveBand
     misspecification_p: float
 
@@ -86,7 +86,7 @@ def check_posterior(
     names = tuple(param.address for param in belief.params)
     checked = None
     if isinstance(belief, SampleBelief) and belief.ranks is not None:
-        checked = Calibration(names, belief.ranks)
+        checked = RankCalibration(names, belief.ranks)
     elif TRUTHS[method]:
         # Fewer windows check the same method in a fraction of the time.
         few = subset(found, CALIBRATION_WINDOWS)
@@ -96,7 +96,7 @@ def check_posterior(
 
 
 @array_dataclass
-class Calibration:
+class RankCalibration:
     """Ranks of planted parameters within their posteriors."""
 
     names: tuple[str, ...]
@@ -121,7 +121,7 @@ class Calibration:
 
 def calibration(
     found: Fit, method: Callable[[Fit, int], Posterior], truths: int = 50, *, seed: int = 0, draws: int = 400
-) -> Calibration:
+) -> RankCalibration:
     """Simulation-based calibration: plant parameters near a fit, fit again, infer, and rank them in the posterior."""
     rng = np.random.default_rng((seed, 0x5BC))
     ranks: list[Array] = []
@@ -132,7 +132,7 @@ def calibration(
         belief = method(refit(found, truth, rng), number)
         points = belief.draw(draws, rng) if isinstance(belief, GaussianBelief) else belief.points
         ranks.append((points < truth).mean(axis=0))
-    return Calibration(tuple(k.address for k in found.params), np.array(ranks))
+    return RankCalibration(tuple(k.address for k in found.params), np.array(ranks))
 
 
 def misspecification(found: Fit, belief: Posterior, *, draws: int = 50, seed: int = 0) -> Estimate:
