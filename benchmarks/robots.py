@@ -1,12 +1,12 @@
 """Identification of arms never seen, as a new user would type it: `instep tune DATA SCENE` with no option.
 
 Arms: robot files, shipped scenes and arms made at random, each with planted gains (±30 %), damping and armature
-(×0.5–2), dry friction (0.5–3 % of the force range) and delay (5–40 ms), recorded in 4 runs of 10 s with noise of
-0.1 mrad, in MuJoCo and in rapier. Motion is so large that nothing touches, that it is predictable, and that motors do
-not jump from one limit to the other between physics steps, as those of no robot do (stiff servos of the Panda and
-SO-101 files at their limit); recordings in which they do have a row of their own. Two further runs that are not given
-to `instep tune` say how well the scene that it wrote replays open loop. Single cases:
-`python benchmarks/robots.py --split dev --only ur5e "random 2"`.
+(×0.5–2), dry friction (0.5–3 % of the force range) and delay (5–40 ms), recorded in 4 runs of 10 s with noise of 0.1
+mrad, in MuJoCo and in rapier. Motion begins where a folded arm touches nothing, and is so large that nothing touches,
+that it is predictable, and that motors do not jump from one limit to the other between physics steps, as those of no
+robot do (stiff servos of the Panda and SO-101 files at their limit); recordings in which they do have a row of their
+own. Two further runs that are not given to `instep tune` say how well the scene that it wrote replays open loop. Single
+cases: `python benchmarks/robots.py --split dev --only ur5e "random 2"`.
 """
 
 from __future__ import annotations
