@@ -7,7 +7,7 @@ import re
 import numpy as np
 from rich.progress import Progress, TextColumn
 
-from instep.app.twin_page import twin_numbers, twin_problems, twin_sections
+from instep.app.twin_page import _joined, twin_numbers, twin_problems, twin_sections
 from instep.app.twin_run import STATUS_EVERY, TwinStatus, status_line
 from instep.core.world import State
 from instep.report.page import Headline, HtmlReport, render
@@ -71,6 +71,15 @@ def test_the_page_draws_what_the_twin_says_of_itself(recording, follow) -> None:
         "Time of each stage",
     ):
         assert words in page
+
+
+def test_lines_join_the_images_of_a_slow_camera_and_break_where_none_come() -> None:
+    t = np.arange(60) / 60
+    values = np.where(np.arange(60) % 6 == 0, 2.0, np.nan)
+    values[24:50] = np.nan
+    times, shown = _joined(t, values)
+    assert np.isfinite(shown).sum() == 5 and np.isnan(shown).sum() == 1 and (np.diff(times) >= 0).all()
+    assert np.flatnonzero(np.isnan(shown)).tolist() == [4]
 
 
 def test_the_page_names_a_camera_at_fault_in_words(recording, follow) -> None:

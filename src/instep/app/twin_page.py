@@ -24,6 +24,9 @@ MAX_INVALID_SHARE, MAX_LOST_SHARE, MAX_FAULT_SHARE = 0.1, 0.01, 0.01
 """Share of rows without a valid joint reading, in which no camera shows the body, or in which a camera is at fault,
 above which a twin is doubtful."""
 
+MAX_GAP_S = 0.3
+"""Time without values over which a line is not drawn [s]; slow cameras give several images in it."""
+
 Lines = dict[str, tuple[Array, Array]]
 
 
@@ -134,10 +137,16 @@ def _seeing(t: Array, log: Mapping[str, Array]) -> Section:
     spread = {**_lines(t, log, "sigma", "", 1e3), **_lines(t, log, "weakest_sigma", ", weakest direction", 1e3)}
     figures = _figures(
         ("Standard deviation of the pose", "standard deviation [mm]", spread),
-        ("Overlap of silhouettes", "overlap, 0 to 1", _lines(t, log, "overlap")),
+        ("Overlap of silhouettes", "overlap, 0 to 1", _lines(t, _seen_overlaps(log), "overlap")),
         ("Latency of images", "age [ms]", _lines(t, log, "latency", "", 1e3)),
     )
     return Section("Cameras", "The weakest direction is the least observable one.", figures)
+
+
+def _seen_overlaps(log: Mapping[str, Array]) -> dict[str, Array]:
+    """The overlaps of each camera, without rows in which it shows no image of the body."""
+    seen = {f"{camera}.overlap": share > 0 for camera, share in _ending(log, "visible_share").items()}
+    return {name: np.where(rows, np.asarray(log[name], float), np.nan) for name, rows in seen.items()}
 
 
 def _keeping(t: Array, episode: Episode) -> Section:
@@ -176,4 +185,12 @@ def _ending(log: Mapping[str, Array], word: str) -> dict[str, Array]:
 
 def _lines(t: Array, log: Mapping[str, Array], word: str, more: str = "", factor: float = 1.0) -> Lines:
     """The lines of one number; those without any value are left out."""
-    return {n + more: (t, factor * v) for n, v in _ending(log, word).items() if np.isfinite(v).any()}
+    return {n + more: _joined(t, factor * v) for n, v in _ending(log, word).items() if np.isfinite(v).any()}
+
+
+def _joined(t: Array, values: Array) -> tuple[Array, Array]:
+    """A line through its values, which only rows with an image have, that is broken where none come for a while."""
+    known = np.flatnonzero(np.isfinite(values))
+    breaks = np.flatnonzero(np.diff(t[known]) > MAX_GAP_S) + 1
+    times = np.insert(t[known], breaks, t[known][breaks - 1])
+    return times, np.insert(values[known], breaks, np.nan)
