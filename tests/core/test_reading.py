@@ -10,7 +10,7 @@ import pytest
 from instep.core.errors import BadInput, UnknownName
 from instep.core.reader_process import ReaderProcess
 from instep.core.reading import find_inside, inside, parsing, read_file, read_json_table, read_toml
-from instep.core.schema import NAMES, NUMBER, RANGE, checked_table, table_of, whole_from
+from instep.core.schema import COUNT, NAMES, NUMBER, RANGE, checked_table, read_entries, table_of, whole_from
 
 READER = """
 import os, time
@@ -108,6 +108,30 @@ def test_a_table_has_only_what_its_schema_says():
         checked_table({"joint": []}, schema, "scene.toml")
     with pytest.raises(BadInput, match="a table with joints"):
         checked_table([1], schema, "scene.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[]", "must hold a JSON object"),
+        ("{}", "has no entry 'step'; expected a whole number"),
+        ('{"step": -1}', "step = -1; expected"),
+        ('{"step": 1.5, "more": 0}', "step = 1.5; expected"),
+    ],
+)
+def test_a_file_of_ours_must_have_the_entries_that_are_used(tmp_path: Path, text: str, expected: str):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(BadInput, match=expected):
+        read_entries(tmp_path / "a.json", {"step": COUNT})
+    (tmp_path / "a.json").write_text('{"step": 3, "more": null}')
+    assert read_entries(tmp_path / "a.json", {"step": COUNT})["step"] == 3
+
+
+def test_a_token_is_not_read_from_a_pipe_or_a_device():
+    from instep.app.arguments import link_token
+
+    with pytest.raises(BadInput, match="is a pipe or a device"):
+        link_token(Path("/dev/zero"))
 
 
 def test_a_reader_that_crashes_or_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

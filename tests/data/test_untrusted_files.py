@@ -233,6 +233,36 @@ def test_bit_flips_in_hdf5_never_take_us_down(tmp_path: Path):
             one_sentence(error)
 
 
+@pytest.mark.parametrize("noted", ["[", "[" * 100_000, "7", '[{"a": 1}]'])
+def test_labels_that_a_file_notes_must_be_texts(noted: str):
+    from instep.data.mapping import RawRun
+
+    with pytest.raises(BadInput) as error:
+        RawRun("arm.hdf5", {"q": np.zeros((3, 2))}, {"labels:q": noted}).noted_labels("q")
+    one_sentence(error.value)
+
+
+GOOD = {"episode": 0, "columns": [["q", "<f8", [2]]], "images": [], "spec": {}, "meta": {}}
+
+
+@pytest.mark.parametrize(
+    "described", [b"[" * 100_000, b"7", b"{}", {**GOOD, "columns": [["q", "O", [2]]]}, {**GOOD, "columns": 3}, GOOD]
+)
+def test_a_forged_journal_is_refused_and_stays(tmp_path: Path, described: bytes | dict):
+    from instep.data.recorder import journal
+    from instep.data.recorder.recovery import finish_recording
+
+    place = tmp_path / "journal/000000.rows"
+    place.parent.mkdir()
+    with place.open("wb") as file:
+        payload = described if isinstance(described, bytes) else json.dumps(described).encode()
+        journal.Journal(file.fileno()).append(journal.BEGIN, 0, (0, 0), payload)
+    with pytest.raises(BadInput) as error:
+        finish_recording(tmp_path)
+    one_sentence(error.value)
+    assert place.is_file()
+
+
 def test_bags_and_logs_of_unknown_types(tmp_path: Path):
     import mcap.writer as writing
 

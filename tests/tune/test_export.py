@@ -90,7 +90,7 @@ def _inertia(model: mujoco.MjModel) -> np.ndarray:
 
 def test_a_file_that_is_no_urdf_is_refused(servo, tmp_path):
     (tmp_path / "r.urdf").write_text("<robot")
-    with pytest.raises(BadInput, match="not a URDF"):
+    with pytest.raises(BadInput, match="cannot be read as URDF"):
         write_urdf(tmp_path / "out.urdf", tmp_path / "r.urdf", servo.scene, SETTINGS)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import tyro
 
 from instep.core.errors import BadInput
+from instep.core.reading import read_text
 
 T = TypeVar("T")
 Positional = tyro.conf.Positional
@@ -33,16 +34,20 @@ TokenFile: TypeAlias = Annotated[
 """Where the token of a link is read from; see `link_token`."""
 
 
+MAX_TOKEN_FILE = 4096
+"""Largest file of a token [bytes]."""
+
+
 def link_token(file: Path | None = None) -> str:
     """The token of a link, which has no place among words that are logged: in a file, or in INSTEP_TOKEN."""
-    return file.read_text(encoding="utf-8").strip() if file else os.environ.get("INSTEP_TOKEN", "")
+    return read_text(file, MAX_TOKEN_FILE).strip() if file else os.environ.get("INSTEP_TOKEN", "")
 
 
 def kept_token(path: Path) -> str:
     """The token in a file that a server reads; a fresh one is written to it where there is no such file."""
     if not path.exists():
         write_secret(path, secrets.token_urlsafe(32))
-    token = path.read_text(encoding="utf-8").strip()
+    token = read_text(path, MAX_TOKEN_FILE).strip()
     if not token:
         raise BadInput(f"The file {str(path)!r} holds no token; remove it, or give another --token.")
     return token

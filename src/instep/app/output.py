@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from instep import __version__
 from instep.core.errors import BadInput
+from instep.core.reading import read_json_table
 from instep.core.statistics import Estimate
 from instep.core.type_guards import is_mapping, is_sequence
 
@@ -80,7 +81,7 @@ class Output:
         from instep.report.page import write_report
 
         result = self.folder / RESULT
-        known: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+        known: dict[str, Any] = read_json_table(result) if result.is_file() else {}
         write_json(result, {**known, "headline": report.verdict.headline, "verdict": report.verdict.status})
         return write_report(self.folder, report, REPORT)
 

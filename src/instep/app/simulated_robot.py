@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import numpy as np
 
 from instep.core.errors import LinkLost
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
+from instep.core.schema import TEXT, read_entries
 from instep.core.world import Simulator, Spec, World
 from instep.physics.engines import Engine, open_world
 from instep.physics.mujoco_cameras import ImageEffects, render_cameras
@@ -167,7 +167,7 @@ def robot_process(scene: str, options: Sequence[str] = (), *, timeout: float = 6
                     said = complaints.read_text(errors="replace").strip().splitlines()
                     raise LinkLost(f"The simulated robot did not start: {said[-1] if said else 'it said nothing'}")
                 time.sleep(0.02)
-            known = json.loads(ready.read_text())
+            known = read_entries(ready, {"address": TEXT, "token": TEXT})
             yield Child(known["address"], known["token"], child.pid)
         finally:
             child.terminate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from instep.core.errors import BadInput, InstepError, Unsupported
 from instep.core.progress import parse_duration
+from instep.core.reading import read_json_table
 from instep.data import MappingGuess, guess_mapping, import_recordings, load_episodes, write_draft
 from instep.scene.folder import ROBOT_FILES, Scene, scene_of_file
 from instep.scene.new_scene import NewScene, make_scene
@@ -68,7 +68,7 @@ class StartResult:
     def result(self, part: str) -> dict[str, Any]:
         """What result.json of a part holds; empty where it was not written."""
         path = self.output.folder / part / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return read_json_table(path) if path.is_file() else {}
 
 
 def run_start(robot: Path, logs: Sequence[Path], args: StartArgs) -> int:

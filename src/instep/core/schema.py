@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from .errors import BadInput, UnknownName
+from .reading import read_json_table
 from .records import frozen_dataclass
 from .type_guards import is_list, is_table
 
@@ -75,9 +77,11 @@ TEXT = Entry(is_text, "a text in quotes")
 ANY_TEXT = Entry(lambda value: isinstance(value, str), "a text in quotes")
 NUMBER = Entry(is_number, "a finite number")
 POSITIVE = Entry(lambda value: is_number(value) and value > 0, "a number above 0")
+COUNT = Entry(lambda value: is_whole(value) and value >= 0, "a whole number of at least 0")
 FLAG = Entry(lambda value: isinstance(value, bool), "true or false")
 NAMES = Entry(_is_names, "a list of different names, such as ['shoulder', 'elbow']")
 MAYBE_NAMES = Entry(lambda value: value == [] or _is_names(value), "a list of different names, perhaps empty")
+TEXTS = Entry(lambda value: is_list(value) and all(isinstance(one, str) for one in value), "a list of texts")
 NUMBERS = Entry(is_numbers, "a list of numbers")
 RANGE = Entry(is_range, "[low, high], two numbers in this order")
 TABLE = Entry(is_table, "a table")
@@ -92,6 +96,20 @@ def checked_table(table: object, schema: Mapping[str, Entry], where: str) -> dic
         if name not in schema:
             raise UnknownName(f"entry of {where}", name, schema)
         check_entry(value, schema[name], name, where)
+    return table
+
+
+def read_entries(path: Path, schema: Mapping[str, Entry]) -> dict[str, Any]:
+    """The object of a JSON file, after the entries that it must have were checked; others may stand beside them."""
+    return with_entries(read_json_table(path), schema, str(path))
+
+
+def with_entries(table: dict[str, Any], schema: Mapping[str, Entry], where: str) -> dict[str, Any]:
+    """The table, after the entries that it must have were checked; others may stand beside them."""
+    for name, entry in schema.items():
+        if name not in table:
+            raise BadInput(f"{where!r} has no entry {name!r}; expected {entry.words}.")
+        check_entry(table[name], entry, name, repr(where))
     return table
 
 

@@ -6,7 +6,6 @@ A group holds the columns that say the same thing of several joints: `actual_q_0
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -246,8 +245,8 @@ def _array_group(
 ) -> tuple[str, frozenset[str], tuple[LogColumn, ...], bool]:
     """The columns of an array; names that are exactly those of joints count as names, even where they only count."""
     name, width = what
-    stored = raw.header.get(f"labels:{name}") or raw.header.get(f"names:{name}", "[]")
-    labels = [str(label) for label in json.loads(stored)] or _listed_names(raw, name, width)
+    noted = raw.noted_labels(name) or raw.noted_labels(name, "names")
+    labels = list(noted) or _listed_names(raw, name, width)
     plain = [label.removesuffix(".pos") for label in labels]
     labels = plain if set(plain) <= set(joints) else labels
     words = frozenset(tokens(name)) & _WORDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -167,7 +166,7 @@ def _channel(
         made = made + _converted(_padded(raw.stacked(added), rows, raw, added), rule.plus, raw)
     if not labels:
         check_ordered(raw.header, source[0], raw.name)
-        labels = tuple(json.loads(raw.header.get(f"labels:{source[0]}", "[]")))
+        labels = raw.noted_labels(source[0])
         if note := raw.header.get(f"note:{source[0]}"):
             log.warning("%s: %s: %s.", raw.name, note, ", ".join(labels))
     if not labels:

@@ -16,8 +16,9 @@ from typing import Any, cast
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import parse_toml, parsing, read_text
+from instep.core.reading import parse_json, parse_toml, parsing, read_text
 from instep.core.records import array_dataclass, frozen_dataclass
+from instep.core.schema import TEXTS, check_entry
 
 SHIPPED = files("instep.data") / "maps"
 """Folder of the mappings that come with instep."""
@@ -51,6 +52,13 @@ class RawRun:
         if column.ndim < 2 or stop > column.shape[1]:
             raise BadInput(f"{reference!r} is asked for, but {name!r} in {self.name!r} has shape {column.shape}.")
         return column[:, start:stop]
+
+    def noted_labels(self, column: str, kind: str = "labels") -> tuple[str, ...]:
+        """The labels of a column that its header notes as JSON, under `KIND:COLUMN`; empty where it notes none."""
+        noted = f"{kind}:{column}"
+        labels = parse_json(self.header.get(noted) or "[]", f"{noted} of {self.name}")
+        check_entry(labels, TEXTS, noted, repr(self.name))
+        return tuple(labels)
 
     def stacked(self, references: tuple[str, ...]) -> Any:
         """Columns side by side [rows, numbers]; one column of images is passed on as it is."""

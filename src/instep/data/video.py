@@ -164,7 +164,7 @@ class PacketWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.frames, self.size, self._fps = path, 0, 0, fps
         self._container: Any = av.open(str(path), "w", format="mp4")
-        with av.open(str(like)) as source:
+        with parsing(like, "video"), av.open(str(like)) as source:
             self._stream: Any = self._container.add_stream_from_template(source.streams.video[0], opaque=True)
             self.kind = stream_kind(like)
 
@@ -175,7 +175,7 @@ class PacketWriter:
         index = index_of(path)
         low, high = index.pts[start], index.pts[start + count - 1]
         tick = Fraction(1, self._fps)
-        with av.open(str(path)) as source:
+        with parsing(path, "video"), av.open(str(path)) as source:
             stream: Any = source.streams.video[0]
             source.seek(int(low), stream=stream)
             order = {int(pts): self.frames + k for k, pts in enumerate(index.pts[start : start + count])}
@@ -261,7 +261,7 @@ def stream_kind(path: Path) -> tuple[Any, ...]:
     """What must be equal for the packets of two files to share one."""
     av = library("av")
 
-    with av.open(str(path)) as container:
+    with parsing(path, "video"), av.open(str(path)) as container:
         context: Any = container.streams.video[0].codec_context
         return (context.name, context.width, context.height, bytes(context.extradata or b""))
 

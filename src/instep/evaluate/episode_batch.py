@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.errors import Diverged
+from instep.core.errors import BadInput, Diverged
+from instep.core.reading import parse_json, parsing
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Policy, State, World, put, stack, take
+from instep.data.files import read_npy, read_table
 from instep.scene.tasks.task import Tasked
 
 SUCCESS, TIMEOUT, DIVERGED, INFRA = "success", "timeout", "diverged", "infra"
@@ -230,16 +232,10 @@ class ParquetStore:
         path = self._folder / f"{key}.parquet"
         if not path.is_file():
             return None
-        parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
         try:
-            rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-        except (arrow.ArrowInvalid, OSError):
+            return _stored_rows(path)
+        except BadInput:
             return None
-        known = {f.name for f in fields(EpisodeResult)}
-        return tuple(
-            EpisodeResult(**{k: json.loads(v) if k in _JSON else v for k, v in row.items() if k in known})
-            for row in rows
-        )
 
     def save(self, key: str, result: BatchResult) -> None:
         """Keep a batch, whole or not at all, and the trajectories of its failures."""
@@ -252,13 +248,23 @@ class ParquetStore:
     def trajectory(self, key: str, seed: int) -> Array | None:
         """The positions of an episode that were kept."""
         path = self._folder / f"{key}.{seed}.npy"
-        return np.load(path, allow_pickle=False) if path.is_file() else None
+        return read_npy(path) if path.is_file() else None
 
 
 def write_rows(path: Path, rows: Sequence[tuple[Mapping[str, str], EpisodeResult]]) -> Path:
     """Write episodes, each with further columns."""
     _write(path, [{**more, **_row(row), "success": row.success} for more, row in rows])
     return path
+
+
+def _stored_rows(path: Path) -> tuple[EpisodeResult, ...]:
+    rows: list[dict[str, Any]] = read_table(path).to_pylist()
+    known = {f.name for f in fields(EpisodeResult)}
+    with parsing(path, "episodes that were evaluated"):
+        return tuple(
+            EpisodeResult(**{k: parse_json(v, str(path)) if k in _JSON else v for k, v in row.items() if k in known})
+            for row in rows
+        )
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> None:

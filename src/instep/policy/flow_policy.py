@@ -18,7 +18,7 @@ import numpy as np
 
 from instep.core import counter_rng
 from instep.core.errors import BadInput
-from instep.core.reading import parsing, read_file, read_json_table
+from instep.core.reading import parse_json, parsing, read_file, read_json_table
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.type_guards import is_list, is_table
 from instep.core.world import Array, Observation, Spec
@@ -122,10 +122,7 @@ def read_weights(path: Path) -> dict[str, Array]:
     size = struct.unpack("<Q", raw[:8])[0] if len(raw) >= 8 else MAX_HEADER_BYTES + 1
     if size > min(MAX_HEADER_BYTES, len(raw) - 8):
         raise BadInput(f"{path.name} is not a safetensors file: its header is longer than the file.")
-    try:
-        header = json.loads(raw[8 : 8 + size])
-    except (ValueError, RecursionError):
-        raise BadInput(f"{path.name} is not a safetensors file: its header is not JSON.") from None
+    header = parse_json(raw[8 : 8 + size], f"the header of {path.name}")
     if not is_table(header) or len(header) > MAX_TENSORS:
         raise BadInput(f"{path.name} is not a safetensors file: its header lists no tensors, or too many.")
     header.pop("__metadata__", None)

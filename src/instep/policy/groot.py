@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, LinkLost
 from instep.core.lazy import optional_library
+from instep.core.reading import parse_json
 from instep.core.type_guards import is_array, is_list, is_mapping, is_sequence, is_table
 from instep.core.world import Policy, Spec
 
@@ -55,10 +55,8 @@ class GrootClient:
         reply, found = self._call("get_modality_config", None), dict[str, list[str]]()
         for kind, config in (reply if is_table(reply) else {}).items():
             given = config.get("as_json") if is_table(config) else None
-            try:
-                given = json.loads(given) if isinstance(given, str) else given
-            except ValueError:
-                raise BadInput(f"The policy server at {self._address} describes {kind!r} by a broken text.") from None
+            if isinstance(given, str):
+                given = parse_json(given, f"the description of {str(kind)[:80]!r} by {self._address}")
             keys = given.get("modality_keys") if is_table(given) else None
             found[str(kind)] = [str(key) for key in keys] if is_list(keys) else []
         return found

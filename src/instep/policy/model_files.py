@@ -15,6 +15,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, InstepError
 from instep.core.lazy import optional_library
+from instep.core.reading import first_line
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.type_guards import is_mapping, is_sequence
 from instep.core.world import Array, Policy, Spec
@@ -99,11 +100,11 @@ def torchscript_policy(file: Path, spec: Spec, map_file: Path | None = None) -> 
     _must_exist(file)
     try:
         network = torch.jit.load(str(file), map_location="cpu").eval()
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise BadInput(
-            f"{file.name} is not a TorchScript file ({str(error).splitlines()[0][:200]}); save the network with "
+            f"{file.name} is not a TorchScript file ({first_line(error)}); save the network with "
             "torch.jit.script(network).save(FILE)."
-        ) from None
+        ) from error
     arguments = [NetworkInput(a.name) for a in network.forward.schema.arguments[1:]]
     mapped = _map_of(file, spec, map_file, arguments)
 
@@ -124,7 +125,7 @@ def onnx_policy(file: Path, spec: Spec, map_file: Path | None = None) -> Policy:
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise BadInput(f"{file.name} is not an ONNX network that can be run: {str(error).strip()[:200]}.") from error
+        raise BadInput(f"{file.name} is not an ONNX network that can be run ({first_line(error)}).") from error
     taken = [_onnx_input(one) for one in session.get_inputs()]
     mapped = _map_of(file, spec, map_file, taken)
     named = {one.name for one in taken}

@@ -8,7 +8,6 @@ The networks are those of MlpPolicy and of MultiInputPolicy without images, for 
 from __future__ import annotations
 
 import io
-import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.lazy import optional_library
+from instep.core.reading import first_line, parse_json, parsing
 from instep.core.records import array_dataclass
 from instep.core.type_guards import is_table
 from instep.core.world import Array, Policy, Spec
@@ -86,17 +86,14 @@ def stable_baselines_policy(file: Path, spec: Spec, map_file: Path | None = None
 def read_stable_baselines(file: Path) -> SavedNetwork:
     """The network in a zip of Stable-Baselines3."""
     torch = optional_library("torch", "learn")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            data = json.loads(_member(archive, "data", file))
-            stored = io.BytesIO(_member(archive, "policy.pth", file))
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
-        raise BadInput(f"{file.name} cannot be read as a zip of Stable-Baselines3: {error}.") from None
+    with parsing(file, "a zip of Stable-Baselines3"), zipfile.ZipFile(file) as archive:
+        data = parse_json(_member(archive, "data", file), f"data of {file.name}")
+        stored = io.BytesIO(_member(archive, "policy.pth", file))
     try:
         weights = torch.load(stored, map_location="cpu", weights_only=True)
     except Exception as error:
-        words = str(error).splitlines()[0][:200]
-        raise BadInput(f"policy.pth of {file.name} is not plain weights, so it is not loaded: {words}.") from error
+        words = first_line(error)
+        raise BadInput(f"policy.pth of {file.name} is not plain weights, so it is not loaded ({words}).") from error
     if not is_table(data) or not is_table(weights):
         raise BadInput(f"{file.name} is not a file that Stable-Baselines3 saved.")
     return _network({name: np.asarray(value, np.float32) for name, value in weights.items()}, data, file.name)

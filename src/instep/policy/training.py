@@ -16,6 +16,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.lazy import optional_library
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
+from instep.core.schema import COUNT, TABLE, read_entries
 from instep.core.world import Array
 from instep.scene.tasks.push_task import heading
 
@@ -237,13 +238,13 @@ def _resume(learner: Learner, folder: Path, options: TrainOptions) -> int:
     note, weights = folder / "training.json", folder / "training.safetensors"
     if not note.is_file() or not weights.is_file():
         return 0
-    table = json.loads(note.read_text(encoding="utf-8"))
-    if table.get("options") != _options_table(options):
+    table = read_entries(note, {"options": TABLE, "step": COUNT})
+    if table["options"] != _options_table(options):
         raise BadInput(
             f"{str(folder)!r} holds a training with other options; give another folder, or the same options."
         )
     learner.restore(read_weights(weights))
-    return int(table["step"])
+    return table["step"]
 
 
 def _write_checkpoint(learner: Learner, folder: Path, step: int, options: TrainOptions) -> None:

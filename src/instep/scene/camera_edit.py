@@ -17,12 +17,14 @@ import mujoco
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import parsing, read_text
 
 from . import address
 from .camera import Camera, look_at
 from .folder import SCENE_FILE, Scene
 from .model import compile_model
-from .settings_file import read_table
+from .model_source import MAX_XML
+from .settings_file import commented_table, read_table
 
 WORLD = "world"
 
@@ -70,7 +72,7 @@ def scene_with_cameras(scene: Scene, cameras: Mapping[str, Camera]) -> Scene:
             f"instep scene new {scene.source.path} DIR"
         )
     bodies = [scene.model.body(b).name for b in range(scene.model.nbody)]
-    tree = _parsed(scene.source.xml)
+    tree = _parsed(scene.source.xml, scene.source.path)
     for camera in cameras.values():
         if camera.body not in bodies:
             raise UnknownName(f"body for camera {camera.name!r}", camera.body, bodies)
@@ -116,7 +118,7 @@ def _files(folder: Path) -> dict[Path, ET.Element]:
         path = waiting.pop()
         if path in found or not path.resolve().is_relative_to(root):
             continue
-        tree = _parsed(path.read_text(encoding="utf-8"))
+        tree = _parsed(read_text(path, MAX_XML), path)
         found[path] = tree
         waiting += [folder / element.get("file", "") for element in tree.iter("include")]
     return found
@@ -127,9 +129,10 @@ def _write(folder: Path, files: Mapping[Path, ET.Element]) -> None:
         path.write_text(ET.tostring(tree, encoding="unicode") + "\n", encoding="utf-8")
 
 
-def _parsed(xml: str) -> ET.Element:
+def _parsed(xml: str, path: Path) -> ET.Element:
     builder = ET.TreeBuilder(insert_comments=True, insert_pis=True)
-    return ET.fromstring(xml, ET.XMLParser(target=builder))  # noqa: S314 - checked by read_source
+    with parsing(path, "XML"):
+        return ET.fromstring(xml, ET.XMLParser(target=builder))  # noqa: S314 - checked by read_source
 
 
 def _drop(tree: ET.Element, name: str) -> bool:
@@ -176,7 +179,7 @@ def _note(folder: Path, name: str, distortion: tuple[float, ...] | None) -> None
     import tomlkit
 
     path = folder / SCENE_FILE
-    table: Any = tomlkit.parse(path.read_text(encoding="utf-8"))  # tomlkit does not say what a table holds
+    table = commented_table(path)
     if "cameras" not in table:
         table.add("cameras", tomlkit.table(is_super_table=True))
     cameras = table["cameras"]

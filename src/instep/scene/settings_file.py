@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instep.core.errors import BadInput
-from instep.core.reading import first_line, read_text
+from instep.core.reading import parse_toml, parsing, read_text
 
 if TYPE_CHECKING:
     from .folder import Scene
@@ -16,10 +14,7 @@ if TYPE_CHECKING:
 
 def read_table(path: Path) -> dict[str, Any]:
     """The content of a TOML file; `BadInput` where it is not valid."""
-    try:
-        return tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path.name} in {path.parent.name!r} is not valid TOML: {first_line(error)}.") from None
+    return parse_toml(read_text(path), f"{path.name} in {path.parent.name}")
 
 
 def write_scene_table(path: Path, scene: Scene, about: str = "", *, cameras: Sequence[str] = ()) -> None:
@@ -55,8 +50,7 @@ def write_settings(path: Path, settings: Mapping[str, float]) -> None:
     """
     import tomlkit
 
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    table: Any = tomlkit.parse(text)  # tomlkit does not say what the body of a table holds
+    table: Any = commented_table(path) if path.is_file() else tomlkit.document()
     before, new = table.get("settings"), tomlkit.table()
     body: list[tuple[Any, Any]] = list(before.value.body) if before is not None else []
     # What follows the last setting belongs to the next table.
@@ -79,3 +73,12 @@ def write_settings(path: Path, settings: Mapping[str, float]) -> None:
     else:
         table.add("settings", new)
     path.write_text(tomlkit.dumps(table), encoding="utf-8")
+
+
+def commented_table(path: Path) -> Any:
+    """The content of a TOML file with its comments, as a document of tomlkit, which does not say what it holds."""
+    import tomlkit
+
+    text = read_text(path)
+    with parsing(path, "TOML"):
+        return tomlkit.parse(text)

@@ -7,7 +7,6 @@ the number of its group, from 1 on, is one of the recording's inputs.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Param
+from instep.core.reading import read_json_table
 from instep.core.world import Array, Observation, Settings, Spec, State, SwitchedSimulator, vector
 from instep.physics.actuators import read_actuators
 from instep.physics.engines import open_world
@@ -179,7 +179,7 @@ class GroupedWorld(AroundSimulator[SceneSimulator]):
 def open_written(folder: Path) -> SceneSimulator:
     """A written scene; where groups of recordings have parameters of their own, with those of each group's scene."""
     world = open_world(Scene.load(folder))
-    made = json.loads((folder / "tuned.json").read_text(encoding="utf-8")).get("groups")
+    made = read_json_table(folder / "tuned.json").get("groups")
     if not made:
         return world
     grouped = GroupedWorld(world, made["names"])

@@ -26,13 +26,15 @@ import mujoco
 import numpy as np
 
 from instep import __version__
-from instep.core.errors import BadInput, MissingExtra
+from instep.core.errors import MissingExtra
 from instep.core.param import Address
+from instep.core.reading import parsing, read_file
 from instep.core.records import frozen_dataclass
 from instep.physics.actuators import is_actuator_param, read_actuators
 from instep.scene import address
 from instep.scene.folder import Scene
 from instep.scene.model import compile_model, exclude_overlaps, named_spec
+from instep.scene.model_source import MAX_XML
 
 DEPENDENT_FIELDS = ("body_mass", "body_inertia", "body_ipos")
 """Model fields that change with a mass."""
@@ -128,13 +130,13 @@ def _comment(notes: Iterable[str], where: str) -> str:
 
 def write_urdf(path: Path, urdf: Path, scene: Scene, settings: Mapping[str, float]) -> ExportedFile:
     """A URDF with damping, friction and effort of its joints and the inertia of its links as identified."""
-    try:
-        tree = ET.parse(urdf)  # noqa: S314 - the reader of scenes has refused entities before this file is exported
-    except (ET.ParseError, OSError) as error:
-        raise BadInput(f"{urdf.name} is not a URDF that can be read: {error}.") from None
+    raw = read_file(urdf, MAX_XML)
+    with parsing(urdf, "URDF"):
+        # The reader of scenes has refused entities before this file is exported.
+        root = ET.fromstring(raw)  # noqa: S314
     settings = all_settings(scene, settings)
     model = tuned_model(scene, settings)
-    root, native = tree.getroot(), set[str]()
+    native = set[str]()
     for joint in root.iter("joint"):
         native |= _write_urdf_joint(joint, model, settings)
     for link in root.iter("link"):
@@ -144,8 +146,8 @@ def write_urdf(path: Path, urdf: Path, scene: Scene, settings: Mapping[str, floa
     own = ET.SubElement(root, "instep", version=__version__)
     for name, value in settings.items():
         ET.SubElement(own, "param", address=name, value=f"{value:.9g}")
-    ET.indent(tree)
-    tree.write(path, encoding="utf-8", xml_declaration=True)
+    ET.indent(root)
+    ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
     return ExportedFile(path, notes)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from instep import __version__
 from instep.core.errors import BadInput
+from instep.core.reading import read_json_table
 from instep.core.records import frozen_dataclass
 from instep.physics.actuators import ACTUATORS_FILE, is_actuator_param, read_actuators
 from instep.physics.delta_model import DELTA_FILE
@@ -58,7 +59,7 @@ def promote(scene: Scene, settings: Mapping[str, float], out: Path, provenance: 
 def add_provenance(folder: Path, facts: Mapping[str, Any]) -> None:
     """Add facts to `tuned.json` of a promoted scene."""
     path = folder / "tuned.json"
-    record = {**json.loads(path.read_text(encoding="utf-8")), **facts}
+    record = {**read_json_table(path), **facts}
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -20,6 +20,7 @@ from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
+from instep.core.schema import COUNT, TABLE, read_entries
 from instep.core.type_guards import is_list
 from instep.core.world import Policy
 from instep.evaluate.eval_report import eval_page
@@ -165,9 +166,9 @@ def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
     if not (policy / "policy.json").is_file():
         raise BadInput(f"{str(policy)!r} is not a policy that instep train wrote; only those can be trained further.")
     try:
-        table: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))["options"]
+        table: dict[str, Any] = read_entries(note, {"options": TABLE})["options"]
         options = TrainOptions(**{name: _frozen(value) for name, value in table.items()})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise BadInput(f"{str(note)!r} does not hold the options of the training: {error}.") from None
     return replace(options, steps=steps or options.steps, device=device)
 
@@ -184,8 +185,8 @@ def _collected(
 
     where, note = folder / "demonstrations", folder / "demonstrations.json"
     if note.is_file() and where.is_dir():
-        counts = json.loads(note.read_text(encoding="utf-8"))
-        return CorrectiveDemos(tuple(load_episodes(where)), int(counts["tried"]), int(counts["failed"]))
+        counts = read_entries(note, {"tried": COUNT, "failed": COUNT})
+        return CorrectiveDemos(tuple(load_episodes(where)), counts["tried"], counts["failed"])
     found = collect()
     if not found.episodes:
         raise BadInput(

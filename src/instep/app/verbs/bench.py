@@ -23,6 +23,7 @@ from rich.table import Table
 
 from instep.app.output import new_output, write_json
 from instep.core.errors import BadInput, UnknownName
+from instep.core.reading import read_json_table
 
 Row = dict[str, Any]
 LIBRARIES = ("numpy", "scipy", "numba", "mujoco", "rapier3d", "torch")
@@ -62,7 +63,7 @@ def bench(
     Console().print(_table(name, rows))
     write_json(
         output.folder / "result.json",
-        {**json.loads(output.write({}).read_text()), "benchmark": name, "quick": quick, "rows": rows},
+        {**read_json_table(output.write({})), "benchmark": name, "quick": quick, "rows": rows},
     )
     if not quick and (folder := results_folder()) is not None:
         keep_results(folder / f"{name}.json", rows, benchmark=name, command=f"instep bench {name}")
@@ -100,7 +101,7 @@ def keep_results(
 
     Where the run was not `whole`, rows of other names stay, with the runs they were measured in.
     """
-    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before: dict[str, Any] = read_json_table(path) if path.is_file() else {}
     fresh = [{**plain_row(row), "run": "new"} for row in rows]
     given = {row["name"]: row for row in fresh}
     stay = [] if whole else [given.pop(row["name"], row) for row in before.get("rows", ())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -21,6 +20,7 @@ from instep.app.simulated_robot import robot_process
 from instep.app.tune_progress import PlainLines
 from instep.core.episode import Episode
 from instep.core.errors import Unsupported
+from instep.core.reading import read_json_table
 from instep.physics.mujoco_cameras import graphics_library
 from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
 from instep.report.page import ReportVideo, formatted
@@ -92,7 +92,7 @@ def demo(*, hidden: int = 7, out: Path | None = None) -> int:
         tell("measure the gap again")
         after = loop.measured(scene, held_out, fitted.settings)
         images = loop.side_by_side(scene, twin) if twin else []
-        truth = json.loads((output.folder / "hidden.json").read_text(encoding="utf-8"))
+        truth = read_json_table(output.folder / "hidden.json")
         video = _video(output.folder, twin, note)
         found = loop.DemoResult(scene, held_out, virtual, fitted, before, after, truth, images, twin, note, video)
         progress.update(task, description="done")

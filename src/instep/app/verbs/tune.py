@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -18,6 +17,7 @@ import tyro
 from instep.app.arguments import Options
 from instep.app.data_args import DataArgs
 from instep.core.records import array_dataclass, options_dataclass
+from instep.core.schema import NUMBER, read_entries, table_of
 
 if TYPE_CHECKING:
     from instep.app.output import Output
@@ -202,9 +202,9 @@ def _best_of(folder: Path | None) -> dict[str, float]:
     if folder is None:
         return {}
     try:
-        settings = json.loads((folder / BEST_FILE).read_text(encoding="utf-8"))["settings"]
+        settings = read_entries(folder / BEST_FILE, {"settings": table_of(NUMBER)})["settings"]
         return {str(name): float(value) for name, value in settings.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except BadInput:
         message = f"The folder {str(folder)!r} holds no {BEST_FILE} of an earlier run; --resume takes the --out of one."
         raise BadInput(message) from None
 

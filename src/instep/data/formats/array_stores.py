@@ -128,7 +128,7 @@ class _Hdf5Images:
     def images(self, numbers: Array) -> Iterator[Array]:
         """The images with these numbers."""
         h5py = library("h5py")
-        with h5py.File(self.file, "r") as file:
+        with parsing(self.file, "HDF5"), h5py.File(self.file, "r") as file:
             dataset = file[self.name]
             for number in numbers:
                 stored = np.asarray(dataset[int(number)])

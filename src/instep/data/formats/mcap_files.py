@@ -12,8 +12,10 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import check_regular, parsing
+from instep.core.reading import check_regular, parse_json, parsing
 from instep.core.records import array_dataclass
+from instep.core.schema import shown
+from instep.core.type_guards import is_table
 from instep.core.world import Array
 from instep.data.files import ALLOWED_KINDS, MAX_RECORDING, library
 from instep.data.frames import encode_png, open_stills
@@ -78,7 +80,9 @@ def read_mcap(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
     for topic, kind, received, message in _messages(path, log):
         log.add(topic, kind, received, message)
     if own is not None:
-        yield _as_written(path.name, log, own)
+        with parsing(path, "an episode that instep wrote"):
+            written = _as_written(path.name, log, own)
+        yield written
         return
     yield log.raw(path.name, str(options.get("joints", "")), str(options.get("command", "")))
 
@@ -192,7 +196,7 @@ def _stamped(name: str, seconds: float) -> dict[str, Any]:
 
 def _as_written(name: str, log: MessageLog, own: Mapping[str, str]) -> RawRun:
     """The columns of an episode that `write` stored, with their types."""
-    kinds, shapes = json.loads(own["dtypes"]), json.loads(own["shapes"])
+    kinds, shapes = (_own_table(own, key, name) for key in ("dtypes", "shapes"))
     columns: dict[str, Any] = {}
     for column, kind in kinds.items():
         if np.dtype(kind).kind not in ALLOWED_KINDS:
@@ -222,8 +226,18 @@ def own_episode(raw: RawRun) -> Episode | None:
     """The episode a file of ours holds; None where the file is not ours."""
     if "own.spec" not in raw.header:
         return None
-    meta = {str(k): str(v) for k, v in json.loads(raw.header["own.meta"]).items()}
-    return Episode(spec_from_json(json.loads(raw.header["own.spec"])), raw.columns, meta)
+    meta = {str(k): str(v) for k, v in _own_table(raw.header, "own.meta", raw.name).items()}
+    described = _own_table(raw.header, "own.spec", raw.name)
+    with parsing(raw.name, "an episode that instep wrote"):
+        return Episode(spec_from_json(described), raw.columns, meta)
+
+
+def _own_table(notes: Mapping[str, str], key: str, name: str) -> dict[str, Any]:
+    """A table that we noted in a file as JSON."""
+    table = parse_json(notes.get(key, ""), f"{key} of {name}")
+    if not is_table(table):
+        raise BadInput(f"{key!r} of {name!r} is {shown(table)}; a table was expected, so the file is damaged.")
+    return table
 
 
 def _own(path: Path) -> dict[str, str] | None:
@@ -242,7 +256,7 @@ def _messages(path: Path, log: MessageLog) -> Iterator[tuple[str, str, float, An
         for schema, channel, message in reading.make_reader(file).iter_messages():
             kind = schema.name if schema else "without a schema"
             if channel.message_encoding == "json":
-                value: Any = _namespace(json.loads(message.data))
+                value: Any = _namespace(parse_json(message.data, f"a message of {path.name}"))
             elif schema and schema.encoding in ("ros2msg", "ros2idl"):
                 decode = factory.decoder_for(channel.message_encoding, schema)
                 value = decode(message.data) if decode else None

@@ -19,6 +19,7 @@ import numpy as np
 
 from instep.core.errors import BadInput, LinkLost, Unsupported
 from instep.core.records import frozen_dataclass, options_dataclass
+from instep.core.schema import COUNT, TABLES, read_entries
 from instep.core.world import Array, Observation, Spec, State
 from instep.data.lerobot.features import spec_to_json
 
@@ -389,25 +390,29 @@ def _text(kind: int, value: Mapping[str, Any], stream: int = 0) -> Part:
     return Part(kind, stream, json.dumps(value).encode())
 
 
+_NOTES = {"episodes": TABLES}
+"""What the notes of ours beside a dataset must hold."""
+
+
 def recorded_numbers(folder: Path) -> list[int]:
     """The numbers under which episodes of a dataset were recorded, for those that were."""
     path = folder / "meta/instep.json"
-    episodes: list[Mapping[str, str]] = json.loads(path.read_text())["episodes"] if path.exists() else []
-    return [int(meta["recorded"]) for meta in episodes if "recorded" in meta]
+    episodes: list[dict[str, Any]] = read_entries(path, _NOTES)["episodes"] if path.exists() else []
+    return [int(meta["recorded"]) for meta in episodes if str(meta.get("recorded", "")).isdecimal()]
 
 
 def _next_number(folder: Path) -> int:
     """The number of the next episode: after those of the dataset and those still in journals."""
     numbers = [int(path.stem) for path in (folder / JOURNAL).glob("*.*") if path.stem.isdigit()]
     info = folder / "meta/info.json"
-    stored = int(json.loads(info.read_text())["total_episodes"]) if info.exists() else 0
+    stored = read_entries(info, {"total_episodes": COUNT})["total_episodes"] if info.exists() else 0
     return max([stored, *(number + 1 for number in [*numbers, *recorded_numbers(folder)])])
 
 
 def _check_assets(folder: Path, hashes: Mapping[str, str]) -> None:
     """Refuse to go on with a dataset whose scene files are no longer the same."""
     path = folder / "meta/instep.json"
-    episodes: list[dict[str, str]] = json.loads(path.read_text())["episodes"] if path.exists() else []
+    episodes: list[dict[str, str]] = read_entries(path, _NOTES)["episodes"] if path.exists() else []
     before = episodes[-1] if episodes else dict[str, str]()
     for name, digest in hashes.items():
         if before.get(name, digest) != digest:

@@ -7,7 +7,7 @@ checked against them. Sensors with a clock of their own keep all their values, w
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -18,10 +18,13 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import parse_json, parsing
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import rollout
+from instep.core.schema import shown
+from instep.core.type_guards import is_table
 from instep.core.world import Array, Policy, Watcher, World, vector
-from instep.data.files import read_npz
+from instep.data.files import ALLOWED_KINDS, read_npz
 from instep.data.frames import Frames, IndexedImages
 from instep.data.lerobot.features import WriteOptions, spec_from_json
 from instep.data.lerobot.reader import read_lerobot
@@ -63,7 +66,10 @@ class RecoveredEpisode:
 
 
 def recover(folder: Path) -> list[RecoveredEpisode]:
-    """The episodes that still lie in the journals of a dataset folder, by index; damage never raises."""
+    """The episodes that still lie in the journals of a dataset folder, by index; damage never raises.
+
+    A journal whose records are whole but are not what a recorder writes is refused, and stays where it is.
+    """
     here = folder / JOURNAL
     numbers = sorted({int(path.stem) for path in here.glob("*.*") if path.stem.isdigit()})
     return [recover_episode(here, number) for number in numbers]
@@ -71,10 +77,15 @@ def recover(folder: Path) -> list[RecoveredEpisode]:
 
 def recover_episode(here: Path, number: int) -> RecoveredEpisode:
     """One episode of a folder of journals."""
+    with parsing(here / f"{number:06d}.rows", "a journal of a recorder"):
+        return _recovered(here, number)
+
+
+def _recovered(here: Path, number: int) -> RecoveredEpisode:
     rows = _scan(here / f"{number:06d}.rows")
     images = _scan(here / f"{number:06d}.images")
     losses = _damages(number, rows, "row journal") + _damages(number, images, "image journal")
-    header = _first(rows, journal.BEGIN) or _first(images, journal.BEGIN)
+    header = next((one for scan in (rows, images) if (one := _first(scan, journal.BEGIN)) is not None), None)
     if header is None:
         losses.append(Loss(number, "no description of its columns is left, so its rows cannot be read", -1))
         return RecoveredEpisode(number, False, None, tuple(losses))
@@ -241,13 +252,30 @@ def _rows_in(damage: Damage) -> int:
 def _first(scan: Scan, kind: int) -> dict[str, Any] | None:
     for record in scan.records:
         if record.kind == kind:
-            return json.loads(bytes(scan.payload(record)))
+            return _noted(scan, record)
     return None
+
+
+def _noted(scan: Scan, record: Record) -> dict[str, Any]:
+    """What a record says in JSON."""
+    name = f"record {record.sequence} of a journal"
+    table = parse_json(bytes(scan.payload(record)), name)
+    if not is_table(table):
+        raise BadInput(f"{name!r} is {shown(table)}; a table was expected.")
+    return table
+
+
+def _number_type(kind: str) -> np.dtype[Any]:
+    """A type of numbers that a journal names."""
+    found = np.dtype(kind)
+    if found.kind not in ALLOWED_KINDS:
+        raise BadInput(f"A journal announces values of the type {kind!r}; only numbers are read.")
+    return found
 
 
 def _layout(header: Mapping[str, Any]) -> np.dtype[Any]:
     fields: list[Any] = [("row", "<u8"), ("t", "<f8"), ("ref", "<i8", (len(header["images"]),))]
-    fields += [(f"c{k}", kind, tuple(shape)) for k, (_, kind, shape) in enumerate(header["columns"])]
+    fields += [(f"c{k}", _number_type(kind), tuple(shape)) for k, (_, kind, shape) in enumerate(header["columns"])]
     return np.dtype(fields)
 
 
@@ -280,7 +308,8 @@ def _images(
     number, losses = losing
     kept = np.ones(len(table), bool)
     for k, (name, kind, shape) in enumerate(header["images"]):
-        by_number = {r.sequence: r for r in _of_kind(scan, journal.BLOB) if r.stream == k}
+        size = _number_type(kind).itemsize * math.prod(shape)
+        by_number = {r.sequence: r for r in _of_kind(scan, journal.BLOB) if r.stream == k and r.length == size}
         refs = table["ref"][:, k]
         there = np.array([int(ref) in by_number for ref in refs], bool)
         gone = sorted({int(ref) for ref in refs[~there]})
@@ -313,10 +342,10 @@ def _image(
 def _streams(scan: Scan) -> dict[str, tuple[Array, Array]]:
     channels: dict[int, Any] = {}
     for record in _of_kind(scan, journal.CHANNEL):
-        channels[record.stream] = json.loads(bytes(scan.payload(record)))
+        channels[record.stream] = _noted(scan, record)
     out: dict[str, tuple[Array, Array]] = {}
     for stream, channel in channels.items():
-        layout = np.dtype([("stamp", "<f8"), ("value", channel["dtype"], tuple(channel["shape"]))])
+        layout = np.dtype([("stamp", "<f8"), ("value", _number_type(channel["dtype"]), tuple(channel["shape"]))])
         some = [r for r in _of_kind(scan, journal.SAMPLE) if r.stream == stream and r.length == layout.itemsize]
         values = np.frombuffer(b"".join(bytes(scan.payload(record)) for record in some), layout)
         out[str(channel["name"])] = (values["stamp"].astype(float), np.ascontiguousarray(values["value"]))
@@ -326,7 +355,7 @@ def _streams(scan: Scan) -> dict[str, tuple[Array, Array]]:
 def _gaps(number: int, scan: Scan) -> list[Loss]:
     losses: list[Loss] = []
     for record in _of_kind(scan, journal.GAP):
-        gap = json.loads(bytes(scan.payload(record)))
+        gap = _noted(scan, record)
         count = int(gap["count"])
         many = f"rows {gap['first']} to {gap['first'] + count - 1}" if count > 0 else f"rows from {gap['first']} on"
         losses.append(Loss(number, f"{many} were dropped: {gap['why']}", count))
@@ -350,7 +379,7 @@ def _notes(losses: list[Loss], commit: Mapping[str, Any] | None, scan: Scan) -> 
         notes["lost"] = "; ".join(loss.what for loss in losses)
     if commit and commit.get("absent"):
         notes["absent"] = ", ".join(f"{name}: {count} rows" for name, count in commit["absent"].items())
-    jumps = [json.loads(bytes(scan.payload(record))) for record in _of_kind(scan, journal.CLOCK)]
+    jumps = [_noted(scan, record) for record in _of_kind(scan, journal.CLOCK)]
     if jumps:
         notes["clock.jumps"] = "; ".join(f"row {j['row']}: {(j['after'] - j['before']) * 1e-9:+.6f} s" for j in jumps)
     return notes

@@ -7,7 +7,6 @@ q * 128 + 128. The frame of .spz is right, up, back and ours is Z up, so Gaussia
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import struct
 import zipfile
@@ -20,6 +19,7 @@ import numpy as np
 from instep.core.errors import BadInput, MissingExtra, Unsupported
 from instep.core.lazy import optional_library
 from instep.core.poses import normalized
+from instep.core.reading import parse_json, read_file
 from instep.core.world import Array
 from instep.data.files import check_members
 from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, gaussians_from_colours
@@ -29,10 +29,10 @@ ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("qu
 
 def load_splat(path: Path) -> Gaussians:
     """Read Gaussians of degree 0."""
-    size = path.stat().st_size
-    if size % ROW.itemsize:
-        raise BadInput(f"{path.name} is {size} bytes long; a .splat file holds {ROW.itemsize} bytes per Gaussian.")
-    table = np.fromfile(path, ROW)
+    data = read_file(path, MAX_COUNT * ROW.itemsize)
+    if len(data) % ROW.itemsize:
+        raise BadInput(f"{path.name} is {len(data)} bytes long; a .splat file holds {ROW.itemsize} bytes per Gaussian.")
+    table = np.frombuffer(data, ROW)
     quats = (table["quat"].astype(float) - 128.0) / 128.0
     rgba = table["rgba"].astype(float) / 255.0
     return gaussians_from_colours(table["mean"], table["scale"], rgba[:, :3], quats=quats, opacities=rgba[:, 3])
@@ -97,7 +97,7 @@ def load_sog(path: Path) -> Gaussians:
     try:
         check_members(path)
         with zipfile.ZipFile(path) as bundle:
-            meta = json.loads(bundle.read("meta.json"))
+            meta = parse_json(bundle.read("meta.json"), f"meta.json of {path.name}")
         _check_count(path.name, int(meta.get("count") or meta["means"]["shape"][0]))
         return _from_table(reader.sogread(str(path)))
     except (ValueError, KeyError, TypeError, RuntimeError, OSError, zipfile.BadZipFile) as error:
