@@ -90,6 +90,15 @@ def test_what_cannot_be_done_is_said_on_the_page(arm: Path, capsys: pytest.Captu
     assert "could not be done" in (arm / "out" / "report.html").read_text()
 
 
+def test_motors_without_commands_are_named(arm: Path):
+    t, q, command = record(arm, 1)[0]
+    np.savez(arm / "logs" / "run.npz", t=t, shoulder=q[:, 0], elbow=q[:, 1], shoulder_command=command[:, 0])
+    assert main(["start", "arm.urdf", "logs", "--budget", "5s", "--out", "out"]) == 1
+    told = json.loads((arm / "out" / "result.json").read_text())
+    assert "no columns of commands of elbow that were found" in told["failures"]["gap"]
+    assert "--map" in told["failures"]["identification"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -54,7 +54,7 @@ class StartResult:
         """The next three commands."""
         folder, tuned = self.output.folder, self.output.folder / "tune" / "scene"
         data, scene = folder / DATA, tuned if tuned.is_dir() else folder / SCENE
-        doubtful = self.guess is not None and bool(self.guess.doubts)
+        doubtful = self.guess is not None and bool(self.guess.doubts or self.failures)
         found = [f"instep start {self.words} --map {folder / MAP}"] if doubtful else []
         if self.passed:
             found.append(f"instep gap {data} {scene}")
@@ -170,13 +170,20 @@ def _attempt(result: StartResult, part: str, work: Callable[[], None]) -> None:
 
 
 def _check_commands(result: StartResult) -> None:
-    """A motion without commands cannot be replayed, which is said rather than which joint lacks one first."""
-    if result.guess is not None and not result.guess.mapping.action.sources:
-        path = str(result.output.folder / MAP)
-        raise BadInput(
-            f"The logs have no columns of commands that were found, so nothing can be replayed; name them under "
-            f"[action] of {path!r} and give it with --map."
-        )
+    """A motion of motors without commands cannot be replayed; all that are missing are said at once."""
+    if result.guess is None or result.made is None:
+        return
+    known = set(result.guess.mapping.action.labels) if result.guess.mapping.action.sources else set[str]()
+    motors = robot_layout(result.made.scene).actuators
+    missing = [motor.name for motor in motors if not known & {motor.name, *motor.joints}]
+    if not missing:
+        return
+    which = "commands" if len(missing) == len(motors) else f"commands of {', '.join(missing)}"
+    path = str(result.output.folder / MAP)
+    raise BadInput(
+        f"The logs have no columns of {which} that were found, so nothing can be replayed; name them under [action] of "
+        f"{path!r} and give it with --map."
+    )
 
 
 def _gap(result: StartResult, args: StartArgs) -> None:
