@@ -130,3 +130,21 @@ def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     noisy = Lens(camera, replace(effects, sigma=3.0), 0)
     assert 2.5 < (noisy.apply(clean, 1).astype(int) - shown).std() < 3.2
     assert not np.array_equal(noisy.apply(clean, 1), noisy.apply(clean, 2))
+
+
+def test_cameras_whose_process_was_killed_stop_the_robot_and_come_back_with_a_reset():
+    from instep.app.simulated_cameras import CameraDriver, RenderJob
+    from instep.physics.mujoco_cameras import ImageEffects
+
+    scene = Scene.load("pusht")
+    name = next(iter(scene.cameras))
+    job = RenderJob(scene="pusht", words=(name,), cameras=(name,), effects=ImageEffects())
+    with CameraDriver(WorldDriver(MujocoWorld(scene)), job, scene.cameras) as driver:
+        driver.reset(0)
+        assert f"observation.images.{name}" in driver.read().seen
+        os.kill(driver._filming._child.pid, signal.SIGKILL)
+        driver._filming._child.wait()
+        with pytest.raises(LinkLost, match="renders the simulated robot's cameras has ended"):
+            driver.read()
+        driver.reset(1)
+        assert f"observation.images.{name}" in driver.read().seen

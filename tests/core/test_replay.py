@@ -8,6 +8,7 @@ import pytest
 from instep import MujocoWorld, Script, rollout
 from instep.core.errors import Diverged
 from instep.core.replay import aligned, replay_all, rollout_positions, rollout_windows
+from instep.core.rollout import MAX_RECORDED_STATES, run_policy
 from instep.core.world import State, Wrapper, unroll
 from instep.robot import Backlash
 
@@ -113,3 +114,24 @@ def test_a_nudge_is_felt_for_one_step_only_so_it_is_stepped(sim):
     wrench = np.zeros((2, sim.model.nbody - 1, 6))
     assert unroll(sim, state, np.zeros((3, 2, sim.model.nu))) is not None
     assert unroll(sim, sim.nudge(state, wrench + 1.0), np.zeros((3, 2, sim.model.nu))) is None
+
+
+def test_a_run_of_any_length_is_seen_by_its_watchers_and_not_kept(sim):
+    seen: list[float] = []
+
+    def count(state: State, observation: object, action: object) -> None:
+        seen.append(float(state.t))
+
+    policy = Script(sim.scene.rest_action()[None])
+    assert run_policy(sim, policy, steps=5, watch=[count]) == "steps"
+    assert np.array_equal(seen, rollout(sim, policy, steps=5).t)
+    assert run_policy(sim, policy, steps=5, until=lambda state: bool(state.t > 0.0)) == "until"
+
+
+def test_a_run_that_diverges_carries_its_last_states(sim):
+    swing = sim.scene.rest_action() + np.linspace(0, 1.5, 400)[:, None] * np.eye(1, sim.spec.action.shape[0])
+    with pytest.raises(Diverged) as error:
+        run_policy(Exploding(sim), Script(swing), steps=400)
+    assert error.value.record is not None
+    assert 1 < len(error.value.record) <= MAX_RECORDED_STATES
+    assert error.value.record.q[-1, 0] <= 0.3

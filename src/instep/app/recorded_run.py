@@ -8,7 +8,7 @@ from pathlib import Path
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
-from instep.core.rollout import rollout
+from instep.core.rollout import run_policy
 from instep.core.world import Policy, Watcher, World
 from instep.data import Recorder, finish_recording, load_episodes
 from instep.data.recorder.recorder import RecorderStatus
@@ -65,8 +65,8 @@ def record_run(
     seed = seeds[0]
     try:
         for seed in seeds:
-            episode = rollout(world, policy, steps=steps, seed=seed, watch=[recorder, *watch])
-            recorder.commit(seed=str(seed), ended=episode.meta["ended"])
+            ended = run_policy(world, policy, steps=steps, seed=seed, watch=[recorder, *watch])
+            recorder.commit(seed=str(seed), ended=ended)
     except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001  # raised again by the caller, after its page
         error = caught
         ended = "interrupted" if isinstance(caught, KeyboardInterrupt) else "error"

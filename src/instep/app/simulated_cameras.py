@@ -85,6 +85,9 @@ IMAGE_TIMEOUT_S = 60.0
 """How long the first image may take [s]: a renderer is loaded for it."""
 
 
+ENDED = "The process that renders the simulated robot's cameras has ended."
+
+
 @options_dataclass
 class RenderJob:
     """What is rendered: cameras of a scene, their lens distortion and light."""
@@ -125,8 +128,15 @@ class RenderProcess:
 
     @property
     def latest(self) -> CameraImages | None:
-        """The newest images since the last `wait`."""
+        """The newest images since the last `wait`; raises where the process has ended."""
+        if self.ended:
+            raise LinkLost(ENDED)
         return self._latest
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended, however it did."""
+        return self._child.poll() is not None
 
     def ask(self, t: float, q: Array) -> bool:
         """Have images taken of a state, unless the last ones are still being made; says whether they are."""
@@ -141,13 +151,10 @@ class RenderProcess:
         with self._ready:
             self._round += 1
             self._latest = None
-            if not self._ready.wait_for(lambda: not self._busy or self._gone(), IMAGE_TIMEOUT_S) or self._gone():
-                raise LinkLost("The process that renders the simulated robot's cameras has ended.")
+            if not self._ready.wait_for(lambda: not self._busy or self.ended, IMAGE_TIMEOUT_S) or self.ended:
+                raise LinkLost(ENDED)
             self._send(t, q)
-            if (
-                not self._ready.wait_for(lambda: self._latest is not None or self._gone(), IMAGE_TIMEOUT_S)
-                or self._gone()
-            ):
+            if not self._ready.wait_for(lambda: self._latest is not None or self.ended, IMAGE_TIMEOUT_S) or self.ended:
                 raise LinkLost(
                     "The process that renders the simulated robot's cameras gave no image; try `instep doctor`."
                 )
@@ -156,10 +163,14 @@ class RenderProcess:
         """End the process."""
         if self._child.stdin is not None:
             self._child.stdin.close()
-        self._child.wait(5)
-
-    def _gone(self) -> bool:
-        return self._child.poll() is not None
+        try:
+            self._child.wait(5)
+        except subprocess.TimeoutExpired:  # it was stopped, or hangs in a graphics library
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(1.0)
+        if self._child.stdout is not None:
+            self._child.stdout.close()
 
     def _send(self, t: float, q: Array) -> None:
         assert self._child.stdin is not None  # noqa: S101  # asked for above
@@ -167,7 +178,7 @@ class RenderProcess:
         try:
             self._child.stdin.write(struct.pack("<qd", self._round, t) + np.asarray(q, "<f8").tobytes())
         except BrokenPipeError:
-            raise LinkLost("The process that renders the simulated robot's cameras has ended.") from None
+            raise LinkLost(ENDED) from None
 
     def _read(self) -> None:
         stream: Any = self._child.stdout
@@ -228,8 +239,11 @@ class CameraDriver(WrappedDriver):
         return replace(reading, seen=seen, stamps=stamps)
 
     def reset(self, seed: int) -> None:
-        """Begin anew, with new images."""
+        """Begin anew, with new images; a process of cameras that has ended is started again."""
         self._inner.reset(seed)
+        if self._filming.ended:
+            self._filming.close()
+            self._filming = RenderProcess(self._crew, self._cameras)
         self._begun = False
 
 

@@ -32,25 +32,38 @@ def rollout(
 
     A simulation that diverges raises `Diverged` with the last states in its `record`.
     """
+    log = Log(world.spec, {"seed": str(seed)})
+    ended = run_policy(world, policy, steps=steps, seed=seed, until=until, watch=(log, *watch))
+    return log.episode().with_columns({}, ended=ended)
+
+
+def run_policy(
+    world: World,
+    policy: Policy,
+    *,
+    steps: int,
+    seed: int = 0,
+    until: Ending | None = None,
+    watch: Sequence[Watcher] = (),
+) -> str:
+    """As `rollout`, for runs of any length: only watchers keep rows. Returns how it ended, "steps" or "until"."""
     _check(steps)
     state = world.reset(seed)
     policy.reset(seed)
-    log = Log(world.spec, {"seed": str(seed)})
-    ended = "steps"
+    last = Log(world.spec, {"seed": str(seed)}, keep=MAX_RECORDED_STATES)
     for _ in range(steps):
         observation = world.observe(state)
         action = checked_action(policy.act(observation), world.spec, state.batch)
-        for watcher in (log, *watch):
+        for watcher in (last, *watch):
             watcher(state, observation, action)
         if until is not None and bool(np.all(until(state))):
-            ended = "until"
-            break
+            return "until"
         try:
             state = world.step(state, action)
         except Diverged as error:
-            error.record = log.episode().rows(-MAX_RECORDED_STATES)
+            error.record = last.episode()
             raise
-    return log.episode().with_columns({}, ended=ended)
+    return "steps"
 
 
 def rollouts(

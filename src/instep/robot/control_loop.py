@@ -234,7 +234,8 @@ class RobotLoop:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - a vendor's driver may raise anything, and the robot must stop
-            _log.exception("The robot's driver failed.")
+            if self._mode != "stop":  # once: a driver that fails every period would fill the log
+                _log.error("The robot's driver failed.", exc_info=not isinstance(error, InstepError))
             sentence = str(error) if isinstance(error, InstepError) else f"Its driver raised {type(error).__name__}."
             self.counts["failures"] += 1
             self._working = None

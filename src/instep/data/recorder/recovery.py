@@ -20,7 +20,7 @@ from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import parse_json, parsing
 from instep.core.records import array_dataclass, frozen_dataclass
-from instep.core.rollout import rollout
+from instep.core.rollout import run_policy
 from instep.core.schema import shown
 from instep.core.type_guards import is_table
 from instep.core.world import Array, Policy, Watcher, World, vector
@@ -155,8 +155,8 @@ def record_episodes(
     """Run a policy in a world once per seed, record it, and finish the dataset."""
     with recorder:
         for seed in seeds:
-            episode = rollout(world, policy, steps=steps, seed=seed, watch=[recorder, *watch])
-            recorder.commit(seed=str(seed), ended=episode.meta["ended"])
+            ended = run_policy(world, policy, steps=steps, seed=seed, watch=[recorder, *watch])
+            recorder.commit(seed=str(seed), ended=ended)
     return replace(finish_recording(recorder.folder), status=recorder.status())
 
 

@@ -1,0 +1,337 @@
+"""A soak test: robot, policy server, twin and viewer as commands in processes of their own, with a fault every 10 s.
+
+Policies, links and cameras are killed, stopped, cut and spoilt; servers get garbage and requests that never end. What
+is measured is written to the disk as it happens; Ctrl-C ends the test and keeps it.
+
+    instep bench soak                                    # 30 minutes
+    python benchmarks/soak.py FOLDER [MINUTES]           # another length
+    python benchmarks/soak.py rows FOLDER                # rows of what a folder holds
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.reading import read_json_table
+from instep.core.statistics import Estimate
+from instep.data.files import read_lines
+from rows import Row, row
+from soak_faults import CAMERAS, STOPPING, SURVIVED, WRITER, Fault, Plant, answers
+from soak_link import LinkProxy, RobotWatch
+from soak_programs import Program, child_of, marked_processes, use_of
+
+MINUTES, MINUTES_QUICK = 30.0, 6.0
+FAULT_EVERY_S = 10.0
+SCENE, CAMERA, CAMERA_RATE_HZ = "pusht", "cam_220422302296", 2
+HOLD_S = 0.1
+"""Silence after which a served robot holds [s]."""
+HOLD_BOUND_S = HOLD_S + 0.05
+"""Time to a hold, from the last command [s]; a command that is under way when a fault begins adds two periods."""
+RESTART_S = 120.0
+"""Longest time from the start of a twin to the robot's motion [s]."""
+SURVIVED_PER_STOP = 2
+"""Faults that a run survives, between two that stop the robot."""
+LAST_SHARE = 0.4
+"""Share of the test, at its end, without faults that stop the robot: a twin then runs long enough for its memory."""
+WARM_S, BLOCK_S = 30.0, 10.0
+"""Memory is not judged in the first seconds of a process; then by the medians of blocks [s]."""
+MAX_MB_PER_H = 30.0
+"""Growth of memory up to which a process counts as flat [MiB/h]."""
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Soak, and judge what was written down."""
+    soak(out, MINUTES_QUICK if quick else MINUTES)
+    return rows_of(out)
+
+
+def soak(out: Path, minutes: float, seed: int = 0) -> None:
+    """Run all programs for so long, with faults."""
+    soaking = SoakTest(out, minutes, seed)
+    try:
+        soaking.run()
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C; what was measured is kept", file=sys.stderr)
+    finally:
+        soaking.close()
+        time.sleep(3.0)  # children notice the end of their parents
+        left = marked_processes(soaking.mark)
+        note = {
+            "seconds": soaking.seconds, "left": sorted(left.values()),
+            "reports": soaking.watch.reports, "largest_step": soaking.watch.largest_step,
+            "hold_bound": HOLD_BOUND_S + 2 * soaking.watch.dt, "rest_bound": soaking.rest_bound,
+            "spoilt": soaking.proxy.spoilt, "viewer": soaking.view is not None,
+        }  # fmt: skip
+        (out / "end.json").write_text(json.dumps(note, indent=1) + "\n")
+
+
+class SoakTest(Plant):
+    """The programs, what happens to them, and what is written down."""
+
+    def __init__(self, out: Path, minutes: float, seed: int):
+        self._out, self._length = out, 60.0 * minutes
+        self._rng = np.random.default_rng((seed, 17))
+        self.mark, self.token = uuid.uuid4().hex, uuid.uuid4().hex
+        self._folder = out / "programs"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "token").write_text(self.token)
+        self._ports = {name: _free_port() for name in ("robot", "serve", "view")}
+        self.robot = self._program(
+            "robot", "robot", SCENE, "--port", self._ports["robot"], "--token", "token", "--cameras", CAMERA,
+            "--camera-rate", CAMERA_RATE_HZ,
+        )  # fmt: skip
+        self.serve = self._program(
+            "serve", "serve", "random", SCENE, "--port", self._ports["serve"], "--token", "token"
+        )
+        self.view = None
+        if find_spec("instep.app.verbs.view") is not None:
+            self.view = self._program("view", "view", SCENE, "--port", self._ports["view"], "--no-browser")
+        self.proxy = LinkProxy(self._ports["robot"], seed)
+        self.twin = self._program(
+            "twin", "run", f"openpi:ws://127.0.0.1:{self._ports['serve']}", f"twin:{SCENE}", "--real",
+            f"robot:ws://127.0.0.1:{self.proxy.port}", "--token", "token", "--steps", 10**6,
+        )  # fmt: skip
+        self.watch = RobotWatch(f"ws://127.0.0.1:{self._ports['robot']}", self.token)
+        self._begin, self._sampled, self._shown = time.monotonic(), -math.inf, -math.inf
+        self._pending: float | None = None
+        """When the twin was started whose motion is waited for."""
+        self._faults = self._missed = 0
+        self._streams = {name: (out / f"{name}.jsonl").open("a") for name in ("uses", "faults", "events")}
+
+    @property
+    def seconds(self) -> float:
+        """Time since the test began [s]."""
+        return time.monotonic() - self._begin
+
+    @property
+    def rest_bound(self) -> float:
+        """Longest time from a fault to the last command that moves the robot [s]."""
+        stop = self.watch.limits.stop_time if self.watch.limits is not None else math.inf
+        return HOLD_BOUND_S + 3 * self.watch.dt + stop
+
+    def servers(self) -> dict[str, int]:
+        """Ports by the name of the server, of those that run."""
+        running = {"robot": self.robot, "serve": self.serve, **({"view": self.view} if self.view else {})}
+        return {name: self._ports[name] for name, program in running.items() if program.pid}
+
+    def run(self) -> None:
+        """Until the time is over."""
+        for program in (self.robot, self.serve, *([self.view] if self.view else [])):
+            program.start()
+        while len(answers(self)):
+            if not self.robot.pid:
+                raise RuntimeError(f"the robot did not start: {self.robot.log.read_text()[-500:]}")
+        self._begin = time.monotonic()
+        stopping, survived = cycle(self._shuffled(STOPPING)), cycle(self._shuffled(SURVIVED))
+        due, since = FAULT_EVERY_S, 0
+        while self.seconds < self._length:
+            self._pass(0.2)
+            if self.seconds < due:
+                continue
+            due = max(due + FAULT_EVERY_S, self.seconds)
+            late = self.seconds > (1 - LAST_SHARE) * self._length
+            if since >= SURVIVED_PER_STOP and not late and self.watch.moving(3.0):
+                self._inject(next(stopping))
+                since = 0
+            else:
+                self._inject(next(survived))
+                since += self.watch.moving(1.0)
+
+    def close(self) -> None:
+        """End all programs."""
+        for program in (self.twin, self.serve, *([self.view] if self.view else []), self.robot):
+            program.close()
+        self.watch.close()
+        self.proxy.close()
+        for stream in self._streams.values():
+            stream.close()
+
+    def _inject(self, fault: Fault) -> None:
+        moving, begin, at = self.watch.moving(1.0), time.monotonic(), self.seconds
+        with fault.inject(self):
+            while time.monotonic() < begin + fault.lasts_s:
+                self._pass(0.1, restart=False)
+            end = time.monotonic()
+        found: dict[str, Any] = {"t": at, "fault": fault.name, "stops": fault.stops, "moving": moving}
+        if fault.stops:
+            check = self.watch.stop_check(begin, end)
+            missed = check.held_s > HOLD_BOUND_S + 2 * self.watch.dt or check.rest_s > self.rest_bound
+            self._missed += missed
+            found |= {"held": _finite(check.held_s), "rest": check.rest_s, "missed": missed}
+        else:
+            found["silent"] = answers(self)
+        self._faults += 1
+        self._note("faults", found)
+
+    def _pass(self, seconds: float, *, restart: bool = True) -> None:
+        """Let time pass: measure, start again what has ended, show how far it is."""
+        time.sleep(seconds)
+        if self.seconds - self._sampled >= 1.0:
+            self._sample()
+        self._check_ends()
+        if restart:
+            self._restart()
+        if self.seconds - self._shown >= 1.0:
+            self._show()
+
+    def _sample(self) -> None:
+        self._sampled = self.seconds
+        pids = {"robot": self.robot.pid, "serve": self.serve.pid, "twin": self.twin.pid}
+        pids |= {"view": self.view.pid} if self.view else {}
+        pids |= {"cameras": child_of(self.robot.pid, CAMERAS), "recorder": child_of(self.twin.pid, WRITER)}
+        for name, pid in pids.items():
+            if pid and (use := use_of(name, pid, self.seconds)) is not None:
+                self._note("uses", asdict(use))
+
+    def _check_ends(self) -> None:
+        for program in (self.robot, self.serve, self.twin, *([self.view] if self.view else [])):
+            if (code := program.ended()) is not None:
+                text = program.log.read_text(errors="replace")
+                last = (text.strip().splitlines() or [""])[-1][:300]
+                self._note("events", {
+                    "t": self.seconds, "event": "end", "program": program.name, "code": code, "words": last,
+                    "traceback": "Traceback (most recent call last)" in text,
+                })  # fmt: skip
+                if program is self.twin and self._pending is not None:
+                    self._note_restart(worked=False)
+
+    def _restart(self) -> None:
+        for program in (self.robot, self.serve, *([self.view] if self.view else [])):
+            if not program.pid:
+                program.start()
+        if not self.twin.pid and not answers(self):
+            for old in self._folder.glob("run-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            self.twin.start(["--out", f"run-{self.twin.starts + 1}", "--seed", str(self.twin.starts)])
+            self._pending = self.seconds
+        elif self._pending is not None and self.watch.moving(2.0):
+            self._note_restart(worked=True)
+        elif self._pending is not None and self.seconds - self._pending > RESTART_S:
+            self._note_restart(worked=False)
+            self.twin.close()
+
+    def _note_restart(self, *, worked: bool) -> None:
+        since, self._pending = self._pending, None
+        took = self.seconds - (since or 0.0)
+        first = self.twin.starts == 1
+        self._note("events", {"t": self.seconds, "event": "motion", "worked": worked, "took": took, "first": first})
+
+    def _note(self, stream: str, table: Mapping[str, Any]) -> None:
+        self._streams[stream].write(json.dumps(table) + "\n")
+        self._streams[stream].flush()
+
+    def _show(self) -> None:
+        self._shown = self.seconds
+        left = max(0.0, self._length - self.seconds)
+        state = "moving" if self.watch.moving(1.0) else "not moving"
+        line = f"{left / 60:5.1f} min left, {self._faults} faults, {self._missed} missed stops, the robot is {state}"
+        print(f"\r{line:78}", end="", file=sys.stderr, flush=True)
+
+    def _program(self, name: str, *words: object) -> Program:
+        return Program(name, [str(word) for word in words], self._folder, self.mark, self.token)
+
+    def _shuffled(self, faults: Sequence[Fault]) -> list[Fault]:
+        return [faults[int(k)] for k in self._rng.permutation(len(faults))]
+
+
+def rows_of(out: Path) -> list[Row]:
+    """The rows of what a test has written down."""
+    uses, faults, events = (read_lines(out / f"{name}.jsonl") for name in ("uses", "faults", "events"))
+    end = read_json_table(out / "end.json")
+    stops = [fault for fault in faults if fault["stops"] and fault["moving"]]
+    held = [math.inf if fault["held"] is None else fault["held"] for fault in stops]
+    motions = [event for event in events if event["event"] == "motion" and not event["first"]]
+    ends = [event for event in events if event["event"] == "end"]
+    dead = [one for one in ends if one["program"] != "twin" and one["code"] != -9]
+    programs = ("robot", "cameras", "serve", "twin", "recorder", *(("view",) if end["viewer"] else ()))
+    return [
+        row("length", end["seconds"] / 60, "min"),
+        row("faults", len(faults)),
+        *(row(f"faults: {name}", count) for name, count in sorted(Counter(one["fault"] for one in faults).items())),
+        row(f"missed stops, of {len(stops)} faults in motion", sum(one["missed"] for one in stops), at_most=0),
+        row("hold after such a fault, worst", max(held, default=0.0), "s", at_most=end["hold_bound"]),
+        row("last moving command after it, worst", max((one["rest"] for one in stops), default=0.0), "s",
+            at_most=end["rest_bound"]),
+        row("largest step of a command, of what its limit allows", end["largest_step"], at_most=1.0 + 1e-6),
+        row(f"restarts that failed, of {len(motions)}", sum(not one["worked"] for one in motions), at_most=0),
+        row("start of a twin to motion, worst", max((one["took"] for one in motions), default=0.0), "s"),
+        row("servers that ended by themselves", len(dead), at_most=0),
+        row("servers silent to a good client after a fault", sum(len(one.get("silent", ())) for one in faults),
+            at_most=0),
+        row("programs that ended with a traceback", sum(one["traceback"] for one in ends), at_most=0),
+        *(one for name in programs for one in _use_rows(name, [use for use in uses if use["program"] == name])),
+        row("processes left behind", len(end["left"]), at_most=0),
+    ]  # fmt: skip
+
+
+def _use_rows(name: str, uses: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Growth of memory and descriptors of a program, over its processes that lived long enough."""
+    lives: dict[int, list[Mapping[str, Any]]] = {}
+    for use in uses:
+        lives.setdefault(use["pid"], []).append(use)
+    warm = [[use for use in life if use["t"] >= life[0]["t"] + WARM_S] for life in lives.values()]
+    blocks = [_blocks(life) for life in warm if len(life) >= 3 * BLOCK_S]
+    if not blocks:
+        return [row(f"{name}: no process lived for {WARM_S + 3 * BLOCK_S:g} s, so its memory is not judged", 0)]
+    slope = growth([(block[:, 0], block[:, 1]) for block in blocks])
+    more = max(float(np.median(block[-3:, 2]) - np.median(block[:3, 2])) for block in blocks)
+    largest = max(float(block[:, 1].max()) for block in blocks)
+    return [
+        row(f"{name}: growth of memory", slope, "MiB/h", at_most=MAX_MB_PER_H),
+        row(f"{name}: memory", largest, "MiB"),
+        row(f"{name}: further descriptors at the end of a life", more, at_most=0),
+    ]
+
+
+def _blocks(life: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Medians of time, memory and descriptors [blocks, 3]."""
+    table = np.array([[use["t"], use["memory_mb"], use["descriptors"]] for use in life], float)
+    number = ((table[:, 0] - table[0, 0]) // BLOCK_S).astype(int)
+    return np.stack([np.median(table[number == k], axis=0) for k in np.unique(number)])
+
+
+def growth(lives: Sequence[tuple[np.ndarray, np.ndarray]]) -> Estimate:
+    """Common slope of lines with an offset for each life, per hour, with its 95 % interval."""
+    from scipy.stats import t as student
+
+    x = np.concatenate([when - when.mean() for when, _ in lives]) / 3600
+    y = np.concatenate([value - value.mean() for _, value in lives])
+    slope = float(x @ y / (x @ x))
+    free = len(x) - len(lives) - 1
+    error = math.sqrt(float(np.sum((y - slope * x) ** 2)) / max(free, 1) / float(x @ x))
+    width = float(student.ppf(0.975, max(free, 1))) * error
+    return Estimate(slope, slope - width, slope + width, len(x), "MiB/h")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] != "rows":
+        soak(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else MINUTES)
+    for one in rows_of(Path(sys.argv[2] if sys.argv[1] == "rows" else sys.argv[1])):
+        interval = "" if one["low"] is None else f" [{one['low']:.3g}, {one['high']:.3g}]"
+        verdict = "" if one["ok"] is None else "met" if one["ok"] else "MISSED"
+        print(f"{one['name']}: {one['value']:.4g}{interval} {one['unit']} {verdict}")

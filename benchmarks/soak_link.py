@@ -1,0 +1,198 @@
+"""Between the programs of a soak test: a proxy that can break the link and spoil images, and a watcher of the robot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from instep.core.records import frozen_dataclass
+from instep.core.websocket import connect_blocking, connection_errors
+from instep.robot import Limits
+from instep.robot.wire import FROM_ROBOT, MAX_BYTES, Hello, Report, unpack
+
+Way = Literal["pass", "silent", "refuse", "spoil"]
+LARGE = 20_000
+"""Size from which on a message holds an image [bytes]."""
+
+
+class LinkProxy:
+    """Forwards bytes to a server of this machine, as well as `way` says: pass, silent, refuse (reset), spoil images."""
+
+    def __init__(self, port: int, seed: int):
+        self._to, self.way, self.port = port, "pass", 0
+        self.way: Way
+        self.spoilt = 0
+        """Messages with an image that were changed."""
+        self._rng = np.random.default_rng((seed, 8))
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._runner = asyncio.Runner()
+        self._over, self._bound = asyncio.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="soak-proxy", daemon=True)
+        self._thread.start()
+        self._bound.wait()
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
+        self._runner.get_loop().call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def cut(self) -> None:
+        """Reset every connection, as a cut cable with an answering router does; new ones are refused."""
+        self.way = "refuse"
+        self._runner.get_loop().call_soon_threadsafe(self._tear)
+
+    def _tear(self) -> None:
+        for writer in tuple(self._writers):
+            raw = writer.get_extra_info("socket")
+            if raw is not None and raw.fileno() >= 0:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._bound.set()
+        await self._over.wait()
+        server.close()
+        self._tear()
+
+    async def _join(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        if self.way == "refuse":
+            near_out.transport.abort()
+            return
+        try:
+            far, far_out = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            near_out.transport.abort()
+            return
+        pair = {near_out, far_out}
+        self._writers |= pair
+        try:
+            await asyncio.gather(self._pump(near, far_out), self._show(far, near_out))
+        finally:
+            self._writers -= pair
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if self.way != "silent":
+                    sink.write(data)
+        sink.transport.abort()
+
+    async def _show(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Forward the robot's messages one websocket frame after the other."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            sink.write(await source.readuntil(b"\r\n\r\n"))
+            while True:
+                head = await source.readexactly(2)
+                size = head[1] & 0x7F
+                if size >= 126:
+                    more = await source.readexactly(2 if size == 126 else 8)
+                    head, size = head + more, int.from_bytes(more, "big")
+                body = await source.readexactly(size)
+                if self.way == "spoil" and size > LARGE:
+                    body = self._noisy(body)
+                if self.way != "silent":
+                    sink.write(head + body)
+                    await sink.drain()
+        sink.transport.abort()
+
+    def _noisy(self, body: bytes) -> bytes:
+        """A message whose middle, which is pixels, is replaced by noise, by black or by itself in the wrong order."""
+        self.spoilt += 1
+        begin, end = len(body) // 4, 3 * len(body) // 4
+        middle = np.frombuffer(body[begin:end], np.uint8)
+        kinds = (self._rng.integers(0, 256, len(middle), np.uint8), np.zeros_like(middle), middle[::-1])
+        return body[:begin] + kinds[int(self._rng.integers(3))].tobytes() + body[end:]
+
+
+@frozen_dataclass
+class StopCheck:
+    """How the robot came to rest after a fault."""
+
+    held_s: float
+    """Time from the fault to the first report of a hold or a stop [s]; infinite where there was none."""
+    rest_s: float
+    """Time from the fault to the last command that differs from the one before [s]; 0 where none did."""
+
+
+class RobotWatch:
+    """A second client of the robot, which keeps the mode and the command of every report."""
+
+    def __init__(self, address: str, token: str):
+        self._address, self._token = f"{address}/watch", token
+        self._reports: deque[tuple[float, int, str, tuple[float, ...]]] = deque(maxlen=7200)
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self.limits: Limits | None = None
+        self.dt = 0.0
+        self.reports = self.connections = 0
+        self.largest_step = 0.0
+        """Largest change of a command in one period, as a share of what the velocity limit allows."""
+        self._thread = threading.Thread(target=self._watch, name="soak-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._over.set()
+        self._thread.join(10)
+
+    def moving(self, seconds: float) -> bool:
+        """Whether the robot has obeyed commands all the time for so long."""
+        now = time.monotonic()
+        with self._lock:
+            recent = [mode for at, _, mode, _ in self._reports if at >= now - seconds]
+        return bool(recent) and len(recent) > 0.5 * seconds / max(self.dt, 1e-3) and set(recent) == {"run"}
+
+    def stop_check(self, begin: float, end: float) -> StopCheck:
+        """How it came to rest between two times, the first of which is that of a fault."""
+        with self._lock:
+            seen = [one for one in self._reports if one[0] <= end]
+        held = next((at - begin for at, _, mode, _ in seen if at >= begin and mode in ("hold", "stop")), float("inf"))
+        moved = [
+            now[0] - begin
+            for before, now in pairwise(seen)
+            if now[0] >= begin and max(abs(a - b) for a, b in zip(before[3], now[3], strict=True)) > 1e-9
+        ]
+        return StopCheck(held, max(moved, default=0.0))
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            with (
+                contextlib.suppress(*connection_errors()),
+                connect_blocking(self._address, f"Bearer {self._token}", MAX_BYTES, 5.0) as client,
+            ):
+                self.connections += 1
+                while not self._over.is_set():
+                    data = client.recv(timeout=5.0)
+                    self._take(unpack(data if isinstance(data, bytes) else b"", FROM_ROBOT))
+            self._over.wait(0.2)
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Hello):
+            named = {name: np.asarray(value, float) for name, value in message.limits.items()}
+            self.limits, self.dt = Limits(message.spec.action.labels, **named), message.spec.dt
+        if not isinstance(message, Report):
+            return
+        sent = tuple(float(x) for x in message.sent)
+        with self._lock:
+            last = self._reports[-1] if self._reports else None
+            self._reports.append((message.mono * 1e-9, message.tick, message.mode, sent))
+            self.reports += 1
+        if last is not None and self.limits is not None and last[1] + 1 == message.tick and "idle" not in (
+            last[2], message.mode,
+        ):  # fmt: skip
+            allowed = np.asarray(self.limits.velocity) * self.dt
+            self.largest_step = max(self.largest_step, float(np.max(np.abs(np.subtract(sent, last[3])) / allowed)))
