@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from instep.core.errors import BadInput, Unsupported
-from instep.data import video
+from instep.data import frame_cache, video
+from instep.data.frame_cache import FrameCache
 from instep.data.frames import decode_image, encode_png, open_stills, open_video
 from instep.data.video import PacketWriter, VideoOptions, VideoWriter
 
@@ -93,12 +94,38 @@ def test_png_is_without_loss_and_damage_is_said():
 
 
 def test_the_cache_forgets_the_oldest_frames(clip: Path):
-    cache = video.FrameCache(limit=10 * IMAGES[0].nbytes)
+    cache = FrameCache(limit=10 * IMAGES[0].nbytes)
     first = cache.frame(clip, 0)
     for number in range(30):
         cache.frame(clip, number)
     np.testing.assert_array_equal(cache.frame(clip, 0), first)
     assert cache._used <= 10 * IMAGES[0].nbytes
+
+
+def test_frames_in_order_are_decoded_once_though_nothing_is_kept(clip: Path, monkeypatch: pytest.MonkeyPatch):
+    decoded: list[int] = []
+
+    def counted(path: Path, start: int, stop: int):
+        for image in video.decode(path, start, stop):
+            decoded.append(start)
+            yield image
+
+    monkeypatch.setattr(frame_cache, "decode", counted)
+    cache = FrameCache(limit=1)
+    seen = [cache.frame(clip, number) for number in range(30)]
+    assert len(decoded) <= 30 and len(set(decoded)) <= np.count_nonzero(video.index_of(clip).key[:30])
+    for number in (29, 3, 4, 17):
+        np.testing.assert_array_equal(cache.frame(clip, number), seen[number])
+
+
+def test_a_file_that_was_replaced_is_decoded_anew(tmp_path: Path):
+    cache, path, shades = FrameCache(), tmp_path / "clip.mp4", list[float]()
+    for shade in (40, 200):
+        with VideoWriter(path, 30) as writer:
+            writer.add(np.full((64, 64, 3), shade, np.uint8))
+        os.utime(path, ns=(shade, shade))
+        shades.append(float(cache.frame(path, 0).mean()))
+    assert abs(shades[0] - 40) < 4 and abs(shades[1] - 200) < 4
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="needs Linux: the scheduler of a thread is read")

@@ -16,6 +16,7 @@ from instep.core.world import Array
 
 from . import video
 from .files import library
+from .frame_cache import CACHE
 
 MAX_IMAGE = 256 << 20
 """Largest file of one image [bytes]."""
@@ -106,7 +107,7 @@ class VideoFile:
         """Frames in one pass where they stand in a row, else each from the cache."""
         if len(numbers) > 1 and consecutive(numbers):
             return video.decode(self.path, int(numbers[0]), int(numbers[-1]) + 1)
-        return (video.CACHE.frame(self.path, int(n)) for n in numbers)
+        return (CACHE.frame(self.path, int(n)) for n in numbers)
 
 
 @array_dataclass

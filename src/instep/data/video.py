@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,8 +23,6 @@ from .files import MAX_RECORDING, library
 
 MAX_SIDE = 16_384
 """Most pixels along a side of an image or video that is read."""
-CACHE_BYTES = 256 << 20
-"""How many bytes of decoded frames one process keeps."""
 
 
 @options_dataclass
@@ -296,46 +292,3 @@ def decode(path: Path, start: int, stop: int) -> Generator[Array]:
             if not wanted:
                 return
     raise BadInput(f"{len(wanted)} of the frames {start} to {stop} of {str(path)!r} are missing from the stream.")
-
-
-class FrameCache:
-    """Decoded frames of one process, the least recently used forgotten first."""
-
-    def __init__(self, limit: int = CACHE_BYTES):
-        self._limit, self._used = limit, 0
-        self._frames: OrderedDict[tuple[str, int], Array] = OrderedDict()
-        self._lock = Lock()
-
-    def frame(self, path: Path, number: int) -> Array:
-        """One frame, decoded with the rest of its group of pictures when it is not at hand."""
-        key = (str(path), number)
-        with self._lock:
-            if key in self._frames:
-                self._frames.move_to_end(key)
-                return self._frames[key]
-        start, stop = self._group(path, number)
-        for k, image in enumerate(decode(path, start, stop)):
-            image.setflags(write=False)
-            self._keep((str(path), start + k), image)
-            if start + k == number:
-                found = image
-        return found  # pyright: ignore[reportPossiblyUnboundVariable]  # the group holds the frame
-
-    def _group(self, path: Path, number: int) -> tuple[int, int]:
-        keys = np.flatnonzero(index_of(path).key)
-        after = keys[keys > number]
-        before = keys[keys <= number]
-        total = len(index_of(path).pts)
-        # A group of pictures is cut to what a few cameras can keep.
-        return int(before[-1]) if len(before) else 0, min(int(after[0]) if len(after) else total, number + 64)
-
-    def _keep(self, key: tuple[str, int], image: Array) -> None:
-        with self._lock:
-            if key not in self._frames:
-                self._frames[key] = image
-                self._used += image.nbytes
-            while self._used > self._limit:
-                self._used -= self._frames.popitem(last=False)[1].nbytes
-
-
-CACHE = FrameCache()
