@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Threads of BLAS wait by spinning, on the cores that the other tests need.
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test test-extras test-nightly check docs clean
+.PHONY: demo test test-extras test-nightly check docs web clean
 
 demo: $(VENV)/.base  ## the whole loop against a simulated robot
 	$(BIN)/instep demo
@@ -28,6 +28,9 @@ test-nightly: $(VENV)/.dev  ## every command of README, docs and help that takes
 
 docs: $(VENV)/.docs  ## the documentation as a site in site/, without warnings
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+web: $(VENV)/.dev  ## build the web viewer again (an installation builds it too); needs the npm registry
+	$(BIN)/python web/build.py --again
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

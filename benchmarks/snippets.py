@@ -7,6 +7,7 @@ for it, several things separated by commas:
 
     <!-- snippet: slow -->             runs only where slow snippets are asked for; parsed (compiled) otherwise
     <!-- snippet: needs NAME -->       runs where the module NAME can be imported; parsed (compiled) otherwise
+    <!-- snippet: needs viewer -->     runs where the web viewer was built; parsed otherwise
     <!-- snippet: needs recordings --> runs where recordings of real robots are; parsed (compiled) otherwise
     <!-- snippet: exit 1 -->           the last command may end with this code
     <!-- snippet: parse: REASON -->    cannot run in a test, and why: verb and options are checked
@@ -45,6 +46,7 @@ from typing import Any
 import tyro
 
 from instep.app import cli
+from instep.app.viewer.front_end import absence
 from instep.core.errors import BadInput
 from instep.core.records import frozen_dataclass
 
@@ -184,6 +186,8 @@ class Page:
         return self._execute and not held and snippet.language in ("python", "sh")
 
     def _has(self, name: str) -> bool:
+        if name == "viewer":
+            return not absence()
         return self._recordings is not None if name == "recordings" else find_spec(name) is not None
 
     def _python(self, snippet: Snippet, runs: bool) -> str:

@@ -120,6 +120,12 @@ class Page:
         self.ask("Page.navigate", url=f"file://{path.absolute()}#theme=light")
         assert self.evaluate(READY), f"the figures of {path} did not appear within a minute: {self.errors}"
 
+    def open(self, url: str, *, width: int = 1200, height: int = 760) -> None:
+        """Open an address at a size [pixels]."""
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.ask("Page.navigate", url="about:blank")  # else the same address is not loaded again
+        self.ask("Page.navigate", url=url)
+
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
         answer = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -150,12 +156,16 @@ def browser_program() -> str | None:
 
 
 @contextmanager
-def browser_page(folder: Path) -> Generator[Page]:
-    """A page of Chromium; the test is skipped where there is none. `folder` holds its profile."""
+def browser_page(folder: Path, *, webgl: bool = False) -> Generator[Page]:
+    """A page of Chromium; the test is skipped where there is none. `folder` holds its profile.
+
+    With `webgl`, 3D is rendered by the processor.
+    """
     program = browser_program()
     if program is None:
         pytest.skip("needs Chromium: install Debian's chromium to run the browser test")
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--hide-scrollbars"]
+    flags = ["--headless=new", "--no-sandbox", "--remote-debugging-port=0", "--hide-scrollbars"]
+    flags += ["--use-angle=swiftshader", "--enable-unsafe-swiftshader"] if webgl else ["--disable-gpu"]
     command = [
         program,
         *flags,

@@ -64,6 +64,9 @@ class HttpReply:
 
     status: HTTPStatus
     text: str
+    content: bytes | None = None
+    """A file in place of the text, with its `headers`."""
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @frozen_dataclass
@@ -293,7 +296,7 @@ class WebsocketServer:
         reply = self._admit(request)
         if reply is None and self._full(request):
             reply = HttpReply(HTTPStatus.SERVICE_UNAVAILABLE, f"The server has {MAX_CLIENTS} clients already.")
-        return None if reply is None else socket.respond(reply.status, reply.text + "\n")
+        return None if reply is None else _response(socket, reply)
 
     async def _serve_one(self, socket: ServerConnection) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -315,6 +318,18 @@ class WebsocketServer:
 
     def _is_reserved(self, request: Request | None) -> bool:
         return request is not None and request.path in self._options.reserved
+
+
+def _response(socket: ServerConnection, reply: HttpReply) -> Response:
+    made = socket.respond(reply.status, reply.text + "\n")
+    if reply.content is not None:
+        made.body = reply.content
+        for name in ("Content-Length", "Content-Type"):
+            del made.headers[name]
+        made.headers["Content-Length"] = str(len(reply.content))
+    for name, value in reply.headers:
+        made.headers[name] = value
+    return made
 
 
 def _limited_connection(half_open: HalfOpen) -> type[ServerConnection]:

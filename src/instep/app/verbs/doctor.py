@@ -26,9 +26,19 @@ GOOD, FAIR, BAD = "[green]good[/]", "[yellow]fair[/]", "[red]bad[/]"
 
 
 def doctor() -> int:
-    """Say what works on this machine: engines, graphics, threads, timer, disk, GPU, extras."""
+    """Say what works on this machine: engines, graphics, threads, timer, disk, GPU, viewer, extras."""
     table = Table("what", "verdict", "detail", box=None, padding=(0, 2))
-    for row in (_python(), _engine("mujoco"), _engine("rapier3d"), _graphics(), _threads(), _timer(), _disk(), _gpu()):
+    for row in (
+        _python(),
+        _engine("mujoco"),
+        _engine("rapier3d"),
+        _graphics(),
+        _threads(),
+        _timer(),
+        _disk(),
+        _gpu(),
+        _web_viewer(),
+    ):
         table.add_row(*row)
     for extra, packages in extras().items():
         table.add_row(*_extra(extra, packages))
@@ -151,6 +161,14 @@ def _gpu() -> tuple[str, str, str]:
     answer = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
     name = answer.stdout.strip().splitlines()
     return "GPU", GOOD if name else FAIR, name[0] if name else "nvidia-smi does not answer"
+
+
+def _web_viewer() -> tuple[str, str, str]:
+    from instep.app.viewer.front_end import absence, bundle
+
+    if why := absence():
+        return "web viewer", FAIR, f"{why} Pages show videos in its place; 'make web' in a checkout builds it."
+    return "web viewer", GOOD, f"script of {len(bundle()) / 1e3:.0f} kB"
 
 
 def _version(package: str) -> str:

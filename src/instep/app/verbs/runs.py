@@ -53,7 +53,7 @@ def open_page(
 
     """
     page = _page(which, folder)
-    if sys.stdout.isatty() and _has_display():
+    if sys.stdout.isatty() and has_display():
         webbrowser.open(page.absolute().as_uri())
     print(page)
     return 0
@@ -77,7 +77,8 @@ def _page(which: str, folder: Path) -> Path:
     return run.path
 
 
-def _has_display() -> bool:
+def has_display() -> bool:
+    """Whether a browser can be shown."""
     if sys.platform != "linux":
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

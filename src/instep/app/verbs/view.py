@@ -1,0 +1,67 @@
+"""The verb view: a scene, recordings or a run in the browser, in 3D."""
+
+from __future__ import annotations
+
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from instep.app.arguments import Options, Positional
+from instep.app.verbs.runs import has_display
+from instep.app.viewer.opening import ViewRequest, open_content
+from instep.app.viewer.view_server import ViewServer
+from instep.core.records import options_dataclass
+
+ThingArg = Positional[Annotated[str, tyro.conf.arg(metavar="THING")]]
+
+
+@options_dataclass
+class ViewArgs:
+    """Options of `instep view`."""
+
+    scene: str = ""
+    """scene of recordings whose own one is not known: a shipped name, a folder, or a robot file."""
+    map: Path | None = None
+    """mapping file of the recordings (.toml)."""
+    episode: int = 1
+    """episode that is shown first."""
+    port: int = 0
+    """port on this machine; a free one where 0."""
+    no_browser: bool = False
+    """print the address, and open no browser."""
+    seconds: float | None = None
+    """end after so many seconds [s]; else with Ctrl-C."""
+
+
+def view(
+    thing: ThingArg,
+    /,
+    args: Options[ViewArgs] = ViewArgs(),
+) -> int:
+    """Show a scene, a dataset or a run in the browser, in 3D: play, scrub, plot channels, pick and measure.
+
+    The page is served to this machine alone, at an address with a token; nothing is fetched from anywhere else.
+
+    Args:
+        thing: a scene (shipped name, folder, robot file), a dataset or other recordings, or the folder of a run.
+
+    """
+    content = open_content(ViewRequest(thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1))
+    server = ViewServer(content, port=args.port)
+    url = server.start()
+    Console(stderr=True, highlight=False).print("[dim]Stop it with Ctrl-C.[/]")
+    print(url, flush=True)
+    if not args.no_browser and sys.stdout.isatty() and has_display():
+        webbrowser.open(url)
+    try:
+        time.sleep(args.seconds if args.seconds is not None else 10 * 365 * 86400)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.close()
+    return 0

@@ -1,0 +1,211 @@
+"""The server of the viewer: its page, its script, and a socket per watcher.
+
+It listens on this machine alone. The token is in the fragment of the address, which browsers do not send; the page
+sends it with its socket. Whoever watches slowly gets fewer rows: each watcher has its own last row, and is sent what
+changed since then once its connection has taken the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from instep.core.errors import InstepError
+from instep.core.records import array_dataclass
+from instep.core.type_guards import is_mapping
+from instep.core.websocket import (
+    Authenticator,
+    HttpReply,
+    ListenOptions,
+    RateLimiter,
+    WebsocketServer,
+    expel,
+    new_token,
+)
+from instep.core.world import Array
+
+from .front_end import SMALL, WITH_GAUSSIANS, bundle, page
+from .messages import encode, packed_rotations
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request
+
+MAX_REQUEST_BYTES = 64 * 2**10
+"""Most bytes of a message from a page."""
+REQUESTS_PER_S = 60.0
+SOCKET = "/socket"
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; connect-src 'self' data: "
+    "blob:; img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    ("Content-Security-Policy", POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+)
+
+
+class ViewContent(Protocol):
+    """What a server shows."""
+
+    @property
+    def gaussians(self) -> bool:
+        """Whether any Gaussians are shown, which need the larger script."""
+        ...
+
+    def opening(self) -> Sequence[bytes]:
+        """The messages for a page that has just been opened."""
+        ...
+
+    def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
+        """The messages that answer a request of a page."""
+        ...
+
+
+@array_dataclass
+class LiveRow:
+    """One moment of something that is live."""
+
+    t: float
+    poses: Array
+    """[bodies, 7]."""
+    values: Array
+    """One number per channel."""
+
+
+class ViewServer:
+    """A server that shows some content to any number of watchers."""
+
+    def __init__(self, content: ViewContent, *, port: int = 0, token: str | None = None):
+        self._content = content
+        self.token = new_token() if token is None else token
+        self._files = {
+            "/": (page(gaussians=content.gaussians), "text/html; charset=utf-8"),
+            **{f"/{name}": (bundle(name), "text/javascript; charset=utf-8") for name in (SMALL, WITH_GAUSSIANS)},
+        }
+        self._rows: dict[str, LiveRow] = {}
+        self._images: dict[str, bytes] = {}
+        self._count = 0
+        self._changed = asyncio.Event()
+        self._server = WebsocketServer(self._converse, self._admit, ListenOptions(port=port), MAX_REQUEST_BYTES)
+        self.watchers = 0
+
+    def start(self) -> str:
+        """Listen, and return the address to open."""
+        self._server.start()
+        return self.url
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with the token in its fragment."""
+        return f"{self.origin}/#token={self.token}"
+
+    @property
+    def origin(self) -> str:
+        """Where the server listens."""
+        return self._server.address.replace("ws://", "http://", 1)
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.close()
+
+    def publish(self, rows: Mapping[str, LiveRow], images: Mapping[str, bytes] | None = None) -> None:
+        """Show the newest rows by track, and images by camera; from any thread, without waiting."""
+        self._server.call(self._take, dict(rows), dict(images or {}))
+
+    def _take(self, rows: dict[str, LiveRow], images: dict[str, bytes]) -> None:
+        self._rows |= rows
+        self._images |= images
+        self._count += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _admit(self, request: Request) -> HttpReply | None:
+        own = (self.origin, self.origin.replace("127.0.0.1", "localhost"))
+        if refusal := Authenticator("", origins=own).refusal(request):
+            return refusal
+        parts = urlsplit(request.path)
+        if parts.path == SOCKET:
+            given = parse_qs(parts.query).get("token", [""])[0]
+            if not hmac.compare_digest(given.encode(), self.token.encode()):
+                return HttpReply(HTTPStatus.UNAUTHORIZED, "Open the address that instep printed, with its token.")
+            return None
+        if request.path not in self._files:
+            return HttpReply(HTTPStatus.NOT_FOUND, "There is no such file.")
+        content, kind = self._files[request.path]
+        return HttpReply(HTTPStatus.OK, "", content, (("Content-Type", kind), *HEADERS))
+
+    async def _converse(self, socket: ServerConnection) -> None:
+        self.watchers += 1
+        try:
+            for message in await asyncio.to_thread(self._content.opening):
+                await socket.send(message)
+            async with asyncio.TaskGroup() as tasks:
+                follower = tasks.create_task(self._follow(socket))
+                await self._listen(socket)
+                follower.cancel()
+        finally:
+            self.watchers -= 1
+
+    async def _listen(self, socket: ServerConnection) -> None:
+        """Answer the requests of a page until it closes."""
+        rate = RateLimiter(REQUESTS_PER_S, 2 * REQUESTS_PER_S)
+        async for text in socket:
+            request = _request(text)
+            if request is None or not rate.take():
+                await expel(socket, "A page sends few requests, each a JSON object.")
+                return
+            try:
+                messages = await asyncio.to_thread(self._content.answer, request)
+            except InstepError as error:
+                messages = [encode("status", {"text": str(error), "level": "bad"})]
+            for message in messages:
+                await socket.send(message)
+
+    async def _follow(self, socket: ServerConnection) -> None:
+        """Send what changed since the last row that this watcher has taken."""
+        sent: dict[str, LiveRow] = {}
+        shown: dict[str, bytes] = {}
+        while True:
+            changed = self._changed
+            for name, row in list(self._rows.items()):
+                if row is not sent.get(name):
+                    await socket.send(row_message(name, row, sent.get(name)))
+                    sent[name] = row
+            for camera, message in list(self._images.items()):
+                if message is not shown.get(camera):
+                    await socket.send(message)
+                    shown[camera] = message
+            await changed.wait()
+
+
+def row_message(track: str, row: LiveRow, before: LiveRow | None) -> bytes:
+    """A live row: the bodies that moved since the one before, and all channels."""
+    if before is None or row.t <= before.t:
+        moved = np.arange(len(row.poses))
+    else:
+        moved = np.flatnonzero(np.abs(row.poses - before.poses).max(axis=1) > 1e-6)
+    buffers = {
+        "bodies": moved.astype("<u2"),
+        "positions": row.poses[moved, :3].astype("<f4"),
+        "rotations": packed_rotations(row.poses[moved, 3:]),
+        "values": np.nan_to_num(row.values).astype("<f4"),
+    }
+    return encode("live", {"id": track, "t": round(row.t, 6)}, buffers)
+
+
+def _request(text: str | bytes) -> Mapping[str, Any] | None:
+    try:
+        request = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return request if is_mapping(request) else None

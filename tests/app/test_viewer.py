@@ -1,0 +1,221 @@
+"""The web viewer without a browser: messages, what is sent of scenes and recordings, and attacks on its server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from instep import Constant, MujocoWorld, rollout
+from instep.app.cli import main
+from instep.app.viewer.contents import RecordingContent, SceneContent
+from instep.app.viewer.front_end import absence
+from instep.app.viewer.messages import container, encode
+from instep.app.viewer.shapes import coarser
+from instep.app.viewer.tracks import TrackOptions, track_message
+from instep.app.viewer.view_server import LiveRow, ViewServer, row_message
+from instep.core.errors import BadInput
+from instep.scene import Scene, body_poses
+
+NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
+needs_viewer = pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}")
+
+
+def decoded(message: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+    """A message as the page reads it."""
+    [length] = struct.unpack_from("<I", message)
+    header = json.loads(message[4 : 4 + length])
+    buffers = {
+        name: np.frombuffer(message, NUMPY[layout["type"]], layout["length"], 4 + length + layout["offset"])
+        for name, layout in header.pop("buffers").items()
+    }
+    return header, buffers
+
+
+@pytest.fixture(scope="module")
+def arm() -> Scene:
+    return Scene.load("arm7")
+
+
+@pytest.fixture(scope="module")
+def episode(arm):
+    world = MujocoWorld(arm)
+    return rollout(world, Constant(arm.rest_action() + 0.1), steps=40)
+
+
+def test_arrays_of_a_message_are_aligned_and_come_back():
+    given = {"a": np.arange(3, dtype="<u2"), "b": np.array([0.5, 1.5], "<f4"), "c": np.arange(5, dtype="u1")}
+    header, buffers = decoded(encode("status", {"text": "ä", "level": "info"}, given))
+    assert header == {"kind": "status", "text": "ä", "level": "info"}
+    assert all(np.array_equal(buffers[name], array) for name, array in given.items())
+    assert container([b"one", b"fourth"]) == b"\3\0\0\0one\6\0\0\0fourth"
+
+
+def test_a_scene_is_sent_with_bodies_shapes_cameras_and_something_to_frame(arm):
+    header, buffers = decoded(SceneContent(arm).opening()[0])
+    assert [body["name"] for body in header["bodies"]][:2] == ["world", arm.model.body(1).name]
+    assert {geom["type"] for geom in header["geoms"]} >= {"box", "capsule", "cylinder"}
+    assert [camera["name"] for camera in header["cameras"]] == list(arm.cameras)
+    assert [site["name"] for site in header["sites"]] == list(arm.tips)
+    assert buffers["poses"].size == 7 * arm.model.nbody and 0.3 < header["radius"] < 3
+
+
+def test_a_track_holds_the_poses_that_kinematics_gives(arm, episode):
+    header, buffers = decoded(track_message(arm, episode, TrackOptions()))
+    positions = buffers["positions"].reshape(len(episode), arm.model.nbody, 3)
+    wanted = body_poses(arm.model, episode.q)
+    np.testing.assert_allclose(positions[:, 1:], wanted[..., :3], atol=1e-6)
+    rotations = buffers["rotations"].reshape(len(episode), arm.model.nbody, 4)[:, 1:] / 32767
+    np.testing.assert_allclose(rotations, wanted[..., 3:], atol=4e-5)
+    names = [channel["name"] for channel in header["channels"]]
+    values = buffers["values"].reshape(len(episode), len(names))
+    np.testing.assert_allclose(values[:, names.index("joint_2")], episode.q[:, 1], atol=1e-6)
+    before, after = (int(start) for start in buffers["contact_starts"][-2:])
+    assert after - before >= 2
+    up = buffers["contacts"].reshape(-1, 6)[before:, 5]
+    weight = 9.81 * sum(arm.model.body(name).mass[0] for name in arm.objects)
+    assert abs(abs(up).sum() - weight) < 0.2 * weight
+
+
+def test_a_recording_of_another_robot_is_refused_in_one_sentence(episode):
+    with pytest.raises(BadInput, match="none of which scene 'cartpole' has; give the --scene"):
+        RecordingContent(Scene.load("cartpole"), [episode], "data").opening()
+
+
+def test_a_live_row_holds_only_the_bodies_that_moved():
+    poses = np.tile([0.0, 0, 0, 1, 0, 0, 0], (5, 1))
+    moved = poses.copy()
+    moved[3, 0] = 0.25
+    header, buffers = decoded(row_message("live", LiveRow(0.1, moved, np.ones(2)), LiveRow(0.0, poses, np.ones(2))))
+    assert header["t"] == 0.1 and buffers["bodies"].tolist() == [3] and buffers["positions"].tolist() == [0.25, 0, 0]
+    _, whole = decoded(row_message("live", LiveRow(0.0, moved, np.ones(2)), LiveRow(0.1, poses, np.ones(2))))
+    assert whole["bodies"].tolist() == [0, 1, 2, 3, 4], "time went back: a new episode"
+
+
+def test_a_coarser_mesh_keeps_its_extent():
+    n = 60
+    across, up = np.meshgrid(np.linspace(0, 1, n), np.linspace(0, 2, n))
+    vertices = np.stack([across.ravel(), up.ravel(), np.zeros(n * n)], axis=1)
+    corner = (np.arange(n - 1)[:, None] * n + np.arange(n - 1)).ravel()
+    faces = np.concatenate(
+        [np.stack([corner, corner + 1, corner + n], 1), np.stack([corner + 1, corner + n + 1, corner + n], 1)]
+    )
+    kept, few = coarser(vertices, faces, 800)
+    assert 200 < len(few) <= 800 and few.max() < len(kept)
+    assert np.abs(np.ptp(kept, axis=0) - [1, 2, 0]).max() < 0.15
+
+
+@pytest.fixture(scope="module")
+def server(arm):
+    server = ViewServer(SceneContent(arm))
+    server.start()
+    yield server
+    server.close()
+
+
+def get(server: ViewServer, path: str, **headers: str):
+    connection = HTTPConnection(urlsplit(server.origin).netloc, timeout=10)
+    connection.putrequest("GET", path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    return connection.getresponse()
+
+
+def socket_address(server: ViewServer, token: str | None = None) -> str:
+    return f"{server.origin.replace('http', 'ws')}/socket?token={server.token if token is None else token}"
+
+
+@needs_viewer
+def test_the_page_and_its_script_are_served_with_a_strict_policy(server):
+    page, script = get(server, "/"), get(server, "/viewer.js")
+    assert (page.status, script.status) == (200, 200)
+    assert b"data-instep-viewer" in page.read() and len(script.read()) > 100_000
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert server.token not in server.url.split("#")[0] and server.token in server.url.split("#")[1]
+
+
+@needs_viewer
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/../../../etc/passwd", {}, 404),
+        ("/%2e%2e/%2e%2e/pyproject.toml", {}, 404),
+        ("/static/viewer.js", {}, 404),
+        ("/viewer.js?../x", {}, 404),
+        ("/", {"Host": "evil.example"}, 403),
+        ("/", {"Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_other_paths_hosts_and_origins_are_refused(server, path, headers, status):
+    assert get(server, path, **headers).status == status
+
+
+@needs_viewer
+@pytest.mark.parametrize(
+    ("token", "origin", "status"), [("", None, 401), ("0" * 64, None, 401), (None, "http://evil.example", 403)]
+)
+def test_a_socket_without_the_token_or_from_another_page_is_refused(server, token, origin, status):
+    headers = {"Origin": origin} if origin else {}
+    with pytest.raises(InvalidStatus) as refused, connect(socket_address(server, token), additional_headers=headers):
+        pass
+    assert refused.value.response.status_code == status
+
+
+@needs_viewer
+@pytest.mark.parametrize("sent", ["x" * 100_000, "[1, 2]", "{", b"\xff\xfe", "[" * 5000])
+def test_giant_and_broken_requests_end_one_socket_and_not_the_server(server, sent):
+    with connect(socket_address(server), max_size=None) as link:
+        link.recv(timeout=10)
+        with pytest.raises(ConnectionClosed):
+            link.send(sent)
+            link.recv(timeout=10)
+    assert get(server, "/").status == 200
+
+
+@needs_viewer
+def test_silent_connections_do_not_keep_others_out(server):
+    port = urlsplit(server.origin).port
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(70)]
+    try:
+        assert get(server, "/").status == 200
+    finally:
+        for one in idle:
+            one.close()
+
+
+@needs_viewer
+def test_a_watcher_that_stalls_gets_fewer_rows_and_harms_nobody(arm):
+    server = ViewServer(SceneContent(arm))
+    server.start()
+    try:
+        poses = np.tile([0.0, 0, 0, 1, 0, 0, 0], (20_000, 1))
+        with connect(socket_address(server), max_queue=1) as slow, connect(socket_address(server)) as quick:
+            slow.recv(timeout=10), quick.recv(timeout=10)
+            got, begin = 0, time.monotonic()
+            for row in range(60):
+                poses = poses.copy()
+                poses[:, 0] = row
+                server.publish({"live": LiveRow(float(row), poses, np.zeros(0))})
+                header, _ = decoded(quick.recv(timeout=10))
+                got += header["t"] == row
+            assert got == 60 and time.monotonic() - begin < 20
+            slow_rows = [decoded(slow.recv(timeout=10))[0]["t"]]
+            while slow_rows[-1] < 59:
+                slow_rows.append(decoded(slow.recv(timeout=10))[0]["t"])
+            assert len(slow_rows) < 60, "0.5 MB a row do not fit into its buffers"
+    finally:
+        server.close()
+
+
+def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys):
+    assert main(["view", "arm8", "--seconds", "0"]) == 2
+    assert "Did you mean 'arm7'" in capsys.readouterr().err

@@ -1,0 +1,5 @@
+// Entry of the small bundle: everything but Gaussians.
+
+import { open } from "./page";
+
+open();

@@ -1,0 +1,455 @@
+// The viewer: messages in, a view with its controls out. The same in a page of the server and inside a report.
+
+import * as THREE from "three";
+import { Clock } from "./clock";
+import { ICONS, digits, element, iconButton } from "./elements";
+import { Contacts, Frustum, Trail, frameAxes } from "./marks";
+import { Model, Shapes } from "./model";
+import { Panel } from "./panel";
+import { Picking, type Hit } from "./picking";
+import { Plots } from "./plots";
+import type { GaussiansMessage, ImageMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
+import { Stage, type Theme } from "./stage";
+import style from "./style.css";
+import { Timeline } from "./timeline";
+import { Track } from "./track";
+
+/** Makes a three.js object of Gaussians; absent in the small bundle. */
+export type GaussianMaker = (message: GaussiansMessage, stage: Stage) => THREE.Object3D;
+
+export const COLOURS = {
+  light: ["#2459c9", "#c8660a", "#0b8457", "#b8253a", "#7346c4", "#08798f", "#a8318c", "#6b7414"],
+  dark: ["#7eaaff", "#f2a65a", "#54cf9f", "#ff8595", "#bb9bff", "#52cbe0", "#f08fd6", "#c5cf5c"],
+};
+const ERROR_COLOUR = new THREE.Color(0xe03131);
+const FIRST_PLOTS = 3;
+const IMAGES_MS = 150;
+
+interface Shown {
+  track: Track;
+  model: Model;
+  trails: Trail[];
+  order: number;
+}
+
+export interface ViewerOptions {
+  theme?: Theme;
+  /** Whether the panel is open at first. */
+  panel?: boolean;
+  send?: (request: object) => void;
+  gaussians?: GaussianMaker;
+}
+
+export class Viewer {
+  readonly clock = new Clock();
+  readonly stage: Stage;
+  readonly shown = new Map<string, Shown>();
+  private readonly shadow: ShadowRoot;
+  private readonly frame = element("div", { class: "frame" });
+  private readonly panel = new Panel();
+  private readonly plots: Plots;
+  private readonly timeline: Timeline;
+  private readonly picking: Picking;
+  private readonly status = element("div", { class: "status", role: "status" });
+  private readonly help = helpBox();
+  private readonly frustums = new Map<string, Frustum>();
+  private readonly axes: THREE.LineSegments[] = [];
+  private readonly pose = new Float32Array(7);
+  private contacts: Contacts | null = null;
+  private scene: SceneMessage | null = null;
+  private shapes: Shapes | null = null;
+  private still: Model | null = null;
+  private selected: number | null = null;
+  private layers = { visual: true, collision: false, trails: true, contacts: true, errors: true, cameras: false };
+  private nextImages = 0;
+  private lastImages = 0;
+
+  constructor(readonly host: HTMLElement, private readonly options: ViewerOptions = {}) {
+    this.shadow = host.attachShadow({ mode: "open" });
+    const view = element("div", { class: "view", tabindex: "0" });
+    this.shadow.append(element("style", {}, style), this.frame);
+    this.plots = new Plots(this.clock, (name) => this.linesOf(name));
+    this.plots.onRemove = (name) => this.panel.setPlotted(name, false);
+    this.timeline = new Timeline(this.clock);
+    this.frame.append(view, this.panel.root, this.plots.root, this.toolbar(), this.timeline.root, this.status, this.help);
+    this.stage = new Stage(view);
+    this.picking = new Picking(this.stage, () => this.targets(), (hit) => this.pick(hit));
+    this.stage.onFrame((now) => this.clock.tick(now));
+    this.clock.onChange(() => this.update());
+    this.frame.classList.toggle("closed", !(options.panel ?? true));
+    this.setTheme(options.theme ?? preferred());
+    this.toggles();
+    this.frame.addEventListener("keydown", (event) => this.key(event));
+    view.focus({ preventScroll: true });
+  }
+
+  receive(message: Message): void {
+    switch (message.kind) {
+      case "scene": return this.setScene(message);
+      case "track": return this.setTrack(message);
+      case "live": return this.addRow(message);
+      case "events": return this.timeline.setEvents(message.events);
+      case "image": return this.setImage(message);
+      case "gaussians": return this.addGaussians(message);
+      case "params": return this.panel.setParams(message, (address, value) => this.ask({ set: { [address]: value } }));
+      case "choice": return this.panel.addChoice(message, (value) => this.ask({ choose: { [message.name]: value } }));
+      case "info": return this.panel.setTitle(message.title, message.subtitle);
+      case "status": return this.say(message.text, message.level);
+    }
+  }
+
+  say(text: string, level = "info"): void {
+    this.status.textContent = text;
+    this.status.className = `status ${level}`;
+  }
+
+  setTheme(theme: Theme): void {
+    this.frame.dataset["theme"] = theme;
+    this.stage.setTheme(theme);
+    for (const one of this.shown.values()) this.addLegend(one);
+    this.plots.draw();
+  }
+
+  /** What tests and scripts ask: how much is shown, and when. */
+  state(): object {
+    return {
+      t: this.clock.t, begin: this.clock.begin, end: this.clock.end, playing: this.clock.playing, frames: this.stage.frames,
+      tracks: [...this.shown.values()].map(({ track }) => ({ id: track.id, rows: track.count })),
+      bodies: this.scene?.bodies.length ?? 0, plots: this.plots.shown, selected: this.selected,
+      status: this.status.textContent, images: [...this.frustums.keys()],
+    };
+  }
+
+  screenshot(): string {
+    return this.stage.screenshot();
+  }
+
+  private ask(request: object): void {
+    this.options.send?.(request);
+  }
+
+  private setScene(message: SceneMessage): void {
+    this.scene = message;
+    this.shapes = new Shapes(message);
+    this.stage.world.clear();
+    this.shown.clear();
+    this.frustums.clear();
+    this.axes.length = 0;
+    this.panel.setTitle(message.name, message.about);
+    this.still = new Model(this.shapes);
+    this.stage.world.add(this.still.root);
+    this.contacts = new Contacts(message.radius);
+    this.stage.world.add(this.contacts.root);
+    message.cameras.forEach((camera) => {
+      const frustum = new Frustum(camera, 0.22 * message.radius, 0x868e96);
+      this.frustums.set(camera.name, frustum);
+      frustum.root.visible = false;
+    });
+    this.attach(this.still);
+    this.stage.fit(new THREE.Vector3(...message.centre), message.radius, message.ground ?? 0);
+    this.say(`grid ${digits(this.stage.cell)} m`);
+    if (message.cameras.length) {
+      this.panel.addToggle({ key: "v", label: "Cameras", shown: false, act: (shown) => this.showCameras(shown) });
+    }
+    this.stage.invalidate();
+  }
+
+  /** Hang frames of axes and cameras onto the bodies of a model. */
+  private attach(model: Model): void {
+    const shown = this.axes[0]?.visible ?? false;
+    this.axes.length = 0;
+    for (const body of model.bodies) {
+      const axes = frameAxes(0.06 * this.scene!.radius);
+      axes.visible = shown;
+      body.add(axes);
+      this.axes.push(axes);
+    }
+    for (const frustum of this.frustums.values()) model.bodies[frustum.camera.body]!.add(frustum.root);
+  }
+
+  private setTrack(message: TrackMessage): void {
+    if (!this.shapes || !this.scene) return;
+    const known = this.shown.get(message.id);
+    const track = new Track(message, this.scene.bodies.length);
+    const order = known?.order ?? this.shown.size;
+    const ghost = message.role === "ghost";
+    const model = known?.model ?? new Model(this.shapes, ghost ? { ghost: COLOURS.light[order % 8]! } : {});
+    for (const trail of known?.trails ?? []) this.stage.world.remove(trail.line);
+    const trails = this.scene.sites.map((site) => new Trail(track, site, COLOURS.light[order % 8]!));
+    model.root.position.set(...track.offset);
+    for (const trail of trails) {
+      trail.line.position.set(...track.offset);
+      trail.line.visible = this.layers.trails;
+      this.stage.world.add(trail.line);
+    }
+    const one = { track, model, trails, order };
+    const first = !this.shown.size;
+    this.shown.set(message.id, one);
+    if (!known) {
+      this.stage.world.add(model.root);
+      model.show("collision", this.layers.collision && !ghost);
+      if (first && this.still) {
+        this.stage.world.remove(this.still.root);
+        this.attach(model);
+      }
+      this.addLegend(one);
+      if (track.errors.length) this.errorToggle();
+      this.setChannels(first);
+    }
+    this.setSpan();
+    if (first) {
+      this.clock.live = track.live;
+      if (track.live) this.clock.follow();
+      else this.clock.seek(this.clock.begin);
+    }
+    this.update();
+    this.plots.draw();
+  }
+
+  private addLegend({ track, model, trails, order }: Shown): void {
+    this.panel.addTrack(track.id, track.label, this.colour(order), (shown) => {
+      model.root.visible = shown;
+      for (const trail of trails) trail.line.visible = shown && this.layers.trails;
+      this.stage.invalidate();
+    });
+  }
+
+  private addRow(message: LiveMessage): void {
+    const one = this.shown.get(message.id);
+    if (!one) return;
+    one.track.append(message);
+    this.setSpan();
+    this.stage.invalidate();
+  }
+
+  private setSpan(): void {
+    const tracks = [...this.shown.values()].map(({ track }) => track).filter((track) => track.count);
+    this.clock.begin = Math.min(...tracks.map((track) => track.begin));
+    this.clock.end = Math.max(...tracks.map((track) => track.end));
+    if (!tracks.length) this.clock.begin = this.clock.end = 0;
+    if (!this.clock.following) this.timeline.show();
+  }
+
+  /** Pose everything for the time of the clock. */
+  private update(): void {
+    const { t } = this.clock;
+    for (const { track, model, trails } of this.shown.values()) {
+      if (!track.count) continue;
+      for (let body = 0; body < track.bodies; body++) {
+        track.pose(body, t, this.pose);
+        model.place(body, this.pose);
+      }
+      const row = track.row(t);
+      for (const { body, channel, scale } of track.errors) {
+        const share = this.layers.errors ? Math.min(1, Math.abs(track.value(row, channel)) / scale) : 0;
+        model.tint(body, ERROR_COLOUR, 0.85 * share);
+      }
+      if (this.layers.trails) for (const trail of trails) trail.update(t);
+      if (track.role === "main") this.contacts?.update(track, this.layers.contacts ? row : Infinity);
+    }
+    if (this.selected !== null) this.describe(this.selected);
+    this.askImages();
+    this.stage.invalidate();
+  }
+
+  /** Ask for the images of this time where cameras are shown, a few times a second. */
+  private askImages(): void {
+    const now = performance.now();
+    if (!this.layers.cameras || this.clock.live || now < this.nextImages) return;
+    this.nextImages = now + IMAGES_MS;
+    this.ask({ images: this.clock.t });
+    // The last request of a scrub may have come too early.
+    window.clearTimeout(this.lastImages);
+    this.lastImages = window.setTimeout(() => this.ask({ images: this.clock.t }), 2 * IMAGES_MS);
+  }
+
+  private setChannels(first: boolean): void {
+    const known = new Map(
+      [...this.shown.values()].flatMap(({ track }) => track.channels).map((channel) => [channel.name, channel] as const),
+    );
+    const shown = this.plots.shown;
+    this.panel.setChannels([...known.values()], shown, (name, on) => {
+      this.plots.toggle(name, on);
+      this.frame.classList.toggle("plotted", this.plots.shown.length > 0);
+    });
+    if (!first || (this.options.panel ?? true) === false) return;
+    for (const name of [...known.keys()].slice(0, FIRST_PLOTS)) this.panel.setPlotted(name, true);
+  }
+
+  private linesOf(name: string): { track: Track; channel: number; colour: string }[] {
+    return [...this.shown.values()].flatMap(({ track, model, order }) => {
+      const channel = track.channels.findIndex((one) => one.name === name);
+      return channel < 0 || !model.root.visible ? [] : [{ track, channel, colour: this.colour(order) }];
+    });
+  }
+
+  private colour(order: number): string {
+    return COLOURS[this.stage.theme][order % 8]!;
+  }
+
+  private setImage(message: ImageMessage): void {
+    const blob = new Blob([message.buffers["data"] as Uint8Array<ArrayBuffer>], { type: `image/${message.format}` });
+    const address = URL.createObjectURL(blob);
+    this.panel.setImage(message.label, address);
+    void createImageBitmap(blob).then((image) => {
+      this.frustums.get(message.camera)?.show(image);
+      this.stage.invalidate();
+    });
+    setTimeout(() => URL.revokeObjectURL(address), 5000);
+  }
+
+  private addGaussians(message: GaussiansMessage): void {
+    if (!this.options.gaussians) {
+      this.say("This page has no Gaussians in it.", "warn");
+      return;
+    }
+    const made = this.options.gaussians(message, this.stage);
+    const main = [...this.shown.values()].find(({ track }) => track.role === "main")?.model ?? this.still;
+    (message.body >= 0 && main ? main.bodies[message.body]! : this.stage.world).add(made);
+    this.panel.addToggle({
+      key: "n", label: "Gaussians", shown: true, act: (shown) => ((made.visible = shown), this.stage.invalidate()),
+    });
+    this.stage.invalidate();
+  }
+
+  private showCameras(shown: boolean): void {
+    for (const frustum of this.frustums.values()) frustum.root.visible = shown;
+    this.layers.cameras = shown;
+    this.askImages();
+    this.stage.invalidate();
+  }
+
+  private toggles(): void {
+    const layer = (name: "visual" | "collision") => (shown: boolean) => {
+      this.layers[name] = shown;
+      for (const model of [this.still, ...[...this.shown.values()].map((one) => one.model)]) model?.show(name, shown);
+      this.stage.invalidate();
+    };
+    const mark = (name: "trails" | "contacts") => (shown: boolean) => {
+      this.layers[name] = shown;
+      for (const { trails } of this.shown.values()) for (const trail of trails) trail.line.visible = this.layers.trails;
+      this.update();
+    };
+    const axes = (shown: boolean) => {
+      for (const one of this.axes) one.visible = shown;
+      this.stage.invalidate();
+    };
+    this.panel.addToggle({ key: "b", label: "Bodies", shown: true, act: layer("visual") });
+    this.panel.addToggle({ key: "c", label: "Collision", shown: false, act: layer("collision") });
+    this.panel.addToggle({ key: "a", label: "Frames", shown: false, act: axes });
+    this.panel.addToggle({ key: "t", label: "Trails", shown: true, act: mark("trails") });
+    this.panel.addToggle({ key: "k", label: "Contacts", shown: true, act: mark("contacts") });
+    this.panel.addToggle({ key: "g", label: "Grid", shown: true, act: (shown) => this.stage.showGround(shown) });
+  }
+
+  private errorToggle(): void {
+    const act = (shown: boolean) => ((this.layers.errors = shown), this.update());
+    this.panel.addToggle({ key: "e", label: "Errors", shown: true, act });
+  }
+
+  private targets(): THREE.Object3D[] {
+    const models = [...this.shown.values()].filter(({ model }) => model.root.visible).map((one) => one.model);
+    return (models.length ? models : this.still ? [this.still] : []).flatMap((model) => model.pickable);
+  }
+
+  private pick(hit: Hit | null): void {
+    this.selected = hit && hit.body > 0 ? hit.body : null;
+    const accent = new THREE.Color(this.colour(0));
+    for (const model of [this.still, ...[...this.shown.values()].map((one) => one.model)]) model?.highlight(this.selected, accent);
+    if (this.selected === null) this.panel.select([]);
+    else this.describe(this.selected);
+    this.stage.invalidate();
+  }
+
+  private describe(body: number): void {
+    const data = this.scene!.bodies[body]!;
+    const main = [...this.shown.values()][0]?.model ?? this.still!;
+    const { x, y, z } = main.bodies[body]!.position;
+    const rows: [string, string][] = [
+      ["body", data.name], ["position [m]", [x, y, z].map((n) => n.toFixed(3)).join("  ")], ["mass [kg]", digits(data.mass)],
+    ];
+    if (data.joints.length) rows.push(["joints", data.joints.join(", ")]);
+    for (const { track } of this.shown.values()) {
+      data.joints.forEach((joint) => {
+        const channel = track.channels.findIndex((one) => one.name === joint);
+        if (channel >= 0 && track.count) {
+          rows.push([`${joint}, ${track.label}`, `${digits(track.value(track.row(this.clock.t), channel))} ${track.channels[channel]!.unit}`]);
+        }
+      });
+    }
+    this.panel.select(rows);
+  }
+
+  private toolbar(): HTMLElement {
+    return element(
+      "div", { class: "toolbar" },
+      iconButton(ICONS.panel, "Controls (P)", () => this.frame.classList.toggle("closed")),
+      iconButton(ICONS.home, "Frame everything (F)", () => this.stage.view([1.25, -1.55, 0.85])),
+      iconButton(ICONS.measure, "Measure (M)", () => this.measure()),
+      iconButton(ICONS.camera, "Save an image (S)", () => this.save()),
+      iconButton(ICONS.theme, "Light or dark (D)", () => this.setTheme(this.stage.theme === "light" ? "dark" : "light")),
+      iconButton(ICONS.help, "Keys (?)", () => (this.help.hidden = !this.help.hidden)),
+    );
+  }
+
+  private measure(): void {
+    this.picking.setMeasuring(!this.picking.measuring);
+    this.say(this.picking.measuring ? "Click two points to measure." : `grid ${digits(this.stage.cell)} m`);
+  }
+
+  private save(): void {
+    const link = element("a", { href: this.screenshot(), download: `${this.scene?.name ?? "view"}.png` });
+    link.click();
+  }
+
+  private key(event: KeyboardEvent): void {
+    const target = event.composedPath()[0];
+    const typing = target instanceof HTMLInputElement && target.type !== "checkbox" && target.type !== "range";
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = event.shiftKey ? 1 : this.rowLength();
+    const keys: Record<string, () => void> = {
+      " ": () => this.clock.toggle(),
+      arrowleft: () => this.clock.seek(this.clock.t - step),
+      arrowright: () => this.clock.seek(this.clock.t + step),
+      home: () => this.clock.seek(this.clock.begin),
+      end: () => this.clock.seek(this.clock.end),
+      "[": () => this.clock.faster(-1),
+      "]": () => this.clock.faster(1),
+      l: () => this.clock.live && this.clock.follow(),
+      f: () => this.stage.view([1.25, -1.55, 0.85]),
+      "1": () => this.stage.view([1, 0, 0.02]),
+      "2": () => this.stage.view([0, -1, 0.02]),
+      "3": () => this.stage.view([0, -0.001, 1]),
+      m: () => this.measure(),
+      s: () => this.save(),
+      d: () => this.setTheme(this.stage.theme === "light" ? "dark" : "light"),
+      p: () => this.frame.classList.toggle("closed"),
+      "?": () => (this.help.hidden = !this.help.hidden),
+      escape: () => (this.pick(null), (this.help.hidden = true), this.picking.measuring && this.measure()),
+    };
+    const name = event.key.toLowerCase();
+    if (keys[name]) keys[name]();
+    else if (!this.panel.press(name)) return;
+    event.preventDefault();
+  }
+
+  private rowLength(): number {
+    const track = [...this.shown.values()][0]?.track;
+    return track && track.count > 1 ? (track.end - track.begin) / (track.count - 1) : 0.02;
+  }
+}
+
+function preferred(): Theme {
+  return window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+
+function helpBox(): HTMLElement {
+  const keys: [string, string][] = [
+    ["Space", "play or pause"], ["← →", "one row; with Shift one second"], ["Home End", "begin, end"], ["[ ]", "slower, faster"],
+    ["F 1 2 3", "frame all, front, side, top"], ["B C A T K G V", "bodies, collision shapes, frames, trails, contacts, grid, cameras"],
+    ["M", "measure"], ["S", "save an image"], ["D", "light or dark"], ["P", "controls"], ["Esc", "clear"],
+  ];
+  const list = element("dl");
+  for (const [key, does] of keys) list.append(element("dt", {}, key), element("dd", {}, does));
+  return element("div", { class: "help", hidden: "" }, list);
+}
