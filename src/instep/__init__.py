@@ -42,6 +42,7 @@ from .core.world import take as take
 
 if TYPE_CHECKING:
     from .app.simulated_robot import connect as connect
+    from .app.viewer.showing import show as show
     from .data.loading import load_episodes as load_episodes
     from .diagnose.diagnosis import diagnose_gap as diagnose_gap
     from .evaluate.evaluation import evaluate_policies as evaluate_policies
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 # Names whose modules import more than NumPy, by module.
 _LAZY = {
     "app.simulated_robot": ("connect",),
+    "app.viewer.showing": ("show",),
     "data.loading": ("load_episodes",),
     "diagnose.diagnosis": ("diagnose_gap",),
     "evaluate.evaluation": ("evaluate_policies",),
@@ -88,8 +90,8 @@ __all__ = [
     "InstepError", "LinkLost", "MissingExtra", "MujocoWorld", "Param", "Policy", "RapierWorld", "Scene", "Script",
     "Simulator", "Spec", "State", "Twin", "UnknownName", "Unsupported", "World", "connect", "diagnose_gap",
     "evaluate_policies", "identify", "identify_torque", "infer", "load_episodes", "load_scene",
-    "measure_gap", "measure_torque_gap", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "stack",
-    "take",
+    "measure_gap", "measure_torque_gap", "open_twin", "open_world", "render", "replay", "rollout", "rollouts", "show",
+    "stack", "take",
 ]  # fmt: skip
 
 

@@ -46,7 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("instep serve expert pusht --port 8000 --token token.txt",),
     "runs": ("instep runs",),
     "open": ("instep open",),
-    "view": ("instep view so101", "instep view data"),
+    "view": ("instep view so101 --port 8000", "instep view data --port 5555"),
     "bench": ("instep bench --list", "instep bench recordings --quick --out measured"),
     "doctor": ("instep doctor",),
 }
