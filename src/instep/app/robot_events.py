@@ -17,6 +17,8 @@ WORDS = {
     "limited_velocity": "actions changed by the limits of velocity",
     "limited_acceleration": "actions changed by the limits of acceleration",
     "limited_jerk": "actions changed by the limits of jerk",
+    "limited_obstacle": "actions changed by an obstacle nearby",
+    "slowed": "control periods in which it was slowed down",
     "invalid": "actions refused: wrong size or not finite",
     "stale": "actions refused: for a state that was too old",
     "future": "actions refused: for a state that had not been yet",
@@ -25,7 +27,11 @@ WORDS = {
     "backwards": "readings refused: older than the last",
     "holds": "holds, for want of commands or readings",
     "stops": "stops, until a reset",
+    "stop_failures": "failed attempts to stop its motors",
     "overruns": "control periods that began late",
+    "overruns_driver": "of these, since the driver did not return",
+    "overruns_collector": "of these, by the garbage collector",
+    "overruns_computer": "of these, by other work of the computer",
 }
 """Counters of a robot that are shown, in words."""
 

@@ -9,23 +9,24 @@ from instep.core.lazy import lazy_names
 if TYPE_CHECKING:
     from .clock_sync import Clock
     from .control_loop import SafetyOptions
-    from .driver import Driver, Reading, WorldDriver, WrappedDriver
+    from .driver import Driver, Reading, StopFailed, WorldDriver, WrappedDriver, stop_each
     from .follower import Follower, FollowerDriver
     from .follower_process import FollowerProcess
     from .imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
+    from .obstacles import ObstacleChecks
     from .realtime import lower_priority, realtime_priority
     from .recorded_world import Recording
     from .robot_server import RobotServer, ServerOptions, serve
     from .sensor_checks import SensorChecks
 
 __all__ = [
-    "Backlash", "Clock", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver",
-    "FollowerProcess", "Guarded", "Late", "Limits",
-    "Noisy", "Quantized", "Reading", "Recording", "RobotServer", "RobotWorld", "SafetyOptions", "Saturated",
-    "SensorChecks", "ServerOptions", "Sluggish", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
-    "realtime_priority", "scene_limits", "serve",
+    "Backlash", "Clock", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "FollowerProcess",
+    "Guarded", "Late", "Limits", "Noisy", "ObstacleChecks", "Quantized", "Reading", "Recording", "RobotServer",
+    "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "ServerOptions", "Sluggish", "StopFailed",
+    "WorldDriver", "WrappedDriver", "default_limits", "lower_priority", "realtime_priority", "scene_limits", "serve",
+    "stop_each",
 ]  # fmt: skip
 
 # Modules are imported when a name of theirs is first used: websockets is loaded by the link alone.
@@ -34,12 +35,13 @@ __getattr__ = lazy_names(
     {
         "clock_sync": "Clock",
         "control_loop": "SafetyOptions",
-        "driver": "Driver Reading WorldDriver WrappedDriver",
+        "driver": "Driver Reading StopFailed WorldDriver WrappedDriver stop_each",
         "follower": "Follower FollowerDriver",
         "follower_process": "FollowerProcess",
         "imperfect": "Backlash Drifting Dropping Late Noisy Quantized Saturated Sluggish",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
+        "obstacles": "ObstacleChecks",
         "realtime": "lower_priority realtime_priority",
         "recorded_world": "Recording",
         "robot_server": "RobotServer ServerOptions serve",

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import field
 
 import numpy as np
 
-from instep.core.errors import BadInput, InstepError
+from instep.core.errors import BadInput, InstepError, LinkLost
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array
@@ -23,6 +23,9 @@ from .clock_sync import Clock
 from .driver import Driver, Reading
 from .jerk_kernels import BOUNDS, compiled
 from .limits import LimitedCommand, Limits, default_limits
+from .obstacles import ObstacleChecks
+from .realtime import PauseWatch
+from .response_checks import ResponseChecks, wiggle_test
 from .sensor_checks import SensorChecks
 from .wire import Command, Mode, Pace, RefusalKind, Reset
 
@@ -33,13 +36,19 @@ WATCHDOG_S = 0.01
 
 COUNTERS = (
     "executed refused invalid stale future duplicates out_of_order superseded limited limited_position "
-    "limited_velocity limited_acceleration limited_jerk overruns missed holds stops failures invalid_readings doubtful "
-    "backwards"
+    "limited_velocity limited_acceleration limited_jerk limited_obstacle overruns overruns_driver overruns_collector "
+    "overruns_computer missed slowed holds stops failures stop_failures invalid_readings doubtful backwards"
 )
 """Counted events: commands executed and refused (invalid: wrong size or not finite; stale: for a state that is too old;
 future: for a state that has not been yet), duplicates and out-of-order ones dropped, ones superseded by a newer one,
-ones changed by limits, and by which limit first; late periods and how many were missed; holds, stops and failures of
-the driver; readings that were not finite, that no sensor of this robot can show, or that ran backwards."""
+ones changed by limits, and by which limit first, or by an obstacle; late periods, by their cause (the driver did not
+return, the garbage collector, the rest of the computer), and how many were missed; periods in which it was slowed down;
+holds, stops, failures of the driver and failures to stop; readings that were not finite, that no sensor of this robot
+can show, or that ran backwards."""
+SLOW_MISSED, SLOW_S = 0.05, 1.0
+"""Share of the periods of the last second that may be missed before a robot is slowed down, and for how long [s]."""
+STOP_TRIES, STOP_RETRY_S = 4, 0.25
+"""How often a driver is asked to stop, where it raises, and the time between [s]."""
 REMEMBERED = 256
 """States whose times are remembered, to know how old the state of an action is."""
 
@@ -62,6 +71,11 @@ class SafetyOptions:
     None."""
     clock: Clock = field(default_factory=Clock)
     """The robot's clock."""
+    obstacles: ObstacleChecks | None = None
+    """Where given, commands that would lead to a collision are slowed down and stopped before it."""
+    wiggle: bool = False
+    """Whether each joint makes a small test motion after a reset, before any command is taken: order, sign and unit of
+    the joints are known before the robot moves. Without it they are checked in its first motion."""
 
     def __post_init__(self) -> None:
         if not 0 < self.hold_after <= self.stop_after < np.inf:
@@ -126,6 +140,12 @@ class RobotLoop:
         self._limited: LimitedCommand | None = None
         bounds = dict(zip(BOUNDS, self.limits.bounds.T, strict=True))
         self._checks = SensorChecks(driver.spec, bounds, self.limits.joints)
+        self._responses = ResponseChecks(driver.spec, self.limits)
+        self._slow_limits = self.limits.reduced(driver.spec)
+        self._missed: deque[tuple[int, int]] = deque()
+        self._slow_why, self._pauses = "", PauseWatch()
+        self._stop_tries = self._stop_tried = 0
+        self._driver_s = 0.0
         self._doubt = ""
         self._hold_after = max(safety.hold_after, 2.5 * driver.spec.dt)
         self._stop_after = max(safety.stop_after, 5.0 * driver.spec.dt)
@@ -174,13 +194,14 @@ class RobotLoop:
         """Run until `over` is set, then stop the robot."""
         watchdog = threading.Thread(target=self._watch, args=(over,), name="instep-watchdog", daemon=True)
         try:
-            if self.pace == "step":
-                self._run_by_commands(over)
-            else:
-                watchdog.start()
-                self._run_by_clock(over)
+            with self._pauses:
+                if self.pace == "step":
+                    self._run_by_commands(over)
+                else:
+                    watchdog.start()
+                    self._run_by_clock(over)
         finally:
-            self._driver.stop()
+            self._stop_for_good()
 
     def watch(self) -> None:
         """Hold or stop where commands or readings have been missing for too long, and say so at once.
@@ -220,14 +241,18 @@ class RobotLoop:
             late = self.clock.mono() - deadline
             if late >= period:
                 deadline += late // period * period
-                self._overrun(late // period)
+                self._overrun(late // period, late * 1e-9)
             while (left := deadline - self.clock.mono()) > 0:
                 time.sleep(left * 1e-9)
             self.tick(self.clock.mono())
 
-    def _overrun(self, missed: int) -> None:
+    def _overrun(self, missed: int, late: float) -> None:
         self.counts["overruns"] += 1
         self.counts["missed"] += missed
+        collecting, waiting = self._pauses.take(), self._driver_s
+        cause = "driver" if waiting > 0.5 * late else "collector" if collecting > 0.5 * late else "computer"
+        self.counts[f"overruns_{cause}"] += 1
+        self._missed.append((self.clock.mono(), missed))
         self._stopping_on_error(lambda: self._driver.passed(min(missed, MAX_CATCH_UP)))
 
     def _stopping_on_error(self, work: Callable[[], None]) -> None:
@@ -243,6 +268,15 @@ class RobotLoop:
             self._halt()
             self._shown_echo = self._echo
             self._publish_state(self.clock.mono())
+
+    def _slow_reason(self, now: int) -> str:
+        """Why the robot is slowed down; empty where it is not."""
+        while self._missed and (now - self._missed[0][0]) * 1e-9 > SLOW_S:
+            self._missed.popleft()
+        missed, periods = sum(n for _, n in self._missed), max(round(SLOW_S / self._driver.spec.dt), 1)
+        if missed > SLOW_MISSED * periods:
+            return f"Slowed down: {missed} of {periods} control periods were missed."
+        return f"Slowed down: {self._responses.lag}" if self._responses.lag else ""
 
     def _repeated(self, request: Command | Reset) -> bool:
         """Whether a request came before, or after a newer one: it is counted and dropped."""
@@ -299,6 +333,8 @@ class RobotLoop:
                 self._check_silence(now)
             self._move()
         self._read(self.clock.mono())
+        if isinstance(self._working, Reset) and self._safety.wiggle:
+            wiggle_test(self._driver, self.limits, self._pass_period)
         self._working = None
 
     def _restart(self, request: Reset) -> None:
@@ -309,6 +345,7 @@ class RobotLoop:
         self._driver.reset(request.seed)
         self._limited = self._reading = None
         self._checks.reset()
+        self._responses.reset()
         self._doubt = ""
         self._sent = np.zeros_like(self._sent)
         self._episode += 1
@@ -331,11 +368,12 @@ class RobotLoop:
         reason = " ".join(filter(None, (f"No {what} came for {age:.2f} s.", doubt)))
         if age > self._stop_after:
             self._stop(reason)
-        elif age > self._hold_after or self._checks.certain:
+        elif age > self._hold_after or self._checks.certain or self._responses.stuck:
             self.counts["holds"] += self._mode != "hold"
-            self._mode, self._reason = "hold", reason if age > self._hold_after else self._doubt
+            why = self._doubt if self._checks.certain else f"The robot does not follow: {self._responses.stuck}"
+            self._mode, self._reason = "hold", reason if age > self._hold_after else why
         else:
-            self._mode, self._reason = "run", ""
+            self._mode, self._reason = "run", self._slow_why
 
     def _stop(self, why: str) -> None:
         """Stop until a reset; a pending request is dropped, so that no old target is followed afterwards."""
@@ -343,18 +381,47 @@ class RobotLoop:
             if self._mode == "stop":
                 return
             self.counts["stops"] += 1
-            self._mode, self._reason, self._halted = "stop", why, False
+            self._mode, self._reason, self._halted, self._stop_tries = "stop", why, False, 0
             self._waiting = None
 
     def _halt(self) -> None:
         """Have the driver stop, once; only the loop's own thread calls the driver."""
         if self._mode != "stop" or self._halted:
             return
-        self._halted, self._limited = True, None
+        now = self.clock.mono()
+        if self._stop_tries and (now - self._stop_tried) * 1e-9 < STOP_RETRY_S:
+            return
+        self._limited, self._stop_tried = None, now
+        self._halted = self._try_to_stop()
+        self._stop_tries = 0 if self._halted else self._stop_tries + 1
+        if self._stop_tries >= STOP_TRIES:
+            self._halted = True  # it has said so, and goes on saying so
+
+    def _try_to_stop(self) -> bool:
+        """Have the driver stop; where it raises, the robot says that it may still move."""
         try:
             self._driver.stop()
-        except Exception:  # noqa: BLE001 - the robot counts as stopped; what its driver said is in the log
+        except Exception as error:  # noqa: BLE001 - a vendor's driver may raise anything; what it said is in the log
             _log.exception("The robot's driver failed to stop it.")
+            self.counts["stop_failures"] += 1
+            sentence = str(error) if isinstance(error, InstepError) else f"its driver raised {type(error).__name__}."
+            self._reason = f"The robot may still move, use its emergency stop: {sentence}"
+            return False
+        return True
+
+    def _stop_for_good(self) -> None:
+        """Stop the robot at the end; where that fails a few times, raise."""
+        for attempt in range(STOP_TRIES):
+            if self._try_to_stop():
+                return
+            if attempt < STOP_TRIES - 1:
+                time.sleep(STOP_RETRY_S)
+        raise LinkLost(self._reason)
+
+    def _pass_period(self) -> None:
+        """Let a control period pass; in lock-step a driver moves on by itself."""
+        if self.pace == "real":
+            time.sleep(self._driver.spec.dt)
 
     def _move(self) -> None:
         self._halt()
@@ -363,14 +430,29 @@ class RobotLoop:
             self._driver.passed(1)
             return
         wanted = self._target if mode == "run" else self._driver.hold()
-        self._sent = np.asarray(self._driver.write(self._within_limits(wanted, mode == "run")), float)
+        command = self._within_limits(wanted, mode == "run")
+        begin = self.clock.mono()
+        self._sent = np.asarray(self._driver.write(command), float)
+        self._driver_s = (self.clock.mono() - begin) * 1e-9
 
     def _within_limits(self, wanted: Array, running: bool) -> Array:
         limits, dt = self.limits, self._driver.spec.dt
         if self._reading is None:
             raise BadInput("No position of the robot is known, so no command is sent.")
         before = self._limited or limits.rest(limits.start(self._reading.q, self._driver.spec))
-        self._limited = limits.towards(before, wanted, dt) if running else limits.brake(before, dt)
+        obstacle = ""
+        if not running:
+            self._limited = limits.brake(before, dt)
+        else:
+            self._slow_why = self._slow_reason(self.clock.mono())
+            self.counts["slowed"] += bool(self._slow_why)
+            kept = self._slow_limits if self._slow_why else limits
+            if self._safety.obstacles:
+                self._limited, obstacle = self._safety.obstacles.towards(kept, before, wanted, dt)
+            else:
+                self._limited = kept.towards(before, wanted, dt)
+            self._slow_why = obstacle or self._slow_why
+            self.counts["limited_obstacle"] += bool(obstacle)
         command = limits.command(self._limited, wanted)
         cut = np.abs(command - wanted) > 1e-9
         if running and cut.any():
@@ -410,6 +492,7 @@ class RobotLoop:
         doubt = self._checks.doubt(reading, self._sent if self._mode == "run" else None)
         self._doubt = doubt
         if not doubt:
+            self._check_response(reading)
             return reading
         finite = np.isfinite(reading.t) and np.isfinite(reading.q).all() and np.isfinite(reading.v).all()
         self.counts["doubtful" if finite else "invalid_readings"] += 1
@@ -419,6 +502,14 @@ class RobotLoop:
             _log.warning("The robot's readings cannot be right: %s", doubt)
             self.watch()
         return None
+
+    def _check_response(self, reading: Reading) -> None:
+        """Stop where commands and readings cannot belong together; whether the robot lags is noted."""
+        new = self._reading is None or reading.t > self._reading.t
+        if new and self._limited is not None and self._mode in ("run", "hold"):
+            wrong = self._responses.wrong(reading.q, self._sent)
+            if wrong:
+                self._stop(f"Commands and readings do not belong together: {wrong}")
 
     def _publish_state(self, mono: int) -> None:
         """Publish the last reading, which was taken at `mono` [ns]."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
+from instep.core.errors import InstepError
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Spec, State, World
 
@@ -30,6 +31,25 @@ class Reading:
     A camera with a rate of its own keeps showing its last frame with the stamp of that frame."""
     fault: str = ""
     """Why the robot cannot move, as one sentence ("The emergency stop is pressed."); empty when it can."""
+
+
+class StopFailed(InstepError):
+    """Parts of a robot that could not be stopped or closed."""
+
+
+def stop_each(parts: Mapping[str, Callable[[], object]]) -> None:
+    """Stop every part of a robot, motors first and ports last, however many of them raise; then raise `StopFailed`.
+
+    A `stop` that ends at the first motor that raises leaves the others on.
+    """
+    failed: list[str] = []
+    for name, stop in parts.items():
+        try:
+            stop()
+        except Exception as error:  # noqa: BLE001 - a vendor's call may raise anything; the others must be stopped
+            failed.append(f"{name} ({type(error).__name__}: {error})")
+    if failed:
+        raise StopFailed(f"{len(failed)} of {len(parts)} parts could not be stopped: {', '.join(failed)}.")
 
 
 class Driver(Protocol):
@@ -62,7 +82,8 @@ class Driver(Protocol):
         ...
 
     def stop(self) -> None:
-        """Come to rest and stay there until the next reset; may be called twice."""
+        """Come to rest and stay there until the next reset; may be called twice. Use `stop_each` for several motors:
+        where it raises it is called again, and the robot says that it may still move."""
         ...
 
 

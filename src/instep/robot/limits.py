@@ -13,7 +13,7 @@ then v/a + a/j to brake.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"rad": (2 * np.pi, 3.14, 30.0), "m": (1.0, 0.5, 10.0)}
 """Range about zero, velocity and acceleration of a robot that states none, by the unit of the position target."""
+REDUCED_SHARE, REDUCED = 0.3, {"rad": 0.5, "m": 0.1}
+"""Reduced speed, of a robot that is in doubt: a share of its velocity limits, at most so much by unit [1/s]."""
 RISE_S = 0.05
 """Time in which acceleration builds up where no jerk limit is stated [s]."""
 CAUSES = ("position", "velocity", "acceleration")
@@ -127,6 +129,15 @@ class Limits:
         v, a, j = self.bounds[:, 2:].T
         targets = np.asarray(self.position_targets, bool)
         return float(np.max((v / a + 2 * a / j)[targets], initial=0.0))
+
+    def slowed(self, share: float) -> Limits:
+        """The limits with a share of their velocities."""
+        return replace(self, velocity=share * np.asarray(self.velocity))
+
+    def reduced(self, spec: Spec) -> Limits:
+        """The limits at reduced speed: `REDUCED_SHARE` of each velocity, and no more than `REDUCED` by its unit."""
+        most = np.array([REDUCED.get(unit, np.inf) for unit in spec.action.units])
+        return replace(self, velocity=np.minimum(REDUCED_SHARE * np.asarray(self.velocity), most))
 
     def start(self, q: Array, spec: Spec) -> Array:
         """The commands that mean "stay", from the positions of a robot [..., nq]."""

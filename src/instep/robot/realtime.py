@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
@@ -24,21 +25,55 @@ def realtime_priority(*, inherit: bool = False) -> Generator[None]:
     need it, since the loop waits for them; for processes see `lower_priority`. Without, whatever a policy starts keeps
     ordinary priority.
     """
+    with quiet_interpreter():
+        scheduled = _schedule_fifo(inherit)
+        try:
+            yield
+        finally:
+            if scheduled:
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
+def quiet_interpreter() -> Generator[None]:
+    """No full garbage collections, and a short GIL switch interval."""
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
     gc.collect()
     gc.freeze()
     # Objects of one frame are dropped with it; what is old by now need not be searched again.
     gc.set_threshold(thresholds[0], thresholds[1], NO_FULL_COLLECTION)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    scheduled = _schedule_fifo(inherit)
     try:
         yield
     finally:
-        if scheduled:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         sys.setswitchinterval(interval)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+class PauseWatch:
+    """How long the garbage collector has paused this process, used with `with`."""
+
+    def __init__(self) -> None:
+        self._began, self._paused = 0.0, 0.0
+
+    def __enter__(self) -> PauseWatch:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def take(self) -> float:
+        """The pauses since this was last asked [s]."""
+        paused, self._paused = self._paused, 0.0
+        return paused
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self._paused += time.perf_counter() - self._began
 
 
 def lower_priority(process: int) -> None:

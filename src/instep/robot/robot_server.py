@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -42,6 +40,7 @@ from instep.core.world import Array, Spec
 from .control_loop import RobotLoop, RobotSnapshot, SafetyOptions
 from .driver import Driver
 from .jerk_kernels import BOUNDS
+from .realtime import quiet_interpreter
 from .wire import FROM_CLIENT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
 
 if TYPE_CHECKING:
@@ -91,15 +90,10 @@ def serve(
         over.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(0.0005)
-    gc.collect()
-    gc.freeze()
     try:
-        RobotServer(driver, port=port, token=token, pace=pace, options=options).run(over, ready)
+        with quiet_interpreter():
+            RobotServer(driver, port=port, token=token, pace=pace, options=options).run(over, ready)
     finally:
-        gc.unfreeze()
-        sys.setswitchinterval(interval)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -16,7 +16,16 @@ from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appear
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import options_dataclass
 from instep.physics.engines import Engine
-from instep.robot import Driver, Limits, SafetyOptions, ServerOptions, WorldDriver, scene_limits, serve
+from instep.robot import (
+    Driver,
+    Limits,
+    ObstacleChecks,
+    SafetyOptions,
+    ServerOptions,
+    WorldDriver,
+    scene_limits,
+    serve,
+)
 from instep.scene.calibration import calibrated_scene
 from instep.scene.folder import Scene
 
@@ -96,7 +105,7 @@ def robot(
                 rate=args.camera_rate,
             )  # fmt: skip
             driver = stack.enter_context(CameraDriver(driver, job, loaded.cameras))
-        options = ServerOptions(safety=SafetyOptions(limits=limits))
+        options = ServerOptions(safety=SafetyOptions(limits=limits, obstacles=ObstacleChecks(loaded)))
         token = None if args.token is None else kept_token(args.token)
         serve(SensorDriver(driver), port=args.port, token=token, pace=args.pace, ready=announce, options=options)
     return 0

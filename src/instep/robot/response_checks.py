@@ -1,0 +1,192 @@
+"""Checks of how a robot answers its commands: order, sign and unit of its joints, and how far it lags behind.
+
+What a joint reads is correlated with what the joints were commanded, at lags up to `MAX_LAG_S`. A joint that follows
+its own command with a slope near 1 is verified. One that moves against it has the wrong sign; one whose command moves
+another joint stands in another order; a slope near 57.3 or 1000, or their inverse, is another unit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
+from instep.core.world import Array, Spec
+
+from .driver import Driver
+from .limits import Limits
+
+WINDOW_S = 0.5
+"""Time of the commands and readings that are compared [s]."""
+MAX_LAG_S = 0.3
+"""Longest lag of a joint behind its command at which it is compared [s]."""
+LEAST = {"rad": 0.03, "m": 0.01}
+"""Commands that moved less than this say nothing [rad or m]."""
+WIGGLE = {"rad": 0.02, "m": 0.005}
+"""Amplitude of the motion by which a joint is tested [rad or m]."""
+WIGGLE_S = 0.5
+"""How long the motion of one joint takes [s]."""
+SLACK = {"rad": 0.1, "m": 0.03}
+"""What a joint may be off beside its lag: sag under its load, backlash [rad or m]."""
+SLOW_LAG_S, HOLD_LAG_S = 0.15, 0.3
+"""Lag behind the commands from which a robot is slowed down, and from which it holds [s]."""
+LAG_READINGS = 3
+"""Readings in a row."""
+CORRELATED = 0.95
+FACTORS = {"rad": ((180 / np.pi, "degrees"), (1000.0, "milliradians")), "m": ((1000.0, "millimetres"),)}
+"""Other units of a reading, and how many of them one unit is."""
+
+
+@array_dataclass
+class DrivenJoints:
+    """The joints that position targets drive: places in q, places among the actions, names, units."""
+
+    q: Array
+    actions: Array
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: Spec, limits: Limits) -> DrivenJoints:
+        """Those of a robot."""
+        found = [
+            (spec.q.labels.index(name), i, name, unit)
+            for i, (name, unit) in enumerate(zip(limits.joints or limits.labels, spec.action.units, strict=True))
+            if name in spec.q.labels and unit in LEAST and np.asarray(limits.position_targets)[i]
+        ]
+        q, actions, names, units = zip(*found, strict=True) if found else ((), (), (), ())
+        return cls(np.array(q, int), np.array(actions, int), tuple(names), tuple(units))
+
+
+class ResponseChecks:
+    """What is wrong with how a robot answers its commands; each joint is checked until it is verified."""
+
+    def __init__(self, spec: Spec, limits: Limits):
+        self._dt, self._joints = spec.dt, DrivenJoints.of(spec, limits)
+        self._slack = np.array([SLACK[unit] for unit in self._joints.units])
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: the robot was moved."""
+        n = max(round((WINDOW_S + MAX_LAG_S) / self._dt), 12)
+        self._rows: deque[tuple[Array, Array]] = deque(maxlen=n)
+        self._verified = np.zeros(len(self._joints.names), bool)
+        self._behind = np.zeros(2, int)
+        self.lag = ""
+        """Which joint lags so far behind that the robot is slowed down; empty where none does."""
+        self.stuck = ""
+        """Which lags so far behind that it holds."""
+
+    def wrong(self, q: Array, sent: Array) -> str:
+        """Why commands and readings cannot belong together; empty where they can, or where too little moved yet."""
+        if not self._joints.names:
+            return ""
+        read, asked = q[self._joints.q], sent[self._joints.actions]
+        self._note_lag(read, asked)
+        self._rows.append((asked, read))
+        if self._verified.all() or len(self._rows) < 12:
+            return ""
+        rows = list(self._rows)
+        asked, read = np.stack([a for a, _ in rows]), np.stack([r for _, r in rows])
+        for j in np.flatnonzero(~self._verified):
+            found = explain_response(self._joints, asked, read, int(j), self._dt)
+            if found == "":
+                self._verified[j] = True
+            elif found:
+                return found
+        return ""
+
+    def _note_lag(self, read: Array, asked: Array) -> None:
+        """A robot that lags by less than some time is where its commands were during that time."""
+        past = np.stack([a for a, _ in self._rows] + [asked])
+        beyond: list[Array] = []
+        for k, lag in enumerate((SLOW_LAG_S, HOLD_LAG_S)):
+            n = round(lag / self._dt)
+            known = len(past) > n
+            recent = past[-n - 1 :]
+            away = np.maximum(recent.min(axis=0) - read, read - recent.max(axis=0))
+            beyond.append(away - (1 + k) * self._slack if known else np.full(len(read), -np.inf))
+        self._behind = np.where([np.max(each) > 0 for each in beyond], self._behind + 1, 0)
+        i = int(np.argmax(beyond[0]))
+        unit = self._joints.units[i]
+        said = f"{self._joints.names[i]} is {abs(asked[i] - read[i]):.3g} {unit} away from its command."
+        self.lag, self.stuck = (said if rows >= LAG_READINGS else "" for rows in self._behind)
+
+
+def explain_response(joints: DrivenJoints, asked: Array, read: Array, j: int, dt: float) -> str | None:
+    """What a joint's answer to commands, both [rows, joints], shows: nothing wrong (""), a sentence, or None.
+
+    None where the command moved too little, or so fast that a lag cannot be told from another fault.
+    """
+    name, unit = joints.names[j], joints.units[j]
+    span = np.ptp(asked, axis=0)
+    fast = max(round(0.1 / dt), 1)
+    if span[j] < LEAST[unit] or np.max(np.abs(asked[fast:, j] - asked[:-fast, j]), initial=0.0) > 0.6 * span[j]:
+        return None
+    fits = [_fit(asked[:, j], read[:, i], dt) for i in range(len(joints.names))]
+    slope, correlation = fits[j]
+    if correlation > 0.9 and 0.5 < slope < 1.6:
+        return ""
+    if correlation > CORRELATED:
+        for factor, other in FACTORS[unit]:
+            if 0.7 < slope / factor < 1.4:
+                return f"{name} moves {slope:.3g} times as far as it is commanded; its sensor seems to give {other}."
+            if 0.7 < slope * factor < 1.4:
+                said = f"{name} moves {1 / slope:.3g} times less than it is commanded"
+                return f"{said}; commands seem to be taken as {other}."
+    if correlation < -CORRELATED and -1.6 < slope < -0.5:
+        return f"{name} moves against its commands; its sign is wrong."
+    still = span < 0.25 * span[j]
+    others = [i for i, (s, c) in enumerate(fits) if i != j and still[i] and abs(c) > CORRELATED and 0.5 < abs(s) < 1.6]
+    if others and abs(slope) < 0.25:
+        return f"Commands for {name} move {joints.names[others[0]]}; the joints are in another order."
+    return None
+
+
+def _fit(asked: Array, read: Array, dt: float) -> tuple[float, float]:
+    """Slope and correlation of a reading against a command, at the lag at which they are most alike."""
+    best = (0.0, 0.0)
+    for lag in range(0, min(round(MAX_LAG_S / dt), len(asked) // 3) + 1, max(round(0.03 / dt), 1)):
+        x, y = asked[: len(asked) - lag], read[lag:]
+        x, y = x - x.mean(), y - y.mean()
+        xx, yy, xy = float(x @ x), float(y @ y), float(x @ y)
+        if xx > 0 and yy > 1e-12:
+            correlation = xy / np.sqrt(xx * yy)
+            if abs(correlation) > abs(best[1]):
+                best = (xy / xx, float(correlation))
+    return best
+
+
+def wiggle_test(driver: Driver, limits: Limits, wait: Callable[[], None]) -> None:
+    """Move each joint a little and raise where another joint, none, or this one in another unit or sign answers.
+
+    `wait` lets a control period pass. The motion is a sine of `WIGGLE`, one joint after the other, from where they are.
+    """
+    spec, joints = driver.spec, DrivenJoints.of(driver.spec, limits)
+    start = limits.start(driver.read().q, spec)
+    if np.any((start < limits.low) | (start > limits.high)):
+        raise BadInput("The robot is not served, for it is outside its limits; move it inside them and start it again.")
+    steps = max(round(WIGGLE_S / spec.dt), 24)
+    swing = np.sin(np.linspace(0.0, 2 * np.pi, steps + 1))
+    for j, (name, unit) in enumerate(zip(joints.names, joints.units, strict=True)):
+        asked, read = list[Array](), list[Array]()
+        limited = limits.rest(start)
+        for k in range(steps + round(MAX_LAG_S / spec.dt)):
+            wanted = start.copy()
+            wanted[joints.actions[j]] += WIGGLE[unit] * (swing[k] if k <= steps else 0.0)
+            limited = limits.towards(limited, wanted, spec.dt)
+            driver.write(limits.command(limited, wanted))
+            wait()
+            asked.append(limited.q[joints.actions])
+            read.append(driver.read().q[joints.q])
+        found = explain_response(joints, np.stack(asked), np.stack(read), j, spec.dt)
+        if found is None:
+            amount = f"{np.ptp(np.stack(read)[:, j]):.3g} {unit} of {np.ptp(np.stack(asked)[:, j]):.3g} {unit}"
+            found = f"{name} did not follow a small test motion ({amount}); it may be off, blocked or another joint."
+        if found:
+            raise BadInput(
+                f"The robot is not served, for its test motion failed: {found} Mend that, then start it again."
+            )
