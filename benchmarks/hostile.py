@@ -11,8 +11,9 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ FAILURES = {
 
 def run(out: Path, quick: bool = False, seed: int = 0) -> list[Row]:
     """Read all bad files; one row per number."""
+    print(f"seed {seed}")
     found = [target for target in targets().values() if target.installed]
     absent = sorted({f"{t.name} (needs {t.needs})" for t in targets().values() if not t.installed})
     print(f"{len(found)} readers; not installed: {', '.join(absent) or 'none'}")
@@ -72,7 +74,7 @@ def mutated_cases(found: Sequence[Target], count: int, seed: int) -> list[Case]:
 
 def counted(what: str, cases: Sequence[Case], out: Path, samples: Path) -> list[Row]:
     """Read all cases; how many failed in each way."""
-    outcomes = list(run_cases(cases, samples, workers=os.cpu_count() or 1))
+    outcomes = list(_with_progress(what, len(cases), run_cases(cases, samples, workers=os.cpu_count() or 1)))
     report(what, outcomes)
     failed = [one for one in outcomes if one.failed]
     lines = [json.dumps({**_plain(one.case), "result": one.result, "words": one.words}) for one in failed]
@@ -89,6 +91,18 @@ def counted(what: str, cases: Sequence[Case], out: Path, samples: Path) -> list[
         row(f"{what}: longest", slowest.cpu_s, "s", at_most=MAX_CPU_S),
         row(f"{what}: most memory", largest.peak_mb, "MiB", at_most=MAX_MB),
     ]
+
+
+def _with_progress(what: str, count: int, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Show how many are done and how long the rest will take, every second."""
+    begin = shown = time.monotonic()
+    for k, one in enumerate(outcomes, 1):
+        yield one
+        if time.monotonic() - shown > 1.0 or k == count:
+            shown = time.monotonic()
+            left = (shown - begin) / k * (count - k)
+            print(f"\r{what}: {k} of {count}, {left / 60:.1f} min left   ", end="\n" if k == count else "",
+                  file=sys.stderr, flush=True)  # fmt: skip
 
 
 def report(what: str, outcomes: Iterable[Outcome]) -> None:

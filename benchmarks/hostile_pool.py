@@ -28,7 +28,11 @@ from instep.core.records import frozen_dataclass
 MAX_CPU_S = 5.0
 """Processor time from which on a case counts as a hang [s]."""
 MAX_WALL_S = 20.0
-"""Time from which on a case counts as a hang whatever the processor did, such as waiting for a pipe [s]."""
+"""Time from which on a case counts as a hang where nothing computes, such as waiting for a pipe [s]."""
+MAX_BUSY_WALL_S = 300.0
+"""The same where something computes, or would on a machine that others use [s]."""
+WARM_UP_CPU_S = 120.0
+"""Processor time that a worker may take for its first case of a reader, whose libraries it loads [s]."""
 MAX_MB = 512
 """Most memory of a process while it reads [MiB]."""
 SPARE_MB = 1024
@@ -91,9 +95,11 @@ class _Worker:
     def __init__(self, samples: Path, number: int):
         self._samples, self._number = samples, number
         self.case: Case | None = None
+        self._warm: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
+        self._warm.clear()
         reading, writing = os.pipe()
         self.answers = os.fdopen(reading, "r")
         words = [sys.executable, str(Path(__file__)), str(self._samples), str(writing), str(self._number)]
@@ -108,24 +114,32 @@ class _Worker:
         """Start to read a case."""
         assert self._process.stdin is not None
         self.case, self._since = case, time.monotonic()
+        self._most_cpu = _group_use(self._process.pid)[0] + MAX_CPU_S + 1.0
+        self._most_cpu += 0.0 if case.target in self._warm else WARM_UP_CPU_S
+        self._warm.add(case.target)
         job = {"target": case.target, "folder": case.folder, "seed": case.seed}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
     @property
     def late(self) -> bool:
-        """Whether it has been busy for too long."""
-        return time.monotonic() - self._since > MAX_WALL_S
+        """Whether it, or a process that reads for it, has taken too long."""
+        waited = time.monotonic() - self._since
+        if waited < MAX_CPU_S:
+            return False
+        used, computes = _group_use(self._process.pid)
+        return used > self._most_cpu or waited > (MAX_BUSY_WALL_S if computes else MAX_WALL_S)
 
     def take(self) -> Outcome:
         """The outcome of the case; a process that died or hangs is replaced."""
         case, self.case = self.case, None
         assert case is not None
-        line = "" if self.late else self.answers.readline()
+        ready = select.select([self.answers], [], [], 0)[0]
+        line = self.answers.readline() if ready else ""
         if line:
             told = json.loads(line)
             return Outcome(case, told["result"], told["words"], told["cpu"], told["peak"])
-        late = self.late
+        late = not ready
         self.end()
         code = self._process.returncode
         self._begin()
@@ -139,6 +153,17 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self.answers.close()
+
+
+def _group_use(pid: int) -> tuple[float, bool]:
+    """Processor time of a worker and the readers that it started [s], and whether any of them computes now."""
+    used, computes = 0.0, False
+    for one in _processes(str(pid)):
+        with suppress(OSError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            used += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+            computes |= fields[0] in "RD"
+    return used, computes
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -289,9 +314,13 @@ def is_sentence(text: str) -> bool:
     return "\n" not in text.strip() and 10 < len(text) < 1000 and (begin.isupper() or begin in "'\"" or "." in text)
 
 
-def _processes() -> list[str]:
-    own = Path("/proc/self/task").glob("*/children")
-    return ["self", *(pid for path in own for pid in path.read_text().split())]
+def _processes(parent: str = "self") -> list[str]:
+    """A process and those that it started, by their numbers."""
+    found = [parent]
+    for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):
+            found += path.read_text().split()
+    return found
 
 
 def _reset_peaks() -> None:

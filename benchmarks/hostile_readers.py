@@ -289,8 +289,60 @@ def read_past_runs(folder: Path) -> object:
     return list_runs(folder / "runs")
 
 
+TRAINING = {"step": 40, "options": {"steps": 100, "blocks": 2, "cameras": [], "pose_noise": [0.001, 0.01]}}
+
+
+def write_training(folder: Path) -> None:
+    write_flow_policy(folder)
+    (folder / "policy/training.json").write_text(json.dumps(TRAINING))
+
+
+def read_training(folder: Path) -> object:
+    from instep.app.verbs.augment import trained_with
+
+    return trained_with(folder / "policy", None, "cpu")
+
+
+def read_best_values(folder: Path) -> object:
+    from instep.app.verbs.tune import best_values
+
+    return best_values(folder)
+
+
+def write_evaluation(folder: Path) -> None:
+    from instep.evaluate.episode_batch import BatchResult, EpisodeResult, ParquetStore
+
+    episode = EpisodeResult(
+        seed=1, outcome="success", stage="pushed", steps=40, seconds=2.0, score=0.9, speed=0.1, jump=0.1, beyond=0.0,
+        decide_ms=1.0, events={"pushed": 1.2}, digest="00",
+    )  # fmt: skip
+    ParquetStore(folder).save("batch", BatchResult((episode,), {1: np.zeros((4, 2))}))
+
+
+def read_evaluation(folder: Path) -> object:
+    from instep.evaluate.episode_batch import ParquetStore
+
+    store = ParquetStore(folder)
+    return store.load("batch"), store.trajectory("batch", 1)
+
+
+def read_token(folder: Path) -> object:
+    from instep.app.arguments import kept_token
+
+    return kept_token(folder / "token")
+
+
 def app_targets() -> list[Target]:
     return [
+        Target("notes of a training", write_training, read_training, ("policy/training.json",)),
+        Target(
+            "best values of a tuning",
+            writer("best.json", json.dumps({"status": "stopped", "settings": {"joint.elbow.damping": 0.3}})),
+            read_best_values,
+            ("best.json",),
+        ),
+        Target("episodes of an evaluation", write_evaluation, read_evaluation, ("batch.parquet", "batch.1.npy")),
+        Target("token file", writer("token", "0123456789abcdef0123456789abcdef"), read_token, ("token",)),
         Target("belief", write_belief, read_belief, ("belief.json", "belief.npz")),
         Target("delta-action model", write_delta, read_delta, ("delta.npz",)),
         Target(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from datetime import date
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="folder with recordings of real robots; tests that need it are skipped where it is absent",
     )
     parser.addoption("--nightly", action="store_true", help="also run the tests that take minutes")
+    parser.addoption(
+        "--hostile-seed", type=int, default=int(f"{date.today():%Y%m%d}"), help="seed of the hostile files of the night"
+    )
     parser.addoption("--extras", action="store_true", help="run only the tests that need optional libraries")
 
 

@@ -13,7 +13,8 @@ from instep.core.errors import InstepError
 
 ROOT = Path(__file__).parents[2]
 LIGHT = ("PLY", "GLB", "glTF", "NPZ", "CSV", "text log", "policy folder", "policy map", "event rules", "gate rules",
-         "calibration", "message of a policy server", "message of a robot", "success rates")  # fmt: skip
+         "calibration", "notes of a training", "best values of a tuning", "token file",
+         "message of a policy server", "message of a robot", "success rates")  # fmt: skip
 SEED = 3
 
 
@@ -63,6 +64,13 @@ def test_mutated_files_are_read_or_refused_in_one_sentence(hostile: ModuleType, 
         spoil(samples / target.folder, folder, target.files, case.seed)
         refused += bool(said(target.read, folder))
     assert refused > 100, "most changes of a byte are noticed"
+
+
+@pytest.mark.nightly
+def test_hostile_files_of_tonight(hostile: ModuleType, tmp_path: Path, request: pytest.FixtureRequest):
+    seed = int(request.config.getoption("--hostile-seed"))
+    missed = [row for row in hostile.run(tmp_path / "hostile", quick=True, seed=seed) if row["ok"] is False]
+    assert not missed, f"python benchmarks/hostile.py FOLDER {seed} names the files: {[row['name'] for row in missed]}"
 
 
 def test_a_full_disk_ends_a_command_with_one_sentence(

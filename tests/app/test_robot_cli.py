@@ -132,7 +132,7 @@ def test_the_compiled_lens_shows_what_the_plain_one_does(opengl):
     assert not np.array_equal(noisy.apply(clean, 1), noisy.apply(clean, 2))
 
 
-def test_cameras_whose_process_was_killed_stop_the_robot_and_come_back_with_a_reset():
+def test_cameras_whose_process_was_killed_stop_the_robot_and_come_back_with_a_reset(opengl: str):
     from instep.app.simulated_cameras import CameraDriver, RenderJob
     from instep.physics.mujoco_cameras import ImageEffects
 

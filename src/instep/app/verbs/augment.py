@@ -20,7 +20,7 @@ from instep.app.world_specs import CameraOptions, policy_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
-from instep.core.schema import COUNT, TABLE, read_entries
+from instep.core.schema import COUNT, TABLE, is_number, read_entries, shown
 from instep.core.type_guards import is_list
 from instep.core.world import Policy
 from instep.evaluate.eval_report import eval_page
@@ -104,7 +104,7 @@ def augment(
     tasked = Tasked(views.open(args.world, scene), goal)
     if not data:
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
-    options, before = _options(Path(policy), args.steps, args.device), load_policy(Path(policy), tasked.spec)
+    options, before = trained_with(Path(policy), args.steps, args.device), load_policy(Path(policy), tasked.spec)
     output = new_output("augment", args.out)
     output.kept = f"the demonstrations are kept; the same command with --out {output.folder} goes on from them"
     for source in (Path(policy), *data):
@@ -160,14 +160,18 @@ def _demonstrated(
     return 0
 
 
-def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
+def trained_with(policy: Path, steps: int | None, device: str) -> TrainOptions:
     """The options a policy was trained with."""
     note = policy / "training.json"
     if not (policy / "policy.json").is_file():
         raise BadInput(f"{str(policy)!r} is not a policy that instep train wrote; only those can be trained further.")
+    table: dict[str, Any] = read_entries(note, {"options": TABLE})["options"]
+    given, usual = {name: _frozen(value) for name, value in table.items()}, TrainOptions()
     try:
-        table: dict[str, Any] = read_entries(note, {"options": TABLE})["options"]
-        options = TrainOptions(**{name: _frozen(value) for name, value in table.items()})
+        options = TrainOptions(**given)
+        wrong = [name for name, value in given.items() if not _alike(value, getattr(usual, name))]
+        if wrong:
+            raise TypeError(f"{wrong[0]} = {shown(given[wrong[0]])}")
     except (ValueError, TypeError) as error:
         raise BadInput(f"{str(note)!r} does not hold the options of the training: {error}.") from None
     return replace(options, steps=steps or options.steps, device=device)
@@ -175,6 +179,13 @@ def _options(policy: Path, steps: int | None, device: str) -> TrainOptions:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if is_list(value) else value
+
+
+def _alike(value: object, usual: object) -> bool:
+    """Whether a value is of the kind of another; what is None else may be anything that JSON holds."""
+    if isinstance(usual, float):
+        return is_number(value)
+    return usual is None or type(value) is type(usual)
 
 
 def _collected(

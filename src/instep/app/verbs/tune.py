@@ -160,7 +160,7 @@ def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
         fixed_start=args.fixed_start,
         own=args.own,
         groups=args.group,
-        begin=_best_of(args.resume),
+        begin=best_values(args.resume),
         seed=args.seed,
     )
     budget = parse_duration(args.budget) if args.budget else math.inf
@@ -195,7 +195,7 @@ def _check_options(args: TuneArgs) -> None:
         raise BadInput(f"{listed} {verb} no effect {'with' if args.torque else 'without'} --torque; leave {them} out.")
 
 
-def _best_of(folder: Path | None) -> dict[str, float]:
+def best_values(folder: Path | None) -> dict[str, float]:
     """The best values of an earlier run; none where there is no such run."""
     from instep.core.errors import BadInput
 
