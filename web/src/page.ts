@@ -26,14 +26,14 @@ export function open(gaussians?: GaussianMaker): void {
 
 /** Messages in a script element, as base64 of gzip. */
 async function embedded(host: HTMLElement, id: string, options: ViewerOptions): Promise<void> {
-  const viewer = new Viewer(host, { ...options, panel: false });
-  window.instepViewers.push(viewer);
+  const viewer = started(host, { ...options, panel: false });
+  if (!viewer) return;
   const packed = document.getElementById(id)!.textContent!.trim();
   const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const container = new Uint8Array(await new Response(stream).arrayBuffer());
   for (const message of unpack(container)) viewer.receive(message);
-  viewer.clock.playing = true;
+  viewer.clock.playing = !window.matchMedia("(prefers-reduced-motion: reduce)").matches;
   viewer.clock.tell();
   new MutationObserver(() => {
     const theme = document.documentElement.dataset["theme"];
@@ -41,17 +41,31 @@ async function embedded(host: HTMLElement, id: string, options: ViewerOptions): 
   }).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
 }
 
+/** A viewer, or none where the browser has no WebGL: the page then shows its video. */
+function started(host: HTMLElement, options: ViewerOptions): Viewer | null {
+  try {
+    const viewer = new Viewer(host, options);
+    window.instepViewers.push(viewer);
+    document.documentElement.dataset["viewer"] = "yes";
+    return viewer;
+  } catch (error) {
+    document.documentElement.dataset["viewer"] = "no";
+    host.textContent = `This browser cannot show 3D (${(error as Error).message}).`;
+    return null;
+  }
+}
+
 /** A socket to the server, opened again where it breaks; the token is in the fragment, which no server sees. */
 function connect(host: HTMLElement, options: ViewerOptions): void {
   const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
   let socket: WebSocket;
-  const viewer = new Viewer(host, {
+  const viewer = started(host, {
     ...options,
     send: (request) => {
       if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(request));
     },
   });
-  window.instepViewers.push(viewer);
+  if (!viewer) return;
   let failures = 0;
   const begin = () => {
     socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/socket?token=${token}`);

@@ -27,13 +27,16 @@ export class Stage {
   private centre = new THREE.Vector3();
   private radius = 1;
   private dirty = true;
+  private inSight = true;
+  private filled = false;
   private readonly beforeRender: ((now: number) => boolean)[] = [];
 
   constructor(readonly host: HTMLElement) {
-    this.renderer = new THREE.WebGLRenderer({ antialias: true, preserveDrawingBuffer: true });
-    this.renderer.setPixelRatio(Math.min(window.devicePixelRatio, 2));
+    const software = isSoftware();
+    this.renderer = new THREE.WebGLRenderer({ antialias: !software, preserveDrawingBuffer: true });
+    this.renderer.setPixelRatio(software ? 1 : Math.min(window.devicePixelRatio, 2));
     this.renderer.shadowMap.enabled = true;
-    this.renderer.shadowMap.type = THREE.PCFSoftShadowMap;
+    this.renderer.shadowMap.type = software ? THREE.PCFShadowMap : THREE.PCFSoftShadowMap;
     const canvas = this.renderer.domElement;
     canvas.setAttribute("aria-label", "3D view; drag to orbit, right drag to pan, wheel to zoom");
     host.append(canvas);
@@ -45,7 +48,7 @@ export class Stage {
     this.controls.addEventListener("change", () => this.invalidate());
 
     this.sun.castShadow = true;
-    this.sun.shadow.mapSize.set(2048, 2048);
+    this.sun.shadow.mapSize.setScalar(software ? 1024 : 2048);
     this.sun.shadow.bias = -0.0004;
     this.sun.shadow.normalBias = 0.01;
     this.sun.shadow.radius = 5;
@@ -57,6 +60,8 @@ export class Stage {
     this.setTheme("light");
 
     new ResizeObserver(() => this.resize()).observe(host);
+    // Nothing is rendered while the view is scrolled away.
+    new IntersectionObserver(([entry]) => (this.inSight = entry!.isIntersecting)).observe(host);
     this.resize();
     this.renderer.setAnimationLoop((now) => this.tick(now));
   }
@@ -86,6 +91,7 @@ export class Stage {
 
   /** Frame a sphere and scale grid, light and clipping to it. */
   fit(centre: THREE.Vector3, radius: number, ground: number): void {
+    this.filled = true;
     this.centre.copy(centre);
     this.radius = radius;
     this.camera.near = radius / 200;
@@ -152,15 +158,26 @@ export class Stage {
   }
 
   private tick(now: number): void {
+    if (!this.inSight) return;
     for (const function_ of this.beforeRender) if (function_(now)) this.dirty = true;
     if (this.dirty || this.renderer.xr.isPresenting) this.render();
   }
 
   private render(): void {
     this.dirty = false;
+    if (!this.filled) return; // nothing to see yet
     this.frames++;
     this.renderer.render(this.scene, this.camera);
   }
+}
+
+/** Whether a processor renders in place of a graphics card: then quality gives way to speed. */
+function isSoftware(): boolean {
+  const context = document.createElement("canvas").getContext("webgl2");
+  const names = context?.getExtension("WEBGL_debug_renderer_info");
+  const name = context && names ? String(context.getParameter(names.UNMASKED_RENDERER_WEBGL)) : "";
+  context?.getExtension("WEBGL_lose_context")?.loseContext();
+  return /swiftshader|llvmpipe|software/i.test(name);
 }
 
 function gridMesh(): THREE.Mesh<THREE.PlaneGeometry, THREE.ShaderMaterial> {

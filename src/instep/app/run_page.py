@@ -31,6 +31,7 @@ from instep.scene.folder import Scene
 
 from .recorded_run import RecordedRun
 from .run_checks import IMAGES, TaskOutcome, image_ages, of_twin, rate_share, run_problems, task_outcome
+from .viewer.report_view import report_viewer
 
 VIDEO = "video.mp4"
 """The video beside the page."""
@@ -82,6 +83,7 @@ def summarize_run(
         _sections(run.episodes, outcomes),
         {"data": str(run.folder), "rows": str(run.rows), "ended": run.cause or run.ending or "after all steps"},
         run_video(folder, run.episodes[0], scene),
+        report_viewer(scene, run.episodes[0], title),
     )
     return RunSummary(outcomes, problems, scores, report)
 
@@ -134,7 +136,7 @@ def run_video(folder: Path, episode: Episode, scene: Scene | None) -> ReportVide
         render_trajectory(scene, episode.q[shown.rows], folder / VIDEO)
     except Unsupported as error:
         return f"No video: {error}"
-    return ReportVideo((folder / VIDEO).read_bytes(), f"Rendered from the recorded positions, {shown.words}.")
+    return ReportVideo((folder / VIDEO).read_bytes(), f"Rendered from the recorded positions, {shown.words}.", True)
 
 
 def _beside(episode: Episode, cameras: Sequence[str], rows: Array) -> Iterator[Array]:

@@ -96,6 +96,19 @@ class ReportVideo:
 
     mp4: bytes
     caption: str = ""
+    rendered: bool = False
+    """Whether it shows what the page's 3D view shows too; it is then for browsers that cannot show that."""
+
+
+@frozen_dataclass
+class ReportViewer:
+    """A 3D view of what moved: the script of the viewer and its messages (see `instep.app.viewer`)."""
+
+    script: bytes
+    data: bytes
+    caption: str = ""
+    gaussians: bool = False
+    """Whether it shows Gaussians, whose sorter is WebAssembly in a worker."""
 
 
 @frozen_dataclass
@@ -122,6 +135,8 @@ class HtmlReport:
     """What the numbers rest on: files, hashes, seeds, versions."""
     video: ReportVideo | str = ""
     """The video on top, or a sentence that says why there is none."""
+    viewer: ReportViewer | None = None
+    """The 3D view above it."""
 
 
 def write_report(folder: Path, report: HtmlReport, name: str = "report.html") -> Path:
@@ -169,6 +184,7 @@ def render(report: HtmlReport) -> str:
     return _template().render(
         report=report,
         video=_video(report.video),
+        viewer=_viewer(report.viewer),
         sections=sections,
         figures=script_json([_untitled(figure) for figure in figures]),
         plotly=_plotly() if figures else "",
@@ -256,10 +272,28 @@ def _untitled(figure: Figure) -> Figure:
     return {**figure, "layout": {k: v for k, v in figure.get("layout", {}).items() if k != "title"}}
 
 
-def _video(video: ReportVideo | str) -> dict[str, str]:
+def _video(video: ReportVideo | str) -> dict[str, Any]:
     if isinstance(video, str):
-        return {"source": "", "caption": video}
-    return {"source": "data:video/mp4;base64," + base64.b64encode(video.mp4).decode(), "caption": video.caption}
+        return {"source": "", "caption": video, "rendered": False}
+    source = "data:video/mp4;base64," + base64.b64encode(video.mp4).decode()
+    return {"source": source, "caption": video.caption, "rendered": video.rendered}
+
+
+def _viewer(viewer: ReportViewer | None) -> dict[str, Any] | None:
+    if viewer is None:
+        return None
+    more = "'wasm-unsafe-eval'; worker-src blob:; connect-src data: blob:" if viewer.gaussians else ""
+    return {
+        "script": packed(viewer.script),
+        "data": packed(viewer.data),
+        "caption": viewer.caption,
+        "policy": f" {more}".rstrip(),
+    }
+
+
+def packed(data: bytes) -> str:
+    """Data for a script element of a page: gzip, then base64; the browser unpacks it."""
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 def _image(image: ReportImage) -> dict[str, str]:
@@ -306,4 +340,4 @@ def _plotly() -> str:
     """The plotting library, compressed: the browser unpacks it, and the page is less than half as large."""
     from plotly.offline import get_plotlyjs
 
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
+    return packed(get_plotlyjs().encode())

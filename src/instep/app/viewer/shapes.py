@@ -21,7 +21,7 @@ HIDDEN_GROUP = 3
 """Groups of shapes from here on are hidden by MuJoCo's own viewer: collision shapes, by custom."""
 WIDE_PLANE = 4.0
 """A plane with a side of so many radii of the scene is its ground."""
-PLANE_SHARE = 1.1
+PLANE_SHARE = 0.75
 """How far planes are framed, in radii of the other shapes."""
 _TYPES = {
     mujoco.mjtGeom.mjGEOM_PLANE: "plane",

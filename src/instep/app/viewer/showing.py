@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from instep.core.episode import Episode
+from instep.report.page import packed
 from instep.scene.folder import Scene
 
 from .contents import RecordingContent, SceneContent
@@ -79,11 +78,6 @@ def show(thing: Shown, *, scene: str | Scene = "") -> Show:
     episodes = [thing] if isinstance(thing, Episode) else thing
     loaded = scene if isinstance(scene, Scene) else Scene.load(scene or scene_of_data(episodes, Path("the episode")))
     return Show(RecordingContent(loaded, episodes, loaded.name))
-
-
-def packed(data: bytes) -> str:
-    """Data for a script element of a page: gzip, then base64."""
-    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
 def standalone(content: ViewContent) -> str:

@@ -46,6 +46,7 @@ class TrackOptions:
     """A ghost is shown in one colour, half transparent."""
     contacts: bool = True
     """Whether contacts are computed from positions, velocities and actions."""
+    max_rows: int = MAX_ROWS
     errors: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     """Channels that colour bodies: `body`, `channel` and `scale`."""
 
@@ -68,7 +69,7 @@ def positions_in(scene: Scene, episode: Episode) -> Array:
 
 def track_message(scene: Scene, episode: Episode, options: TrackOptions, more: ChannelTable | None = None) -> bytes:
     """The track of an episode in a scene; `more` are channels beside its own."""
-    rows = shown_rows(len(episode))
+    rows = shown_rows(len(episode), options.max_rows)
     q = positions_in(scene, episode)[rows]
     finite = np.isfinite(q).all(axis=1)
     if not finite.all():  # a replay that diverged stays where it last was
@@ -91,9 +92,9 @@ def track_message(scene: Scene, episode: Episode, options: TrackOptions, more: C
     return encode("track", header, buffers)
 
 
-def shown_rows(count: int) -> Array:
+def shown_rows(count: int, most: int = MAX_ROWS) -> Array:
     """The rows of a recording that are sent."""
-    return np.unique(np.linspace(0, count - 1, min(count, MAX_ROWS)).round().astype(int))
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def pose_buffers(model: mujoco.MjModel, q: Array) -> dict[str, Array]:

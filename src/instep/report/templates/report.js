@@ -18,8 +18,8 @@
     const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   };
-  const loadPlotly = async () => {
-    const packed = document.getElementById("plotly").textContent.trim();
+  const load = async (id) => {
+    const packed = document.getElementById(id)?.textContent.trim();
     if (!packed) return;
     const script = document.createElement("script");
     script.textContent = await unpacked(packed);
@@ -103,7 +103,8 @@
   const asked = new URLSearchParams(location.search).get("theme") || location.hash.match(/theme=(light|dark)/)?.[1];
   if (asked === "dark" || asked === "light") chosen = asked;
   root.dataset.theme = current();
-  loadPlotly().then(() => apply(current())).then(() => { root.dataset.ready = "yes"; }).catch((error) => {
+  load("viewer-script").catch(() => { root.dataset.viewer = "no"; });
+  load("plotly").then(() => apply(current())).then(() => { root.dataset.ready = "yes"; }).catch((error) => {
     document.querySelectorAll(".figure").forEach((f) => { f.textContent = `This browser cannot show the figure (${error.message}).`; });
   });
 })();
