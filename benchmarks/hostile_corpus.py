@@ -83,7 +83,8 @@ MAY_BE_READ = {
     *(("SPLAT", kind) for kind in ("noise", "zeros", "text", "cut at three quarters", "empty")),
     *(("CSV", kind) for kind in ("not finite", "huge numbers")),
     ("unknown log", "text"), ("glTF", "UTF-16"), ("MJCF", "UTF-16"), ("URDF", "UTF-16"),
-    ("message of a policy server", "one byte"),
+    ("message of a policy server", "one byte"), ("zarr", "UTF-16"), ("HDF5", "not finite"), ("HDF5", "odd shapes"),
+    ("stills", "missing"), ("stills", "a folder"), ("zarr", "a folder"),
 }  # fmt: skip
 """Damage that leaves a sound file, or one whose meaning only a mapping can judge."""
 

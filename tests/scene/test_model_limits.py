@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from instep.core.errors import BadInput
+from instep import MujocoWorld, Script
+from instep.core.errors import BadInput, Diverged
+from instep.core.rollout import run_policy
 from instep.scene import compiling
 from instep.scene.folder import Scene
 from instep.scene.model import compile_model
+from instep.scene.model_limits import bounds_of
 from instep.scene.model_source import ModelSource, read_source
 
 ROBOT = """<mujoco><option timestep="0.002"/><worldbody><body name="arm" pos="0 0 1">
@@ -66,3 +70,31 @@ def test_a_model_that_cannot_be_compiled_is_refused_elsewhere(tmp_path: Path):
     (tmp_path / "robot.xml").write_text(ROBOT.replace('joint="hinge"', 'joint="elbow"'))
     with pytest.raises(BadInput, match=r"MuJoCo cannot compile robot\.xml"):
         Scene.load(tmp_path / "robot.xml")
+
+
+LIMITED = ROBOT.replace('axis="0 1 0"', 'axis="0 1 0" range="-1 1" limited="true"')
+
+
+def test_a_simulation_in_a_state_that_the_scene_cannot_reach_ends_with_one_sentence(tmp_path: Path):
+    (tmp_path / "arm.xml").write_text(LIMITED)
+    world = MujocoWorld(Scene.load(str(tmp_path / "arm.xml")))
+    bounds = bounds_of(world)
+    assert bounds is not None
+    rest = Script(world.scene.rest_action()[None])
+    assert run_policy(world, rest, steps=20, watch=[bounds]) == "steps"
+    for q, v, words in ((1e3, 0.0, "hinge is at 1e\\+03"), (0.0, 1e6, "velocity 0 is 1e\\+06")):
+        state = world.place(np.array([q]), np.array([v]))
+        with pytest.raises(Diverged, match=f"^In scene 'arm' the simulation diverged at t = 0 s: {words}"):
+            bounds(state, {}, np.zeros(1))
+    assert bounds.possible(np.zeros((3, 1)), np.array([[0.0], [np.nan], [1e9]])).tolist() == [True, False, False]
+
+
+def test_bodies_may_fall_for_long_and_shafts_may_turn_often():
+    for name in ("pusht", "furuta"):
+        world = MujocoWorld(name)
+        bounds, state = bounds_of(world), world.reset()
+        assert bounds is not None
+        free = [k for k, label in enumerate(world.spec.q.labels) if label.endswith(".z")]
+        q = state.q.copy()
+        q[free] -= 10_000.0
+        assert bounds.possible(q, state.v + 400.0)

@@ -44,6 +44,12 @@ def check_regular(path: Path, most: int) -> None:
         raise BadInput(f"{str(path)!r} cannot be opened ({first_line(error)}).") from None
 
 
+def present(path: Path) -> bool:
+    """Whether anything is at a path, a broken link included: an optional file of the wrong kind is refused, not passed
+    over."""
+    return os.path.lexists(path)
+
+
 def read_text(path: Path, most: int = MAX_DOCUMENT) -> str:
     """The text of a regular file in UTF-8."""
     try:
@@ -127,11 +133,13 @@ def find_inside(root: Path, pattern: str) -> list[Path]:
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in pattern:
         raise BadInput(f"The pattern {pattern!r} leads out of its folder, or selects nothing; a name was expected.")
     try:
-        found = sorted(path for path in root.glob(pattern) if path.is_file())
+        found = sorted(path for path in root.glob(pattern) if not path.is_dir())
     except (ValueError, NotImplementedError, OSError) as error:
         raise BadInput(f"The pattern {pattern!r} selects no files ({first_line(error)}).") from None
     for path in found:
         check_inside(root, path)
+        if not path.is_file():
+            raise BadInput(f"{str(path)!r} is a broken link, a pipe or a device, and a file was expected.")
     return found
 
 

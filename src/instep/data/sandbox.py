@@ -14,8 +14,10 @@ import numpy as np
 
 from instep.core.errors import BadInput
 from instep.core.reader_process import Job, ReaderProcess
+from instep.core.reading import check_inside, check_regular
 from instep.data.lerobot.features import is_image
 
+from .files import MAX_RECORDING
 from .mapping import DataMapping
 
 MAX_MEMORY = 8 << 30
@@ -91,6 +93,7 @@ def _verified(folder: Path) -> bool:
     if not isinstance(known, dict) or any(name not in known for name in names):
         return False
     for path, name in zip(tables, names, strict=True):
+        check_regular(check_inside(folder, path), MAX_RECORDING)
         if sha256(path) != known[name]:
             raise BadInput(f"{str(path)!r} is not as it was written: its SHA-256 differs, so it is damaged.")
     return True

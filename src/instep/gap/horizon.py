@@ -18,6 +18,7 @@ from instep.core.records import array_dataclass, options_dataclass
 from instep.core.replay import Aligned, Watch, aligned, replay_all, rollout_windows
 from instep.core.statistics import Estimate, pooled, wilson
 from instep.core.world import Array, Channel, Simulator, State, vector
+from instep.scene.model_limits import StateBounds, bounds_of
 
 from .channels import Channels, channels
 from .gap_result import Curve, Gap, RunPair, horizon_name
@@ -69,7 +70,8 @@ def measure_horizon(
     seen = np.all([run.seen[0] for run in runs], axis=0)
     compared = channels(sim.spec.q, seen, options.wrapping)
     scales = compared.scales([run.q for run in runs], options.scales)
-    replays = replay_all(sim, runs, watch)
+    bounds = bounds_of(sim)
+    replays = [without_impossible(bounds, q, v) for q, v in replay_all(sim, runs, watch)]
     replayed = _Replays(episodes, runs, replays)
     errors, notes = _errors(sim, replayed, compared, options, watch)
     curves = curves_of(errors, compared, scales, sim.spec.dt)
@@ -253,14 +255,26 @@ def predict_windows(
     spans = _spans(runs, windows, steps)
     out = {k: np.full((len(windows), runs[0].q.shape[-1]), np.nan) for k in steps}
 
+    bounds, absurd = bounds_of(sim), np.zeros(len(windows), bool)
+
     def visit(step: int, live: Array, state: State) -> None:
+        if bounds is not None:
+            absurd[live] |= ~bounds.possible(state.q[: len(live)], state.v[: len(live)])
         if step in out:
-            out[step][live] = state.q[: len(live)]
+            out[step][live] = np.where(absurd[live, None], np.nan, state.q[: len(live)])
 
     survived = rollout_windows(sim, runs, windows, spans, visit, watch)
     for k, q in out.items():
         q[survived < k] = np.nan
-    return out, int((survived < spans).sum())
+    return out, int(((survived < spans) | absurd).sum())
+
+
+def without_impossible(bounds: StateBounds | None, q: Array, v: Array) -> tuple[Array, Array]:
+    """A replay [rows, ...], NaN from the first state on that the scene cannot reach, as where it diverged."""
+    if bounds is None or bool((possible := bounds.possible(q, v)).all()):
+        return q, v
+    lost = (np.cumsum(~possible) > 0)[:, None]
+    return np.where(lost, np.nan, q), np.where(lost, np.nan, v)
 
 
 def _spans(runs: Sequence[Aligned], windows: Array, steps: Sequence[int]) -> Array:

@@ -10,7 +10,9 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.reading import check_inside, present
 from instep.core.records import array_dataclass
+from instep.core.schema import NUMBER, checked_table, table_of
 from instep.core.statistics import Estimate, log_jackknife, pooled
 from instep.core.world import Array
 from instep.physics.actuators import read_actuators
@@ -129,9 +131,10 @@ def scene_torques(scene: Scene, run: TorqueRun) -> Array:
 def sensor_offsets(scene: Scene) -> dict[str, float]:
     """Offsets of a scene's torque sensors by joint [Nm]; empty where its folder has no `torque_sensors.toml`."""
     path = scene.root / OFFSETS_FILE
-    if not path.is_file() or not (scene.root / SCENE_FILE).is_file():
+    if not present(path) or not (scene.root / SCENE_FILE).is_file():
         return {}
-    return {str(joint): float(value) for joint, value in read_table(path).get("settings", {}).items()}
+    table = checked_table(read_table(check_inside(scene.root, path)), {"settings": table_of(NUMBER)}, path.name)
+    return {joint: float(value) for joint, value in table.get("settings", {}).items()}
 
 
 def check_same_joints(runs: Sequence[TorqueRun]) -> None:

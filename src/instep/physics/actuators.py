@@ -32,8 +32,10 @@ from mujoco import batch as mjbatch
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Address, Param
+from instep.core.reading import check_inside, present
 from instep.core.records import array_dataclass
 from instep.core.rollout import checked_action
+from instep.core.schema import NUMBER, TEXT, checked_table, table_of
 from instep.core.world import Array, Channel, Observation, Settings, Spec, State, vector
 from instep.scene.couplings import with_actuator_labels
 from instep.scene.folder import AroundSimulator, Scene
@@ -68,12 +70,13 @@ MOTOR: Mapping[str, Term] = {
 """Torque constant, winding resistance, duty per radian of error and unit of gain, supply voltage and resistance."""
 
 
+_ENTRIES = {"settings": table_of(NUMBER), "inputs": table_of(TEXT)}
+"""What `actuators.toml` may hold."""
+
+
 def read_actuators(root: Path) -> dict[str, float]:
     """The settings of a scene's `actuators.toml`; empty where it has none."""
-    try:
-        return {str(name): float(value) for name, value in _table(root).get("settings", {}).items()}
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{ACTUATORS_FILE} in {root.name!r} cannot be read: {error}.") from None
+    return {name: float(value) for name, value in _table(root).get("settings", {}).items()}
 
 
 def with_inputs(scene: Scene, episodes: Sequence[Episode]) -> list[Episode]:
@@ -127,7 +130,7 @@ def is_actuator_param(model: mujoco.MjModel, name: str) -> bool:
 
 def _table(root: Path) -> dict[str, Any]:
     path = root / ACTUATORS_FILE
-    return read_table(path) if path.is_file() else {}
+    return checked_table(read_table(check_inside(root, path)), _ENTRIES, path.name) if present(path) else {}
 
 
 def _with_inputs(episode: Episode, inputs: Mapping[str, str]) -> Episode:

@@ -273,6 +273,9 @@ def _from_folder(root: Path) -> Scene:
     table = _table(root / SCENE_FILE)
     source = _source(inside(root, str(table.get("model", "scene.xml"))), root)
     settings: Settings = table.get("settings", {})
+    for name, value in table.get("settings", {}).items():
+        if name.endswith(".delay") and not 0 <= value <= address.LONGEST_DELAY:
+            raise BadInput(f"{name!r} of {root.name!r} is {value:g}; 0 to {address.LONGEST_DELAY:g} s was expected.")
     model = compile_model(source, history=address.LONGEST_DELAY if address.needs_memory(settings) else 0.0)
     if settings:
         model = address.write(model, settings)

@@ -7,8 +7,10 @@ import math
 import mujoco
 import numpy as np
 
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, Diverged
+from instep.core.records import array_dataclass
 from instep.core.type_guards import is_array
+from instep.core.world import Array, Observation, State, World, inner_with
 
 MAX_BODIES = 5000
 MAX_DOFS = 5000
@@ -75,6 +77,75 @@ def check_model(model: mujoco.MjModel, name: str) -> None:
             if not low <= float(value) <= high:
                 raise BadInput(f"{name} has {option} = {value:g}; between {low:g} and {high:g} {unit} was expected.")
     _check_sizes(model, name)
+
+
+@array_dataclass
+class StateBounds:
+    """Positions and velocities that a model can have, with wide margins: a simulation that is beyond has diverged.
+
+    As a watcher it ends a run there. A limited joint stays within ten times its range; bodies that fall for a thousand
+    seconds are inside.
+    """
+
+    scene: str
+    low: Array
+    """Lowest positions [nq]."""
+    high: Array
+    """Highest positions [nq]."""
+    speed: Array
+    """Highest speeds [nv]."""
+    labels: tuple[str, ...]
+    """Names of the positions [nq]."""
+
+    def possible(self, q: Array, v: Array) -> Array:
+        """Which states are within the bounds [...]; those that are not finite are not."""
+        inside = ((q >= self.low) & (q <= self.high)).all(axis=-1)
+        return np.asarray(inside & (np.abs(v) <= self.speed).all(axis=-1))
+
+    def __call__(self, state: State, observation: Observation, action: Array) -> None:
+        """Raise `Diverged` with one sentence where the state of a world is impossible."""
+        q, v, t = state.q, state.v, float(state.t)
+        if bool(self.possible(q, v)):
+            return
+        beyond = np.flatnonzero(~((q >= self.low) & (q <= self.high)))
+        if len(beyond):
+            k = int(beyond[0])
+            what = f"{self.labels[k]} is at {q[k]:.3g}, and {self.low[k]:.3g} to {self.high[k]:.3g} is possible"
+        else:
+            k = int(np.flatnonzero(~(np.abs(v) <= self.speed))[0])
+            what = f"velocity {k} is {v[k]:.3g}, and up to {self.speed[k]:.3g} is possible"
+        raise Diverged(
+            f"In scene {self.scene!r} the simulation diverged at t = {t:.4g} s: {what}; a smaller timestep, softer "
+            "gains or valid masses may help."
+        )
+
+
+MAX_TURN_RAD, MAX_DISTANCE_M, MAX_SPEED = 1e6, 1e7, 1e5
+"""Bounds of joints without limits, of free bodies, and of speeds [rad/s or m/s]."""
+
+
+def bounds_of(world: World) -> StateBounds | None:
+    """What the scene of a simulated world can do; None where the world is made of none."""
+    scene = getattr(inner_with(world, "scene"), "scene", None)
+    if scene is None or scene.spec.q.labels != world.spec.q.labels:
+        return None
+    return state_bounds(scene.model, scene.name, world.spec.q.labels)
+
+
+def state_bounds(model: mujoco.MjModel, scene: str, labels: tuple[str, ...]) -> StateBounds:
+    """The bounds of a model's states; `labels` name its positions."""
+    low, high = np.full(model.nq, -MAX_DISTANCE_M), np.full(model.nq, MAX_DISTANCE_M)
+    for j in range(model.njnt):
+        begin, kind = int(model.jnt_qposadr[j]), int(model.jnt_type[j])
+        if kind in (int(mujoco.mjtJoint.mjJNT_FREE), int(mujoco.mjtJoint.mjJNT_BALL)):
+            first = begin + (3 if kind == int(mujoco.mjtJoint.mjJNT_FREE) else 0)
+            low[first : first + 4], high[first : first + 4] = -2.0, 2.0
+        elif model.jnt_limited[j]:
+            a, b = (float(x) for x in model.jnt_range[j])
+            low[begin], high[begin] = a - 10 * (b - a) - 10, b + 10 * (b - a) + 10
+        elif kind == int(mujoco.mjtJoint.mjJNT_HINGE):
+            low[begin], high[begin] = -MAX_TURN_RAD, MAX_TURN_RAD
+    return StateBounds(scene, low, high, np.full(model.nv, MAX_SPEED), labels)
 
 
 def _check_sizes(model: mujoco.MjModel, name: str) -> None:

@@ -25,6 +25,8 @@ MAX_FILES = 2**30
 """Largest sum of meshes and textures [bytes]."""
 MAX_DEPTH = 64
 MAX_ELEMENTS = 50_000
+MAX_URDF_NUMBER = 1e30
+"""Largest number of a URDF."""
 MAX_COPIES = 10_000
 """Largest number of copies nested `replicate` elements may make."""
 
@@ -210,6 +212,19 @@ class _Reader:
                 where = f"<{element.tag}{f' name={label!r}' if label else ''}>"
                 raise BadInput(f"{name} of {where} in {self.name} is {word!r}; it must be a finite number.")
 
+    def check_numbers(self, element: ET.Element) -> None:
+        """Refuse what MuJoCo passes over in a URDF: numbers that are empty or absurd, and limits without a range."""
+        for name, value in element.attrib.items():
+            try:
+                sound = abs(float(value)) <= MAX_URDF_NUMBER
+            except ValueError:
+                sound = False
+            if not sound:
+                raise BadInput(f"{name} of <{element.tag}> in {self.name} is {value[:40]!r}; a number was expected.")
+        low, high = (float(element.get(name, "0")) for name in ("lower", "upper"))
+        if element.tag == "limit" and low == high != 0:
+            raise BadInput(f"A <limit> in {self.name} goes from {low:g} to {high:g}; lower must be below upper.")
+
     def check_size(self, element: ET.Element) -> None:
         memory = element.get("memory", "-1").strip().upper()
         scale = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}.get(memory[-1:], 1)
@@ -274,6 +289,9 @@ class _Reader:
     def confine_urdf(self, tree: ET.Element) -> None:
         """The same for URDF, where paths may start with package:// and are looked up under the root only."""
         self.check(tree, 1)
+        for path in (".//joint/limit", ".//joint/dynamics", ".//inertial/mass", ".//inertial/inertia"):
+            for element in tree.findall(path):
+                self.check_numbers(element)
         for link in tree.iter("link"):
             for visual in link.findall("visual"):
                 if not _shown_alone(link, visual):
@@ -295,7 +313,7 @@ class _Reader:
                 parts = PurePosixPath(wanted.removeprefix(scheme)).parts
                 tails = [str(PurePosixPath(*parts[skip:])) for skip in range(min(2, len(parts)))]
                 found = [t for t in tails if t and (self.root / t).is_file()]
-                return found[0] if found else tails[-1]
+                return found[0] if found else tails[-1] if tails else wanted
         return wanted.removeprefix("file://") if wanted.startswith("file://") else wanted
 
     def take(self, wanted: str, kind: str) -> str:

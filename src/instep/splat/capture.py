@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from instep.core.errors import BadInput, UnknownName
-from instep.core.reading import check_inside, find_inside, inside, parsing, read_file, read_json_table
+from instep.core.reading import (
+    MAX_DOCUMENT,
+    check_inside,
+    check_regular,
+    find_inside,
+    inside,
+    parsing,
+    present,
+    read_file,
+    read_json_table,
+)
 from instep.core.records import array_dataclass
 from instep.core.type_guards import is_list
 from instep.core.world import Array
@@ -149,7 +159,7 @@ def _intrinsics(table: dict[str, Any], name: str, width: int, height: int, place
 def _points(folder: Path) -> Array:
     for name in ("points.npy", "ground.npy"):
         path = folder / name
-        if path.exists():
+        if present(path):
             check_inside(folder, path)
             points = read_npy(path)
             if points.dtype.kind not in "fiu" or points.shape[1:] != (3,) or not np.isfinite(points).all():
@@ -160,7 +170,11 @@ def _points(folder: Path) -> Array:
 
 def _plane(folder: Path, points: Array) -> Plane | None:
     path = folder / "ground_plane.json"
-    if not path.is_file() or len(points) < 3:
+    if not present(path):
+        return None
+    check_inside(folder, path)
+    check_regular(path, MAX_DOCUMENT)
+    if len(points) < 3:
         return None
     normal = np.asarray(_object(path).get("plane"), float)
     if normal.shape != (4,) or not np.isfinite(normal).all() or abs(normal[2]) < 0.1:

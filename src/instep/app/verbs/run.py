@@ -28,6 +28,7 @@ from instep.policy import AsyncChunked
 from instep.robot import realtime_priority
 from instep.scene.calibration import Calibration, calibration_among
 from instep.scene.folder import Scene
+from instep.scene.model_limits import bounds_of
 from instep.scene.tasks.task import Tasked
 
 if TYPE_CHECKING:
@@ -192,6 +193,8 @@ def _ran(
     with status_bar() as progress, urgent:
         shown = progress.add_task(title, total=args.steps, state="")
         watch: list[Watcher] = [TwinStatus(progress, shown, opened.spec, trust), *([shadow] if shadow else [])]
+        if (bounds := bounds_of(opened)) is not None:
+            watch.append(bounds)
         return record_run(opened, decider, recorder, seeds=[args.seed], steps=args.steps, watch=watch)
 
 

@@ -6,6 +6,7 @@ Images stay in their file until they are used. Episodes are written to HDF5 in A
 from __future__ import annotations
 
 import math
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ ALOHA_NAMES = {
     "timestamp": "timestamp",
 }
 """Where ALOHA keeps the columns of an episode."""
+BLOSC_VERSION = 2
+"""First byte of a chunk that Blosc compressed."""
 
 
 def read_hdf5(path: Path, options: Mapping[str, Any]) -> Iterator[RawRun]:
@@ -160,9 +163,21 @@ def _store(path: Path) -> Any:
             check_inside(path, file)
             if not file.is_dir():
                 check_regular(file, MAX_DECODED)
+                with file.open("rb") as stream:
+                    _check_blosc(f"{path}/{file.relative_to(path)}", stream.read(16), file.stat().st_size)
         return str(path)
     check_members(path)
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as stream:
+                _check_blosc(f"{member.filename} of {path}", stream.read(16), member.file_size)
     return library("zarr.storage").ZipStore(path, mode="r")
+
+
+def _check_blosc(name: str, head: bytes, size: int) -> None:
+    """Refuse a chunk that was cut off: the decoder of Blosc reads as many bytes as its header says, there or not."""
+    if len(head) == 16 and head[0] == BLOSC_VERSION and int.from_bytes(head[12:16], "little") > size:
+        raise BadInput(f"The chunk {name!r} has {size} bytes and announces more, so it was cut off.")
 
 
 def _zarr_column(name: str, array: Any, path: Path) -> Any:

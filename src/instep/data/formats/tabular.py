@@ -69,13 +69,14 @@ def _text(path: Path) -> str:
 def _unpacked(path: Path) -> bytes:
     """The content of a gzipped file, read in pieces, so that a small file cannot fill the memory."""
     most = min(MAX_TEXT, MAX_COMPRESSION_RATIO * path.stat().st_size + (1 << 20))
-    pieces: list[bytes] = []
+    count = 0
     with gzip.open(path, "rb") as packed:
         while piece := packed.read(1 << 20):
-            pieces.append(piece)
-            if len(pieces) << 20 > most:
+            count += len(piece)
+            if count > most:
                 raise BadInput(f"{str(path)!r} unpacks to more than {most >> 20} MiB of text, which is refused.")
-    return b"".join(pieces)
+    with gzip.open(path, "rb") as packed:
+        return packed.read(count)
 
 
 def _values(cells: list[str]) -> Array:

@@ -71,6 +71,9 @@ def from_arrow(table: Any, features: Mapping[str, Any]) -> dict[str, Any]:
         if feature["dtype"] == "video" or name not in table.column_names:
             continue
         out[name] = _column(name, table.column(name).combine_chunks(), feature)
+    wanted = [name for name, feature in features.items() if name not in AUTOMATIC and feature["dtype"] != "video"]
+    if wanted and not any(name in out for name in wanted):
+        raise BadInput(f"A table holds none of the columns {', '.join(wanted[:5])}, so it is not of this dataset.")
     return out
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import check_inside, inside, parsing, read_json_table
+from instep.core.reading import check_inside, inside, parsing, present, read_json_table
 from instep.core.world import Spec
 from instep.data import files
 from instep.data.frames import open_video
@@ -87,7 +87,7 @@ def _lazy_episodes(folder: Path) -> LazyEpisodes:
     info, own = read_info(folder), own_notes(folder)
     v3 = info["codebase_version"] == V30
     where = _TablesV3(folder, info) if v3 else _TablesV21(folder, info)
-    tasks = read_tasks(folder) if v3 else _tasks_v21(folder)
+    tasks = read_tasks(folder) if v3 else _tasks_v21(folder, info)
     spec = spec_from_json(own["spec"]) if own and own.get("spec") else foreign_spec(info["features"], info["fps"])
     notes: list[Any] = own["episodes"] if own else []
 
@@ -133,7 +133,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 def own_notes(folder: Path) -> dict[str, Any] | None:
     """What instep wrote beside the LeRobot files, where it did."""
     path = folder / OWN
-    value = read_json_table(check_inside(folder, path)) if path.exists() else None
+    value = read_json_table(check_inside(folder, path)) if present(path) else None
     if value is not None and not isinstance(value.get("episodes"), list):
         raise BadInput(f"{str(path)!r} is damaged: it should hold a spec and a list of episodes.")
     return value
@@ -142,7 +142,7 @@ def own_notes(folder: Path) -> dict[str, Any] | None:
 def read_tasks(folder: Path) -> dict[int, str]:
     """The tasks of a dataset of version 3.0 by number."""
     path = folder / "meta/tasks.parquet"
-    if not path.exists():
+    if not present(path):
         return {}
     stored = files.plain_text(files.read_table(check_inside(folder, path)))
     name = "task" if "task" in stored.column_names else "__index_level_0__"
@@ -242,8 +242,11 @@ class _TablesV21:
         return _filled(self._folder, template, numbers)
 
 
-def _tasks_v21(folder: Path) -> dict[int, str]:
-    return {int(row["task_index"]): str(row["task"]) for row in files.read_lines(inside(folder, "meta/tasks.jsonl"))}
+def _tasks_v21(folder: Path, info: Mapping[str, Any]) -> dict[int, str]:
+    rows = files.read_lines(inside(folder, "meta/tasks.jsonl"))
+    if len(rows) < int(info.get("total_tasks") or 0):
+        raise BadInput(f"tasks.jsonl of {str(folder)!r} lists {len(rows)} of its {info['total_tasks']} tasks.")
+    return {int(row["task_index"]): str(row["task"]) for row in rows}
 
 
 def _filled(folder: Path, template: Any, values: Mapping[str, str]) -> Path:

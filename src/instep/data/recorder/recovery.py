@@ -18,13 +18,13 @@ import numpy as np
 
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
-from instep.core.reading import parse_json, parsing
+from instep.core.reading import check_regular, parse_json, parsing, present
 from instep.core.records import array_dataclass, frozen_dataclass
 from instep.core.rollout import run_policy
 from instep.core.schema import shown
 from instep.core.type_guards import is_table
 from instep.core.world import Array, Policy, Watcher, World, vector
-from instep.data.files import ALLOWED_KINDS, read_npz
+from instep.data.files import ALLOWED_KINDS, MAX_RECORDING, read_npz
 from instep.data.frames import Frames, IndexedImages
 from instep.data.lerobot.features import WriteOptions, spec_from_json
 from instep.data.lerobot.reader import read_lerobot
@@ -225,6 +225,8 @@ def _stream_file(folder: Path, number: int) -> Path:
 
 
 def _scan(path: Path) -> Scan:
+    if present(path):
+        check_regular(path, MAX_RECORDING)
     try:
         return journal.scan(path)
     except OSError:
