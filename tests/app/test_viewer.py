@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import time
+from dataclasses import replace
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
@@ -18,8 +19,10 @@ from instep import Constant, MujocoWorld, rollout
 from instep.app.cli import main
 from instep.app.viewer.contents import RecordingContent, SceneContent
 from instep.app.viewer.front_end import absence
+from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import container, encode
 from instep.app.viewer.shapes import coarser
+from instep.app.viewer.shared_row import RowLayout, SharedRow
 from instep.app.viewer.tracks import TrackOptions, track_message
 from instep.app.viewer.view_server import LiveRow, ViewServer, row_message
 from instep.core.errors import BadInput
@@ -219,3 +222,48 @@ def test_a_watcher_that_stalls_gets_fewer_rows_and_harms_nobody(arm):
 def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys):
     assert main(["view", "arm8", "--seconds", "0"]) == 2
     assert "Did you mean 'arm7'" in capsys.readouterr().err
+
+
+@needs_viewer
+def test_a_live_view_shows_the_newest_row_to_whoever_connects(arm):
+    world = MujocoWorld(arm)
+    state = world.reset(0)
+    with LiveView(arm, world.spec, "arm") as live:
+        origin, token = live.url.split("/#token=")
+        live(replace(state, t=1.0), world.observe(state), arm.rest_action())
+        with connect(f"{origin.replace('http', 'ws')}/socket?token={token}") as link:
+            kinds = [decoded(link.recv(timeout=20))[0]["kind"] for _ in range(3)]
+            header, buffers = decoded(link.recv(timeout=20))
+            assert kinds == ["scene", "info", "track"] and header["kind"] == "live" and header["t"] == 1.0
+            np.testing.assert_allclose(buffers["values"][: len(state.q)], state.q, atol=1e-6)
+            positions = buffers["positions"].reshape(-1, 3)
+            np.testing.assert_allclose(positions[1:], body_poses(arm.model, state.q)[:, :3], atol=1e-6)
+            live(replace(state, t=2.0), world.observe(state), arm.rest_action())
+            header, buffers = decoded(link.recv(timeout=20))
+            assert header["t"] == 2.0 and len(buffers["bodies"]) == 0, "nothing moved"
+        path = live._row.path
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_a_reader_never_sees_half_a_row_nor_the_same_one_twice():
+    writer = SharedRow(RowLayout(4, {"top": (2, 2, 3)}))
+    reader = SharedRow(writer.layout, writer.path)
+    assert reader.read(0) is None and reader.read_image("top", 0) is None
+    writer.write(0.5, [np.array([1.0, 2.0]), np.array([[3.0, 4.0]])])
+    writer.write_image("top", np.full((2, 2, 3), 7, np.uint8))
+    seen, t, numbers = reader.read(0)
+    assert t == 0.5 and numbers.tolist() == [1.0, 2.0, 3.0, 4.0] and reader.read(seen) is None
+    assert reader.read_image("top", 0)[1].tolist() == np.full((2, 2, 3), 7).tolist()
+    writer._counter[0] += 1  # in the middle of a row
+    assert reader.read(seen) is None
+    writer.close()
+    assert not writer.path.exists()
+
+
+@needs_viewer
+def test_a_run_can_be_viewed_while_it_runs(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", "hold", "sim:cartpole", "--steps", "5", "--view", "--out", str(out)]) == 0
+    assert "In the browser: http://127.0.0.1:" in capsys.readouterr().err
+    assert b"data-instep-viewer" in (out / "report.html").read_bytes()

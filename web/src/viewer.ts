@@ -24,6 +24,7 @@ export const COLOURS = {
 const ERROR_COLOUR = new THREE.Color(0xe03131);
 const FIRST_PLOTS = 3;
 const IMAGES_MS = 150;
+const MOST_LISTED = 8;
 
 interface Shown {
   track: Track;
@@ -193,6 +194,7 @@ export class Viewer {
         this.attach(model);
       }
       this.addLegend(one);
+      if (track.offset.some((n) => n !== 0)) this.frameAll();
       if (track.errors.length) this.errorToggle();
       this.setChannels(first);
     }
@@ -206,7 +208,19 @@ export class Viewer {
     this.plots.draw();
   }
 
+  /** Frame a grid of worlds. */
+  private frameAll(): void {
+    const box = new THREE.Box3();
+    const { centre, radius, ground } = this.scene!;
+    for (const { track } of this.shown.values()) {
+      const middle = new THREE.Vector3(...centre).add(new THREE.Vector3(...track.offset));
+      box.expandByPoint(middle.clone().addScalar(radius)).expandByPoint(middle.addScalar(-radius));
+    }
+    this.stage.fit(box.getCenter(new THREE.Vector3()), 0.8 * box.getSize(new THREE.Vector3()).length() / 2, ground ?? 0);
+  }
+
   private addLegend({ track, model, trails, order }: Shown): void {
+    if (order >= MOST_LISTED) return;
     this.panel.addTrack(track.id, track.label, this.colour(order), (shown) => {
       model.root.visible = shown;
       for (const trail of trails) trail.line.visible = shown && this.layers.trails;

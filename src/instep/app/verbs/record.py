@@ -10,6 +10,7 @@ from instep.app.output import new_output, progress_bar
 from instep.app.recorded_run import record_run
 from instep.app.robot_events import EventCounter
 from instep.app.run_page import announce_run, summarize_run
+from instep.app.viewer.watching import live_view
 from instep.app.world_specs import CameraOptions, policy_from_spec, world_from_spec
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
@@ -43,6 +44,8 @@ class RecordArgs:
     task: str = ""
     """what the episodes show, in words."""
     token: TokenFile = None
+    view: bool = False
+    """show the run in the browser while it runs; a simulation is then held to real time."""
     out: OutFolder = None
 
 
@@ -71,7 +74,8 @@ def record(
         decider = policy_from_spec(args.policy, opened)
         scene = scene or getattr(inner_with(opened, "scene"), "scene", None)
         seeds = range(args.seed, args.seed + args.episodes)
-        with progress_bar() as progress:
+        paced = world.startswith(("sim:", "recording:"))
+        with live_view(args.view, scene, opened.spec, title, paced=paced) as live, progress_bar() as progress:
             bar = progress.add_task(title, total=args.episodes * args.steps)
 
             def tick(state: State, observation: Observation, action: Array) -> None:
@@ -79,7 +83,7 @@ def record(
 
             counter = EventCounter(opened)
             recorder = Recorder(data, opened.spec, meta={"task": args.task or title, "world": world})
-            found = record_run(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick])
+            found = record_run(opened, decider, recorder, seeds=seeds, steps=args.steps, watch=[tick, *live])
         events = counter.events()
     summary = summarize_run(found, scene, title=f"record {title}", folder=output.folder, doubts=events.doubts)
     report = replace(summary.report, sections=[*summary.report.sections, *events.sections])

@@ -13,6 +13,7 @@ from rich.console import Console
 from instep.app.arguments import Options, SceneArg, kept_token, write_secret
 from instep.app.simulated_cameras import CameraDriver, RenderJob
 from instep.app.simulated_robot import Perturbation, SensorDriver, hidden_appearance, simulate_robot
+from instep.app.viewer.watching import Viewed, live_view
 from instep.core.errors import BadInput, UnknownName
 from instep.core.records import options_dataclass
 from instep.physics.engines import Engine
@@ -56,6 +57,8 @@ class RobotArgs:
     """file to write the address and token to once it listens (readable by you alone)."""
     reveal: Path | None = None
     """file to write the hidden parameters to, for judging an identification afterwards."""
+    view: bool = False
+    """show the robot in the browser, as it truly is, without the noise and delay of its sensors."""
 
 
 def robot(
@@ -97,7 +100,9 @@ def robot(
         _say(f"A simulated robot for {loaded.name!r} in {args.engine} listens at {where}.", token)
 
     with ExitStack() as stack:
-        driver: Driver = WorldDriver(simulated.world)
+        title = f"simulated robot {loaded.name}"
+        live = stack.enter_context(live_view(args.view, loaded, simulated.world.spec, title))
+        driver: Driver = WorldDriver(Viewed(simulated.world, live) if live else simulated.world)
         if args.pace == "real" and chosen:
             effects, distortion = hidden_appearance(args.hidden)
             job = RenderJob(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from instep.app.run_page import announce_run, summarize_run
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
 from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
 from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
+from instep.app.viewer.watching import live_view
 from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
@@ -75,6 +77,8 @@ class RunArgs:
     with what was done, and never sent."""
     nominal: Path | None = None
     """dataset of nominal runs of this twin, on which trust in this run is calibrated."""
+    view: bool = False
+    """show the run in the browser while it runs; a simulation is then held to real time."""
     out: OutFolder = None
 
 
@@ -118,8 +122,11 @@ def run(
             decider.act(opened.sim.observe(opened.sim.reset(args.seed)))
         opened = _with_goal(opened, scene)
         shadow = stack.enter_context(Shadow(args.shadow, opened, seed=args.seed)) if args.shadow else None
-        counter = EventCounter(opened)
-        found = _ran(opened, decider, f"{policy} in {world}", args, (output, trust, shadow))
+        counter, title = EventCounter(opened), f"{policy} in {world}"
+        live = stack.enter_context(
+            live_view(args.view, scene, opened.spec, title, paced=world.startswith(("sim:", "recording:")))
+        )
+        found = _ran(opened, decider, title, args, (output, trust, [*([shadow] if shadow else []), *live]))
         events = counter.events()
     watched = trust, shadow.answers() if shadow else None, events
     return _finish(output, found, scene, f"{policy} in {world}", args, watched)
@@ -179,12 +186,12 @@ def _with_goal(opened: Any, scene: Scene | None) -> Any:
 
 
 def _ran(
-    opened: Any, decider: Policy, title: str, args: RunArgs, into: tuple[Output, Trust | None, Shadow | None]
+    opened: Any, decider: Policy, title: str, args: RunArgs, into: tuple[Output, Trust | None, Sequence[Watcher]]
 ) -> RecordedRun:
     """Run through the recorder until the end, Ctrl-C or an error; the rows until then are kept."""
     from instep.data import Recorder
 
-    output, trust, shadow = into
+    output, trust, watchers = into
     world = title.rpartition(" in ")[2]
     data = output.folder / "data"
     output.kept = f"the rows are kept in {data}, from which any command that reads data recovers them"
@@ -192,7 +199,7 @@ def _ran(
     urgent = realtime_priority() if world.startswith(("twin:", "robot:")) else nullcontext()
     with status_bar() as progress, urgent:
         shown = progress.add_task(title, total=args.steps, state="")
-        watch: list[Watcher] = [TwinStatus(progress, shown, opened.spec, trust), *([shadow] if shadow else [])]
+        watch: list[Watcher] = [TwinStatus(progress, shown, opened.spec, trust), *watchers]
         if (bounds := bounds_of(opened)) is not None:
             watch.append(bounds)
         return record_run(opened, decider, recorder, seeds=[args.seed], steps=args.steps, watch=watch)

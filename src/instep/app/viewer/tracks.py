@@ -117,19 +117,20 @@ def channel_table(episode: Episode) -> ChannelTable:
         values = np.asarray(episode[column])
         if values.ndim != 2 or values.dtype.kind not in "fiub" or values.shape[1] != len(channel.labels):
             continue
-        for k, label in enumerate(channel.labels):
-            unit = channel.units[k] if k < len(channel.units) else ""
-            names.append(
-                {
-                    "name": f"{group}.{label}" if group else label,
-                    "unit": unit,
-                    "group": group or ("bodies" if "." in label else "joints"),
-                }
-            )
-            columns.append(values[:, k].astype(float))
+        names += channel_names(channel, group)
+        columns += list(values.T.astype(float))
     if not columns:
         return ChannelTable((), np.zeros((len(episode), 0)))
     return ChannelTable(names[:MAX_CHANNELS], np.stack(columns[:MAX_CHANNELS], axis=1))
+
+
+def channel_names(channel: Channel, group: str) -> list[dict[str, str]]:
+    """Name, unit and group of each number of a channel; positions have no group of their own."""
+    return [
+        {"name": f"{group}.{label}" if group else label, "unit": unit,
+         "group": group or ("bodies" if "." in label else "joints")}
+        for label, unit in zip(channel.labels, channel.units, strict=True)
+    ]  # fmt: skip
 
 
 def contact_buffers(scene: Scene, q: Array, episode: Episode, rows: Array) -> dict[str, Array]:
