@@ -40,12 +40,14 @@ def test_trust_falls_as_scores_grow_and_stays_between_zero_and_one() -> None:
     assert np.all(np.diff(levels) <= 0) and levels.max() <= 1 and levels.min() > 0
 
 
-def test_a_number_that_is_missing_is_as_bad_as_can_be() -> None:
+def test_between_two_images_the_last_numbers_count_and_a_body_that_is_lost_is_noticed() -> None:
     trust = calibrate_trust([nominal(seed) for seed in range(60)])
     log = nominal(5)
-    log["tee.nis"][120:] = np.nan
+    log["tee.nis"][1::2] = np.nan
+    assert trust.alarm(log, 0.02) is None
+    log["tee.frames_lost"] = np.where(np.arange(200) > 120, 8.0, 0.0)
     row = trust.alarm(log)
-    assert row is not None and 100 < row < 140
+    assert row is not None and 120 < row < 140
 
 
 def test_rows_that_are_not_judged_are_in_no_window() -> None:

@@ -32,7 +32,7 @@ Lines = dict[str, tuple[Array, Array]]
 
 def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     """What makes a twin doubtful, each in one sentence; cameras in `held_out` are not used on purpose."""
-    from instep.twin import FAULT_WORDS, ImageFault, correction_log
+    from instep.twin import FAULT_WORDS, ImageFault, TrustStage, correction_log, trust_events
 
     if "twin.correction" not in episode:
         return []
@@ -53,6 +53,7 @@ def twin_problems(episode: Episode, held_out: Sequence[str] = ()) -> list[str]:
     for camera, values in latency.items():
         if camera not in held_out and not np.isfinite(values).any():
             problems.append(f"No image of {camera} came.")
+    problems += [event.words for event in trust_events(episode) if event.stage >= TrustStage.HOLD]
     invalid = _count(episode, "dropouts")
     if invalid > MAX_INVALID_SHARE * len(episode):
         problems.append(f"{invalid} of {len(episode)} rows had no valid joint reading.")
@@ -66,7 +67,7 @@ def _lost(log: Mapping[str, Array]) -> int:
 
 def tracking_page(title: str, tracked: TrackedRecording, scores: Mapping[str, Estimate], folder: Path) -> HtmlReport:
     """The page of a recording that a twin tracked: its cameras with the twin's outline, and what was measured."""
-    from instep.twin import correction_log
+    from instep.twin import correction_log, shipped_trust
 
     run, shown = tracked.run, playback(tracked.run.t)
     problems = twin_problems(run, tracked.options.held_out)
@@ -80,7 +81,10 @@ def tracking_page(title: str, tracked: TrackedRecording, scores: Mapping[str, Es
         f"{len(run)} rows, {run.t[-1] - run.t[0]:.1f} s",
         Headline("bad", "The twin did not keep in step.", " ".join(problems)) if problems else fine,
         twin_numbers(run, scores),
-        [Section("Scores by the recorded images", "", [score_table(scores)]), *twin_sections(run)],
+        [
+            Section("Scores by the recorded images", "", [score_table(scores)]),
+            *twin_sections(run, tracked.options.trust or shipped_trust()),
+        ],
         {"rows": str(len(run))},
         ReportVideo((folder / "video.mp4").read_bytes(), caption),
     )
@@ -113,18 +117,36 @@ def twin_sections(episode: Episode, trust: Any = None) -> list[Section]:
     if "twin.correction" not in episode:
         return []
     log, t = correction_log(episode), episode.t - episode.t[0]
-    return [_trusting(t, log, trust), _seeing(t, log), _keeping(t, episode)]
+    return [_trusting(t, log, trust), *_stages(t, episode), _seeing(t, log), _keeping(t, episode)]
+
+
+def _stages(t: Array, episode: Episode) -> list[Section]:
+    """What the twin did for want of trust; none where it was not supervised."""
+    from instep.twin import trust_events
+    from instep.twin.trust_stages import CHANNEL, LABELS
+
+    if CHANNEL not in episode:
+        return []
+    rows, events = np.asarray(episode[CHANNEL], float), trust_events(episode)
+    level, stage = rows[:, LABELS.index("level")], rows[:, LABELS.index("stage")]
+    lead = (
+        "Stages: 0 normal, 1 slow, 2 coast (images correct nothing), 3 hold, 4 handed over to the operator. "
+        f"{'The twin was trusted throughout.' if not events else ' '.join(event.words for event in events)}"
+    )
+    figures = _figures(
+        ("Stage of trust", "stage, 0 to 4", {"stage": (t, stage)}),
+        ("Level against nominal runs", "level, 1 is the largest nominal one", {"level": (t, level)}),
+    )
+    return [Section("Stages of trust", lead, figures)]
 
 
 def _trusting(t: Array, log: Mapping[str, Array], trust: Any) -> Section:
     residuals = {**_lines(t, log, "residual", ", silhouette"), **_lines(t, log, "colour_residual", ", colours")}
     lead = "The mean NIS of a body on a table is 3 where the covariance of the filter is right."
     level: Lines = {}
-    if trust is None:
-        lead += " Trust is shown where nominal runs are given (--nominal)."
-    else:
+    if trust is not None:
         level = {"trust": (t, np.asarray(trust.of(trust.frames(log)), float))}
-        lead += " Trust is the share of nominal runs with an anomaly score at least as large."
+        lead += " Trust is the share of nominal runs with a level at least as large."
     figures = _figures(
         ("Trust", "trust, 0 to 1", level),
         ("Innovation against its covariance (NIS)", "NIS", _lines(t, log, "nis")),

@@ -65,12 +65,22 @@ class TwinStatus:
             return ""
         log = self.log()
         words = [] if self._trust is None else [f"trust {float(self._trust.of(self._trust.frames(log))[-1]):.2f}"]
-        words += [status_line(log)]
+        words += [_stage_words(observation), status_line(log)]
         if self._follow >= 0:
             stages = np.asarray(observation["twin.stages"], float)
             words.append(f"work {1e3 * (stages.sum() - stages[self._follow]):.1f} ms")
             words.append(f"overruns {int(observation['twin.counts'][self._overruns])}")
-        return "  ".join(words)
+        return "  ".join(filter(None, words))
+
+
+def _stage_words(observation: Observation) -> str:
+    """The stage of a twin that is not trusted; empty where it is."""
+    from instep.twin.trust_stages import CHANNEL, LABELS, STAGE_WORDS, TrustStage
+
+    if CHANNEL not in observation:
+        return ""
+    stage = TrustStage(int(np.asarray(observation[CHANNEL])[LABELS.index("stage")]))
+    return f"[red]{STAGE_WORDS[stage]}[/]" if stage else ""
 
 
 def status_line(log: Mapping[str, Array]) -> str:
@@ -117,6 +127,23 @@ def calibrated_on(nominal: Path) -> Trust:
     from instep.twin import calibrate_trust, correction_log
 
     return calibrate_trust([correction_log(one) for one in load_episodes(nominal)])
+
+
+def chosen_trust(nominal: Path | None) -> Trust:
+    """Trust by the shipped calibration, or by nominal runs where there are some."""
+    from instep.twin import shipped_trust
+
+    return shipped_trust() if nominal is None else calibrated_on(nominal)
+
+
+def trust_facts(episode: Episode) -> dict[str, Any]:
+    """What result.json keeps of trust: every change of stage, and how long each stage lasted [s]."""
+    from instep.twin.trust_stages import CHANNEL, STAGE_WORDS, stage_seconds, trust_events
+
+    if CHANNEL not in episode:
+        return {}
+    seconds = {STAGE_WORDS[stage]: round(took, 3) for stage, took in stage_seconds(episode).items() if took}
+    return {"trust stages": seconds, "trust events": [event.words for event in trust_events(episode)]}
 
 
 def trust_scores(episode: Episode, trust: Trust) -> dict[str, Estimate]:

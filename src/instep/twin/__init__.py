@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from .pose_filter import FilterOptions, PoseFilter
     from .projection import Outline, draw_outline, outline_of, transform_at
     from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
-    from .trust import Trust, calibrate_trust
+    from .trust import Trust, calibrate_trust, shipped_trust
+    from .trust_stages import StageOptions, TrustEvent, TrustMonitor, TrustStage, trust_events
     from .twin import CorrectedState, Correction, JointBlend, NoCorrection, Twin, correction_log
     from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
     "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "ImageFault",
-    "JointBlend", "NoCorrection",
-    "Outline", "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig", "SilhouetteOverlaps",
-    "TrackedRecording", "Trust", "Twin", "TwinOptions", "VisualForces", "block_median", "calibrate_trust",
-    "correction_log", "draw_outline", "open_twin", "outline_of", "recorded_rig", "refine_rig", "silhouette_overlaps",
-    "track_recording", "transform_at",
+    "JointBlend", "NoCorrection", "Outline", "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig",
+    "SilhouetteOverlaps", "StageOptions", "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage",
+    "Twin", "TwinOptions", "VisualForces", "block_median", "calibrate_trust", "correction_log", "draw_outline",
+    "open_twin", "outline_of", "recorded_rig", "refine_rig", "shipped_trust", "silhouette_overlaps",
+    "track_recording", "transform_at", "trust_events",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -37,7 +38,8 @@ __getattr__ = lazy_names(
         "pose_filter": "FilterOptions PoseFilter",
         "projection": "Outline draw_outline outline_of transform_at",
         "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",
-        "trust": "Trust calibrate_trust",
+        "trust": "Trust calibrate_trust shipped_trust",
+        "trust_stages": "StageOptions TrustEvent TrustMonitor TrustStage trust_events",
         "twin": "CorrectedState Correction JointBlend NoCorrection Twin correction_log",
         "visual_forces": "ForceOptions VisualForces",
     },

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Array, Simulator, State, World
 from instep.physics.engines import open_world, rest_action
+from instep.robot import scene_limits
 from instep.scene.calibration import Calibration, known_sizes
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
@@ -20,6 +22,8 @@ from .camera_rig import IMAGES, CameraRig
 from .pose_filter import FilterOptions, PoseFilter
 from .projection import Outline, free_body, model_of, outline_of, project_outline
 from .segmentation import colour_of
+from .trust import Trust, shipped_trust
+from .trust_stages import StageOptions, never_resume, trust_monitor
 from .twin import Correction, NoCorrection, Twin
 
 
@@ -37,6 +41,12 @@ class TwinOptions:
     """Folder of Gaussians, one file per body, for the colours; Gaussians on the surface of the model where None."""
     calibration: Calibration | None = None
     """Cameras in place of the scene's, and sizes of the bodies that they see; then nothing of them is refined."""
+    trust: Trust | None = None
+    """What trust is calibrated on; where None, what the package ships."""
+    stages: StageOptions = field(default_factory=StageOptions)
+    """When a twin that cannot be trusted slows down, coasts, holds and is handed over."""
+    operator: Callable[[], bool] = never_resume
+    """Whether the operator resumes a twin that was handed over."""
 
     def scans(self) -> dict[str, Gaussians]:
         """Gaussians by body."""
@@ -64,7 +74,7 @@ def open_twin(
     scene = options.calibrated(scene if isinstance(scene, Scene) else Scene.load(scene))
     sim = open_world(scene)
     if options.correct == "none":
-        return Twin(sim, real, NoCorrection(), images=images)
+        return supervised(Twin(sim, real, NoCorrection(), images=images), options)
     cameras = tuple(c for n, c in scene.cameras.items() if IMAGES + n in real.spec.observation)
     if not cameras or not scene.objects:
         raise BadInput(
@@ -75,7 +85,14 @@ def open_twin(
     outlines = {body: outline_of(model_of(scene), body).scaled(size) for body, size in sizes.items()}
     correct = correction_of(scene, CameraRig.of(scene, cameras), options, outlines=outlines)
     warm_up(scene, sim, correct)
-    return Twin(sim, real, correct, images=images)
+    return supervised(Twin(sim, real, correct, images=images), options)
+
+
+def supervised(twin: Twin, options: TwinOptions) -> Twin:
+    """A twin that slows down, coasts, holds and hands over where it cannot be trusted."""
+    trust, limits = options.trust or shipped_trust(), scene_limits(twin.scene)
+    monitor = trust_monitor(trust, twin.sim.spec, limits, twin.joints, options.stages)
+    return twin.supervised(replace(monitor, operator=options.operator))
 
 
 def correction_of(

@@ -189,10 +189,8 @@ class PoseFilter:
         times = np.append(memory["t"][1:], t)
         poses = np.concatenate([memory["poses"][1:], [[q[p.q : p.q + 7] for p in self._bodies]]])
         joints = np.concatenate([memory["joints"][1:], [q]])
-        for c, camera in enumerate(self.rig.cameras):
-            log[f"{camera.name}.excluded"] = float(memory["excluded"][c])
-            log[f"{camera.name}.fault"] = float(memory["fault"][c])
-            log[f"{camera.name}.latency"] = t - float(memory["stamp"][c]) if np.isfinite(memory["stamp"][c]) else np.nan
+        log |= self.image_log(memory, t)
+        log |= {f"{camera.name}.excluded": float(memory["excluded"][c]) for c, camera in enumerate(self.rig.cameras)}
         for b, (body, outline) in enumerate(zip(self._bodies, self._outlines, strict=True)):
             past = np.ascontiguousarray(poses[:, b])
             margin = self._margin(memory["covariance"][b])
@@ -217,6 +215,12 @@ class PoseFilter:
             v = body.add_twist(q, v, self._twist(xi, log[f"{body.name}.shift"]))
         memory = {**memory, "t": times, "poses": poses, "joints": joints}
         return CorrectedState(q, v, memory, log)
+
+    def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
+        """The images of `found`, with the poses as predicted and a covariance that grows."""
+        poses = np.concatenate([memory["poses"][1:], [[predicted.q[p.q : p.q + 7] for p in self._bodies]]])
+        covariance = [_grown(each) for each in memory["covariance"]]
+        return {**found.memory, "poses": poses, "covariance": np.array(covariance), "spread": memory["spread"]}
 
     def _mask_robot(
         self, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None], times: Array, joints: Array
@@ -327,8 +331,7 @@ class PoseFilter:
         name, options = self._bodies[b].name, self.options
         memory["frames_lost"][b] += int(searched)
         if searched or memory["age"] > MAX_FRAME_GAP_S:
-            ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
-            memory["covariance"][b] = np.minimum(memory["covariance"][b] + 0.01 * ceiling, ceiling)
+            memory["covariance"][b] = _grown(memory["covariance"][b])
         log[f"{name}.frames_lost"] = float(memory["frames_lost"][b])
         log[f"{name}.sigma"] = float(np.sqrt(np.trace(memory["covariance"][b][:3, :3]) + options.bias**2))
         if memory["frames_lost"][b] < options.lost_after or memory["frames_lost"][b] % RETRY_FRAMES:
@@ -399,6 +402,15 @@ class PoseFilter:
             frames.append(None)
         kept["age"] = np.asarray(t - kept["seen"].max())
         return frames, kept
+
+    def image_log(self, memory: Mapping[str, Any], t: float) -> dict[str, float]:
+        """Fault and latency of every camera's newest image."""
+        found: dict[str, float] = {}
+        for c, camera in enumerate(self.rig.cameras):
+            stamp = float(memory["stamp"][c])
+            found[f"{camera.name}.fault"] = float(memory["fault"][c])
+            found[f"{camera.name}.latency"] = t - stamp if np.isfinite(stamp) else np.nan
+        return found
 
     def _healthy(self, c: int, frame: CameraFrame | None, memory: dict[str, Any]) -> CameraFrame | None:
         """The frame where nothing is wrong with its image, which then is usual; None else, with the fault in memory."""
@@ -486,6 +498,12 @@ def _image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
     v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
     drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
     return float(drag[0] / (drag[1] + SLOW_M_S**2))
+
+
+def _grown(covariance: Array) -> Array:
+    """The covariance after a frame without a correction."""
+    ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
+    return np.minimum(covariance + 0.01 * ceiling, ceiling)
 
 
 def _adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from instep.scene.folder import Scene
 
 from .camera_refinement import RefinedRig, calibrated_rig, refine_rig
 from .camera_rig import IMAGES, CameraRig, align_stamps, recorded_frames, recorded_strength
-from .factory import TwinOptions, correction_of
+from .factory import TwinOptions, correction_of, supervised
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
 from .scene_geometry import parked_joints
@@ -119,7 +120,9 @@ def track_recording(
     parked, sim = parked_joints(scene), open_world(scene)
     outlines = {scene.objects[0]: cameras.refined.outline}
     correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
-    twin = Twin(sim, Recording(episode), correct, blend=JointBlend(park=parked))
+    # Nothing is driven, so that trust is recorded and stops nothing.
+    watched = replace(options, stages=replace(options.stages, acts=False))
+    twin = supervised(Twin(sim, Recording(episode), correct, blend=JointBlend(park=parked)), watched)
     action = rest_action(sim)
     for i, label in enumerate(sim.spec.action.labels):
         action[i] = parked.get(label, action[i])

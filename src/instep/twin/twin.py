@@ -9,6 +9,7 @@ The real world sets the pace by blocking in `step`. Wrap it in `Guarded` to hold
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
@@ -17,11 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from instep.core.episode import Episode
-from instep.core.errors import BadInput
+from instep.core.errors import BadInput, Diverged
 from instep.core.records import array_dataclass, frozen_dataclass, options_dataclass
 from instep.core.rollout import checked_action
 from instep.core.world import Array, Channel, Observation, Simulator, Spec, State, World, vector
 from instep.physics.engines import rest_action
+
+from .trust_stages import CHANNEL, LABELS, Evidence, TrustMonitor, TrustStage
 
 MIN_JOINT_SPEED = 0.03
 """Norm of the joint velocities from which a lag is distinguishable from an offset [rad/s or m/s]."""
@@ -73,6 +76,10 @@ class Correction(Protocol):
         """Correct a prediction for time t [s] on the clock of the image stamps."""
         ...
 
+    def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
+        """What is remembered where `found`, of `memory` and `predicted`, is not applied."""
+        ...
+
 
 @frozen_dataclass
 class NoCorrection:
@@ -97,6 +104,10 @@ class NoCorrection:
     ) -> CorrectedState:
         """Leave the prediction as it is."""
         return CorrectedState(predicted.q, predicted.v, {}, {})
+
+    def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
+        """Nothing is remembered."""
+        return {}
 
 
 @options_dataclass
@@ -182,11 +193,31 @@ class Twin:
         self.blend = blend or JointBlend()
         self.images = images
         self._clock = clock
+        self.trust: TrustMonitor | None = None
+        """What slows and stops this twin where it cannot be trusted; see `supervised`."""
         joints = [n for n in sim.spec.q.labels if n in real.spec.q.labels and "." not in n]
         self._joints = tuple(joints)
         self._sim_q = np.array([sim.spec.q.labels.index(n) for n in joints], int)
         self._real_q = np.array([real.spec.q.labels.index(n) for n in joints], int)
         self._follow = _command_sources(sim.spec, real.spec)
+
+    def supervised(self, trust: TrustMonitor) -> Twin:
+        """The twin, slowed and stopped by a monitor of trust, whose numbers are observed as `twin.trust`."""
+        made = copy.copy(self)
+        made.trust = trust
+        return made
+
+    def resume(self, state: State) -> State:
+        """The state after the operator has resumed a twin that was handed over."""
+        if self.trust is None:
+            raise BadInput("This twin is not supervised, so it was never handed over; nothing is to be resumed.")
+        memory = state.hidden[KEY]
+        return replace(state, hidden={KEY: {**memory, "trust": self.trust.resume(memory["trust"], state.t)}})
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        """The joints that both worlds have."""
+        return self._joints
 
     @property
     def scene(self) -> Any:
@@ -205,6 +236,8 @@ class Twin:
         named["twin.sent"] = self.real.spec.action
         named["twin.stages"] = vector(STAGES, "s")
         named["twin.counts"] = vector(COUNTS)
+        if self.trust is not None:
+            named[CHANNEL] = vector(LABELS)
         if self.images:
             named |= {k: c for k, c in self.real.spec.observation.items() if k.startswith("observation.images.")}
         return replace(inner, observation={**inner.observation, **named})
@@ -232,16 +265,20 @@ class Twin:
             "lead": np.zeros(()),
             "sent": self._command(sim, past[-1], 0.0),
         }
+        if self.trust is not None:
+            memory["trust"] = self.trust.begin(real.t)
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
     def step(self, state: State, action: Array) -> State:
         """Predict, let the real world follow, measure, correct."""
         action = checked_action(action, self.sim.spec, state.batch)
         memory, timer = state.hidden[KEY], _StageTimer(self._clock)
+        action, watched = self._allowed(memory, action)
         past = np.concatenate([memory["past"][1:], [action]])
-        sim = self.sim.step(memory["sim"], action)
+        sim, diverged = self._predict(memory["sim"], action, past)
         timer("predict")
-        sent = self._command(sim, action, float(memory["lead"]))
+        holding = self.trust is not None and self.trust.stage(watched) >= TrustStage.HOLD
+        sent = self._command(sim, action, 0.0 if holding else float(memory["lead"]))
         real = self.real.step(memory["real"], sent)
         timer("follow")
         observation = self.real.observe(real)
@@ -250,17 +287,23 @@ class Twin:
         timer("predict")
         times, joints = np.append(memory["t"][1:], real.t), np.concatenate([memory["joints"][1:], [sim.q[self._sim_q]]])
         blended, error, used = self._blend(sim, real, observation, times, joints)
+        # A twin that holds comes to rest by itself: nothing that is measured moves its set points.
+        blended = sim if holding else blended
         velocity = (joints[-1] - joints[-2]) / self.sim.spec.dt
         lead = np.asarray(adapt_lead(self.blend, float(memory["lead"]), error, velocity))
         timer("blend")
-        found = self.correct(memory["correction"], blended, observation, real.t)
+        found = self._corrected(memory["correction"], blended, observation, real.t, watched)
         sim = self._inject(sim, found, past)
+        if self.trust is not None:
+            moved = found.q - blended.q
+            watched = self.trust.judge(watched, Evidence(real.t, found.log, error, moved, diverged))
         timer("correct")
         counts = _updated_counts(memory["log"]["counts"], timer, self.sim.spec.dt, extra, used)
         joints[-1] = sim.q[self._sim_q]
         memory = {
             "sim": sim, "real": real, "correction": dict(found.memory), "past": past, "t": times, "joints": joints,
             "log": self._log(found, error, timer.spent, counts), "lead": lead, "sent": sent,
+            "trust": watched,
         }  # fmt: skip
         return State(real.t, sim.q, sim.v, {KEY: memory})
 
@@ -275,6 +318,8 @@ class Twin:
             seen["twin.joint_error"] = log["joint_error"]
         seen["twin.measured"], seen["twin.sent"] = memory["real"].q, memory["sent"]
         seen["twin.stages"], seen["twin.counts"] = log["stages"], log["counts"]
+        if self.trust is not None:
+            seen[CHANNEL] = self.trust.observed(memory["trust"])
         if self.images:
             shown = self.real.observe(memory["real"])
             seen |= {k: value for k, value in shown.items() if k.startswith("observation.images.")}
@@ -283,6 +328,36 @@ class Twin:
     def sent(self, state: State) -> Array:
         """The set point that the real robot was last given."""
         return state.hidden[KEY]["sent"]
+
+    def _allowed(self, memory: Mapping[str, Any], action: Array) -> tuple[Array, dict[str, Any]]:
+        """The action that trust allows, and the memory of its monitor."""
+        if self.trust is None:
+            return action, {}
+        return self.trust.act(memory["trust"], memory["sim"], action)
+
+    def _predict(self, sim: State, action: Array, past: Array) -> tuple[State, bool]:
+        """The next state; where the simulation diverges, a supervised twin stays at its last good one, at rest."""
+        try:
+            return self.sim.step(sim, action), False
+        except Diverged:
+            if self.trust is None:
+                raise
+            return self.sim.place(sim.q, np.zeros_like(sim.v), sim.t + self.sim.spec.dt, past), True
+
+    def _corrected(
+        self,
+        memory: Mapping[str, Any],
+        predicted: State,
+        observation: Observation,
+        t: float,
+        watched: Mapping[str, Any],
+    ) -> CorrectedState:
+        """The corrected state; while trust has the twin coast, the prediction, with the log of the correction."""
+        found = self.correct(memory, predicted, observation, t)
+        if self.trust is None or self.trust.stage(watched) < TrustStage.COAST:
+            return found
+        kept = self.correct.coast(memory, found, predicted)
+        return replace(found, q=predicted.q, v=predicted.v, memory=kept, wrench=None)
 
     def _catch_up(self, sim: State, t: float, action: Array) -> tuple[State, int]:
         """Step the simulated world on where the real one took longer than a period."""

@@ -34,6 +34,8 @@ from .projection import Outline, free_body, model_of, project_outline
 from .segmentation import colour_of, initial_strength
 from .twin import CorrectedState
 
+FORCES = ("force", "torque", "pull", "residual")
+
 
 @options_dataclass
 class ForceOptions:
@@ -62,8 +64,9 @@ class VisualForces:
 
     @property
     def logged(self) -> tuple[str, ...]:
-        """Force [N], torque [Nm], mean displacement [m], root mean square error of the image."""
-        return ("force", "torque", "pull", "residual")
+        """Force [N], torque [Nm], mean displacement [m], root mean square error; fault and latency of each camera."""
+        cameras = self.finder.rig.cameras
+        return (*FORCES, *(f"{camera.name}.{word}" for camera in cameras for word in ("fault", "latency")))
 
     def begin(self, state: State, observation: Observation) -> CorrectedState:
         """Find the body as the pose filter does."""
@@ -82,13 +85,18 @@ class VisualForces:
     ) -> CorrectedState:
         """The wrench that pulls the body towards the images."""
         frames, memory = self._new_frames(memory, observation, t)
+        shown = self.finder.image_log(memory, t)
         if not frames:
-            return CorrectedState(predicted.q, predicted.v, memory, dict.fromkeys(self.logged, 0.0))
+            return CorrectedState(predicted.q, predicted.v, memory, {**dict.fromkeys(FORCES, 0.0), **shown})
         pose = predicted.q[self._body.q : self._body.q + 7]
         moved, memory, error = self._optimised(memory, frames, pose)
         wrench, log = self._wrench(moved, transform(pose))
         log["residual"] = error
-        return CorrectedState(predicted.q, predicted.v, memory, log, wrench)
+        return CorrectedState(predicted.q, predicted.v, memory, {**log, **shown}, wrench)
+
+    def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
+        """What was found is kept, and pulls nothing."""
+        return found.memory
 
     def _new_frames(
         self, memory: Mapping[str, Any], observation: Observation, t: float

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
+from instep.app.operator_console import OperatorConsole
 from instep.app.output import Output, new_output
 from instep.app.recorded_run import RecordedRun, record_run
 from instep.app.robot_events import EventCounter, RobotEvents
@@ -19,7 +20,7 @@ from instep.app.run_checks import scene_task
 from instep.app.run_page import announce_run, summarize_run
 from instep.app.shadow import Shadow, ShadowAnswers, summarize_shadow
 from instep.app.twin_page import tracking_page, twin_numbers, twin_problems, twin_sections
-from instep.app.twin_run import TwinStatus, calibrated_on, status_bar, trust_scores, twin_of, write_tracking
+from instep.app.twin_run import TwinStatus, chosen_trust, status_bar, trust_facts, trust_scores, twin_of, write_tracking
 from instep.app.viewer.watching import live_view
 from instep.app.world_specs import CameraOptions, in_scene, policy_from_spec, recorded, world_from_spec
 from instep.core.episode import Episode
@@ -76,7 +77,7 @@ class RunArgs:
     """a second policy that sees the same observations in a process of its own: what it would have done is compared
     with what was done, and never sent."""
     nominal: Path | None = None
-    """dataset of nominal runs of this twin, on which trust in this run is calibrated."""
+    """dataset of nominal runs of this twin, which calibrate trust in this run in place of the shipped calibration."""
     view: bool = False
     """show the run in the browser while it runs; a simulation is then held to real time."""
     out: OutFolder = None
@@ -101,14 +102,14 @@ def run(
     """
     from instep.twin import TwinOptions
 
+    trust, operator = chosen_trust(args.nominal) if world.startswith("twin:") else None, OperatorConsole()
     options = TwinOptions(
         correct=args.correct, residual=args.residual, held_out=args.hold_camera, scan=args.scan,
-        calibration=_twin_calibration(world, args.cameras),
+        calibration=_twin_calibration(world, args.cameras), trust=trust, operator=operator.resumes,
     )  # fmt: skip
     if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":
         return _replay(world.removeprefix("twin:"), recording, options, args)
     secret = link_token(args.token)
-    trust = None if args.nominal is None else calibrated_on(args.nominal)
     output = _checked_output(args.out, args.seed)
     with ExitStack() as stack:
         opened, scene = stack.enter_context(_opened(world, args, secret, options)), _scene(args.scene)
@@ -126,7 +127,7 @@ def run(
         live = stack.enter_context(
             live_view(args.view, scene, opened.spec, title, paced=world.startswith(("sim:", "recording:")))
         )
-        found = _ran(opened, decider, title, args, (output, trust, [*([shadow] if shadow else []), *live]))
+        found = _ran(opened, decider, title, args, (output, trust, [operator, *([shadow] if shadow else []), *live]))
         events = counter.events()
     watched = trust, shadow.answers() if shadow else None, events
     return _finish(output, found, scene, f"{policy} in {world}", args, watched)
@@ -218,10 +219,11 @@ def _finish(
     doubts = [*twin_problems(episode, args.hold_camera), *events.doubts]
     summary = summarize_run(found, scene, title=title, folder=output.folder, doubts=doubts)
     scores = dict(summary.scores)
-    if trust is not None and args.nominal is not None:
-        output.read(args.nominal)
+    if trust is not None and "twin.correction" in episode:
         scores |= trust_scores(episode, trust)
         Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
+    if args.nominal is not None:
+        output.read(args.nominal)
     beside = None if answers is None else summarize_shadow(answers, found, output.folder)
     report = replace(
         summary.report,
@@ -236,14 +238,14 @@ def _finish(
     if beside is not None:
         scores |= beside.scores
         Console(stderr=True).print(beside.words, highlight=False, markup=False)
-    facts = {**summary.facts, **(beside.facts if beside else {}), **events.facts}
+    facts = {**summary.facts, **(beside.facts if beside else {}), **events.facts, **trust_facts(episode)}
     output.write(scores, rows=found.rows, ended=episode.meta["ended"], **facts)
     return announce_run(found, report, output.page(report))
 
 
 def _replay(scene: str, recording: Episode, options: TwinOptions, args: RunArgs) -> int:
     """Track a recording with a twin, score it by the recorded images, and write the results."""
-    from instep.twin import track_recording
+    from instep.twin import shipped_trust, track_recording
 
     output = new_output("run", args.out)
     output.read(Path(args.real.partition(":")[2].partition("#")[0]))
@@ -255,18 +257,21 @@ def _replay(scene: str, recording: Episode, options: TwinOptions, args: RunArgs)
 
         def watching(spec: Spec) -> list[Watcher]:
             progress.update(task, description=f"twin:{scene}")
-            return [TwinStatus(progress, task, spec)]
+            return [TwinStatus(progress, task, spec, options.trust or shipped_trust())]
 
         tracked = track_recording(Scene.load(scene), recording, options, watch=watching)
         progress.update(task, description="scoring by the images", completed=0, total=None, state="")
         scores = write_tracking(tracked, output)
+        if "twin.correction" in tracked.run:
+            scores |= trust_scores(tracked.run, options.trust or shipped_trust())
     names = tracked.run.spec.observation["twin.counts"].labels
     counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
     chosen = {"correct": options.correct, "residual": options.residual, "held cameras": list(options.held_out)}
     refined = tracked.cameras.refined
     moved = {name: {"m": refined.shift[name], "rad": refined.turn[name]} for name in refined.cameras}
     output.write(
-        scores, rows=len(tracked.run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved
+        scores, rows=len(tracked.run), **chosen, counts=counts, size=refined.size.tolist(), cameras_moved=moved,
+        **trust_facts(tracked.run),
     )  # fmt: skip
     table = Table("what", "value")
     for name, estimate in scores.items():

@@ -1,0 +1,80 @@
+"""Nominal runs of twins of simulated robots, in closed loop and faster than real time; and the shipped calibration.
+
+Every simulated robot has friction, servos, delay, light, noise, lenses and a camera rate of its own.
+
+    python benchmarks/nominal_runs.py FOLDER     # keep the features of each run there, then calibrate on all of them
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from instep.app.simulated_cameras import distorted
+from instep.core.episode import Episode
+from instep.core.rollout import rollout
+from instep.core.world import Policy, World
+from instep.physics.engines import open_world
+from instep.physics.mujoco_cameras import ImageEffects, render_cameras
+from instep.policy.experts.task_experts import expert_of
+from instep.robot import Late, Noisy
+from instep.scene.folder import Scene
+from instep.scene.tasks import task_of
+from instep.twin import StageOptions, Trust, TwinOptions, correction_log, open_twin
+from instep.twin.trust import FEATURES, SHIPPED, calibrate_features, feature_rows
+from sync import Restless
+
+RUNS: tuple[tuple[str, int, float], ...] = tuple(
+    (("pusht_arm", 200 + k, 8.0) if k % 4 == 3 else ("pusht", 100 + k, 12.0)) for k in range(24)
+)
+"""Nominal runs of the shipped calibration: scene, seed, and how long each is [s]."""
+
+
+def simulated_robot(scene: Scene, seed: int) -> World:
+    """A simulated robot with cameras and hidden differences of its own."""
+    rng = np.random.default_rng((seed, 23))
+    settings = {"geom.*.friction": 0.4 * 2 ** rng.uniform(-1, 1)}
+    if scene.name == "pusht":
+        settings["actuator.*.kp"] = 500 * 1.35 ** rng.uniform(-1, 1)
+    world: World = Noisy(open_world(scene).tuned(settings), 2e-4)
+    if late := int(rng.integers(0, 3)):
+        world = Late(world, observation=late)
+    tint = tuple(float(c) for c in 1 + 0.08 * rng.uniform(-1, 1, 3))
+    effects = ImageEffects(float(rng.uniform(0.75, 1.1)), (tint[0], tint[1], tint[2]), float(rng.uniform(2, 4)))
+    rendered = render_cameras(world, scene, None, effects, int(rng.choice([2, 6], p=[0.3, 0.7])))
+    lens = float(rng.uniform(-0.06, 0.0))
+    return replace(rendered, cameras=tuple(distorted(camera, lens) for camera in rendered.cameras))
+
+
+def busy_expert(scene: Scene, seed: int) -> Policy:
+    """The expert of the task; where its actions are positions in the plane, one that is never done."""
+    expert = expert_of(task_of(scene), scene)
+    return Restless(expert, scene, seed) if scene.spec.action.labels == scene.spec.q.labels[:2] else expert
+
+
+def nominal_run(scene: Scene, seed: int, seconds: float, trust: Trust | None = None) -> Episode:
+    """One run of the expert through a twin of a simulated robot."""
+    # What is calibrated on does not act.
+    none = Trust(*(np.ones(len(FEATURES)) for _ in range(3)), np.array([np.inf]))
+    options = TwinOptions(trust=trust or none, stages=StageOptions(acts=trust is not None))
+    twin = open_twin(scene, simulated_robot(scene, seed), options)
+    return rollout(twin, busy_expert(scene, seed), steps=round(seconds / scene.dt), seed=seed)
+
+
+def main(folder: Path) -> None:
+    """Make the runs whose features are not kept yet, and write the shipped calibration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, seed, seconds in RUNS:
+        path = folder / f"{name}_{seed}.npy"
+        if not path.is_file():
+            np.save(path, feature_rows(correction_log(nominal_run(Scene.load(name), seed, seconds))))
+            print(path, flush=True)
+    kept = [np.load(folder / f"{name}_{seed}.npy") for name, seed, _ in RUNS]
+    calibrate_features(kept).save(SHIPPED)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
