@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -20,13 +21,13 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from instep.app.viewer.front_end import absence
 from instep.core.reading import read_json_table
 from instep.core.statistics import Estimate
 from instep.data.files import read_lines
@@ -62,6 +63,8 @@ def run(out: Path, quick: bool = False) -> list[Row]:
 
 def soak(out: Path, minutes: float, seed: int = 0) -> None:
     """Run all programs for so long, with faults."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     soaking = SoakTest(out, minutes, seed)
     try:
         soaking.run()
@@ -99,7 +102,7 @@ class SoakTest(Plant):
             "serve", "serve", "random", SCENE, "--port", self._ports["serve"], "--token", "token"
         )
         self.view = None
-        if find_spec("instep.app.verbs.view") is not None:
+        if not absence():
             self.view = self._program("view", "view", SCENE, "--port", self._ports["view"], "--no-browser")
         self.proxy = LinkProxy(self._ports["robot"], seed)
         self.twin = self._program(

@@ -150,11 +150,12 @@ class RobotWatch:
         self._thread.join(10)
 
     def moving(self, seconds: float) -> bool:
-        """Whether the robot has obeyed commands all the time for so long."""
+        """Whether the robot obeys commands, and has for most of so long: on a busy machine it holds in between."""
         now = time.monotonic()
         with self._lock:
             recent = [mode for at, _, mode, _ in self._reports if at >= now - seconds]
-        return bool(recent) and len(recent) > 0.5 * seconds / max(self.dt, 1e-3) and set(recent) == {"run"}
+        enough = len(recent) > 0.3 * seconds / max(self.dt, 1e-3)
+        return enough and recent[-1] == "run" and recent.count("run") > 0.6 * len(recent)
 
     def stop_check(self, begin: float, end: float) -> StopCheck:
         """How it came to rest between two times, the first of which is that of a fault."""

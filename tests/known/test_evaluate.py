@@ -232,6 +232,13 @@ class Deadly:
         return np.full(observation["observation.state"].shape, 0.1)
 
 
+class DeadlyToAll(Deadly):
+    def reset(self, seed=0):
+        if seed == 4 and not FLAG.exists():
+            os.kill(os.getppid(), 9)  # the server that workers are forked from
+        super().reset(seed)
+
+
 def ahead(observation):
     return np.full(observation["observation.state"].shape, 0.1)
 """
@@ -270,6 +277,17 @@ def test_a_worker_that_dies_once_loses_nothing_and_one_that_always_dies_is_the_m
         done = evaluate_policies([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
     assert done.infrastructure_failures("Deadly", "mujoco") == broken
     assert done.success("Deadly", "mujoco").n == 12 - broken
+
+
+@pytest.mark.fault(44)
+def test_a_fork_server_that_is_killed_with_a_worker_loses_nothing(tmp_path):
+    where, task = course()
+    policy = in_file(tmp_path, "DeadlyToAll")
+    with open_map("processes:2") as mapped:
+        done = evaluate_policies([policy], [where], task, range(12), options=EvalOptions(batch=4), map=mapped)
+    assert (tmp_path / "flag").exists()
+    assert done.infrastructure_failures("DeadlyToAll", "mujoco") == 0
+    assert done.success("DeadlyToAll", "mujoco").n == 12
 
 
 @pytest.mark.fault(44)
