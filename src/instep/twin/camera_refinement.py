@@ -19,13 +19,27 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 
-from .camera_rig import CameraRig, MaskCrop, recorded_frames, recorded_rig
+from .camera_rig import (
+    MAX_MARGIN_PX,
+    CameraFrame,
+    CameraRig,
+    MaskCrop,
+    recorded_cameras,
+    recorded_frames,
+    recorded_rig,
+)
+from .contrast_search import find_by_regions, fit_by_regions
 from .global_search import find_body
 from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, compare_silhouette, motion_between, moved, planar_basis, solve_pose
 from .projection import Outline, free_body, model_of, outline_of, project_outline, silhouette
+from .region import RegionColours
 from .scene_geometry import SupportPlane, support_plane
 from .segmentation import initial_strength
 
+TRACKING_PRIOR = np.diag([0.01**2] * 3 + [0.1**2] * 3)
+"""Covariance of a pose that is predicted to be that of some frames before, in m^2 and rad^2."""
+MIN_LEARNING_OVERLAP = 0.7
+"""Overlap in a camera from which its colours are learned."""
 KEY_FRAMES = 24
 """Frames from which cameras are refined."""
 
@@ -40,6 +54,8 @@ class RefineOptions:
     """Standard deviation of a given camera orientation [rad]."""
     size: float = 0.04
     """Standard deviation of the body's size [share]; 0 keeps the size."""
+    named: bool = True
+    """Whether the body is segmented by the colour that the scene gives it; else by colours that are learned."""
     iterations: int = 30
     edge_width: tuple[float, float] = (3.0, EDGE_WIDTH_PX)
     """Edge width [pixels] in the first half of the iterations and after."""
@@ -84,6 +100,8 @@ class RefinedRig:
     """Rows of the recording that the cameras were refined on; scores leave them out."""
     given: CameraRig
     """The rig with the camera poses of the scene."""
+    focal_sigma: float | None = None
+    """Standard deviation of a refined focal length [pixels]; None where the given one was kept."""
 
 
 def refine_rig(
@@ -94,7 +112,8 @@ def refine_rig(
     Held-out cameras affect neither the other cameras nor the body's pose and size; each is then aligned by itself to
     what the others found in the same key frames.
     """
-    rig = recorded_rig(scene, episode)
+    options = options or RefineOptions()
+    rig = recorded_rig(scene, episode) if options.named else CameraRig.unnamed(recorded_cameras(scene, episode))
     names = [camera.name for camera in rig.cameras]
     for name in held:
         if name not in names:
@@ -103,11 +122,16 @@ def refine_rig(
         raise BadInput("All cameras are held out, so there is none to correct the twin by; hold out fewer.")
     support = support_plane(model_of(scene))
     if support is None:
-        raise BadInput(f"Cameras are refined from a body on a table, and scene {scene.name!r} has no plane.")
+        raise BadInput(
+            f"Cameras are refined from a body on a table, and scene {scene.name!r} has no plane; give a calibration "
+            "with --cameras, or track with one camera and --residual auto, which refines its focal length."
+        )
     outline, basis = outline_of(model_of(scene), scene.objects[0]), planar_basis(support.normal)
     stride = max(1, min(5, len(episode) // (2 * KEY_FRAMES)))
     rows = np.arange(0, len(episode), stride)
-    crops = _tracked_crops(scene, rig, episode, rows, (outline, support), held)
+    frames = [recorded_frames(rig, episode, int(row)) for row in rows]
+    track = _tracked_crops if options.named else _region_crops
+    crops = track(rig, frames, _rest_pose(scene, outline, support), (outline, support.normal), held)
     used = len(names) - len(set(held))
     whole = [i for i, row in enumerate(crops) if sum(crop.camera.name not in held for crop in row) == used]
     spread = np.unique(np.linspace(0, len(whole) - 1, min(KEY_FRAMES, len(whole))).astype(int))
@@ -124,9 +148,8 @@ def refine_rig(
     return RefinedRig(replace(rig, cameras=cameras), refined, rows[picked], rig)
 
 
-def calibrated_rig(scene: Scene, episode: Episode, size: Array) -> RefinedRig:
-    """The camera rig of a recording with the cameras of the scene as they are, and a body of a known size."""
-    rig = recorded_rig(scene, episode)
+def calibrated_rig(scene: Scene, rig: CameraRig, size: Array) -> RefinedRig:
+    """A camera rig with its cameras as they are, and a body of a known size."""
     cameras, none = {camera.name: camera for camera in rig.cameras}, np.zeros((0, len(rig.cameras)))
     outline, still = outline_of(model_of(scene), scene.objects[0]).scaled(size), dict.fromkeys(cameras, 0.0)
     kept = RefinedCameras(cameras, outline, size, np.zeros((0, 4, 4)), none, none, still, still)
@@ -134,29 +157,68 @@ def calibrated_rig(scene: Scene, episode: Episode, size: Array) -> RefinedRig:
 
 
 def _tracked_crops(
-    scene: Scene, rig: CameraRig, episode: Episode, rows: Array, body: tuple[Outline, SupportPlane], held: Sequence[str]
-) -> list[list[MaskCrop]]:
-    """The crops of the body in some rows, at the pose that the cameras which are not held out see it at."""
-    outline, support = body
-    start = support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0]))
-    frames = [recorded_frames(rig, episode, int(row)) for row in rows]
+    rig: CameraRig, frames: Sequence[Sequence[CameraFrame]], start: Array, body: tuple[Outline, Array],
+    held: Sequence[str],
+) -> list[list[MaskCrop]]:  # fmt: skip
+    """The crops of the body in some frames, at the pose that the cameras which are not held out see it at."""
+    outline, normal = body
     strength = {c.name: initial_strength(rig.mask, f.pixels) for c, f in zip(rig.cameras, frames[0], strict=True)}
     pairs = [[(frame, strength[frame.camera.name]) for frame in some] for some in frames]
     used = [[pair for pair in some if pair[0].camera.name not in held] for some in pairs]
-    pose = next((T for some in used if (T := find_body(rig, outline, start, support.normal, some)) is not None), None)
+    pose = next((T for some in used if (T := find_body(rig, outline, start, normal, some)) is not None), None)
     if pose is None:
         raise BadInput(
             f"No camera shows anything in the colour of {outline.name!r}; is this a recording of this scene?"
         )
-    prior, basis = np.diag([0.01**2] * 3 + [0.1**2] * 3), planar_basis(support.normal)
     crops: list[list[MaskCrop]] = []
     for some in pairs:
         shown = [crop for frame, s in some if (crop := rig.crop(frame, outline, pose, s)) is not None]
-        fitted = [crop for crop in shown if crop.camera.name not in held]
-        if fitted:
-            pose = moved(pose, solve_pose(outline, fitted, prior, basis, 5).xi)
+        pose = _fitted_pose(outline, shown, pose, planar_basis(normal), held)
         crops.append([replace(crop, world_from_body=pose) for crop in shown])
     return crops
+
+
+def _region_crops(
+    rig: CameraRig, frames: Sequence[Sequence[CameraFrame]], start: Array, body: tuple[Outline, Array],
+    held: Sequence[str],
+) -> list[list[MaskCrop]]:  # fmt: skip
+    """The same by colours that are learned: of each camera at the pose which fits its own image."""
+    outline, normal = body
+    colours, basis = RegionColours(outline.name, rig.cameras), planar_basis(normal)
+    memory = colours.unknown()
+    used = [(c, frame) for c, frame in enumerate(frames[0]) if frame.camera.name not in held]
+    pose = find_by_regions(colours, outline, start, normal, used, memory)
+    if pose is None:
+        raise BadInput(
+            f"Nothing of the shape of {outline.name!r} stands out from its surroundings in the first images; give the "
+            "body a colour in the scene and use --residual mask."
+        )
+    fit_by_regions(colours, outline, pose, basis, list(enumerate(frames[0])), memory)
+    crops: list[list[MaskCrop]] = []
+    # Colours and backgrounds are learned on the way through the recording, the body is fitted on the way back.
+    for i, some in enumerate([*frames, *reversed(frames)]):
+        found = [colours.crop(frame, c, outline, pose, MAX_MARGIN_PX, memory) for c, frame in enumerate(some)]
+        shown = [crop for crop in found if crop is not None]
+        for c, (frame, crop) in enumerate(zip(some, found, strict=True)):
+            if crop is not None:
+                own = solve_pose(outline, [crop], TRACKING_PRIOR, basis, 5)
+                if own.fits[0].overlap > MIN_LEARNING_OVERLAP:
+                    colours.learn(frame, c, outline, crop, moved(pose, own.xi), memory)
+        memory["phase"] = (memory["phase"] + 1) % 4
+        pose = _fitted_pose(outline, shown, pose, basis, held)
+        if i >= len(frames):
+            crops.append([replace(crop, world_from_body=pose) for crop in shown])
+    return crops[::-1]
+
+
+def _fitted_pose(outline: Outline, shown: Sequence[MaskCrop], pose: Array, basis: Array, held: Sequence[str]) -> Array:
+    fitted = [crop for crop in shown if crop.camera.name not in held]
+    return moved(pose, solve_pose(outline, fitted, TRACKING_PRIOR, basis, 5).xi) if fitted else pose
+
+
+def _rest_pose(scene: Scene, outline: Outline, support: SupportPlane) -> Array:
+    """Where the scene begins with the body, at rest on its support."""
+    return support.rest(outline, free_body(scene.spec, outline.name).transform(scene.start(0)[0]))
 
 
 def refine_cameras(

@@ -17,7 +17,16 @@ from instep.scene.folder import Scene
 from instep.splat.image import Region
 
 from .projection import Outline, calibrated, silhouette
-from .segmentation import MIN_PURITY, ColourMask, background_of, colour_mask, colour_of, initial_strength, segment
+from .segmentation import (
+    MIN_PURITY,
+    NO_COLOUR,
+    ColourMask,
+    background_of,
+    colour_mask,
+    colour_of,
+    initial_strength,
+    segment,
+)
 from .silhouette_kernels import MaskPixels
 
 IMAGES = "observation.images."
@@ -39,6 +48,22 @@ class CameraFrame:
 
 
 @array_dataclass
+class PointTracks:
+    """Points of a body's texture that one image shows."""
+
+    places: Array
+    """In the body's frame [n, 3] [m]."""
+    measured: Array
+    """In the image [n, 2] [pixels]."""
+    slots: Array
+    """Where they are remembered [n]."""
+    missed: Array
+    """Where those are remembered that should be visible and were not found."""
+    sigma: float = 0.8
+    """Standard deviation of a measured point, that of its place on the body included [pixels]."""
+
+
+@array_dataclass
 class MaskCrop:
     """The segmented pixels around one body in one camera."""
 
@@ -54,6 +79,8 @@ class MaskCrop:
     """Chroma of the body in this light [grey levels]."""
     background: Array | None = None
     """The background of these pixels [height, width, 3] [grey levels]; None where it is not known."""
+    points: PointTracks | None = None
+    """Points of the body's texture in this image; None where none are followed."""
 
     @property
     def pixels(self) -> MaskPixels:
@@ -74,6 +101,11 @@ class CameraRig:
         """The cameras of a scene (all where none are given), for the first object of the scene."""
         known = tuple(scene.cameras.values()) if cameras is None else cameras
         return cls(known, colour_mask(colour_of(scene, scene.objects[0])))
+
+    @classmethod
+    def unnamed(cls, cameras: tuple[Camera, ...]) -> CameraRig:
+        """Cameras of bodies whose colours are learned."""
+        return cls(cameras, NO_COLOUR)
 
     def frames(self, observation: Observation, t: float) -> list[CameraFrame | None]:
         """The newest frame of each camera; None where there is none, or where it has another size."""
@@ -113,11 +145,8 @@ _HASH_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 30, 1 << 16)
 
 
 def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
-    """The cameras of a scene that a recording holds, each with its background."""
-    cameras = tuple(camera for name, camera in scene.cameras.items() if IMAGES + name in episode.columns)
-    if not cameras:
-        shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES)]
-        raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
+    """The cameras of a scene that a recording holds, each with its background, for a body of a known colour."""
+    cameras = recorded_cameras(scene, episode)
     if len(scene.objects) != 1:
         raise BadInput(f"The twin tracks one coloured body, and scene {scene.name!r} has {len(scene.objects)}.")
     mask = colour_mask(colour_of(scene, scene.objects[0]))
@@ -127,6 +156,15 @@ def recorded_rig(scene: Scene, episode: Episode) -> CameraRig:
         images = np.asarray(episode[IMAGES + camera.name][rows])
         backgrounds[camera.name] = background_of(images, mask, recorded_strength(mask, images))
     return CameraRig(cameras, mask, backgrounds)
+
+
+def recorded_cameras(scene: Scene, episode: Episode) -> tuple[Camera, ...]:
+    """The cameras of a scene that a recording holds."""
+    cameras = tuple(camera for name, camera in scene.cameras.items() if IMAGES + name in episode.columns)
+    if not cameras:
+        shown = [c.removeprefix(IMAGES) for c in episode.columns if c.startswith(IMAGES)]
+        raise UnknownName("camera of the scene", shown[0] if shown else "any", scene.cameras)
+    return cameras
 
 
 def recorded_frames(rig: CameraRig, episode: Episode, row: int) -> list[CameraFrame]:

@@ -19,9 +19,10 @@ from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
 from .camera_rig import IMAGES, CameraRig
-from .pose_filter import FilterOptions, PoseFilter
+from .pose_filter import LEARNED, FilterOptions, PoseFilter, Residual
 from .projection import Outline, free_body, model_of, outline_of, project_outline
 from .segmentation import colour_of
+from .start_pose import load_starts
 from .trust import Trust, shipped_trust
 from .trust_stages import StageOptions, never_resume, trust_monitor
 from .twin import Correction, NoCorrection, Twin
@@ -33,10 +34,12 @@ class TwinOptions:
 
     correct: Literal["pose", "forces", "none"] = "pose"
     """By a pose filter, by visual forces, or not at all (physics only)."""
-    residual: Literal["mask", "photo", "both"] = "mask"
-    """What a pose filter compares: silhouettes, colours of pixels, or both."""
+    residual: Residual = "mask"
+    """What a pose filter compares: silhouettes by the body's colour, or by learned colours, colours of pixels, both."""
     held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
+    start: Path | None = None
+    """File of the poses in which bodies start, or of points that an image shows; the others are searched."""
     scan: Path | None = None
     """Folder of Gaussians, one file per body, for the colours; Gaussians on the surface of the model where None."""
     calibration: Calibration | None = None
@@ -47,6 +50,11 @@ class TwinOptions:
     """When a twin that cannot be trusted slows down, coasts, holds and is handed over."""
     operator: Callable[[], bool] = never_resume
     """Whether the operator resumes a twin that was handed over."""
+
+    @property
+    def named(self) -> bool:
+        """Whether bodies are segmented by the colour that the scene gives them."""
+        return self.residual not in LEARNED
 
     def scans(self) -> dict[str, Gaussians]:
         """Gaussians by body."""
@@ -83,7 +91,8 @@ def open_twin(
         )
     sizes = dict[str, Array]() if options.calibration is None else known_sizes(options.calibration, scene)
     outlines = {body: outline_of(model_of(scene), body).scaled(size) for body, size in sizes.items()}
-    correct = correction_of(scene, CameraRig.of(scene, cameras), options, outlines=outlines)
+    rig = CameraRig.of(scene, cameras) if options.named else CameraRig.unnamed(cameras)
+    correct = correction_of(scene, rig, options, outlines=outlines)
     warm_up(scene, sim, correct)
     return supervised(Twin(sim, real, correct, images=images), options)
 
@@ -100,7 +109,10 @@ def correction_of(
     joints_known: bool = True,
 ) -> Correction:  # fmt: skip
     """The correction that options name, for a camera rig; `joints_known` says whether the robot's joints are known."""
-    chosen = FilterOptions(joints_known=joints_known, held_out=options.held_out, residual=options.residual)
+    starts = {} if options.start is None else load_starts(options.start)
+    chosen = FilterOptions(
+        joints_known=joints_known, held_out=options.held_out, residual=options.residual, starts=starts
+    )
     finder = PoseFilter(scene, rig, chosen, outlines=outlines, scans=options.scans())
     if options.correct == "none":
         return NoCorrection(finder)

@@ -7,8 +7,8 @@ that fits the estimate of the image's stamp to the image, and applies the same m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from dataclasses import field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
 from .camera_rig import IMAGES, MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
+from .contrast_search import find_by_regions
 from .global_search import find_body
 from .image_checks import ImageFault, image_fault, learn_view, sample_image, unknown_views
+from .innovation import adapted_spread, camera_excess, grown_covariance, image_delay, innovation_numbers
 from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
 from .pose_solver import (
     MASK_NOISE,
@@ -33,8 +35,11 @@ from .pose_solver import (
     solve_pose,
 )
 from .projection import FreeBody, Outline, free_body, model_of, outline_of, silhouette
+from .region import RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
+from .start_pose import StartPose
+from .texture import BodyTexture
 from .twin import CorrectedState
 
 MIN_MARGIN_PX = 14
@@ -45,8 +50,6 @@ MAX_MOTION_M = 0.01
 """A correction beyond this is not a motion of the body but an error of its estimate [m]."""
 MAX_FRAME_GAP_S = 0.25
 """Time after the last image from which the covariance grows [s]."""
-SLOW_M_S = 0.02
-"""Speed below which a body says little about the age of images [m/s]."""
 COLOUR_LEARNING_OVERLAP = 0.8
 """Overlap in every camera from which a body's colours are learned."""
 HISTORY = 32
@@ -67,13 +70,19 @@ PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded",
 """Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded, and the
 `ImageFault` of its newest image."""
 
+Residual: TypeAlias = Literal["auto", "mask", "region", "photo", "both"]
+"""What a pose filter compares."""
+LEARNED = ("auto", "region")
+"""Residuals for which nobody has to name a colour."""
+
 
 @options_dataclass
 class FilterOptions:
     """How much the filter trusts physics and images."""
 
-    residual: Literal["mask", "photo", "both"] = "mask"
-    """What is compared: silhouettes, colours of pixels, or both. Bodies are found by their silhouettes in any case."""
+    residual: Residual = "mask"
+    """What is compared: silhouettes in the body's own colour (mask), silhouettes by colours that are learned (region),
+    these and points of the body's texture (auto), colours of pixels (photo), or both mask and photo."""
     iterations: int = 3
     """Gauss-Newton steps by silhouettes; one more follows by colours, two without silhouettes."""
     mask_noise: PixelNoise = MASK_NOISE
@@ -99,6 +108,8 @@ class FilterOptions:
     """A camera that keeps disagreeing with the others by this much is excluded [m]."""
     exclude_after: int = 8
     """Frames of such disagreement."""
+    starts: Mapping[str, StartPose] = field(default_factory=dict[str, StartPose])
+    """Where bodies start; the others are searched."""
     held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
     joints_known: bool = True
@@ -125,6 +136,10 @@ class PoseFilter:
         self._support: SupportPlane | None = support_plane(model)
         self._occlusion = RobotOcclusion(scene)
         self._photos: tuple[PhotometricResidual, ...] = tuple(self._photo(o, scans or {}) for o in self._outlines)
+        learns = self.options.residual in LEARNED
+        self._regions = tuple(RegionColours(n, rig.cameras) for n in scene.objects) if learns else ()
+        followed = self._outlines if self.options.residual == "auto" else ()
+        self._textures = tuple(BodyTexture(outline, rig.cameras) for outline in followed)
         self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
 
     @property
@@ -167,13 +182,17 @@ class PoseFilter:
         }
         for name, photo in zip(self.scene.objects, self._photos, strict=True):
             memory |= photo.unknown(cameras).to_memory(name)
+        for learned in (*self._regions, *self._textures):
+            memory |= learned.unknown()
         frames = [self._healthy(c, frame, memory) for c, frame in enumerate(given)]
         for c, frame in enumerate(frames):
-            if frame is not None:
+            if frame is not None and not self._regions:
                 memory["strength"][c] = initial_strength(self.rig.mask, frame.pixels)
         q = state.q.copy()
         for b, body in enumerate(self._bodies):
-            found = self._find(b, body.transform(q), frames, memory)
+            start = self.options.starts.get(body.name)
+            at = body.transform(q) if start is None else start.transform({c.name: c for c in self.rig.cameras})
+            found = self._find(b, at, frames, memory) if start is None else self._settle(b, at, frames, memory)
             if found is not None:
                 q = body.put(q, found)
         memory["poses"] = np.stack([np.tile(q[p.q : p.q + 7], (HISTORY, 1)) for p in self._bodies], axis=1)
@@ -191,21 +210,18 @@ class PoseFilter:
         joints = np.concatenate([memory["joints"][1:], [q]])
         log |= self.image_log(memory, t)
         log |= {f"{camera.name}.excluded": float(memory["excluded"][c]) for c, camera in enumerate(self.rig.cameras)}
-        for b, (body, outline) in enumerate(zip(self._bodies, self._outlines, strict=True)):
+        for b, body in enumerate(self._bodies):
             past = np.ascontiguousarray(poses[:, b])
-            margin = self._margin(memory["covariance"][b])
             crops = [
                 None if f is None or f.stamp < times[0]
-                else self.rig.crop(
-                    f, outline, silhouette.transform_at(times, past, f.stamp), memory["strength"][c], margin
-                )
+                else self._crop(b, c, f, silhouette.transform_at(times, past, f.stamp), memory)
                 for c, f in enumerate(frames)
             ]  # fmt: skip
             self._mask_robot(crops, frames, times, joints)
             xi, touching = self._correct(b, q, crops, frames, memory, log)
             if xi is None:
                 continue
-            log[f"{body.name}.image_delay"] = _image_delay(memory["drag"][b], xi, past, times)
+            log[f"{body.name}.image_delay"] = image_delay(memory["drag"][b], xi, past, times)
             q = body.moved(q, xi)
             if touching:
                 apart, log[f"{body.name}.penetration"] = resolve_penetration(self.scene, q, body)
@@ -219,8 +235,20 @@ class PoseFilter:
     def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
         """The images of `found`, with the poses as predicted and a covariance that grows."""
         poses = np.concatenate([memory["poses"][1:], [[predicted.q[p.q : p.q + 7] for p in self._bodies]]])
-        covariance = [_grown(each) for each in memory["covariance"]]
+        covariance = [grown_covariance(each) for each in memory["covariance"]]
         return {**found.memory, "poses": poses, "covariance": np.array(covariance), "spread": memory["spread"]}
+
+    def _crop(
+        self, b: int, c: int, frame: CameraFrame, world_from_body: Array, memory: dict[str, Any]
+    ) -> MaskCrop | None:
+        """The segmented pixels around a body, by its own colour or by those that were learned."""
+        outline, margin = self._outlines[b], self._margin(memory["covariance"][b])
+        if self._regions:
+            crop = self._regions[b].crop(frame, c, outline, world_from_body, margin, memory)
+            if crop is None or not self._textures:
+                return crop
+            return replace(crop, points=self._textures[b].follow(frame, c, world_from_body, memory))
+        return self.rig.crop(frame, outline, world_from_body, memory["strength"][c], margin)
 
     def _mask_robot(
         self, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None], times: Array, joints: Array
@@ -270,12 +298,31 @@ class PoseFilter:
         if (away := self._relocalize(b, T, found, frames, memory)) is not None:
             log[f"{name}.relocalized"] = 1.0
             return away, False
-        self._exclude_outlier(found, used, basis, memory, log)
+        self._exclude_outlier(found, used, memory, log)
         memory["covariance"][b] = found.covariance
-        memory["spread"][b] = _adapted_spread(memory["spread"][b], found.xi, options)
-        for crop, c in zip(picked, used, strict=True):
-            memory["strength"][c] += SMOOTHING * (crop.chroma - memory["strength"][c])
+        memory["spread"][b] = adapted_spread(
+            memory["spread"][b], found.xi, options.position_sigma, options.orientation_sigma
+        )
+        self._learn_colours(b, found, picked, (used, frames), memory)
         return found.xi, options.joints_known
+
+    def _learn_colours(
+        self, b: int, found: PoseSolution, picked: Sequence[MaskCrop],
+        seen: tuple[Sequence[int], Sequence[CameraFrame | None]], memory: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Learn how the body appears in the cameras that show it at the pose that was found."""
+        used, frames = seen
+        for crop, c, fit in zip(picked, used, found.fits, strict=True):
+            frame = frames[c]
+            if self._regions and frame is not None and fit.overlap > COLOUR_LEARNING_OVERLAP:
+                at = moved(crop.world_from_body, found.xi)
+                self._regions[b].learn(frame, c, self._outlines[b], crop, at, memory)
+                for texture in self._textures[b : b + 1]:
+                    texture.learn(frame, c, at, crop, crop.points, memory)
+            elif not self._regions:
+                memory["strength"][c] += SMOOTHING * (crop.chroma - memory["strength"][c])
+        if self._regions:
+            memory["phase"] = (memory["phase"] + 1) % 4
 
     def _photo(self, outline: Outline, scans: Mapping[str, Gaussians]) -> PhotometricResidual:
         """Gaussians to compare: those of a scan, else flat ones on the surface of the outline."""
@@ -331,7 +378,7 @@ class PoseFilter:
         name, options = self._bodies[b].name, self.options
         memory["frames_lost"][b] += int(searched)
         if searched or memory["age"] > MAX_FRAME_GAP_S:
-            memory["covariance"][b] = _grown(memory["covariance"][b])
+            memory["covariance"][b] = grown_covariance(memory["covariance"][b])
         log[f"{name}.frames_lost"] = float(memory["frames_lost"][b])
         log[f"{name}.sigma"] = float(np.sqrt(np.trace(memory["covariance"][b][:3, :3]) + options.bias**2))
         if memory["frames_lost"][b] < options.lost_after or memory["frames_lost"][b] % RETRY_FRAMES:
@@ -368,17 +415,23 @@ class PoseFilter:
     def _widest(self) -> Array:
         return np.diag([self.options.position_sigma[1] ** 2] * 3 + [self.options.orientation_sigma[1] ** 2] * 3)
 
-    def _find(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: Mapping[str, Any]) -> Array | None:
+    def _find(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array | None:
         """Global search for a body in the frames of cameras that are used."""
         near, normal = T, np.array([0.0, 0.0, 1.0])
         if self._support is not None:
             near, normal = self._support.rest(self._solids[b], T), self._support.normal
-        pairs = [
-            (frame, float(memory["strength"][c]))
-            for c, frame in enumerate(frames)
-            if frame is not None and self._usable(c, memory)
-        ]
+        shown = [(c, f) for c, f in enumerate(frames) if f is not None and self._usable(c, memory)]
+        if self._regions:
+            return find_by_regions(self._regions[b], self._outlines[b], near, normal, shown, memory)
+        pairs = [(frame, float(memory["strength"][c])) for c, frame in shown]
         return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
+
+    def _settle(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array:
+        """A given start; colours are learned there."""
+        for c, frame in enumerate(frames):
+            if frame is not None and self._regions and self._usable(c, memory):
+                self._regions[b].learn(frame, c, self._outlines[b], None, T, memory)
+        return T
 
     def new_frames(
         self, memory: Mapping[str, Any], observation: Observation, t: float
@@ -436,19 +489,7 @@ class PoseFilter:
         if found is None:
             log |= {f"{name}.{word}": np.nan for word in ("nis", "residual", "colour_residual", "weakest_sigma")}
             return
-        M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
-        eta = basis.T @ found.xi
-        gradient = (M + prior_information) @ eta
-        nis = gradient @ (np.linalg.pinv(M) - np.linalg.inv(M + prior_information)) @ gradient
-        log[f"{name}.nis"] = float(nis)
-        log[f"{name}.shift"] = float(np.linalg.norm(found.xi[:3]))
-        log[f"{name}.turn"] = float(np.linalg.norm(found.xi[3:]))
-        log[f"{name}.residual"] = float(np.mean([fit.residual for fit in found.fits]))
-        log[f"{name}.sigma"] = float(np.sqrt(np.trace(found.covariance[:3, :3]) + self.options.bias**2))
-        # A length of 0.1 m makes rotations and translations comparable; the weakest direction is the least observable.
-        scale = np.diag([1.0, 1.0, 10.0] if basis.shape[1] == 3 else [1.0] * 3 + [10.0] * 3)
-        log[f"{name}.weakest_sigma"] = float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf
-        log[f"{name}.visible"] = max(fit.visible for fit in found.fits)
+        log |= {f"{name}.{w}": x for w, x in innovation_numbers(found, prior, basis, self.options.bias).items()}
 
     def _score_cameras(
         self, outline: Outline, crops: Sequence[MaskCrop | None], xi: Array, known: Mapping[int, SilhouetteFit],
@@ -461,23 +502,12 @@ class PoseFilter:
                 log[f"{camera.name}.overlap"], log[f"{camera.name}.visible_share"] = fit.overlap, fit.visible
 
     def _exclude_outlier(
-        self, found: PoseSolution, used: Sequence[int], basis: Array, memory: dict[str, Any], log: dict[str, float]
+        self, found: PoseSolution, used: Sequence[int], memory: dict[str, Any], log: dict[str, float]
     ) -> None:
         """Exclude a camera that keeps wanting the body elsewhere than the others agree on."""
         if len(used) < 3:
             return
-        M: list[Array] = [fit.information for fit in found.fits]
-        g: list[Array] = [fit.gradient for fit in found.fits]
-        small = 1e-3 * np.eye(basis.shape[1]) * max(np.trace(m) for m in M)
-        steps: list[Array] = [-np.linalg.solve(m + small, p) for m, p in zip(M, g, strict=True)]
-        excess: list[float] = []
-        for i in range(len(used)):
-            others = [j for j in range(len(used)) if j != i]
-            agreed = -np.linalg.solve(
-                sum((M[j] for j in others), small), sum((g[j] for j in others), np.zeros(len(g[0])))
-            )
-            apart = max(float(np.linalg.norm((steps[j] - agreed)[:2])) for j in others)
-            excess.append(float(np.linalg.norm((steps[i] - agreed)[:2])) - apart)
+        excess = camera_excess(found.fits)
         for i, c in enumerate(used):
             memory["disagreement"][c] += SMOOTHING * (excess[i] - memory["disagreement"][c])
             log[f"{self.rig.cameras[c].name}.disagreement"] = float(memory["disagreement"][c])
@@ -487,27 +517,3 @@ class PoseFilter:
         worst = max(used, key=lambda c: float(memory["disagreement"][c]))
         if memory["disagreeing"][worst] >= self.options.exclude_after:
             memory["excluded"][worst] = True
-
-
-def _image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
-    """Delay of the images beyond their stamps [s]: the mean correction against the body's motion, over its speed.
-
-    Images that are late by d without saying so pull a body that moves at v back by d v. `drag` [2] holds the running
-    means of both over about ten frames; a body at rest gives zero.
-    """
-    v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
-    drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
-    return float(drag[0] / (drag[1] + SLOW_M_S**2))
-
-
-def _grown(covariance: Array) -> Array:
-    """The covariance after a frame without a correction."""
-    ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
-    return np.minimum(covariance + 0.01 * ceiling, ceiling)
-
-
-def _adapted_spread(spread: Array, xi: Array, options: FilterOptions) -> Array:
-    """Standard deviations of predictions, adapted to the last innovations."""
-    new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
-    low, high = np.array([options.position_sigma, options.orientation_sigma]).T
-    return np.clip(new, low, high)

@@ -1,4 +1,4 @@
-"""The pose of one body from silhouettes in several cameras: maximum a posteriori by Gauss-Newton.
+"""The pose of one body from silhouettes and texture in several cameras: maximum a posteriori by Gauss-Newton.
 
 The unknown is a motion xi = (translation, rotation about the body's origin) in the world, applied on the left of the
 body's pose in every camera's frame, restricted to the columns of a basis B (all six, or three on a table):
@@ -11,6 +11,8 @@ The prior term P^-1 xi stays in after the first iteration, or the prior would be
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,14 @@ from .camera_rig import MaskCrop
 from .projection import MARGIN_PX, Outline, calibrated, silhouette
 from .silhouette_kernels import BodyMotion, EdgeModel
 
+texture_kernels: Any = import_module("instep.twin.texture_kernels")
+
+MAX_POINT_ERROR = 6.0
+"""Points of the texture this far from where they should be pull no more [standard deviations]."""
+TEXTURED_SHARE = 0.006
+"""Weight of silhouettes beside texture: all pixels of an edge err together where a body is not quite its shape."""
+MIN_TEXTURE_POINTS = 12
+"""Points of the texture from which silhouettes weigh so little."""
 FREE_MOTIONS = np.eye(6)
 """Motions of a free body: three translations, three rotations."""
 MIN_STEP = 1e-4
@@ -123,10 +133,18 @@ def compare_silhouette(
     )
     if tally[7] <= 0:
         return SilhouetteFit(H, g, 1.0, 0.0, 0.0, 0.0)
+    information, gradient = H * noise.scale, g * noise.scale
+    if crop.points is not None and len(crop.points.places):
+        share = TEXTURED_SHARE if len(crop.points.places) >= MIN_TEXTURE_POINTS else 1.0
+        by_points = texture_kernels.point_equations(
+            crop.points.places, crop.points.measured, (moved(crop.world_from_body, motion[1]), basis),
+            calibrated(crop.camera), (crop.points.sigma, MAX_POINT_ERROR),
+        )  # fmt: skip
+        information, gradient = share * information + by_points[0], share * gradient + by_points[1]
     squared, counts, both, either, covered, free, shows, area = tally.tolist()
     return SilhouetteFit(
-        H * noise.scale,
-        g * noise.scale,
+        information,
+        gradient,
         (squared / max(counts, 1e-9)) ** 0.5,
         both / max(either, 1e-9),
         free / max(area, covered, 1e-9),

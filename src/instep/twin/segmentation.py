@@ -52,6 +52,10 @@ class ColourMask:
         return share * np.clip((purity - MIN_PURITY) / 0.08, 0.0, 1.0)
 
 
+NO_COLOUR = ColourMask(np.zeros(3))
+"""The mask of a body whose colour is not named: it shows nothing."""
+
+
 def colour_mask(rgb: Array) -> ColourMask:
     """The mask of a body of this colour (0 to 1)."""
     colour = np.asarray(rgb, float)[:3]
@@ -60,7 +64,7 @@ def colour_mask(rgb: Array) -> ColourMask:
     if size < 0.1:
         raise BadInput(
             f"The colour {colour.round(2).tolist()} is nearly grey, so a twin cannot segment the body by it; "
-            "give the body's material a colour."
+            "give the body's material a colour, or learn its colours with --residual region."
         )
     return ColourMask(chroma / size)
 

@@ -18,11 +18,22 @@ from instep.robot import Recording
 from instep.scene.calibration import Calibration, known_sizes
 from instep.scene.folder import Scene
 
-from .camera_refinement import RefinedRig, calibrated_rig, refine_rig
-from .camera_rig import IMAGES, CameraRig, align_stamps, recorded_frames, recorded_strength
+from .camera_refinement import RefinedRig, RefineOptions, calibrated_rig, refine_rig
+from .camera_rig import (
+    IMAGES,
+    MAX_MARGIN_PX,
+    CameraRig,
+    align_stamps,
+    recorded_cameras,
+    recorded_frames,
+    recorded_rig,
+    recorded_strength,
+)
 from .factory import TwinOptions, correction_of, supervised
+from .focal_refinement import refine_focal
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
+from .region import RegionColours
 from .scene_geometry import parked_joints
 from .twin import STAGES, JointBlend, Twin
 
@@ -60,19 +71,27 @@ class TrackedRecording:
 
     def overlaps(self) -> SilhouetteOverlaps:
         """The overlap of the twin's silhouette with every image, in the refined cameras."""
-        return silhouette_overlaps(self.cameras.rig, self.cameras.refined.outline, self.episode, self.run.t, self.poses)
+        outline = self.cameras.refined.outline
+        compare = silhouette_overlaps if self.options.named else region_overlaps
+        return compare(self.cameras.rig, outline, self.episode, self.run.t, self.poses)
 
     def scores(self, found: SilhouetteOverlaps) -> dict[str, Estimate]:
         """The scores of the run: overlaps per camera, jitter at rest, time per frame."""
         refined, key_rows = self.cameras.refined, self.cameras.key_rows
         scores = {f"overlap {name}": found.score(name, key_rows) for name in found.cameras}
         if self.options.held_out and self.options.calibration is None:
-            given = silhouette_overlaps(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
+            compare = silhouette_overlaps if self.options.named else region_overlaps
+            given = compare(self.cameras.given, refined.outline, self.episode, self.run.t, self.poses)
             scores |= {f"overlap {n}, pose as given": given.score(n, key_rows) for n in self.options.held_out}
         for name in found.cameras:
             hidden = float(found.excluded(name))
             scores[f"rows with too little of the body {name}"] = Estimate(hidden, hidden, hidden, len(self.run), "rows")
         scores["jitter at rest"], scores["jitter at rest, orientation"] = jitter(self.poses)
+        if self.cameras.focal_sigma is not None:
+            [camera] = refined.cameras.values()
+            reach = 1.96 * self.cameras.focal_sigma
+            focal = camera.focal[0]
+            scores["focal length"] = Estimate(focal, focal - reach, focal + reach, len(self.run), "px")
         stages = self.run["twin.stages"][1:]
         waiting = stages[:, STAGES.index("follow")] + stages[:, STAGES.index("observe")]
         scores["time per frame"] = bootstrap(stages.sum(axis=1) - waiting, unit="s")
@@ -112,11 +131,33 @@ def track_recording(
     """
     options, episode = options or TwinOptions(), align_stamps(recording)
     scene = options.calibrated(scene)
-    if options.calibration is None:
-        cameras = refine_rig(scene, episode, held=options.held_out)
-    else:
+    if options.calibration is not None:
         sizes = known_sizes(options.calibration, scene)
-        cameras = calibrated_rig(scene, episode, sizes.get(scene.objects[0], np.ones(3)))
+        rig = recorded_rig(scene, episode) if options.named else CameraRig.unnamed(recorded_cameras(scene, episode))
+        cameras = calibrated_rig(scene, rig, sizes.get(scene.objects[0], np.ones(3)))
+    elif options.residual == "auto" and len(recorded_cameras(scene, episode)) == 1:
+        cameras = _with_focal_length(scene, episode, options)
+    else:
+        cameras = refine_rig(scene, episode, RefineOptions(named=options.named), held=options.held_out)
+    return _tracked(scene, episode, options, cameras, watch)
+
+
+def _with_focal_length(scene: Scene, episode: Episode, options: TwinOptions) -> RefinedRig:
+    """The only camera of a recording with its focal length refined on a first way through it."""
+    given = CameraRig.unnamed(recorded_cameras(scene, episode))
+    kept = calibrated_rig(scene, given, np.ones(3))
+    first = _tracked(scene, episode, options, kept)
+    found = refine_focal(given, kept.refined.outline, episode, first.run.t, first.poses)
+    refined = replace(kept.refined, cameras={found.camera.name: found.camera})
+    rig = replace(given, cameras=(found.camera,))
+    return replace(kept, rig=rig, refined=refined, focal_sigma=found.sigma)
+
+
+def _tracked(
+    scene: Scene, episode: Episode, options: TwinOptions, cameras: RefinedRig,
+    watch: Callable[[Spec], Sequence[Watcher]] = lambda spec: (),
+) -> TrackedRecording:  # fmt: skip
+    """The run of a twin through a recording with known cameras."""
     parked, sim = parked_joints(scene), open_world(scene)
     outlines = {scene.objects[0]: cameras.refined.outline}
     correct = correction_of(scene, cameras.rig, options, outlines=outlines, joints_known=False)
@@ -165,6 +206,28 @@ def silhouette_overlaps(
             if crop is not None:
                 fit = compare_silhouette(outline, crop)
                 overlap[row, c], visible[row, c] = fit.overlap, fit.visible
+    return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
+
+
+def region_overlaps(
+    rig: CameraRig, outline: Outline, episode: Episode, times: Array, poses: Array
+) -> SilhouetteOverlaps:
+    """The same as `silhouette_overlaps`, by colours that are learned row by row at the given poses."""
+    rows = len(poses)
+    overlap, visible = np.zeros((rows, len(rig.cameras))), np.zeros((rows, len(rig.cameras)))
+    colours = RegionColours(outline.name, rig.cameras)
+    memory = colours.unknown()
+    for row in range(rows):
+        for c, frame in enumerate(recorded_frames(rig, episode, row)):
+            T = transform_at(times, poses, frame.stamp)
+            if not colours.learned(memory, c):
+                colours.learn(frame, c, outline, None, T, memory)
+            crop = colours.crop(frame, c, outline, T, MAX_MARGIN_PX, memory)
+            if crop is not None:
+                fit = compare_silhouette(outline, crop)
+                overlap[row, c], visible[row, c] = fit.overlap, fit.visible
+                colours.learn(frame, c, outline, crop, T, memory)
+        memory["phase"] = (memory["phase"] + 1) % 4
     return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
 
 

@@ -62,8 +62,11 @@ class RunArgs:
     """the real world of a twin: robot:ADDRESS or recording:DATA."""
     correct: Literal["pose", "forces", "none"] = "pose"
     """how a twin is corrected: pose (filter), forces (visual forces) or none (physics only)."""
-    residual: Literal["mask", "photo", "both"] = "mask"
-    """what a pose filter compares: silhouettes (mask), colours of pixels (photo), or both (slower)."""
+    residual: Literal["auto", "mask", "region", "photo", "both"] = "mask"
+    """what a pose filter compares: silhouettes in the colour that the scene gives a body (mask), or by colours that are
+    learned (region), these and texture (auto), colours of pixels (photo), or mask and photo (both, slower)."""
+    start: Path | None = None
+    """file of where bodies are in the first images of a twin (JSON): poses, or points and the pixels that show them."""
     scan: Path | None = None
     """folder of Gaussians, one file per body (instep scene splat), for colours; else Gaussians on its surface."""
     hold_camera: tuple[str, ...] = ()
@@ -104,7 +107,7 @@ def run(
 
     trust, operator = chosen_trust(args.nominal) if world.startswith("twin:") else None, OperatorConsole()
     options = TwinOptions(
-        correct=args.correct, residual=args.residual, held_out=args.hold_camera, scan=args.scan,
+        correct=args.correct, residual=args.residual, held_out=args.hold_camera, start=args.start, scan=args.scan,
         calibration=_twin_calibration(world, args.cameras), trust=trust, operator=operator.resumes,
     )  # fmt: skip
     if world.startswith("twin:") and (recording := recorded(args.real)) is not None and policy == "replay":

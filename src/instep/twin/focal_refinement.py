@@ -1,0 +1,176 @@
+"""Focal length of one camera from a textured body of known shape that moves before it.
+
+Unknown are the logarithm of the focal length, the body's pose in each key frame, and where each point of the texture
+lies on its face. Perspective tells them apart: the same points are seen from near and far, on faces whose angle is
+known. Silhouettes join in with little weight, since all pixels of an edge err together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from instep.core.episode import Episode
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+
+from .camera_rig import MAX_MARGIN_PX, CameraRig, MaskCrop, recorded_frames
+from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, TEXTURED_SHARE, moved
+from .projection import Outline, calibrated, project_outline, silhouette, silhouette_kernels, transform_at
+from .region import RegionColours
+from .texture import BodyTexture, TextureOptions
+
+KEY_FRAMES = 24
+"""Frames from which a focal length is refined."""
+MIN_OBSERVATIONS = 100
+"""Points in key frames from which it is refined."""
+
+
+@options_dataclass
+class FocalOptions:
+    """The prior and the noise of the refinement."""
+
+    spread: float = 0.15
+    """Standard deviation of the given focal length [share]."""
+    slip: float = 6.0
+    """Standard deviation of the place of a point on its face, in pixels of the image that it was learned from."""
+    sigma: float = 0.8
+    """Standard deviation of a measured point [pixels]."""
+    limit: float = 3.0
+    """Errors beyond this many standard deviations pull no harder."""
+    iterations: int = 30
+
+
+@array_dataclass
+class RefinedFocal:
+    """A camera with a refined focal length."""
+
+    camera: Camera
+    sigma: float
+    """Standard deviation of the focal length by the noise of pixels [pixels]."""
+
+
+@array_dataclass
+class _Observed:
+    """Points of the texture in key frames."""
+
+    places: Array
+    """Where the points were learned, in the body's frame [n, 3]."""
+    tangents: Array
+    """Steps on the face per pixel [n, 3, 2]."""
+    frame: Array
+    """Number of the key frame of each observation [m]."""
+    point: Array
+    """Number of its point [m]."""
+    measured: Array
+    """[m, 2] [pixels]."""
+
+
+def refine_focal(rig: CameraRig, outline: Outline, episode: Episode, times: Array, poses: Array) -> RefinedFocal:
+    """The only camera of a rig with its focal length refined along tracked poses [rows, 7]."""
+    rows = np.unique(np.linspace(0, len(poses) - 1, min(KEY_FRAMES, len(poses))).astype(int))
+    colours = RegionColours(outline.name, rig.cameras)
+    texture = BodyTexture(outline, rig.cameras, TextureOptions(slots=600, max_misses=1 << 14))
+    memory, crops, seen = {**colours.unknown(), **texture.unknown()}, list[MaskCrop](), list[tuple[Array, Array]]()
+    for row in rows:
+        [frame] = recorded_frames(rig, episode, int(row))
+        here = transform_at(times, poses, frame.stamp)
+        colours.forget(memory, 0)
+        colours.learn(frame, 0, outline, None, here, memory)
+        crop = colours.crop(frame, 0, outline, here, MAX_MARGIN_PX, memory)
+        if crop is None:
+            continue
+        tracks = texture.follow(frame, 0, here, memory)
+        texture.learn(frame, 0, here, crop, tracks, memory)
+        crops.append(crop)
+        none = np.zeros(0, int), np.zeros((0, 2))
+        seen.append(none if tracks is None else (tracks.slots, tracks.measured))
+    kept = memory[f"{outline.name}.texture.places"][0], memory[f"{outline.name}.texture.tangents"][0]
+    frame = np.concatenate([np.full(len(slots), i) for i, (slots, _) in enumerate(seen)])
+    point, measured = np.concatenate([slots for slots, _ in seen]), np.concatenate([at for _, at in seen])
+    if len(point) < MIN_OBSERVATIONS:
+        raise BadInput(
+            f"The focal length needs at least {MIN_OBSERVATIONS} points of the texture in key frames, and {len(point)} "
+            "were followed; give a calibration with --cameras."
+        )
+    return fit_focal(outline, crops, _Observed(*kept, frame, point, measured))
+
+
+def fit_focal(
+    outline: Outline, crops: Sequence[MaskCrop], seen: _Observed, options: FocalOptions | None = None
+) -> RefinedFocal:
+    """The focal length at which a body fits its texture in all key frames, each at a pose of its own."""
+    options = options or FocalOptions()
+    given = camera = crops[0].camera
+    poses, slips, log_ratio = [crop.world_from_body for crop in crops], np.zeros((len(seen.places), 2)), 0.0
+    used, spread = np.unique(seen.point), options.spread
+    variance = spread**2
+    for _ in range(options.iterations):
+        H, g = _system(outline, [replace(crop, camera=camera) for crop in crops], poses, slips, seen, options)
+        H[0, 0], g[0] = H[0, 0] + spread**-2, g[0] + log_ratio * spread**-2
+        # Points that no key frame shows twice take no part.
+        keep = np.r_[0 : 1 + 6 * len(poses), (1 + 6 * len(poses) + 2 * used[:, None] + [0, 1]).ravel()]
+        inverse = np.linalg.inv(H[np.ix_(keep, keep)])
+        step = np.zeros(len(g))
+        step[keep] = -inverse @ g[keep]
+        variance = float(inverse[0, 0])
+        log_ratio += float(np.clip(step[0], -0.1, 0.1))
+        camera = replace(given, focal=tuple(float(f * np.exp(log_ratio)) for f in given.focal))
+        motions = step[1 : 1 + 6 * len(poses)].reshape(-1, 6)
+        poses = [moved(pose, xi) for pose, xi in zip(poses, motions, strict=True)]
+        slips = slips + step[1 + 6 * len(poses) :].reshape(-1, 2)
+        if np.abs(step[: 1 + 6 * len(poses)]).max() < 1e-5:
+            break
+    return RefinedFocal(camera, camera.focal[0] * variance**0.5)
+
+
+def _system(
+    outline: Outline, crops: Sequence[MaskCrop], poses: Sequence[Array], slips: Array, seen: _Observed,
+    options: FocalOptions,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Normal equations by (log focal length, motions of the body in each frame, slips of the points)."""
+    first = 1 + 6 * len(poses)
+    total = first + slips.size
+    H, g = np.zeros((total, total)), np.zeros(total)
+    diagonal = np.arange(first, total)
+    H[diagonal, diagonal] += options.slip**-2
+    g[first:] += slips.ravel() * options.slip**-2
+    places = seen.places + np.einsum("nij,nj->ni", seen.tangents, slips)
+    for i, (crop, pose) in enumerate(zip(crops, poses, strict=True)):
+        at = np.r_[0, 1 + 6 * i : 7 + 6 * i]
+        part, gradient = _silhouette(outline, crop, pose)
+        H[np.ix_(at, at)] += TEXTURED_SHARE * part
+        g[at] += TEXTURED_SHARE * gradient
+        mine = np.flatnonzero(seen.frame == i)
+        if not len(mine):
+            continue
+        point = seen.point[mine]
+        pixels, jacobian = silhouette_kernels.project_corners(places[point], pose, calibrated(crop.camera), pose[:3, 3])
+        error = pixels - seen.measured[mine]
+        size = np.linalg.norm(error, axis=1) / (options.sigma * options.limit)
+        weight = np.minimum(1.0, 1.0 / np.maximum(size, 1e-9)) / options.sigma**2
+        by_focal = (pixels - np.array(crop.camera.centre))[:, :, None]
+        by_slip = jacobian[:, :, :3] @ (pose[:3, :3] @ seen.tangents[point])
+        J = np.concatenate([by_focal, jacobian, by_slip], axis=2)  # [points, 2, 9]
+        for k, p in enumerate(point):
+            of = np.r_[at, first + 2 * p, first + 2 * p + 1]
+            H[np.ix_(of, of)] += weight[k] * J[k].T @ J[k]
+            g[of] += weight[k] * J[k].T @ error[k]
+    return H, g
+
+
+def _silhouette(outline: Outline, crop: MaskCrop, pose: Array) -> tuple[Array, Array]:
+    """J^T W J [7, 7] and J^T W r [7] of a silhouette by (log focal length, motion of the body)."""
+    projected = project_outline(outline, crop.camera, pose, pose[:3, 3])
+    if not projected.visible:
+        nothing: tuple[Array, Array] = (np.zeros((7, 7)), np.zeros(7))
+        return nothing
+    by_focal = (projected.points - np.array(crop.camera.centre))[:, :, None]
+    jacobian = np.ascontiguousarray(np.concatenate([by_focal, projected.jacobian], axis=2))
+    edge = (EDGE_WIDTH_PX, MASK_NOISE.robust)
+    H, g, _ = silhouette.outline_equations(projected._replace(jacobian=jacobian), np.eye(7), crop.pixels, edge)
+    return MASK_NOISE.scale * np.asarray(H), MASK_NOISE.scale * np.asarray(g)

@@ -1,0 +1,72 @@
+"""Innovations of the pose filter: their consistency and size, what they say of cameras and of the age of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from instep.core.world import Array
+
+from .pose_solver import PoseSolution, SilhouetteFit
+
+SLOW_M_S = 0.02
+"""Speed below which a body says little about the age of images [m/s]."""
+
+
+def innovation_numbers(found: PoseSolution, prior: Array, basis: Array, bias: float) -> dict[str, float]:
+    """Numbers of one correction: nis, shift [m], turn [rad], residual, sigma [m], weakest_sigma [m], visible."""
+    M, prior_information = found.information, np.linalg.inv(basis.T @ prior @ basis)
+    eta = basis.T @ found.xi
+    gradient = (M + prior_information) @ eta
+    nis = gradient @ (np.linalg.pinv(M) - np.linalg.inv(M + prior_information)) @ gradient
+    # A length of 0.1 m makes rotations and translations comparable; the weakest direction is the least observable.
+    scale = np.diag([1.0, 1.0, 10.0] if basis.shape[1] == 3 else [1.0] * 3 + [10.0] * 3)
+    return {
+        "nis": float(nis),
+        "shift": float(np.linalg.norm(found.xi[:3])),
+        "turn": float(np.linalg.norm(found.xi[3:])),
+        "residual": float(np.mean([fit.residual for fit in found.fits])),
+        "sigma": float(np.sqrt(np.trace(found.covariance[:3, :3]) + bias**2)),
+        "weakest_sigma": float(np.linalg.eigvalsh(scale @ M @ scale)[0] ** -0.5) if M.any() else np.inf,
+        "visible": max(fit.visible for fit in found.fits),
+    }
+
+
+def camera_excess(fits: Sequence[SilhouetteFit]) -> list[float]:
+    """By how much each camera wants the body farther from where the others agree than those differ [m]."""
+    M: list[Array] = [fit.information for fit in fits]
+    g: list[Array] = [fit.gradient for fit in fits]
+    small = 1e-3 * np.eye(len(g[0])) * max(np.trace(m) for m in M)
+    steps: list[Array] = [-np.linalg.solve(m + small, p) for m, p in zip(M, g, strict=True)]
+    excess: list[float] = []
+    for i in range(len(fits)):
+        others = [j for j in range(len(fits)) if j != i]
+        agreed = -np.linalg.solve(sum((M[j] for j in others), small), sum((g[j] for j in others), np.zeros(len(g[0]))))
+        apart = max(float(np.linalg.norm((steps[j] - agreed)[:2])) for j in others)
+        excess.append(float(np.linalg.norm((steps[i] - agreed)[:2])) - apart)
+    return excess
+
+
+def image_delay(drag: Array, xi: Array, past: Array, times: Array) -> float:
+    """Delay of the images beyond their stamps [s]: the mean correction against the body's motion, over its speed.
+
+    Images that are late by d without saying so pull a body that moves at v back by d v. `drag` [2] holds the running
+    means of both over about ten frames; a body at rest gives zero.
+    """
+    v = (past[-1, :3] - past[-7, :3]) / max(float(times[-1] - times[-7]), 1e-9)
+    drag += 0.1 * (np.array([-xi[:3] @ v, v @ v]) - drag)
+    return float(drag[0] / (drag[1] + SLOW_M_S**2))
+
+
+def adapted_spread(spread: Array, xi: Array, position: tuple[float, float], orientation: tuple[float, float]) -> Array:
+    """Standard deviations of predictions, adapted to the last innovations within the given bounds."""
+    new = np.sqrt(0.9 * spread**2 + 0.1 * np.array([np.sum(xi[:3] ** 2) / 2, np.sum(xi[3:] ** 2)]))
+    low, high = np.array([position, orientation]).T
+    return np.clip(new, low, high)
+
+
+def grown_covariance(covariance: Array) -> Array:
+    """The covariance [6, 6] of a pose after a frame without a correction."""
+    ceiling = np.diag([0.05**2] * 3 + [0.5**2] * 3)
+    return np.minimum(covariance + 0.01 * ceiling, ceiling)

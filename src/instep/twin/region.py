@@ -1,0 +1,124 @@
+"""Segmentation of a body whose colour nobody named: colour statistics of its silhouette and of what lies around it.
+
+Both are learned from the images at the poses that were found, slowly, per body and camera. A pixel that looks like
+neither is unknown: something occludes the body there, and it does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from instep.core.records import options_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.image import Region
+
+from .camera_rig import CameraFrame, MaskCrop
+from .projection import Outline, calibrated, project_outline, silhouette
+
+region_kernels: Any = import_module("instep.twin.region_kernels")
+
+BINS = 32**3
+"""Bins of a histogram of colours."""
+
+
+@options_dataclass
+class RegionOptions:
+    """How colours are learned and compared."""
+
+    body_rate: float = 0.05
+    """Share of the body's histogram that one frame replaces."""
+    around_rate: float = 0.1
+    """The same of what lies around it."""
+    bands: tuple[float, float, float] = (1.5, 2.0, 14.0)
+    """Colours are learned at least this deep inside of the silhouette, and between these distances outside [pixels]."""
+    sigma: float = 9.0
+    """Standard deviation of the background of a pixel [grey levels]."""
+    background_density: float = 0.03
+    """Probability per bin of the background's own colour."""
+    unknown_density: float = 2.5e-4
+    """Probability per bin of any other colour: above it a pixel counts as body or background."""
+    shading: tuple[float, float] = (0.5, 1.4)
+    """Range of factors by which light and shadow change the brightness of the background."""
+    tolerance: float = 30.0
+    """A pixel this far from its background shows something else [grey levels]."""
+    away: float = 4.0
+    """Distance from the silhouette from which the background is learned [pixels]."""
+    min_amount: float = 5.0
+    """Amount of pixels of a side from which its colours are learned."""
+
+
+class RegionColours:
+    """The learned colours of one body in all cameras; what is learned lies in the memory of the correction."""
+
+    def __init__(self, name: str, cameras: Sequence[Camera], options: RegionOptions | None = None):
+        self.name, self._cameras, self.options = name, tuple(cameras), options or RegionOptions()
+
+    def unknown(self) -> dict[str, Any]:
+        """Memory before anything was learned."""
+        n = len(self._cameras)
+        empty = {f"background.{c}": np.zeros((k.height, k.width, 4), np.uint8) for c, k in enumerate(self._cameras)}
+        return {f"{self.name}.regions": np.zeros((n, 2, BINS), np.float32), "phase": np.zeros((), int), **empty}
+
+    def learned(self, memory: Mapping[str, Any], c: int) -> bool:
+        """Whether the colours of the body in a camera are known."""
+        return bool(memory[f"{self.name}.regions"][c, 0].any())
+
+    def forget(self, memory: dict[str, Any], c: int) -> None:
+        """Forget the colours of the body in a camera."""
+        memory[f"{self.name}.regions"][c] = 0.0
+
+    def crop(
+        self, frame: CameraFrame, c: int, outline: Outline, world_from_body: Array, margin: int, memory: dict[str, Any]
+    ) -> MaskCrop | None:
+        """The pixels around a body, segmented; None where the camera cannot see that place or learned no colours."""
+        camera = frame.camera
+        region: Region = silhouette.body_region(outline.corners, world_from_body, calibrated(camera), margin)
+        left, top, right, bottom = region
+        if right - left <= 2 or bottom - top <= 2 or not self.learned(memory, c):
+            return None
+        mask, weight = self.segment(frame.pixels, c, region, memory)
+        return MaskCrop(camera, mask, weight, region, world_from_body)
+
+    def segment(self, pixels: Array, c: int, region: Region, memory: dict[str, Any]) -> tuple[Array, Array]:
+        """Mask and weight of a region of an image."""
+        left, top, right, bottom = region
+        options = self.options
+        limits = (options.sigma, options.background_density, options.unknown_density, *options.shading)
+        return region_kernels.segment_region(
+            pixels[top:bottom, left:right], memory[f"{self.name}.regions"][c], memory[f"background.{c}"], region, limits
+        )
+
+    def learn(
+        self, frame: CameraFrame, c: int, outline: Outline, crop: MaskCrop | None, world_from_body: Array,
+        memory: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Learn the colours at a pose; all at once where none are known yet, else slowly, from pixels that count."""
+        options, phase = self.options, int(memory["phase"])
+        projected = project_outline(
+            outline, frame.camera, world_from_body, world_from_body[:3, 3], round(options.bands[2])
+        )
+        if not projected.visible:
+            return
+        fresh = crop is None or not self.learned(memory, c)
+        left, top, right, bottom = region = projected.region if crop is None else crop.region
+        pixels = frame.pixels[top:bottom, left:right]
+        # Of colours that are not known yet every pixel counts, as one that looks like nothing known.
+        blank = np.zeros(pixels.shape[:2], np.float32)
+        mask, weight = (blank, blank) if crop is None or fresh else (crop.mask, crop.weight)
+        counts = np.zeros((2, BINS), np.float32)
+        for k in range(4) if fresh else (phase,):
+            region_kernels.learn_pixels(pixels, (mask, weight), (projected.edges, region), k, options.bands, counts)
+        kept = memory[f"{self.name}.regions"]
+        for side, rate in enumerate((options.body_rate, options.around_rate)):
+            if counts[side].sum() >= options.min_amount:
+                share = 1.0 if fresh else rate
+                kept[c, side] += share * (region_kernels.blurred(counts[side]) - kept[c, side])
+        if not fresh:
+            limits = (options.away, options.tolerance, *options.shading)
+            outline_here = (projected.edges, region)
+            region_kernels.learn_background(pixels, mask, memory[f"background.{c}"], outline_here, phase, limits)

@@ -1,0 +1,240 @@
+"""Texture of a body: points on its faces whose patches are followed from image to image, as measurements of its pose.
+
+Points are learned from the images at the poses that were found: corners of the texture, placed on the faces of the
+body's shape. A patch is compared as its face appears at the predicted pose, so that a body which turns back is
+measured against what was learned first, and errors do not add up from frame to frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.image import Region
+
+from .camera_rig import CameraFrame, MaskCrop, PointTracks
+from .projection import Outline, calibrated, silhouette, silhouette_kernels
+
+texture_kernels: Any = import_module("instep.twin.texture_kernels")
+
+
+@options_dataclass
+class TextureOptions:
+    """How many points are followed, and when one counts."""
+
+    slots: int = 160
+    """Points that are remembered per camera."""
+    wanted: int = 70
+    """Visible points below which more are learned."""
+    spacing: int = 9
+    """Least distance of neighbouring points [pixels]."""
+    min_strength: float = 25.0
+    """Smallest eigenvalue of the structure tensor of a corner [squared grey levels per squared pixel]."""
+    min_correlation: float = 0.8
+    """Correlation of patches from which a point was found."""
+    reach: float = 30.0
+    """Largest way from the prediction [pixels]."""
+    min_facing: float = 0.3
+    """Cosine between the normal of a face and the ray from which its points are followed."""
+    edge: int = 4
+    """Pixels from the edge of the silhouette within which no point is learned."""
+    max_misses: int = 8
+    """Frames in which a point that should be visible is not found or is an outlier, after which it is forgotten."""
+
+
+@array_dataclass
+class BodyFaces:
+    """Triangles of a body's shape."""
+
+    vertices: Array
+    """[n, 3] [m]."""
+    triangles: Array
+    """Indices of vertices [m, 3]."""
+    normals: Array
+    """Outward normals [m, 3]."""
+
+
+def body_faces(outline: Outline) -> BodyFaces:
+    """The faces of the convex hulls of a body's parts."""
+    from scipy.spatial import ConvexHull
+
+    triangles: list[Array] = []
+    normals: list[Array] = []
+    for start, part in zip(outline.starts, outline.parts, strict=False):
+        hull: Any = ConvexHull(part)
+        triangles.append(np.asarray(hull.simplices) + start)
+        normals.append(np.asarray(hull.equations)[:, :3])
+    return BodyFaces(outline.corners, np.concatenate(triangles), np.concatenate(normals))
+
+
+class BodyTexture:
+    """The texture of one body in all cameras; what is learned lies in the memory of the correction."""
+
+    def __init__(self, outline: Outline, cameras: Sequence[Camera], options: TextureOptions | None = None):
+        self.name, self._outline, self._cameras = outline.name, outline, tuple(cameras)
+        self._faces, self.options = body_faces(outline), options or TextureOptions()
+
+    def unknown(self) -> dict[str, Any]:
+        """Memory before anything was learned."""
+        shape = (len(self._cameras), self.options.slots)
+        patches = (*shape, texture_kernels.LEVELS, texture_kernels.AREA)
+        return {
+            f"{self.name}.texture.places": np.zeros((*shape, 3)),
+            f"{self.name}.texture.tangents": np.zeros((*shape, 3, 2)),
+            f"{self.name}.texture.normals": np.zeros((*shape, 3)),
+            f"{self.name}.texture.patches": np.zeros(patches, np.float32),
+            f"{self.name}.texture.known": np.zeros(shape, bool),
+            f"{self.name}.texture.misses": np.zeros(shape, np.int16),
+        }
+
+    def follow(self, frame: CameraFrame, c: int, world_from_body: Array, memory: dict[str, Any]) -> PointTracks | None:
+        """Where the image shows the points that should be visible at a predicted pose; None where none is known."""
+        slots = self._visible(frame.camera, c, world_from_body, memory)
+        region = self._region(frame.camera, world_from_body)
+        if not len(slots) or region is None:
+            return None
+        places, R = self._kept(memory, "places")[c, slots], world_from_body[:3, :3]
+        predicted, jacobian = silhouette_kernels.project_corners(
+            places, world_from_body, calibrated(frame.camera), world_from_body[:3, 3]
+        )
+        if not np.isfinite(predicted[0, 0]):
+            return None
+        warps = jacobian[:, :, :3] @ (R @ self._kept(memory, "tangents")[c, slots])
+        corner = np.array(region[:2], float)
+        at, correlation = predicted - corner, np.zeros(len(slots))
+        patches = self._kept(memory, "patches")[c, slots]
+        limits = (self.options.min_correlation, self.options.reach)
+        texture_kernels.follow_patches(_pyramid(frame, region), at, warps, patches, limits, correlation)
+        found = correlation > 0
+        return PointTracks(places[found], at[found] + corner, slots[found], slots[~found])
+
+    def learn(
+        self, frame: CameraFrame, c: int, world_from_body: Array, crop: MaskCrop, tracks: PointTracks | None,
+        memory: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Forget points that do not fit the pose that was found, and learn new ones where there are few."""
+        good = 0 if tracks is None else self._judge(frame.camera, c, world_from_body, tracks, memory)
+        known = self._kept(memory, "known")
+        if good >= self.options.wanted or (known[c].any() and good < self.options.wanted // 8):
+            return
+        region, faces = crop.region, self._faces
+        depth = np.full((region[3] - region[1], region[2] - region[0]), np.inf)
+        owner = np.full(depth.shape, -1)
+        camera = calibrated(frame.camera)
+        texture_kernels.render_faces((faces.vertices, faces.triangles), world_from_body, camera, region, depth, owner)
+        allowed = self._allowed(
+            crop, owner, self._shown(frame.camera, c, world_from_body, memory) - np.array(region[:2])
+        )
+        pyramid = _pyramid(frame, region)
+        places = np.empty((self.options.wanted - good, 2))
+        n = texture_kernels.texture_corners(
+            pyramid[0], allowed, self.options.spacing, self.options.min_strength, places
+        )
+        free = np.flatnonzero(~known[c])
+        spare = np.setdiff1d(np.flatnonzero(known[c]), self._visible(frame.camera, c, world_from_body, memory))
+        slots = np.concatenate([free, spare])[:n]
+        self._place(frame.camera, c, world_from_body, (places[: len(slots)], region, owner), slots, memory)
+        patches = np.empty((len(slots), texture_kernels.LEVELS, texture_kernels.AREA))
+        texture_kernels.learn_patches(pyramid, places[: len(slots)], patches)
+        self._kept(memory, "patches")[c, slots] = patches
+        known[c, slots] = np.isfinite(patches[:, 0, 0])
+        self._kept(memory, "misses")[c, slots] = 0
+
+    def _kept(self, memory: dict[str, Any], what: str) -> Array:
+        return memory[f"{self.name}.texture.{what}"]
+
+    def _region(self, camera: Camera, world_from_body: Array) -> Region | None:
+        region: Region = silhouette.body_region(self._outline.corners, world_from_body, calibrated(camera), 40)
+        left, top, right, bottom = region
+        return region if right - left > 40 and bottom - top > 40 else None
+
+    def _visible(self, camera: Camera, c: int, world_from_body: Array, memory: dict[str, Any]) -> Array:
+        """Slots of the points whose faces are turned to the camera."""
+        slots = np.flatnonzero(self._kept(memory, "known")[c])
+        R, eye = world_from_body[:3, :3], camera.body_from_camera[:3, 3]
+        rays = eye - (self._kept(memory, "places")[c, slots] @ R.T + world_from_body[:3, 3])
+        facing = np.sum(rays * (self._kept(memory, "normals")[c, slots] @ R.T), axis=1)
+        return slots[facing > self.options.min_facing * np.linalg.norm(rays, axis=1)]
+
+    def _shown(self, camera: Camera, c: int, world_from_body: Array, memory: dict[str, Any]) -> Array:
+        """Pixels of the points that should be visible [n, 2]."""
+        places = self._kept(memory, "places")[c, self._visible(camera, c, world_from_body, memory)]
+        if not len(places):
+            return np.zeros((0, 2))
+        return silhouette_kernels.project_corners(places, world_from_body, calibrated(camera), world_from_body[:3, 3])[
+            0
+        ]
+
+    def _judge(
+        self, camera: Camera, c: int, world_from_body: Array, tracks: PointTracks, memory: dict[str, Any]
+    ) -> int:
+        """Count the misses of points; return how many fit."""
+        misses, known = self._kept(memory, "misses"), self._kept(memory, "known")
+        off = np.full(len(tracks.slots), np.inf)
+        if len(off):
+            at, _ = silhouette_kernels.project_corners(
+                tracks.places, world_from_body, calibrated(camera), world_from_body[:3, 3]
+            )
+            off = np.linalg.norm(at - tracks.measured, axis=1)
+        fits = off < 3.0 * tracks.sigma
+        misses[c, tracks.slots[fits]] = 0
+        misses[c, np.concatenate([tracks.slots[~fits], tracks.missed])] += 1
+        known[c] &= misses[c] <= self.options.max_misses
+        return int(fits.sum())
+
+    def _allowed(self, crop: MaskCrop, owner: Array, points: Array) -> Array:
+        """Pixels on the body that no point is near to and that nothing occludes."""
+        from scipy.ndimage import binary_erosion
+
+        inside = binary_erosion(owner >= 0, iterations=self.options.edge)
+        shown = inside & (crop.mask * crop.weight > 0.3)
+        for x, y in points.astype(int):
+            s = self.options.spacing
+            shown[max(y - s, 0) : max(y + s + 1, 0), max(x - s, 0) : max(x + s + 1, 0)] = False
+        return shown
+
+    def _place(
+        self, camera: Camera, c: int, world_from_body: Array, corners: tuple[Array, Region, Array], slots: Array,
+        memory: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Place corners of the texture on the faces that show them, with their tangents."""
+        points, region, owner = corners
+        rows, columns = points[:, 1].astype(int), points[:, 0].astype(int)
+        triangle = owner[rows, columns]
+        camera_from_body = np.linalg.inv(camera.body_from_camera) @ world_from_body
+        normals = self._faces.normals[triangle] @ camera_from_body[:3, :3].T
+        anchors = self._faces.vertices[self._faces.triangles[triangle, 0]] @ camera_from_body[:3, :3].T
+        offsets = np.sum(normals * (anchors + camera_from_body[:3, 3]), axis=1)
+        body_from_camera = np.linalg.inv(camera_from_body)
+
+        def on_face(step: tuple[float, float]) -> Array:
+            rays = _rays(camera, points + np.array(region[:2]) + step)
+            met = rays * (offsets / np.sum(normals * rays, axis=1))[:, None]
+            return met @ body_from_camera[:3, :3].T + body_from_camera[:3, 3]
+
+        here = on_face((0.0, 0.0))
+        self._kept(memory, "places")[c, slots] = here
+        self._kept(memory, "tangents")[c, slots] = np.stack([on_face((1.0, 0.0)) - here, on_face((0.0, 1.0)) - here], 2)
+        self._kept(memory, "normals")[c, slots] = self._faces.normals[triangle]
+
+
+def _pyramid(frame: CameraFrame, region: Region) -> tuple[Array, Array, Array]:
+    left, top, right, bottom = region
+    return texture_kernels.grey_pyramid(np.ascontiguousarray(frame.pixels[top:bottom, left:right]))
+
+
+def _rays(camera: Camera, pixels: Array) -> Array:
+    """Directions [n, 3] in the camera's frame of pixels [n, 2], through the lens."""
+    from instep.scene.camera import distort
+
+    distorted = (pixels - np.array(camera.centre)) / np.array(camera.focal)
+    ideal = distorted
+    for _ in range(5 if any(camera.distortion) else 0):
+        ideal = ideal + distorted - distort(ideal, camera.distortion)
+    return np.concatenate([ideal, np.ones((len(ideal), 1))], axis=1)

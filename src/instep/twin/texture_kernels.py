@@ -1,0 +1,271 @@
+"""Compiled tracking of texture on a body: depth of its faces, corners of the texture, patches that follow it.
+
+A point of the texture is a place X on the body with two tangents A = dX/d(u, v), which map steps in the image that it
+was learned from to steps on its face. At another pose the patch around it appears warped by W = du'/dX A; only its
+translation is searched, from coarse to fine, by inverse compositional alignment of normalised grey levels.
+"""
+
+# pyright: basic, reportUnknownParameterType=false
+# Numba compiles these functions; its decorators have no types.
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from .silhouette_kernels import INLINE, OPTIONS, project_corners
+
+HALF = 5
+"""Half of the side of a patch [pixels]."""
+SIDE = 2 * HALF + 1
+AREA = SIDE * SIDE
+LEVELS = 3
+"""Levels of the pyramid, each half as fine as the one before."""
+ITERATIONS = 6
+"""Steps of alignment per level."""
+
+
+@njit(**OPTIONS)
+def grey_pyramid(pixels):  # pragma: no cover - compiled
+    """Grey levels of pixels [height, width, 3], and the same at half and a quarter of the size."""
+    height, width = pixels.shape[:2]
+    fine = np.empty((height, width), np.float32)
+    for i in range(height):
+        for j in range(width):
+            fine[i, j] = 0.3 * pixels[i, j, 0] + 0.59 * pixels[i, j, 1] + 0.11 * pixels[i, j, 2]
+    half = _halved(fine)
+    return fine, half, _halved(half)
+
+
+@njit(**OPTIONS)
+def _halved(image):  # pragma: no cover - compiled
+    height, width = image.shape[0] // 2, image.shape[1] // 2
+    out = np.empty((height, width), np.float32)
+    for i in range(height):
+        for j in range(width):
+            a, b = 2 * i, 2 * j
+            out[i, j] = 0.25 * (image[a, b] + image[a + 1, b] + image[a, b + 1] + image[a + 1, b + 1])
+    return out
+
+
+@njit(**INLINE)
+def _bilinear(image, x, y):  # pragma: no cover - compiled
+    """Grey level at a place in pixels, whose centres are at halves; NaN outside."""
+    u, v = x - 0.5, y - 0.5
+    j, i = math.floor(u), math.floor(v)
+    if i < 0 or j < 0 or i >= image.shape[0] - 1 or j >= image.shape[1] - 1:
+        return np.nan
+    a, b = np.float32(v - i), np.float32(u - j)
+    top = image[i, j] + b * (image[i, j + 1] - image[i, j])
+    low = image[i + 1, j] + b * (image[i + 1, j + 1] - image[i + 1, j])
+    return top + a * (low - top)
+
+
+@njit(**OPTIONS)
+def _patch(image, x, y, warp, out):  # pragma: no cover - compiled
+    """Sample a patch around a place, warped [2, 2], at mean 0 and variance 1; its deviation, NaN where it leaves."""
+    total = squared = 0.0
+    k = 0
+    for i in range(-HALF, HALF + 1):
+        for j in range(-HALF, HALF + 1):
+            value = _bilinear(image, x + warp[0, 0] * j + warp[0, 1] * i, y + warp[1, 0] * j + warp[1, 1] * i)
+            if not np.isfinite(value):
+                return np.nan
+            out[k] = value
+            total += value
+            squared += value * value
+            k += 1
+    mean = total / AREA
+    deviation = math.sqrt(max(squared / AREA - mean * mean, 1e-6))
+    for k in range(AREA):
+        out[k] = (out[k] - mean) / deviation
+    return deviation
+
+
+@njit(**OPTIONS)
+def learn_patches(pyramid, points, patches):  # pragma: no cover - compiled
+    """Sample the patches [n, LEVELS, AREA] around points [n, 2] of an image; NaN where a level does not hold one."""
+    straight = np.eye(2)
+    for n in range(points.shape[0]):
+        for level in range(LEVELS):
+            scale = 2.0**-level
+            image = pyramid[0] if level == 0 else pyramid[1] if level == 1 else pyramid[2]
+            if np.isnan(_patch(image, points[n, 0] * scale, points[n, 1] * scale, straight, patches[n, level])):
+                patches[n, level, 0] = np.nan
+
+
+@njit(**OPTIONS)
+def follow_patches(pyramid, points, warps, patches, limits, found):  # pragma: no cover - compiled
+    """Move points [n, 2] to where their patches fit, and write the correlation of each to `found` [n]; 0 for none.
+
+    `limits` holds the least correlation and the largest way from the prediction [pixels].
+    """
+    now = np.empty(AREA)
+    for n in range(points.shape[0]):
+        found[n] = 0.0
+        x, y = points[n, 0], points[n, 1]
+        warp = warps[n]
+        if abs(warp[0, 0] * warp[1, 1] - warp[0, 1] * warp[1, 0]) < 0.15:
+            continue
+        good, alike = True, 0.0
+        for level in range(LEVELS - 1, -1, -1):
+            template = patches[n, level]
+            if np.isnan(template[0]):
+                continue
+            image = pyramid[0] if level == 0 else pyramid[1] if level == 1 else pyramid[2]
+            x, y, alike = _aligned(image, (x, y), warp, template, 2.0**level, now)
+            if not np.isfinite(alike):
+                good = False
+                break
+        away = math.sqrt((x - points[n, 0]) ** 2 + (y - points[n, 1]) ** 2)
+        if good and alike > limits[0] and away < limits[1]:
+            points[n, 0], points[n, 1], found[n] = x, y, alike
+
+
+@njit(**OPTIONS)
+def _aligned(image, place, warp, template, scale, now):  # pragma: no cover - compiled
+    """Place and correlation after alignment at one level; the correlation is NaN where the patch leaves the image."""
+    x, y = place
+    a = b = c = 0.0
+    for i in range(1, SIDE - 1):
+        for j in range(1, SIDE - 1):
+            k = i * SIDE + j
+            gx, gy = 0.5 * (template[k + 1] - template[k - 1]), 0.5 * (template[k + SIDE] - template[k - SIDE])
+            a, b, c = a + gx * gx, b + gx * gy, c + gy * gy
+    det = a * c - b * b
+    if det < 1e-6:
+        return x, y, np.nan
+    alike = 0.0
+    for _ in range(ITERATIONS):
+        if np.isnan(_patch(image, x / scale, y / scale, warp, now)):
+            return x, y, np.nan
+        p = q = alike = 0.0
+        for k in range(AREA):
+            alike += now[k] * template[k]
+        for i in range(1, SIDE - 1):
+            for j in range(1, SIDE - 1):
+                k = i * SIDE + j
+                e = now[k] - template[k]
+                p += 0.5 * (template[k + 1] - template[k - 1]) * e
+                q += 0.5 * (template[k + SIDE] - template[k - SIDE]) * e
+        u, v = (c * p - b * q) / det, (a * q - b * p) / det
+        size = math.sqrt(u * u + v * v)
+        if size > 2.0:
+            u, v = 2.0 * u / size, 2.0 * v / size
+        x -= scale * (warp[0, 0] * u + warp[0, 1] * v)
+        y -= scale * (warp[1, 0] * u + warp[1, 1] * v)
+        if size < 0.03:
+            break
+    return x, y, alike / AREA
+
+
+@njit(**OPTIONS)
+def point_equations(places, measured, motion, camera, noise):  # pragma: no cover - compiled
+    """J^T W J [k, k], J^T W r [k] of points on a body [n, 3] that were measured [n, 2], and the share that fits.
+
+    `motion` is (transform, basis); `noise` holds the standard deviation [pixels] and Tukey's threshold, in deviations.
+    """
+    world_from_body, basis = motion
+    k = basis.shape[1]
+    H, g, fits = np.zeros((k, k)), np.zeros(k), 0.0
+    points, jacobian = project_corners(places, world_from_body, camera, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return H, g, 0.0
+    sigma, limit = noise
+    row = np.empty((2, k))
+    for n in range(places.shape[0]):
+        dx, dy = points[n, 0] - measured[n, 0], points[n, 1] - measured[n, 1]
+        size = math.sqrt(dx * dx + dy * dy) / (sigma * limit)
+        if size >= 1.0:
+            continue
+        w = (1.0 - size * size) ** 2
+        fits += w
+        w /= sigma * sigma
+        for a in range(2):
+            for b in range(k):
+                row[a, b] = 0.0
+                for s in range(6):
+                    row[a, b] += jacobian[n, a, s] * basis[s, b]
+        for b in range(k):
+            g[b] += w * (row[0, b] * dx + row[1, b] * dy)
+            for s in range(k):
+                H[b, s] += w * (row[0, b] * row[0, s] + row[1, b] * row[1, s])
+    return H, g, fits / places.shape[0]
+
+
+@njit(**OPTIONS)
+def render_faces(faces, world_from_body, camera, region, depth, owner):  # pragma: no cover - compiled
+    """Draw the triangles of a body into a depth image [height, width] [m]; `owner` takes the number of the nearest.
+
+    `faces` is vertices [n, 3] and triangles [m, 3].
+    """
+    vertices, triangles = faces
+    world_from_camera, _, _, _ = camera
+    left, top, right, bottom = region
+    points, _ = project_corners(vertices, world_from_body, camera, world_from_body[:3, 3])
+    if not np.isfinite(points[0, 0]):
+        return
+    z = np.empty(vertices.shape[0])
+    for i in range(vertices.shape[0]):
+        z[i] = 0.0
+        for a in range(3):
+            p = world_from_body[a, 3] - world_from_camera[a, 3]
+            for b in range(3):
+                p += world_from_body[a, b] * vertices[i, b]
+            z[i] += world_from_camera[a, 2] * p
+    for t in range(triangles.shape[0]):
+        a, b, c = triangles[t, 0], triangles[t, 1], triangles[t, 2]
+        ax, ay, bx, by, cx, cy = points[a, 0], points[a, 1], points[b, 0], points[b, 1], points[c, 0], points[c, 1]
+        area = (bx - ax) * (cy - ay) - (by - ay) * (cx - ax)
+        if abs(area) < 1e-9:
+            continue
+        first, last = max(int(min(ay, by, cy)), top), min(int(max(ay, by, cy)) + 1, bottom)
+        begin, end = max(int(min(ax, bx, cx)), left), min(int(max(ax, bx, cx)) + 1, right)
+        for y in range(first, last):
+            for x in range(begin, end):
+                px, py = x + 0.5, y + 0.5
+                u = ((bx - px) * (cy - py) - (by - py) * (cx - px)) / area
+                v = ((cx - px) * (ay - py) - (cy - py) * (ax - px)) / area
+                w = 1.0 - u - v
+                if u < 0 or v < 0 or w < 0:
+                    continue
+                near = 1.0 / (u / z[a] + v / z[b] + w / z[c])
+                if near < depth[y - top, x - left]:
+                    depth[y - top, x - left], owner[y - top, x - left] = near, t
+
+
+@njit(**OPTIONS)
+def texture_corners(grey, allowed, spacing, least, out):  # pragma: no cover - compiled
+    """Write the places of texture corners to `out` [n, 2], strongest first, `spacing` pixels apart; return how many.
+
+    A corner has a smallest eigenvalue of the structure tensor of 7 x 7 pixels above `least`, where `allowed`.
+    """
+    height, width = grey.shape
+    strength = np.zeros((height, width), np.float32)
+    for i in range(5, height - 5, 2):
+        for j in range(5, width - 5, 2):
+            if not allowed[i, j]:
+                continue
+            a = b = c = 0.0
+            for y in range(i - 3, i + 4):
+                for x in range(j - 3, j + 4):
+                    gx, gy = 0.5 * (grey[y, x + 1] - grey[y, x - 1]), 0.5 * (grey[y + 1, x] - grey[y - 1, x])
+                    a, b, c = a + gx * gx, b + gx * gy, c + gy * gy
+            strength[i, j] = 0.5 * (a + c - math.sqrt((a - c) ** 2 + 4 * b * b)) / 49.0
+    n = 0
+    while n < out.shape[0]:
+        best, at = least, -1
+        for k in range(strength.size):
+            if strength.flat[k] > best:
+                best, at = strength.flat[k], k
+        if at < 0:
+            break
+        i, j = at // width, at % width
+        out[n, 0], out[n, 1] = j + 0.5, i + 0.5
+        n += 1
+        for y in range(max(i - spacing, 0), min(i + spacing + 1, height)):
+            for x in range(max(j - spacing, 0), min(j + spacing + 1, width)):
+                strength[y, x] = 0.0
+    return n

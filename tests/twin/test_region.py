@@ -1,0 +1,147 @@
+"""Bodies whose colour nobody named: regions, contrast search, texture, and starts that a user gives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from instep.core.errors import BadInput, UnknownName
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.twin import Outline
+from instep.twin.camera_rig import CameraFrame
+from instep.twin.contrast_search import find_by_regions
+from instep.twin.pose_solver import compare_silhouette, motion_between, moved, planar_basis, solve_pose
+from instep.twin.projection import project_outline
+from instep.twin.region import RegionColours
+from instep.twin.start_pose import load_starts, pose_from_points
+from instep.twin.texture import BodyTexture
+
+from .conftest import looking_down
+
+UP = np.array([0.0, 0.0, 1.0])
+PLACED = np.eye(4)
+PLACED[:3, 3] = 0.01, 0.02, 0.02
+PRIOR = np.diag([0.01**2] * 3 + [0.1**2] * 3)
+
+
+def _texture(points: Array) -> Array:
+    """A grey pattern fixed to points [..., 3]: smooth, without symmetry."""
+    x, y, z = np.moveaxis(points, -1, 0)
+    return 60 * np.sin(130 * x + 40 * z) * np.cos(90 * y + 30 * z) + 40 * np.sin(210 * y - 150 * x)
+
+
+def _image(outline: Outline, camera: Camera, T: Array, *, grey: float = 90.0, textured: bool = False) -> CameraFrame:
+    """A grey body with a shaded edge, or a textured one, on a speckled grey table."""
+    rng = np.random.default_rng(5)
+    table = np.clip(rng.normal(150, 8, (camera.height, camera.width, 1)) + np.zeros(3), 0, 255)
+    projected = project_outline(outline, camera, T, T[:3, 3])
+    share = np.zeros((camera.height, camera.width))
+    left, top, right, bottom = projected.region
+    share[top:bottom, left:right] = projected.coverage(soft=0.25)
+    body = np.full((camera.height, camera.width, 3), grey)
+    if textured:
+        # Of the plane through the top of the body.
+        v, u = np.mgrid[: camera.height, : camera.width] + 0.5
+        x, y = (u - camera.centre[0]) / camera.focal[0], (v - camera.centre[1]) / camera.focal[1]
+        rays = np.stack([x, y, np.ones_like(x)], axis=-1)
+        rays = rays @ camera.body_from_camera[:3, :3].T
+        up, origin = T[:3, 2], camera.body_from_camera[:3, 3]
+        met = origin + rays * (up @ (T[:3, 3] + 0.02 * up - origin) / (rays @ up))[..., None]
+        body = np.clip(body + _texture((met - T[:3, 3]) @ T[:3, :3])[..., None], 0, 255)
+    pixels = share[..., None] * body + (1 - share[..., None]) * table
+    return CameraFrame(camera, (pixels + rng.normal(0, 2, pixels.shape)).clip(0, 255).astype(np.uint8), 0.0, 0.0)
+
+
+def test_a_grey_body_is_found_by_contrast_and_fitted_by_the_colours_learned_there(tee: Outline) -> None:
+    camera = looking_down()
+    truth = moved(PLACED, np.array([0.06, -0.03, 0, 0, 0, 2.0]))
+    colours = RegionColours("tee", [camera])
+    memory = colours.unknown()
+    found = find_by_regions(colours, tee, PLACED, UP, [(0, _image(tee, camera, truth))], memory)
+    assert found is not None and colours.learned(memory, 0)
+    off = motion_between(found, truth)
+    assert np.linalg.norm(off[:3]) < 0.0015 and np.linalg.norm(off[3:]) < 0.02
+
+
+def test_an_even_image_shows_no_body(tee: Outline) -> None:
+    camera = looking_down()
+    colours = RegionColours("tee", [camera])
+    frame = replace(_image(tee, camera, PLACED), pixels=np.full((160, 240, 3), 120, np.uint8))
+    assert find_by_regions(colours, tee, PLACED, UP, [(0, frame)], colours.unknown()) is None
+
+
+def test_what_looks_like_neither_body_nor_background_does_not_count(tee: Outline) -> None:
+    camera = looking_down()
+    colours = RegionColours("tee", [camera])
+    memory = colours.unknown()
+    frame = _image(tee, camera, PLACED)
+    colours.learn(frame, 0, tee, None, PLACED, memory)
+    free = colours.crop(frame, 0, tee, PLACED, 14, memory)
+    hidden = frame.pixels.copy()
+    hidden[:, :118] = 20, 200, 40
+    crop = colours.crop(replace(frame, pixels=hidden), 0, tee, PLACED, 14, memory)
+    assert free is not None and crop is not None
+    whole, part = compare_silhouette(tee, free), compare_silhouette(tee, crop)
+    inside = _image(tee, camera, PLACED, grey=0.0).pixels[..., 0] < 60
+    truth = float(inside[:, 118:].sum() / inside.sum())
+    assert whole.visible > 0.9 and abs(part.visible - truth) < 0.1
+    assert part.overlap > 0.95  # of what is visible
+
+
+def test_texture_measures_a_motion_that_leaves_the_silhouette_as_it_is(tee: Outline) -> None:
+    camera = looking_down()
+    texture, colours = BodyTexture(tee, [camera]), RegionColours("tee", [camera])
+    memory = {**texture.unknown(), **colours.unknown()}
+    first = _image(tee, camera, PLACED, textured=True)
+    colours.learn(first, 0, tee, None, PLACED, memory)
+    crop = colours.crop(first, 0, tee, PLACED, 14, memory)
+    assert crop is not None
+    texture.learn(first, 0, PLACED, crop, None, memory)
+    truth = moved(PLACED, np.array([0.004, -0.003, 0, 0, 0, 0.05]))
+    frame = _image(tee, camera, truth, textured=True)
+    points = texture.follow(frame, 0, PLACED, memory)
+    seen = colours.crop(frame, 0, tee, PLACED, 14, memory)
+    assert points is not None and len(points.places) >= 8 and seen is not None
+    blind = replace(seen, weight=np.zeros_like(seen.weight), points=points)  # no silhouette at all
+    found = solve_pose(tee, [blind], PRIOR, planar_basis(UP), 6)
+    off = motion_between(moved(PLACED, found.xi), truth)
+    assert np.linalg.norm(off[:3]) < 0.0008 and np.linalg.norm(off[3:]) < 0.008
+
+
+def test_a_pose_is_found_from_points_and_their_pixels(tee: Outline) -> None:
+    camera = looking_down()
+    truth = moved(PLACED, np.array([0.02, 0.01, 0.03, 0.4, -0.3, 2.5]))
+    places = tee.corners[[0, 1, 2, 4, 7, 10]]
+    in_camera = np.linalg.inv(camera.body_from_camera) @ truth
+    pixels = camera.project(places @ in_camera[:3, :3].T + in_camera[:3, 3])
+    assert np.abs(motion_between(pose_from_points(camera, places, pixels), truth)).max() < 1e-5
+
+
+def test_a_start_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "start.json"
+    file.write_text(json.dumps({"tee": {"pose": [0.1, 0.2, 0.3, 1, 0, 0, 0]}}))
+    assert load_starts(file)["tee"].transform({})[:3, 3].tolist() == [0.1, 0.2, 0.3]
+    points = [[0, 0, 0, 10, 10], [1, 0, 0, 20, 10], [0, 1, 0, 10, 20], [1, 1, 0, 20, 20]]
+    file.write_text(json.dumps({"tee": {"camera": "tpo", "points": points}}))
+    with pytest.raises(UnknownName, match="no camera of the start named 'tpo'"):
+        load_starts(file)["tee"].transform({"top": looking_down()})
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"pose": [1, 2, 3]}, "a list of 7 numbers"),
+        ({"points": []}, "neither a pose nor points"),
+        ({"camera": "top", "points": [[0, 0, 0, 1, 1]]}, "at least 4"),
+    ],
+)
+def test_a_bad_start_is_refused_in_one_sentence(tmp_path: Path, entry: object, words: str) -> None:
+    file = tmp_path / "start.json"
+    file.write_text(json.dumps({"tee": entry}))
+    with pytest.raises(BadInput, match=words):
+        load_starts(file)
