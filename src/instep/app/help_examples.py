@@ -22,6 +22,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "instep data export data lerobot-v3.0 for_training --columns observation.state,action "
         "--robot-type so101_follower",
     ),
+    "build": (
+        "instep build recordings/pusht built --prompt tee=click:220422302296:230,100 tee=click:234222302164:200,105",
+    ),
+    "build check": ("instep build check pusht --out checked_pusht",),
     "robot": ("instep robot pusht --pace step --port 8765 --token token.txt",),
     "record": (
         "instep record sim:pusht data --policy random --episodes 2 --steps 120",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from instep.splat.io.embodied import ScannedBody, load_scanned_body
 from .plane_alignment import Plane
 
 _MAX_JSON = 64 << 20
+_GROUND_MARGIN_M = 0.2
+"""How far the table reaches beyond the cameras where no points of it are known [m]."""
 _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 """From OpenGL's camera axes (y up, looking along -z) to OpenCV's."""
 
@@ -76,7 +79,7 @@ def load_capture(folder: str | Path) -> Capture:
                 f"{str(folder)!r} holds neither cameras.json nor transforms.json; posed images were expected."
             )
         points = _points(folder)
-        return Capture(shots, points, _plane(folder, points), _bodies(folder))
+        return Capture(shots, points, _plane(folder, points, shots), _bodies(folder))
 
 
 def calibrated_capture(capture: Capture, calibration: Calibration) -> Capture:
@@ -168,17 +171,19 @@ def _points(folder: Path) -> Array:
     return np.zeros((0, 3))
 
 
-def _plane(folder: Path, points: Array) -> Plane | None:
+def _plane(folder: Path, points: Array, shots: Sequence[CameraRecording]) -> Plane | None:
+    """The table, bounded by its points; where there are none, by the ground below the cameras."""
     path = folder / "ground_plane.json"
     if not present(path):
         return None
     check_inside(folder, path)
     check_regular(path, MAX_DOCUMENT)
-    if len(points) < 3:
-        return None
     normal = np.asarray(_object(path).get("plane"), float)
     if normal.shape != (4,) or not np.isfinite(normal).all() or abs(normal[2]) < 0.1:
         raise BadInput("'plane' of ground_plane.json must be [nx, ny, nz, d] of a table that is not upright.")
+    if len(points) < 3:
+        points = np.stack([shot.camera.body_from_camera[:3, 3] for shot in shots])
+        points = np.concatenate([points - _GROUND_MARGIN_M, points + _GROUND_MARGIN_M])
     low, high = np.quantile(points[:, :2], [0.01, 0.99], axis=0)
     return Plane(normal, (float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
 

@@ -122,7 +122,7 @@ def _surface_gaussians(model: Any, geom: _Geom) -> Gaussians:
     flat = np.array([0.55, 0.55, 0.1]) * pitch
     colours = np.clip(geom.rgba[:3] * light, 0, 1)
     return gaussians_from_colours(
-        points, flat, colours, quats=_orientations(normals), opacities=float(geom.rgba[3])
+        points, flat, colours, quats=orientations(normals), opacities=float(geom.rgba[3])
     ).attached_to(geom.body)
 
 
@@ -226,7 +226,7 @@ def _mesh(model: Any, mesh: int, pitch: float) -> Surface:
     return np.einsum("nk,nkx->nx", shares, corners[which]), normals
 
 
-def _orientations(normals: Array) -> Array:
+def orientations(normals: Array) -> Array:
     """Orientations [n, 4] whose third axis is the normal."""
     helper = np.where(np.abs(normals[:, :1]) < 0.9, [[1.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]])
     x = np.cross(helper, normals)

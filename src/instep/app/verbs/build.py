@@ -1,0 +1,146 @@
+"""The verb build: from posed images and prompts to a scene folder that every verb opens."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from instep.app.arguments import Options, Positional
+from instep.core.errors import BadInput
+from instep.core.records import options_dataclass
+
+if TYPE_CHECKING:
+    from instep.build.pipeline import BuildOptions, BuiltScene
+    from instep.build.stage_store import StageReport
+    from instep.core.world import Array
+
+
+@options_dataclass
+class BuildArgs:
+    """Options of `instep build`."""
+
+    prompt: tuple[str, ...] = ()
+    """where an object is: NAME=click:CAMERA:X,Y, NAME=not:CAMERA:X,Y, NAME=box:CAMERA:LEFT,TOP,RIGHT,BOTTOM,
+    NAME=colour:#RRGGBB, NAME=masks:FOLDER or NAME=table (everything on it); several for one name belong together."""
+    prompts: Path | None = None
+    """a JSON file of prompts, as build.json holds them."""
+    time: float | None = None
+    """time of the frames of videos [s]; the first that all cameras have where not given."""
+    table_height: float | None = None
+    """height of a level table in the frame of the cameras [m]; ground_plane.json says it otherwise."""
+    align: bool = True
+    """first align fixed cameras that disagree about the table; --no-align takes them as they are."""
+    shape: Literal["auto", "hull", "extrusion"] = "auto"
+    """a visual hull, or an outline that rises upright from the table; auto decides by the views."""
+    height: float | None = None
+    """height of the objects [m] where it is known; for an extruded outline."""
+    mass: tuple[str, ...] = ()
+    """weighed masses, NAME=KILOGRAMS."""
+    material: tuple[str, ...] = ()
+    """materials, NAME=MATERIAL, whose density gives the mass where it was not weighed."""
+    friction: tuple[str, ...] = ()
+    """sliding friction, NAME=NUMBER."""
+    gaussians: int = 3000
+    """Gaussians of each object at the start of their fit."""
+    steps: int = 300
+    """steps of the fit of the Gaussians; 0 leaves them on the surface as they start."""
+    redo: Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"] = "capture"
+    """the first stage to compute; those before it are read from OUT."""
+    seed: int = 0
+    """seed of everything random."""
+
+
+def build(
+    images: Positional[Annotated[Path, tyro.conf.arg(metavar="IMAGES")]],
+    out: Positional[Annotated[Path, tyro.conf.arg(metavar="OUT")]],
+    /,
+    args: Options[BuildArgs] = BuildArgs(),
+) -> int:
+    """Build a scene from posed images: segment objects, find their shape, parts, mass and appearance.
+
+    Writes a scene folder with scene.xml, scene.toml, meshes, Gaussians (splats/), cameras.json, the output of every
+    stage (stages/), and build.json with where everything came from. It is written whole or not at all.
+
+    Args:
+        images: folder with cameras.json and videos, or transforms.json and images.
+        out: scene folder to write; an earlier build is replaced.
+
+    """
+    from instep.build.pipeline import build_scene
+    from instep.build.prompts import load_prompts, parse_prompts
+    from instep.splat.capture import load_capture
+
+    prompts = parse_prompts(args.prompt)
+    if args.prompts is not None:
+        prompts = (*load_prompts(args.prompts), *prompts)
+    options = _options(args)
+    if out.exists() and (out.is_file() or (any(out.iterdir()) and not (out / "build.json").is_file())):
+        raise BadInput(f"{str(out)!r} is there and was not written by instep build; give a new folder.")
+    capture = load_capture(images)
+    with _progress() as report:
+        built = build_scene(capture, prompts, out, options, report)
+    _show(built)
+    print(built.folder)
+    return 0
+
+
+def _options(args: BuildArgs) -> BuildOptions:
+    from instep.build.physical_values import given_materials, given_numbers
+    from instep.build.pipeline import BuildOptions
+
+    if args.gaussians < 100 or args.steps < 0:
+        raise BadInput("--gaussians must be at least 100 and --steps at least 0.")
+    if args.height is not None and not 0 < args.height < 10:
+        raise BadInput(f"--height is a height in metres above 0, not {args.height:g}.")
+    return BuildOptions(
+        time=args.time, table=_level_table(args.table_height), align=args.align, shape=args.shape, height=args.height,
+        weighed=given_numbers(args.mass, "A mass"), materials=given_materials(args.material),
+        friction=given_numbers(args.friction, "A friction"), gaussians=args.gaussians, steps=args.steps, seed=args.seed,
+        redo=args.redo,
+    )  # fmt: skip
+
+
+def _level_table(height: float | None) -> Array | None:
+    import numpy as np
+
+    return None if height is None else np.array([0.0, 0.0, 1.0, -height])
+
+
+def _show(built: BuiltScene) -> None:
+    shapes, parts = built.record["stages"]["shape"]["objects"], built.record["stages"]["parts"]["objects"]
+    table = Table(
+        "object", "shape", "box [mm]", "volume [cm³]", "mass [kg]", "parts", "overlap", box=None, padding=(0, 2)
+    )
+    for one in built.objects:
+        found = shapes[one.name]
+        box = " x ".join(f"{1e3 * side:.0f}" for side in found["box_m"])
+        mass = f"{one.mass.value:.3g} [{one.mass.low:.3g}, {one.mass.high:.3g}]"
+        worst = min(found["overlap"].values())
+        count = f"{parts[one.name]['parts']} ({parts[one.name]['volume_ratio']:.2f})"
+        table.add_row(one.name, found["method"], box, f"{1e6 * one.mesh.volume:.0f}", mass, count, f"{worst:.3f}")
+    Console(stderr=True, highlight=False).print(table)
+
+
+@contextmanager
+def _progress() -> Generator[StageReport]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("reading", total=1.0, words="")
+
+        def report(stage: str, share: float, words: str) -> None:
+            progress.update(bar, description=stage, completed=share, words=words)
+
+        yield report

@@ -1,0 +1,139 @@
+"""Foreground and background of one image: colour mixtures, a graph cut between them, and soft edges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+
+_CAPACITY = 1000.0
+"""Whole units of flow per unit of cost."""
+_MIN_VARIANCE = (4 / 255) ** 2
+"""Least variance of a colour in a mixture: the noise of a camera."""
+SMOOTHNESS = 12.0
+"""Cost of an edge between two like pixels, in units of log likelihood; GrabCut's papers have 50 for a larger scale."""
+
+
+@array_dataclass
+class ColourMixture:
+    """A mixture of normal distributions of colours."""
+
+    means: Array
+    """[parts, 3], 0 to 1."""
+    precisions: Array
+    """Inverse covariances [parts, 3, 3]."""
+    offsets: Array
+    """Logarithm of weight and normalisation of each part [parts]."""
+
+    def log_likelihood(self, colours: Array) -> Array:
+        """Logarithm of the density at colours [..., 3]."""
+        flat = np.asarray(colours, float).reshape(-1, 3)
+        best = np.full(len(flat), -np.inf)
+        for mean, precision, offset in zip(self.means, self.precisions, self.offsets, strict=True):
+            apart = flat - mean
+            best = np.logaddexp(best, offset - 0.5 * np.einsum("ni,ij,nj->n", apart, precision, apart))
+        return best.reshape(np.shape(colours)[:-1])
+
+
+def colour_mixture(colours: Array, parts: int = 5, seed: int = 0) -> ColourMixture:
+    """The mixture of some colours [n, 3], by k-means."""
+    rng = np.random.default_rng((seed, 0xC0))
+    some = np.asarray(colours, float).reshape(-1, 3)
+    some = some if len(some) <= 4000 else some[rng.permutation(len(some))[:4000]]
+    centres = some[rng.permutation(len(some))[: min(parts, len(some))]]
+    label = np.zeros(len(some), int)
+    for _ in range(8):
+        label = np.argmin(((some[:, None] - centres) ** 2).sum(axis=2), axis=1)
+        centres = np.stack([some[label == k].mean(axis=0) if (label == k).any() else c for k, c in enumerate(centres)])
+    means, precisions, offsets = list[Array](), list[Array](), list[float]()
+    for k in range(len(centres)):
+        own = some[label == k]
+        if len(own) < 3:
+            continue
+        covariance = np.cov(own.T) + _MIN_VARIANCE * np.eye(3)
+        means.append(own.mean(axis=0))
+        precisions.append(np.linalg.inv(covariance))
+        offsets.append(float(np.log(len(own) / len(some)) - 0.5 * np.log(np.linalg.det(2 * np.pi * covariance))))
+    if not means:
+        means, precisions = [some.mean(axis=0)], [np.eye(3) / _MIN_VARIANCE]
+        offsets = [float(-1.5 * np.log(2 * np.pi * _MIN_VARIANCE))]
+    return ColourMixture(np.array(means), np.array(precisions), np.array(offsets))
+
+
+def min_cut(preference: Array, image: Array, smoothness: float = SMOOTHNESS) -> Array:
+    """The labelling of least cost [height, width] bool.
+
+    `preference` is how much cheaper foreground is than background for each pixel, in units of log likelihood; infinite
+    where the label is given. Neighbours of like colour cost `smoothness` where their labels differ.
+    """
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    height, width = preference.shape
+    number: Array = np.arange(height * width).reshape((height, width))
+    source, sink = height * width, height * width + 1
+    ends, weights = _neighbours(number, np.asarray(image, float), smoothness)
+    most = 1e4
+    wish = np.clip(preference, -most, most).ravel()
+    first = np.concatenate([ends[0], ends[1], np.full(int((wish > 0).sum()), source), np.flatnonzero(wish < 0)])
+    second = np.concatenate([ends[1], ends[0], np.flatnonzero(wish > 0), np.full(int((wish < 0).sum()), sink)])
+    capacity = np.concatenate([weights, weights, wish[wish > 0], -wish[wish < 0]])
+    whole = np.maximum(np.round(_CAPACITY * capacity), 0).astype(np.int32)
+    graph = coo_matrix((whole, (first, second)), shape=(sink + 1, sink + 1)).tocsr()
+    left = graph - maximum_flow(graph, source, sink).flow
+    left.data = np.maximum(left.data, 0)
+    left.eliminate_zeros()
+    reached = breadth_first_order(left, source, return_predecessors=False)
+    out = np.zeros(sink + 1, bool)
+    out[reached] = True
+    return out[: height * width].reshape(height, width)
+
+
+def soften(image: Array, mask: Array, reach: int = 3) -> Array:
+    """The share of each pixel that shows the foreground [height, width], 0 to 1.
+
+    A pixel at the edge is a mixture a F + (1 - a) B of the colours F inside and B outside, both taken nearby.
+    """
+    from scipy.ndimage import binary_dilation, binary_erosion, gaussian_filter
+
+    inner, outer = binary_erosion(mask, iterations=2), ~binary_dilation(mask, iterations=2)
+    band = binary_dilation(mask, iterations=2) & ~inner
+    near_in, near_out = _spread(image, inner, reach), _spread(image, outer, reach)
+    apart = near_in - near_out
+    length = (apart**2).sum(axis=-1)
+    mixed = np.clip(((image - near_out) * apart).sum(axis=-1) / np.maximum(length, 1e-9), 0.0, 1.0)
+    # Where inside and outside look alike the labels alone say where the edge is.
+    plain = np.clip(gaussian_filter(mask.astype(float), 0.7), 0.0, 1.0)
+    clear = np.clip(length / 0.15**2, 0.0, 1.0)
+    return np.where(band, clear * mixed + (1 - clear) * plain, mask.astype(float)).astype(np.float32)
+
+
+def _spread(image: Array, known: Array, reach: int) -> Array:
+    """The mean colour of the known pixels nearby [height, width, 3]; farther ones where there are none."""
+    from scipy.ndimage import distance_transform_edt, gaussian_filter
+
+    weight = gaussian_filter(known.astype(float), reach)
+    colour = gaussian_filter(np.where(known[..., None], image, 0.0), (reach, reach, 0))
+    out = colour / np.maximum(weight, 1e-9)[..., None]
+    sure = weight > 0.01
+    if sure.all() or not sure.any():
+        return out
+    rows, columns = distance_transform_edt(~sure, return_distances=False, return_indices=True)
+    return out[rows, columns]
+
+
+def _neighbours(number: Array, image: Array, smoothness: float) -> tuple[tuple[Array, Array], Array]:
+    """Pairs of neighbouring pixels (also diagonal ones) and what separating them costs."""
+    views = [
+        (np.s_[:, :-1], np.s_[:, 1:], 1.0),
+        (np.s_[:-1], np.s_[1:], 1.0),
+        (np.s_[:-1, :-1], np.s_[1:, 1:], np.sqrt(0.5)),
+        (np.s_[:-1, 1:], np.s_[1:, :-1], np.sqrt(0.5)),
+    ]
+    squares = [((image[a] - image[b]) ** 2).sum(axis=-1) for a, b, _ in views]
+    scale = 2 * float(np.mean([s.mean() for s in squares])) + 1e-6
+    first = np.concatenate([number[a].ravel() for a, _, _ in views])
+    second = np.concatenate([number[b].ravel() for _, b, _ in views])
+    cost = [smoothness * share * np.exp(-s / scale).ravel() for s, (_, _, share) in zip(squares, views, strict=True)]
+    return (first, second), np.concatenate(cost)

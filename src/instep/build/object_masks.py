@@ -1,0 +1,220 @@
+"""Segment one object in posed views by clicks, boxes or a colour; what hides it is unknown, not background.
+
+A graph cut between colour mixtures of the object and of what is around it labels each view; the edge is then placed
+to a fraction of a pixel. In views of a fixed camera, whatever differs from the static background without being the
+object (an arm, a hand) makes its pixels unknown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.reading import read_file
+from instep.core.world import Array
+from instep.data.frames import MAX_IMAGE, open_stills
+from instep.splat.background import foreground_mask, static_background
+
+from .graph_cut import colour_mixture, min_cut, soften
+from .posed_views import PosedView
+from .prompts import Box, ObjectPrompt, Point
+from .silhouettes import ObjectMask
+
+_SEED_PX = 2
+"""Radius of the disc around a click that is certainly of the object [pixels]."""
+_SEED_COLOUR = 0.10
+"""Largest difference from the colour under a click, after shading, of the pixels that the object starts as."""
+_SHADING = (0.45, 1.5)
+"""Range of factors by which light and shadow change the brightness of the object."""
+_VIVID = 0.5
+"""Saturation from which a gloss is told from a shade."""
+_MAX_GLOSS = 0.35
+"""Most of a white gloss on a surface, 0 to 1."""
+_PURE_SHARE = 0.7
+"""Share of an object that looks like its prompt from which on it counts as an object of one colour."""
+_ROUNDS = 4
+_MIN_PIXELS = 30
+"""Fewest pixels of a mask."""
+
+
+def mask_by_prompt(view: PosedView, prompt: ObjectPrompt) -> ObjectMask | None:
+    """The mask of an object in a view by its clicks, box and colour; None where the prompt says nothing of the view."""
+    clicks, box = prompt.clicks.get(view.name, ()), prompt.boxes.get(view.name)
+    for x, y in (*clicks, *prompt.others.get(view.name, ())):
+        if not (0 <= x < view.camera.width and 0 <= y < view.camera.height):
+            raise BadInput(
+                f"The click ({x:g}, {y:g}) of {prompt.name!r} is outside the image of camera {view.name!r}, which has "
+                f"{view.camera.width} x {view.camera.height} pixels."
+            )
+    if not clicks and box is None and prompt.colour is None:
+        return None
+    start = _start(view.image, clicks, box, prompt.colour)
+    if start.sum() < _MIN_PIXELS:
+        if not clicks and box is None:
+            return None
+        raise BadInput(
+            f"Hardly anything around the prompt of {prompt.name!r} in the image of camera {view.name!r} looks like one "
+            "object; click on a larger even part of it, or give a box."
+        )
+    given = np.zeros(start.shape)
+    for points, sign in ((clicks, 1.0), (prompt.others.get(view.name, ()), -1.0)):
+        for point in points:
+            given[_disc(start.shape, point)] = sign * np.inf
+    if box is not None:
+        given[~_inside_box(start.shape, box)] = -np.inf
+    mask = _cut_out(view.image, start, given)
+    mask = _kept_parts(mask, clicks, start)
+    if mask.sum() < _MIN_PIXELS:
+        return None
+    return ObjectMask(view.camera, soften(view.image, mask), known_pixels(view, mask))
+
+
+def mask_from_file(view: PosedView, folder: Path) -> ObjectMask | None:
+    """The mask in CAMERA.png of a folder: white the object, black not, mid grey unknown; None where there is none."""
+    path = folder / f"{view.name}.png"
+    if not path.is_file():
+        return None
+    level = np.asarray(open_stills(lambda _: read_file(path, MAX_IMAGE), 1)[0], np.float32).mean(axis=-1) / 255
+    if level.shape != view.image.shape[:2]:
+        raise BadInput(
+            f"The mask {path.name} has {level.shape[1]} x {level.shape[0]} pixels; those of its image, "
+            f"{view.camera.width} x {view.camera.height}, were expected."
+        )
+    known = np.abs(level - 0.5) > 0.1
+    binary = bool(((level < 0.02) | (level > 0.98) | ~known).all())
+    alpha = soften(view.image, level > 0.5) if binary else np.where(known, level, 0.0)
+    return ObjectMask(view.camera, alpha.astype(np.float32), known) if (level > 0.9).sum() >= _MIN_PIXELS else None
+
+
+def known_pixels(view: PosedView, mask: Array) -> Array:
+    """Where it is known what a view shows [height, width]: all but what occludes the static background."""
+    from scipy.ndimage import binary_dilation
+
+    found = background_without(view, mask)
+    if found is None:
+        return np.ones(mask.shape, bool)
+    still, share = found
+    own = np.asarray(binary_dilation(mask, iterations=3), bool)
+    hiding = foreground_mask((255 * view.image).astype(np.uint8), still, own) | (share <= 0)
+    return ~hiding | mask
+
+
+def background_without(view: PosedView, mask: Array) -> tuple[Array, Array] | None:
+    """The static background of a fixed camera [height, width, 3] and the share of frames that show it; else None.
+
+    It is what frames at other times show where they do not show the colours of the object, wherever that was then.
+    """
+    from scipy.ndimage import binary_dilation
+
+    if view.frames is None:
+        return None
+    near = np.asarray(binary_dilation(mask, iterations=int(np.sqrt(mask.sum()))), bool)
+    own = np.asarray(binary_dilation(mask, iterations=3), bool)
+    inner, outer = colour_mixture(view.image[mask]), colour_mixture(view.image[~own], 8)
+    rows, columns = np.nonzero(near)
+    cut = np.s_[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    like = np.zeros(view.frames.shape[:3], bool)
+    for k, frame in enumerate(view.frames):
+        part = frame[cut] / 255.0
+        like[(k, *cut)] = binary_dilation(inner.log_likelihood(part) > outer.log_likelihood(part), iterations=2)
+    return static_background(view.frames, like)
+
+
+def _start(
+    image: Array, clicks: tuple[Point, ...], box: Box | None, colour: tuple[float, float, float] | None
+) -> Array:
+    """The pixels that the object's colours are first taken from [height, width]."""
+    from scipy.ndimage import label
+
+    shape = image.shape[:2]
+    if not clicks and colour is None and box is not None:
+        left, top, right, bottom = box
+        margin_x, margin_y = 0.2 * (right - left), 0.2 * (bottom - top)
+        return _inside_box(shape, (left + margin_x, top + margin_y, right - margin_x, bottom - margin_y))
+    like = np.zeros(shape, bool)
+    if colour is not None:
+        like |= _alike(image, np.array(colour), 0.15)
+    for point in clicks:
+        seed = np.median(image[_disc(shape, point)], axis=0)
+        labelled: Any = label(_alike(image, seed, _SEED_COLOUR))
+        parts = labelled[0]
+        like |= np.isin(parts, _labels(parts, _disc(shape, point)))
+    return like if box is None else like & _inside_box(shape, box)
+
+
+def _alike(image: Array, colour: Array, tolerance: float) -> Array:
+    """Which pixels have a colour, whatever the shading; a vivid one also below a whitish gloss or haze.
+
+    Light reflected by a surface is a multiple of its colour and some of the colour of the lamp.
+    """
+    white = np.ones(3)
+    vivid = 1.0 - float(colour.min()) / max(float(colour.max()), 1e-6)
+    basis = np.stack([colour, white], axis=1) if vivid > _VIVID else colour[:, None]
+    shares = image @ np.linalg.pinv(basis).T
+    gloss = np.clip(shares[..., 1:], 0.0, _MAX_GLOSS) @ np.ones((basis.shape[1] - 1, 3))
+    shade = np.clip((image - gloss) @ colour / max(float(colour @ colour), 1e-6), *_SHADING)
+    return np.linalg.norm(image - gloss - shade[..., None] * colour, axis=-1) < tolerance * np.maximum(shade, 0.6)
+
+
+def _cut_out(image: Array, start: Array, given: Array) -> Array:
+    """The object by repeated graph cuts between the colours inside and outside [height, width]."""
+    mask, shape = start, start.shape
+    for _ in range(_ROUNDS):
+        rows, columns = np.nonzero(mask)
+        if len(rows) < _MIN_PIXELS:
+            return mask
+        margin = 12 + int(0.3 * max(np.ptp(rows), np.ptp(columns)))
+        cut = np.s_[
+            max(0, rows.min() - margin) : min(shape[0], rows.max() + margin + 1),
+            max(0, columns.min() - margin) : min(shape[1], columns.max() + margin + 1),
+        ]
+        # What the prompt alone finds of an object of one colour has no shadow or reflection in it, as a cut may.
+        pure = mask & start if (mask & start).sum() > _PURE_SHARE * mask.sum() else mask
+        inner, outer = colour_mixture(image[pure]), colour_mixture(image[~mask & (given <= 0)], 8)
+        part = image[cut]
+        preference = np.clip(inner.log_likelihood(part) - outer.log_likelihood(part), -20.0, 20.0)
+        preference = np.where(np.isinf(given[cut]), given[cut], preference)
+        found = np.zeros(shape, bool)
+        found[cut] = min_cut(preference, part)
+        if (found != mask).sum() < 2:
+            return found
+        mask = found
+    return mask
+
+
+def _kept_parts(mask: Array, clicks: tuple[Point, ...], start: Array) -> Array:
+    """The parts of a mask that were clicked on, or that the start reached; small holes are filled."""
+    from scipy.ndimage import binary_fill_holes, label
+
+    labelled: Any = label(mask, np.ones((3, 3)))
+    parts, count = labelled
+    seeds = np.zeros(mask.shape, bool)
+    for point in clicks:
+        seeds |= _disc(mask.shape, point)
+    own = _labels(parts, seeds if clicks else start & mask)
+    sizes = np.bincount(parts.ravel(), minlength=count + 1)
+    kept = np.isin(parts, own[sizes[own] >= _MIN_PIXELS])
+    holes: Any = label(np.asarray(binary_fill_holes(kept), bool) & ~kept)
+    areas = np.bincount(holes[0].ravel())
+    small = np.flatnonzero(areas < max(4, 0.002 * kept.sum()))
+    return kept | np.isin(holes[0], small[small > 0])
+
+
+def _labels(parts: Array, where: Array) -> Array:
+    """The labels of the parts that some pixels belong to."""
+    found = np.unique(parts[where])
+    return found[found > 0]
+
+
+def _disc(shape: tuple[int, ...], point: Point) -> Array:
+    rows, columns = np.indices(shape[:2])
+    return (columns + 0.5 - point[0]) ** 2 + (rows + 0.5 - point[1]) ** 2 <= _SEED_PX**2 + 0.5
+
+
+def _inside_box(shape: tuple[int, ...], box: Box) -> Array:
+    rows, columns = np.indices(shape[:2])
+    left, top, right, bottom = box
+    return (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)

@@ -1,0 +1,380 @@
+"""From posed images to a scene that simulates: capture, segment, cameras, shape, parts, appearance, scene.
+
+Each stage keeps its output below `stages/`, and `build.json` holds where everything came from and what was decided.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep import __version__
+from instep.core.errors import BadInput, UnknownName
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.world import Array
+from instep.scene.calibration import Calibration
+from instep.scene.camera import Camera
+from instep.splat.capture import Capture
+from instep.splat.fitting import GaussianFitOptions, focus_point
+from instep.splat.image import WeightedImage, to_bytes
+from instep.splat.io import save_gaussians
+from instep.splat.plane_alignment import Plane, align_on_plane
+from instep.splat.rendering import save_png
+
+from .convex_parts import convex_parts
+from .mesh_texture import MeshTexture, bake_texture
+from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr
+from .object_masks import background_without, mask_by_prompt, mask_from_file
+from .physical_values import friction_of, mass_of
+from .posed_views import PosedView, views_of
+from .prompts import ObjectPrompt, check_cameras, prompt_words
+from .scene_writing import BuiltObject, BuiltTable, physical_words, write_scene
+from .shape import ShapeKind, object_shape
+from .silhouettes import ObjectMask
+from .stage_store import FOLDER, PartReport, Stage, StageOutput, StageReport, StageStore
+from .table_masks import masks_on_table
+from .triangle_mesh import TriangleMesh
+
+BUILD_FILE = "build.json"
+MaskedViews = Sequence[tuple[PosedView, ObjectMask]]
+"""The views that show an object, with its masks."""
+_HELD_OUT_EVERY = 6
+"""One view in so many is kept back to score the appearance on, where there are enough."""
+
+
+@options_dataclass
+class BuildOptions:
+    """Options of a build."""
+
+    time: float | None = None
+    """Time [s] of the frames of videos; the first that all cameras have where None."""
+    table: Array | None = None
+    """The table as nx, ny, nz, d with n . x + d = 0; that of the capture where None."""
+    align: bool = True
+    """Whether fixed cameras that disagree about the table are aligned on it."""
+    shape: ShapeKind = "auto"
+    height: float | None = None
+    """Height of the objects [m] where it is known; only of an extruded outline."""
+    weighed: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Masses by object [kg]."""
+    materials: Mapping[str, str] = field(default_factory=dict[str, str])
+    friction: Mapping[str, float] = field(default_factory=dict[str, float])
+    gaussians: int = 3000
+    """Gaussians of each object."""
+    steps: int = 300
+    """Steps that they are fitted for; 0 leaves them as they start."""
+    seed: int = 0
+    redo: Stage = "capture"
+    """The first stage that is computed; those before are read from the folder."""
+
+
+@array_dataclass
+class BuiltScene:
+    """A built scene folder and what was found."""
+
+    folder: Path
+    objects: tuple[BuiltObject, ...]
+    record: Mapping[str, Any]
+    """The content of build.json."""
+
+
+def build_scene(
+    capture: Capture,
+    prompts: Sequence[ObjectPrompt],
+    out: Path,
+    options: BuildOptions | None = None,
+    report: StageReport | None = None,
+) -> BuiltScene:
+    """Build a scene folder from posed images; it is written whole or not at all."""
+    options = BuildOptions() if options is None else options
+    _check(prompts, options)
+    check_cameras(prompts, [recording.camera.name for recording in capture.recordings])
+    work = out.with_name(out.name + ".part")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        if options.redo != "capture":
+            if not (out / FOLDER).is_dir():
+                raise BadInput(f"{str(out)!r} holds no stages of a build to go on from; build it without --redo first.")
+            shutil.copytree(out / FOLDER, work / FOLDER)
+        store = StageStore(work / FOLDER, options.redo, report or _unreported)
+        found = _build(capture, prompts, options, store, work)
+        record = _record(prompts, options, store, found)
+        (work / BUILD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(out, ignore_errors=True)
+        work.rename(out)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return BuiltScene(out, found, record)
+
+
+def _unreported(stage: str, share: float, words: str) -> None:
+    pass
+
+
+def _check(prompts: Sequence[ObjectPrompt], options: BuildOptions) -> None:
+    names = [prompt.name for prompt in prompts]
+    if not names:
+        raise BadInput("Nothing says what to build; give at least one --prompt, such as tee=click:CAMERA:X,Y.")
+    for given in (options.weighed, options.materials, options.friction):
+        for name in given:
+            if name not in names:
+                raise UnknownName("object of the prompts", name, names)
+
+
+def _build(
+    capture: Capture, prompts: Sequence[ObjectPrompt], options: BuildOptions, store: StageStore, work: Path
+) -> tuple[BuiltObject, ...]:
+    taken = store.run("capture", lambda _: _capture(capture, options))
+    views, plane = _views(taken), taken.arrays["plane"]
+    segmented = store.run("segment", lambda report: _segment(views, prompts, plane, work, report))
+    aligned = store.run("cameras", lambda _: _cameras(views, segmented, plane, taken, options))
+    cameras = [replace(v.camera, body_from_camera=p) for v, p in zip(views, aligned.arrays["poses"], strict=True)]
+    views = [replace(view, camera=camera) for view, camera in zip(views, cameras, strict=True)]
+    seen = {prompt.name: _masks(views, segmented, prompt.name) for prompt in prompts}
+    shapes = store.run("shape", lambda report: _shapes(seen, plane, options, report))
+    meshes = {name: _mesh(shapes.arrays, name) for name in seen}
+    parts = store.run("parts", lambda report: _parts(meshes, options, report))
+    looks = store.run("appearance", lambda report: _appearance(meshes, seen, options, work, report))
+    objects = [_object(name, meshes[name], parts, looks, options) for name in seen]
+    store.run("scene", lambda _: _scene(objects, plane, taken, cameras, work))
+    return tuple(objects)
+
+
+def _capture(capture: Capture, options: BuildOptions) -> StageOutput:
+    views = views_of(capture, options.time)
+    plane = options.table if options.table is not None else None if capture.plane is None else capture.plane.normal
+    if plane is None:
+        raise BadInput(
+            "Nothing says where the table is; give --table-height, or ground_plane.json beside the images with "
+            '{"plane": [nx, ny, nz, d]}.'
+        )
+    arrays: dict[str, Array] = {"plane": np.asarray(plane, float), "bounds": _bounds(capture, views, plane)}
+    for view in views:
+        arrays[f"image:{view.name}"] = to_bytes(view.image)
+        arrays[f"pose:{view.name}"] = view.camera.body_from_camera
+        arrays[f"lens:{view.name}"] = np.array([*view.camera.focal, *view.camera.centre, *view.camera.distortion])
+        if view.frames is not None:
+            arrays[f"frames:{view.name}"] = view.frames
+    source = "given" if options.table is not None else "ground_plane.json"
+    return StageOutput(
+        arrays, {"views": [view.name for view in views], "table": list(map(float, plane)), "from": source}
+    )
+
+
+def _bounds(capture: Capture, views: Sequence[PosedView], plane: Array) -> Array:
+    """Smallest and largest x and y of the table [2, 2] [m]: as captured, else around what the cameras look at."""
+    if capture.plane is not None:
+        return np.array([capture.plane.low, capture.plane.high])
+    focus = focus_point([view.camera for view in views])
+    middle = views[0].camera.body_from_camera[:3, 3] if focus is None else focus
+    return np.array([middle[:2] - 0.5, middle[:2] + 0.5])
+
+
+def _views(taken: StageOutput) -> list[PosedView]:
+    out: list[PosedView] = []
+    for name in taken.info["views"]:
+        image, lens = taken.arrays[f"image:{name}"], taken.arrays[f"lens:{name}"].tolist()
+        (fx, fy, cx, cy), distortion = lens[:4], tuple(lens[4:])
+        camera = Camera(
+            name, image.shape[1], image.shape[0], (fx, fy), (cx, cy), "world", taken.arrays[f"pose:{name}"], distortion
+        )
+        out.append(PosedView(camera, image.astype(np.float32) / 255, taken.arrays.get(f"frames:{name}")))
+    return out
+
+
+def _segment(
+    views: Sequence[PosedView], prompts: Sequence[ObjectPrompt], plane: Array, work: Path, report: PartReport
+) -> StageOutput:
+    arrays: dict[str, Array] = {}
+    info: dict[str, Any] = {}
+    for i, prompt in enumerate(prompts):
+        masks = _object_masks(views, prompt, plane, lambda s, words, i=i: report((i + s) / len(prompts), words))
+        if len(masks) < 2:
+            raise BadInput(
+                f"{prompt.name!r} was found in {len(masks)} of {len(views)} views, and two are needed; click on it in "
+                "more of them."
+            )
+        for mask in masks:
+            arrays[f"alpha:{prompt.name}:{mask.camera.name}"] = (255 * mask.alpha + 0.5).astype(np.uint8)
+            arrays[f"known:{prompt.name}:{mask.camera.name}"] = mask.known
+        info[prompt.name] = {
+            m.camera.name: {"pixels": int(m.inside.sum()), "unknown": float((~m.known).mean()), "cut": bool(m.cut)}
+            for m in masks
+        }
+        _save_overlays(work / FOLDER / "masks" / prompt.name, views, masks)
+    return StageOutput(arrays, {"objects": info})
+
+
+def _object_masks(
+    views: Sequence[PosedView], prompt: ObjectPrompt, plane: Array, report: PartReport
+) -> list[ObjectMask]:
+    """The masks of an object in the views that show it."""
+    if prompt.table:
+        return [mask for mask in masks_on_table(views, plane, report) if mask.inside.any()]
+    masks: list[ObjectMask] = []
+    for k, view in enumerate(views):
+        report(k / len(views), f"{prompt.name} in {view.name}")
+        mask = mask_from_file(view, prompt.masks) if prompt.masks else mask_by_prompt(view, prompt)
+        if mask is not None:
+            masks.append(mask)
+    return masks
+
+
+def _save_overlays(folder: Path, views: Sequence[PosedView], masks: Sequence[ObjectMask]) -> None:
+    """Write the views that show an object, one PNG each: the object green, what is unknown blue."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = {view.name: view.image for view in views}
+    for mask in masks:
+        image = 0.6 * images[mask.camera.name]
+        image[..., 1] += 0.4 * mask.alpha
+        image[..., 2] += 0.4 * ~mask.known
+        save_png(folder / f"{mask.camera.name}.png", to_bytes(image))
+
+
+def _masks(views: Sequence[PosedView], segmented: StageOutput, name: str) -> MaskedViews:
+    out: list[tuple[PosedView, ObjectMask]] = []
+    for view in views:
+        alpha = segmented.arrays.get(f"alpha:{name}:{view.name}")
+        if alpha is not None:
+            known = segmented.arrays[f"known:{name}:{view.name}"]
+            out.append((view, ObjectMask(view.camera, alpha.astype(np.float32) / 255, known)))
+    return out
+
+
+def _cameras(
+    views: Sequence[PosedView], segmented: StageOutput, plane: Array, taken: StageOutput, options: BuildOptions
+) -> StageOutput:
+    """Fixed cameras aligned on the table by what does not move in front of them; others as they are."""
+    poses = np.stack([view.camera.body_from_camera for view in views])
+    if not options.align or len(views) < 2 or any(view.frames is None for view in views):
+        why = "--no-align" if not options.align else "only fixed cameras with videos are aligned on the table"
+        return StageOutput({"poses": poses}, {"aligned": False, "because": why})
+    images: list[WeightedImage] = []
+    for view in views:
+        names = [name for name in segmented.info["objects"] if f"alpha:{name}:{view.name}" in segmented.arrays]
+        inside = [segmented.arrays[f"alpha:{name}:{view.name}"] > 127 for name in names]
+        found = background_without(view, np.any(inside, axis=0)) if inside else None
+        if found is None:
+            return StageOutput({"poses": poses}, {"aligned": False, "because": f"{view.name} shows no object"})
+        background, share = found
+        images.append(WeightedImage(view.camera, background, (share > 0.8).astype(np.float32)))
+    (x0, y0), (x1, y1) = taken.arrays["bounds"].tolist()
+    done = align_on_plane(images, Plane(plane, (x0, y0), (x1, y1)))
+    moved = {v.name: float(np.linalg.norm(s)) for v, s in zip(views, done.shifts, strict=True)}
+    turned = {v.name: float(np.degrees(np.linalg.norm(t))) for v, t in zip(views, done.turns, strict=True)}
+    info = {"aligned": True, "shift_m": moved, "turn_deg": turned, "correlation": [done.before, done.after]}
+    return StageOutput({"poses": np.stack([camera.body_from_camera for camera in done.cameras])}, info)
+
+
+def _shapes(seen: Mapping[str, MaskedViews], plane: Array, options: BuildOptions, report: PartReport) -> StageOutput:
+    arrays: dict[str, Array] = {}
+    info: dict[str, Any] = {}
+    for i, (name, pairs) in enumerate(seen.items()):
+        report(i / len(seen), name)
+        found = object_shape(name, [mask for _, mask in pairs], plane, options.shape, options.height)
+        arrays |= {f"vertices:{name}": found.mesh.vertices, f"faces:{name}": found.mesh.faces}
+        box = np.ptp(found.mesh.vertices, axis=0).tolist()
+        info[name] = {**found.info, "volume_m3": found.mesh.volume, "box_m": box}
+    return StageOutput(arrays, {"objects": info})
+
+
+def _mesh(arrays: Mapping[str, Array], name: str) -> TriangleMesh:
+    return TriangleMesh(arrays[f"vertices:{name}"], arrays[f"faces:{name}"])
+
+
+def _parts(meshes: Mapping[str, TriangleMesh], options: BuildOptions, report: PartReport) -> StageOutput:
+    arrays: dict[str, Array] = {}
+    info: dict[str, Any] = {}
+    for i, (name, mesh) in enumerate(meshes.items()):
+        report(i / len(meshes), name)
+        found = convex_parts(mesh, seed=options.seed)
+        for k, part in enumerate(found.meshes):
+            arrays |= {f"vertices:{name}:{k}": part.vertices, f"faces:{name}:{k}": part.faces}
+        info[name] = {"parts": len(found.meshes), "volume_ratio": found.volume_ratio, "threshold": found.threshold}
+    return StageOutput(arrays, {"objects": info})
+
+
+def _appearance(
+    meshes: Mapping[str, TriangleMesh],
+    seen: Mapping[str, MaskedViews],
+    options: BuildOptions,
+    work: Path,
+    report: PartReport,
+) -> StageOutput:
+    arrays: dict[str, Array] = {}
+    info: dict[str, Any] = {}
+    (work / FOLDER / "splats").mkdir(parents=True, exist_ok=True)
+    for i, (name, mesh) in enumerate(meshes.items()):
+        held = _HELD_OUT_EVERY if len(seen[name]) >= 2 * _HELD_OUT_EVERY else len(seen[name]) + 1
+        kept = [pair for k, pair in enumerate(seen[name]) if (k + 1) % held]
+        back = [pair for k, pair in enumerate(seen[name]) if not (k + 1) % held]
+        views, masks = [view for view, _ in kept], [mask for _, mask in kept]
+        texture = bake_texture(mesh, views, masks)
+        gaussians = gaussians_on(mesh, views, masks, options.gaussians, options.seed)
+        if options.steps:
+            fit = GaussianFitOptions(
+                steps=options.steps, max_count=2 * options.gaussians, degree=1 if len(kept) > 6 else 0,
+                seed=options.seed, means_rate=2e-4, densify_every=60, densify_share=0.2,
+            )  # fmt: skip
+            gaussians = fit_object(
+                gaussians, views, masks, fit, lambda s, words, i=i: report((i + s) / len(meshes), words)
+            )
+        colour = median_colour(views, masks)
+        arrays |= {f"image:{name}": texture.image, f"texels:{name}": texture.texels, f"colour:{name}": colour}
+        info[name] = {"gaussians": len(gaussians), "texture_seen": texture.seen}
+        if back:
+            info[name]["held_out"] = [view.name for view, _ in back]
+            info[name]["psnr_db"] = object_psnr(gaussians, [v for v, _ in back], [m for _, m in back]).as_dict()
+        body_from_world = np.eye(4)
+        body_from_world[:3, 3] = -mesh.centroid
+        save_gaussians(work / FOLDER / "splats" / f"{name}.ply", gaussians.moved(body_from_world).attached_to(name))
+    return StageOutput(arrays, {"objects": info})
+
+
+def _object(
+    name: str, mesh: TriangleMesh, parts: StageOutput, looks: StageOutput, options: BuildOptions
+) -> BuiltObject:
+    texture = MeshTexture(
+        looks.arrays[f"image:{name}"], looks.arrays[f"texels:{name}"], looks.info["objects"][name]["texture_seen"]
+    )
+    found = tuple(_mesh(parts.arrays, f"{name}:{k}") for k in range(parts.info["objects"][name]["parts"]))
+    mass = mass_of(mesh.volume, options.weighed.get(name), options.materials.get(name, "unknown"))
+    friction = friction_of(options.friction.get(name))
+    return BuiltObject(name, mesh, found, texture, looks.arrays[f"colour:{name}"], mass, friction)
+
+
+def _scene(
+    objects: Sequence[BuiltObject], plane: Array, taken: StageOutput, cameras: Sequence[Camera], work: Path
+) -> StageOutput:
+    low, high = taken.arrays["bounds"]
+    middle = (low + high) / 2
+    centre = np.append(middle, -(plane[3] + plane[:2] @ middle) / plane[2])
+    half = (float(high[0] - low[0]) / 2, float(high[1] - low[1]) / 2)
+    about = f"{', '.join(built.name for built in objects)} on a table, built from {len(cameras)} views."
+    write_scene(work, objects, BuiltTable(plane, centre, half), cameras, about)
+    Calibration({camera.name: camera for camera in cameras}, about="of instep build").save(work / "cameras.json")
+    shutil.copytree(work / FOLDER / "splats", work / "splats")
+    return StageOutput({}, {"objects": {built.name: physical_words(built) for built in objects}})
+
+
+def _record(
+    prompts: Sequence[ObjectPrompt], options: BuildOptions, store: StageStore, objects: Sequence[BuiltObject]
+) -> dict[str, Any]:
+    plain = {
+        "time": options.time, "align": options.align, "shape": options.shape, "height": options.height,
+        "gaussians": options.gaussians, "steps": options.steps, "seed": options.seed, "redo": options.redo,
+    }  # fmt: skip
+    return {
+        "version": __version__,
+        "prompts": prompt_words(prompts),
+        "options": plain,
+        "stages": store.done,
+        "objects": {built.name: {"volume_m3": built.mesh.volume, **physical_words(built)} for built in objects},
+    }

@@ -1,0 +1,97 @@
+"""The shape of an object from its masks: a visual hull where views surround it, else an extruded outline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+
+from .extrusion import fit_extrusion
+from .isosurface import isosurface
+from .mesh_raster import coverage
+from .silhouettes import ObjectMask, overlap
+from .triangle_mesh import TriangleMesh, checked_mesh, joined, separated, simplified
+from .visual_hull import hull_field
+
+ShapeKind = Literal["auto", "hull", "extrusion"]
+MIN_HULL_VIEWS = 8
+"""Fewest views of a visual hull that is taken as the shape."""
+MIN_HULL_SPAN_DEG = 200.0
+"""Least range of directions around the object that the views of a hull must cover [deg]."""
+_FACES = 3000
+"""Faces of the mesh that is kept."""
+_PIECE_SHARE = 0.02
+"""Volume of a loose piece, as a share of the largest, below which it is an artefact."""
+
+
+@array_dataclass
+class ObjectShape:
+    """The mesh of an object and how it was found."""
+
+    mesh: TriangleMesh
+    """In the frame of the world."""
+    info: Mapping[str, Any]
+    """Method, reasons, uncertainty and the overlap of silhouettes by view."""
+
+
+def object_shape(
+    name: str, masks: Sequence[ObjectMask], plane: Array, kind: ShapeKind = "auto", height: float | None = None
+) -> ObjectShape:
+    """The shape of an object above a table from its masks in several views."""
+    span = viewed_span(masks)
+    if len(masks) < 2:
+        raise BadInput(
+            f"{name!r} is seen in {len(masks)} view{'s' * (len(masks) != 1)}, and one view does not say how large it "
+            "is or how far away; add views from other directions."
+        )
+    if kind == "auto":
+        kind = "hull" if len(masks) >= MIN_HULL_VIEWS and span >= MIN_HULL_SPAN_DEG and height is None else "extrusion"
+    info: dict[str, Any] = {"method": kind, "views": len(masks), "span_deg": round(span, 1)}
+    if kind == "hull":
+        field, grid = hull_field(masks, plane)
+        mesh = _without_specks(isosurface(field, grid))
+        info |= {"uncertainty_m": _pixel_size(mesh, masks) * 0.5, "uncertainty_from": "half a pixel at the object"}
+    else:
+        found = fit_extrusion(masks, plane, height=height)
+        mesh = _without_specks(found.mesh())
+        size = _pixel_size(mesh, masks) * 0.5
+        info |= {"height_m": found.height, "height_sigma_m": found.height_sigma, "height_given": height is not None}
+        info |= {"uncertainty_m": max(size, found.height_sigma), "uncertainty_from": "half a pixel, and the height"}
+    mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
+    info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
+    return ObjectShape(mesh, info)
+
+
+def silhouette_overlap(mesh: TriangleMesh, mask: ObjectMask) -> float:
+    """Intersection over union of the silhouette of a mesh and a mask, over the known pixels."""
+    return overlap(coverage(mesh, mask.camera), mask.alpha, mask.known)
+
+
+def viewed_span(masks: Sequence[ObjectMask]) -> float:
+    """The range of compass directions that views look from [deg]: 360 less the largest gap between two of them."""
+    positions = np.array([mask.camera.body_from_camera[:3, 3] for mask in masks])
+    ahead = np.array([mask.camera.body_from_camera[:3, 2] for mask in masks])
+    middle = (positions + ahead * np.median(np.linalg.norm(positions - positions.mean(axis=0), axis=1))).mean(axis=0)
+    angle = np.sort(np.degrees(np.arctan2(*(positions - middle)[:, 1::-1].T)))
+    gaps = np.diff(np.append(angle, angle[0] + 360))
+    return float(360 - gaps.max()) if len(masks) > 1 else 0.0
+
+
+def _without_specks(mesh: TriangleMesh) -> TriangleMesh:
+    """The mesh without loose pieces too small to be a part of the object, and without inner voids."""
+    pieces = [piece for piece in separated(mesh) if piece.volume > 0] if len(mesh.faces) else []
+    if not pieces:
+        raise BadInput("The masks leave nothing of the object above the table; is the table where it was said to be?")
+    return joined([piece for piece in pieces if piece.volume >= _PIECE_SHARE * pieces[0].volume])
+
+
+def _pixel_size(mesh: TriangleMesh, masks: Sequence[ObjectMask]) -> float:
+    """The median size of a pixel at the object [m]."""
+    centre = mesh.centroid
+    depths = [np.linalg.norm(mask.camera.body_from_camera[:3, 3] - centre) / mask.camera.focal[0] for mask in masks]
+    return float(np.median(depths))

@@ -1,0 +1,185 @@
+"""Segment everything that stands on a table, without a prompt: what does not look like the table behind it.
+
+The views are rectified onto the table, where the median over views shows the table itself: what stands on it is seen
+elsewhere by each view. A pixel that differs from the table that its ray meets belongs to something on it. Views then
+vote: a pixel is of the object where the space in front of it is inside the silhouettes of nearly all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.fitting import focus_point, pixel_rays
+
+from .graph_cut import min_cut, soften
+from .isosurface import grid_around, isosurface
+from .mesh_raster import coverage, in_camera
+from .posed_views import PosedView
+from .silhouettes import ObjectMask
+from .visual_hull import hull_views, table_cut
+
+MIN_VIEWS = 6
+"""Fewest views from which a table is told from what stands on it."""
+_NOISE = 0.025
+"""Least standard deviation of the colour of the table [0 to 1]: noise, and what interpolating the map costs."""
+_MAP_CELLS = 320
+"""Cells along a side of the map of the table."""
+_ROUNDS = 3
+_TOLERATED_SHARE = 0.1
+"""Share of the views that may be wrong about a point of the hull that they vote for."""
+_VOTE = 6.0
+"""What the vote of the other views weighs, in units of log likelihood."""
+_MIN_PIXELS = 40
+_CROP_PX = 24
+
+
+@array_dataclass
+class TableMap:
+    """The colours of a table as seen from above."""
+
+    plane: Array
+    origin: Array
+    """x and y of the first cell [2] [m]."""
+    pitch: float
+    """Size of a cell [m]."""
+    colour: Array
+    """[cells along x, cells along y, 3]."""
+    spread: Array
+    """Standard deviation over views [cells along x, cells along y]; infinite where fewer than three see it."""
+
+
+def masks_on_table(
+    views: Sequence[PosedView], plane: Array, report: Callable[[float, str], None] | None = None
+) -> list[ObjectMask]:
+    """The masks of everything that stands on a table, one per view."""
+    if len(views) < MIN_VIEWS:
+        raise BadInput(
+            f"What stands on a table is told from it by at least {MIN_VIEWS} views, and there are {len(views)}; click "
+            "on the object instead: NAME=click:CAMERA:X,Y."
+        )
+    meetings = [_meets(view.camera, plane) for view in views]
+    votes: list[Array | None] = [None] * len(views)
+    found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
+    for round_ in range(_ROUNDS):
+        table = _table_map(views, plane, found)
+        for i, view in enumerate(views):
+            if report is not None:
+                report((round_ + i / len(views)) / _ROUNDS, view.name)
+            found[i] = _cut(view, meetings[i], table, votes[i])
+        if round_ < _ROUNDS - 1:
+            votes = _votes(views, found, plane)
+    masks = [
+        ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
+    ]
+    if sum(mask.inside.sum() > _MIN_PIXELS for mask in masks) < MIN_VIEWS:
+        raise BadInput("Nothing that differs from the table was found on it; click on the object instead.")
+    return masks
+
+
+def _meets(camera: Camera, plane: Array) -> Array:
+    """Where the rays of pixels meet the table [height, width, 3]; NaN where they do not."""
+    rows, columns = np.indices((camera.height, camera.width))
+    rays = pixel_rays(camera, np.stack([columns + 0.5, rows + 0.5], axis=-1))
+    origin, towards = camera.body_from_camera[:3, 3], rays @ plane[:3]
+    t = -(origin @ plane[:3] + plane[3]) / np.where(np.abs(towards) < 1e-9, 1e-9, towards)
+    return np.where((t > 0)[..., None], origin + t[..., None] * rays, np.nan)
+
+
+def _table_map(views: Sequence[PosedView], plane: Array, objects: Sequence[Array]) -> TableMap:
+    """The median colour of the table over views, without the pixels that were found to be objects."""
+    from scipy.ndimage import binary_dilation, map_coordinates
+
+    focus = focus_point([view.camera for view in views])
+    if focus is None:
+        raise BadInput("The cameras look along one line; views from all around were expected.")
+    distance = float(np.median([np.linalg.norm(view.camera.body_from_camera[:3, 3] - focus) for view in views]))
+    wide = max(0.5 * max(v.camera.width, v.camera.height) / min(v.camera.focal) for v in views)
+    half, pitch = 1.8 * distance * wide, 3.6 * distance * wide / _MAP_CELLS
+    axis = np.arange(_MAP_CELLS) * pitch - half
+    X, Y = np.meshgrid(focus[0] + axis, focus[1] + axis, indexing="ij")
+    points = np.stack([X, Y, -(plane[3] + plane[0] * X + plane[1] * Y) / plane[2]], axis=-1)
+    samples = np.full((len(views), _MAP_CELLS, _MAP_CELLS, 3), np.nan, np.float32)
+    for k, (view, own) in enumerate(zip(views, objects, strict=True)):
+        local = in_camera(view.camera, points)
+        pixels = view.camera.project(np.where(local[..., 2:] > 1e-3, local, [0.0, 0.0, 1.0])) - 0.5
+        inside = (local[..., 2] > 1e-3) & (pixels > 0).all(axis=-1)
+        inside &= (pixels < [view.camera.width - 1, view.camera.height - 1]).all(axis=-1)
+        at = [pixels[..., 1], pixels[..., 0]]
+        if own.any():
+            hidden = np.asarray(binary_dilation(own, iterations=3), np.float32)
+            inside &= map_coordinates(hidden, at, order=0, cval=1.0) < 0.5
+        for channel in range(3):
+            values = map_coordinates(view.image[..., channel], at, order=1, mode="nearest")
+            samples[k, ..., channel] = np.where(inside, values, np.nan)
+    return _median_map(samples, plane, np.array([focus[0] - half, focus[1] - half]), pitch)
+
+
+def _median_map(samples: Array, plane: Array, origin: Array, pitch: float) -> TableMap:
+    count = np.isfinite(samples[..., 0]).sum(axis=0)
+    with np.errstate(all="ignore"):
+        ordered = np.sort(samples, axis=0)  # NaN goes to the end
+        middle = np.maximum((count - 1) // 2, 0)[None, ..., None]
+        colour = np.take_along_axis(ordered, middle, axis=0)[0]
+        apart = np.sort(np.abs(samples - colour).max(axis=-1), axis=0)
+        spread = 1.48 * np.take_along_axis(apart, middle[..., 0], axis=0)[0]
+    known = count >= 3
+    return TableMap(plane, origin, pitch, np.where(known[..., None], colour, 0.5), np.where(known, spread, np.inf))
+
+
+def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None) -> Array:
+    """The pixels of a view that do not look like the table behind them [height, width]."""
+    from scipy.ndimage import map_coordinates
+
+    at = np.nan_to_num((meets[..., :2] - table.origin) / table.pitch, nan=-10.0)
+    where = [at[..., 0], at[..., 1]]
+    behind = np.stack([map_coordinates(table.colour[..., k], where, order=1, cval=np.nan) for k in range(3)], axis=-1)
+    known = np.isfinite(table.spread).astype(float)
+    spread = map_coordinates(np.where(known > 0, table.spread, 0.0), where, order=1, cval=0.0)
+    sure = map_coordinates(known, where, order=1, cval=0.0) > 0.99
+    sigma = np.hypot(_NOISE, np.minimum(spread, 0.08))
+    error = np.nan_to_num(((view.image - behind) ** 2).sum(axis=-1), nan=0.0)
+    likeness = 0.5 * error / sigma**2 - 3 * np.log(1 / (sigma * np.sqrt(2 * np.pi)))
+    preference = np.where(sure, np.clip(likeness, -8.0, 14.0), 0.0 if vote is not None else -1.0)
+    if vote is None:
+        return min_cut(preference, view.image)
+    preference = preference + np.where(vote > 0, np.minimum(vote, 1.0) * _VOTE, -2 * _VOTE)
+    rows, columns = np.nonzero(vote > 0)
+    out = np.zeros(vote.shape, bool)
+    if len(rows):
+        cut = np.s_[
+            max(0, rows.min() - _CROP_PX) : rows.max() + _CROP_PX,
+            max(0, columns.min() - _CROP_PX) : columns.max() + _CROP_PX,
+        ]
+        out[cut] = min_cut(preference[cut], view.image[cut])
+    return out
+
+
+def _votes(views: Sequence[PosedView], found: Sequence[Array], plane: Array) -> list[Array | None]:
+    """The silhouette, in each view, of the hull that nearly all views agree on [height, width]; dilated by a pixel."""
+    from scipy.ndimage import binary_dilation
+
+    masks = [
+        ObjectMask(v.camera, m.astype(np.float32), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
+    ]
+    shown = [mask for mask in masks if mask.inside.sum() > _MIN_PIXELS]
+    if len(shown) < MIN_VIEWS:
+        raise BadInput("Nothing that differs from the table was found on it; click on the object instead.")
+    focus = focus_point([view.camera for view in views])
+    distance = float(np.median([np.linalg.norm(v.camera.body_from_camera[:3, 3] - focus) for v in views]))
+    wide = max(0.5 * min(v.camera.width, v.camera.height) / max(v.camera.focal) for v in views)
+    reach = distance * wide
+    grid = grid_around(np.asarray(focus) - reach, np.asarray(focus) + reach, 2 * reach / 90)
+    points = grid.points()
+    prepared = replace(hull_views(shown), tolerated=max(1, int(_TOLERATED_SHARE * len(shown))))
+    field = table_cut(prepared.field(points), points, plane)
+    if not (field > 0).any():
+        raise BadInput("The views do not agree about anything on the table; are their poses and the table right?")
+    mesh = isosurface(field + 0.5 * grid.pitch, grid)
+    return [np.asarray(binary_dilation(coverage(mesh, view.camera, 1) > 0.5, iterations=1), float) for view in views]

@@ -1,0 +1,170 @@
+"""Triangle meshes: volume, centre and inertia, whether they are closed, simplification, and OBJ files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.lazy import optional_library
+from instep.core.records import array_dataclass
+from instep.core.world import Array
+
+_CANONICAL = (np.ones((3, 3)) + np.eye(3)) / 120.0
+"""Second moments of the tetrahedron of the origin and the unit vectors."""
+
+
+@array_dataclass
+class TriangleMesh:
+    """Triangles whose normals point outwards."""
+
+    vertices: Array
+    """[vertices, 3] [m]."""
+    faces: Array
+    """Indices of corners [faces, 3], anticlockwise from outside."""
+
+    @property
+    def corners(self) -> Array:
+        """Corners of each face [faces, 3, 3]."""
+        return self.vertices[self.faces]
+
+    @property
+    def bounds(self) -> Array:
+        """Smallest and largest coordinates [2, 3] [m]."""
+        return np.stack([self.vertices.min(axis=0), self.vertices.max(axis=0)])
+
+    @property
+    def diagonal(self) -> float:
+        """Diagonal of the bounding box [m]."""
+        return float(np.linalg.norm(np.ptp(self.vertices, axis=0)))
+
+    @property
+    def watertight(self) -> bool:
+        """Whether every edge belongs to two faces that pass it in opposite directions."""
+        n = len(self.vertices)
+        a = self.faces.astype(np.int64)
+        b = np.roll(a, -1, axis=1)
+        ways, counts = np.unique((a * n + b).ravel(), return_counts=True)
+        return bool(len(ways) and (counts == 1).all() and np.array_equal(ways, np.unique((b * n + a).ravel())))
+
+    @property
+    def areas(self) -> Array:
+        """Area of each face [faces] [m^2]."""
+        return 0.5 * np.linalg.norm(self._crosses(), axis=1)
+
+    @property
+    def normals(self) -> Array:
+        """Unit normal of each face [faces, 3]; zero for a face without area."""
+        cross = self._crosses()
+        return cross / np.maximum(np.linalg.norm(cross, axis=1, keepdims=True), 1e-30)
+
+    @property
+    def volume(self) -> float:
+        """Enclosed volume [m^3]; negative where the faces are inside out."""
+        return float(self._determinants().sum() / 6)
+
+    @property
+    def centroid(self) -> Array:
+        """Centre of the enclosed volume [3] [m]."""
+        weights = self._determinants()
+        return (weights[:, None] * self.corners.sum(axis=1)).sum(axis=0) / (4 * weights.sum())
+
+    @property
+    def unit_inertia(self) -> Array:
+        """Inertia about the centroid per density [3, 3] [m^5]."""
+        corners = self.corners - self.centroid
+        moments = np.einsum("f,fki,kl,flj->ij", np.linalg.det(corners), corners, _CANONICAL, corners)
+        return np.trace(moments) * np.eye(3) - moments
+
+    def moved(self, new_from_old: Array) -> TriangleMesh:
+        """The mesh after a rigid motion (4 x 4)."""
+        return TriangleMesh(self.vertices @ new_from_old[:3, :3].T + new_from_old[:3, 3], self.faces)
+
+    def sampled(self, count: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Points spread evenly over the surface [count, 3] and the faces they are on [count]."""
+        areas = self.areas
+        face = rng.choice(len(areas), count, p=areas / areas.sum())
+        shares = rng.random((count, 2))
+        shares = np.where(shares.sum(axis=1, keepdims=True) > 1, 1 - shares, shares)
+        a, b, c = np.moveaxis(self.corners[face], 1, 0)
+        return a + shares[:, :1] * (b - a) + shares[:, 1:] * (c - a), face
+
+    def save_obj(self, path: Path, texels: Array | None = None) -> None:
+        """Write an OBJ file; `texels` are texture coordinates of every corner of every face [faces, 3, 2]."""
+        lines = [f"v {x:.6f} {y:.6f} {z:.6f}" for x, y, z in self.vertices]
+        if texels is None:
+            lines += [f"f {a} {b} {c}" for a, b, c in self.faces + 1]
+        else:
+            lines += [f"vt {u:.6f} {v:.6f}" for u, v in texels.reshape(-1, 2)]
+            lines += [
+                f"f {a}/{3 * i + 1} {b}/{3 * i + 2} {c}/{3 * i + 3}" for i, (a, b, c) in enumerate(self.faces + 1)
+            ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def _crosses(self) -> Array:
+        a, b, c = np.moveaxis(self.corners, 1, 0)
+        return np.cross(b - a, c - a)
+
+    def _determinants(self) -> Array:
+        return np.linalg.det(self.corners)
+
+
+def simplified(mesh: TriangleMesh, faces: int) -> TriangleMesh:
+    """The mesh with about so many faces, by collapsing edges of least quadric error; as it is where it has fewer."""
+    if len(mesh.faces) <= faces:
+        return mesh
+    library = optional_library("fast_simplification", "build", "fast-simplification")
+    for target in (faces, 2 * faces, 4 * faces):
+        points, triangles = library.simplify(
+            mesh.vertices.astype(float), mesh.faces.astype(np.int32), target_count=target
+        )
+        found = without_unused(TriangleMesh(np.asarray(points, float), np.asarray(triangles, np.int32)))
+        # Collapsing edges may pinch a thin part; a mesh that is open has no volume to weigh.
+        if found.watertight or not mesh.watertight:
+            return found
+    return mesh
+
+
+def without_unused(mesh: TriangleMesh) -> TriangleMesh:
+    """The mesh without vertices that no face uses."""
+    used, faces = np.unique(mesh.faces, return_inverse=True)
+    return TriangleMesh(mesh.vertices[used], faces.reshape(-1, 3).astype(np.int32))
+
+
+def joined(meshes: list[TriangleMesh]) -> TriangleMesh:
+    """Several meshes as one."""
+    starts = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes)])
+    faces = [mesh.faces + start for mesh, start in zip(meshes, starts, strict=False)]
+    return TriangleMesh(np.concatenate([mesh.vertices for mesh in meshes]), np.concatenate(faces))
+
+
+def separated(mesh: TriangleMesh) -> list[TriangleMesh]:
+    """The connected pieces of a mesh, largest volume first."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    a, b = mesh.faces[:, [0, 1, 2]].ravel(), mesh.faces[:, [1, 2, 0]].ravel()
+    n = len(mesh.vertices)
+    _, label = connected_components(coo_matrix((np.ones(len(a), bool), (a, b)), shape=(n, n)), directed=False)
+    of_face = label[mesh.faces[:, 0]]
+    pieces = [without_unused(TriangleMesh(mesh.vertices, mesh.faces[of_face == k])) for k in np.unique(of_face)]
+    return sorted(pieces, key=lambda piece: -abs(piece.volume))
+
+
+def surface_distances(
+    mesh: TriangleMesh, other: TriangleMesh, count: int = 20_000, seed: int = 0
+) -> tuple[float, float]:
+    """Mean distance from samples of each of two surfaces to samples of the other [m]."""
+    from scipy.spatial import cKDTree
+
+    a, _ = mesh.sampled(count, np.random.default_rng((seed, 1)))
+    b, _ = other.sampled(count, np.random.default_rng((seed, 2)))
+    return float(cKDTree(b).query(a)[0].mean()), float(cKDTree(a).query(b)[0].mean())
+
+
+def checked_mesh(mesh: TriangleMesh, what: str) -> TriangleMesh:
+    """The mesh, which must be closed and enclose a volume."""
+    if not len(mesh.faces) or not mesh.watertight or mesh.volume <= 0:
+        raise BadInput(f"The surface of {what} is not closed, so it has no volume; more views of it are needed.")
+    return mesh
