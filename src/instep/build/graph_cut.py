@@ -71,7 +71,7 @@ def min_cut(preference: Array, image: Array, smoothness: float = SMOOTHNESS) -> 
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     height, width = preference.shape
-    number: Array = np.arange(height * width).reshape((height, width))
+    number = np.reshape(np.arange(height * width, dtype=np.int64), (height, width))
     source, sink = height * width, height * width + 1
     ends, weights = _neighbours(number, np.asarray(image, float), smoothness)
     most = 1e4

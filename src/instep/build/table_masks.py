@@ -102,8 +102,8 @@ def _table_map(views: Sequence[PosedView], plane: Array, objects: Sequence[Array
     distance = float(np.median([np.linalg.norm(view.camera.body_from_camera[:3, 3] - focus) for view in views]))
     wide = max(0.5 * max(v.camera.width, v.camera.height) / min(v.camera.focal) for v in views)
     half, pitch = 1.8 * distance * wide, 3.6 * distance * wide / _MAP_CELLS
-    axis = np.arange(_MAP_CELLS) * pitch - half
-    X, Y = np.meshgrid(focus[0] + axis, focus[1] + axis, indexing="ij")
+    cells = np.indices((_MAP_CELLS, _MAP_CELLS)) * pitch - half
+    X, Y = focus[0] + cells[0], focus[1] + cells[1]
     points = np.stack([X, Y, -(plane[3] + plane[0] * X + plane[1] * Y) / plane[2]], axis=-1)
     samples = np.full((len(views), _MAP_CELLS, _MAP_CELLS, 3), np.nan, np.float32)
     for k, (view, own) in enumerate(zip(views, objects, strict=True)):
