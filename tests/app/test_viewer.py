@@ -19,6 +19,7 @@ from instep import Constant, MujocoWorld, rollout
 from instep.app.cli import main
 from instep.app.viewer.contents import RecordingContent, SceneContent
 from instep.app.viewer.front_end import absence
+from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import container, encode
 from instep.app.viewer.shapes import coarser
@@ -267,3 +268,26 @@ def test_a_run_can_be_viewed_while_it_runs(tmp_path, capsys):
     assert main(["run", "hold", "sim:cartpole", "--steps", "5", "--view", "--out", str(out)]) == 0
     assert "In the browser: http://127.0.0.1:" in capsys.readouterr().err
     assert b"data-instep-viewer" in (out / "report.html").read_bytes()
+
+
+def test_a_recording_is_a_ghost_over_its_replay_which_follows_horizon_and_parameters(arm, episode):
+    sim = MujocoWorld(arm)
+    recorded = rollout(sim.tuned({"joint.joint_2.damping": 20.0}), Constant(arm.rest_action() + 0.1), steps=40)
+    content = GapContent(Replayed([recorded], {"arm7": sim}, arm.params("joint.joint_2.damping")), "arm")
+
+    def rms(messages) -> float:
+        [(header, buffers)] = [found for found in map(decoded, messages) if found[0].get("id") == "sim 0"]
+        names = [channel["name"] for channel in header["channels"]]
+        values = buffers["values"].reshape(-1, len(names))
+        assert header["role"] == "main" and len(header["errors"]) == 9
+        return float(values[:, names.index("error.joint_2")].max())
+
+    opened = content.opening()
+    roles = {header["id"]: header["role"] for header, _ in map(decoded, opened) if header["kind"] == "track"}
+    assert roles == {"sim 0": "main", "recording": "ghost"}
+    whole, one_step = rms(opened), rms(content.answer({"choose": {"horizon": 0}}))
+    assert whole > 2 * one_step > 0
+    assert rms(content.answer({"choose": {"horizon": 4}, "set": {}})) == whole
+    assert rms(content.answer({"set": {"joint.joint_2.damping": 20.0}})) < 0.05 * whole
+    for nonsense in ({"set": {"joint.joint_9.damping": 1}}, {"choose": {"horizon": 10**9}}, {"set": 3}, {"choose": []}):
+        content.answer(nonsense)

@@ -54,11 +54,11 @@ export class Model {
       this.bodies.push(group);
       this.root.add(group);
     }
+    const moving = movingBodies(shapes.scene);
     for (const geom of shapes.scene.geoms) {
       const layers: Layer[] = geom.layer === "both" ? ["visual", "collision"] : [geom.layer];
       for (const layer of layers) {
-        if (this.ghost && layer === "collision") continue;
-        if (this.ghost && geom.body === 0) continue;
+        if (this.ghost && (layer === "collision" || !moving[geom.body])) continue;
         this.add(shapes, geom, layer, options);
       }
     }
@@ -118,6 +118,13 @@ export class Model {
   }
 }
 
+/** Which bodies can move: those with a joint, and those on them. */
+function movingBodies(scene: SceneMessage): boolean[] {
+  const moving: boolean[] = [];
+  for (const body of scene.bodies) moving.push(body.joints.length > 0 || (moving[body.parent] ?? false));
+  return moving;
+}
+
 export function setPose(object: THREE.Object3D, pose: Pose): void {
   object.position.set(pose[0], pose[1], pose[2]);
   object.quaternion.set(pose[4], pose[5], pose[6], pose[3]);
@@ -126,7 +133,9 @@ export function setPose(object: THREE.Object3D, pose: Pose): void {
 function visualMaterial(rgba: GeomData["rgba"], ghost?: THREE.ColorRepresentation): THREE.MeshStandardMaterial {
   if (ghost !== undefined) {
     return new THREE.MeshStandardMaterial({
-      color: ghost, transparent: true, opacity: 0.38, roughness: 0.6, depthWrite: true,
+      color: ghost, transparent: true, opacity: 0.42, roughness: 0.6,
+      // Where it coincides with the solid model it is hidden, rather than flickering through.
+      polygonOffset: true, polygonOffsetFactor: 2, polygonOffsetUnits: 8,
     });
   }
   const colour = new THREE.Color().setRGB(rgba[0], rgba[1], rgba[2], THREE.SRGBColorSpace);

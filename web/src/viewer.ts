@@ -24,6 +24,7 @@ export const COLOURS = {
 const ERROR_COLOUR = new THREE.Color(0xe03131);
 const FIRST_PLOTS = 3;
 const IMAGES_MS = 150;
+const PARAMS_MS = 90;
 const MOST_LISTED = 8;
 
 interface Shown {
@@ -62,6 +63,7 @@ export class Viewer {
   private still: Model | null = null;
   private selected: number | null = null;
   private layers = { visual: true, collision: false, trails: true, contacts: true, errors: true, cameras: false };
+  private pending: Record<string, number> = {};
   private nextImages = 0;
   private lastImages = 0;
 
@@ -92,7 +94,7 @@ export class Viewer {
       case "events": return this.timeline.setEvents(message.events);
       case "image": return this.setImage(message);
       case "gaussians": return this.addGaussians(message);
-      case "params": return this.panel.setParams(message, (address, value) => this.ask({ set: { [address]: value } }));
+      case "params": return this.panel.setParams(message, (address, value) => this.setParam(address, value));
       case "choice": return this.panel.addChoice(message, (value) => this.ask({ choose: { [message.name]: value } }));
       case "info": return this.panel.setTitle(message.title, message.subtitle);
       case "status": return this.say(message.text, message.level);
@@ -127,6 +129,17 @@ export class Viewer {
 
   private ask(request: object): void {
     this.options.send?.(request);
+  }
+
+  /** Send values of sliders, gathered over a moment: each makes the server simulate the run again. */
+  private setParam(address: string, value: number): void {
+    if (!Object.keys(this.pending).length) {
+      window.setTimeout(() => {
+        this.ask({ set: this.pending });
+        this.pending = {};
+      }, PARAMS_MS);
+    }
+    this.pending[address] = value;
   }
 
   private setScene(message: SceneMessage): void {

@@ -26,6 +26,11 @@ class ViewArgs:
 
     scene: str = ""
     """scene of recordings whose own one is not known: a shipped name, a folder, or a robot file."""
+    against: tuple[str, ...] = ()
+    """scenes in which the recording is replayed, earlier ones first, such as before and after identification: the
+    recording is a ghost over the last one, whose joints are coloured by their error."""
+    params: tuple[str, ...] = ()
+    """parameters of the last scene with a slider (patterns such as 'joint.*.damping'); the replay follows them."""
     map: Path | None = None
     """mapping file of the recordings (.toml)."""
     episode: int = 1
@@ -51,7 +56,10 @@ def view(
         thing: a scene (shipped name, folder, robot file), a dataset or other recordings, or the folder of a run.
 
     """
-    content = open_content(ViewRequest(thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1))
+    request = ViewRequest(
+        thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
+    )
+    content = open_content(request)
     server = ViewServer(content, port=args.port)
     url = server.start()
     Console(stderr=True, highlight=False).print("[dim]Stop it with Ctrl-C.[/]")

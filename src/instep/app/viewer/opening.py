@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from instep.app.data_args import DataArgs, read_data
+from instep.app.gap_run import open_scene
 from instep.app.output import CONFIG
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import read_toml
 from instep.core.records import options_dataclass
 from instep.core.type_guards import is_sequence
+from instep.gap.measure import recorded_at_rate
+from instep.physics.actuators import with_inputs
 from instep.scene.folder import LIBRARY, ROBOT_FILES, SCENE_FILE, Scene
 
 from .contents import RecordingContent, SceneContent
+from .gap_content import GapContent, Replayed
 from .view_server import ViewContent
+
+MAX_SLIDERS = 24
+"""Most parameters that get a slider."""
 
 
 @options_dataclass
@@ -27,6 +34,10 @@ class ViewRequest:
     scene: str = ""
     map: Path | None = None
     episode: int = 0
+    against: tuple[str, ...] = ()
+    """Scenes in which a recording is replayed, earlier ones first."""
+    params: tuple[str, ...] = ()
+    """Patterns of parameters that get a slider."""
 
 
 def open_content(request: ViewRequest) -> ViewContent:
@@ -49,11 +60,28 @@ def is_scene(thing: str) -> bool:
 
 
 def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
+    scene = scene or (request.against[-1].partition("@")[0] if request.against else "")
     episodes = read_data(path, DataArgs(map=request.map), scene)
     loaded = Scene.load(scene or scene_of_data(episodes, path))
     if not 0 <= request.episode < len(episodes):
         raise BadInput(f"{str(path)!r} holds {len(episodes)} episodes; --episode takes a number from 1 to that.")
-    return RecordingContent(loaded, episodes, path.resolve().name, request.episode)
+    title = path.resolve().name
+    if request.against or request.params:
+        return GapContent(_replayed(request, loaded, episodes), title, request.episode)
+    return RecordingContent(loaded, episodes, title, request.episode)
+
+
+def _replayed(request: ViewRequest, scene: Scene, episodes: Sequence[Episode]) -> Replayed:
+    """The recordings at the rate of the simulators that they are replayed in."""
+    names = request.against or (str(scene.root),)
+    sims = {_label(name): open_scene(name, episodes) for name in names}
+    last = list(sims.values())[-1]
+    fitting, _ = recorded_at_rate(with_inputs(last.scene, episodes), last.spec.dt)
+    return Replayed(fitting, sims, last.scene.params(*request.params)[:MAX_SLIDERS] if request.params else ())
+
+
+def _label(name: str) -> str:
+    return Path(name).name
 
 
 def scene_of_data(episodes: Sequence[Episode], path: Path) -> str:
