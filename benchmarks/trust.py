@@ -23,8 +23,10 @@ from instep.policy.experts.task_experts import expert_of
 from instep.robot import Recording
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
-from instep.twin import CameraRig, PoseFilter, Twin, calibrate_trust, correction_log
+from instep.twin import CameraRig, PoseFilter, TrustStage, Twin, calibrate_trust, correction_log, trust_events
 from instep.twin.camera_rig import IMAGES
+from instep.twin.trust_stages import stage_seconds
+from nominal_runs import supervised_run
 from rendered_recordings import RenderOptions, render_recording
 from rows import row
 from sync import Restless
@@ -65,7 +67,24 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
     rows.append(row("nominal episodes, faulty episodes", float(asked)))
     for name, found in caught.items():
         rows.append(row(f"found: {name}", 100 * float(np.mean(found)) if found else float("nan"), "%"))
-    return rows
+    return rows + nominal_rows(1.0 if quick else 40.0)
+
+
+def nominal_rows(minutes: float) -> list[dict[str, Any]]:
+    """Nominal minutes of supervised twins in closed loop, by the shipped calibration: stops, and time in each stage."""
+    seconds, stops, stages = 0.0, 0, dict.fromkeys(TrustStage, 0.0)
+    for k in range(max(round(minutes), 1)):
+        run = supervised_run(Scene.load("pusht_arm" if k % 8 == 7 else "pusht"), 5000 + k, 60.0)
+        seconds += len(run) * run.spec.dt
+        stops += sum(event.stage >= TrustStage.HOLD for event in trust_events(run))
+        for stage, took in stage_seconds(run).items():
+            stages[stage] += took
+    share = 100 * (stages[TrustStage.SLOW] + stages[TrustStage.COAST]) / seconds
+    return [
+        row("shipped calibration: nominal minutes, flat images", seconds / 60, "min"),
+        row("shipped calibration: false stops in these minutes", float(stops), at_most=0),
+        row("shipped calibration: share of these minutes slow or coasting", share, "%", at_most=1.0),
+    ]
 
 
 def simulate_robot(scene: Scene, seed: int) -> Episode:

@@ -33,8 +33,8 @@ LABELS = ("level", "stage", "cause", "feature")
 that stage, and the feature with the largest level, by its place in `FEATURES`."""
 FLIPS = 4
 """Corrections in a row, each against the one before, after which a correction is unstable."""
-MIN_FLIP_M = 0.002
-"""Corrections smaller than this are noise, not oscillation [m]."""
+MIN_FLIP_M = 0.01
+"""Corrections smaller than this are motions of a body that somebody pushes, not oscillation [m]."""
 MAX_LAG = {"m": 0.06, "rad": 0.2}
 """Distance of a robot's joint from the twin's that is more than any lag explains [m or rad]."""
 MAX_DIVERGED = 3
