@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from .recorded_world import Recording
     from .robot_server import RobotServer, ServerOptions, serve
     from .sensor_checks import SensorChecks
+    from .servo_bus import SerialLine, ServoBus
 
 __all__ = [
     "Backlash", "Clock", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "FollowerProcess",
     "Guarded", "Late", "Limits", "Noisy", "ObstacleChecks", "Quantized", "Reading", "Recording", "RobotServer",
-    "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "ServerOptions", "Sluggish", "StopFailed",
-    "WorldDriver", "WrappedDriver", "default_limits", "lower_priority", "realtime_priority", "scene_limits", "serve",
-    "stop_each",
+    "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "SerialLine", "ServerOptions", "ServoBus",
+    "Sluggish", "StopFailed", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
+    "realtime_priority", "scene_limits", "serve", "stop_each",
 ]  # fmt: skip
 
 # Modules are imported when a name of theirs is first used: websockets is loaded by the link alone.
@@ -46,5 +47,6 @@ __getattr__ = lazy_names(
         "recorded_world": "Recording",
         "robot_server": "RobotServer ServerOptions serve",
         "sensor_checks": "SensorChecks",
+        "servo_bus": "SerialLine ServoBus",
     },
 )
