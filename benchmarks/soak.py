@@ -6,6 +6,7 @@ is measured is written to the disk as it happens; Ctrl-C ends the test and keeps
     instep bench soak                                    # 30 minutes
     python benchmarks/soak.py FOLDER [MINUTES]           # another length
     python benchmarks/soak.py rows FOLDER                # rows of what a folder holds
+    python benchmarks/soak.py keep FOLDER MINUTES        # the same, kept among the results
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from instep.app.verbs.bench import keep_results
 from instep.app.viewer.front_end import absence
 from instep.core.reading import read_json_table
 from instep.core.statistics import Estimate
@@ -38,7 +40,7 @@ from soak_programs import Program, child_of, marked_processes, use_of
 
 MINUTES, MINUTES_QUICK = 30.0, 6.0
 FAULT_EVERY_S = 10.0
-SCENE, CAMERA, CAMERA_RATE_HZ = "pusht", "cam_220422302296", 2
+SCENE, CAMERA, CAMERA_RATE_HZ = "pusht", "cam_220422302296", 5
 HOLD_S = 0.1
 """Silence after which a served robot holds [s]."""
 HOLD_BOUND_S = HOLD_S + 0.05
@@ -49,8 +51,12 @@ SURVIVED_PER_STOP = 2
 """Faults that a run survives, between two that stop the robot."""
 LAST_SHARE = 0.4
 """Share of the test, at its end, without faults that stop the robot: a twin then runs long enough for its memory."""
-WARM_S, BLOCK_S = 30.0, 10.0
-"""Memory is not judged in the first seconds of a process; then by the medians of blocks [s]."""
+WARM_S, WARM_SHARE, BLOCK_S = 30.0, 0.2, 10.0
+"""Memory is not judged at the beginning of a process, so long and so much of its life; then by medians of blocks."""
+FINISH_S = 30.0
+"""Time in which a run that has ended writes its page, in which its memory is not judged [s]."""
+MAX_FURTHER_DESCRIPTORS = 2
+"""What a client or two more at the end of a life take."""
 MAX_MB_PER_H = 30.0
 """Growth of memory up to which a process counts as flat [MiB/h]."""
 
@@ -114,6 +120,8 @@ class SoakTest(Plant):
         self._pending: float | None = None
         """When the twin was started whose motion is waited for."""
         self._faults = self._missed = 0
+        self._answered: dict[str, int] = {}
+        """How often a server had been started when it answered last."""
         self._streams = {name: (out / f"{name}.jsonl").open("a") for name in ("uses", "faults", "events")}
 
     @property
@@ -177,7 +185,9 @@ class SoakTest(Plant):
             self._missed += missed
             found |= {"held": _finite(check.held_s), "rest": check.rest_s, "missed": missed}
         else:
-            found["silent"] = answers(self)
+            # One that is only just being started again has never answered.
+            known = [name for name in self.servers() if self._answered.get(name) == self._program_of(name).starts]
+            found["silent"] = [name for name in answers(self) if name in known]
         self._faults += 1
         self._note("faults", found)
 
@@ -217,7 +227,7 @@ class SoakTest(Plant):
         for program in (self.robot, self.serve, *([self.view] if self.view else [])):
             if not program.pid:
                 program.start()
-        if not self.twin.pid and not answers(self):
+        if not self.twin.pid and self._all_answer():
             for old in self._folder.glob("run-*"):
                 shutil.rmtree(old, ignore_errors=True)
             self.twin.start(["--out", f"run-{self.twin.starts + 1}", "--seed", str(self.twin.starts)])
@@ -227,6 +237,14 @@ class SoakTest(Plant):
         elif self._pending is not None and self.seconds - self._pending > RESTART_S:
             self._note_restart(worked=False)
             self.twin.close()
+
+    def _all_answer(self) -> bool:
+        silent = answers(self)
+        self._answered |= {name: self._program_of(name).starts for name in self.servers() if name not in silent}
+        return not silent
+
+    def _program_of(self, name: str) -> Program:
+        return next(one for one in (self.robot, self.serve, self.view) if one is not None and one.name == name)
 
     def _note_restart(self, *, worked: bool) -> None:
         since, self._pending = self._pending, None
@@ -261,6 +279,7 @@ def rows_of(out: Path) -> list[Row]:
     motions = [event for event in events if event["event"] == "motion" and not event["first"]]
     ends = [event for event in events if event["event"] == "end"]
     dead = [one for one in ends if one["program"] != "twin" and one["code"] != -9]
+    uses = _running(uses, stops, end["seconds"])
     programs = ("robot", "cameras", "serve", "twin", "recorder", *(("view",) if end["viewer"] else ()))
     return [
         row("length", end["seconds"] / 60, "min"),
@@ -282,22 +301,43 @@ def rows_of(out: Path) -> list[Row]:
     ]  # fmt: skip
 
 
+def _running(
+    uses: Sequence[Mapping[str, Any]], stops: Sequence[Mapping[str, Any]], end: float
+) -> list[Mapping[str, Any]]:
+    """What programs held, without the time in which a run that was stopped writes its page."""
+    last: dict[int, float] = {}
+    first: dict[int, float] = {}
+    for use in uses:
+        first.setdefault(use["pid"], use["t"])
+        last[use["pid"]] = use["t"]
+    until = {pid: at if at > end - 5.0 else at - FINISH_S for pid, at in last.items()}
+    for pid in until:
+        met = [stop["t"] for stop in stops if first[pid] < stop["t"] < last[pid]]
+        until[pid] = min([until[pid], *met])
+    ends = ("twin", "recorder")
+    return [use for use in uses if use["program"] not in ends or use["t"] <= until[use["pid"]]]
+
+
 def _use_rows(name: str, uses: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Growth of memory and descriptors of a program, over its processes that lived long enough."""
     lives: dict[int, list[Mapping[str, Any]]] = {}
     for use in uses:
         lives.setdefault(use["pid"], []).append(use)
-    warm = [[use for use in life if use["t"] >= life[0]["t"] + WARM_S] for life in lives.values()]
+    begins = [
+        max(life[0]["t"] + WARM_S, life[0]["t"] + WARM_SHARE * (life[-1]["t"] - life[0]["t"]))
+        for life in lives.values()
+    ]
+    warm = [[use for use in life if use["t"] >= begin] for begin, life in zip(begins, lives.values(), strict=True)]
     blocks = [_blocks(life) for life in warm if len(life) >= 3 * BLOCK_S]
     if not blocks:
         return [row(f"{name}: no process lived for {WARM_S + 3 * BLOCK_S:g} s, so its memory is not judged", 0)]
     slope = growth([(block[:, 0], block[:, 1]) for block in blocks])
-    more = max(float(np.median(block[-3:, 2]) - np.median(block[:3, 2])) for block in blocks)
+    more = max(0.0, *(float(np.median(block[-3:, 2]) - np.median(block[:3, 2])) for block in blocks))
     largest = max(float(block[:, 1].max()) for block in blocks)
     return [
         row(f"{name}: growth of memory", slope, "MiB/h", at_most=MAX_MB_PER_H),
         row(f"{name}: memory", largest, "MiB"),
-        row(f"{name}: further descriptors at the end of a life", more, at_most=0),
+        row(f"{name}: further descriptors at the end of a life", more, at_most=MAX_FURTHER_DESCRIPTORS),
     ]
 
 
@@ -332,9 +372,15 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] != "rows":
-        soak(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else MINUTES)
-    for one in rows_of(Path(sys.argv[2] if sys.argv[1] == "rows" else sys.argv[1])):
+    judged = sys.argv[1] in ("rows", "keep")
+    folder = Path(sys.argv[2 if judged else 1])
+    if not judged:
+        soak(folder, float(sys.argv[2]) if len(sys.argv) > 2 else MINUTES)
+    found = rows_of(folder)
+    if sys.argv[1] == "keep":
+        command = f"python benchmarks/soak.py FOLDER {sys.argv[3]}"
+        keep_results(Path(__file__).parent / "results/soak.json", found, benchmark="soak", command=command)
+    for one in found:
         interval = "" if one["low"] is None else f" [{one['low']:.3g}, {one['high']:.3g}]"
         verdict = "" if one["ok"] is None else "met" if one["ok"] else "MISSED"
         print(f"{one['name']}: {one['value']:.4g}{interval} {one['unit']} {verdict}")

@@ -25,6 +25,8 @@ class RecordedRun:
     status: RecorderStatus
     losses: tuple[str, ...] = ()
     """What was lost, each in one sentence."""
+    ended: str = "steps"
+    """How it ended: "steps", "until", "error" or "interrupted"; it is known even where the disk did not take it."""
     error: BaseException | None = None
     """What ended it before its time: an error, or KeyboardInterrupt; None where all steps were made."""
 
@@ -62,7 +64,7 @@ def record_run(
     Where it ended before the first row, what ended it is raised.
     """
     error: BaseException | None = None
-    seed = seeds[0]
+    seed, ended = seeds[0], "steps"
     try:
         for seed in seeds:
             ended = run_policy(world, policy, steps=steps, seed=seed, watch=[recorder, *watch])
@@ -76,4 +78,4 @@ def record_run(
     if not finished.episodes:
         raise error or BadInput(f"Nothing was recorded into {str(recorder.folder)!r}: {status.error or 'no row came'}.")
     episodes = load_episodes(recorder.folder)[-finished.episodes :]
-    return RecordedRun(recorder.folder, episodes, recorder.status(), finished.losses, error)
+    return RecordedRun(recorder.folder, episodes, recorder.status(), finished.losses, ended, error)

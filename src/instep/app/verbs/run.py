@@ -242,7 +242,7 @@ def _finish(
         scores |= beside.scores
         Console(stderr=True).print(beside.words, highlight=False, markup=False)
     facts = {**summary.facts, **(beside.facts if beside else {}), **events.facts, **trust_facts(episode)}
-    output.write(scores, rows=found.rows, ended=episode.meta["ended"], **facts)
+    output.write(scores, rows=found.rows, ended=found.ended, **facts)
     return announce_run(found, report, output.page(report))
 
 
