@@ -157,10 +157,15 @@ def rerun() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def cuda(torch: ModuleType) -> None:
-    """A CUDA device, with gsplat."""
+def cuda_device(torch: ModuleType) -> None:
+    """A CUDA device."""
     if not torch.cuda.is_available():
-        pytest.skip("needs CUDA: there is no device on this machine")
+        pytest.skip("needs a CUDA device: torch finds none on this machine")
+
+
+@pytest.fixture(scope="session")
+def cuda(cuda_device: None) -> None:
+    """A CUDA device, with gsplat."""
     if find_spec("gsplat") is None:
         pytest.skip("needs CUDA: gsplat is not installed; pip install 'instep[gpu]'")
 

@@ -25,6 +25,7 @@ NOT_RUN = {
     "it downloads and installs",
     "the address is of a Ray cluster",
     "the checkpoint is one that LeRobot trained",
+    "needs a CUDA device",
 }
 """Reasons for which a block is parsed and never run."""
 

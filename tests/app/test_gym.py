@@ -37,6 +37,21 @@ def test_the_checker_passes_with_images(opengl):
     env.close()
 
 
+def test_virtual_cameras_show_all_worlds_at_once(tmp_path):
+    file = tmp_path / "cameras.toml"
+    file.write_text(
+        "[top]\nat = [0.46, 0.33, 0.75]\ntowards = [0.46, 0.33, 0.0]\nup = [0.0, 1.0, 0.0]\nsize = [32, 24]\n"
+    )
+    virtual = instep.app.gym_envs.VirtualCameras(file)
+    envs = gymnasium.make_vec("instep/PushT-v0", 3, vectorization_mode="vector_entry_point", virtual=virtual)
+    seen = envs.reset(seed=4)[0]["pixels"]["top"]
+    one = gymnasium.make("instep/PushT-v0", virtual=virtual)
+    np.testing.assert_array_equal(seen[1], one.reset(seed=5)[0]["pixels"]["top"])
+    assert seen.shape == (3, 24, 32, 3) and not np.array_equal(seen[0], seen[1])
+    envs.close()
+    one.close()
+
+
 @pytest.mark.parametrize("identity", IDS)
 def test_a_random_policy_runs_in_every_task(identity):
     env = gymnasium.make(identity)

@@ -11,11 +11,13 @@ cameras are asked for; `info["is_success"]` is there after every reset and step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from instep.core.errors import BadInput, MissingExtra, UnknownName
+from instep.core.records import frozen_dataclass
 from instep.core.type_guards import is_table
 from instep.core.world import Array, Observation, Spec, State, World, put, stack
 from instep.physics.engines import Engine, open_world
@@ -42,15 +44,32 @@ WIDE = 1e3
 """Bound of observations that have none of their own."""
 
 
+@frozen_dataclass
+class VirtualCameras:
+    """Cameras that are rendered from Gaussians, for all worlds of a vector of environments in one call."""
+
+    file: Path
+    """a file of virtual cameras (TOML), as of `instep eval --virtual`; `cameras` chooses among them."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where they are rendered."""
+
+
 class _Shown:
     """What an environment shows and takes: spaces, observations, images."""
 
-    def __init__(self, task: str, engine_name: Engine, cameras: Sequence[str], scene: str):
+    def __init__(
+        self, task: str, engine_name: Engine, cameras: Sequence[str], scene: str, virtual: VirtualCameras | None
+    ):
         if task not in TASKS:
             raise UnknownName("task", task, TASKS)
         self.scene = Scene.load(scene or TASKS[task].scene)
         self.world: Tasked[World] = Tasked(open_world(self.scene, engine_name), task_of(self.scene, task))
-        self._cameras = [self._camera(name) for name in cameras]
+        self._rendered: Any = None
+        if virtual is not None:
+            from instep.splat.rendered_world import load_rendered_cameras
+
+            self._rendered = load_rendered_cameras(virtual.file, self.scene, cameras, device=virtual.device)
+        self._cameras = [self._camera(name) for name in cameras] if self._rendered is None else self._rendered.cameras
         self._open_renderer: Any = None
         self.action_space = _actions(self.scene, self.world.spec)
         self.observation_space = self._observations()
@@ -80,6 +99,11 @@ class _Shown:
         return {name: value for name, value in self.world.observe(state).items() if name in NAMES}
 
     def _images(self, q: Array, camera: Any) -> Array:
+        if self._rendered is not None:
+            from instep.splat.gaussians_from_geoms import scene_poses
+
+            layers = self._rendered.layers
+            return layers.render_batch(camera, scene_poses(self.scene, layers.gaussians.names, q))
         flat = q.reshape(-1, q.shape[-1])
         images = np.stack([self._renderer().render(row, camera) for row in flat])
         return images.reshape(*q.shape[:-1], *images.shape[1:])
@@ -118,9 +142,9 @@ class InstepEnv(gymnasium.Env[dict[str, Any], Array]):
 
     def __init__(
         self, task: str, *, engine: Engine = "mujoco", cameras: Sequence[str] = (), scene: str = "",
-        render_mode: str | None = None,
+        virtual: VirtualCameras | None = None, render_mode: str | None = None,
     ):  # fmt: skip
-        self._shown = _Shown(task, engine, cameras, scene)
+        self._shown = _Shown(task, engine, cameras, scene, virtual)
         self._world, self._state = self._shown.world, None
         self.observation_space, self.action_space = self._shown.observation_space, self._shown.action_space
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / self._world.spec.dt)}
@@ -172,9 +196,9 @@ class InstepVectorEnv(gymnasium.vector.VectorEnv[dict[str, Any], Array, Array]):
 
     def __init__(
         self, task: str, num_envs: int = 1, *, engine: Engine = "mujoco", cameras: Sequence[str] = (), scene: str = "",
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        virtual: VirtualCameras | None = None, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     ):  # fmt: skip
-        self._shown = _Shown(task, engine, cameras, scene)
+        self._shown = _Shown(task, engine, cameras, scene, virtual)
         self._world, self.num_envs = self._shown.world, num_envs
         self._mode = AutoresetMode(autoreset_mode)
         self.metadata = {

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .image_metrics import psnr, ssim
     from .io import load_gaussians, save_gaussians
     from .plane_alignment import CameraAlignment, Plane, align_on_plane
+    from .raster.fused import FusedRasterizer
+    from .raster.fused_kernels import RenderChannels, RenderedTensors
     from .raster.gradients import Gradients, ImageGradient
     from .raster.pose_normals import PoseNormalEquations, TargetImage, camera_normals, pose_normals
     from .raster.rasterizer import LayeredRasterizer, Rasterizer, open_rasterizer
@@ -28,6 +30,7 @@ __all__ = [
     "CameraAlignment",
     "CameraRecording",
     "Capture",
+    "FusedRasterizer",
     "GaussianFit",
     "GaussianFitOptions",
     "Gaussians",
@@ -37,8 +40,10 @@ __all__ = [
     "Plane",
     "PoseNormalEquations",
     "Rasterizer",
+    "RenderChannels",
     "RenderedCameras",
     "RenderedImage",
+    "RenderedTensors",
     "Rendering",
     "SceneFit",
     "SceneFitOptions",
@@ -85,6 +90,8 @@ __getattr__ = lazy_names(
         "image_metrics": "psnr ssim",
         "io": "load_gaussians save_gaussians",
         "plane_alignment": "CameraAlignment Plane align_on_plane",
+        "raster.fused": "FusedRasterizer",
+        "raster.fused_kernels": "RenderChannels RenderedTensors",
         "raster.gradients": "Gradients ImageGradient",
         "raster.pose_normals": "PoseNormalEquations TargetImage camera_normals pose_normals",
         "raster.rasterizer": "LayeredRasterizer Rasterizer open_rasterizer",

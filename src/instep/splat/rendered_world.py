@@ -26,7 +26,7 @@ from instep.core.world import Array, Channel, Observation, Settings, Spec, State
 from instep.scene.calibration import load_calibration
 from instep.scene.camera import Camera, aimed_place, pinhole
 from instep.scene.folder import Scene
-from instep.splat.raster.rasterizer import LayeredRasterizer
+from instep.splat.raster.rasterizer import Device, LayeredRasterizer
 
 from .gaussians import concatenate
 from .gaussians_from_geoms import is_static, scene_gaussians, scene_poses
@@ -34,7 +34,7 @@ from .image import Region, full_region
 
 IMAGES = "observation.images."
 POSE_CHANNELS = ("observation.state", "observation.environment_state")
-"""Channels that report positions of joints and bodies."""
+"""RenderChannels that report positions of joints and bodies."""
 _FILE_KEYS = ("gaussians", "calibration")
 _CAMERA_KEYS = ("body", "at", "towards", "up", "angle", "size")
 _MAX_SIDE_PX = 4096
@@ -170,9 +170,9 @@ class Seen(Wrapper[W]):
             return self.layers.render_batch(camera, poses)
         out = np.empty((*state.batch, camera.height, camera.width, 3), np.uint8)
         keys = np.asarray(state.hidden[self.key])
-        twists = None if self.velocities is None else np.asarray(self.velocities(state, observed), float)
-        for world, sensor in zip(np.ndindex(*state.batch), sensors, strict=True):
-            colour = self._exposed(camera, poses[world], None if twists is None else twists[world])
+        for world, sensor, colour in zip(
+            np.ndindex(*state.batch), sensors, self._colours(camera, poses, state, observed), strict=True
+        ):
             seed = int(counter_rng.uniform(keys[world], 1 + number)[-1] * 2**53)
             out[world] = apply_sensor(colour, sensor, seed)
         return out
@@ -181,6 +181,17 @@ class Seen(Wrapper[W]):
         amounts = {address: getattr(self, name) for address, name in self.params.items()}
         chosen = {name: np.asarray(amount)[world] if np.ndim(amount) else amount for name, amount in amounts.items()}
         return self.sensor.adjusted(chosen)
+
+    def _colours(self, camera: Camera, poses: Array, state: State, observed: Observation) -> Iterator[Array]:
+        """Colours [height, width, 3] of one world after the other, before the sensor."""
+        flat = poses.reshape(-1, *poses.shape[-2:])
+        if self.shutter == Shutter():
+            yield from self.layers.render_colours(camera, flat)
+            return
+        twists = None if self.velocities is None else np.asarray(self.velocities(state, observed), float)
+        turns = [None] * len(flat) if twists is None else twists.reshape(-1, *twists.shape[-2:])
+        for placed, twist in zip(flat, turns, strict=True):
+            yield self._exposed(camera, placed, twist)
 
     def _exposed(self, camera: Camera, poses: Array, twists: Array | None) -> Array:
         def colours(t: float, region: Region) -> Array:
@@ -221,7 +232,7 @@ class RenderedCameras:
             if sensor is None or sensor == Sensor():
                 images[IMAGES + camera.name] = self.layers.render_batch(camera, poses)
                 continue
-            colours = (self.layers.render(camera, pose).colour for pose in poses)
+            colours = self.layers.render_colours(camera, poses)
             seeds = range((seed * len(self.cameras) + number) << 32, 1 << 63)
             frames = [apply_sensor(colour, sensor, frame) for colour, frame in zip(colours, seeds, strict=False)]
             images[IMAGES + camera.name] = np.stack(frames)
@@ -300,7 +311,7 @@ class _LazyImages(Mapping[str, Array]):
 
 
 def load_rendered_cameras(
-    path: Path, scene: Scene, only: Sequence[str] = (), *, threads: int | None = None
+    path: Path, scene: Scene, only: Sequence[str] = (), *, threads: int | None = None, device: Device = "cpu"
 ) -> RenderedCameras:
     """The rendered cameras of a TOML file, some of them where they are named; see docs/formats/policy_map.md."""
     table = cameras_table(path)
@@ -322,7 +333,7 @@ def load_rendered_cameras(
     # A camera's body needs a pose even where it carries no Gaussians.
     names = tuple(dict.fromkeys([*gaussians.names, *(c.body for c in cameras)]))
     static = [name for name in names if is_static(scene, name)]
-    layers = LayeredRasterizer(concatenate([gaussians], names), static, threads=threads)
+    layers = LayeredRasterizer(concatenate([gaussians], names), static, threads=threads, device=device)
     return RenderedCameras(scene, layers, cameras)
 
 

@@ -86,7 +86,7 @@ def render(
         cameras: one camera or several.
         q: positions of a scene [nq]; its start where not given.
         poses: poses xyz + wxyz [bodies, 7] of Gaussians in the order of their names; identity where not given.
-        device: cpu, or cuda for gsplat.
+        device: cpu, or cuda for a GPU.
 
     """
     gaussians, poses = _placed(source, q, poses)

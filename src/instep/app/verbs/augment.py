@@ -61,8 +61,6 @@ class AugmentArgs:
     views: Options[CameraOptions] = CameraOptions()
     steps: int | None = None
     """steps of training, where they should differ from those of the policy."""
-    device: str = "cpu"
-    """device of the training: cpu or cuda."""
     on: str = ""
     """where the comparison runs: ray, ray://HOST:PORT or processes:N."""
     out: Path | None = None
@@ -96,7 +94,7 @@ def augment(
     if views.virtual:
         from instep.splat.rendered_world import load_rendered_cameras
 
-        add_images = load_rendered_cameras(views.virtual, loaded, views.cameras).add_images
+        add_images = load_rendered_cameras(views.virtual, loaded, views.cameras, device=views.device).add_images
     if policy == "expert":
         return _demonstrated(
             new_output("augment", args.out), plain, expert_of(goal, loaded), (args.demos, add_images), console
@@ -104,7 +102,7 @@ def augment(
     tasked = Tasked(views.open(args.world, scene), goal)
     if not data:
         raise BadInput("instep augment takes a policy, a scene and the data that the policy was trained on.")
-    options, before = trained_with(Path(policy), args.steps, args.device), load_policy(Path(policy), tasked.spec)
+    options, before = trained_with(Path(policy), args.steps, views.device), load_policy(Path(policy), tasked.spec)
     output = new_output("augment", args.out)
     output.kept = f"the demonstrations are kept; the same command with --out {output.folder} goes on from them"
     for source in (Path(policy), *data):

@@ -45,7 +45,7 @@ class SplatArgs:
     orbit: int = 60
     """frames of the video of a camera that circles the scene; 0 for none."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """where images are rendered and differentiated: cpu, or cuda through gsplat (instep[gpu])."""
+    """where images are rendered and differentiated: cpu, or cuda (instep[gpu])."""
     seed: int = 0
     """seed of the fit."""
     out: OutFolder = None

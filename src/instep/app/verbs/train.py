@@ -89,17 +89,18 @@ def train(
     for source in sources:
         output.read(Path(source))
         episodes += list(read_at_rate(source, args.source))
+    device = "cuda" if args.cloning.device.startswith("cuda") else "cpu"
     if args.virtual is not None:
         if not args.scene:
             raise BadInput("--virtual needs --scene, the scene that virtual cameras see.")
         from instep.splat.rendered_world import load_rendered_cameras
 
-        rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras)
+        rendered = load_rendered_cameras(args.virtual, Scene.load(args.scene), args.cameras, device=device)
         args = replace(args, cameras=tuple(c.name for c in rendered.cameras))
         episodes = _rendered(episodes, rendered, args.randomize, args.cloning.seed)
     elif args.randomize:
         raise BadInput("--randomize needs --virtual: the appearance of recorded images stays as it is.")
-    views = CameraOptions(args.virtual, args.cameras)
+    views = CameraOptions(args.virtual, args.cameras, device=device)
     options = TrainOptions(
         **asdict(args.cloning),
         cameras=args.cameras,

@@ -9,14 +9,15 @@ frame as the order of the arrays, so a tile's list is nearly sorted when it is m
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import warnings
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from instep.core.errors import BadInput, UnknownName
+from instep.core.errors import BadInput, MissingExtra, UnknownName, Unsupported
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
@@ -38,6 +39,7 @@ from .workspace import PackedGaussians, Workspace, WorkspacePool, available_core
 
 if TYPE_CHECKING:
     from .cuda import CudaRasterizer
+    from .fused import FusedRasterizer
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 """Where Gaussians are rendered."""
@@ -215,13 +217,31 @@ class Rasterizer:
             self._camera_orders[frame.camera.name] = _CameraOrder(frame.packed.sorted_for(frame.view.frames))
 
 
-def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | CudaRasterizer:
-    """A rasteriser on the processor, or on a CUDA device through gsplat."""
+def open_rasterizer(gaussians: Gaussians, device: Device = "cpu") -> Rasterizer | FusedRasterizer | CudaRasterizer:
+    """A rasteriser on the processor, or on a CUDA device: our own kernels, or gsplat where they cannot be compiled."""
     if device == "cpu":
         return Rasterizer(gaussians)
-    from .cuda import CudaRasterizer
+    from .cuda_driver import why_no_kernels
+    from .fused import FusedRasterizer
 
-    return CudaRasterizer(gaussians, device=device)
+    if reason := why_no_kernels():
+        from .cuda import CudaRasterizer
+
+        warnings.warn(f"Images are rendered by gsplat, since our own kernels cannot be used: {reason}", stacklevel=2)
+        return CudaRasterizer(gaussians, device=device)
+    return FusedRasterizer(gaussians, device=device)
+
+
+def _open_layer(gaussians: Gaussians, threads: int | None, device: Device) -> Rasterizer | FusedRasterizer:
+    """A rasteriser of one layer; on the processor, with a warning, where there is no CUDA device to use."""
+    if device != "cpu":
+        from .fused import FusedRasterizer
+
+        try:
+            return FusedRasterizer(gaussians, device=device)
+        except (MissingExtra, Unsupported) as error:
+            warnings.warn(f"Images are rendered on the CPU, not on {device}: {error}", stacklevel=3)
+    return Rasterizer(gaussians, threads=threads)
 
 
 def _bin_into_tiles(frame: PreparedFrame, transforms: Array) -> None:
@@ -278,16 +298,19 @@ class LayeredRasterizer:
     depth.
     """
 
-    def __init__(self, gaussians: Gaussians, static: Sequence[str] = ("world",), *, threads: int | None = None):
+    def __init__(
+        self, gaussians: Gaussians, static: Sequence[str] = ("world",), *,
+        threads: int | None = None, device: Device = "cpu",
+    ):  # fmt: skip
         for name in static:
             if name not in gaussians.names:
                 raise UnknownName("body", name, gaussians.names)
         self._static_rows = [gaussians.names.index(name) for name in static]
         fixed = np.isin(gaussians.body, self._static_rows)
         self.gaussians = gaussians
-        self.static = Rasterizer(gaussians.take(fixed), threads=threads)
-        self.dynamic = Rasterizer(gaussians.take(~fixed), threads=threads)
-        self._whole = Rasterizer(gaussians, threads=threads)
+        self.static = _open_layer(gaussians.take(fixed), threads, device)
+        self.dynamic = _open_layer(gaussians.take(~fixed), threads, device)
+        self._whole = _open_layer(gaussians, threads, device)
         self._backgrounds: dict[tuple[object, ...], RenderedImage] = {}
 
     def background(self, camera: Camera, poses: Array | None = None) -> RenderedImage:
@@ -322,6 +345,16 @@ class LayeredRasterizer:
         else:
             images = self._whole.render_batch(camera, flat)
         return images.reshape(*poses.shape[:-2], *images.shape[1:])
+
+    def render_colours(self, camera: Camera, poses: Array) -> Iterator[Array]:
+        """Colours float32 [height, width, 3] of one world after the other, for `poses` [worlds, bodies, 7]."""
+        if isinstance(self._whole, Rasterizer) or not len(poses):
+            yield from (self.render(camera, pose).colour for pose in poses)
+        elif self.fixed(camera) and not isinstance(self.dynamic, Rasterizer):
+            behind = backdrop_from_image(self.background(camera, poses[0]))
+            yield from self.dynamic.render_colours(camera, poses, backdrop=behind)
+        else:
+            yield from self._whole.render_colours(camera, poses)
 
     def fixed(self, camera: Camera) -> bool:
         """Whether a camera never moves."""

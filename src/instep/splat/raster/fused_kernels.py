@@ -1,0 +1,339 @@
+"""Launches of the kernels in `fused_prepare.cu`, `fused_lists.cu`, `fused_blend.cu` and `fused_gradients.cu`."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from instep.core.errors import Unsupported
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.world import Array
+from instep.scene.camera import Camera
+from instep.splat.gaussians import Gaussians
+
+from .cuda_driver import CompiledKernels, compiled, shared_memory, torch_library, why_no_kernels
+from .reference import MAX_ALPHA
+from .workspace import pack
+
+FORWARD = ("fused_prepare.cu", "fused_lists.cu", "fused_blend.cu")
+BACKWARD = (*FORWARD, "fused_gradients.cu")
+LIST_THREADS, WALK_THREADS, WALK_BLOCKS = 256, 256, 4
+_QUEUE_BLOCKS = 264
+"""Blocks that render the regions whose lists had no room."""
+_JOBS = 16
+"""Groups of four tiles in a region."""
+_MOMENTS = 10
+_PUSH = 9
+_WIDE = 65535
+"""Gaussians from which on their ranks need four bytes."""
+_SCRATCH_BYTES = 512 * 2**20
+"""Memory for records and lists; images are rendered in groups that need no more."""
+REGION_PX = 32
+"""Sides of a region, at most."""
+MAX_REGIONS = 126
+"""Regions along a side of an image."""
+_REGION_GAUSSIANS = 1500
+"""Gaussians in a region, were they spread evenly, above which regions are made smaller."""
+_POOL_BYTES = 28 * 2**10
+"""Shared memory for the bit matrix of a region; a region that needs more is rendered in rounds."""
+_LIST_BYTES = 20 * 2**10
+"""Shared memory for the lists of a region; where they need more they are made part by part."""
+_ITEMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24)
+"""Gaussians per thread that are sorted."""
+_MAX_SORTED = 1024 * _ITEMS[-1]
+_POINTERS = (
+    "means", "gaussians", "harmonics", "body", "poses", "views", "mounts", "mount_body", "records", "boxes", "ids",
+    "counts", "keys", "jobs", "entries", "queue", "order", "colour", "bytes", "alpha", "depth", "labels", "behind",
+    "limit", "by_colour", "by_alpha", "by_depth", "moments", "by_gaussian", "by_harmonics", "quats", "scales",
+    "by_quat", "by_scale", "by_pose", "by_camera",
+)  # fmt: skip
+_NUMBERS = (
+    "n", "bodies", "cameras", "first", "stride", "width", "height", "region_width", "region_height", "across",
+    "regions", "pool", "lists", "capacity",
+)  # fmt: skip
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of fused_prepare.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int) for name in _NUMBERS),
+    ]
+
+    def point(self, **tensors: Any) -> None:
+        """Let arguments point to tensors, or to nothing."""
+        for name, tensor in tensors.items():
+            setattr(self, name, None if tensor is None else tensor.data_ptr())
+
+
+@options_dataclass
+class RenderChannels:
+    """What is rendered of each image."""
+
+    colour: bool = True
+    """Red, green, blue as float32."""
+    bytes: bool = False
+    """Red, green, blue as uint8."""
+    alpha: bool = False
+    depth: bool = False
+    bodies: bool = False
+    """The body with the largest weight at each pixel."""
+
+
+@array_dataclass
+class RenderedTensors:
+    """Images of worlds and cameras, tensors on the device; None where a channel was not asked for."""
+
+    colour: Any = None
+    """Float32 [worlds, cameras, height, width, 3]."""
+    bytes: Any = None
+    """Uint8 [worlds, cameras, height, width, 3]."""
+    alpha: Any = None
+    """Float32 [worlds, cameras, height, width]."""
+    depth: Any = None
+    """Float32 [worlds, cameras, height, width] [m], infinite where nothing is."""
+    bodies: Any = None
+    """Int32 [worlds, cameras, height, width], an index into the bodies' names; -1 for the backdrop."""
+
+
+@array_dataclass
+class CameraSet:
+    """Cameras of one image size, as the kernels take them."""
+
+    cameras: tuple[Camera, ...]
+    views: Any
+    mounts: Any
+    mount_body: Any
+    behind: Any = None
+    """Colours of backdrops [cameras, height, width, 3]."""
+    limit: Any = None
+    """Depths of backdrops [cameras, height, width]."""
+    lens: bool = False
+    """Whether a camera has a lens that bends the image."""
+
+
+class SceneTensors:
+    """Gaussians on a CUDA device, as the kernels take them."""
+
+    def __init__(self, gaussians: Gaussians, device: str = "cuda"):
+        torch = torch_library()
+        if not torch.cuda.is_available():
+            raise Unsupported("There is no CUDA device on this machine; render with device='cpu'.")
+        if reason := why_no_kernels():
+            raise Unsupported(reason)
+        self.gaussians, self.device = gaussians, device
+        packed = pack(gaussians)
+        sigma = np.asarray(gaussians.scales, np.float32).max(axis=1, initial=0.0)
+        bound = np.where(packed.strengths[:, 1] < 0, -1.0, packed.strengths[:, 1] * sigma)
+        body = np.ascontiguousarray(gaussians.body, np.int32)
+        numbers = packed.means, body.view(np.float32), packed.covariances, packed.strengths, packed.colours
+        self.means = self.tensor(np.column_stack([packed.means, bound]))
+        self.rows = self.tensor(np.column_stack([*numbers, np.zeros(len(body))]))
+        self.harmonics = self.tensor(packed.harmonics)
+        self.body = torch.tensor(body, device=device)
+        self.solid = bool(len(gaussians)) and float(np.max(gaussians.opacities)) > MAX_ALPHA
+
+    @cached_property
+    def shape_parameters(self) -> dict[str, Any]:
+        """Quaternions [n, 4] and scales [n, 3], which only gradients need."""
+        return {"quats": self.tensor(self.gaussians.quats), "scales": self.tensor(self.gaussians.scales)}
+
+    @cached_property
+    def opacities(self) -> Any:
+        """Opacities [n], not 0."""
+        return self.tensor(np.maximum(np.asarray(self.gaussians.opacities, float), 1e-12))
+
+    def tensor(self, values: Array) -> Any:
+        """Numbers as float32 on the device."""
+        return torch_library().tensor(np.ascontiguousarray(values, np.float32), device=self.device)
+
+    def sorting(self) -> tuple[int, int]:
+        """Threads that sort the Gaussians of an image, and how many each takes."""
+        n = len(self.gaussians)
+        threads = next((count for count in (256, 512) if n <= 20 * count), 1024)
+        return threads, next((k for k in _ITEMS if k * threads >= n), 1)
+
+    def kernels(
+        self, cameras: CameraSet, channels: RenderChannels, sources: tuple[str, ...] = FORWARD
+    ) -> CompiledKernels:
+        """The kernels for these Gaussians, cameras and channels."""
+        threads, items = self.sorting()
+        return compiled(sources, {
+            "RANK": "unsigned short" if len(self.gaussians) < _WIDE else "unsigned int",
+            "DEGREE": self.gaussians.degree, "LENS": int(cameras.lens), "SOLID": int(self.solid),
+            "DEPTH": int(channels.depth), "OCCLUDE": int(cameras.limit is not None),
+            "LABELS": len(self.gaussians.names) if channels.bodies else 0, "SORT_THREADS": threads, "ITEMS": items,
+            "LIST_THREADS": LIST_THREADS, "WALK_THREADS": WALK_THREADS, "WALK_BLOCKS": WALK_BLOCKS,
+        })  # fmt: skip
+
+    def arguments(self, cameras: CameraSet, poses: Any) -> Arguments:
+        """The arguments of the kernels, without images and lists."""
+        first, n = cameras.cameras[0], len(self.gaussians)
+        stride, words = (n // 128 + 1) * 128, (n + 31) // 32 | 1
+        width, height = _region_size(n, first.width, first.height)
+        out = Arguments(
+            n=n, bodies=len(self.gaussians.names), cameras=len(cameras.cameras), stride=stride, width=first.width,
+            height=first.height, region_width=width, region_height=height, across=-(-first.width // width),
+            pool=max(_POOL_BYTES, 24 * words), lists=max(_LIST_BYTES, stride // 8) * _rank_bytes(n) // 2,
+        )  # fmt: skip
+        out.regions = out.across * -(-first.height // height)
+        out.point(
+            means=self.means, gaussians=self.rows, harmonics=self.harmonics, body=self.body, poses=poses,
+            views=cameras.views, mounts=cameras.mounts, mount_body=cameras.mount_body, behind=cameras.behind,
+            limit=cameras.limit,
+        )  # fmt: skip
+        return out
+
+
+def render_images(scene: SceneTensors, cameras: CameraSet, poses: Any, channels: RenderChannels) -> RenderedTensors:
+    """Render every camera in every world, in groups of images whose records and lists fit into the scratch memory."""
+    torch, first = torch_library(), cameras.cameras[0]
+    shape = (len(poses), len(cameras.cameras), first.height, first.width)
+
+    def empty(wanted: bool, dtype: Any, *more: int) -> Any:
+        return torch.empty((*shape, *more), dtype=dtype, device=scene.device) if wanted else None
+
+    out = RenderedTensors(
+        empty(channels.colour, torch.float32, 3), empty(channels.bytes, torch.uint8, 3),
+        empty(channels.alpha, torch.float32), empty(channels.depth, torch.float32), empty(channels.bodies, torch.int32),
+    )  # fmt: skip
+    kernels, arguments = scene.kernels(cameras, channels), scene.arguments(cameras, poses)
+    arguments.point(colour=out.colour, bytes=out.bytes, alpha=out.alpha, depth=out.depth, labels=out.bodies)
+    images = shape[0] * shape[1]
+    group = _group(arguments, images, 0)
+    lists = _allocate(scene, arguments, group, ids=channels.bodies)
+    arguments.point(**lists)
+    for start in range(0, images, group):
+        arguments.first = start
+        count = min(group, images - start)
+        _make_lists(kernels, scene, arguments, count)
+        _walk(kernels, "blend", arguments, count)
+        if channels.bodies:
+            _walk(kernels, "label", arguments, count)
+    return out
+
+
+def differentiate_images(
+    scene: SceneTensors, cameras: CameraSet, poses: Any, images: RenderedTensors, gradients: dict[str, Any]
+) -> None:
+    """Add up gradients from those by the pixels; `gradients` hold tensors named as the arguments of the kernels.
+
+    They are by_colour, and where the loss has them by_alpha and by_depth; by_pose and by_camera receive what is found,
+    and where they are wanted by_gaussian, by_harmonics, by_quat and by_scale, with quats and scales. What is added up
+    must be 0 before.
+    """
+    torch = torch_library()
+    channels = RenderChannels(alpha=True, depth=images.depth is not None)
+    kernels, arguments = scene.kernels(cameras, channels, BACKWARD), scene.arguments(cameras, poses)
+    arguments.point(colour=images.colour, alpha=images.alpha, depth=images.depth, **gradients)
+    total = len(poses) * len(cameras.cameras)
+    group = _group(arguments, total, 4 * (_MOMENTS + 1) * arguments.stride)
+    lists = _allocate(scene, arguments, group, ids=True)
+    moments = torch.empty((group, arguments.stride, _MOMENTS), dtype=torch.float32, device=scene.device)
+    arguments.point(moments=moments, **lists)
+    memory = _placing_memory(arguments) + 4 * 8 * _PUSH * arguments.bodies
+    for start in range(0, total, group):
+        arguments.first = start
+        count = min(group, total - start)
+        moments.zero_()
+        _make_lists(kernels, scene, arguments, count)
+        _walk(kernels, "gradient", arguments, count)
+        kernels.launch("pull_gradients", (count, 1), 256, memory, arguments)
+    if "by_gaussian" in gradients:
+        kernels.launch("unfold_covariances", (-(-arguments.n // 128), 1), 128, 0, arguments)
+
+
+def _group(arguments: Arguments, images: int, more_bytes: int) -> int:
+    """How many images are rendered at once: groups of about equal size."""
+    rank = _rank_bytes(arguments.n)
+    each = 36 * arguments.stride + rank * _list_entries(arguments) + 16 * _JOBS * arguments.regions + more_bytes
+    most = max(1, min(65535, _SCRATCH_BYTES // each))
+    return -(-images // -(-images // most))
+
+
+def _allocate(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bool) -> dict[str, Any]:
+    """Memory for the records and lists of some images."""
+    torch = torch_library()
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+        return torch.empty(shape, dtype=dtype, device=scene.device)
+
+    stride, regions = arguments.stride, arguments.regions
+    arguments.capacity = images * _list_entries(arguments)
+    lists = {
+        "records": empty((images, stride, 8), torch.float32),
+        "boxes": empty((images, stride), torch.int32),
+        "counts": empty((images,), torch.int32),
+        "jobs": empty((images, regions, _JOBS, 4), torch.int32),
+        "entries": empty((arguments.capacity,), torch.int16 if arguments.n < _WIDE else torch.int32),
+        "queue": empty((2 + images * regions,), torch.int32),
+    }
+    return lists | ({"ids": empty((images, stride), torch.int32)} if ids else {})
+
+
+def _make_lists(kernels: CompiledKernels, scene: SceneTensors, arguments: Arguments, count: int) -> None:
+    """Project, cull and sort the Gaussians of some images into records, and list those of every tile."""
+    placing = _placing_memory(arguments)
+    if arguments.n <= _MAX_SORTED:
+        threads, items = scene.sorting()
+        memory = placing + 4 * (256 + 8) + 32 * threads + 6 * threads * items
+        kernels.launch("prepare", (count, 1), threads, memory, arguments)
+    else:
+        torch = torch_library()
+        keys = torch.empty((count, arguments.n), dtype=torch.int32, device=scene.device)
+        arguments.point(keys=keys)
+        kernels.launch("depth_keys", (count, 1), 512, placing, arguments)
+        arguments.point(order=(order := torch.sort(keys, dim=1, stable=True).indices))
+        kernels.launch("write_records", (count, 1), 512, placing, arguments)
+        del order  # its memory may be used again by what comes later in the stream
+    kernels.launch("list_tiles", (arguments.regions, count), LIST_THREADS, _list_memory(arguments), arguments)
+
+
+def _walk(kernels: CompiledKernels, what: str, arguments: Arguments, count: int) -> None:
+    """Blend, label or differentiate some images whose lists are made."""
+    kernels.launch(f"{what}_lists", (arguments.regions, count), WALK_THREADS, 0, arguments)
+    blocks = min(_QUEUE_BLOCKS, arguments.regions * count)
+    kernels.launch(f"{what}_queue", (blocks, 1), LIST_THREADS, _list_memory(arguments), arguments)
+
+
+def _list_entries(arguments: Arguments) -> int:
+    """Entries of the lists of an image that there is room for; regions for which there is none wait in a queue."""
+    pixels = arguments.width * arguments.height
+    return int(arguments.n * min(16.0, 4.0 + pixels**0.5 / 25.0)) // 16 * 16 + 256 * arguments.regions
+
+
+def _placing_memory(arguments: Arguments) -> int:
+    """Shared memory of frames and eyes of bodies, and of a camera's numbers [bytes]."""
+    return 4 * (15 * arguments.bodies + 20)
+
+
+def _list_memory(arguments: Arguments) -> int:
+    """Shared memory of a block that makes lists [bytes]."""
+    needed = 512 + arguments.lists + arguments.pool
+    if needed > shared_memory():
+        raise Unsupported(
+            f"{arguments.n} Gaussians are too many for the shared memory of this GPU; render with device='cpu'."
+        )
+    return needed
+
+
+def _region_size(n: int, width: int, height: int) -> tuple[int, int]:
+    """Width and height of the regions of an image, multiples of 8: low ones where many Gaussians share few pixels."""
+
+    def side(size: int, parts: int) -> int:
+        return -(-size // parts // 8) * 8
+
+    across, down = -(-width // REGION_PX), -(-height // REGION_PX)
+    while side(height, down) > 8 and (
+        n * (side(width, across) + 6) * (side(height, down) + 6) > _REGION_GAUSSIANS * width * height
+    ):
+        down += 1
+    return side(width, across), side(height, down)
+
+
+def _rank_bytes(n: int) -> int:
+    return 2 if n < _WIDE else 4
