@@ -2,11 +2,13 @@
 
 Rows carry the number of the fault in docs/faults.md. Phases are in virtual time unless the row says otherwise: the loop
 of a served robot runs on a clock that the benchmark moves on, and the fault begins at a random moment of some motion.
+After these, one row per fault counts the failures of the tests that inject it for real, and one per goal what it asks.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -21,11 +23,16 @@ from pathlib import Path
 
 import numpy as np
 
+from fault_tests import braking_row, burn, doctor_row, fault_rows, goal_rows, jitter_row, late_row
 from instep.core.websocket import Authenticator, ListenOptions, WebsocketServer, connect_blocking, parse_address
 from instep.core.world import Array, Spec, vector
-from instep.robot import Clock, FollowerProcess, Limits, Reading, SafetyOptions
+from instep.robot import Clock, FollowerProcess, Limits, Reading, SafetyOptions, scene_limits
 from instep.robot.control_loop import RobotLoop
 from instep.robot.wire import Command
+from instep.scene.folder import Scene
+from instep.twin import StageOptions, TrustStage
+from instep.twin.trust_stages import CHANNEL, LABELS
+from nominal_runs import supervised_run
 from rows import Row, row
 
 PERIOD_NS = 16_666_667
@@ -33,6 +40,9 @@ DT = PERIOD_NS * 1e-9
 JOINTS = ("base", "shoulder", "elbow")
 LIMITS = Limits(JOINTS, -2.5, 2.5, 2.0, 10.0, 200.0)
 SPEC = Spec(DT, vector(JOINTS, "rad"), vector(JOINTS, "rad/s"), vector(JOINTS, "rad"), {})
+FOLLOWER_HZ = 500.0
+SETTLE_S = 0.3
+"""Time in which a simulated servo comes to rest at a target that stands [s]."""
 HOLD_S = 0.1
 """Silence after which a served robot holds [s]."""
 
@@ -110,10 +120,109 @@ def run(folder: Path, *, quick: bool = False) -> list[Row]:
     """All rows."""
     phases = 50 if quick else 1000
     logging.getLogger("instep.robot").setLevel(logging.CRITICAL)  # every injected fault is logged
-    return [
+    measured = [
         *silence_rows(phases), *slow_driver_rows(phases), *sensor_rows(phases), *refusal_rows(phases),
         *half_open_rows(), *killed_rows(2 if quick else 20),
+        *stopped_rows(5 if quick else 1000, 0), *stopped_rows(5 if quick else 1000, 4),
+        *dead_camera_rows(3 if quick else 1000),
     ]  # fmt: skip
+    goals = [
+        jitter_row(5.0 if quick else 600.0), late_row(VirtualRun, 2000 if quick else 100_000, LIMITS, DT),
+        braking_row(LIMITS, 1000 if quick else 33_334, DT), *first_step_rows(phases), doctor_row(),
+    ]  # fmt: skip
+    loss = [each for each in measured if "at rest" in each["name"]]
+    missed = float(sum(each["ok"] is False for each in loss))
+    goals.append(row(f"G5: rows above with a loss that came to rest too late, of {len(loss)}", missed, at_most=0))
+    tested, passed = fault_rows(quick)
+    return [*measured, *tested, *goal_rows(passed, goals)]
+
+
+def first_step_rows(phases: int) -> list[Row]:
+    """G6: the first command after a start elsewhere than the policy believes: how far it is from where the robot is."""
+    jumps: list[float] = []
+    for seed in range(phases):
+        bench = VirtualRun(seed)
+        bench._centre = bench._centre + bench.rng.uniform(-1.0, 1.0, 3)
+        before = bench.arm.q.copy()
+        bench.period()
+        jumps.append(float(np.abs(bench.arm.sent[0][1] - before).max()))
+    noise = 1e-3  # of the position sensors
+    bound = float(np.max(LIMITS.bounds[:, 4])) * DT**3 + noise
+    return [row(f"G6: first step away from the robot, worst of {phases} offsets", max(jumps), "rad", at_most=bound)]
+
+
+def stopped_rows(phases: int, burners: int) -> list[Row]:
+    """The process that sends set points, as a twin does, is stopped at random phases and continued, for real."""
+    rng, rest, fastest, steps = np.random.default_rng(29), list[float](), 0.0, 0
+    with ExitStack() as stack:
+        burn(stack, burners)
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "commands"
+        parent = subprocess.Popen([sys.executable, __file__, str(path)], stdout=subprocess.PIPE, text=True)
+        stack.callback(parent.wait)
+        stack.callback(parent.kill)
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        times: list[float] = []
+        for _ in range(phases):
+            time.sleep(0.3 + float(rng.uniform(0.0, 0.3)))
+            os.kill(parent.pid, signal.SIGSTOP)
+            times.append(time.monotonic())
+            time.sleep(LIMITS.stop_time + 0.35)
+            os.kill(parent.pid, signal.SIGCONT)
+        commands = np.fromfile(path)
+    commands = commands[: len(commands) // 4 * 4].reshape(-1, 4)
+    speed = np.abs(np.diff(commands[:, 1:], axis=0)).max(axis=1)
+    for began in times:
+        during = (commands[1:, 0] > began) & (commands[1:, 0] < began + LIMITS.stop_time + 0.35)
+        moving = np.flatnonzero(during & (speed > 1e-9))
+        rest.append(float(commands[moving[-1] + 1, 0]) - began if len(moving) else 0.0)
+    fastest, steps = float(speed.max()) * FOLLOWER_HZ, len(speed)
+    bound = 0.05 + DT + 0.05 + LIMITS.stop_time
+    where = f", {burners} busy processes beside" if burners else ""
+    return [
+        row(
+            f"29, 30: at rest after the twin's process is stopped, worst of {phases} (real{where})",
+            max(rest),
+            "s",
+            at_most=bound,
+        ),
+        row(
+            f"29, 30: fastest of {steps} commands, stopped and continued (real{where})",
+            fastest,
+            "rad/s",
+            at_most=2.0 + 1e-6,
+        ),
+    ]
+
+
+def dead_camera_rows(phases: int) -> list[Row]:
+    """The process of all cameras dies while a twin pushes: hold after the last image, and rest after that."""
+    scene, rng = Scene.load("pusht"), np.random.default_rng(16)
+    limits, options = scene_limits(scene), StageOptions()
+    held, rest, missed = list[float](), list[float](), 0
+    for seed in range(phases):
+        dies = float(rng.uniform(0.6, 2.0))
+        run = supervised_run(scene, seed, dies + options.blind_hold + 1.0, dies)
+        stages = run[CHANNEL][:, LABELS.index("stage")]
+        holding = np.flatnonzero(stages >= TrustStage.HOLD)
+        if not len(holding):
+            missed += 1
+            continue
+        began = run.t[holding[0]]
+        held.append(float(began - run.t[0]) - dies)
+        moving = np.flatnonzero(np.abs(np.diff(run["twin.sent"][holding[0] :], axis=0)).max(axis=1) > 1e-4)
+        rest.append(float(run.t[holding[0] + (moving[-1] + 1 if len(moving) else 0)] - began))
+    bound = limits.stop_time + SETTLE_S
+    return [
+        row(f"16: twins that do not hold after their cameras died, of {phases}", float(missed), at_most=0),
+        row(
+            f"16: hold after the cameras died, worst of {phases}",
+            max(held, default=math.nan),
+            "s",
+            at_most=options.blind_hold + 0.05,
+        ),
+        row(f"16: at rest after hold, worst of {phases}", max(rest, default=math.nan), "s", at_most=bound),
+    ]
 
 
 def silence_rows(phases: int) -> list[Row]:
@@ -308,7 +417,7 @@ def killed_rows(kills: int) -> list[Row]:
 
 def main() -> None:
     """Send set points to a follower until killed."""
-    with FollowerProcess(partial(FileArm, sys.argv[1]), LIMITS, rate=500.0) as arm:
+    with FollowerProcess(partial(FileArm, sys.argv[1]), LIMITS, rate=FOLLOWER_HZ) as arm:
         arm.reset(0)
         print("ready", flush=True)
         start, begin = arm.read().q, time.monotonic()
