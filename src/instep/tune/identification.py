@@ -387,7 +387,7 @@ def identify(
     # A user who names some parameters leaves what the others explain.
     most = MAX_UNEXPLAINED if selection.automatic else math.inf
     sims = given, sim.tuned(result.settings)
-    match = check_robot(scene, sims, held_out, window=shooting.window, most=most)
+    match = check_robot(scene, sims, (fitted, held_out), window=shooting.window, most=most)
     result = result if match is None else replace(result, gates=(*result.gates, match))
     result = with_chatter(result, sims[1], held_out)
     return Identification(
