@@ -15,6 +15,7 @@ from instep.core.errors import BadInput
 from instep.core.reading import read_json_table
 from instep.core.records import array_dataclass
 from instep.core.world import Array
+from instep.data.files import read_npz
 
 Stage = Literal["capture", "segment", "cameras", "shape", "parts", "appearance", "scene"]
 STAGES: tuple[Stage, ...] = ("capture", "segment", "cameras", "shape", "parts", "appearance", "scene")
@@ -70,5 +71,4 @@ class StageStore:
                 f"The stage {stage!r} is not kept in {str(self.folder.parent)!r}, so what follows it cannot be redone "
                 f"alone; build it anew, or with --redo {stage}."
             )
-        with np.load(arrays, allow_pickle=False) as found:
-            return StageOutput({name: found[name] for name in found.files}, read_json_table(info))
+        return StageOutput(read_npz(arrays), read_json_table(info))
