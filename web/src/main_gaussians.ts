@@ -1,5 +1,6 @@
-// Entry of the small bundle: everything but Gaussians.
+// Entry of the large bundle: everything, with Gaussians.
 
+import { gaussianMesh } from "./gaussians";
 import { open } from "./page";
 
-open();
+open(gaussianMesh);

@@ -53,7 +53,8 @@ def view(
     The page is served to this machine alone, at an address with a token; nothing is fetched from anywhere else.
 
     Args:
-        thing: a scene (shipped name, folder, robot file), a dataset or other recordings, or the folder of a run.
+        thing: a scene (shipped name, folder, robot file), a dataset or other recordings, the folder of a run,
+            or Gaussians (.ply, .spz, .splat, .glb, a folder with one file per body; --scene has the bodies).
 
     """
     request = ViewRequest(

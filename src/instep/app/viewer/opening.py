@@ -47,6 +47,10 @@ def open_content(request: ViewRequest) -> ViewContent:
         return SceneContent(Scene.load(request.thing))
     if not path.exists():
         Scene.load(request.thing)  # says which names there are
+    if holds_gaussians(path):
+        from .gaussian_content import GaussianContent
+
+        return GaussianContent(path, Scene.load(request.scene) if request.scene else None)
     if (path / CONFIG).is_file():
         return _run(path, request)
     return _recordings(path, request, request.scene)
@@ -57,6 +61,14 @@ def is_scene(thing: str) -> bool:
     path = Path(thing)
     shipped = len(path.parts) == 1 and (LIBRARY / path.name / SCENE_FILE).is_file()
     return path.suffix in ROBOT_FILES or (path / SCENE_FILE).is_file() or (shipped and not path.exists())
+
+
+def holds_gaussians(path: Path) -> bool:
+    """Whether a path is a Gaussian file, or a folder with one file per body."""
+    from instep.splat.io import FORMATS
+
+    files = [path] if path.is_file() else [*path.iterdir()]
+    return bool(files) and all(file.suffix.lower() in FORMATS for file in files)
 
 
 def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:

@@ -42,6 +42,9 @@ def scene_message(scene: Scene, *, max_triangles: int | None = None) -> bytes:
     mujoco.mj_kinematics(model, data)
     centre, radius = framed_sphere(model, data)
     geoms, ground = _geoms(model, data, radius)
+    if ground is None:
+        lowest = [float(_box(model, data, g)[0][2]) for g in range(model.ngeom)]
+        ground = round(min(lowest, default=0.0), 6)
     used = sorted({geom["mesh"] for geom in geoms if "mesh" in geom})
     meshes, buffers = _meshes(model, used, max_triangles)
     for geom in geoms:
@@ -77,7 +80,9 @@ def framed_sphere(model: mujoco.MjModel, data: mujoco.MjData) -> tuple[Array, fl
 
 def _box(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> tuple[Array, Array]:
     """The corners of a box around a shape, along the world's axes."""
-    rotation, box = data.geom_xmat[geom].reshape(3, 3), model.geom_aabb[geom]
+    rotation, box = data.geom_xmat[geom].reshape(3, 3), model.geom_aabb[geom].copy()
+    if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE:
+        box[:] = 0, 0, 0, *model.geom_size[geom][:2], 0
     middle, half = data.geom_xpos[geom] + rotation @ box[:3], np.abs(rotation) @ box[3:]
     return middle - half, middle + half
 
@@ -95,8 +100,9 @@ def _geoms(model: mujoco.MjModel, data: mujoco.MjData, radius: float) -> tuple[l
     """The shapes that can be shown, and the height of the ground where a wide plane is one."""
     collides = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
     shown = (~collides) & (model.geom_group < HIDDEN_GROUP)
-    covered = {int(b) for b in model.geom_bodyid[shown]}
-    """Bodies with shapes that are only for the eye: their other shapes are for collisions."""
+    # Shapes that do not collide, of another group than those that do: the latter are for collisions alone.
+    covered = {(int(b), int(other)) for b, group in zip(model.geom_bodyid[shown], model.geom_group[shown], strict=True)
+               for other in range(HIDDEN_GROUP) if other != group}  # fmt: skip
     hidden_only = not (model.geom_group < HIDDEN_GROUP).any()
     found: list[dict[str, Any]] = []
     ground: float | None = None
@@ -108,8 +114,9 @@ def _geoms(model: mujoco.MjModel, data: mujoco.MjData, radius: float) -> tuple[l
             continue
         if kind not in _TYPES:
             continue
-        for_eyes = shown[g] or hidden_only or (model.geom_group[g] < HIDDEN_GROUP and body not in covered)
-        layer = "both" if for_eyes and collides[g] else "visual" if for_eyes else "collision"
+        group = int(model.geom_group[g])
+        visible = shown[g] or hidden_only or (group < HIDDEN_GROUP and (body, group) not in covered)
+        layer = "both" if visible and collides[g] else "visual" if visible else "collision"
         geom: dict[str, Any] = {
             "body": body, "name": model.geom(g).name, "type": _TYPES[mujoco.mjtGeom(kind)], "size": rounded(size),
             "pose": rounded([*model.geom_pos[g], *model.geom_quat[g]]), "rgba": rounded(_colour(model, g), 4),

@@ -1,0 +1,189 @@
+"""The web viewer in a real browser: every kind of thing opens without an error, moves, and shows what it should."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import instep
+from browser import Page, browser_page
+from instep import Constant, MujocoWorld, rollout
+from instep.app.viewer.contents import RecordingContent, SceneContent
+from instep.app.viewer.front_end import absence
+from instep.app.viewer.gap_content import GapContent, Replayed
+from instep.app.viewer.gaussian_content import GaussianContent
+from instep.app.viewer.messages import encode
+from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
+from instep.scene import Scene, body_poses
+from instep.splat import Gaussians, save_gaussians
+
+pytestmark = [
+    pytest.mark.slow,  # a browser is started, and its 3D is rendered by the processor
+    pytest.mark.skipif(bool(absence()), reason=f"needs the web viewer: {absence() or 'built'}"),
+]
+READY = """
+(async () => {
+  for (let i = 0; i < 1200; i++) {
+    const state = window.instepViewers?.[0]?.state();
+    if (state && state.bodies && state.frames > 0 && state.tracks.length >= TRACKS) return state;
+    await new Promise((done) => setTimeout(done, 25));
+  }
+  return null;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with browser_page(tmp_path_factory.mktemp("profile"), webgl=True) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def arm() -> Scene:
+    return Scene.load("arm7")
+
+
+@pytest.fixture(scope="module")
+def episode(arm):
+    return rollout(MujocoWorld(arm), Constant(arm.rest_action() + 0.3), steps=200)
+
+
+class Opened:
+    """Some content in the page."""
+
+    def __init__(self, page: Page, content: ViewContent, tracks: int = 0):
+        self.page, self.server = page, ViewServer(content)
+        page.errors.clear()
+        page.open(f"{self.server.start()}&theme=light", width=480, height=360)
+        self.state = page.evaluate(READY.replace("TRACKS", str(tracks)))
+        assert self.state is not None, page.errors
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        errors = [*self.page.errors]
+        self.page.open("about:blank")  # else it tries to connect again
+        self.server.close()
+        assert errors == []
+
+    def do(self, script: str):
+        """Run a script with the viewer as `v`; the value of its last expression."""
+        return self.page.evaluate(f"(() => {{ const v = window.instepViewers[0]; return {script}; }})()")
+
+    def image(self) -> np.ndarray:
+        data = self.do("v.screenshot()").partition(",")[2]
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), float)
+
+
+def reds(image: np.ndarray) -> np.ndarray:
+    return (image[..., 0] > 150) & (image[..., 1] < 80) & (image[..., 2] < 80)
+
+
+def test_a_scene_opens_and_its_boxes_have_their_colours(page, arm):
+    with Opened(page, SceneContent(arm)) as opened:
+        image = opened.image()
+        blues = (image[..., 2] > 150) & (image[..., 0] < 90)
+        assert 1e-4 < reds(image).mean() < 0.05 and 1e-4 < blues.mean() < 0.05
+        assert image.std() > 10, "more than a background"
+        opened.do("v.setTheme('dark')")
+        assert opened.image()[:20].mean() < 60 < 200 < image[:20].mean()
+
+
+def test_two_hundred_rows_scrub_and_the_cursor_moves_the_arm(page, arm, episode):
+    with Opened(page, RecordingContent(arm, [episode], "data"), 1) as opened:
+        assert opened.state["tracks"] == [{"id": "recording", "rows": 200}] and len(opened.state["plots"]) == 3
+        first = opened.image()
+        opened.do("v.clock.seek(v.clock.end)")
+        assert opened.do("v.state().t") == pytest.approx(episode.t[-1] - episode.t[0], abs=1e-3)
+        assert (np.abs(opened.image() - first).max(axis=-1) > 40).mean() > 0.01
+        tip = opened.do(
+            "(() => { const p = v.shown.get('recording').model.bodies[8].position; return [p.x, p.y, p.z]; })()"
+        )
+        np.testing.assert_allclose(tip, body_poses(arm.model, episode.q[-1])[7, :3], atol=1e-4)
+
+
+def test_keys_play_pick_and_measure(page, arm, episode):
+    with Opened(page, RecordingContent(arm, [episode], "data"), 1) as opened:
+        press = "v.frame.dispatchEvent(new KeyboardEvent('keydown', {key: KEY}))"
+        opened.do(press.replace("KEY", "' '"))
+        assert opened.do("v.state().playing")
+        opened.do(press.replace("KEY", "' '"))
+        before = opened.do("v.state().t")
+        opened.do(press.replace("KEY", "'ArrowRight'"))
+        assert opened.do("v.state().t") == pytest.approx(before + arm.dt, abs=1e-3)
+        hit = opened.do(
+            "(() => { const p = v.stage.world.localToWorld(v.shown.get('recording').model.bodies[1].position.clone());"
+            " p.z += 0.05; p.project(v.stage.camera); const c = v.stage.renderer.domElement.getBoundingClientRect();"
+            " return v.picking.at(c.left + (p.x + 1) / 2 * c.width, c.top + (1 - p.y) / 2 * c.height)?.body; })()"
+        )
+        assert hit in (1, 2), "the base, or the link in front of it"
+
+
+def test_the_replay_follows_the_horizon_that_is_chosen(page, arm, episode):
+    sim = MujocoWorld(arm).tuned({"joint.joint_2.damping": 5.0})
+    with Opened(page, GapContent(Replayed([episode], {"arm7": sim}, ()), "gap"), 2) as opened:
+        error = """(() => {
+          const { track } = v.shown.get('sim 0');
+          const channel = track.channels.findIndex((one) => one.name === 'error.joint_2');
+          return Math.max(...Array.from({ length: track.count }, (_, row) => track.value(row, channel)));
+        })()"""
+        whole = opened.do(error)
+        opened.do("v.ask({choose: {horizon: 0}})")
+        end = time.monotonic() + 20
+        while (stepwise := opened.do(error)) == whole and time.monotonic() < end:
+            time.sleep(0.1)
+        assert 0 < stepwise < 0.5 * whole
+
+
+def test_live_rows_arrive_and_are_followed(page, arm):
+    class Live(SceneContent):
+        def opening(self):
+            header = {"id": "world 1", "label": "live", "role": "main", "live": True, "channels": []}
+            return [*super().opening(), encode("track", header)]
+
+    poses = np.tile([0.0, 0, 0, 1, 0, 0, 0], (arm.model.nbody, 1))
+    with Opened(page, Live(arm), 1) as opened:
+        for row in range(5):
+            opened.server.publish({"world 1": LiveRow(0.1 * row, poses, np.zeros(0))})
+            time.sleep(0.05)
+        end = time.monotonic() + 20
+        while opened.do("v.state().t") < 0.39 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert opened.do("v.state().t") == pytest.approx(0.4, abs=1e-3)
+
+
+def test_gaussians_are_drawn_in_their_colour(page, tmp_path):
+    rng = np.random.default_rng(0)
+    n = 4_000
+    colour = np.tile([0.9, 0.1, 0.1], (n, 1))
+    cloud = Gaussians(
+        rng.uniform(-0.5, 0.5, (n, 3)), np.tile([1.0, 0, 0, 0], (n, 1)), np.full((n, 3), 0.04), np.full(n, 0.9),
+        ((colour - 0.5) / 0.28209479177387814)[:, None], np.zeros(n, int),
+    )  # fmt: skip
+    save_gaussians(tmp_path / "cloud.ply", cloud)
+    with Opened(page, GaussianContent(tmp_path / "cloud.ply", None)) as opened:
+        end = time.monotonic() + 60
+        while (found := reds(opened.image()).mean()) < 0.05 and time.monotonic() < end:
+            time.sleep(0.3)
+        assert found > 0.05
+
+
+def test_one_file_plays_without_a_server(page, arm, episode, tmp_path):
+    path = instep.show(episode, scene=arm).to_html(tmp_path / "arm.html")
+    assert path.stat().st_size < 2_000_000
+    page.errors.clear(), page.requests.clear()
+    page.open(f"file://{path}", width=480, height=360)
+    state = page.evaluate(READY.replace("TRACKS", "1"))
+    assert state["tracks"] == [{"id": "recording", "rows": 200}]
+    end = time.monotonic() + 30
+    while page.evaluate("window.instepViewers[0].state().t") == 0 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert page.evaluate("window.instepViewers[0].state().t") > 0, "it plays by itself"
+    assert (page.errors, page.requests) == ([], [])
