@@ -19,7 +19,7 @@ from instep.twin.pose_solver import compare_silhouette, motion_between, moved, p
 from instep.twin.projection import project_outline
 from instep.twin.region import RegionColours
 from instep.twin.start_pose import load_starts, pose_from_points
-from instep.twin.texture import BodyTexture
+from instep.twin.texture import BodyTexture, body_faces, mask_bodies_in_front
 
 from .conftest import looking_down
 
@@ -111,6 +111,22 @@ def test_texture_measures_a_motion_that_leaves_the_silhouette_as_it_is(tee: Outl
     found = solve_pose(tee, [blind], PRIOR, planar_basis(UP), 6)
     off = motion_between(moved(PLACED, found.xi), truth)
     assert np.linalg.norm(off[:3]) < 0.0008 and np.linalg.norm(off[3:]) < 0.008
+
+
+def test_a_body_in_front_hides_pixels_and_one_behind_does_not(tee: Outline) -> None:
+    camera = looking_down(lean=0.0, at=(0.0, 0.0, 0.6))
+    colours = RegionColours("tee", [camera])
+    memory = colours.unknown()
+    frame = _image(tee, camera, PLACED)
+    colours.learn(frame, 0, tee, None, PLACED, memory)
+    for height, share in ((0.1, 0.6), (-0.1, 1.0)):
+        crop = colours.crop(frame, 0, tee, PLACED, 14, memory)
+        assert crop is not None
+        other = PLACED.copy()
+        other[:3, 3] += 0.0, 0.09, height  # its stem lies over the bar
+        faces = body_faces(tee)
+        mask_bodies_in_front(crop, faces, [(faces, other)])
+        assert abs(compare_silhouette(tee, crop).visible - share) < 0.12
 
 
 def test_a_pose_is_found_from_points_and_their_pixels(tee: Outline) -> None:

@@ -39,7 +39,7 @@ from .region import RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
 from .start_pose import StartPose
-from .texture import BodyTexture
+from .texture import BodyFaces, BodyTexture, body_faces, mask_bodies_in_front
 from .twin import CorrectedState
 
 MIN_MARGIN_PX = 14
@@ -140,6 +140,8 @@ class PoseFilter:
         self._regions = tuple(RegionColours(n, rig.cameras) for n in scene.objects) if learns else ()
         followed = self._outlines if self.options.residual == "auto" else ()
         self._textures = tuple(BodyTexture(outline, rig.cameras) for outline in followed)
+        several = self._outlines if len(self._outlines) > 1 else ()
+        self._faces: tuple[BodyFaces, ...] = tuple(body_faces(outline) for outline in several)
         self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
 
     @property
@@ -218,6 +220,7 @@ class PoseFilter:
                 for c, f in enumerate(frames)
             ]  # fmt: skip
             self._mask_robot(crops, frames, times, joints)
+            self._mask_others(b, crops, frames, times, poses)
             xi, touching = self._correct(b, q, crops, frames, memory, log)
             if xi is None:
                 continue
@@ -260,6 +263,18 @@ class PoseFilter:
             if crop is not None and frame is not None:
                 row = min(int(np.searchsorted(times, frame.stamp)), len(times) - 1)
                 self._occlusion.apply(crop, joints[row])
+
+    def _mask_others(
+        self, b: int, crops: Sequence[MaskCrop | None], frames: Sequence[CameraFrame | None], times: Array, poses: Array
+    ) -> None:
+        """Exclude the pixels in which another body is in front of this one."""
+        others = [o for o in range(len(self._faces)) if o != b]
+        for crop, frame in zip(crops, frames, strict=True):
+            if crop is not None and frame is not None and others:
+                at = [silhouette.transform_at(times, np.ascontiguousarray(poses[:, o]), frame.stamp) for o in others]
+                mask_bodies_in_front(
+                    crop, self._faces[b], [(self._faces[o], T) for o, T in zip(others, at, strict=True)]
+                )
 
     def _twist(self, xi: Array, shift: float) -> Array:
         # A jump corrects where the body is and says nothing about how it moves.

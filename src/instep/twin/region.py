@@ -108,7 +108,7 @@ class RegionColours:
         left, top, right, bottom = region = projected.region if crop is None else crop.region
         pixels = frame.pixels[top:bottom, left:right]
         # Of colours that are not known yet every pixel counts, as one that looks like nothing known.
-        blank = np.zeros(pixels.shape[:2], np.float32)
+        blank = np.full(pixels.shape[:2], region_kernels.LEAST_WEIGHT, np.float32)
         mask, weight = (blank, blank) if crop is None or fresh else (crop.mask, crop.weight)
         counts = np.zeros((2, BINS), np.float32)
         for k in range(4) if fresh else (phase,):

@@ -28,6 +28,8 @@ STRIDE = 2
 """Every how many pixels colours are learned; which of them changes from frame to frame."""
 UNKNOWN_SHARE = 0.1
 """How much a pixel counts that looks like nothing known, while colours are learned: a new face, or an occluder."""
+LEAST_WEIGHT = 1e-6
+"""Weight of a pixel that looks like nothing known; only pixels of known occluders have none."""
 MAX_COUNT = 60
 """Frames after which a pixel of the background has settled."""
 KNOWN_COUNT = 3
@@ -46,6 +48,8 @@ def learn_pixels(pixels, shown, outline, phase, bands, counts):  # pragma: no co
     for y in range(top + phase // STRIDE % STRIDE, bottom, STRIDE):
         for x in range(left + phase % STRIDE, right, STRIDE):
             i, j = y - top, x - left
+            if weight[i, j] <= 0:
+                continue  # a known occluder
             d, _ = signed_distance(x + 0.5, y + 0.5, edges)
             m, odd = float(mask[i, j]), UNKNOWN_SHARE * (1.0 - weight[i, j])
             if d < -bands[0]:
@@ -148,7 +152,7 @@ def segment_region(pixels, histograms, background, region, limits):  # pragma: n
                 b, odd = histograms[1, at], unknown
             both = f + b
             mask[i, j] = f / both if both > 1e-12 else 0.0
-            weight[i, j] = min(2.0 * both / (both + odd), 1.0)
+            weight[i, j] = min(max(2.0 * both / (both + odd), LEAST_WEIGHT), 1.0)
     _mix_edges(pixels, mask, weight)
     return mask, weight
 

@@ -24,6 +24,10 @@ from .projection import Outline, calibrated, silhouette, silhouette_kernels
 texture_kernels: Any = import_module("instep.twin.texture_kernels")
 
 
+OCCLUDER_MARGIN_PX = 1
+"""Pixels around a body in front that do not count either."""
+
+
 @options_dataclass
 class TextureOptions:
     """How many points are followed, and when one counts."""
@@ -71,6 +75,33 @@ def body_faces(outline: Outline) -> BodyFaces:
         triangles.append(np.asarray(hull.simplices) + start)
         normals.append(np.asarray(hull.equations)[:, :3])
     return BodyFaces(outline.corners, np.concatenate(triangles), np.concatenate(normals))
+
+
+def mask_bodies_in_front(crop: MaskCrop, own: BodyFaces, others: Sequence[tuple[BodyFaces, Array]]) -> None:
+    """Set the weight of pixels of a crop to zero in which one of the other bodies, at its transform, is nearer.
+
+    Where the body itself is not predicted its mean distance is compared: it may be seen there after it moved.
+    """
+    from scipy.ndimage import binary_dilation
+
+    mine, _ = rendered_faces(crop, own, crop.world_from_body)
+    if not np.isfinite(mine).any():
+        return
+    reach = np.where(np.isfinite(mine), mine, mine[np.isfinite(mine)].mean())
+    for faces, world_from_body in others:
+        front = rendered_faces(crop, faces, world_from_body)[0] < reach
+        if front.any():
+            crop.weight[binary_dilation(front, iterations=OCCLUDER_MARGIN_PX)] = 0.0
+
+
+def rendered_faces(crop: MaskCrop, faces: BodyFaces, world_from_body: Array) -> tuple[Array, Array]:
+    """Distance [m] of a body at a transform and its nearest triangle in the pixels of a crop; inf and -1 beside it."""
+    region = crop.region
+    depth = np.full((region[3] - region[1], region[2] - region[0]), np.inf)
+    owner = np.full(depth.shape, -1)
+    shape = (faces.vertices, faces.triangles)
+    texture_kernels.render_faces(shape, world_from_body, calibrated(crop.camera), region, depth, owner)
+    return depth, owner
 
 
 class BodyTexture:
@@ -123,11 +154,7 @@ class BodyTexture:
         known = self._kept(memory, "known")
         if good >= self.options.wanted or (known[c].any() and good < self.options.wanted // 8):
             return
-        region, faces = crop.region, self._faces
-        depth = np.full((region[3] - region[1], region[2] - region[0]), np.inf)
-        owner = np.full(depth.shape, -1)
-        camera = calibrated(frame.camera)
-        texture_kernels.render_faces((faces.vertices, faces.triangles), world_from_body, camera, region, depth, owner)
+        region, (_, owner) = crop.region, rendered_faces(crop, self._faces, world_from_body)
         allowed = self._allowed(
             crop, owner, self._shown(frame.camera, c, world_from_body, memory) - np.array(region[:2])
         )
