@@ -35,8 +35,6 @@ RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
 LABELS = Path(__file__).with_name("tracking_labels.json")
 PUSHT_GOALS = (0.93, 0.94, 0.90)
 FOCAL_PX, FOCAL_TOLERANCE_PX = 600.0, 40.0
-GIVEN_FOCAL_PX = 640.0
-"""Focal length that is given for the uncalibrated camera: its width."""
 HALF = np.array([0.129, 0.0945, 0.0375])
 """Half of the box along its axes: right, back, up [m]."""
 LOST_PX = 25.0
@@ -48,7 +46,7 @@ BOX_SCENE = """
     <body name="box" pos="0 0 0.7"><freejoint name="box"/>
       <geom type="box" size="0.129 0.0945 0.0375" mass="0.3" rgba="0.5 0.5 0.5 1"/></body>
     <camera name="webcam" xyaxes="1 0 0 0 -1 0" resolution="640 480" sensorsize="0.0064 0.0048"
-            focalpixel="640 640" principalpixel="0 0"/>
+            focalpixel="598 598" principalpixel="0 0"/>
   </worldbody>
 </mujoco>
 """
@@ -199,7 +197,7 @@ def _opencv(cv2: Any, frames: Array, corners: dict[str, list[float]], camera: Ca
         moved, found, _ = cv2.calcOpticalFlowPyrLK(before, grey, pixels.reshape(-1, 1, 2), None, winSize=(21, 21))
         kept = found.ravel() == 1
         places, pixels = places[kept], moved.reshape(-1, 2)[kept]
-        turn, shift = cv2.Rodrigues(T[:3, :3])[0], T[:3, 3].copy()
+        turn, shift = cv2.Rodrigues(T[:3, :3])[0], T[:3, 3:].copy()
         done, turn, shift, inliers = cv2.solvePnPRansac(
             places, pixels.astype(float), K, None, turn, shift, useExtrinsicGuess=True, reprojectionError=3.0
         )

@@ -22,7 +22,7 @@ from .camera_rig import IMAGES, CameraRig
 from .pose_filter import LEARNED, FilterOptions, PoseFilter, Residual
 from .projection import Outline, free_body, model_of, outline_of, project_outline
 from .segmentation import colour_of
-from .start_pose import load_starts
+from .start_pose import StartPose, load_starts
 from .trust import Trust, shipped_trust
 from .trust_stages import StageOptions, never_resume, trust_monitor
 from .twin import Correction, NoCorrection, Twin
@@ -55,6 +55,10 @@ class TwinOptions:
     def named(self) -> bool:
         """Whether bodies are segmented by the colour that the scene gives them."""
         return self.residual not in LEARNED
+
+    def starts(self) -> dict[str, StartPose]:
+        """Where bodies start, by body."""
+        return {} if self.start is None else load_starts(self.start)
 
     def scans(self) -> dict[str, Gaussians]:
         """Gaussians by body."""
@@ -109,9 +113,8 @@ def correction_of(
     joints_known: bool = True,
 ) -> Correction:  # fmt: skip
     """The correction that options name, for a camera rig; `joints_known` says whether the robot's joints are known."""
-    starts = {} if options.start is None else load_starts(options.start)
     chosen = FilterOptions(
-        joints_known=joints_known, held_out=options.held_out, residual=options.residual, starts=starts
+        joints_known=joints_known, held_out=options.held_out, residual=options.residual, starts=options.starts()
     )
     finder = PoseFilter(scene, rig, chosen, outlines=outlines, scans=options.scans())
     if options.correct == "none":

@@ -2,7 +2,7 @@
 
 Unknown are the logarithm of the focal length, the body's pose in each key frame, and where each point of the texture
 lies on its face. Perspective tells them apart: the same points are seen from near and far, on faces whose angle is
-known. Silhouettes join in with little weight, since all pixels of an edge err together.
+known. Silhouettes take no part: where a body is not quite its shape, all pixels of an edge err together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 
 from .camera_rig import MAX_MARGIN_PX, CameraRig, MaskCrop, recorded_frames
-from .pose_solver import EDGE_WIDTH_PX, MASK_NOISE, TEXTURED_SHARE, moved
-from .projection import Outline, calibrated, project_outline, silhouette, silhouette_kernels, transform_at
+from .pose_solver import moved
+from .projection import Outline, calibrated, silhouette_kernels, transform_at
 from .region import RegionColours
+from .start_pose import StartPose
 from .texture import BodyTexture, TextureOptions
 
 KEY_FRAMES = 24
@@ -40,9 +41,11 @@ class FocalOptions:
     """Standard deviation of the place of a point on its face, in pixels of the image that it was learned from."""
     sigma: float = 0.8
     """Standard deviation of a measured point [pixels]."""
+    click: float = 2.0
+    """Standard deviation of a point that the user gave [pixels]."""
     limit: float = 3.0
     """Errors beyond this many standard deviations pull no harder."""
-    iterations: int = 30
+    iterations: int = 20
 
 
 @array_dataclass
@@ -50,6 +53,8 @@ class RefinedFocal:
     """A camera with a refined focal length."""
 
     camera: Camera
+    start: Array
+    """world_from_body (4 x 4) in the first key frame."""
     sigma: float
     """Standard deviation of the focal length by the noise of pixels [pixels]."""
 
@@ -68,10 +73,15 @@ class _Observed:
     """Number of its point [m]."""
     measured: Array
     """[m, 2] [pixels]."""
+    clicked: StartPose
+    """Points that the user gave in the first key frame."""
 
 
-def refine_focal(rig: CameraRig, outline: Outline, episode: Episode, times: Array, poses: Array) -> RefinedFocal:
-    """The only camera of a rig with its focal length refined along tracked poses [rows, 7]."""
+def refine_focal(
+    rig: CameraRig, outline: Outline, episode: Episode, track: tuple[Array, Array], clicked: StartPose
+) -> RefinedFocal:
+    """The only camera of a rig with its focal length refined along a track: times [rows], poses [rows, 7]."""
+    times, poses = track
     rows = np.unique(np.linspace(0, len(poses) - 1, min(KEY_FRAMES, len(poses))).astype(int))
     colours = RegionColours(outline.name, rig.cameras)
     texture = BodyTexture(outline, rig.cameras, TextureOptions(slots=600, max_misses=1 << 14))
@@ -97,12 +107,10 @@ def refine_focal(rig: CameraRig, outline: Outline, episode: Episode, times: Arra
             f"The focal length needs at least {MIN_OBSERVATIONS} points of the texture in key frames, and {len(point)} "
             "were followed; give a calibration with --cameras."
         )
-    return fit_focal(outline, crops, _Observed(*kept, frame, point, measured))
+    return fit_focal(crops, _Observed(*kept, frame, point, measured, clicked))
 
 
-def fit_focal(
-    outline: Outline, crops: Sequence[MaskCrop], seen: _Observed, options: FocalOptions | None = None
-) -> RefinedFocal:
+def fit_focal(crops: Sequence[MaskCrop], seen: _Observed, options: FocalOptions | None = None) -> RefinedFocal:
     """The focal length at which a body fits its texture in all key frames, each at a pose of its own."""
     options = options or FocalOptions()
     given = camera = crops[0].camera
@@ -110,7 +118,7 @@ def fit_focal(
     used, spread = np.unique(seen.point), options.spread
     variance = spread**2
     for _ in range(options.iterations):
-        H, g = _system(outline, [replace(crop, camera=camera) for crop in crops], poses, slips, seen, options)
+        H, g = _system([replace(crop, camera=camera) for crop in crops], poses, slips, seen, options)
         H[0, 0], g[0] = H[0, 0] + spread**-2, g[0] + log_ratio * spread**-2
         # Points that no key frame shows twice take no part.
         keep = np.r_[0 : 1 + 6 * len(poses), (1 + 6 * len(poses) + 2 * used[:, None] + [0, 1]).ravel()]
@@ -125,12 +133,11 @@ def fit_focal(
         slips = slips + step[1 + 6 * len(poses) :].reshape(-1, 2)
         if np.abs(step[: 1 + 6 * len(poses)]).max() < 1e-5:
             break
-    return RefinedFocal(camera, camera.focal[0] * variance**0.5)
+    return RefinedFocal(camera, poses[0], camera.focal[0] * variance**0.5)
 
 
 def _system(
-    outline: Outline, crops: Sequence[MaskCrop], poses: Sequence[Array], slips: Array, seen: _Observed,
-    options: FocalOptions,
+    crops: Sequence[MaskCrop], poses: Sequence[Array], slips: Array, seen: _Observed, options: FocalOptions
 ) -> tuple[Array, Array]:  # fmt: skip
     """Normal equations by (log focal length, motions of the body in each frame, slips of the points)."""
     first = 1 + 6 * len(poses)
@@ -139,23 +146,22 @@ def _system(
     diagonal = np.arange(first, total)
     H[diagonal, diagonal] += options.slip**-2
     g[first:] += slips.ravel() * options.slip**-2
+    if len(seen.clicked.places):
+        by_pose, error = _points(crops[0].camera, poses[0], seen.clicked.places, seen.clicked.pixels)
+        H[:7, :7] += np.einsum("nij,nik->jk", by_pose, by_pose) * options.click**-2
+        g[:7] += np.einsum("nij,ni->j", by_pose, error) * options.click**-2
     places = seen.places + np.einsum("nij,nj->ni", seen.tangents, slips)
     for i, (crop, pose) in enumerate(zip(crops, poses, strict=True)):
         at = np.r_[0, 1 + 6 * i : 7 + 6 * i]
-        part, gradient = _silhouette(outline, crop, pose)
-        H[np.ix_(at, at)] += TEXTURED_SHARE * part
-        g[at] += TEXTURED_SHARE * gradient
         mine = np.flatnonzero(seen.frame == i)
         if not len(mine):
             continue
         point = seen.point[mine]
-        pixels, jacobian = silhouette_kernels.project_corners(places[point], pose, calibrated(crop.camera), pose[:3, 3])
-        error = pixels - seen.measured[mine]
+        by_pose, error = _points(crop.camera, pose, places[point], seen.measured[mine])
         size = np.linalg.norm(error, axis=1) / (options.sigma * options.limit)
         weight = np.minimum(1.0, 1.0 / np.maximum(size, 1e-9)) / options.sigma**2
-        by_focal = (pixels - np.array(crop.camera.centre))[:, :, None]
-        by_slip = jacobian[:, :, :3] @ (pose[:3, :3] @ seen.tangents[point])
-        J = np.concatenate([by_focal, jacobian, by_slip], axis=2)  # [points, 2, 9]
+        by_slip = by_pose[:, :, 1:4] @ (pose[:3, :3] @ seen.tangents[point])
+        J = np.concatenate([by_pose, by_slip], axis=2)  # [points, 2, 9]
         for k, p in enumerate(point):
             of = np.r_[at, first + 2 * p, first + 2 * p + 1]
             H[np.ix_(of, of)] += weight[k] * J[k].T @ J[k]
@@ -163,14 +169,8 @@ def _system(
     return H, g
 
 
-def _silhouette(outline: Outline, crop: MaskCrop, pose: Array) -> tuple[Array, Array]:
-    """J^T W J [7, 7] and J^T W r [7] of a silhouette by (log focal length, motion of the body)."""
-    projected = project_outline(outline, crop.camera, pose, pose[:3, 3])
-    if not projected.visible:
-        nothing: tuple[Array, Array] = (np.zeros((7, 7)), np.zeros(7))
-        return nothing
-    by_focal = (projected.points - np.array(crop.camera.centre))[:, :, None]
-    jacobian = np.ascontiguousarray(np.concatenate([by_focal, projected.jacobian], axis=2))
-    edge = (EDGE_WIDTH_PX, MASK_NOISE.robust)
-    H, g, _ = silhouette.outline_equations(projected._replace(jacobian=jacobian), np.eye(7), crop.pixels, edge)
-    return MASK_NOISE.scale * np.asarray(H), MASK_NOISE.scale * np.asarray(g)
+def _points(camera: Camera, pose: Array, places: Array, measured: Array) -> tuple[Array, Array]:
+    """Derivatives of points by (log focal length, motion of the body) [n, 2, 7], and their errors [n, 2] [pixels]."""
+    pixels, jacobian = silhouette_kernels.project_corners(places, pose, calibrated(camera), pose[:3, 3])
+    by_focal = (pixels - np.array(camera.centre))[:, :, None]
+    return np.concatenate([by_focal, jacobian], axis=2), pixels - measured

@@ -46,6 +46,8 @@ class RegionOptions:
     """Range of factors by which light and shadow change the brightness of the background."""
     tolerance: float = 30.0
     """A pixel this far from its background shows something else [grey levels]."""
+    interior: float = 4.0
+    """Depth inside of the predicted silhouette from which a pixel that does not show the body is occluded [pixels]."""
     away: float = 4.0
     """Distance from the silhouette from which the background is learned [pixels]."""
     min_amount: float = 5.0
@@ -82,6 +84,8 @@ class RegionColours:
         if right - left <= 2 or bottom - top <= 2 or not self.learned(memory, c):
             return None
         mask, weight = self.segment(frame.pixels, c, region, memory)
+        projected = project_outline(outline, camera, world_from_body, world_from_body[:3, 3])
+        region_kernels.hide_interior(mask, weight, (projected.edges, region), self.options.interior)
         return MaskCrop(camera, mask, weight, region, world_from_body)
 
     def segment(self, pixels: Array, c: int, region: Region, memory: dict[str, Any]) -> tuple[Array, Array]:

@@ -26,8 +26,12 @@ BINS = 32
 """Levels of each channel that a histogram tells apart."""
 STRIDE = 2
 """Every how many pixels colours are learned; which of them changes from frame to frame."""
-UNKNOWN_SHARE = 0.1
+UNKNOWN_SHARE = 0.01
 """How much a pixel counts that looks like nothing known, while colours are learned: a new face, or an occluder."""
+BODY_OUTSIDE = 0.7
+"""How much less a pixel outside counts that looks like the body: the outline may be off, or the colour not its own."""
+LEAST_SHARE = 0.25
+"""Probability of body or background below which a pixel does not count."""
 LEAST_WEIGHT = 1e-6
 """Weight of a pixel that looks like nothing known; only pixels of known occluders have none."""
 MAX_COUNT = 60
@@ -40,9 +44,9 @@ KNOWN_COUNT = 3
 def learn_pixels(pixels, shown, outline, phase, bands, counts):  # pragma: no cover - compiled
     """Add the colours of some pixels to `counts` [2, BINS^3]: those inside of an outline, and those around it.
 
-    `shown` is mask and weight of the pixels so far: those that look like the other side are left out, those that look
-    like neither count little. `outline` is its edges and the region of the pixels; `phase` chooses the pixels; `bands`
-    are the least depth inside, and the least and largest distance outside [pixels].
+    `shown` is mask and weight of the pixels so far: those that look like the other side count less, and those inside
+    that look like neither count little. `outline` is its edges and the region of the pixels; `phase` chooses the
+    pixels; `bands` are the least depth inside, and the least and largest distance outside [pixels].
     """
     (mask, weight), (edges, (left, top, right, bottom)) = shown, outline
     for y in range(top + phase // STRIDE % STRIDE, bottom, STRIDE):
@@ -55,7 +59,7 @@ def learn_pixels(pixels, shown, outline, phase, bands, counts):  # pragma: no co
             if d < -bands[0]:
                 _splat(counts[0], pixels[i, j], weight[i, j] * m + odd)
             elif bands[1] < d < bands[2]:
-                _splat(counts[1], pixels[i, j], weight[i, j] * (1.0 - m) + odd)
+                _splat(counts[1], pixels[i, j], 1.0 - BODY_OUTSIDE * m * weight[i, j])
 
 
 @njit(**INLINE)
@@ -152,9 +156,22 @@ def segment_region(pixels, histograms, background, region, limits):  # pragma: n
                 b, odd = histograms[1, at], unknown
             both = f + b
             mask[i, j] = f / both if both > 1e-12 else 0.0
-            weight[i, j] = min(max(2.0 * both / (both + odd), LEAST_WEIGHT), 1.0)
+            share = both / (both + odd)
+            weight[i, j] = LEAST_WEIGHT if share < LEAST_SHARE else min(2.0 * share, 1.0)
     _mix_edges(pixels, mask, weight)
     return mask, weight
+
+
+@njit(**OPTIONS)
+def hide_interior(mask, weight, outline, depth):  # pragma: no cover - compiled
+    """Pixels this deep inside of the predicted outline [pixels] that do not show the body show an occluder."""
+    edges, (left, top, right, bottom) = outline
+    for y in range(top, bottom):
+        for x in range(left, right):
+            if mask[y - top, x - left] < 0.5 and weight[y - top, x - left] > LEAST_WEIGHT:
+                d, _ = signed_distance(x + 0.5, y + 0.5, edges)
+                if d < -depth:
+                    weight[y - top, x - left] = LEAST_WEIGHT
 
 
 @njit(**OPTIONS)

@@ -31,10 +31,12 @@ from .camera_rig import (
 )
 from .factory import TwinOptions, correction_of, supervised
 from .focal_refinement import refine_focal
+from .pose_filter import COLOUR_LEARNING_OVERLAP
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
 from .region import RegionColours
 from .scene_geometry import parked_joints
+from .start_pose import StartPose
 from .twin import STAGES, JointBlend, Twin
 
 MIN_VISIBLE_SHARE = 0.3
@@ -147,7 +149,8 @@ def _with_focal_length(scene: Scene, episode: Episode, options: TwinOptions) -> 
     given = CameraRig.unnamed(recorded_cameras(scene, episode))
     kept = calibrated_rig(scene, given, np.ones(3))
     first = _tracked(scene, episode, options, kept)
-    found = refine_focal(given, kept.refined.outline, episode, first.run.t, first.poses)
+    clicked = options.starts().get(scene.objects[0], StartPose())
+    found = refine_focal(given, kept.refined.outline, episode, (first.run.t, first.poses), clicked)
     refined = replace(kept.refined, cameras={found.camera.name: found.camera})
     rig = replace(given, cameras=(found.camera,))
     return replace(kept, rig=rig, refined=refined, focal_sigma=found.sigma)
@@ -226,7 +229,8 @@ def region_overlaps(
             if crop is not None:
                 fit = compare_silhouette(outline, crop)
                 overlap[row, c], visible[row, c] = fit.overlap, fit.visible
-                colours.learn(frame, c, outline, crop, T, memory)
+                if fit.overlap > COLOUR_LEARNING_OVERLAP:
+                    colours.learn(frame, c, outline, crop, T, memory)
         memory["phase"] = (memory["phase"] + 1) % 4
     return SilhouetteOverlaps(tuple(camera.name for camera in rig.cameras), overlap, visible)
 
