@@ -8,6 +8,7 @@ from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .adapters import FunctionPolicy, LerobotPolicy, as_policy, is_lerobot_checkpoint, lerobot_policy
+    from .adaptive import Adaptive, AdaptiveOptions
     from .chunking import AsyncChunked, Chunked, ChunkPolicy, Ensembled, Latency
     from .experts.task_experts import expert_of
     from .flow_policy import FlowPolicy, PolicyDescription, load_policy, read_policy, save_policy
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .training import TrainOptions, TrainProgress, train
 
 __all__ = [
+    "Adaptive", "AdaptiveOptions",
     "AsyncChunked", "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "GrootClient",
     "GrootServer", "Latency", "LerobotPolicy", "MappedPolicy", "OpenpiClient", "PolicyDescription", "PolicyInputs",
     "PolicyMap", "PolicyServer", "TrainOptions", "TrainProgress", "as_policy", "checked_map", "default_groot_map",
@@ -33,6 +35,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "adaptive": "Adaptive AdaptiveOptions",
         "adapters": "FunctionPolicy LerobotPolicy as_policy is_lerobot_checkpoint lerobot_policy",
         "chunking": "AsyncChunked ChunkPolicy Chunked Ensembled Latency",
         "experts.task_experts": "expert_of",

@@ -1,0 +1,233 @@
+"""Adaptive control: a robot whose position servos are helped to move as its reference model does.
+
+The reference model is the identified simulator, stepped in lock step with the commands r. The robot is sent r + delta,
+where delta is the torque that an adaptive law gives (see `adaptive_laws`) over the gain of the servo. delta is clipped,
+goes through the limits of the world inside, and fades out while a reading is refused or trust is low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass, options_dataclass
+from instep.core.rollout import checked_action
+from instep.core.world import Array, Observation, Spec, State, W, Wrapper, vector
+from instep.scene.folder import SceneSimulator
+
+from .adaptive_laws import AdaptiveLaw, LawInput, Memory, Method, law_of
+from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
+
+DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
+"""Observations of what is added to the commands, of the error to the model, and of the share that is applied."""
+SENT = "action.sent"
+"""Observation of the command that the limits let through, where a world shows it."""
+SATURATED = 0.98
+"""Share of its torque limit above which a servo of the model no longer follows, so that nothing is learnt from it."""
+MAX_AGE_PERIODS = 3
+"""A reading older than the usual one by so many periods is refused."""
+
+Trust: TypeAlias = Callable[[State], float]
+"""How far a state can be trusted, from 0 to 1, such as that of a twin."""
+
+
+@options_dataclass
+class AdaptiveOptions:
+    """How a robot is helped to follow its model."""
+
+    method: Method = "mrac"
+    """The adaptive law: mrac, l1, residual, observer or integral."""
+    noise: float = 2e-4
+    """Standard deviation of position readings [rad or m]; errors within it move nothing."""
+    age: float = 0.0
+    """Age of readings that carry no stamps [s]."""
+    torque: float = 0.5
+    """Largest compensation, as a share of the torque limit of each servo."""
+    max_error: float = 0.5
+    """Error to the model at which compensation is given up [rad or m]: the robot touches something, or is not this
+    one."""
+    min_trust: float = 0.05
+    """Trust below which compensation fades out."""
+    fade: float = 0.5
+    """Time in which compensation fades out or in [s]."""
+
+
+_DEFAULTS = AdaptiveOptions()
+
+
+@array_dataclass
+class Adaptive(Wrapper[W]):
+    """A robot whose position servos follow a reference model; made by `Adaptive.around`.
+
+    Observations gain `adaptive.delta` (what is added to the commands), `adaptive.error` (position less that of the
+    model) and `adaptive.share` (of the compensation that is applied). Its memory is in the state, as that of every
+    wrapper; a step takes one robot, not a batch.
+    """
+
+    reference: SceneSimulator
+    """The model, without its delay."""
+    arm: ReferenceArm
+    law: AdaptiveLaw
+    options: AdaptiveOptions
+    positions: Array
+    """Where the driven joints are in `observation.state`."""
+    trust: Trust | None = None
+
+    @classmethod
+    def around(
+        cls,
+        world: W,
+        reference: SceneSimulator,
+        options: AdaptiveOptions = _DEFAULTS,
+        trust: Trust | None = None,
+    ) -> Adaptive[W]:
+        """A world whose position servos follow a reference model.
+
+        The compensation is as fast as is stable with the delay of the model, by the condition in `adaptive_stability`;
+        where nothing is, `BadInput` says so. Give the world its limits (`Guarded`): they hold for the compensated
+        command.
+        """
+        if abs(world.spec.dt - reference.spec.dt) > 1e-6:
+            raise BadInput(
+                f"The robot has a control period of {1e3 * world.spec.dt:g} ms and its model of "
+                f"{1e3 * reference.spec.dt:g} ms; set rate in the scene.toml of the model to that of the robot."
+            )
+        if world.spec.action.labels != reference.spec.action.labels:
+            raise BadInput(
+                f"The robot takes the commands {', '.join(world.spec.action.labels)}, but its model "
+                f"{', '.join(reference.spec.action.labels)}; give the scene of this robot."
+            )
+        arm, model = ReferenceArm.of(reference), undelayed(reference)
+        law = law_of(arm, options.method, options.noise, options.age)
+        return cls(world, model, arm, law, options, arm.positions_in(world.spec), trust)
+
+    @property
+    def spec(self) -> Spec:
+        """Description of the numbers, with those of the compensation."""
+        inner = self.world.spec
+        units = [inner.action.units[int(a)] for a in self.arm.actions]
+        joints = vector(self.arm.joints, units)
+        return inner.with_observations({DELTA: joints, ERROR: joints, SHARE: vector(("share",), "1")})
+
+    def begin(self, state: State, seed: int, past: Array | None) -> State:
+        """Put the model where the robot is; nothing is compensated yet."""
+        if state.batch:
+            raise BadInput("Adaptive control takes one robot at a time, not a batch; wrap each world on its own.")
+        arm = self.arm
+        q, _ = self._reading(state)
+        model = self._placed(q, np.zeros(arm.n), state.t)
+        command = self._holding(model) if past is None else np.asarray(past, float)[-1]
+        motion = arm.motion(model.q, model.v, None, command)
+        rows = [self._row(motion, np.zeros(arm.n))]
+        # The model is ahead of the robot by the delay: what was commanded before is still under way.
+        for _ in range(round(arm.delay / arm.dt)):
+            model = self.reference.step(model, command)
+            motion = arm.motion(model.q, model.v, motion.speeds, command)
+            rows.append(self._row(motion, np.zeros(arm.n)))
+        memory: dict[str, Any] = {
+            "model": model, "law": self.law.start(), "rows": tuple(rows), "speeds": motion.speeds, "command": command,
+            "delta": np.zeros(arm.n), "error": np.zeros(arm.n), "share": np.ones(1),
+        }  # fmt: skip
+        return state.with_hidden(self.key, memory)
+
+    def step(self, state: State, action: Array) -> State:
+        """Learn from the last reading, move the model by the command, and send the command with its compensation."""
+        action = checked_action(action, self.world.spec, state.batch)
+        memory, arm = state.hidden[self.key], self.arm
+        memory = self._with_sent(memory, self.world.observe(state).get(SENT))
+        q, age = self._reading(state)
+        past, aligned = _at_lag(memory["rows"], (arm.delay + age) / arm.dt)
+        error = q - aligned
+        read = np.isfinite(error) & (age <= self.options.age + (MAX_AGE_PERIODS + 1) * arm.dt)
+        near = read & (np.abs(np.where(read, error, 0.0)) <= self.options.max_error)
+        trusted = self.trust is None or self.trust(state) >= self.options.min_trust
+        share = self._faded(memory["share"], bool(near.all()) and trusted)
+        error = np.where(read, error, memory["error"])
+        model = self._followed(memory, action, q, share, bool(read.all()))
+        motion = arm.motion(model.q, model.v, memory["speeds"], action)
+        row = self._row(motion, np.zeros(arm.n))
+        active = near & (np.abs(past["effort"]) < SATURATED * arm.limit) & trusted & (share[0] > 0)
+        seen = LawInput(error, active, past, row["regressors"])
+        law, torque = self.law.update(memory["law"], seen)
+        delta = share[0] * self._clipped(torque)
+        row["applied"] = arm.kp * delta
+        sent = action.copy()
+        sent[arm.actions] += delta
+        kept = 2 + int(np.ceil((arm.delay + self.options.age) / arm.dt + MAX_AGE_PERIODS))
+        after: dict[str, Any] = {
+            "model": model, "law": law, "rows": (*memory["rows"], row)[-kept:], "speeds": motion.speeds,
+            "command": action, "delta": delta, "error": error, "share": share,
+        }  # fmt: skip
+        return self.step_inside(state, sent, lambda _: after)
+
+    def observe(self, state: State) -> Observation:
+        """The sensor readings, and what is compensated."""
+        memory = state.hidden[self.key]
+        own = {name: memory[name.partition(".")[2]] for name in (DELTA, ERROR, SHARE)}
+        return {**own, **self.world.observe(state)}
+
+    def weights(self, state: State) -> dict[str, float]:
+        """The weights that a law with regressors has found, by name; empty for others."""
+        law: Memory = state.hidden[self.key]["law"]
+        return dict(zip(self.arm.names, map(float, law["theta"]), strict=False)) if "theta" in law else {}
+
+    def _reading(self, state: State) -> tuple[Array, float]:
+        """The positions of the driven joints, and how old they are [s]."""
+        seen = self.world.observe(state)
+        stamp = seen.get("observation.state.stamp")
+        age = self.options.age if stamp is None else max(float(state.t) - float(stamp), 0.0)
+        return np.asarray(seen["observation.state"], float)[self.positions], age
+
+    def _row(self, motion: ReferenceMotion, applied: Array) -> dict[str, Array]:
+        regressors = self.law.regressors(self.arm.regressors(motion), motion.q, motion.v)
+        return {
+            "q": motion.q, "inertia": motion.inertia, "tip_inertia": motion.tip_inertia, "effort": motion.effort,
+            "regressors": regressors, "applied": applied,
+        }  # fmt: skip
+
+    def _with_sent(self, memory: Mapping[str, Any], sent: Array | None) -> Mapping[str, Any]:
+        """The memory, the compensation of its last row as the limits of the world let it through."""
+        if sent is None or len(memory["rows"]) < 2 or not np.isfinite(sent).all():
+            return memory
+        passed = (np.asarray(sent, float) - memory["command"])[self.arm.actions]
+        last = {**memory["rows"][-1], "applied": self.arm.kp * passed}
+        return {**memory, "rows": (*memory["rows"][:-1], last)}
+
+    def _faded(self, share: Array, good: bool) -> Array:
+        step = self.arm.dt / self.options.fade
+        return np.clip(share + (step if good else -step), 0.0, 1.0)
+
+    def _clipped(self, torque: Array) -> Array:
+        most = self.options.torque * self.arm.limit
+        return np.clip(torque, -most, most) / self.arm.kp
+
+    def _followed(self, memory: Mapping[str, Any], action: Array, q: Array, share: Array, read: bool) -> State:
+        """The model one period later; where compensation was given up, it begins anew where the robot is."""
+        model: State = memory["model"]
+        if share[0] == 0.0 and read:
+            model = self._placed(q, model.v[self.arm.dofs], model.t)
+        return self.reference.step(model, action)
+
+    def _placed(self, q: Array, v: Array, t: float) -> State:
+        start = self.reference.reset(0)
+        at, speed = start.q.copy(), start.v * 0.0
+        at[self.arm.q_index], speed[self.arm.dofs] = q, v
+        return self.reference.place(at, speed, t)
+
+    def _holding(self, model: State) -> Array:
+        """The command that the model holds its place with."""
+        command = self.reference.scene.rest_action()
+        command[self.arm.actions] = model.q[self.arm.q_index]
+        return command
+
+
+def _at_lag(rows: tuple[dict[str, Array], ...], lag: float) -> tuple[dict[str, Array], Array]:
+    """What happened so many periods ago: the nearest row, and the positions of the model in between."""
+    last = len(rows) - 1
+    whole = int(lag)
+    newer, older = rows[max(last - whole, 0)], rows[max(last - whole - 1, 0)]
+    part = lag - whole
+    return (newer if part < 0.5 else older), newer["q"] + part * (older["q"] - newer["q"])

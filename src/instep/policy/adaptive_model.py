@@ -1,0 +1,241 @@
+"""The reference model of adaptive control: servos of a simulated arm, and regressors of its motion.
+
+What a robot has that its model lacks acts on the joints as a torque -Y theta, with the weights theta unknown and the
+regressors Y(q, v, a, tau) those of the motion of the model: a body at the tip (mass m and first moment m c: the torques
+that accelerate and lift it), and per joint dry friction tanh(v / (STOP_SPEED + FLIP_S |a|)), viscous friction v,
+inertia a, a command r that acts later (kp times its speed), loss of actuator torque tau, and an offset.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import field
+from typing import Any, Self
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
+from instep.core.world import Array, Spec
+from instep.scene import address
+from instep.scene.folder import SceneSimulator
+
+STOP_SPEED, FLIP_S = 0.02, 0.03
+"""Speed below which dry friction fades [rad/s or m/s], and time in which it changes its sign where a joint turns round:
+a command that jumps with it would break the limits on acceleration and jerk."""
+DELAY_ERROR_S = 0.002
+"""Usual error of an identified delay [s]."""
+UNLIMITED = 0.2
+"""Torque limit of a servo that states none, as the position error that asks for it [rad or m]."""
+PAYLOAD = ("mass", "moment_x", "moment_y", "moment_z")
+PER_JOINT = ("coulomb", "viscous", "inertia", "delay", "loss", "offset")
+_FIXED, _AFFINE = int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtBias.mjBIAS_AFFINE)
+_ON_JOINT, _HINGE = int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtJoint.mjJNT_HINGE)
+_SLIDE = int(mujoco.mjtJoint.mjJNT_SLIDE)
+
+
+@array_dataclass
+class ReferenceMotion:
+    """The model at one instant: where its driven joints are, and what acts on them."""
+
+    q: Array
+    v: Array
+    inertia: Array
+    """Inertia of the driven joints [n, n]."""
+    effort: Array
+    """Torques of the servos, inside their limits [n]."""
+    tip_inertia: Array
+    """Inertia of the driven joints by each kg at the tip [n, n]."""
+    payload: Array
+    """Torques by mass and first moment of a body at the tip [n, 4]."""
+    speeds: Array
+    """Velocity and angular velocity of the tip, velocities of the driven joints, and their commands [6 + 2 n]."""
+    rates: Array
+    """How fast these change [6 + 2 n]."""
+
+
+@array_dataclass
+class ReferenceArm:
+    """The position servos of a simulated arm, and where their joints are in states, actions and observations."""
+
+    model: mujoco.MjModel
+    dt: float
+    joints: tuple[str, ...]
+    """Driven joints, in the order of the actions."""
+    actions: Array
+    """The action that drives each of them."""
+    q_index: Array
+    dofs: Array
+    kp: Array
+    kv: Array
+    damping: Array
+    inertia: Array
+    """Inertia about each joint where the scene starts."""
+    limit: Array
+    """Largest torque of each servo [Nm or N]."""
+    delay: float
+    """Time from a command to its effect [s]."""
+    tip: int
+    """Body at whose frame a payload is taken to be."""
+    _data: mujoco.MjData = field(repr=False)
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def of(cls, reference: SceneSimulator) -> Self:
+        """The servos of a scene; raises `BadInput` where it has none on joints."""
+        model = reference.model
+        actuators = [a for a in range(model.nu) if _is_servo(model, a)]
+        if not actuators:
+            raise BadInput(
+                f"Scene {reference.scene.name!r} has no position servos on joints; adaptive control moves position "
+                "targets, and cannot be used with torques or speeds."
+            )
+        joints = model.actuator_trnid[actuators, 0]
+        kp, dofs = model.actuator_gainprm[actuators, 0].copy(), model.jnt_dofadr[joints].copy()
+        limit = np.where(
+            model.actuator_forcelimited[actuators].astype(bool), model.actuator_forcerange[actuators, 1], kp * UNLIMITED
+        )
+        delays = np.asarray(getattr(model, "actuator_delay", np.zeros(model.nu)))[actuators]
+        tip = reference.scene.tips[0] if reference.scene.tips else ""
+        body = int(model.site(tip).bodyid[0]) if tip in _sites(model) else int(model.jnt_bodyid[joints[-1]])
+        inertia = np.diag(_inertia(model, reference.scene.start(0)[0]))[dofs]
+        return cls(
+            model, reference.spec.dt, tuple(model.joint(int(j)).name for j in joints), np.array(actuators),
+            model.jnt_qposadr[joints].copy(), dofs, kp, -model.actuator_biasprm[actuators, 2],
+            model.dof_damping[dofs].copy(), inertia.copy(), limit,
+            float(np.max(delays)), body, mujoco.MjData(model),
+        )  # fmt: skip
+
+    @property
+    def n(self) -> int:
+        """How many joints are driven."""
+        return len(self.joints)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The weights of the regressors: `payload.mass`, `elbow.coulomb`, ..."""
+        own = [f"{joint}.{name}" for name in PER_JOINT for joint in self.joints]
+        return (*(f"payload.{name}" for name in PAYLOAD), *own)
+
+    def positions_in(self, spec: Spec) -> Array:
+        """Where the driven joints are in `observation.state` of a world."""
+        channel = spec.observation.get("observation.state")
+        labels = channel.labels if channel is not None else ()
+        missing = [joint for joint in self.joints if joint not in labels]
+        if missing:
+            raise BadInput(
+                f"Adaptive control needs readings of the joints {', '.join(missing)}, but the world shows "
+                f"{', '.join(labels) or 'no joints'}; name them in [robot] joints of the scene."
+            )
+        return np.array([labels.index(joint) for joint in self.joints])
+
+    def motion(self, q: Array, v: Array, before: Array | None, command: Array) -> ReferenceMotion:
+        """The model at a state; `before` are its speeds one period ago, and `command` led from there."""
+        model, data = self.model, self._data
+        jacobian, full = np.zeros((6, model.nv)), np.zeros((model.nv, model.nv))
+        with self._lock:
+            data.qpos[:] = q
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_crb(model, data)
+            mujoco.mj_fullM(model, data, full)
+            mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], data.xpos[self.tip], self.tip)
+            turn = data.xmat[self.tip].reshape(3, 3).copy()
+        at, speed = q[self.q_index], v[self.dofs]
+        target = command[self.actions]
+        speeds = np.concatenate([jacobian @ v, speed, target])
+        rates = np.zeros(len(speeds)) if before is None else (speeds - before) / self.dt
+        asked = self.kp * (target - at) - self.kv * speed
+        lift = rates[:6].copy()
+        lift[:3] -= model.opt.gravity
+        own = jacobian[:, self.dofs]
+        return ReferenceMotion(
+            at, speed, full[np.ix_(self.dofs, self.dofs)], np.clip(asked, -self.limit, self.limit),
+            own[:3].T @ own[:3], _payload_torques(own, speeds, lift, turn), speeds, rates,
+        )  # fmt: skip
+
+    def regressors(self, motion: ReferenceMotion) -> Array:
+        """Y of a motion [n, 4 + 6 n]: what the robot's torques are more by, for weights of one."""
+        n = self.n
+        out = np.zeros((n, 4 + 6 * n))
+        out[:, :4] = motion.payload
+        a, late = motion.rates[6 : 6 + n], self.kp * motion.rates[6 + n :]
+        dry = np.tanh(motion.v / (STOP_SPEED + FLIP_S * np.abs(a)))
+        columns = dry, motion.v, a, late, motion.effort, np.ones(n)
+        for k, values in enumerate(columns):
+            out[np.arange(n), 4 + k * n + np.arange(n)] = values
+        return out
+
+    def scales(self) -> Array:
+        """How large each weight is expected to be [4 + 6 n]."""
+        mass = 0.15 * float(np.sum(self.model.body_mass[self._moving()]))
+        ones = np.ones(self.n)
+        force, damping = 0.03 * self.limit, 0.1 * (self.kv + self.damping)
+        own = (force, damping, 0.1 * self.inertia, DELAY_ERROR_S * ones, 0.3 * ones, force)
+        return np.concatenate([[mass, *(0.1 * mass,) * 3], *own])
+
+    def bounds(self) -> tuple[Array, Array]:
+        """The box that weights are projected onto: 6 scales either side, lost torque at most half of all."""
+        high = 6 * self.scales()
+        low = -high.copy()
+        low[0] = -high[0] / 6
+        loss = slice(4 + 4 * self.n, 4 + 5 * self.n)
+        low[loss], high[loss] = -0.3, 1.0
+        return low, high
+
+    def _moving(self) -> list[int]:
+        """The bodies that the driven joints move."""
+        first = {int(self.model.dof_bodyid[dof]) for dof in self.dofs}
+        moving: set[int] = set()
+        for body in range(1, self.model.nbody):
+            if body in first or int(self.model.body_parentid[body]) in moving:
+                moving.add(body)
+        return sorted(moving)
+
+
+def undelayed(reference: SceneSimulator) -> SceneSimulator:
+    """The reference model whose commands take effect at once."""
+    delays = np.asarray(getattr(reference.model, "actuator_delay", 0.0))
+    return reference.tuned({address.DELAY: 0.0}) if np.any(delays) else reference
+
+
+def _inertia(model: mujoco.MjModel, q: Array) -> Array:
+    data, full = mujoco.MjData(model), np.zeros((model.nv, model.nv))
+    data.qpos[:] = q
+    mujoco.mj_forward(model, data)
+    mujoco.mj_fullM(model, data, full)
+    return full
+
+
+def _payload_torques(jacobian: Array, speeds: Array, rate: Array, world_from_tip: Array) -> Array:
+    """Torques by m and m c (in the frame of the tip) of a body there [n, 4].
+
+    The force is m f + (dw x + w x w x) m c and the torque about the tip m c x f, with f the acceleration of the tip
+    less gravity and w its angular velocity.
+    """
+    f, spin, spin_rate = rate[:3], _cross_matrix(speeds[3:6]), _cross_matrix(rate[3:])
+    wrench = np.zeros((6, 4))
+    wrench[:3, 0] = f
+    wrench[:3, 1:] = (spin_rate + spin @ spin) @ world_from_tip
+    wrench[3:, 1:] = -_cross_matrix(f) @ world_from_tip
+    return jacobian.T @ wrench
+
+
+def _cross_matrix(a: Array) -> Array:
+    return np.array([[0.0, -a[2], a[1]], [a[2], 0.0, -a[0]], [-a[1], a[0], 0.0]])
+
+
+def _is_servo(model: mujoco.MjModel, actuator: int) -> bool:
+    """Whether an actuator is a position servo directly on a hinge or a slide."""
+    if model.actuator_trntype[actuator] != _ON_JOINT or model.actuator_gear[actuator, 0] != 1.0:
+        return False
+    joint = int(model.actuator_trnid[actuator, 0])
+    kp = float(model.actuator_gainprm[actuator, 0])
+    affine = model.actuator_gaintype[actuator] == _FIXED and model.actuator_biastype[actuator] == _AFFINE
+    on_axis = model.jnt_type[joint] in (_HINGE, _SLIDE)
+    return bool(affine and on_axis and kp > 0 and np.isclose(model.actuator_biasprm[actuator, 1], -kp))
+
+
+def _sites(model: mujoco.MjModel) -> set[str]:
+    return {model.site(i).name for i in range(model.nsite)}
