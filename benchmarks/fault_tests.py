@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import math
 import re
@@ -10,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from instep.core.errors import BadInput
 from instep.core.world import Array
 from instep.robot import Limits, realtime_priority
 from rows import Row, row
@@ -86,7 +88,11 @@ def fault_rows(quick: bool) -> tuple[list[Row], dict[int, bool]]:
         chosen = {path: tests & shown for path, tests in chosen.items()}
     outcomes = _Outcomes()
     words = [f"{path}::{test}" for path, tests in chosen.items() for test in sorted(tests)]
-    pytest.main(["-q", "-p", "no:terminal", "-p", "no:cacheprovider", "--rootdir", str(PROJECT), *words], [outcomes])
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = pytest.main(["-p", "no:cacheprovider", "--rootdir", str(PROJECT), *words], [outcomes])
+    if code not in (0, 1):
+        raise BadInput(f"The tests of faults did not run (pytest ended with {code}): {said.getvalue()[-400:]}")
     rows, passed = list[Row](), dict[int, bool]()
     for number, (fault, _) in named.items():
         ran = [each for test in known[number] for each in outcomes.found.get(test, ())]
