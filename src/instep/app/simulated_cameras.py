@@ -8,6 +8,7 @@ sensor noise are applied in one compiled pass, so that the cameras keep their ra
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -152,6 +153,7 @@ class RenderProcess:
             self._round += 1
             self._latest = None
             if not self._ready.wait_for(lambda: not self._busy or self.ended, IMAGE_TIMEOUT_S) or self.ended:
+                self._child.kill()  # the next reset starts another one
                 raise LinkLost(ENDED)
             self._send(t, q)
             if not self._ready.wait_for(lambda: self._latest is not None or self.ended, IMAGE_TIMEOUT_S) or self.ended:
@@ -267,6 +269,10 @@ def render_requests(words: str) -> None:
     cameras = [scene.cameras[name] for name in table["cameras"]]
     lenses = [Lens(distorted(camera, table["distortion"]), effects, index) for index, camera in enumerate(cameras)]
     renderer, number = MujocoRenderer(scene), 0
+    # sys.stdout.buffer writes a part only where PYTHONUNBUFFERED is set and a signal comes; and what a library prints
+    # must not come between images.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     size = 16 + 8 * scene.model.nq
     while request := _exactly(sys.stdin.buffer, size):
         q = np.frombuffer(request[16:], "<f8")
@@ -275,8 +281,8 @@ def render_requests(words: str) -> None:
             clean = renderer.render(q, replace(camera, distortion=()))
             parts.append(lens.apply(clean, number).tobytes())
         number += 1
-        sys.stdout.buffer.write(b"".join(parts))
-        sys.stdout.buffer.flush()
+        out.write(b"".join(parts))
+        out.flush()
 
 
 def distorted(camera: Camera, k1: float) -> Camera:
