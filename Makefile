@@ -23,7 +23,7 @@ test: check  ## style, types, import contract, tests, examples, a report of size
 test-extras: $(EXTRAS)/.done  ## the tests that need optional libraries (torch, sbi, ray, ...), in their own environment
 	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile --extras -rs
 
-test-nightly: $(VENV)/.dev  ## every command of README, docs and help that takes minutes
+test-nightly: $(VENV)/.dev  ## what takes minutes: every command of README, docs and help, hostile files of a new seed
 	$(BIN)/python -m pytest -n 2 --dist worksteal --nightly -m nightly -rs
 
 docs: $(VENV)/.docs  ## the documentation as a site in site/, without warnings
