@@ -349,12 +349,29 @@ def demo(folder: Path) -> Path:
     return folder / "demo" / "demo.png"
 
 
+def view_recording(folder: Path) -> Path:
+    """A recording of the T block in the viewer."""
+    run_instep(folder, "record", "sim:pusht", "data", "--policy", "expert", "--episodes", "2", "--steps", "200")
+    run_instep(folder, "view", "data", "--image", "view.png", "--at", "2")
+    return folder / "view.png"
+
+
+def view_gap(folder: Path) -> Path:
+    """A recording as a ghost over its replay."""
+    run_instep(folder, "scene", "set", "arm7", "soft", "joint.*.damping=18", "action.delay=0.06")
+    run_instep(folder, "record", "sim:soft", "data", "--steps", "300")
+    against = ("--against", "arm7", "--params", "joint.joint_?.damping")
+    run_instep(folder, "view", "data", *against, "--image", "view.png", "--at", "2.5")
+    return folder / "view.png"
+
+
 MAKERS: dict[str, Make] = {
     "demo": demo, "gap_report": gap_report, "tune_report": tune_report, "eval_report": eval_report,
     "gate_report": gate_report, "check_report": check_report, "excite_motion": excite_motion, "scene_show": scene_show,
     "robot_cameras": robot_cameras, "data_sheet": data_sheet, "record_terminal": record_terminal,
     "doctor_terminal": doctor_terminal, "serve_terminal": serve_terminal, "train_progress": train_progress,
     "run_report": run_report, "augment_paths": augment_paths, "start_plot": start_plot,
+    "view_recording": view_recording, "view_gap": view_gap,
 }  # fmt: skip
 
 

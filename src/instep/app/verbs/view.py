@@ -13,10 +13,15 @@ from rich.console import Console
 
 from instep.app.arguments import Options, Positional
 from instep.app.verbs.runs import has_display
+from instep.app.viewer.capture import view_images, view_page
 from instep.app.viewer.opening import ViewRequest, open_content
 from instep.app.viewer.view_server import ViewServer
+from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
+from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
 
+SIZE = 1200, 760
+"""Size of images [pixels]."""
 ThingArg = Positional[Annotated[str, tyro.conf.arg(metavar="THING")]]
 
 
@@ -41,6 +46,12 @@ class ViewArgs:
     """print the address, and open no browser."""
     seconds: float | None = None
     """end after so many seconds [s]; else with Ctrl-C."""
+    image: Path | None = None
+    """write a PNG of the page and end; a Chromium of this machine renders it."""
+    film: Path | None = None
+    """write an MP4 of the recording in 3D and end, likewise."""
+    at: float = 0.0
+    """time that --image shows [s]."""
 
 
 def view(
@@ -63,6 +74,11 @@ def view(
     content = open_content(request)
     server = ViewServer(content, port=args.port)
     url = server.start()
+    if args.image is not None or args.film is not None:
+        try:
+            return _captured(url, args)
+        finally:
+            server.close()
     Console(stderr=True, highlight=False).print("[dim]Stop it with Ctrl-C.[/]")
     print(url, flush=True)
     if not args.no_browser and sys.stdout.isatty() and has_display():
@@ -73,4 +89,19 @@ def view(
         return 0
     finally:
         server.close()
+    return 0
+
+
+def _captured(url: str, args: ViewArgs) -> int:
+    """Write what was asked for, and print its path."""
+    with view_page() as page:
+        state = page.open(f"{url}&theme=light", SIZE)
+        if args.image is not None:
+            page.image(args.at)
+            print(page.screenshot(args.image))
+        if args.film is not None:
+            length = float(state["end"] - state["begin"])
+            if length <= 0:
+                raise BadInput("There is no recording to make a film of; give data or a run.")
+            print(write_small_video(args.film, view_images(page, length, VIDEO_FPS)))
     return 0

@@ -91,6 +91,11 @@ class LiveView:
                 self._last[camera] = image
                 self._row.write_image(camera, np.asarray(image))
 
+    @property
+    def pid(self) -> int:
+        """The number of the viewer's process."""
+        return self._process.pid
+
     def close(self) -> None:
         """Let the viewer's process end, without waiting long for it."""
         if self._process.stdin is not None:

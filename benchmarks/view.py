@@ -1,0 +1,192 @@
+"""The web viewer: time to the first image, what a live view costs a loop, what a stalled watcher does, sizes, memory.
+
+Images are rendered by Chromium on the processor; where there is no Chromium, those rows are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from shutil import which
+
+import numpy as np
+from websockets.sync.client import ClientConnection, connect
+
+import instep
+from instep.app.viewer.capture import PROGRAMS, view_page
+from instep.app.viewer.gaussian_content import GaussianContent
+from instep.app.viewer.live_view import LiveView
+from instep.app.viewer.opening import ViewRequest, open_content
+from instep.app.viewer.view_server import ViewContent, ViewServer
+from instep.app.world_specs import SmoothRandom
+from instep.core.world import State
+from instep.scene.folder import Scene
+from instep.splat import Gaussians, save_gaussians
+from rows import Row, median, row
+
+BODIES, RATE, WATCHERS = 200, 60.0, 4
+SIZE = 1200, 760
+
+
+def run(folder: Path, *, quick: bool = False) -> list[Row]:
+    """All rows."""
+    found = [*live_rows(folder, seconds=6 if quick else 60), *size_rows(folder)]
+    if not quick:
+        found += memory_rows(folder, seconds=600)
+    return [*found, *first_image_rows(folder, 1 if quick else 5)] if any(map(which, PROGRAMS)) else found
+
+
+def first_image_rows(folder: Path, times: int) -> list[Row]:
+    """Seconds from the address to the first image, the browser being open."""
+    n = 100_000
+    rng = np.random.default_rng(0)
+    cloud = Gaussians(
+        rng.normal(0, 0.3, (n, 3)), rng.normal(size=(n, 4)), np.full((n, 3), 0.004), np.full(n, 0.8),
+        rng.uniform(-1, 1, (n, 1, 3)), np.zeros(n, int),
+    )  # fmt: skip
+    save_gaussians(folder / "cloud.ply", cloud)
+    shown: dict[str, tuple[ViewContent, float]] = {
+        "arm7": (open_content(ViewRequest(thing="arm7")), 1.5),
+        "100,000 Gaussians": (GaussianContent(folder / "cloud.ply", None), 4.0),
+    }
+    found: list[Row] = []
+    with view_page() as page:
+        for name, (content, goal) in shown.items():
+            server = ViewServer(content)
+            url = server.start()
+            took: list[float] = []
+            for _ in range(times):
+                page.evaluate("location.href = 'about:blank'")
+                begin = time.perf_counter()
+                page.open(url, SIZE)
+                took.append(time.perf_counter() - begin)
+            server.close()
+            found.append(row(f"time to the first image, {name}", median(took, "s"), "s", at_most=goal))
+    return found
+
+
+def live_rows(folder: Path, seconds: float) -> list[Row]:
+    """What a live view of many bodies costs a loop at its rate, with watchers of which one is stalled."""
+    scene = many_bodies(folder)
+    alone = loop(scene, seconds, None)
+    with LiveView(scene, scene.spec, "many bodies") as live:
+        origin, token = live.url.split("/#token=")
+        address = f"{origin.replace('http', 'ws')}/socket?token={token}"
+        stalled = connect(address, max_size=None, max_queue=1)
+        # Watchers are another process, as browsers are: their threads must not compete with the loop.
+        command = [sys.executable, __file__, address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as watchers:
+            watchers.stdout.readline()  # they are connected
+            viewed = loop(scene, seconds, live)
+            counts, _ = watchers.communicate("over\n", timeout=60)
+        stalled.close()
+    rates = [int(count) / seconds for count in counts.split()]
+    return [
+        row("cost of a live row to the loop, p99", 1e3 * float(np.quantile(viewed.costs, 0.99)), "ms", at_most=0.2),
+        row("cost of a live row to the loop, median", 1e3 * float(np.median(viewed.costs)), "ms"),
+        row("missed deadlines more than without a view", float(viewed.missed - alone.missed), "", at_most=0),
+        row("rows per second of the slowest watcher, one being stalled", min(rates), "Hz", at_least=0.5 * RATE),
+    ]
+
+
+def size_rows(folder: Path) -> list[Row]:
+    """The size of one file with ten seconds of an arm."""
+    world = instep.open_world("arm7")
+    policy = SmoothRandom(world.scene.rest_action(), 0.3)
+    episode = instep.rollout(world, policy, steps=round(10 / world.spec.dt))
+    page = instep.show(episode, scene=world.scene).to_html(folder / "arm7.html")
+    return [row("one file with 10 s of arm7", page.stat().st_size / 1e6, "MB", at_most=2.0)]
+
+
+def memory_rows(folder: Path, seconds: float) -> list[Row]:
+    """How much a live view grows while it runs."""
+    scene = many_bodies(folder)
+    with LiveView(scene, scene.spec, "many bodies") as live:
+        loop(scene, 20, live)
+        before = own_memory(live)
+        loop(scene, seconds, live)
+        grown = own_memory(live) - before
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return [row(f"growth of the viewer's process over {seconds / 60:.0f} min", grown, "MB", at_most=5.0),
+            row("memory of the loop's process", own, "MB")]  # fmt: skip
+
+
+def own_memory(live: LiveView) -> float:
+    """Resident memory of the viewer's process [MB]."""
+    fields = Path(f"/proc/{live.pid}/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize() / 1e6
+
+
+class Counter:
+    """Counts the messages of a watcher in a thread."""
+
+    def __init__(self, link: ClientConnection):
+        self.rows = 0
+        self._link = link
+        threading.Thread(target=self._count, daemon=True).start()
+
+    def _count(self) -> None:
+        for _ in self._link:
+            self.rows += 1
+
+
+class Timed:
+    """What a loop measured."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self.missed = 0
+
+
+def loop(scene: Scene, seconds: float, live: LiveView | None) -> Timed:
+    """A loop at its rate that moves every body each time."""
+    q, v = scene.start(0)
+    action, found = np.zeros(scene.model.nu), Timed()
+    begin, steps = time.monotonic(), round(seconds * RATE)
+    places = np.arange(0, len(q), 7)
+    for step in range(steps):
+        moved = q.copy()
+        moved[places] += 0.01 * np.sin(0.1 * step)
+        state = State(step / RATE, moved, v)
+        at = time.perf_counter()
+        if live is not None:
+            live(state, {}, action)
+        found.costs.append(time.perf_counter() - at)
+        deadline = begin + (step + 1) / RATE
+        left = deadline - time.monotonic()
+        found.missed += left < 0
+        time.sleep(max(0.0, left))
+    return found
+
+
+def many_bodies(folder: Path) -> Scene:
+    """A scene of balls that move freely."""
+    balls = "".join(
+        f'<body name="ball{i}" pos="{0.12 * (i % 20):.2f} {0.12 * (i // 20):.2f} 1"><freejoint/>'
+        f'<geom size="0.04" rgba="0.2 {i / BODIES:.2f} 0.8 1"/></body>'
+        for i in range(BODIES)
+    )
+    path = folder / "balls.xml"
+    path.write_text(f"<mujoco><worldbody>{balls}</worldbody></mujoco>", encoding="utf-8")
+    scene = Scene.load(path)
+    # Observations would be copied too; poses are what is measured.
+    return replace(scene, reader=replace(scene.reader, spec=replace(scene.spec, observation={})))
+
+
+def watch(address: str) -> None:
+    """Several watchers, which print how many rows each got once a line of input says that it is over."""
+    counters = [Counter(connect(address, max_size=None)) for _ in range(WATCHERS)]
+    print("connected", flush=True)
+    sys.stdin.readline()
+    print(*(counter.rows for counter in counters), flush=True)
+    os._exit(0)  # the sockets are in use
+
+
+if __name__ == "__main__":
+    watch(sys.argv[1])
