@@ -147,10 +147,13 @@ def trust_facts(episode: Episode) -> dict[str, Any]:
 
 
 def trust_scores(episode: Episode, trust: Trust) -> dict[str, Estimate]:
-    """The lowest and the last trust of a run."""
+    """The lowest and the last trust of a run; none where it ended before trust is judged."""
     from instep.twin import correction_log
 
-    levels = trust.of(trust.frames(correction_log(episode))[trust.skip :])
+    frames = trust.frames(correction_log(episode))[trust.skip :]
+    if not len(frames):
+        return {}
+    levels = trust.of(frames)
     low, last, n = float(np.min(levels)), float(levels[-1]), len(trust.scores)
     return {"trust": Estimate(low, low, low, n), "trust at the end": Estimate(last, last, last, n)}
 

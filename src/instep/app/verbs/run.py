@@ -224,7 +224,8 @@ def _finish(
     scores = dict(summary.scores)
     if trust is not None and "twin.correction" in episode:
         scores |= trust_scores(episode, trust)
-        Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
+        if "trust" in scores:
+            Console(stderr=True).print(f"trust {scores['trust'].value:.2f}", highlight=False)
     if args.nominal is not None:
         output.read(args.nominal)
     beside = None if answers is None else summarize_shadow(answers, found, output.folder)
