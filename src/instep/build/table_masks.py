@@ -8,7 +8,7 @@ vote: a pixel is of the object where the space in front of it is inside the silh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.fitting import focus_point, pixel_rays
 
-from .graph_cut import min_cut, soften
+from .graph_cut import ColourMixture, colour_mixture, min_cut, soften
 from .isosurface import grid_around, isosurface
 from .mesh_raster import coverage, in_camera
 from .posed_views import PosedView
@@ -38,6 +38,8 @@ _VOTE = 6.0
 """What the vote of the other views weighs, in units of log likelihood."""
 _MIN_PIXELS = 40
 _CROP_PX = 24
+ColourPair = tuple[ColourMixture, ColourMixture]
+"""Colours of what stands on the table, and of the table."""
 
 
 @array_dataclass
@@ -53,6 +55,8 @@ class TableMap:
     """[cells along x, cells along y, 3]."""
     spread: Array
     """Standard deviation over views [cells along x, cells along y]; infinite where fewer than three see it."""
+    gains: Array = field(default_factory=lambda: np.ones((0, 3)))
+    """Factors of the colours of each view [views, 3] that make them comparable."""
 
 
 def masks_on_table(
@@ -67,14 +71,17 @@ def masks_on_table(
     meetings = [_meets(view.camera, plane) for view in views]
     votes: list[Array | None] = [None] * len(views)
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
+    colours: ColourPair | None = None
     for round_ in range(_ROUNDS):
         table = _table_map(views, plane, found)
         for i, view in enumerate(views):
             if report is not None:
                 report((round_ + i / len(views)) / _ROUNDS, view.name)
-            found[i] = _cut(view, meetings[i], table, votes[i])
+            balanced = replace(view, image=view.image * table.gains[i].astype(np.float32))
+            found[i] = _cut(balanced, meetings[i], table, votes[i], colours)
         if round_ < _ROUNDS - 1:
             votes = _votes(views, found, plane)
+            colours = _colours(views, found, table)
     masks = [
         ObjectMask(v.camera, soften(v.image, m), np.ones(m.shape, bool)) for v, m in zip(views, found, strict=True)
     ]
@@ -118,7 +125,13 @@ def _table_map(views: Sequence[PosedView], plane: Array, objects: Sequence[Array
         for channel in range(3):
             values = map_coordinates(view.image[..., channel], at, order=1, mode="nearest")
             samples[k, ..., channel] = np.where(inside, values, np.nan)
-    return _median_map(samples, plane, np.array([focus[0] - half, focus[1] - half]), pitch)
+    origin = np.array([focus[0] - half, focus[1] - half])
+    first = _median_map(samples, plane, origin, pitch)
+    # Exposure and white balance differ between views: each is scaled to the median of all.
+    with np.errstate(all="ignore"):
+        gains = np.nanmedian(first.colour / np.maximum(samples, 0.02), axis=(1, 2))
+    gains = np.clip(np.nan_to_num(gains, nan=1.0), 0.5, 2.0)
+    return replace(_median_map(samples * gains[:, None, None], plane, origin, pitch), gains=gains)
 
 
 def _median_map(samples: Array, plane: Array, origin: Array, pitch: float) -> TableMap:
@@ -133,7 +146,20 @@ def _median_map(samples: Array, plane: Array, origin: Array, pitch: float) -> Ta
     return TableMap(plane, origin, pitch, np.where(known[..., None], colour, 0.5), np.where(known, spread, np.inf))
 
 
-def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None) -> Array:
+def _colours(views: Sequence[PosedView], found: Sequence[Array], table: TableMap) -> ColourPair:
+    """The colours of what stands on the table, and of the table around it, over all views."""
+    from scipy.ndimage import binary_dilation, binary_erosion
+
+    inner, outer = list[Array](), list[Array]()
+    for view, mask, gain in zip(views, found, table.gains, strict=True):
+        image = view.image * gain
+        inner.append(image[np.asarray(binary_erosion(mask, iterations=2), bool)])
+        near = np.asarray(binary_dilation(mask, iterations=20), bool)
+        outer.append(image[near & ~np.asarray(binary_dilation(mask, iterations=4), bool)])
+    return colour_mixture(np.concatenate(inner), 8), colour_mixture(np.concatenate(outer), 8)
+
+
+def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None, colours: ColourPair | None) -> Array:
     """The pixels of a view that do not look like the table behind them [height, width]."""
     from scipy.ndimage import map_coordinates
 
@@ -147,9 +173,10 @@ def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None) -> 
     error = np.nan_to_num(((view.image - behind) ** 2).sum(axis=-1), nan=0.0)
     likeness = 0.5 * error / sigma**2 - 3 * np.log(1 / (sigma * np.sqrt(2 * np.pi)))
     preference = np.where(sure, np.clip(likeness, -8.0, 14.0), 0.0 if vote is not None else -1.0)
-    if vote is None:
+    if vote is None or colours is None:
         return min_cut(preference, view.image)
-    preference = preference + np.where(vote > 0, np.minimum(vote, 1.0) * _VOTE, -2 * _VOTE)
+    like = colours[0].log_likelihood(view.image) - colours[1].log_likelihood(view.image)
+    preference = np.clip(preference, -4.0, 8.0) + np.clip(like, -6.0, 6.0) + np.where(vote > 0, 0.5, -1.0) * _VOTE
     rows, columns = np.nonzero(vote > 0)
     out = np.zeros(vote.shape, bool)
     if len(rows):
@@ -162,7 +189,7 @@ def _cut(view: PosedView, meets: Array, table: TableMap, vote: Array | None) -> 
 
 
 def _votes(views: Sequence[PosedView], found: Sequence[Array], plane: Array) -> list[Array | None]:
-    """The silhouette, in each view, of the hull that nearly all views agree on [height, width]; dilated by a pixel."""
+    """The silhouette, in each view, of the hull that nearly all views agree on [height, width], two pixels wider."""
     from scipy.ndimage import binary_dilation
 
     masks = [
@@ -182,4 +209,4 @@ def _votes(views: Sequence[PosedView], found: Sequence[Array], plane: Array) -> 
     if not (field > 0).any():
         raise BadInput("The views do not agree about anything on the table; are their poses and the table right?")
     mesh = isosurface(field + 0.5 * grid.pitch, grid)
-    return [np.asarray(binary_dilation(coverage(mesh, view.camera, 1) > 0.5, iterations=1), float) for view in views]
+    return [np.asarray(binary_dilation(coverage(mesh, view.camera, 1) > 0.5, iterations=2), float) for view in views]

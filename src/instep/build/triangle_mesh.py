@@ -41,12 +41,15 @@ class TriangleMesh:
 
     @property
     def watertight(self) -> bool:
-        """Whether every edge belongs to two faces that pass it in opposite directions."""
+        """Whether faces pass every edge as often in one direction as in the other, so that they enclose a volume.
+
+        Four faces may share an edge, as where two parts of an object touch along it.
+        """
         n = len(self.vertices)
         a = self.faces.astype(np.int64)
         b = np.roll(a, -1, axis=1)
-        ways, counts = np.unique((a * n + b).ravel(), return_counts=True)
-        return bool(len(ways) and (counts == 1).all() and np.array_equal(ways, np.unique((b * n + a).ravel())))
+        ways, back = np.sort((a * n + b).ravel()), np.sort((b * n + a).ravel())
+        return bool(len(ways) and np.array_equal(ways, back))
 
     @property
     def areas(self) -> Array:
@@ -119,7 +122,9 @@ def simplified(mesh: TriangleMesh, faces: int) -> TriangleMesh:
         points, triangles = library.simplify(
             mesh.vertices.astype(float), mesh.faces.astype(np.int32), target_count=target
         )
-        found = without_unused(TriangleMesh(np.asarray(points, float), np.asarray(triangles, np.int32)))
+        triangles = np.asarray(triangles, np.int32)
+        whole = (triangles != np.roll(triangles, 1, axis=1)).all(axis=1)
+        found = without_unused(TriangleMesh(np.asarray(points, float), triangles[whole]))
         # Collapsing edges may pinch a thin part; a mesh that is open has no volume to weigh.
         if found.watertight or not mesh.watertight:
             return found

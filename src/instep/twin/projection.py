@@ -34,8 +34,15 @@ def model_of(scene: Any) -> Any:
 
 
 def visible_geoms(model: Any, body: int) -> list[int]:
-    """The geoms of a body that are not transparent."""
-    return [g for g in range(model.ngeom) if model.geom_bodyid[g] == body and model.geom_rgba[g, 3] > 0]
+    """The geoms of a body that are not transparent.
+
+    Of a free body with convex parts, the mesh that touches nothing is their surface, and not a convex part itself.
+    """
+    shown = [g for g in range(model.ngeom) if model.geom_bodyid[g] == body and model.geom_rgba[g, 3] > 0]
+    touching = [g for g in shown if model.geom_contype[g] or model.geom_conaffinity[g]]
+    joint = int(model.body_jntadr[body])
+    free = joint >= 0 and model.jnt_type[joint] == int(mujoco.mjtJoint.mjJNT_FREE)
+    return [g for g in shown if g in touching or model.geom_dataid[g] < 0] if free and touching else shown
 
 
 @array_dataclass

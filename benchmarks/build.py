@@ -1,0 +1,134 @@
+"""Scenes from images: the T of a real recording by one click per view, and scanned objects from rendered views.
+
+The scans are rendered by MuJoCo on a table; masks are those of `NAME=table`, without clicks.
+
+    instep bench build
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from build_scans import cameras_around, render_scan, scan_mesh, write_views
+from instep.build.mesh_raster import depth_image
+from instep.build.pipeline import BuildOptions, BuiltScene, build_scene
+from instep.build.prompts import parse_prompts
+from instep.build.scene_checks import check_scene, worst_state
+from instep.build.triangle_mesh import TriangleMesh, surface_distances
+from instep.core.world import Array
+from instep.scene.folder import Scene
+from instep.splat.capture import load_capture
+from rows import Row, row
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = (ROOT / "recordings", ROOT.parent / "shared" / "data")
+"""Where the recording and the scans are searched, as `pusht` and `scanned_objects`."""
+CLICKS = (
+    "tee=click:220422302296:230,100",
+    "tee=click:234222302164:200,105",
+    "tee=click:234222303707:200,75",
+)
+CONTAINERS = ("ACE_Coffee_Mug_Kristen_16_oz_cup", "Cole_Hardware_Deep_Bowl_Good_Earth_1075")
+QUICK = ("Dino_4",)
+VIEWS = 24
+
+
+def run(out: Path, quick: bool = False) -> list[Row]:
+    """Build each scene, compare it with the truth, and return one row per number."""
+    rows: list[Row] = []
+    pusht, scans = _found("pusht"), _found("scanned_objects")
+    if pusht is None or scans is None:
+        print("no recording of PushT, or no scans: what is missing is not measured")
+    if pusht is not None:
+        rows += _tee(pusht, out / "tee")
+    for scan in sorted(scans.iterdir()) if scans is not None else ():
+        if scan.is_dir() and (not quick or scan.name in QUICK):
+            rows += _scan(scan, out / scan.name)
+    return rows
+
+
+def _found(name: str) -> Path | None:
+    return next((place / name for place in DATA if (place / name).is_dir()), None)
+
+
+def _tee(folder: Path, out: Path) -> list[Row]:
+    """The T: 200 x 200 mm, bars 50 mm wide, 40 mm high, 700 cm^3."""
+    begin = time.perf_counter()
+    built = build_scene(load_capture(folder), parse_prompts(CLICKS), out, BuildOptions(steps=0))
+    mesh, shape = built.objects[0].mesh, built.record["stages"]["shape"]["objects"]["tee"]
+    sides, widths = tee_sizes(mesh)
+    return [
+        row("T: largest error of the box", 100 * np.abs(sides / 0.2 - 1).max(), "%", at_most=3.0),
+        row("T: largest error of the widths", 100 * np.abs(widths / 0.05 - 1).max(), "%", at_most=6.0),
+        row("T: error of the height", 1e3 * abs(shape["height_m"] - 0.04), "mm", at_most=3.0),
+        row("T: error of the volume", 100 * abs(mesh.volume / 700e-6 - 1), "%", at_most=8.0),
+        row("T: least overlap of silhouettes", min(shape["overlap"].values())),
+        *_simulated("T", built),
+        row("T: time of the build", time.perf_counter() - begin, "s"),
+    ]
+
+
+def tee_sizes(mesh: TriangleMesh) -> tuple[Array, Array]:
+    """Sides of the smallest box around a T, and the widths of its bar and stem [m]."""
+    points, _ = mesh.sampled(20_000, np.random.default_rng(0))
+    angles = np.radians(np.arange(0.0, 90.0, 0.5))
+    turned = [points[:, :2] @ np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]]) for a in angles]
+    best = min(turned, key=lambda flat: float(np.ptp(flat, axis=0).prod()))
+    extents: list[Array] = []
+    for axis in (0, 1):
+        place = np.linspace(best[:, axis].min(), best[:, axis].max(), 81)
+        bins = np.digitize(best[:, axis], place)
+        across = [best[bins == k, 1 - axis] for k in range(2, 80)]
+        extents.append(np.array([np.ptp(some) if len(some) > 3 else 0.0 for some in across]))
+    sides = np.ptp(best, axis=0)
+    # Along the stem, extents are those of the bar or of the stem; across it they are all in between.
+    axis = int(np.argmax([np.std(e) for e in extents]))
+    wide = extents[axis] > 0.6 * extents[axis].max()
+    bar = float(wide.mean() * sides[axis])
+    return sides, np.array([bar, float(np.median(extents[axis][~wide]))])
+
+
+def _scan(scan: Path, out: Path) -> list[Row]:
+    name, truth = scan.name.split("_")[0], scan_mesh(scan)
+    cameras = cameras_around(truth, VIEWS)
+    images = write_views(out / "views", cameras, render_scan(scan, cameras, out / "model"))
+    begin = time.perf_counter()
+    built = build_scene(load_capture(images), parse_prompts(["scan=table"]), out / "scene")
+    seconds, mesh = time.perf_counter() - begin, built.objects[0].mesh
+    stages = built.record["stages"]
+    away = 100 * float(np.mean(surface_distances(mesh, truth))) / truth.diagonal
+    volume = 100 * abs(mesh.volume / truth.volume - 1)
+    most = 30.0 if scan.name in CONTAINERS else 10.0
+    look = stages["appearance"]["objects"]["scan"]
+    return [
+        row(f"{name}: Chamfer distance of the diagonal", away, "%", at_most=0.6),
+        row(f"{name}: error of the volume", volume, "%", at_most=most),
+        row(f"{name}: least overlap of the masks with the truth", min(_mask_overlaps(built, truth))),
+        row(f"{name}: PSNR of held-out views", look["psnr_db"]["value"], "dB", at_least=30.0),
+        row(f"{name}: parts over mesh", stages["parts"]["objects"]["scan"]["volume_ratio"], "", at_most=1.25),
+        *_simulated(name, built),
+        row(f"{name}: time of the build", seconds, "s", at_most=300.0),
+    ]
+
+
+def _mask_overlaps(built: BuiltScene, truth: TriangleMesh) -> list[float]:
+    kept, out = np.load(built.folder / "stages" / "segment.npz"), list[float]()
+    for name, camera in Scene.load(built.folder).cameras.items():
+        found, true = kept[f"alpha:scan:{name}"] > 127, depth_image(truth, camera).mask
+        out.append(float((found & true).sum() / (found | true).sum()))
+    return out
+
+
+def _simulated(name: str, built: BuiltScene) -> list[Row]:
+    """How a scene passes its own checks: the worst of penetration and of rest in two engines."""
+    findings = [f for f in check_scene(Scene.load(built.folder)) if f.check == "penetration" or "rest" in f.check]
+    for finding in findings:
+        print(f"{name}: {finding.check}: {finding.state}, {finding.value}")
+    return [row(f"{name}: checks of contacts and rest that are not green", _bad(findings), "", at_most=0)]
+
+
+def _bad(findings: list) -> int:
+    return sum(worst_state([finding]) != "green" for finding in findings)

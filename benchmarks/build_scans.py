@@ -1,0 +1,119 @@
+"""Rendered views of scanned objects on a table, as captures to build scenes from."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+
+from instep.build.triangle_mesh import TriangleMesh, without_unused
+from instep.core.world import Array
+from instep.data.frames import encode_png
+from instep.physics.mujoco_cameras import MujocoRenderer
+from instep.scene.camera import Camera, look_at, pinhole
+from instep.scene.camera_edit import camera_element
+from instep.scene.folder import Scene
+from instep.splat.rendering import save_png
+
+SIZE = (480, 360)
+_FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
+_XML = """
+<mujoco>
+  <visual><headlight ambient="0.5 0.5 0.5" diffuse="0 0 0" specular="0 0 0"/>
+    <quality shadowsize="2048" offsamples="4"/><global offwidth="{width}" offheight="{height}"/>
+    <map znear="0.01" zfar="50"/></visual>
+  <asset><mesh name="scan" file="model.obj"/><texture name="scan" type="2d" file="texture.png"/>
+    <material name="scan" texture="scan" specular="0" shininess="0"/>
+    <texture name="table" type="2d" file="table.png"/>
+    <material name="table" texture="table" texrepeat="{repeat} {repeat}" texuniform="true" specular="0"/>
+  </asset>
+  <worldbody>
+    <light pos="0.3 0.5 2" dir="-0.15 -0.2 -1" diffuse="0.45 0.45 0.45" specular="0 0 0" castshadow="true"/>
+    <light pos="-1 -1 2" dir="0.4 0.4 -1" diffuse="0.25 0.25 0.25" specular="0 0 0" castshadow="false"/>
+    <geom type="plane" size="20 20 .1" material="table"/>
+    <body name="scan"><freejoint/><geom type="mesh" mesh="scan" material="scan"/></body>
+    {cameras}
+  </worldbody>
+</mujoco>
+"""
+
+
+def scan_mesh(folder: Path) -> TriangleMesh:
+    """The mesh of a scan, with equal vertices made one."""
+    vertices, faces = list[list[float]](), list[list[int]]()
+    for line in (folder / "model.obj").read_text().splitlines():
+        if line.startswith("v "):
+            vertices.append([float(x) for x in line.split()[1:4]])
+        elif line.startswith("f "):
+            faces.append([int(re.split("/", word)[0]) - 1 for word in line.split()[1:4]])
+    points = np.array(vertices)
+    _, index, same = np.unique(np.round(points, 7), axis=0, return_index=True, return_inverse=True)
+    return without_unused(TriangleMesh(points[index], same.reshape(-1)[np.array(faces)].astype(np.int32)))
+
+
+def cameras_around(mesh: TriangleMesh, count: int, size: tuple[int, int] = SIZE) -> list[Camera]:
+    """Cameras at three heights around a mesh, which fills about half of their images."""
+    middle, radius = mesh.bounds.mean(axis=0), mesh.diagonal / 2
+    plain = pinhole("view", size, 40.0)
+    distance = 1.15 * radius / np.tan(np.radians(40.0) / 2 * size[1] / size[0])
+    rings = np.array([0.4, 0.35, 0.25]) * count
+    numbers = np.floor(rings).astype(int)
+    numbers[0] += count - numbers.sum()
+    cameras: list[Camera] = []
+    for elevation, number, turn in zip((18.0, 42.0, 68.0), numbers, (0.0, 0.4, 0.9), strict=True):
+        for k in range(number):
+            angle, up = 2 * np.pi * k / number + turn, np.radians(elevation)
+            eye = middle + distance * np.array([np.cos(up) * np.cos(angle), np.cos(up) * np.sin(angle), np.sin(up)])
+            name = f"v{len(cameras):02d}"
+            cameras.append(Camera(name, *size, plain.focal, plain.centre, "world", look_at(eye, middle)))
+    return cameras
+
+
+def render_scan(scan: Path, cameras: list[Camera], folder: Path, seed: int = 0) -> list[Array]:
+    """The image of each camera [height, width, 3] uint8, by MuJoCo's renderer and with noise.
+
+    The model that is rendered is left in `folder`.
+    """
+    rng = np.random.default_rng((seed, 0x5CA))
+    folder.mkdir(parents=True, exist_ok=True)
+    width, height = cameras[0].width, cameras[0].height
+    placed = "".join(ET.tostring(camera_element(camera), encoding="unicode") for camera in cameras)
+    repeat = f"{1 / (2.0 * scan_mesh(scan).diagonal):.4g}"
+    for name in ("model.obj", "texture.png"):
+        (folder / name).write_bytes((scan / name).read_bytes())
+    (folder / "table.png").write_bytes(encode_png(_table_top(rng)))
+    (folder / "scan.xml").write_text(_XML.format(width=width, height=height, repeat=repeat, cameras=placed))
+    scene = Scene.load(folder / "scan.xml")
+    renderer = MujocoRenderer(scene)
+    images = [renderer.render(scene.start(0)[0], scene.cameras[camera.name]) for camera in cameras]
+    renderer.close()
+    noisy = [image.astype(float) + rng.normal(0.0, 2.0, image.shape) for image in images]
+    return [np.clip(image, 0, 255).astype(np.uint8) for image in noisy]
+
+
+def write_views(folder: Path, cameras: list[Camera], images: list[Array]) -> Path:
+    """Write images with transforms.json and ground_plane.json, as `load_capture` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    frames: list[dict[str, object]] = []
+    for camera, image in zip(cameras, images, strict=True):
+        save_png(folder / f"{camera.name}.png", image)
+        place = (camera.body_from_camera @ _FLIP).tolist()
+        frames.append({"file_path": f"{camera.name}.png", "transform_matrix": place})
+    first = cameras[0]
+    table = {"fl_x": first.focal[0], "fl_y": first.focal[1], "cx": first.centre[0], "cy": first.centre[1]}
+    (folder / "transforms.json").write_text(json.dumps({**table, "frames": frames}))
+    (folder / "ground_plane.json").write_text(json.dumps({"plane": [0.0, 0.0, 1.0, 0.0]}))
+    return folder
+
+
+def _table_top(rng: np.random.Generator, size: int = 512) -> Array:
+    """A table top: smooth streaks of bluish grey, seamless at its borders."""
+    from scipy.ndimage import gaussian_filter
+
+    coarse = gaussian_filter(rng.normal(size=(size, size)), (30, 4), mode="wrap")
+    fine = gaussian_filter(rng.normal(size=(size, size)), 2.0, mode="wrap")
+    level = 0.6 + 0.06 * coarse / coarse.std() + 0.03 * fine / fine.std()
+    return (255 * np.clip(level[..., None] * np.array([0.78, 0.88, 0.95]), 0, 1)).astype(np.uint8)
