@@ -37,6 +37,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --warnings
 	$(BIN)/lint-imports
+	$(BIN)/python web/build.py --types
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from instep.app.viewer.front_end import absence
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,7 +31,9 @@ def test_the_wheel_is_for_every_machine_and_holds_scenes_templates_and_types(whe
     assert {"instep/py.typed", "instep/scene/library/pusht/scene.xml", "instep/scene/library/pusht/scene.toml"} <= names
     assert any(name.startswith("instep/report/templates/") for name in names)
     assert any(name.startswith("instep/app/benchmarks/") for name in names)
-    assert not any(name.startswith("tests/") for name in names)
+    assert not any(name.startswith(("tests/", "web/")) for name in names)
+    assert "instep/app/viewer/templates/standalone.html" in names
+    assert absence() or {f"instep/app/viewer/static/{name}" for name in ("viewer.js", "viewer_gaussians.js")} <= names
 
 
 def test_the_installed_wheel_steps_a_world(wheel, tmp_path):
