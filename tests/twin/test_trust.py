@@ -90,3 +90,4 @@ def test_the_command_line_says_how_far_a_run_can_be_trust_scores(recording, foll
     trust = calibrated_on(tmp_path / "nominal")
     assert trust_scores(like(1.0), trust)["trust"].value > 0.1
     assert trust_scores(like(6.0), trust)["trust"].value == pytest.approx(1 / 9)  # below all of eight
+    assert trust_scores(like(1.0).rows(stop=1), trust) == {}  # it ended before trust is judged
