@@ -35,8 +35,10 @@ MIN_OBSERVATIONS = 100
 class FocalOptions:
     """The prior and the noise of the refinement."""
 
-    spread: float = 0.15
+    spread: float = 0.07
     """Standard deviation of the given focal length [share]."""
+    alike: float = 24.0
+    """Key frames in which the errors of one point are alike: faces are not quite flat, patches are seen aslant."""
     slip: float = 6.0
     """Standard deviation of the place of a point on its face, in pixels of the image that it was learned from."""
     sigma: float = 0.8
@@ -84,7 +86,7 @@ def refine_focal(
     times, poses = track
     rows = np.unique(np.linspace(0, len(poses) - 1, min(KEY_FRAMES, len(poses))).astype(int))
     colours = RegionColours(outline.name, rig.cameras)
-    texture = BodyTexture(outline, rig.cameras, TextureOptions(slots=600, max_misses=1 << 14))
+    texture = BodyTexture(outline, rig.cameras, TextureOptions(slots=1000, max_misses=1 << 14))
     memory, crops, seen = {**colours.unknown(), **texture.unknown()}, list[MaskCrop](), list[tuple[Array, Array]]()
     for row in rows:
         [frame] = recorded_frames(rig, episode, int(row))
@@ -159,7 +161,7 @@ def _system(
         point = seen.point[mine]
         by_pose, error = _points(crop.camera, pose, places[point], seen.measured[mine])
         size = np.linalg.norm(error, axis=1) / (options.sigma * options.limit)
-        weight = np.minimum(1.0, 1.0 / np.maximum(size, 1e-9)) / options.sigma**2
+        weight = np.minimum(1.0, 1.0 / np.maximum(size, 1e-9)) / (options.sigma**2 * options.alike)
         by_slip = by_pose[:, :, 1:4] @ (pose[:3, :3] @ seen.tangents[point])
         J = np.concatenate([by_pose, by_slip], axis=2)  # [points, 2, 9]
         for k, p in enumerate(point):

@@ -301,7 +301,7 @@ class PoseFilter:
         if found is not None and good and len(good) < len(picked):
             picked, used = [picked[i] for i in good], [used[i] for i in good]
             found = solved()
-        if found is not None and good:
+        if found is not None and good and not self._regions:
             found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log))
         self._report(name, found if good else None, prior, basis, log)
         known = dict(zip(used, found.fits, strict=True)) if found is not None and good else {}
@@ -442,10 +442,13 @@ class PoseFilter:
         return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
 
     def _settle(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array:
-        """A given start; colours are learned there."""
+        """A given start; colours and texture are learned there, before silhouettes could move the body."""
         for c, frame in enumerate(frames):
             if frame is not None and self._regions and self._usable(c, memory):
                 self._regions[b].learn(frame, c, self._outlines[b], None, T, memory)
+                crop = self._regions[b].crop(frame, c, self._outlines[b], T, MAX_MARGIN_PX, memory)
+                if crop is not None and self._textures:
+                    self._textures[b].learn(frame, c, T, crop, None, memory)
         return T
 
     def new_frames(

@@ -32,13 +32,13 @@ OCCLUDER_MARGIN_PX = 1
 class TextureOptions:
     """How many points are followed, and when one counts."""
 
-    slots: int = 160
+    slots: int = 500
     """Points that are remembered per camera."""
-    wanted: int = 70
+    wanted: int = 200
     """Visible points below which more are learned."""
-    spacing: int = 9
+    spacing: int = 6
     """Least distance of neighbouring points [pixels]."""
-    min_strength: float = 25.0
+    min_strength: float = 12.0
     """Smallest eigenvalue of the structure tensor of a corner [squared grey levels per squared pixel]."""
     min_correlation: float = 0.8
     """Correlation of patches from which a point was found."""
