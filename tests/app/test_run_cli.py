@@ -107,6 +107,16 @@ def test_a_run_inside_limits_records_what_was_sent(tmp_path, capsys) -> None:
     assert "--limits is for sim:SCENE" in " ".join(capsys.readouterr().err.split())
 
 
+def test_an_adapted_run_records_what_was_added_and_refuses_other_worlds(tmp_path, capsys) -> None:
+    words = ["run", "random", "sim:so101", "--steps", "10", "--adapt", "mrac"]
+    assert main([*words, "--out", str(tmp_path / "x")]) == 0
+    episode = load_episodes(tmp_path / "x" / "data")[0]
+    assert episode["adaptive.delta"].shape == (10, 6) and np.all(episode["adaptive.share"] == 1.0)
+    words = ["run", "hold", f"recording:{tmp_path / 'x' / 'data'}", "--adapt", "mrac", "--out", str(tmp_path / "y")]
+    assert main(words) == 2
+    assert "--adapt is for sim:SCENE and robot:ADDRESS" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_policy_sees_the_cameras_of_a_simulated_scene(tmp_path, opengl) -> None:
     out, camera = tmp_path / "x", "cam_220422302296"
     words = ["run", "hold", "sim:pusht", "--steps", "6", "--cameras", camera, "--image-every", "3"]

@@ -12,9 +12,8 @@ from instep.core.errors import BadInput
 from instep.core.world import Wrapper, stack
 from instep.policy import Adaptive, AdaptiveOptions
 from instep.policy.adaptive_kernels import filter_columns, update_estimate
-from instep.policy.adaptive_laws import METHODS
 from instep.policy.adaptive_model import ReferenceArm
-from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, ServoDynamics, stable_bandwidth
+from instep.policy.adaptive_stability import MAX_PEAK, MAX_SMALL_GAIN, METHODS, ServoDynamics, stable_bandwidth
 from instep.robot import Guarded, Limits, Noisy, scene_limits
 from small_models import arm_model, write_scene
 

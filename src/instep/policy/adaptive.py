@@ -18,8 +18,9 @@ from instep.core.rollout import checked_action
 from instep.core.world import Array, Observation, Spec, State, W, Wrapper, vector
 from instep.scene.folder import SceneSimulator
 
-from .adaptive_laws import AdaptiveLaw, LawInput, Memory, Method, law_of
+from .adaptive_laws import AdaptiveLaw, LawInput, Memory, law_of
 from .adaptive_model import ReferenceArm, ReferenceMotion, undelayed
+from .adaptive_stability import Method
 
 DELTA, ERROR, SHARE = "adaptive.delta", "adaptive.error", "adaptive.share"
 """Observations of what is added to the commands, of the error to the model, and of the share that is applied."""

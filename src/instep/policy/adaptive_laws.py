@@ -8,7 +8,7 @@ table of arrays, so that it can be kept in the state of a world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from instep.core.world import Array
 
 from .adaptive_kernels import filter_columns, update_estimate
 from .adaptive_model import ReferenceArm
-from .adaptive_stability import RATE_FILTER, Bandwidth, Loop, ServoDynamics, stable_bandwidth
+from .adaptive_stability import METHODS, RATE_FILTER, Bandwidth, Loop, Method, ServoDynamics, stable_bandwidth
 
-Method = Literal["mrac", "l1", "residual", "observer", "integral"]
-METHODS: tuple[Method, ...] = ("mrac", "l1", "residual", "observer", "integral")
 CORRELATION_S = 0.02
 """Time over which errors of the model are alike, so that so many readings count as one [s]."""
 DRIFT = 0.2

@@ -22,6 +22,9 @@ from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
 
+Method = Literal["mrac", "l1", "residual", "observer", "integral"]
+METHODS: tuple[Method, ...] = ("mrac", "l1", "residual", "observer", "integral")
+"""Adaptive laws by name."""
 MAX_PEAK = 1.6
 """Largest amplification of a disturbance at any frequency."""
 MAX_SMALL_GAIN = 0.8

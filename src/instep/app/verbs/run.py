@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from instep.app.adaptive_run import with_adaptation
 from instep.app.arguments import Options, OutFolder, PolicyArg, TokenFile, WorldArg, link_token
 from instep.app.operator_console import OperatorConsole
 from instep.app.output import Output, new_output
@@ -28,6 +29,7 @@ from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.core.world import Policy, Spec, Watcher, inner_with
 from instep.policy import AsyncChunked
+from instep.policy.adaptive_stability import Method
 from instep.robot import realtime_priority
 from instep.scene.calibration import Calibration, calibration_among
 from instep.scene.folder import Scene
@@ -57,6 +59,9 @@ class RunArgs:
     """a file of virtual cameras (TOML), rendered from Gaussians, that the policy sees; --cameras chooses among them."""
     limits: bool = False
     """keep commands in a simulator inside the limits of the scene's robot, as a robot's server always does."""
+    adapt: Method | None = None
+    """adaptive control: add to the commands what the position servos need to follow the scene (--scene for a robot), by
+    a model-reference law (mrac), l1, a learned residual, a disturbance observer or integral action."""
     token: TokenFile = None
     real: str = ""
     """the real world of a twin: robot:ADDRESS or recording:DATA."""
@@ -172,13 +177,17 @@ def _prepared(opened: Any, world: str, args: RunArgs) -> Any:
         opened = CameraOptions(args.virtual, args.cameras, args.image_every).on(opened)
     elif args.virtual is not None:
         raise BadInput("--virtual renders sim:SCENE; the policy of a twin sees the images of its robot.")
-    if not args.limits:
-        return opened
-    from instep.robot import Guarded, scene_limits
+    if args.limits:
+        from instep.robot import Guarded, scene_limits
 
-    if not world.startswith("sim:"):
-        raise BadInput(f"--limits is for sim:SCENE; {world!r} has the limits of its robot.")
-    return Guarded(opened, scene_limits(inner_with(opened, "scene").scene))
+        if not world.startswith("sim:"):
+            raise BadInput(f"--limits is for sim:SCENE; {world!r} has the limits of its robot.")
+        opened = Guarded(opened, scene_limits(inner_with(opened, "scene").scene))
+    if args.adapt is None:
+        return opened
+    if not world.startswith(("sim:", "robot:")):
+        raise BadInput(f"--adapt is for sim:SCENE and robot:ADDRESS, not for {world!r}.")
+    return with_adaptation(opened, args.adapt, _scene(args.scene))
 
 
 def _with_goal(opened: Any, scene: Scene | None) -> Any:
