@@ -1,10 +1,11 @@
-"""Gaussians on a CUDA device through gsplat: agreement with the CPU, and times beside it."""
+"""Gaussians on a CUDA device: our kernels for thousands of small images beside gsplat, and agreement with the CPU."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from instep.splat.gaussians import Gaussians
 from instep.splat.image import RenderedImage
 from instep.splat.raster import cuda as gpu
 from instep.splat.raster import gradients
+from instep.splat.raster.fused import FusedRasterizer, PixelTensors
 from instep.splat.raster.gradients import ImageGradient
 from instep.splat.raster.rasterizer import Rasterizer
 from rows import Row, row
 from splat_scenes import STILL, camera, table_arm_and_tee
 
 COUNT, TEE = 5_498, 498
+WORKLOADS = ((4096, 64, 48, 5_000, 6.0), (4096, 128, 96, 5_000, 5.0), (512, 320, 240, 20_000, 3.5))
+"""Cameras, width, height, Gaussians, and how many times faster than gsplat is wanted."""
 PARTS = ("means", "quats", "scales", "opacities", "sh", "poses", "camera")
 
 
@@ -32,7 +36,124 @@ def run(out: Path, quick: bool = False) -> list[Row]:
     gaussians = table_arm_and_tee(COUNT, tee=TEE)
     cameras = [camera(f"eye {i}", 480, 270, around=1.3 * i) for i in range(3)]
     repeats = 10 if quick else 100
-    return [*_agreement(gaussians, cameras), *_times(gaussians, cameras, repeats)]
+    fused = [row for workload in WORKLOADS for row in _many_images(*workload, 3 if quick else 20)]
+    fused += _differentiated(gaussians, cameras, repeats)
+    if find_spec("gsplat") is None:
+        return fused
+    return [*fused, *_agreement(gaussians, cameras), *_times(gaussians, cameras, repeats)]
+
+
+def _many_images(count: int, width: int, height: int, n: int, wanted: float, repeats: int) -> list[Row]:
+    """Every camera on a circle around the scene, forward only: time, agreement, memory."""
+    import torch
+
+    gaussians = table_arm_and_tee(n)
+    cameras = [camera(f"eye {i}", width, height, around=2 * np.pi * i / count) for i in range(count)]
+    fused, what = FusedRasterizer(gaussians), f"{count} x {width}x{height}, {n} Gaussians"
+    views, poses = fused.camera_set(cameras), fused.pose_tensor(STILL)
+    shown, memory = _peak(lambda: fused.render_worlds(views, poses).colour[0])
+    same = bool((shown == fused.render_worlds(views, poses).colour[0]).all())
+    cpu, chosen = Rasterizer(gaussians), range(0, count, count // 4)
+    pairs = [(shown[i].cpu().numpy(), cpu.render(cameras[i], STILL).colour) for i in chosen]
+    ours = _device_time(lambda: fused.render_worlds(views, poses), repeats)
+    rows = [
+        row(f"ours, forward, {what}", ours),
+        row(f"ours, memory, {what}", memory, "MiB"),
+        row(f"ours, PSNR to the CPU, {what}", min(_psnr(a, b) for a, b in pairs), "dB", at_least=45.0),
+        row(f"ours, largest colour difference to the CPU, {what}", max(_apart(a, b) for a, b in pairs), at_most=1e-2),
+        row(f"ours, identical on repeat, {what}", float(same), at_least=1.0),
+    ]
+    if find_spec("gsplat") is None:
+        return rows
+    render = _forward_gsplat(gaussians, cameras)
+    with torch.no_grad():
+        theirs_shown, theirs_memory = _peak(render)
+        theirs = _device_time(render, repeats)
+    apart = (theirs_shown - shown).abs()
+    return [
+        *rows,
+        row(f"gsplat, forward, {what}", theirs),
+        row(f"gsplat, memory, {what}", theirs_memory, "MiB"),
+        row(f"ours over gsplat, {what}", theirs.value / ours.value, "x", at_least=wanted),
+        row(f"memory, ours / gsplat, {what}", memory / theirs_memory, at_most=0.5),
+        row(f"largest colour difference to gsplat, {what}", float(apart.max()), at_most=1e-2),
+        row(f"PSNR to gsplat, {what}", float(-10 * torch.log10((apart**2).mean())), "dB", at_least=45.0),
+    ]
+
+
+def _differentiated(gaussians: Gaussians, cameras: list[Camera], repeats: int) -> list[Row]:
+    """Three images forward and backward, by poses alone and by everything."""
+    fused = FusedRasterizer(gaussians)
+    views, poses, what = fused.camera_set(cameras), fused.pose_tensor(STILL), f"3 x 480x270, {COUNT} Gaussians"
+
+    def both(everything: bool) -> Callable[[], Any]:
+        return lambda: fused.render_worlds_with_gradients(
+            views, poses, lambda images: PixelTensors(images.colour), gaussians=everything
+        )
+
+    count, width, height, n, _ = WORKLOADS[0]
+    many = [camera(f"eye {i}", width, height, around=2 * np.pi * i / count) for i in range(count)]
+    small = FusedRasterizer(table_arm_and_tee(n))
+    small_views, small_poses = small.camera_set(many), small.pose_tensor(STILL)
+    return [
+        row(f"ours, forward, {what}", _device_time(lambda: fused.render_worlds(views, poses), repeats)),
+        row(f"ours, forward + backward by poses, {what}", _device_time(both(False), repeats)),
+        row(f"ours, forward + backward by poses and Gaussians, {what}", _device_time(both(True), repeats), at_most=1.3),
+        row(
+            f"ours, forward + backward by poses, {count} x {width}x{height}, {n} Gaussians",
+            _device_time(
+                lambda: small.render_worlds_with_gradients(
+                    small_views, small_poses, lambda images: PixelTensors(images.colour)
+                ),
+                max(3, repeats // 10),
+            ),
+        ),
+    ]
+
+
+def _forward_gsplat(gaussians: Gaussians, cameras: list[Camera]) -> Callable[[], Any]:
+    import torch
+    from gsplat import rasterization
+
+    def tensor(values: Array) -> Any:
+        return torch.tensor(np.asarray(values, np.float32), device="cuda")
+
+    parts = [tensor(getattr(gaussians, name)) for name in ("means", "quats", "scales", "opacities", "colours")]
+    views = tensor(np.stack([np.linalg.inv(c.body_from_camera) for c in cameras]))
+    lenses, size = tensor(np.stack([c.K for c in cameras])), (cameras[0].width, cameras[0].height)
+    return lambda: rasterization(*parts, views, lenses, *size, packed=False)[0]
+
+
+def _peak(job: Callable[[], Any]) -> tuple[Any, float]:
+    """What a job gives, and the memory it took on the device [MiB], its result included."""
+    import torch
+
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = job()
+    torch.cuda.synchronize()
+    return out, (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def _device_time(job: Callable[[], Any], repeats: int) -> Estimate:
+    """Median time by the events of the device [ms] and the range of the middle 95 %."""
+    import torch
+
+    taken = np.empty(repeats)
+    for i in range(-3, repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        job()
+        end.record()
+        torch.cuda.synchronize()
+        taken[max(i, 0)] = start.elapsed_time(end)
+    low, middle, high = np.quantile(taken, [0.025, 0.5, 0.975])
+    return Estimate(float(middle), float(low), float(high), repeats, "ms")
+
+
+def _psnr(a: Array, b: Array) -> float:
+    return float(-10 * np.log10(max(1e-20, float(np.mean((np.asarray(a, float) - b) ** 2)))))
 
 
 def _agreement(gaussians: Gaussians, cameras: list[Camera]) -> list[Row]:

@@ -20,7 +20,7 @@ from .workspace import pack
 
 FORWARD = ("fused_prepare.cu", "fused_lists.cu", "fused_blend.cu")
 BACKWARD = (*FORWARD, "fused_gradients.cu")
-LIST_THREADS, WALK_THREADS, WALK_BLOCKS = 256, 256, 4
+LIST_THREADS, WALK_THREADS, WALK_BLOCKS = 256, 128, 8
 _QUEUE_BLOCKS = 264
 """Blocks that render the regions whose lists had no room."""
 _JOBS = 16
@@ -37,10 +37,12 @@ MAX_REGIONS = 126
 """Regions along a side of an image."""
 _REGION_GAUSSIANS = 1500
 """Gaussians in a region, were they spread evenly, above which regions are made smaller."""
-_POOL_BYTES = 28 * 2**10
+_POOL_BYTES = 16 * 2**10
 """Shared memory for the bit matrix of a region; a region that needs more is rendered in rounds."""
 _LIST_BYTES = 20 * 2**10
 """Shared memory for the lists of a region; where they need more they are made part by part."""
+_LARGE_PIXELS, _LARGE_LIST_BYTES = 40_000, 32 * 2**10
+"""An image from which on Gaussians reach more tiles, and the shared memory for lists there."""
 _ITEMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24)
 """Gaussians per thread that are sorted."""
 _MAX_SORTED = 1024 * _ITEMS[-1]
@@ -175,10 +177,12 @@ class SceneTensors:
         first, n = cameras.cameras[0], len(self.gaussians)
         stride, words = (n // 128 + 1) * 128, (n + 31) // 32 | 1
         width, height = _region_size(n, first.width, first.height)
+        large = first.width * first.height >= _LARGE_PIXELS
         out = Arguments(
             n=n, bodies=len(self.gaussians.names), cameras=len(cameras.cameras), stride=stride, width=first.width,
             height=first.height, region_width=width, region_height=height, across=-(-first.width // width),
-            pool=max(_POOL_BYTES, 24 * words), lists=max(_LIST_BYTES, stride // 8) * _rank_bytes(n) // 2,
+            pool=max(_POOL_BYTES, 24 * words),
+            lists=max(_LARGE_LIST_BYTES if large else _LIST_BYTES, stride // 8) * _rank_bytes(n) // 2,
         )  # fmt: skip
         out.regions = out.across * -(-first.height // height)
         out.point(

@@ -245,9 +245,9 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS) list_tiles(Arguments 
     int index = place.image * gridDim.x + place.region, jobs = region.tiles / 4;
     uint4 *table = a.jobs + index * JOBS;
     Entries entries = collect(a, place, region.tiles, (u32 *)m.lists.entries, m.sums, m.pool);
-    int used = align16((int)((char *)(entries.places + region.tiles * entries.words) - m.pool));
-    uint2 *kept = (uint2 *)(m.pool + used);
-    bool fits = entries.band == region.tiles && !entries.direct && used + 8 * entries.n <= a.pool;
+    int room = a.lists - 8 * entries.n; // for the lists, before the tiles of each entry
+    uint2 *kept = (uint2 *)((char *)m.lists.entries + room);
+    bool fits = entries.band == region.tiles && !entries.direct && room >= 0;
     if (threadIdx.x < 64) m.counts[threadIdx.x] = 0;
     __syncthreads();
     if (fits) {
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS) list_tiles(Arguments 
         __syncthreads();
         if (threadIdx.x == 0) m.sums[29] = atomicAdd(a.queue + 1, *m.lists.total);
         __syncthreads();
-        fits = *m.lists.total * sizeof(Rank) <= a.lists && m.sums[29] + *m.lists.total <= a.capacity;
+        fits = (int)(*m.lists.total * sizeof(Rank)) <= room && m.sums[29] + *m.lists.total <= a.capacity;
     }
     if (!fits) {
         if (threadIdx.x == 0) a.queue[2 + atomicAdd(a.queue, 1u)] = index, table[0] = make_uint4(0, 0, 0, 1);
