@@ -31,7 +31,9 @@ _NOISE = 0.025
 """Least standard deviation of the colour of the table [0 to 1]: noise, and what interpolating the map costs."""
 _MAP_CELLS = 320
 """Cells along a side of the map of the table."""
-_ROUNDS = 3
+_ROUNDS = 6
+_SETTLED_SHARE = 0.005
+"""Share of the object's pixels whose change ends the rounds."""
 _TOLERATED_SHARE = 0.1
 """Share of the views that may be wrong about a point of the hull that they vote for."""
 _VOTE = 6.0
@@ -73,12 +75,15 @@ def masks_on_table(
     found: list[Array] = [np.zeros(view.image.shape[:2], bool) for view in views]
     colours: ColourPair | None = None
     for round_ in range(_ROUNDS):
-        table = _table_map(views, plane, found)
+        table, before = _table_map(views, plane, found), list(found)
         for i, view in enumerate(views):
             if report is not None:
                 report((round_ + i / len(views)) / _ROUNDS, view.name)
             balanced = replace(view, image=view.image * table.gains[i].astype(np.float32))
             found[i] = _cut(balanced, meetings[i], table, votes[i], colours)
+        changed = sum(int((a != b).sum()) for a, b in zip(found, before, strict=True))
+        if changed <= _SETTLED_SHARE * sum(int(mask.sum()) for mask in found):
+            break
         if round_ < _ROUNDS - 1:
             votes = _votes(views, found, plane)
             colours = _colours(views, found, table)
