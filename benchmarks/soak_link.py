@@ -192,8 +192,8 @@ class RobotWatch:
             last = self._reports[-1] if self._reports else None
             self._reports.append((message.mono * 1e-9, message.tick, message.mode, sent))
             self.reports += 1
-        if last is not None and self.limits is not None and last[1] + 1 == message.tick and "idle" not in (
-            last[2], message.mode,
-        ):  # fmt: skip
+        # After a stop nothing is sent until a reset, which sets the last command to zero.
+        obeying = last is not None and {last[2], message.mode} <= {"run", "hold"} and last[1] + 1 == message.tick
+        if last is not None and obeying and self.limits is not None:
             allowed = np.asarray(self.limits.velocity) * self.dt
             self.largest_step = max(self.largest_step, float(np.max(np.abs(np.subtract(sent, last[3])) / allowed)))
