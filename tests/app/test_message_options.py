@@ -18,7 +18,8 @@ SOURCE = Path(instep.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 BROWSER = {"--headless", "--no-sandbox", "--remote-debugging-port", "--hide-scrollbars", "--use-angle",
            "--enable-unsafe-swiftshader", "--user-data-dir"}  # fmt: skip
-NOT_OURS = {"--query-gpu", "--format", "--short", "--porcelain", "--help", "--version"} | BROWSER
+COMPILER = {"--gpu-architecture", "--use", "--std"}
+NOT_OURS = {"--query-gpu", "--format", "--short", "--porcelain", "--help", "--version"} | BROWSER | COMPILER
 """Options of other programs, and those of every command."""
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tune": ("tune", "excite", "start"),

@@ -74,7 +74,7 @@ STAGE_WORDS: Mapping[TrustStage, str] = {
 }
 CAUSE_WORDS: Mapping[TrustCause, str] = {
     TrustCause.NONE: "",
-    TrustCause.ANOMALY: "unlike any nominal run",
+    TrustCause.ANOMALY: "the run is unlike any nominal one",
     TrustCause.BLIND: "no camera gives usable images",
     TrustCause.RELOCALIZED: "a body was found elsewhere than predicted",
     TrustCause.UNSTABLE: "corrections oscillate",
