@@ -209,6 +209,11 @@ def twin_live(folder: Path) -> Path:
         return command(words, folder / "twin")
 
 
+def build_check(folder: Path) -> Path:
+    """The checks of a scene."""
+    return command("build check pusht", folder / "build_check", passes=(0, 1))
+
+
 KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "run": (run, 1), "record": (record, 1), "record images": (record_images, 1), "shadow": (shadow, 1),
     "eval": (evaluate, 1), "gate": (gate, 0), "check": (check, 0), "gap": (gap, 0),
@@ -216,6 +221,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agreement": (agreement, 0),
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
+    "build check": (build_check, 0),
 }  # fmt: skip
 """Kind -> what makes its page, and how many videos it shows."""
 NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow"}

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "instep"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {"usd-core": "pxr", "pyzmq": "zmq", "mcap-ros2-support": "mcap_ros2", "rerun-sdk": "rerun"}
-BROUGHT_BY = {"llvmlite": "numba"}
+BROUGHT_BY = {"llvmlite": "numba", "contourpy": "matplotlib", "PIL": "matplotlib"}
 """Libraries that another one brings, in the version it needs."""
 LOADERS = ("import_module", "library", "optional_library")
 """Functions that import a library by its name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import itertools
 import json
 import shutil
@@ -14,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from instep.core.errors import Unsupported
 from instep.core.world import Array
+from instep.data.frames import decode_image
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -65,11 +63,9 @@ class ViewPage:
 
     def image(self, t: float | None = None) -> Array:
         """The 3D view alone, at a time [s]."""
-        from PIL import Image
-
         seek = "" if t is None else f"v.clock.playing = false; v.clock.seek(v.clock.begin + {t:.6f}); "
         data = self.evaluate(f"(() => {{ const v = window.instepViewers[0]; {seek}return v.screenshot(); }})()")
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))).convert("RGB"))
+        return decode_image(base64.b64decode(data.partition(",")[2]))
 
     def screenshot(self, path: Path) -> Path:
         """The page with its controls, as a PNG."""

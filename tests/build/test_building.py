@@ -1,0 +1,125 @@
+"""From images of a known block to a scene that simulates, on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from build_scenes import click_at, rendered, ring, tee, write_capture
+from instep.app.cli import main
+from instep.build.mesh_raster import coverage
+from instep.build.posed_views import PosedView
+from instep.build.prompts import load_prompts, parse_prompts
+from instep.build.scene_checks import check_scene, worst_state
+from instep.build.silhouettes import overlap
+from instep.build.table_masks import masks_on_table
+from instep.core.errors import BadInput
+from instep.scene.folder import Scene
+
+CAMERAS = ring(3)
+CLICKS = [click_at(camera, (0.0, 0.015, 0.04)) for camera in CAMERAS]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("build")
+    images = write_capture(folder / "images", tee(), CAMERAS)
+    words = ["build", str(images), str(folder / "scene"), "--prompt", *CLICKS, "--steps", "0", "--gaussians", "200"]
+    assert main([*words, "--mass", "tee=0.2"]) == 0
+    return folder
+
+
+def test_a_scene_is_built_that_opens_with_the_size_of_the_block(built):
+    scene = Scene.load(built / "scene")
+    record = json.loads((built / "scene" / "build.json").read_text())
+    assert scene.objects == ("tee",) and len(scene.cameras) == 3
+    assert record["objects"]["tee"]["volume_m3"] == pytest.approx(tee().volume, rel=0.08)
+    assert record["objects"]["tee"]["mass"]["source"] == "weighed"
+    assert float(scene.model.body("tee").mass[0]) == pytest.approx(0.2)
+    assert [p.address for p in scene.params("body.tee.mass")] == ["body.tee.mass"]
+
+
+def test_a_built_scene_passes_its_checks_and_gets_a_page(built, monkeypatch):
+    monkeypatch.chdir(built)
+    findings = check_scene(Scene.load(built / "scene"))
+    assert worst_state(findings) in ("green", "amber"), findings
+    assert {f.check for f in findings} >= {"watertight", "inertia", "parts", "penetration", "rest in mujoco"}
+    assert main(["build", "check", str(built / "scene"), "--out", "checked"]) == 0
+    assert (built / "checked" / "report.html").is_file()
+
+
+def test_a_stage_is_redone_alone(built):
+    kept = (built / "scene" / "stages" / "shape.npz").read_bytes()
+    words = ["build", str(built / "images"), str(built / "scene"), "--prompt", *CLICKS, "--steps", "0"]
+    assert main([*words, "--gaussians", "200", "--redo", "scene", "--friction", "tee=0.8"]) == 0
+    record = json.loads((built / "scene" / "build.json").read_text())
+    assert (built / "scene" / "stages" / "shape.npz").read_bytes() == kept
+    assert [stage for stage, done in record["stages"].items() if done["status"] == "computed"] == ["scene"]
+    assert record["objects"]["tee"]["friction"]["value"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "Nothing says what to build"),
+        (("--prompt", "tee=click:v09:3,3"), "no camera (in a prompt of 'tee') named 'v09'"),
+        (("--prompt", "tee=click:v00:900,3"), "outside the image"),
+        (("--prompt", "tee=touch:v00:9,3"), "is not understood"),
+        (("--prompt", CLICKS[0]), "found in 1 of 3 views"),
+        (("--prompt", *CLICKS, "--mass", "cup=0.2"), "no object of the prompts named 'cup'"),
+        (("--prompt", *CLICKS, "--redo", "parts"), "holds no stages of a build"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(built, tmp_path, capsys, words, message):
+    assert main(["build", str(built / "images"), str(tmp_path / "out"), *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mirrored_poses_are_refused(built, tmp_path, capsys):
+    images = write_capture(tmp_path / "images", tee(), CAMERAS)
+    table = json.loads((images / "transforms.json").read_text())
+    for frame in table["frames"]:
+        frame["transform_matrix"] = (np.diag([-1.0, 1.0, 1.0, 1.0]) @ np.array(frame["transform_matrix"])).tolist()
+    (images / "transforms.json").write_text(json.dumps(table))
+    assert main(["build", str(images), str(tmp_path / "out"), "--prompt", *CLICKS]) == 2
+    assert "mirrored" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_floating_object_is_red(tmp_path):
+    (tmp_path / "scene.xml").write_text(
+        "<mujoco><worldbody><geom type='plane' size='1 1 .1'/><body name='cube' pos='0 0 0.2'><freejoint/>"
+        "<geom type='box' size='.02 .02 .02'/></body></worldbody></mujoco>"
+    )
+    findings = check_scene(Scene.load(tmp_path / "scene.xml"), engines=("mujoco",))
+    assert [f.check for f in findings if f.state == "red"] == ["rest in mujoco"]
+
+
+def test_prompts_of_a_file_are_those_in_words(tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text('{"objects": {"cup": ["click:left:3,4", "box:left:1,2,30,40", "colour:#ff8000"]}}')
+    assert load_prompts(path) == parse_prompts(["cup=click:left:3,4", "cup=box:left:1,2,30,40", "cup=colour:ff8000"])
+    path.write_text('{"objects": {"cup": "here"}}')
+    with pytest.raises(BadInput, match="list of texts"):
+        load_prompts(path)
+
+
+def test_a_twin_sees_the_convex_parts_of_a_built_object(built):
+    from instep.twin.projection import outline_of
+    from instep.twin.segmentation import colour_of
+
+    scene = Scene.load(built / "scene")
+    assert len(outline_of(scene.model, "tee").parts) == 2
+    assert colour_of(scene, "tee")[0] > 1.5 * colour_of(scene, "tee")[2]
+
+
+def test_what_stands_on_a_table_is_found_without_a_prompt():
+    cameras = ring(8, size=(96, 72))
+    views = [PosedView(camera, rendered(tee(), camera).astype(np.float32)) for camera in cameras]
+    masks = masks_on_table(views, np.array([0.0, 0.0, 1.0, 0.0]))
+    assert min(overlap(mask.alpha, coverage(tee(), mask.camera)) for mask in masks) > 0.9
+    with pytest.raises(BadInput, match="at least 6 views"):
+        masks_on_table(views[:3], np.array([0.0, 0.0, 1.0, 0.0]))

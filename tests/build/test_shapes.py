@@ -1,0 +1,121 @@
+"""Meshes, hulls and extruded outlines against shapes that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from build_scenes import box, ring, tee
+from instep.build.convex_parts import convex_parts, hull_mesh
+from instep.build.isosurface import grid_around, isosurface
+from instep.build.mesh_raster import coverage
+from instep.build.prism import prism
+from instep.build.shape import object_shape, silhouette_overlap
+from instep.build.silhouettes import ObjectMask
+from instep.build.triangle_mesh import TriangleMesh, separated, simplified, surface_distances
+from instep.core.errors import BadInput
+
+PLANE = np.array([0.0, 0.0, 1.0, 0.0])
+
+
+def exact_masks(mesh: TriangleMesh, cameras) -> list[ObjectMask]:
+    return [
+        ObjectMask(camera, coverage(mesh, camera).astype(np.float32), np.ones((camera.height, camera.width), bool))
+        for camera in cameras
+    ]
+
+
+@pytest.fixture(scope="module")
+def ball() -> TriangleMesh:
+    grid = grid_around(np.full(3, -0.05), np.full(3, 0.05), 0.004)
+    return isosurface(0.05 - np.linalg.norm(grid.points() - [0.001, 0.002, 0.0], axis=-1), grid)
+
+
+def test_an_isosurface_is_closed_and_encloses_the_volume_of_its_field(ball):
+    assert ball.watertight
+    assert ball.volume == pytest.approx(4 / 3 * np.pi * 0.05**3, rel=0.01)
+    assert ball.centroid == pytest.approx([0.001, 0.002, 0.0], abs=1e-4)
+    assert ball.unit_inertia == pytest.approx(0.4 * ball.volume * 0.05**2 * np.eye(3), rel=0.02, abs=1e-9)
+
+
+def test_the_inertia_of_a_box_is_that_of_the_formula():
+    mesh = box((0.0, 0.0, 0.0), (0.1, 0.2, 0.3))
+    expected = mesh.volume / 12 * np.diag([0.2**2 + 0.3**2, 0.1**2 + 0.3**2, 0.1**2 + 0.2**2])
+    assert mesh.volume == pytest.approx(0.006)
+    assert mesh.unit_inertia == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_simplified_mesh_stays_closed_and_near(ball):
+    small = simplified(ball, 400)
+    assert small.watertight and len(small.faces) < 600
+    assert max(surface_distances(small, ball, 4000)) < 0.002
+
+
+def test_a_mesh_without_a_face_is_open(ball):
+    assert not TriangleMesh(ball.vertices, ball.faces[1:]).watertight
+
+
+def test_pieces_of_a_mesh_are_separated_by_volume():
+    assert [len(piece.faces) for piece in separated(tee())] == [12, 12]
+
+
+def test_views_all_around_give_a_hull_near_the_shape():
+    block = box((-0.04, -0.03, 0.0), (0.04, 0.03, 0.05))
+    masks = exact_masks(block, ring(12))
+    found = object_shape("block", masks, PLANE)
+    assert found.info["method"] == "hull"
+    # Views from 35 degrees above leave a roof over the block that no silhouette can carve.
+    assert 1.0 <= found.mesh.volume / block.volume < 1.3
+    assert min(found.info["overlap"].values()) > 0.97
+
+
+def test_three_views_give_an_extruded_outline_with_the_right_height():
+    block = tee()
+    found = object_shape("tee", exact_masks(block, ring(3)), PLANE)
+    assert found.info["method"] == "extrusion"
+    assert found.info["height_m"] == pytest.approx(0.04, abs=0.0015)
+    assert found.mesh.volume == pytest.approx(block.volume, rel=0.05)
+    assert np.ptp(found.mesh.vertices, axis=0)[:2] == pytest.approx([0.12, 0.12], rel=0.02)
+
+
+def test_hidden_pixels_do_not_carve():
+    block, cameras = tee(), ring(3)
+    masks = exact_masks(block, cameras)
+    hidden = masks[0].known.copy()
+    left, top, right, bottom = masks[0].region
+    hidden[top:bottom, (left + right) // 2 : right] = False
+    alpha = np.where(hidden, masks[0].alpha, 0.0).astype(np.float32)
+    found = object_shape("tee", [ObjectMask(cameras[0], alpha, hidden), *masks[1:]], PLANE)
+    assert found.mesh.volume == pytest.approx(block.volume, rel=0.08)
+    assert silhouette_overlap(found.mesh, masks[0]) > 0.93
+
+
+def test_convex_parts_of_a_tee_are_two():
+    points = np.stack(np.indices((70, 70)), axis=-1) * 0.002 - [0.07, 0.1]
+    bounds = [piece.bounds[:, :2] for piece in separated(tee())]
+    inside = [np.minimum(points - low, high - points).min(axis=-1) for low, high in bounds]
+    mesh = prism(np.maximum(*inside) + 5e-4, np.array([-0.07, -0.1]), 0.002, 0.04)
+    assert mesh.watertight and mesh.volume == pytest.approx(tee().volume, rel=0.08)
+    found = convex_parts(mesh)
+    assert len(found.meshes) == 2
+    assert found.volume_ratio == pytest.approx(1.0, abs=0.08)
+    assert all(part.watertight for part in found.meshes)
+
+
+def test_the_hull_of_points_faces_outwards():
+    points = np.random.default_rng(0).normal(size=(40, 3))
+    assert hull_mesh(points).watertight and hull_mesh(points).volume > 0
+
+
+def test_masks_of_different_objects_have_nothing_in_common():
+    cameras = ring(3)
+    far = box((0.2, 0.2, 0.0), (0.24, 0.24, 0.03))
+    near = box((-0.24, -0.2, 0.0), (-0.2, -0.16, 0.03))
+    masks = [exact_masks(mesh, [camera])[0] for mesh, camera in zip((far, near, far), cameras, strict=True)]
+    with pytest.raises(BadInput, match=r"no point of space in common|meet behind a camera|No upright outline"):
+        object_shape("block", masks, PLANE)
+
+
+def test_one_view_is_refused():
+    with pytest.raises(BadInput, match="one view does not say how large"):
+        object_shape("tee", exact_masks(tee(), ring(1)), PLANE)
