@@ -160,7 +160,7 @@ def rerun() -> ModuleType:
 def cuda_device(torch: ModuleType) -> None:
     """A CUDA device."""
     if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device: torch finds none on this machine")
+        pytest.skip("needs CUDA: torch finds no device on this machine")
 
 
 @pytest.fixture(scope="session")
