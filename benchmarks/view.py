@@ -19,8 +19,8 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 import instep
-from instep.app.viewer.capture import PROGRAMS, view_page
 from instep.app.viewer.gaussian_content import GaussianContent
+from instep.app.viewer.headless import PROGRAMS, view_page
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.opening import ViewRequest, open_content
 from instep.app.viewer.view_server import ViewContent, ViewServer

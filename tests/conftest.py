@@ -34,7 +34,7 @@ LIBRARIES = {
 }  # fmt: skip
 """Optional library -> the extra that installs it."""
 NEEDS = re.compile(
-    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|time|"
+    r"needs (CUDA|recordings|a quieter machine|OpenGL|Chromium|Linux|privileges|time|the web viewer|"
     r"torch|onnxruntime|lerobot|sbi|ray|zmq|gsply|rerun): "
 )
 NEEDS_WITH_EXTRAS = re.compile(r"needs (CUDA|recordings|a quieter machine|lerobot): ")

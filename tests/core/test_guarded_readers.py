@@ -47,7 +47,7 @@ ALLOWED = {
     ("app/verbs/evaluate.py", "read_bytes"): OWN,
     ("app/simulated_robot.py", "read_text"): OWN,
     ("app/verbs/bench.py", "read_text"): "reads benchmarks of this checkout, and /proc/cpuinfo",
-    ("app/viewer/capture.py", "json.loads"): "talks to the browser that it started",
+    ("app/viewer/headless.py", "json.loads"): "talks to the browser that it started",
     ("app/viewer/live_process.py", "pickle.loads"): "gets its setup from the process that started it, by a pipe",
     ("app/viewer/front_end.py", "json.loads"): SHIPPED,
     ("app/viewer/front_end.py", "read_text"): SHIPPED,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from instep.app.arguments import Options, Positional
 from instep.app.verbs.runs import has_display
-from instep.app.viewer.capture import view_images, view_page
+from instep.app.viewer.headless import view_images, view_page
 from instep.app.viewer.opening import ViewRequest, open_content
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
