@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numba import njit
 
+from instep.core.child_process import main_thread_ended
 from instep.core.errors import LinkLost
 from instep.core.records import array_dataclass, options_dataclass
 from instep.core.world import Array, Channel, Spec
@@ -137,7 +138,7 @@ class RenderProcess:
     @property
     def ended(self) -> bool:
         """Whether the process has ended, however it did."""
-        return self._child.poll() is not None
+        return self._child.poll() is not None or main_thread_ended(self._child.pid)
 
     def ask(self, t: float, q: Array) -> bool:
         """Have images taken of a state, unless the last ones are still being made; says whether they are."""

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from instep.core.child_process import main_thread_ended
 from instep.core.errors import BadInput, InstepError, LinkLost
 from instep.core.records import array_dataclass
 from instep.core.world import Array, Spec
@@ -112,7 +113,7 @@ class FollowerProcess:
         reading = self._last.reading
         if reading is None:
             raise LinkLost("The follower's process has read nothing from the robot yet.")
-        return reading if self._process.is_alive() else replace(reading, fault=self._ended())
+        return reading if self._alive else replace(reading, fault=self._ended())
 
     def write(self, action: Array) -> Array:
         """Send a set point, and return the command that was sent last."""
@@ -185,7 +186,7 @@ class FollowerProcess:
     def _wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
         deadline = time.monotonic() + timeout
         while not done():
-            if not self._process.is_alive():
+            if not self._alive:
                 raise LinkLost(self._ended())
             if time.monotonic() > deadline:
                 raise LinkLost(f"The robot {what} within {timeout:g} s.")
@@ -193,8 +194,14 @@ class FollowerProcess:
                 self._reports.poll(0.05)
             self._drain()
 
+    @property
+    def _alive(self) -> bool:
+        return self._process.is_alive() and not main_thread_ended(self.pid)
+
     def _ended(self) -> str:
-        return f"The follower's process has ended (exit code {self._process.exitcode}); start the robot again."
+        code = self._process.exitcode
+        known = "" if code is None else f" (exit code {code})"
+        return f"The follower's process has ended{known}; start the robot again."
 
 
 def _run(
