@@ -156,7 +156,7 @@ def _tracked_box(place: Path, frames: Array, corners: dict[str, list[float]]) ->
     t, none = np.arange(n) / 30.0, np.zeros((n, 0))
     columns = {"timestamp": t, "q": none, "v": none, "action": none, IMAGES + "webcam": frames}
     episode = Episode(spec, {**columns, IMAGES + "webcam.stamp": t})
-    return track_recording(scene, episode, TwinOptions(residual="auto", start=place / "start.json"))
+    return track_recording(scene, episode, TwinOptions(residual="learned", start=place / "start.json"))
 
 
 def corner(name: str) -> Array:

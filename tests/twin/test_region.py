@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from instep.twin.region import RegionColours
 from instep.twin.start_pose import load_starts, pose_from_points
 from instep.twin.texture import BodyTexture, body_faces, mask_bodies_in_front
 
-from .conftest import looking_down
+from .conftest import RenderedRecording, Run, looking_down
 
 UP = np.array([0.0, 0.0, 1.0])
 PLACED = np.eye(4)
@@ -161,3 +162,14 @@ def test_a_bad_start_is_refused_in_one_sentence(tmp_path: Path, entry: object, w
     file.write_text(json.dumps({"tee": entry}))
     with pytest.raises(BadInput, match=words):
         load_starts(file)
+
+
+def test_auto_takes_the_colour_of_the_scene_where_images_show_it_and_learns_it_elsewhere(
+    recording: RenderedRecording, follow: Callable[..., Run]
+) -> None:
+    shown = replace(recording, episode=recording.episode.rows(0, 24))
+    assert not follow(shown).log["tee.learned"][1:].any()
+    blue = shown.with_images(lambda row, name, pixels, stamp: (np.ascontiguousarray(pixels[..., ::-1]), stamp))
+    other = follow(blue)
+    assert other.log["tee.learned"][1:].all()
+    assert np.median(other.error[5:]) < 0.004

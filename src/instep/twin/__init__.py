@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from .camera_refinement import RefinedCameras, RefinedRig, RefineOptions, refine_rig
     from .camera_rig import CameraRig, recorded_rig
     from .factory import TwinOptions, open_twin
+    from .filter_options import FilterOptions
     from .image_checks import FAULT_WORDS, ImageFault
-    from .pose_filter import FilterOptions, PoseFilter
+    from .pose_filter import PoseFilter
     from .projection import Outline, draw_outline, outline_of, transform_at
     from .tracking import SilhouetteOverlaps, TrackedRecording, block_median, silhouette_overlaps, track_recording
     from .trust import Trust, calibrate_trust, shipped_trust
@@ -34,8 +35,9 @@ __getattr__ = lazy_names(
         "camera_refinement": "RefineOptions RefinedCameras RefinedRig refine_rig",
         "camera_rig": "CameraRig recorded_rig",
         "factory": "TwinOptions open_twin",
+        "filter_options": "FilterOptions",
         "image_checks": "FAULT_WORDS ImageFault",
-        "pose_filter": "FilterOptions PoseFilter",
+        "pose_filter": "PoseFilter",
         "projection": "Outline draw_outline outline_of transform_at",
         "tracking": "SilhouetteOverlaps TrackedRecording block_median silhouette_overlaps track_recording",
         "trust": "Trust calibrate_trust shipped_trust",

@@ -124,7 +124,7 @@ def refine_rig(
     if support is None:
         raise BadInput(
             f"Cameras are refined from a body on a table, and scene {scene.name!r} has no plane; give a calibration "
-            "with --cameras, or track with one camera and --residual auto, which refines its focal length."
+            "with --cameras, or track with one camera and --residual learned, which refines its focal length."
         )
     outline, basis = outline_of(model_of(scene), scene.objects[0]), planar_basis(support.normal)
     stride = max(1, min(5, len(episode) // (2 * KEY_FRAMES)))

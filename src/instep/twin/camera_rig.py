@@ -25,6 +25,7 @@ from .segmentation import (
     colour_mask,
     colour_of,
     initial_strength,
+    is_coloured,
     segment,
 )
 from .silhouette_kernels import MaskPixels
@@ -101,6 +102,18 @@ class CameraRig:
         """The cameras of a scene (all where none are given), for the first object of the scene."""
         known = tuple(scene.cameras.values()) if cameras is None else cameras
         return cls(known, colour_mask(colour_of(scene, scene.objects[0])))
+
+    @classmethod
+    def automatic(cls, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
+        """Cameras that know the colour of the scene's only body, where it has one to segment it by."""
+        if len(scene.objects) != 1 or not is_coloured(colour_of(scene, scene.objects[0])):
+            return cls.unnamed(cameras)
+        return cls.of(scene, cameras)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether the colour of the tracked body is known."""
+        return bool(self.mask.chroma.any())
 
     @classmethod
     def unnamed(cls, cameras: tuple[Camera, ...]) -> CameraRig:

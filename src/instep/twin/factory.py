@@ -15,11 +15,13 @@ from instep.core.world import Array, Simulator, State, World
 from instep.physics.engines import open_world, rest_action
 from instep.robot import scene_limits
 from instep.scene.calibration import Calibration, known_sizes
+from instep.scene.camera import Camera
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
 from .camera_rig import IMAGES, CameraRig
-from .pose_filter import LEARNED, FilterOptions, PoseFilter, Residual
+from .filter_options import LEARNED, FilterOptions, Residual
+from .pose_filter import PoseFilter
 from .projection import Outline, free_body, model_of, outline_of, project_outline
 from .segmentation import colour_of
 from .start_pose import StartPose, load_starts
@@ -34,8 +36,9 @@ class TwinOptions:
 
     correct: Literal["pose", "forces", "none"] = "pose"
     """By a pose filter, by visual forces, or not at all (physics only)."""
-    residual: Residual = "mask"
-    """What a pose filter compares: silhouettes by the body's colour, or by learned colours, colours of pixels, both."""
+    residual: Residual = "auto"
+    """What a pose filter compares: silhouettes by the body's colour, or by learned colours, colours of pixels, both;
+    auto decides by the first images."""
     held_out: tuple[str, ...] = ()
     """Held-out cameras: scored, but not used by the correction."""
     start: Path | None = None
@@ -53,8 +56,13 @@ class TwinOptions:
 
     @property
     def named(self) -> bool:
-        """Whether bodies are segmented by the colour that the scene gives them."""
-        return self.residual not in LEARNED
+        """Whether bodies are segmented by the colour that the scene gives them, whatever the images show."""
+        return self.residual not in ("auto", *LEARNED)
+
+    def rig(self, scene: Scene, cameras: tuple[Camera, ...]) -> CameraRig:
+        """The cameras as the residual uses them."""
+        make = CameraRig.automatic if self.residual == "auto" else CameraRig.of
+        return make(scene, cameras) if self.named or self.residual == "auto" else CameraRig.unnamed(cameras)
 
     def starts(self) -> dict[str, StartPose]:
         """Where bodies start, by body."""
@@ -95,9 +103,9 @@ def open_twin(
         )
     sizes = dict[str, Array]() if options.calibration is None else known_sizes(options.calibration, scene)
     outlines = {body: outline_of(model_of(scene), body).scaled(size) for body, size in sizes.items()}
-    rig = CameraRig.of(scene, cameras) if options.named else CameraRig.unnamed(cameras)
-    correct = correction_of(scene, rig, options, outlines=outlines)
-    warm_up(scene, sim, correct)
+    correct = correction_of(scene, options.rig(scene, cameras), options, outlines=outlines)
+    for coloured in (True, False) if options.residual == "auto" else (options.named,):
+        warm_up(scene, sim, correct, coloured=coloured)
     return supervised(Twin(sim, real, correct, images=images), options)
 
 
@@ -126,24 +134,24 @@ def correction_of(
     return VisualForces(finder)
 
 
-def warm_up(scene: Scene, sim: Simulator, correct: Correction) -> None:
+def warm_up(scene: Scene, sim: Simulator, correct: Correction, *, coloured: bool = True) -> None:
     """Step and correct once on flat images, so that every kernel is compiled before a robot waits.
 
     A robot stops after half a second without a command; loading a kernel for the first time takes longer.
     """
     state = sim.step(sim.reset(0), rest_action(sim))
-    found = correct.begin(state, flat_images(scene, state, state.t))
+    found = correct.begin(state, flat_images(scene, state, state.t, coloured))
     for k in (1, 2):
         t = state.t + k * scene.dt
-        found = correct(found.memory, state, flat_images(scene, state, t), t)
+        found = correct(found.memory, state, flat_images(scene, state, t, coloured), t)
     sim.place(found.q, found.v, state.t)
 
 
-def flat_images(scene: Scene, state: State, t: float) -> dict[str, Array]:
-    """Images of a scene's first object without a renderer: its silhouette in its own colour on a ramp of greys."""
+def flat_images(scene: Scene, state: State, t: float, coloured: bool = True) -> dict[str, Array]:
+    """Images of a scene's first object without a renderer: its silhouette, in its own colour or grey, on grey."""
     name = scene.objects[0]
     outline, T = outline_of(model_of(scene), name), free_body(scene.spec, name).transform(state.q)
-    colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8)
+    colour = (255 * colour_of(scene, name)[:3]).astype(np.uint8) if coloured else np.full(3, 230, np.uint8)
     images: dict[str, Array] = {}
     for camera in scene.cameras.values():
         ramp = np.linspace(60, 140, camera.width) + round(t / scene.dt) % 20

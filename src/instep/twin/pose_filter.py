@@ -7,25 +7,24 @@ that fits the estimate of the image's stamp to the image, and applies the same m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from instep.core.records import options_dataclass
 from instep.core.world import Array, Observation, State
 from instep.scene.folder import Scene
 from instep.splat.gaussians import Gaussians
 
-from .camera_rig import IMAGES, MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
+from .camera_rig import MAX_MARGIN_PX, CameraFrame, CameraRig, MaskCrop
 from .contrast_search import find_by_regions
-from .global_search import find_body
-from .image_checks import ImageFault, image_fault, learn_view, sample_image, unknown_views
+from .filter_options import LEARNED, FilterOptions
+from .frame_checks import MAX_FRAME_GAP_S, healthy_frame, image_log, new_frames
+from .global_search import FOUND_OVERLAP, find_body
+from .image_checks import unknown_views
 from .innovation import adapted_spread, camera_excess, grown_covariance, image_delay, innovation_numbers
 from .photometric import BodyColours, PhotometricResidual, SurfaceGaussians, photometric_step, surface_gaussians
 from .pose_solver import (
-    MASK_NOISE,
-    PixelNoise,
     PoseSolution,
     SilhouetteFit,
     compare_silhouette,
@@ -38,7 +37,6 @@ from .projection import FreeBody, Outline, free_body, model_of, outline_of, silh
 from .region import RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
-from .start_pose import StartPose
 from .texture import BodyFaces, BodyTexture, body_faces, mask_bodies_in_front
 from .twin import CorrectedState
 
@@ -48,8 +46,6 @@ MARGIN_PX_PER_M = 2000.0
 """Further pixels per standard deviation [1/m]: a camera half a metre away shows 500 pixels per metre."""
 MAX_MOTION_M = 0.01
 """A correction beyond this is not a motion of the body but an error of its estimate [m]."""
-MAX_FRAME_GAP_S = 0.25
-"""Time after the last image from which the covariance grows [s]."""
 COLOUR_LEARNING_OVERLAP = 0.8
 """Overlap in every camera from which a body's colours are learned."""
 HISTORY = 32
@@ -58,62 +54,15 @@ RETRY_FRAMES = 6
 """Frames from one global search to the next."""
 SMOOTHING = 0.2
 """Gain of the running means of chroma and of camera disagreement."""
-IMAGE_MEMORY = ("stamp", "print", "same", "seen", "fault", "view", "grain")
-"""What is remembered of the images themselves."""
 PER_BODY = (
     "nis", "shift", "turn", "residual", "colour_residual", "sigma", "weakest_sigma", "visible", "image_delay",
-    "frames_lost", "penetration", "relocalized",
+    "frames_lost", "penetration", "relocalized", "learned",
 )  # fmt: skip
 """Numbers per body: consistency and size of the innovation, residuals, standard deviations, visibility, image delay,
-frames without sight, penetration that was resolved, relocalisations."""
+frames without sight, penetration that was resolved, relocalisations, whether its colours are learned."""
 PER_CAMERA = ("overlap", "visible_share", "latency", "disagreement", "excluded", "fault")
 """Numbers per camera: overlap of silhouettes, visible share, latency, disagreement, whether it is excluded, and the
 `ImageFault` of its newest image."""
-
-Residual: TypeAlias = Literal["auto", "mask", "region", "photo", "both"]
-"""What a pose filter compares."""
-LEARNED = ("auto", "region")
-"""Residuals for which nobody has to name a colour."""
-
-
-@options_dataclass
-class FilterOptions:
-    """How much the filter trusts physics and images."""
-
-    residual: Residual = "mask"
-    """What is compared: silhouettes in the body's own colour (mask), silhouettes by colours that are learned (region),
-    these and points of the body's texture (auto), colours of pixels (photo), or both mask and photo."""
-    iterations: int = 3
-    """Gauss-Newton steps by silhouettes; one more follows by colours, two without silhouettes."""
-    mask_noise: PixelNoise = MASK_NOISE
-    position_sigma: tuple[float, float] = (1e-4, 6e-3)
-    """Least and largest standard deviation of a predicted position [m]; between them the last innovations decide."""
-    orientation_sigma: tuple[float, float] = (7e-4, 6e-2)
-    """The same for an orientation [rad]."""
-    min_visible: float = 0.15
-    """Share of the silhouette that must not be occluded for a camera to be used."""
-    min_shown: float = 0.3
-    """Share of that which must show the body's colour; below, something unknown occludes it."""
-    inertia: float = 0.2
-    """Share of a correction that is taken for a change of velocity."""
-    lost_after: int = 12
-    """Frames in which no camera shows a body that nothing is known to occlude, after which a global search starts."""
-    min_overlap: float = 0.65
-    """Overlap over all cameras, weighted by visibility, below which the estimate is doubtful."""
-    misfit_after: int = 4
-    """Frames of such overlap after which a global search starts."""
-    bias: float = 6e-4
-    """Systematic error of silhouettes by shading, shape and lens [m]. Part of the reported standard deviation."""
-    max_disagreement: float = 0.004
-    """A camera that keeps disagreeing with the others by this much is excluded [m]."""
-    exclude_after: int = 8
-    """Frames of such disagreement."""
-    starts: Mapping[str, StartPose] = field(default_factory=dict[str, StartPose])
-    """Where bodies start; the others are searched."""
-    held_out: tuple[str, ...] = ()
-    """Held-out cameras: scored, but not used by the correction."""
-    joints_known: bool = True
-    """Whether the robot's joints are known: bodies are moved out of the robot, and pixels it occludes do not count."""
 
 
 class PoseFilter:
@@ -136,9 +85,10 @@ class PoseFilter:
         self._support: SupportPlane | None = support_plane(model)
         self._occlusion = RobotOcclusion(scene)
         self._photos: tuple[PhotometricResidual, ...] = tuple(self._photo(o, scans or {}) for o in self._outlines)
-        learns = self.options.residual in LEARNED
+        residual = self.options.residual
+        learns = residual in LEARNED or residual == "auto"
         self._regions = tuple(RegionColours(n, rig.cameras) for n in scene.objects) if learns else ()
-        followed = self._outlines if self.options.residual == "auto" else ()
+        followed = self._outlines if residual in ("auto", "learned") else ()
         self._textures = tuple(BodyTexture(outline, rig.cameras) for outline in followed)
         several = self._outlines if len(self._outlines) > 1 else ()
         self._faces: tuple[BodyFaces, ...] = tuple(body_faces(outline) for outline in several)
@@ -184,13 +134,14 @@ class PoseFilter:
         }
         for name, photo in zip(self.scene.objects, self._photos, strict=True):
             memory |= photo.unknown(cameras).to_memory(name)
-        for learned in (*self._regions, *self._textures):
-            memory |= learned.unknown()
-        frames = [self._healthy(c, frame, memory) for c, frame in enumerate(given)]
+        frames = [healthy_frame(self.rig, c, frame, memory) for c, frame in enumerate(given)]
         for c, frame in enumerate(frames):
-            if frame is not None and not self._regions:
+            if frame is not None and self.rig.coloured:
                 memory["strength"][c] = initial_strength(self.rig.mask, frame.pixels)
         q = state.q.copy()
+        memory["learns"] = np.asarray(bool(self._regions) and not self._shows_colour(q, frames, memory))
+        for learned in (*self._regions, *self._textures) if memory["learns"] else ():
+            memory |= learned.unknown()
         for b, body in enumerate(self._bodies):
             start = self.options.starts.get(body.name)
             at = body.transform(q) if start is None else start.transform({c.name: c for c in self.rig.cameras})
@@ -210,7 +161,8 @@ class PoseFilter:
         times = np.append(memory["t"][1:], t)
         poses = np.concatenate([memory["poses"][1:], [[q[p.q : p.q + 7] for p in self._bodies]]])
         joints = np.concatenate([memory["joints"][1:], [q]])
-        log |= self.image_log(memory, t)
+        log |= image_log(self.rig, memory, t)
+        log |= {f"{name}.learned": float(memory["learns"]) for name in self.scene.objects}
         log |= {f"{camera.name}.excluded": float(memory["excluded"][c]) for c, camera in enumerate(self.rig.cameras)}
         for b, body in enumerate(self._bodies):
             past = np.ascontiguousarray(poses[:, b])
@@ -235,6 +187,21 @@ class PoseFilter:
         memory = {**memory, "t": times, "poses": poses, "joints": joints}
         return CorrectedState(q, v, memory, log)
 
+    def _shows_colour(self, q: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> bool:
+        """Whether the only body is shown in the colour that the scene gives it, so that none has to be learned."""
+        if self.options.residual != "auto" or len(self._bodies) != 1 or not self.rig.coloured:
+            return False
+        if not any(frames):
+            return True  # nothing says otherwise
+        body, start = self._bodies[0], self.options.starts.get(self._bodies[0].name)
+        memory["learns"] = np.asarray(False)
+        if start is None:
+            return self._find(0, body.transform(q), frames, memory) is not None
+        at = start.transform({c.name: c for c in self.rig.cameras})
+        crops = [self._crop(0, c, f, at, memory) for c, f in enumerate(frames) if f is not None]
+        fits = [compare_silhouette(self._outlines[0], crop) for crop in crops if crop is not None]
+        return bool(fits) and sum(fit.overlap for fit in fits) / len(fits) > FOUND_OVERLAP
+
     def coast(self, memory: Mapping[str, Any], found: CorrectedState, predicted: State) -> Mapping[str, Any]:
         """The images of `found`, with the poses as predicted and a covariance that grows."""
         poses = np.concatenate([memory["poses"][1:], [[predicted.q[p.q : p.q + 7] for p in self._bodies]]])
@@ -246,7 +213,7 @@ class PoseFilter:
     ) -> MaskCrop | None:
         """The segmented pixels around a body, by its own colour or by those that were learned."""
         outline, margin = self._outlines[b], self._margin(memory["covariance"][b])
-        if self._regions:
+        if memory["learns"]:
             crop = self._regions[b].crop(frame, c, outline, world_from_body, margin, memory)
             if crop is None or not self._textures:
                 return crop
@@ -301,7 +268,7 @@ class PoseFilter:
         if found is not None and good and len(good) < len(picked):
             picked, used = [picked[i] for i in good], [used[i] for i in good]
             found = solved()
-        if found is not None and good and not self._regions:
+        if found is not None and good and not memory["learns"]:
             found = self._refine_by_colour(b, found, (picked, used, frames), (prior, basis), (memory, log))
         self._report(name, found if good else None, prior, basis, log)
         known = dict(zip(used, found.fits, strict=True)) if found is not None and good else {}
@@ -329,14 +296,14 @@ class PoseFilter:
         used, frames = seen
         for crop, c, fit in zip(picked, used, found.fits, strict=True):
             frame = frames[c]
-            if self._regions and frame is not None and fit.overlap > COLOUR_LEARNING_OVERLAP:
+            if memory["learns"] and frame is not None and fit.overlap > COLOUR_LEARNING_OVERLAP:
                 at = moved(crop.world_from_body, found.xi)
                 self._regions[b].learn(frame, c, self._outlines[b], crop, at, memory)
                 for texture in self._textures[b : b + 1]:
                     texture.learn(frame, c, at, crop, crop.points, memory)
-            elif not self._regions:
+            elif not memory["learns"]:
                 memory["strength"][c] += SMOOTHING * (crop.chroma - memory["strength"][c])
-        if self._regions:
+        if memory["learns"]:
             memory["phase"] = (memory["phase"] + 1) % 4
 
     def _photo(self, outline: Outline, scans: Mapping[str, Gaussians]) -> PhotometricResidual:
@@ -360,7 +327,7 @@ class PoseFilter:
         if not learned:
             colours = replace(colours, light=memory["strength"].copy())
         gains = [float(memory["strength"][c] / colours.light[c]) for c in used]
-        for _ in range(0 if residual == "mask" or not learned else 1 if residual == "both" else 2):
+        for _ in range(0 if residual in ("mask", "auto") or not learned else 1 if residual == "both" else 2):
             equations = photo.equations(picked, images, gains, found.xi, colours)
             found = photometric_step(found, equations, prior, basis, residual == "both")
         here = [replace(crop, world_from_body=moved(crop.world_from_body, found.xi)) for crop in picked]
@@ -436,7 +403,7 @@ class PoseFilter:
         if self._support is not None:
             near, normal = self._support.rest(self._solids[b], T), self._support.normal
         shown = [(c, f) for c, f in enumerate(frames) if f is not None and self._usable(c, memory)]
-        if self._regions:
+        if memory["learns"]:
             return find_by_regions(self._regions[b], self._outlines[b], near, normal, shown, memory)
         pairs = [(frame, float(memory["strength"][c])) for c, frame in shown]
         return find_body(self.rig, self._outlines[b], near, normal, pairs) if pairs else None
@@ -444,7 +411,7 @@ class PoseFilter:
     def _settle(self, b: int, T: Array, frames: Sequence[CameraFrame | None], memory: dict[str, Any]) -> Array:
         """A given start; colours and texture are learned there, before silhouettes could move the body."""
         for c, frame in enumerate(frames):
-            if frame is not None and self._regions and self._usable(c, memory):
+            if frame is not None and memory["learns"] and self._usable(c, memory):
                 self._regions[b].learn(frame, c, self._outlines[b], None, T, memory)
                 crop = self._regions[b].crop(frame, c, self._outlines[b], T, MAX_MARGIN_PX, memory)
                 if crop is not None and self._textures:
@@ -455,48 +422,7 @@ class PoseFilter:
         self, memory: Mapping[str, Any], observation: Observation, t: float
     ) -> tuple[list[CameraFrame | None], dict[str, Any]]:
         """Frames that are newer than the last of their camera and show no fault, and the memory with what was found."""
-        kept = {k: np.array(value) for k, value in memory.items()}
-        frames: list[CameraFrame | None] = []
-        for c, frame in enumerate(self.rig.frames(observation, t)):
-            if frame is None and IMAGES + self.rig.cameras[c].name in observation:
-                kept["fault"][c] = ImageFault.UNREADABLE
-            elif frame is not None and frame.stamp > t + self.scene.dt:
-                kept["fault"][c] = ImageFault.FUTURE
-            elif frame is None or frame.stamp <= kept["stamp"][c]:
-                if t - kept["seen"][c] > MAX_FRAME_GAP_S and not kept["fault"][c]:
-                    kept["fault"][c] = ImageFault.LATE
-            else:
-                kept["same"][c] = kept["same"][c] + 1 if frame.fingerprint == kept["print"][c] else 0
-                kept["stamp"][c], kept["print"][c] = frame.stamp, frame.fingerprint
-                frames.append(self._healthy(c, frame, kept))
-                continue
-            frames.append(None)
-        kept["age"] = np.asarray(t - kept["seen"].max())
-        return frames, kept
-
-    def image_log(self, memory: Mapping[str, Any], t: float) -> dict[str, float]:
-        """Fault and latency of every camera's newest image."""
-        found: dict[str, float] = {}
-        for c, camera in enumerate(self.rig.cameras):
-            stamp = float(memory["stamp"][c])
-            found[f"{camera.name}.fault"] = float(memory["fault"][c])
-            found[f"{camera.name}.latency"] = t - stamp if np.isfinite(stamp) else np.nan
-        return found
-
-    def _healthy(self, c: int, frame: CameraFrame | None, memory: dict[str, Any]) -> CameraFrame | None:
-        """The frame where nothing is wrong with its image, which then is usual; None else, with the fault in memory."""
-        if frame is None:
-            return None
-        sample = sample_image(frame.pixels)
-        alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in self.rig.cameras]
-        # An image that repeats to the last bit under new stamps comes from a camera that hangs.
-        fault = ImageFault.FROZEN if memory["same"][c] >= 2 else image_fault(sample, c, memory, alike)
-        memory["fault"][c] = fault
-        if fault:
-            return None
-        memory["seen"][c] = frame.stamp
-        learn_view(memory, c, sample)
-        return frame
+        return new_frames(self.rig, self.scene.dt, memory, observation, t)
 
     def _margin(self, covariance: Array) -> int:
         """Pixels around the prediction that are segmented: more, the larger the covariance."""

@@ -15,6 +15,8 @@ FULL_CHROMA_SHARE = 0.9
 """Share of the median chroma that counts as wholly the body: its darker faces have less than the median."""
 MIN_PURITY = 0.24
 """Chroma over brightness below which a pixel is a reflection of warm light, not a coloured body."""
+MIN_CHROMA = 0.1
+"""Distance of a colour from grey, of 1, from which a body is segmented by it."""
 SHADING = (0.5, 1.3)
 """Range of factors by which light and shadow change the brightness of the background."""
 OVEREXPOSED_LEVEL = 225
@@ -59,14 +61,19 @@ NO_COLOUR = ColourMask(np.zeros(3))
 def colour_mask(rgb: Array) -> ColourMask:
     """The mask of a body of this colour (0 to 1)."""
     colour = np.asarray(rgb, float)[:3]
-    chroma = colour - colour.mean()
-    size = float(np.linalg.norm(chroma))
-    if size < 0.1:
+    if not is_coloured(colour):
         raise BadInput(
             f"The colour {colour.round(2).tolist()} is nearly grey, so a twin cannot segment the body by it; "
-            "give the body's material a colour, or learn its colours with --residual region."
+            "give the body's material a colour, or learn its colours with --residual learned."
         )
-    return ColourMask(chroma / size)
+    chroma = colour - colour.mean()
+    return ColourMask(chroma / np.linalg.norm(chroma))
+
+
+def is_coloured(rgb: Array) -> bool:
+    """Whether a colour (0 to 1) is far enough from grey to segment a body by it."""
+    colour = np.asarray(rgb, float)[:3]
+    return float(np.linalg.norm(colour - colour.mean())) >= MIN_CHROMA
 
 
 def colour_of(scene: Scene, body: str) -> Array:

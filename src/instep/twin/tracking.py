@@ -12,7 +12,7 @@ from instep.core.poses import angle_between
 from instep.core.records import array_dataclass
 from instep.core.rollout import Constant, rollout
 from instep.core.statistics import Estimate, bootstrap
-from instep.core.world import Array, Spec, Watcher
+from instep.core.world import Array, Spec, State, Watcher
 from instep.physics.engines import open_world, rest_action
 from instep.robot import Recording
 from instep.scene.calibration import Calibration, known_sizes
@@ -30,8 +30,9 @@ from .camera_rig import (
     recorded_strength,
 )
 from .factory import TwinOptions, correction_of, supervised
+from .filter_options import FilterOptions, Residual
 from .focal_refinement import refine_focal
-from .pose_filter import COLOUR_LEARNING_OVERLAP
+from .pose_filter import COLOUR_LEARNING_OVERLAP, PoseFilter
 from .pose_solver import compare_silhouette
 from .projection import Outline, draw_outline, transform_at
 from .region import RegionColours
@@ -133,15 +134,30 @@ def track_recording(
     """
     options, episode = options or TwinOptions(), align_stamps(recording)
     scene = options.calibrated(scene)
+    options = replace(options, residual=recorded_residual(scene, episode, options))
     if options.calibration is not None:
         sizes = known_sizes(options.calibration, scene)
         rig = recorded_rig(scene, episode) if options.named else CameraRig.unnamed(recorded_cameras(scene, episode))
         cameras = calibrated_rig(scene, rig, sizes.get(scene.objects[0], np.ones(3)))
-    elif options.residual == "auto" and len(recorded_cameras(scene, episode)) == 1:
+    elif options.residual == "learned" and len(recorded_cameras(scene, episode)) == 1:
         cameras = _with_focal_length(scene, episode, options)
     else:
         cameras = refine_rig(scene, episode, RefineOptions(named=options.named), held=options.held_out)
     return _tracked(scene, episode, options, cameras, watch)
+
+
+def recorded_residual(scene: Scene, episode: Episode, options: TwinOptions) -> Residual:
+    """What a twin of a recording compares; auto is decided by its first images, as a pose filter decides it."""
+    if options.residual != "auto":
+        return options.residual
+    rig = CameraRig.automatic(scene, recorded_cameras(scene, episode))
+    if not rig.coloured:
+        return "learned"
+    finder = PoseFilter(scene, recorded_rig(scene, episode), FilterOptions(starts=options.starts()))
+    q, v = scene.start(0)
+    first = {name: np.asarray(episode[name][0]) for name in episode.columns if name.startswith(IMAGES)}
+    begun = finder.begin(State(float(episode.t[0]), q, v, {}), first)
+    return "learned" if begun.memory["learns"] else "mask"
 
 
 def _with_focal_length(scene: Scene, episode: Episode, options: TwinOptions) -> RefinedRig:

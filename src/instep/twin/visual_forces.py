@@ -29,7 +29,8 @@ from instep.splat.raster.rasterizer import Rasterizer
 from instep.splat.spherical_harmonics import C0
 
 from .camera_rig import MAX_MARGIN_PX, CameraFrame
-from .pose_filter import IMAGE_MEMORY, PoseFilter
+from .frame_checks import IMAGE_MEMORY, image_log
+from .pose_filter import PoseFilter
 from .projection import Outline, free_body, model_of, project_outline
 from .segmentation import colour_of, initial_strength
 from .twin import CorrectedState
@@ -85,7 +86,7 @@ class VisualForces:
     ) -> CorrectedState:
         """The wrench that pulls the body towards the images."""
         frames, memory = self._new_frames(memory, observation, t)
-        shown = self.finder.image_log(memory, t)
+        shown = image_log(self.finder.rig, memory, t)
         if not frames:
             return CorrectedState(predicted.q, predicted.v, memory, {**dict.fromkeys(FORCES, 0.0), **shown})
         pose = predicted.q[self._body.q : self._body.q + 7]

@@ -67,9 +67,10 @@ class RunArgs:
     """the real world of a twin: robot:ADDRESS or recording:DATA."""
     correct: Literal["pose", "forces", "none"] = "pose"
     """how a twin is corrected: pose (filter), forces (visual forces) or none (physics only)."""
-    residual: Literal["auto", "mask", "region", "photo", "both"] = "mask"
-    """what a pose filter compares: silhouettes in the colour that the scene gives a body (mask), or by colours that are
-    learned (region), these and texture (auto), colours of pixels (photo), or mask and photo (both, slower)."""
+    residual: Literal["auto", "mask", "learned", "region", "photo", "both"] = "auto"
+    """what a pose filter compares: silhouettes in the colour that the scene gives a body (mask), by learned colours
+    (region), by these and texture (learned), colours of pixels (photo), mask and photo (both, slower). auto is mask
+    where the first images show the only body in its colour, else learned."""
     start: Path | None = None
     """file of where bodies are in the first images of a twin (JSON): poses, or points and the pixels that show them."""
     scan: Path | None = None
@@ -279,7 +280,7 @@ def _replay(scene: str, recording: Episode, options: TwinOptions, args: RunArgs)
             scores |= trust_scores(tracked.run, options.trust or shipped_trust())
     names = tracked.run.spec.observation["twin.counts"].labels
     counts = dict(zip(names, map(float, tracked.run["twin.counts"][-1]), strict=True))
-    chosen = {"correct": options.correct, "residual": options.residual, "held cameras": list(options.held_out)}
+    chosen = {"correct": options.correct, "residual": tracked.options.residual, "held cameras": list(options.held_out)}
     refined = tracked.cameras.refined
     moved = {name: {"m": refined.shift[name], "rad": refined.turn[name]} for name in refined.cameras}
     output.write(

@@ -1,0 +1,68 @@
+"""New frames of a camera rig: those that are newer than the last, and whose images show no fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from instep.core.world import Observation
+
+from .camera_rig import IMAGES, CameraFrame, CameraRig
+from .image_checks import ImageFault, image_fault, learn_view, sample_image
+
+MAX_FRAME_GAP_S = 0.25
+"""Time after the last image from which a camera is late, and the covariance grows [s]."""
+IMAGE_MEMORY = ("stamp", "print", "same", "seen", "fault", "view", "grain")
+"""What is remembered of the images themselves."""
+
+
+def new_frames(
+    rig: CameraRig, dt: float, memory: Mapping[str, Any], observation: Observation, t: float
+) -> tuple[list[CameraFrame | None], dict[str, Any]]:
+    """Frames that are newer than the last of their camera and show no fault, and the memory with what was found."""
+    kept = {k: np.array(value) for k, value in memory.items()}
+    frames: list[CameraFrame | None] = []
+    for c, frame in enumerate(rig.frames(observation, t)):
+        if frame is None and IMAGES + rig.cameras[c].name in observation:
+            kept["fault"][c] = ImageFault.UNREADABLE
+        elif frame is not None and frame.stamp > t + dt:
+            kept["fault"][c] = ImageFault.FUTURE
+        elif frame is None or frame.stamp <= kept["stamp"][c]:
+            if t - kept["seen"][c] > MAX_FRAME_GAP_S and not kept["fault"][c]:
+                kept["fault"][c] = ImageFault.LATE
+        else:
+            kept["same"][c] = kept["same"][c] + 1 if frame.fingerprint == kept["print"][c] else 0
+            kept["stamp"][c], kept["print"][c] = frame.stamp, frame.fingerprint
+            frames.append(healthy_frame(rig, c, frame, kept))
+            continue
+        frames.append(None)
+    kept["age"] = np.asarray(t - kept["seen"].max())
+    return frames, kept
+
+
+def image_log(rig: CameraRig, memory: Mapping[str, Any], t: float) -> dict[str, float]:
+    """Fault and latency of every camera's newest image."""
+    found: dict[str, float] = {}
+    for c, camera in enumerate(rig.cameras):
+        stamp = float(memory["stamp"][c])
+        found[f"{camera.name}.fault"] = float(memory["fault"][c])
+        found[f"{camera.name}.latency"] = t - stamp if np.isfinite(stamp) else np.nan
+    return found
+
+
+def healthy_frame(rig: CameraRig, c: int, frame: CameraFrame | None, memory: dict[str, Any]) -> CameraFrame | None:
+    """The frame where nothing is wrong with its image, which then is usual; None else, with the fault in memory."""
+    if frame is None:
+        return None
+    sample = sample_image(frame.pixels)
+    alike = [(camera.height, camera.width) == frame.pixels.shape[:2] for camera in rig.cameras]
+    # An image that repeats to the last bit under new stamps comes from a camera that hangs.
+    fault = ImageFault.FROZEN if memory["same"][c] >= 2 else image_fault(sample, c, memory, alike)
+    memory["fault"][c] = fault
+    if fault:
+        return None
+    memory["seen"][c] = frame.stamp
+    learn_view(memory, c, sample)
+    return frame
