@@ -44,6 +44,14 @@ def decoded(message: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     return header, buffers
 
 
+def read_opening(link) -> list[str]:
+    """The kinds of the messages for a page that was just opened."""
+    kinds = [decoded(link.recv(timeout=20))[0]["kind"]]
+    while kinds[-1] != "opened":
+        kinds.append(decoded(link.recv(timeout=20))[0]["kind"])
+    return kinds
+
+
 @pytest.fixture(scope="module")
 def arm() -> Scene:
     return Scene.load("arm7")
@@ -178,7 +186,7 @@ def test_a_socket_without_the_token_or_from_another_page_is_refused(server, toke
 @pytest.mark.parametrize("sent", ["x" * 100_000, "[1, 2]", "{", b"\xff\xfe", "[" * 5000])
 def test_giant_and_broken_requests_end_one_socket_and_not_the_server(server, sent):
     with connect(socket_address(server), max_size=None) as link:
-        link.recv(timeout=10)
+        read_opening(link)
         with pytest.raises(ConnectionClosed):
             link.send(sent)
             link.recv(timeout=10)
@@ -203,7 +211,7 @@ def test_a_watcher_that_stalls_gets_fewer_rows_and_harms_nobody(arm):
     try:
         poses = np.tile([0.0, 0, 0, 1, 0, 0, 0], (20_000, 1))
         with connect(socket_address(server), max_queue=1) as slow, connect(socket_address(server)) as quick:
-            slow.recv(timeout=10), quick.recv(timeout=10)
+            read_opening(slow), read_opening(quick)
             got, begin = 0, time.monotonic()
             for row in range(60):
                 poses = poses.copy()
@@ -233,9 +241,9 @@ def test_a_live_view_shows_the_newest_row_to_whoever_connects(arm):
         origin, token = live.url.split("/#token=")
         live(replace(state, t=1.0), world.observe(state), arm.rest_action())
         with connect(f"{origin.replace('http', 'ws')}/socket?token={token}") as link:
-            kinds = [decoded(link.recv(timeout=20))[0]["kind"] for _ in range(3)]
+            kinds = read_opening(link)
             header, buffers = decoded(link.recv(timeout=20))
-            assert kinds == ["scene", "info", "track"] and header["kind"] == "live" and header["t"] == 1.0
+            assert kinds == ["scene", "info", "track", "opened"] and header["kind"] == "live" and header["t"] == 1.0
             np.testing.assert_allclose(buffers["values"][: len(state.q)], state.q, atol=1e-6)
             positions = buffers["positions"].reshape(-1, 3)
             np.testing.assert_allclose(positions[1:], body_poses(arm.model, state.q)[:, :3], atol=1e-6)

@@ -30,7 +30,7 @@ READY = """
 (async () => {
   for (let i = 0; i < 1200; i++) {
     const state = window.instepViewers?.[0]?.state();
-    if (state && state.bodies && state.frames > 0 && state.tracks.length >= TRACKS) return state;
+    if (state?.ready) return state;
     await new Promise((done) => setTimeout(done, 25));
   }
   return null;
@@ -57,11 +57,11 @@ def episode(arm):
 class Opened:
     """Some content in the page."""
 
-    def __init__(self, page: Page, content: ViewContent, tracks: int = 0):
+    def __init__(self, page: Page, content: ViewContent):
         self.page, self.server = page, ViewServer(content)
         page.errors.clear()
         page.open(f"{self.server.start()}&theme=light", width=480, height=360)
-        self.state = page.evaluate(READY.replace("TRACKS", str(tracks)))
+        self.state = page.evaluate(READY)
         assert self.state is not None, page.errors
 
     def __enter__(self) -> Opened:
@@ -97,7 +97,7 @@ def test_a_scene_opens_and_its_boxes_have_their_colours(page, arm):
 
 
 def test_two_hundred_rows_scrub_and_the_cursor_moves_the_arm(page, arm, episode):
-    with Opened(page, RecordingContent(arm, [episode], "data"), 1) as opened:
+    with Opened(page, RecordingContent(arm, [episode], "data")) as opened:
         assert opened.state["tracks"] == [{"id": "recording", "rows": 200}] and len(opened.state["plots"]) == 3
         first = opened.image()
         opened.do("v.clock.seek(v.clock.end)")
@@ -110,7 +110,7 @@ def test_two_hundred_rows_scrub_and_the_cursor_moves_the_arm(page, arm, episode)
 
 
 def test_keys_play_pick_and_measure(page, arm, episode):
-    with Opened(page, RecordingContent(arm, [episode], "data"), 1) as opened:
+    with Opened(page, RecordingContent(arm, [episode], "data")) as opened:
         press = "v.frame.dispatchEvent(new KeyboardEvent('keydown', {key: KEY}))"
         opened.do(press.replace("KEY", "' '"))
         assert opened.do("v.state().playing")
@@ -128,7 +128,7 @@ def test_keys_play_pick_and_measure(page, arm, episode):
 
 def test_the_replay_follows_the_horizon_that_is_chosen(page, arm, episode):
     sim = MujocoWorld(arm).tuned({"joint.joint_2.damping": 5.0})
-    with Opened(page, GapContent(Replayed([episode], {"arm7": sim}, ()), "gap"), 2) as opened:
+    with Opened(page, GapContent(Replayed([episode], {"arm7": sim}, ()), "gap")) as opened:
         error = """(() => {
           const { track } = v.shown.get('sim 0');
           const channel = track.channels.findIndex((one) => one.name === 'error.joint_2');
@@ -149,7 +149,7 @@ def test_live_rows_arrive_and_are_followed(page, arm):
             return [*super().opening(), encode("track", header)]
 
     poses = np.tile([0.0, 0, 0, 1, 0, 0, 0], (arm.model.nbody, 1))
-    with Opened(page, Live(arm), 1) as opened:
+    with Opened(page, Live(arm)) as opened:
         for row in range(5):
             opened.server.publish({"world 1": LiveRow(0.1 * row, poses, np.zeros(0))})
             time.sleep(0.05)
@@ -180,7 +180,7 @@ def test_one_file_plays_without_a_server(page, arm, episode, tmp_path):
     assert path.stat().st_size < 2_000_000
     page.errors.clear(), page.requests.clear()
     page.open(f"file://{path}", width=480, height=360)
-    state = page.evaluate(READY.replace("TRACKS", "1"))
+    state = page.evaluate(READY)
     assert state["tracks"] == [{"id": "recording", "rows": 200}]
     end = time.monotonic() + 30
     while page.evaluate("window.instepViewers[0].state().t") == 0 and time.monotonic() < end:

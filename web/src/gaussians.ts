@@ -7,6 +7,12 @@ import type { Stage } from "./stage";
 
 let renderer: SparkRenderer | null = null;
 
+/** How many Gaussians are in the image. */
+export function drawnGaussians(): number {
+  // Those outside the view are sorted out: what is sorted at all counts as a whole.
+  return renderer?.activeSplats ? renderer.display.numSplats : 0;
+}
+
 export function gaussianMesh(message: GaussiansMessage, stage: Stage): THREE.Object3D {
   if (!renderer) {
     renderer = new SparkRenderer({ renderer: stage.renderer, onDirty: () => stage.invalidate() });

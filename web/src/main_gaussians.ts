@@ -1,6 +1,6 @@
 // Entry of the large bundle: everything, with Gaussians.
 
-import { gaussianMesh } from "./gaussians";
+import { drawnGaussians, gaussianMesh } from "./gaussians";
 import { open } from "./page";
 
-open(gaussianMesh);
+open({ mesh: gaussianMesh, drawn: drawnGaussians });

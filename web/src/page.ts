@@ -1,7 +1,7 @@
 // Where messages come from: an element of the page holds them, or a socket to the server that sent the page.
 
 import { decode, unpack } from "./protocol";
-import { type GaussianMaker, Viewer, type ViewerOptions } from "./viewer";
+import { type GaussianSource, Viewer, type ViewerOptions } from "./viewer";
 
 const RETRY_MS = [250, 500, 1000, 2000];
 
@@ -12,7 +12,7 @@ declare global {
 }
 
 /** Open every viewer of the page. */
-export function open(gaussians?: GaussianMaker): void {
+export function open(gaussians?: GaussianSource): void {
   window.instepViewers = [];
   for (const host of document.querySelectorAll<HTMLElement>("[data-instep-viewer]")) {
     const source = host.dataset["instepViewer"]!;
@@ -33,6 +33,7 @@ async function embedded(host: HTMLElement, id: string, options: ViewerOptions): 
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const container = new Uint8Array(await new Response(stream).arrayBuffer());
   for (const message of unpack(container)) viewer.receive(message);
+  viewer.setOpened();
   viewer.clock.playing = !window.matchMedia("(prefers-reduced-motion: reduce)").matches;
   viewer.clock.tell();
   new MutationObserver(() => {
@@ -58,26 +59,24 @@ function started(host: HTMLElement, options: ViewerOptions): Viewer | null {
 /** A socket to the server, opened again where it breaks; the token is in the fragment, which no server sees. */
 function connect(host: HTMLElement, options: ViewerOptions): void {
   const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
-  let socket: WebSocket;
-  const viewer = started(host, {
-    ...options,
-    send: (request) => {
-      if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(request));
-    },
-  });
-  if (!viewer) return;
-  let failures = 0;
+  let socket: WebSocket, viewer: Viewer | null = null, failures = 0;
   const begin = () => {
     socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/socket?token=${token}`);
     socket.binaryType = "arraybuffer";
     socket.addEventListener("message", (event) => {
       failures = 0;
-      viewer.receive(decode(new Uint8Array(event.data as ArrayBuffer)));
+      viewer?.receive(decode(new Uint8Array(event.data as ArrayBuffer)));
     });
     socket.addEventListener("close", () => {
-      viewer.say(failures > 8 ? "The server has ended." : "Connecting …", "warn");
+      viewer?.say(failures > 8 ? "The server has ended." : "Connecting …", "warn");
       setTimeout(begin, RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)]);
     });
   };
-  begin();
+  begin(); // first, since the server answers while the renderer starts
+  viewer = started(host, {
+    ...options,
+    send: (request) => {
+      if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(request));
+    },
+  });
 }

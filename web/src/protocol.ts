@@ -99,6 +99,11 @@ export interface InfoMessage {
   images: string[];
   buffers: Buffers;
 }
+/** Everything of the beginning has been sent. */
+export interface OpenedMessage {
+  kind: "opened";
+  buffers: Buffers;
+}
 export interface StatusMessage {
   kind: "status";
   text: string;
@@ -107,7 +112,7 @@ export interface StatusMessage {
 }
 export type Message =
   | SceneMessage | TrackMessage | LiveMessage | EventsMessage | ImageMessage | GaussiansMessage | ParamsMessage
-  | ChoiceMessage | InfoMessage | StatusMessage;
+  | ChoiceMessage | InfoMessage | StatusMessage | OpenedMessage;
 
 const TYPES = { f32: Float32Array, i16: Int16Array, u16: Uint16Array, u32: Uint32Array, u8: Uint8Array } as const;
 interface Layout {

@@ -32,8 +32,8 @@ export class Stage {
   private readonly beforeRender: ((now: number) => boolean)[] = [];
 
   constructor(readonly host: HTMLElement) {
-    const software = isSoftware();
-    this.renderer = new THREE.WebGLRenderer({ antialias: !software, preserveDrawingBuffer: true });
+    const software = softwareCanvas();
+    this.renderer = new THREE.WebGLRenderer(software ?? { antialias: true, preserveDrawingBuffer: true });
     this.renderer.setPixelRatio(software ? 1 : Math.min(window.devicePixelRatio, 2));
     this.renderer.shadowMap.enabled = true;
     this.renderer.shadowMap.type = software ? THREE.PCFShadowMap : THREE.PCFSoftShadowMap;
@@ -103,10 +103,9 @@ export class Stage {
     Object.assign(this.sun.shadow.camera, { near: radius * 0.2, far: radius * 12 });
     this.sun.shadow.camera.updateProjectionMatrix();
     this.fill.position.copy(centre).add(new THREE.Vector3(-2, 1.5, 1).multiplyScalar(radius));
-    for (const plane of [this.grid, this.shade]) {
-      plane.position.set(centre.x, centre.y, ground);
-      plane.scale.setScalar(radius * 40);
-    }
+    for (const plane of [this.grid, this.shade]) plane.position.set(centre.x, centre.y, ground);
+    this.grid.scale.setScalar(radius * 20); // as far as its lines reach
+    this.shade.scale.setScalar(radius * 5); // as far as shadows do
     this.grid.position.z -= radius * 1e-3;
     this.shade.position.z -= radius * 0.5e-3;
     const cell = 10 ** Math.round(Math.log10(radius / 4));
@@ -171,13 +170,16 @@ export class Stage {
   }
 }
 
-/** Whether a processor renders in place of a graphics card: then quality gives way to speed. */
-function isSoftware(): boolean {
-  const context = document.createElement("canvas").getContext("webgl2");
+/** A canvas where a processor renders in place of a graphics card: then quality gives way to speed.
+ * Each context costs such a machine a tenth of a second, so the one that was asked is the one that renders. */
+function softwareCanvas(): { canvas: HTMLCanvasElement; context: WebGL2RenderingContext } | null {
+  const canvas = document.createElement("canvas");
+  const context = canvas.getContext("webgl2", { antialias: false, preserveDrawingBuffer: true });
   const names = context?.getExtension("WEBGL_debug_renderer_info");
   const name = context && names ? String(context.getParameter(names.UNMASKED_RENDERER_WEBGL)) : "";
+  if (context && /swiftshader|llvmpipe|software/i.test(name)) return { canvas, context };
   context?.getExtension("WEBGL_lose_context")?.loseContext();
-  return /swiftshader|llvmpipe|software/i.test(name);
+  return null;
 }
 
 function gridMesh(): THREE.Mesh<THREE.PlaneGeometry, THREE.ShaderMaterial> {

@@ -14,8 +14,12 @@ import style from "./style.css";
 import { Timeline } from "./timeline";
 import { Track } from "./track";
 
-/** Makes a three.js object of Gaussians; absent in the small bundle. */
-export type GaussianMaker = (message: GaussiansMessage, stage: Stage) => THREE.Object3D;
+/** Makes three.js objects of Gaussians; absent in the small bundle. */
+export interface GaussianSource {
+  mesh: (message: GaussiansMessage, stage: Stage) => THREE.Object3D;
+  /** How many Gaussians are in the image. */
+  drawn: () => number;
+}
 
 export const COLOURS = {
   light: ["#2459c9", "#c8660a", "#0b8457", "#b8253a", "#7346c4", "#08798f", "#a8318c", "#6b7414"],
@@ -39,7 +43,7 @@ export interface ViewerOptions {
   /** Whether the panel is open at first. */
   panel?: boolean;
   send?: (request: object) => void;
-  gaussians?: GaussianMaker;
+  gaussians?: GaussianSource;
 }
 
 export class Viewer {
@@ -66,6 +70,9 @@ export class Viewer {
   private pending: Record<string, number> = {};
   private nextImages = 0;
   private lastImages = 0;
+  private gaussians = 0;
+  /** Frames before everything of the beginning had arrived. */
+  private opened = Infinity;
 
   constructor(readonly host: HTMLElement, private readonly options: ViewerOptions = {}) {
     this.shadow = host.attachShadow({ mode: "open" });
@@ -98,7 +105,13 @@ export class Viewer {
       case "choice": return this.panel.addChoice(message, (value) => this.ask({ choose: { [message.name]: value } }));
       case "info": return this.panel.setTitle(message.title, message.subtitle);
       case "status": return this.say(message.text, message.level);
+      case "opened": return this.setOpened();
     }
+  }
+
+  setOpened(): void {
+    this.opened = this.stage.frames;
+    this.stage.invalidate();
   }
 
   say(text: string, level = "info"): void {
@@ -120,6 +133,8 @@ export class Viewer {
       tracks: [...this.shown.values()].map(({ track }) => ({ id: track.id, rows: track.count })),
       bodies: this.scene?.bodies.length ?? 0, plots: this.plots.shown, selected: this.selected,
       status: this.status.textContent, images: [...this.frustums.keys()],
+      /** Whether all of the beginning is in the image. */
+      ready: this.stage.frames > this.opened && (this.options.gaussians?.drawn() ?? 0) >= this.gaussians,
     };
   }
 
@@ -147,6 +162,7 @@ export class Viewer {
     this.shapes = new Shapes(message);
     this.stage.world.clear();
     this.shown.clear();
+    this.gaussians = 0;
     this.frustums.clear();
     this.axes.length = 0;
     this.panel.setTitle(message.name, message.about);
@@ -330,7 +346,8 @@ export class Viewer {
       this.say("This page has no Gaussians in it.", "warn");
       return;
     }
-    const made = this.options.gaussians(message, this.stage);
+    this.gaussians += message.count;
+    const made = this.options.gaussians.mesh(message, this.stage);
     const main = [...this.shown.values()].find(({ track }) => track.role === "main")?.model ?? this.still;
     (message.body >= 0 && main ? main.bodies[message.body]! : this.stage.world).add(made);
     this.panel.addToggle({

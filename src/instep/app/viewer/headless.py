@@ -30,7 +30,7 @@ READY = """
 (async () => {
   for (let i = 0; i < 4000; i++) {
     const state = window.instepViewers?.[0]?.state();
-    if (state && state.bodies && state.frames > 0) return state;
+    if (state?.ready) return state;
     await new Promise((done) => setTimeout(done, 10));
   }
   return null;

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from instep.app.data_args import DataArgs, read_data
-from instep.app.gap_run import open_scene
 from instep.app.output import CONFIG
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
 from instep.core.reading import read_toml
 from instep.core.records import options_dataclass
 from instep.core.type_guards import is_sequence
-from instep.gap.measure import recorded_at_rate
-from instep.physics.actuators import with_inputs
 from instep.scene.folder import LIBRARY, ROBOT_FILES, SCENE_FILE, Scene
 
 from .contents import RecordingContent, SceneContent
-from .gap_content import GapContent, Replayed
 from .view_server import ViewContent
+
+if TYPE_CHECKING:
+    from .gap_content import Replayed
 
 MAX_SLIDERS = 24
 """Most parameters that get a slider."""
@@ -72,6 +70,8 @@ def holds_gaussians(path: Path) -> bool:
 
 
 def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
+    from instep.app.data_args import DataArgs, read_data  # readers and simulators: a scene opens without them
+
     scene = scene or (request.against[-1].partition("@")[0] if request.against else "")
     episodes = read_data(path, DataArgs(map=request.map), scene)
     loaded = Scene.load(scene or scene_of_data(episodes, path))
@@ -79,12 +79,20 @@ def _recordings(path: Path, request: ViewRequest, scene: str) -> ViewContent:
         raise BadInput(f"{str(path)!r} holds {len(episodes)} episodes; --episode takes a number from 1 to that.")
     title = path.resolve().name
     if request.against or request.params:
+        from .gap_content import GapContent
+
         return GapContent(_replayed(request, loaded, episodes), title, request.episode)
     return RecordingContent(loaded, episodes, title, request.episode)
 
 
 def _replayed(request: ViewRequest, scene: Scene, episodes: Sequence[Episode]) -> Replayed:
     """The recordings at the rate of the simulators that they are replayed in."""
+    from instep.app.gap_run import open_scene
+    from instep.gap.measure import recorded_at_rate
+    from instep.physics.actuators import with_inputs
+
+    from .gap_content import Replayed
+
     names = request.against or (str(scene.root),)
     sims = {_label(name): open_scene(name, episodes) for name in names}
     last = list(sims.values())[-1]

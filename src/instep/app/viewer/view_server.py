@@ -149,6 +149,7 @@ class ViewServer:
         try:
             for message in await asyncio.to_thread(self._content.opening):
                 await socket.send(message)
+            await socket.send(encode("opened", {}))
             async with asyncio.TaskGroup() as tasks:
                 follower = tasks.create_task(self._follow(socket))
                 await self._listen(socket)
