@@ -35,7 +35,7 @@ from instep.core.statistics import Estimate
 from instep.data.files import read_lines
 from rows import Row, row
 from soak_faults import CAMERAS, STOPPING, SURVIVED, WRITER, Fault, Plant, answers
-from soak_link import LinkProxy, RobotWatch
+from soak_link import RobotWatch, SpoilingProxy
 from soak_programs import Program, child_of, marked_processes, use_of
 
 MINUTES, MINUTES_QUICK = 30.0, 6.0
@@ -110,7 +110,7 @@ class SoakTest(Plant):
         self.view = None
         if not absence():
             self.view = self._program("view", "view", SCENE, "--port", self._ports["view"], "--no-browser")
-        self.proxy = LinkProxy(self._ports["robot"], seed)
+        self.proxy = SpoilingProxy(self._ports["robot"], seed)
         self.twin = self._program(
             "twin", "run", f"openpi:ws://127.0.0.1:{self._ports['serve']}", f"twin:{SCENE}", "--real",
             f"robot:ws://127.0.0.1:{self.proxy.port}", "--token", "token", "--steps", 10**6,

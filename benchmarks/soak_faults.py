@@ -13,7 +13,7 @@ from typing import Protocol
 
 from instep.core.records import frozen_dataclass
 from instep.core.websocket import connect_blocking, connection_errors
-from soak_link import LinkProxy
+from soak_link import SpoilingProxy
 from soak_programs import Program, child_of
 
 CAMERAS = "instep.app.simulated_cameras"
@@ -30,7 +30,7 @@ class Plant(Protocol):
     robot: Program
     serve: Program
     twin: Program
-    proxy: LinkProxy
+    proxy: SpoilingProxy
     token: str
 
     def servers(self) -> dict[str, int]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 import threading
 import time
 from collections import deque
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -18,81 +15,27 @@ from instep.core.records import frozen_dataclass
 from instep.core.websocket import connect_blocking, connection_errors
 from instep.robot import Limits
 from instep.robot.wire import FROM_ROBOT, MAX_BYTES, Hello, Report, unpack
+from link_proxy import LinkProxy
 
-Way = Literal["pass", "silent", "refuse", "spoil"]
 LARGE = 20_000
 """Size from which on a message holds an image [bytes]."""
 
 
-class LinkProxy:
-    """Forwards bytes to a server of this machine, as well as `way` says: pass, silent, refuse (reset), spoil images."""
+class SpoilingProxy(LinkProxy):
+    """A proxy that can also spoil images, way `spoil`."""
 
     def __init__(self, port: int, seed: int):
-        self._to, self.way, self.port = port, "pass", 0
-        self.way: Way
+        super().__init__(port)
         self.spoilt = 0
         """Messages with an image that were changed."""
         self._rng = np.random.default_rng((seed, 8))
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._runner = asyncio.Runner()
-        self._over, self._bound = asyncio.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="soak-proxy", daemon=True)
-        self._thread.start()
-        self._bound.wait()
-
-    def close(self) -> None:
-        """Close all connections and end the thread."""
-        self._runner.get_loop().call_soon_threadsafe(self._over.set)
-        self._thread.join()
 
     def cut(self) -> None:
-        """Reset every connection, as a cut cable with an answering router does; new ones are refused."""
+        """Reset every connection; new ones are refused."""
         self.way = "refuse"
-        self._runner.get_loop().call_soon_threadsafe(self._tear)
+        self.reset()
 
-    def _tear(self) -> None:
-        for writer in tuple(self._writers):
-            raw = writer.get_extra_info("socket")
-            if raw is not None and raw.fileno() >= 0:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-
-    def _run(self) -> None:
-        with self._runner:
-            self._runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._join, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._bound.set()
-        await self._over.wait()
-        server.close()
-        self._tear()
-
-    async def _join(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
-        if self.way == "refuse":
-            near_out.transport.abort()
-            return
-        try:
-            far, far_out = await asyncio.open_connection("127.0.0.1", self._to)
-        except OSError:
-            near_out.transport.abort()
-            return
-        pair = {near_out, far_out}
-        self._writers |= pair
-        try:
-            await asyncio.gather(self._pump(near, far_out), self._show(far, near_out))
-        finally:
-            self._writers -= pair
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                if self.way != "silent":
-                    sink.write(data)
-        sink.transport.abort()
-
-    async def _show(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def from_server(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """Forward the robot's messages one websocket frame after the other."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             sink.write(await source.readuntil(b"\r\n\r\n"))

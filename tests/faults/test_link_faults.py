@@ -35,8 +35,9 @@ from instep.robot.wire import Command, Hello, Ping, Pong, Report, Reset, pack, u
 
 sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "robot"))
-from link_proxy import Proxy
 from point_mass_robot import LOOSE, NAMES, PointMass
+
+from link_proxy import LinkProxy
 
 pytestmark = pytest.mark.realtime
 
@@ -416,14 +417,14 @@ def test_a_million_fuzzed_positions_stay_inside_the_limits():
 def test_a_black_hole_is_noticed_on_both_sides_and_mended_by_itself():
     with (
         RobotServer(WorldDriver(PointMass()), options=BRISK) as server,
-        Proxy(port_of(server.address)) as proxy,
+        LinkProxy(port_of(server.address)) as proxy,
         RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=1.0) as link,
         RobotWorld(server.address, server.token, role="watch") as watcher,
     ):
         state = link.reset(0)
         for _ in range(5):
             state = link.step(state, np.zeros(2))
-        proxy.way = "blackhole"
+        proxy.way = "silent"
         begin = time.monotonic()
         with pytest.raises(LinkLost) as caught:
             for _ in range(100):
@@ -438,11 +439,11 @@ def test_a_black_hole_is_noticed_on_both_sides_and_mended_by_itself():
 
 
 @contextlib.contextmanager
-def proxied(timeout: float) -> Iterator[tuple[RobotServer, Proxy, RobotWorld]]:
+def proxied(timeout: float) -> Iterator[tuple[RobotServer, LinkProxy, RobotWorld]]:
     """A robot that steps with its commands, a proxy before it, and a link through the proxy."""
     with (
         RobotServer(WorldDriver(PointMass()), pace="step", options=FREE) as server,
-        Proxy(port_of(server.address)) as proxy,
+        LinkProxy(port_of(server.address)) as proxy,
         RobotWorld(f"ws://127.0.0.1:{proxy.port}", server.token, timeout=timeout) as link,
     ):
         yield server, proxy, link

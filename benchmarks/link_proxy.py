@@ -1,4 +1,4 @@
-"""A proxy between a client and a robot that can break the link in the ways links break."""
+"""A proxy between a client and a server of this machine that can break the link in the ways links break."""
 
 from __future__ import annotations
 
@@ -7,48 +7,56 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import Literal
+from typing import Literal, Self
 
-Way = Literal["pass", "blackhole", "trickle", "refuse"]
+Way = Literal["pass", "silent", "trickle", "refuse", "spoil"]
 
 
-class Proxy:
-    """Forwards bytes to a port of this computer; `way` says how well, `reset` tears every connection down."""
+class LinkProxy:
+    """Forwards bytes to a port; `way` says how well, `reset` tears every connection down."""
 
     def __init__(self, port: int):
-        self._to, self.way = port, "pass"
+        self._to, self.way, self.port = port, "pass", 0
         self.way: Way
-        self.port = 0
-        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
+        self._writers: set[asyncio.StreamWriter] = set()
         self._runner = asyncio.Runner()
         self._over, self._bound = asyncio.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Proxy:
+        self._thread = threading.Thread(target=self._run, name="link-proxy", daemon=True)
         self._thread.start()
         self._bound.wait()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
         self._runner.get_loop().call_soon_threadsafe(self._over.set)
         self._thread.join()
 
     def reset(self) -> None:
-        """Send RST on every connection."""
+        """Send RST on every connection, as a cut cable with an answering router does."""
         done = threading.Event()
 
         def tear() -> None:
-            for pair in self._pairs:
-                for writer in pair:
-                    raw = writer.get_extra_info("socket")
-                    if raw is not None and raw.fileno() >= 0:
-                        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    writer.transport.abort()
-            self._pairs.clear()
+            self._tear()
             done.set()
 
         self._runner.get_loop().call_soon_threadsafe(tear)
         done.wait()
+
+    async def from_server(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Forward what the server sends."""
+        await self._pump(source, sink)
+
+    def _tear(self) -> None:
+        for writer in tuple(self._writers):
+            raw = writer.get_extra_info("socket")
+            if raw is not None and raw.fileno() >= 0:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
 
     def _run(self) -> None:
         with self._runner:
@@ -60,9 +68,7 @@ class Proxy:
         self._bound.set()
         await self._over.wait()
         server.close()
-        for pair in self._pairs:
-            for writer in pair:
-                writer.transport.abort()
+        self._tear()
 
     async def _join(self, near: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
         if self.way == "refuse":
@@ -73,8 +79,12 @@ class Proxy:
         except OSError:
             near_out.transport.abort()
             return
-        self._pairs.append((near_out, far_out))
-        await asyncio.gather(self._pump(near, far_out), self._pump(far, near_out))
+        pair = {near_out, far_out}
+        self._writers |= pair
+        try:
+            await asyncio.gather(self._pump(near, far_out), self.from_server(far, near_out))
+        finally:
+            self._writers -= pair
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -85,6 +95,6 @@ class Proxy:
                         await asyncio.sleep(0.05)
                         if self.way != "trickle":
                             break
-                elif self.way != "blackhole":
+                elif self.way != "silent":
                     sink.write(data)
         sink.transport.abort()
