@@ -1,14 +1,17 @@
 """Speed of stepping worlds: against MuJoCo's own batches, and against Gymnasium's vector environments.
 
-Every pair is measured in turn, A B A B, in this one process tree; ratios come with a bootstrap interval.
+Every pair is measured in turn, A B A B, in this one process tree; ratios come with a bootstrap interval. Our worlds
+choose their threads themselves; MuJoCo's own batches use two.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +42,12 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         rows += against_raw(scene, seconds / (2 if quick else 1), repeats)
     # Light: one physics step per control step, so that what is around the physics shows.
     rows += against_gymnasium("cartpole", {"option.timestep": 0.004}, 1.0 if quick else 2.0, repeats, (5.0, 10.0))
-    rows += against_gymnasium("pusht", {}, 0.5 if quick else 1.0, repeats, (1.2, 1.9))
+    seconds = 0.5 if quick else 1.0
+    rows += against_gymnasium("pusht", {}, seconds, repeats, (1.2, 1.9))
+    for beside, where in ((two_busy_processes, "two busy processes beside"), (one_core, "one core")):
+        with beside():
+            rows += against_synchronous("pusht", where, seconds, repeats)
+            rows += against_synchronous("arm7", where, seconds, repeats)
     rows += cost_of_state(repeats)
     rows += scaling(out, 0.1 if quick else 0.5)
     return rows
@@ -47,7 +55,7 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
 
 def against_raw(scene: str, seconds: float, repeats: int) -> list[dict[str, Any]]:
     """Our batched rollouts over the faster of mujoco.rollout and mujoco.batch, with the same controls."""
-    world = MujocoWorld(scene, threads=THREADS)
+    world = MujocoWorld(scene)
     case = Case(world, max(8, round(seconds / world.spec.dt)))
     recorded, net = Recorded(case.controls), Mlp(case)
     timed = {
@@ -77,7 +85,7 @@ def against_gymnasium(
     """Our batched rollouts over vector environments of the same scene, both with the MLP."""
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-    world = MujocoWorld(scene, threads=THREADS).tuned(settings)
+    world = MujocoWorld(scene).tuned(settings)
     case = Case(world, max(8, round(seconds / world.spec.dt)))
     net = Mlp(case)
     peers = {f"AsyncVectorEnv of {n}": AsyncVectorEnv([lambda: make_env(scene, settings)] * n) for n in (2, 8)}
@@ -100,6 +108,62 @@ def against_gymnasium(
         row(f"{scene}: instep / AsyncVectorEnv", median(ours / speed[best], "x"), at_least=goals[0]),
         row(f"{scene}: instep / SyncVectorEnv", median(ours / speed["SyncVectorEnv of 8"], "x"), at_least=goals[1]),
     ]
+
+
+def against_synchronous(scene: str, where: str, seconds: float, repeats: int) -> list[dict[str, Any]]:
+    """Our batched rollouts over MuJoCo's own and over a plain loop of environments, where cores are scarce."""
+    from gymnasium.vector import SyncVectorEnv
+
+    world = MujocoWorld(scene)
+    case = Case(world, max(8, round(seconds / world.spec.dt)))
+    net, recorded = Mlp(case), Recorded(case.controls)
+    env, steps = SyncVectorEnv([lambda: make_env(scene, {})] * 8), max(4, case.steps // 4)
+    timed = {
+        "raw": case.raw_rollout(),
+        "recorded": lambda: rollouts(world, recorded, seeds=case.seeds, steps=case.steps),
+        "mlp": lambda: rollouts(world, net, seeds=case.seeds, steps=case.steps),
+        "loop": lambda: play(env, net, steps),
+    }
+    took = interleaved(timed, repeats)
+    env.close()
+    loop = took["loop"] * case.steps * WORLDS / (steps * 8)
+    return [
+        row(f"{scene}, {where}: instep / SyncVectorEnv", median(loop / took["mlp"], "x"), at_least=1.0),
+        row(f"{scene}, {where}: instep / raw, recorded controls", median(took["raw"] / took["recorded"], "x")),
+        row(f"{scene}, {where}: instep / raw, mlp controls", median(took["raw"] / took["mlp"], "x")),
+    ]
+
+
+@contextmanager
+def two_busy_processes() -> Generator[None]:
+    """Two other processes that compute all the time."""
+    context = multiprocessing.get_context("fork")
+    busy = [context.Process(target=_count, daemon=True) for _ in range(2)]
+    for process in busy:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.terminate()
+            process.join()
+
+
+@contextmanager
+def one_core() -> Generator[None]:
+    """Only the first of the cores this process may use."""
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)
+
+
+def _count() -> None:
+    n = 0
+    while True:
+        n += 1
 
 
 def cost_of_state(repeats: int) -> list[dict[str, Any]]:
@@ -195,8 +259,9 @@ class Case:
         for i, row_ in enumerate(self.states()):
             mujoco.mj_setState(model, data, row_, mujoco.mjtState.mjSTATE_INTEGRATION)
             mujoco.mj_getState(model, data, starts[i], mujoco.mjtState.mjSTATE_FULLPHYSICS)
-        pool = mjrollout.Rollout(nthread=THREADS)
-        datas = [mujoco.MjData(model) for _ in range(THREADS)]
+        threads = min(THREADS, len(os.sched_getaffinity(0)))
+        pool = mjrollout.Rollout(nthread=threads)
+        datas = [mujoco.MjData(model) for _ in range(threads)]
         return lambda: pool.rollout([model] * WORLDS, datas, starts, controls)
 
     def raw_batch(self) -> Callable[[], Any]:

@@ -30,7 +30,7 @@ ENGINES: tuple[Engine, ...] = ("mujoco", "rapier", "dart")
 def open_world(scene: Scene | str | Path, engine: Engine = "mujoco", *, threads: int | None = None) -> SceneSimulator:
     """A scene in an engine, with its actuator models and its delta-action model where it has them.
 
-    `threads` step a batch (0: as many as there are cores and work for); None leaves the engine's default. An engine
+    `threads` step a batch (0: as many as were fastest when tried); None leaves the engine's default. An engine
     that lacks something the scene needs raises `Unsupported`.
     """
     scene = scene if isinstance(scene, Scene) else Scene.load(scene)

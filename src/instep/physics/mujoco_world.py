@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +29,15 @@ from .engine_checks import (
     finite_worlds,
     settings_per_world,
 )
+from .thread_choice import ThreadChoice, most_threads
 
 KEY = "mujoco"
 """The integration state of each world, mjSTATE_INTEGRATION, is kept under this key."""
 SENSORS = "mujoco.sensors"
 """Readings of the model's own sensors at the last physics step are kept under this key."""
 NO_CONTACTS = getattr(mujoco.mjtDisableBit, "mjDSBL_CONTACT")  # noqa: B009 - the type stubs lack it
-STEPS_PER_THREAD = 32
-"""Physics steps of one native call, over all its worlds, that pay for waking one more thread."""
+_MAX_SIZES = 4
+"""Batch sizes of which native batches are kept."""
 MAX_RECORDED = 2**22
 """Numbers that one native call records at most."""
 
@@ -74,7 +77,7 @@ class MujocoWorld:
         """`like` is a world of the same scene: what does not depend on settings is taken over from it."""
         self.scene = scene if isinstance(scene, Scene) else Scene.load(scene)
         self.threads = threads
-        """Threads that step a batch; where 0, as many as there are cores and work for."""
+        """Threads that step a batch; where 0, as many as were fastest when they were tried."""
         self.settings: Settings = dict(settings or {})
         self.ignore_contacts = ignore_contacts
         """Whether bodies pass through each other: several times as fast, and the same where nothing touches."""
@@ -86,7 +89,8 @@ class MujocoWorld:
         self._layout = like._layout if like and like._layout.fits(self._model) else _Layout(self._model)
         self._spec = _spec(self.scene, self._model)
         self._rest = like._rest if like else self.scene.rest_action()
-        self._batches: dict[tuple[int, int], tuple[mjbatch.Batch, ActuatorInputs]] = {}
+        self._batches: dict[int, dict[int, tuple[mjbatch.Batch, ActuatorInputs]]] = {}
+        self._choices: dict[tuple[int, int], ThreadChoice] = like._choices if like else {}
         self._lock = threading.Lock()
 
     @property
@@ -135,14 +139,14 @@ class MujocoWorld:
         layout, n = self._layout, len(flat)
         check_batch_size(n, self._nsim)
         with self._lock:
-            batch = self._batch(n, inputs_of(state, n))
-            batch.state[:] = flat
-            batch.state[:, layout.ctrl] = action.reshape(n, -1)
             error = ""
-            try:
-                batch.step(nstep=self._steps)
-            except mjbatch.SimulationError as failure:
-                error = str(failure)
+            with self._measured(n, inputs_of(state, n)) as batch:
+                batch.state[:] = flat
+                batch.state[:, layout.ctrl] = action.reshape(n, -1)
+                try:
+                    batch.step(nstep=self._steps)
+                except mjbatch.SimulationError as failure:
+                    error = str(failure)
             after = batch.state.copy()
             sensors = batch.bind("sensordata").copy() if self._model.nsensor else None
         after[:, layout.xfrc] = 0.0  # a nudge is felt for one step
@@ -162,14 +166,14 @@ class MujocoWorld:
         actions = checked_action(actions, self._spec, (len(actions), n))
         width = n * self._steps * (self._model.nq + self._model.nv)
         with self._lock:
-            batch = self._batch(n, steps=len(actions))
-            sensors = batch.bind("sensordata") if self._model.nsensor else None
-            batch.state[:], before = rows, batch.warning.copy()
-            parts = np.array_split(actions, -(-len(actions) * width // MAX_RECORDED))
-            try:
-                found = [self._recorded(batch, part) for part in parts if len(part)]
-            except mjbatch.SimulationError:
-                return None
+            with self._measured(n, steps=len(actions)) as batch:
+                sensors = batch.bind("sensordata") if self._model.nsensor else None
+                batch.state[:], before = rows, batch.warning.copy()
+                parts = np.array_split(actions, -(-len(actions) * width // MAX_RECORDED))
+                try:
+                    found = [self._recorded(batch, part) for part in parts if len(part)]
+                except mjbatch.SimulationError:
+                    return None
             warned = (batch.warning != before).reshape(n, -1).any(axis=1)
             after = batch.state.copy()
             sensors = sensors.copy() if sensors is not None else None
@@ -262,25 +266,44 @@ class MujocoWorld:
             batch.forward(stage=int(mujoco.mjtStage.mjSTAGE_POS))
             return count.reshape(state.batch).copy()
 
-    def _batch(self, n: int, inputs: Array | None = None, steps: int = 1) -> mjbatch.Batch:
-        """The native batch of n worlds for so many control steps a call, its actuators at these inputs [n, inputs]."""
-        key = n, self.workers(n, steps)
-        if key not in self._batches:
-            # Sizes come and go (replay windows, evaluations); a few pools are kept, the oldest goes first.
-            if len(self._batches) >= 4:
+    @contextmanager
+    def _measured(self, n: int, inputs: Array | None = None, steps: int = 1) -> Generator[mjbatch.Batch]:
+        """A native batch for one call of so many control steps, whose time says how many threads the next one gets."""
+        threads, choice = self.threads, None
+        if not threads:
+            choice = self._choice(n, steps)
+            threads = choice.next()
+        batch = self._batch(n, inputs, threads)
+        begin = time.perf_counter()
+        yield batch
+        if choice is not None:
+            choice.note(threads, time.perf_counter() - begin, steps)
+
+    def _batch(self, n: int, inputs: Array | None = None, threads: int = 0) -> mjbatch.Batch:
+        """The native batch of n worlds, its actuators at these inputs [n, inputs]."""
+        if n not in self._batches:
+            # Sizes come and go (replay windows, evaluations); a few are kept, the oldest goes first.
+            if len(self._batches) >= _MAX_SIZES:
                 del self._batches[next(iter(self._batches))]
-            batch = tuned_batch(self._model, *key, self._each)
-            self._batches[key] = batch, ActuatorInputs(batch, self._spec.inputs.labels)
-        batch, actuators = self._batches[key]
+            self._batches[n] = {}
+        same, threads = self._batches[n], threads or self.workers(n)
+        if threads not in same:
+            batch = tuned_batch(self._model, n, threads, self._each)
+            same[threads] = batch, ActuatorInputs(batch, self._spec.inputs.labels)
+        batch, actuators = same[threads]
         actuators.apply(inputs)
         return batch
 
-    def workers(self, n: int, steps: int = 1) -> int:
-        """Threads that step n worlds: all threads wait for each other after every call, so each needs some work."""
-        if self.threads:
-            return self.threads
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(cores, n, n * self._steps * steps // STEPS_PER_THREAD))
+    def workers(self, n: int) -> int:
+        """Threads that step n worlds."""
+        return self.threads or self._choice(n, 1).best
+
+    def _choice(self, n: int, steps: int) -> ThreadChoice:
+        """The choice for calls of n worlds and about so many control steps; worlds of one scene share it."""
+        key = n, steps.bit_length()
+        if key not in self._choices:
+            self._choices[key] = ThreadChoice(most_threads(n, self._steps * steps))
+        return self._choices[key]
 
     def _state(self, t: float, rows: Array, sensors: Array | None) -> State:
         layout = self._layout
