@@ -14,6 +14,7 @@ from instep.app.arguments import link_token
 from instep.core.errors import BadInput
 from instep.core.world import Policy, Spec, World, inner_with
 from instep.policy import is_lerobot_checkpoint
+from instep.policy.residual import RESIDUAL_FILE, ResidualPolicy, load_residual
 from instep.scene.folder import Scene
 from instep.scene.tasks import task_of
 
@@ -31,7 +32,7 @@ KINDS = {
     "groot": "groot:tcp://HOST:PORT#MAP.toml, a policy server that speaks GR00T",
     "lerobot": "FOLDER#MAP.toml, a checkpoint of LeRobot",
 }
-"""What `open_external_policy` knows, and what it is; a folder with policy.json is a policy that was trained here."""
+"""What `open_external_policy` knows, and what it is; a folder with policy.json or residual.json was trained here."""
 SUFFIXES = {".pt": "torchscript", ".pth": "torchscript", ".ts": "torchscript", ".onnx": "onnx", ".zip": "sb3"}
 """Kinds of policies by the suffix of a file."""
 
@@ -47,6 +48,8 @@ def open_external_policy(words: str, world: World) -> Policy:
         from instep.policy.flow_policy import load_policy
 
         return load_policy(Path(words), world.spec)
+    if (Path(words) / RESIDUAL_FILE).is_file():
+        return _residual(Path(words), world)
     raise _no_policy(words)
 
 
@@ -82,6 +85,8 @@ def policy_fingerprint(words: str) -> str:
     file, _, map_file = (rest or words).partition("#")
     paths = [Path(file.rpartition(":")[0] if kind == "python" else file), *([Path(map_file)] if map_file else [])]
     known = words not in ("expert", "hold", "random") and paths[0].exists()
+    if known and (paths[0] / RESIDUAL_FILE).is_file():
+        return f"{content_hash(paths[0])}/{policy_fingerprint(load_residual(paths[0]).base)}"
     return "/".join(content_hash(path) for path in paths if path.exists()) if known else words
 
 
@@ -90,6 +95,15 @@ def _expert(world: World) -> Policy:
 
     scene = scene_of(world)
     return expert_of(getattr(world, "task", None) or task_of(scene), scene)
+
+
+def _residual(folder: Path, world: World) -> Policy:
+    from .world_specs import policy_from_spec
+
+    residual = load_residual(folder)
+    if (Path(residual.base) / RESIDUAL_FILE).is_file():
+        raise BadInput(f"The residual in {str(folder)!r} stands on another one, {residual.base!r}; fine-tune that one.")
+    return ResidualPolicy(policy_from_spec(residual.base, world), residual, world.spec)
 
 
 def _python(rest: str, world: World) -> Policy:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, evaluate_policies
     from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
+    from .returns import Returns, episode_returns, start_states
 
 __all__ = [
     "ActionCheck", "BatchResult", "CheckOptions", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation",
     "GateCheck", "GateRule", "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "PolicyComparison",
-    "PolicySpec", "PredictedActions", "RankAgreement", "SuccessRates", "Verdict", "WorldSpec", "check_parity",
-    "check_policy", "compare_actions", "compare_policies", "corrective_demos", "demonstrate", "evaluate_policies",
-    "find_failure_states", "gate_policy", "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates",
-    "run_batch", "write_junit",
+    "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SuccessRates", "Verdict", "WorldSpec",
+    "check_parity", "check_policy", "compare_actions", "compare_policies", "corrective_demos", "demonstrate",
+    "episode_returns", "evaluate_policies", "find_failure_states", "gate_policy", "rank_agreements", "read_gate_rules",
+    "read_rates", "real_success_rates", "run_batch", "start_states", "write_junit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -36,5 +37,6 @@ __getattr__ = lazy_names(
         "evaluation": "EvalOptions Evaluation PolicySpec WorldSpec evaluate_policies",
         "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
         "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
+        "returns": "Returns episode_returns start_states",
     },
 )

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from .observation_encoding import BodyFrame, PolicyInputs
     from .openpi import OpenpiClient, PolicyServer, openpi_policy
     from .policy_map import MappedPolicy, PolicyMap, default_map
+    from .residual import Residual, ResidualPolicy, load_residual, zero_residual
     from .stable_baselines import stable_baselines_policy
     from .training import TrainOptions, TrainProgress, train
 
 __all__ = [
-    "Adaptive", "AdaptiveOptions",
-    "AsyncChunked", "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "GrootClient",
-    "GrootServer", "Latency", "LerobotPolicy", "MappedPolicy", "OpenpiClient", "PolicyDescription", "PolicyInputs",
-    "PolicyMap", "PolicyServer", "TrainOptions", "TrainProgress", "as_policy", "checked_map", "default_groot_map",
-    "default_map", "expert_of",
-    "groot_policy", "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "onnx_policy", "openpi_policy",
-    "read_map", "read_policy", "save_policy", "stable_baselines_policy", "torchscript_policy", "train",
+    "Adaptive", "AdaptiveOptions", "AsyncChunked", "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy",
+    "FunctionPolicy", "GrootClient", "GrootServer", "Latency", "LerobotPolicy", "MappedPolicy", "OpenpiClient",
+    "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "Residual", "ResidualPolicy", "TrainOptions",
+    "TrainProgress", "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of", "groot_policy",
+    "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "load_residual", "onnx_policy", "openpi_policy",
+    "read_map", "read_policy", "save_policy", "stable_baselines_policy", "torchscript_policy", "train", "zero_residual",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -47,6 +47,7 @@ __getattr__ = lazy_names(
         "map_file": "checked_map read_map",
         "model_files": "onnx_policy torchscript_policy",
         "policy_map": "MappedPolicy PolicyMap default_map",
+        "residual": "Residual ResidualPolicy load_residual zero_residual",
         "stable_baselines": "stable_baselines_policy",
         "training": "TrainOptions TrainProgress train",
     },

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .param_export import ExportResult, export_all, promote, scene_hash, write_joint_limits, write_params
     from .param_selection import ParamSelection, auto_params, command_limits, named_params, select_params
     from .parameter_recovery import Recovery, recover_parameters
+    from .policy_search import SearchOptions, SearchResult, search_residual
     from .posterior import eki, infer, laplace, likelihood, npe, svgd
     from .posterior_checks import (
         PosteriorCheck,
@@ -61,17 +62,17 @@ if TYPE_CHECKING:
 __all__ = [
     "AdrOptions", "AdrResult", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions", "DropoOptions",
     "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile", "Fit", "FitStatus",
-    "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability",
-    "Identification", "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection",
-    "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery", "SampleBelief", "ShootingOptions",
-    "WeakDirection", "Windows", "appearance", "assess", "assess_fit", "auto_params", "belief_addresses",
-    "calibration", "check_posterior", "chirp", "cma_search", "command_limits", "compare", "contact_search",
-    "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki", "estimates", "evaluate_delta",
-    "evaluate_motion", "excite", "expand_ranges", "export_all", "fit", "gated_fit", "identify", "infer", "laplace",
-    "learn_and_evaluate", "learn_delta", "likelihood", "limit_usage", "load_belief", "misspecification",
-    "named_params", "nominal_values", "npe", "parse_belief", "parse_ranges", "predictable_windows",
-    "predictive_band", "promote", "recover_parameters", "save_belief", "scene_hash", "select_params", "split",
-    "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
+    "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability", "Identification",
+    "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection", "PosteriorCheck",
+    "PredictiveBand", "Prior", "RankCalibration", "Recovery", "SampleBelief", "SearchOptions", "SearchResult",
+    "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit", "auto_params",
+    "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search", "command_limits", "compare",
+    "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki", "estimates",
+    "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all", "fit", "gated_fit", "identify",
+    "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood", "limit_usage", "load_belief",
+    "misspecification", "named_params", "nominal_values", "npe", "parse_belief", "parse_ranges", "predictable_windows",
+    "predictive_band", "promote", "recover_parameters", "save_belief", "scene_hash", "search_residual", "select_params",
+    "split", "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
     "write_params", "write_urdf", "write_usd", "write_yaml",
 ]  # fmt: skip
 
@@ -93,6 +94,7 @@ __getattr__ = lazy_names(
         "param_export": "ExportResult export_all promote scene_hash write_joint_limits write_params",
         "param_selection": "ParamSelection auto_params command_limits named_params select_params",
         "parameter_recovery": "Recovery recover_parameters",
+        "policy_search": "SearchOptions SearchResult search_residual",
         "posterior": "eki infer laplace likelihood npe svgd",
         "posterior_checks": "PosteriorCheck PredictiveBand RankCalibration calibration check_posterior "
         "misspecification predictive_band",

@@ -15,7 +15,9 @@ import numpy as np
 from instep.core.episode import Episode
 from instep.core.errors import BadInput, UnknownName
 from instep.core.param import Belief, Box, Param
+from instep.core.reading import read_json_table
 from instep.core.records import array_dataclass, options_dataclass
+from instep.core.schema import RANGE, with_entries
 from instep.core.statistics import Estimate, wilson
 from instep.core.world import Array, Simulator
 from instep.robot import Backlash, Drifting, Dropping, Noisy, Quantized, Sluggish
@@ -59,12 +61,15 @@ def with_imperfections(sim: Simulator, names: Sequence[str]) -> Simulator:
 
 
 def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
-    """The belief of `--randomize`: files that hold beliefs, ranges such as 'geom.*.friction=0.2..0.6', 'appearance'."""
+    """The belief of `--randomize`: files that hold beliefs or ranges ({"geom.*.friction": [0.2, 0.6]}), ranges such as
+    'geom.*.friction=0.2..0.6', 'appearance'."""
     parts: list[Belief] = []
     ranged: list[Param] = []
     for word in words:
         if Path(word).exists():
-            parts.append(load_belief(Path(word)))
+            ranges = _range_file(Path(word))
+            ranged += [] if ranges is None else parse_ranges(ranges, scene)
+            parts += [] if ranges is not None else [load_belief(Path(word))]
         elif word == "appearance":
             ranged += APPEARANCE
         else:
@@ -79,6 +84,17 @@ def parse_belief(words: Sequence[str], scene: Scene) -> Belief | None:
 def parse_ranges(words: Sequence[str], scene: Scene) -> list[Param]:
     """Parameters with the ranges given as 'geom.*.friction=0.2..0.6'."""
     return [param for word in words for param in _ranged(word, scene)]
+
+
+def _range_file(path: Path) -> list[str] | None:
+    """The ranges of a JSON file of [low, high] by address, in words; None for a belief that instep saved."""
+    if path.is_dir() or path.suffix != ".json":
+        return None
+    table = read_json_table(path)
+    if "kind" in table:
+        return None
+    checked = with_entries(table, dict.fromkeys(table, RANGE), str(path))
+    return [f"{name}={low!r}..{high!r}" for name, (low, high) in checked.items()]
 
 
 def nominal_values(params: Sequence[Param], scene: Scene) -> dict[str, float]:
@@ -175,12 +191,14 @@ def expand_ranges(
     start: Mapping[str, float],
     options: AdrOptions | None = None,
     *,
+    train: Callable[[Box], None] | None = None,
     watch: Callable[[int, AdrRound], None] | None = None,
 ) -> AdrResult:
     """Automatic domain randomization: widen and narrow ranges around a start by the success rates at their ends.
 
     Each round sets one parameter to one end of its range, samples the others from the box and measures success: an end
-    with a high rate moves out by a step, one with a low rate moves in. Ctrl-C keeps the ranges reached so far.
+    with a high rate moves out by a step, one with a low rate moves in. `train` is called with the ranges before each
+    round, so that the policy behind `success` can learn in them. Ctrl-C keeps the ranges reached so far.
     """
     options = options or AdrOptions()
     _check_adr(params, start, options)
@@ -190,6 +208,8 @@ def expand_ranges(
     stopped = False
     try:
         for number in range(options.rounds):
+            if train is not None:
+                train(_box(params, low, high))
             rates = _measured(success, params, (low, high), options, number)
             rounds.append(AdrRound(low.copy(), high.copy(), rates))
             if watch is not None:

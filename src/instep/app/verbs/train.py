@@ -1,4 +1,4 @@
-"""The verb train: clone behaviour from a dataset."""
+"""The verb train: clone behaviour from a dataset, or train a residual policy in simulation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tyro
 from instep.app.arguments import Options, Positional
 from instep.app.data_args import DataArgs, read_at_rate
 from instep.app.output import Output, new_output, progress_bar
+from instep.app.simulation_training import SimulationTraining, train_in_simulation
 from instep.app.world_specs import CameraOptions
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
@@ -21,6 +22,7 @@ from instep.core.world import World
 from instep.policy.observation_encoding import STATE
 from instep.policy.training import CloningOptions, TrainOptions, TrainProgress
 from instep.policy.training import train as train_policy
+from instep.tune.policy_search import SearchBudget, SearchOptions
 
 if TYPE_CHECKING:
     from instep.core.episode import Episode
@@ -40,7 +42,7 @@ class TrainArgs:
     task: str = ""
     """task of the scene; its first where not given."""
     world: str = "mujoco"
-    """engine to evaluate in, or perturbed:SEED."""
+    """engine to evaluate in, or perturbed:SEED; engine to train in, in simulation."""
     eval_starts: int = 0
     """evaluate each checkpoint from so many held-out starts."""
     cameras: tuple[str, ...] = ()
@@ -49,8 +51,17 @@ class TrainArgs:
     """a file of virtual cameras (TOML), with --scene: their images are rendered from the states in the data, so that
     any recording of joints and poses will do; --cameras chooses among them."""
     randomize: tuple[str, ...] = ()
-    """appearance of the images of --virtual, sampled for each episode: 'appearance' for the usual ranges of light,
-    colour and sensor noise, or ranges such as appearance.brightness=0.6..1.4."""
+    """in simulation: what is sampled for each world, a belief that instep tune saved (its folder, or belief.json), a
+    file of ranges ({"joint.*.damping": [0.3, 1.2]}) or ranges such as action.delay=0..0.08. From data: the appearance
+    of the images of --virtual, sampled for each episode, 'appearance' for the usual ranges of light, colour and sensor
+    noise, or ranges such as appearance.brightness=0.6..1.4."""
+    adr: tuple[str, ...] = ()
+    """in simulation: automatic domain randomization, ranges that begin at the scene's value and grow between the given
+    bounds while the policy keeps its return at their ends (action.delay=0..0.1)."""
+    base: str = "expert"
+    """in simulation: the policy whose actions are corrected, as in instep eval; that of an earlier training in
+    simulation is trained further."""
+    search: Options[SearchBudget] = SearchBudget()
     without: tuple[str, ...] = ()
     """channels that the policy does not use, such as observation.environment_state."""
     frame: tuple[str, ...] = ()
@@ -65,20 +76,31 @@ def train(
     /,
     args: Options[TrainArgs] = TrainArgs(),
 ) -> int:
-    """Behaviour cloning: learn chunks of actions from observations, by flow matching, with small networks for two
-    cores.
+    """Train a policy from data by behaviour cloning, or in simulation over randomized worlds.
 
-    The policy is written as weights (safetensors) and a description (JSON), at checkpoints and at the end; the same
-    command continues an interrupted training. Policies without cameras run without torch.
+    With data: chunks of actions are learned from observations by flow matching, with small networks for two cores. The
+    policy is written as weights (safetensors) and a description (JSON), at checkpoints and at the end; the same command
+    continues an interrupted training. Policies without cameras run without torch. Without data and with --scene: a
+    small correction of the actions of --base is trained in simulated worlds, sampled by --randomize or --adr.
 
     Args:
-        data: one or more datasets (LeRobot folders), then the folder of the policy.
+        data: one or more datasets (LeRobot folders), then the folder of the policy; that folder alone to train in
+            simulation.
 
     """
     from instep.scene.folder import Scene
 
+    if len(data) == 1 and args.scene:
+        search = SearchOptions(**asdict(args.search), seed=args.cloning.seed)
+        job = SimulationTraining(args.scene, args.task, args.world, args.base, args.randomize, args.adr, search)
+        return train_in_simulation(new_output("train", Path(data[0]), seed=search.seed), job)
     if len(data) < 2:
-        raise BadInput("instep train takes one or more datasets and then the folder of the policy.")
+        raise BadInput(
+            "instep train takes one or more datasets and then the folder of the policy, or the folder alone with "
+            "--scene, to train in simulation."
+        )
+    if args.adr:
+        raise BadInput("--adr is for training in simulation: give the folder of the policy alone, and --scene.")
     *sources, folder = data
     if args.eval_starts and not args.scene:
         raise BadInput("--eval-starts needs --scene, the scene in which checkpoints are evaluated.")

@@ -1,0 +1,150 @@
+"""Residual policy: a fixed policy plus a small learned correction of its actions, for training in simulation.
+
+For every action j the correction is linear in four signals of that action and its joint,
+
+    a_j = b_j + clip(w_j1 (b_j - q_j) + w_j2 T v_j + w_j3 (b_j - slow(b)_j) + w_j4 mean(b - q)_j, -limit_j, limit_j),
+
+with b the action of the fixed policy, slow(b) its running mean over T and mean(b - q) that of the error over a longer
+time: gain, damping, lead and integral action. Actions that are no position of a joint have q = 0 in it. So few numbers
+are found without gradients in seconds, in any engine, and they cannot make a good policy unrecognisable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.records import array_dataclass
+from instep.core.schema import NAMES, NUMBERS, TABLE, TEXT, Entry, is_numbers, read_entries
+from instep.core.type_guards import is_list
+from instep.core.world import Array, Observation, Policy, Spec
+
+from .observation_encoding import JOINTS
+
+RESIDUAL_FILE = "residual.json"
+VELOCITIES = "observation.velocity"
+SIGNALS = ("gain", "damping", "lead", "integral")
+"""The signals that a correction is linear in."""
+LEAD_S, INTEGRAL_S = 0.1, 0.5
+"""Time constants of the lead and of the integral action [s]."""
+LIMIT_SHARE = 0.15
+"""Largest correction, as a share of the range of an action."""
+FREE_RANGE = 2.0
+"""Range assumed of an action that its actuator does not limit, in its unit."""
+
+
+@array_dataclass
+class Residual:
+    """The numbers of a residual policy."""
+
+    base: str
+    """The fixed policy, in the words of the command line."""
+    actions: tuple[str, ...]
+    weights: Array
+    """[actions, signals]; a leading axis holds one set per world of a batch."""
+    limit: Array
+    """Largest correction [actions]."""
+    bounds: Array
+    """Lowest and highest actions [2, actions]."""
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What it was trained on."""
+
+    def save(self, folder: Path) -> Path:
+        """Write it to a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        finite = np.clip(self.bounds, -1e12, 1e12)
+        table = {
+            "base": self.base, "actions": list(self.actions), "signals": list(SIGNALS),
+            "weights": self.weights.tolist(), "limit": self.limit.tolist(), "low": finite[0].tolist(),
+            "high": finite[1].tolist(), "metadata": dict(self.metadata),
+        }  # fmt: skip
+        temporary = folder / f"{RESIDUAL_FILE}.part"
+        temporary.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(folder / RESIDUAL_FILE)
+        return folder
+
+
+def zero_residual(base: str, spec: Spec, bounds: Array) -> Residual:
+    """The residual that changes nothing; `bounds` [2, nu] are the lowest and highest actions."""
+    size = len(spec.action.labels)
+    span = np.where(np.isfinite(bounds).all(axis=0), bounds[1] - bounds[0], FREE_RANGE)
+    return Residual(base, spec.action.labels, np.zeros((size, len(SIGNALS))), LIMIT_SHARE * span, np.array(bounds))
+
+
+def load_residual(folder: Path) -> Residual:
+    """Read the residual in a folder."""
+    path = folder / RESIDUAL_FILE
+    rows = Entry(lambda value: is_list(value) and all(map(is_numbers, value)), "a list of lists of numbers")
+    schema = {"base": TEXT, "actions": NAMES, "weights": rows, "limit": NUMBERS, "low": NUMBERS, "high": NUMBERS}
+    table = read_entries(path, {**schema, "metadata": TABLE})
+    size = len(table["actions"])
+    if any(len(row) != len(SIGNALS) for row in table["weights"]) or len(table["weights"]) != size:
+        raise BadInput(f"{str(path)!r} has weights of another size than {size} actions and {len(SIGNALS)} signals.")
+    if any(len(table[name]) != size for name in ("limit", "low", "high")):
+        raise BadInput(f"{str(path)!r} has limits or bounds of another size than its {size} actions.")
+    return Residual(
+        table["base"], tuple(table["actions"]), np.array(table["weights"], float), np.array(table["limit"], float),
+        np.array([table["low"], table["high"]], float), {str(k): str(v) for k, v in table["metadata"].items()},
+    )  # fmt: skip
+
+
+class ResidualPolicy:
+    """A policy with a residual on top of it, for one world or a batch."""
+
+    def __init__(self, base: Policy, residual: Residual, spec: Spec):
+        if residual.actions != spec.action.labels:
+            raise BadInput(
+                f"The residual is for the actions {', '.join(residual.actions)}, and this world takes "
+                f"{', '.join(spec.action.labels)}; it was trained for another robot or order of joints."
+            )
+        self._base, self._residual, self._dt = base, residual, spec.dt
+        self._q, self._v = _sources(spec, JOINTS, same_unit=True), _sources(spec, VELOCITIES, same_unit=False)
+        self._slow: Array | None = None
+        self._error: Array | None = None
+
+    def reset(self, seed: int = 0) -> None:
+        """Forget the running means."""
+        self._base.reset(seed)
+        self._slow = self._error = None
+
+    def act(self, observation: Observation) -> Array:
+        """The corrected action [..., actions]."""
+        base = np.asarray(self._base.act(observation), float)
+        error = base - _picked(observation, JOINTS, self._q, base)
+        self._slow = _running_mean(self._slow, base, self._dt / LEAD_S)
+        self._error = _running_mean(self._error, error, self._dt / INTEGRAL_S)
+        velocity = LEAD_S * _picked(observation, VELOCITIES, self._v, base)
+        signals = np.stack([error, velocity, base - self._slow, self._error], axis=-1)
+        r = self._residual
+        change = np.clip((signals * r.weights).sum(axis=-1), -r.limit, r.limit)
+        return np.clip(base + change, r.bounds[0], r.bounds[1])
+
+
+def _running_mean(before: Array | None, now: Array, share: float) -> Array:
+    return now if before is None else before + min(1.0, share) * (now - before)
+
+
+def _sources(spec: Spec, channel: str, *, same_unit: bool) -> list[tuple[int, int]]:
+    """Which action is which value of a channel."""
+    have = spec.observation.get(channel)
+    if have is None:
+        return []
+    units = dict(zip(have.labels, have.units, strict=True))
+    return [
+        (i, have.labels.index(label))
+        for i, (label, unit) in enumerate(zip(spec.action.labels, spec.action.units, strict=True))
+        if label in units and (units[label] == unit or not same_unit)
+    ]
+
+
+def _picked(observation: Observation, channel: str, where: list[tuple[int, int]], like: Array) -> Array:
+    out = np.zeros(like.shape)
+    if where:
+        into, source = (list(part) for part in zip(*where, strict=True))
+        out[..., into] = np.asarray(observation[channel], float)[..., source]
+    return out
