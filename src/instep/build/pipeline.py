@@ -27,6 +27,7 @@ from instep.splat.io import save_gaussians
 from instep.splat.plane_alignment import Plane, align_on_plane
 from instep.splat.rendering import save_png
 
+from .capture_checks import check_views
 from .convex_parts import convex_parts
 from .mesh_texture import MeshTexture, bake_texture
 from .object_gaussians import fit_object, gaussians_on, median_colour, object_psnr
@@ -155,6 +156,7 @@ def _capture(capture: Capture, options: BuildOptions) -> StageOutput:
             "Nothing says where the table is; give --table-height, or ground_plane.json beside the images with "
             '{"plane": [nx, ny, nz, d]}.'
         )
+    check_views(views, np.asarray(plane, float))
     arrays: dict[str, Array] = {"plane": np.asarray(plane, float), "bounds": _bounds(capture, views, plane)}
     for view in views:
         arrays[f"image:{view.name}"] = to_bytes(view.image)

@@ -10,6 +10,7 @@ import numpy as np
 from instep.core.errors import BadInput
 from instep.core.records import array_dataclass
 from instep.core.world import Array
+from instep.splat.fitting import pixel_rays
 
 from .extrusion import fit_extrusion
 from .isosurface import isosurface
@@ -23,6 +24,14 @@ MIN_HULL_VIEWS = 8
 """Fewest views of a visual hull that is taken as the shape."""
 MIN_HULL_SPAN_DEG = 200.0
 """Least range of directions around the object that the views of a hull must cover [deg]."""
+MIN_GIVEN_HULL_VIEWS = 4
+"""Fewest views of a visual hull that was asked for."""
+MIN_BASELINE_DEG = 10.0
+"""Least angle between two views of an object [deg]."""
+MIN_SIZE_M, MAX_SIZE_M = 0.003, 4.0
+"""Sizes of objects that are built [m]."""
+MIN_MASK_OVERLAP = 0.4
+"""Least overlap of the silhouette of a shape and each of its masks."""
 _FACES = 3000
 """Faces of the mesh that is kept."""
 _PIECE_SHARE = 0.02
@@ -49,6 +58,12 @@ def object_shape(
             f"{name!r} is seen in {len(masks)} view{'s' * (len(masks) != 1)}, and one view does not say how large it "
             "is or how far away; add views from other directions."
         )
+    _check_baseline(name, masks)
+    if kind == "hull" and len(masks) < MIN_GIVEN_HULL_VIEWS:
+        raise BadInput(
+            f"A visual hull of {name!r} from {len(masks)} views may have twice its volume; add views up to "
+            f"{MIN_GIVEN_HULL_VIEWS} or more from all around, or use --shape extrusion."
+        )
     if kind == "auto":
         kind = "hull" if len(masks) >= MIN_HULL_VIEWS and span >= MIN_HULL_SPAN_DEG and height is None else "extrusion"
     info: dict[str, Any] = {"method": kind, "views": len(masks), "span_deg": round(span, 1)}
@@ -64,6 +79,7 @@ def object_shape(
         info |= {"uncertainty_m": max(size, found.height_sigma), "uncertainty_from": "half a pixel, and the height"}
     mesh = checked_mesh(simplified(mesh, _FACES), repr(name))
     info["overlap"] = {m.camera.name: silhouette_overlap(mesh, m) for m in masks}
+    _check_result(name, mesh, info["overlap"])
     return ObjectShape(mesh, info)
 
 
@@ -80,6 +96,37 @@ def viewed_span(masks: Sequence[ObjectMask]) -> float:
     angle = np.sort(np.degrees(np.arctan2(*(positions - middle)[:, 1::-1].T)))
     gaps = np.diff(np.append(angle, angle[0] + 360))
     return float(360 - gaps.max()) if len(masks) > 1 else 0.0
+
+
+def _check_baseline(name: str, masks: Sequence[ObjectMask]) -> None:
+    """Refuse views that all look at an object from about one direction."""
+    rays: list[Array] = []
+    for mask in masks:
+        left, top, right, bottom = mask.region
+        ray = pixel_rays(mask.camera, np.array([(left + right) / 2, (top + bottom) / 2]))
+        rays.append(ray / np.linalg.norm(ray))
+    directions = np.array(rays)
+    widest = float(np.degrees(np.arccos(np.clip(directions @ directions.T, -1.0, 1.0)).max()))
+    if widest < MIN_BASELINE_DEG:
+        raise BadInput(
+            f"All {len(masks)} views of {name!r} look at it from within {widest:.1f} deg, which does not say how far "
+            f"away or how high it is; add a view at least {2 * MIN_BASELINE_DEG:.0f} deg apart."
+        )
+
+
+def _check_result(name: str, mesh: TriangleMesh, overlaps: Mapping[str, float]) -> None:
+    """Refuse a shape that is of no size to handle, or that some masks do not show at all."""
+    if not MIN_SIZE_M < mesh.diagonal < MAX_SIZE_M:
+        raise BadInput(
+            f"{name!r} came out {mesh.diagonal:.4g} m across; poses in metres were expected, and these may be in "
+            "another unit."
+        )
+    apart = [camera for camera, value in overlaps.items() if value < MIN_MASK_OVERLAP]
+    if apart:
+        raise BadInput(
+            f"The masks of {name!r} do not show one object: what the others agree on overlaps the mask of "
+            f"{apart[0]!r} by {overlaps[apart[0]]:.2f}; mark the same object in every view, or leave the view out."
+        )
 
 
 def _without_specks(mesh: TriangleMesh) -> TriangleMesh:
