@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from browser import browser_page, check_page
+from instep.app.viewer.front_end import absence
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,7 @@ def test_the_t_of_the_robot_ends_at_its_goal_through_the_twin(demo, opengl):
     page = (folder / "out" / "report.html").read_text()
     assert "Act through the twin" in page and "Distance between twin and robot" in page
     assert 'src="data:video/mp4' in page and len(page) < 5_000_000
+    assert bool(absence()) or page.index("data-instep-viewer") < page.index("data:video/mp4"), "it opens in 3D"
 
 
 def test_the_page_tells_the_story_in_order_and_a_pipe_sees_progress(demo):

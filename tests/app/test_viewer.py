@@ -22,11 +22,15 @@ from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.live_view import LiveView
 from instep.app.viewer.messages import container, encode
+from instep.app.viewer.report_view import measured_run, pair_viewer, report_viewer
 from instep.app.viewer.shapes import coarser
 from instep.app.viewer.shared_row import RowLayout, SharedRow
 from instep.app.viewer.tracks import TrackOptions, track_message
 from instep.app.viewer.view_server import LiveRow, ViewServer, row_message
+from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.world import vector
+from instep.gap.gap_result import RunPair
 from instep.scene import Scene, body_poses
 
 NUMPY = {"f32": "<f4", "i16": "<i2", "u16": "<u2", "u32": "<u4", "u8": "u1"}
@@ -299,3 +303,40 @@ def test_a_recording_is_a_ghost_over_its_replay_which_follows_horizon_and_parame
     assert rms(content.answer({"set": {"joint.joint_2.damping": 8.0}})) < 0.05 * whole
     for nonsense in ({"set": {"joint.joint_9.damping": 1}}, {"choose": {"horizon": 10**9}}, {"set": 3}, {"choose": []}):
         content.answer(nonsense)
+
+
+def tracks_of(data: bytes) -> dict[str, str]:
+    """Roles of the tracks in a container of messages."""
+    found, at = {}, 0
+    while at < len(data):
+        [length] = struct.unpack_from("<I", data, at)
+        header, _ = decoded(data[at + 4 : at + 4 + length])
+        if header["kind"] == "track":
+            found[header["label"]] = header["role"]
+        at += 4 + length
+    return found
+
+
+@needs_viewer
+def test_the_page_of_a_gap_shows_its_worst_run_as_a_ghost_over_the_replay(arm, episode):
+    pairs = [RunPair(episode, episode, name, error) for name, error in (("a", 0.1), ("b", 0.3), ("c", float("nan")))]
+    shown = pair_viewer(arm, pairs)
+    assert shown is not None and shown.caption.startswith("B, the one with the largest error")
+    assert tracks_of(shown.data) == {"simulator": "main", "recording": "ghost"}
+    assert pair_viewer(None, pairs) is None and pair_viewer(arm, pairs[2:]) is None
+
+
+@needs_viewer
+def test_the_page_of_a_twin_shows_the_robot_that_follows_as_a_ghost(arm, episode):
+    labels = episode.spec.q.labels
+    measured = episode.q[:, :2] + 0.1
+    measured[3, 0] = np.nan
+    spec = episode.spec.with_observations({"twin.measured": vector(labels[:2])})
+    twin = Episode(spec, {**episode.columns, "twin.measured": measured}, episode.meta)
+    shown = report_viewer(arm, twin, "twin")
+    assert shown is not None and tracks_of(shown.data) == {"twin": "main", "robot": "ghost"}
+    robot = measured_run(twin)
+    np.testing.assert_allclose(robot.q[:3, :2], measured[:3])
+    np.testing.assert_allclose(robot.q[:, 2:], episode.q[:, 2:])
+    assert robot.q[3, 0] == episode.q[3, 0], "where it was not measured"
+    assert measured_run(episode) is None

@@ -10,6 +10,9 @@ const LOOKS = {
   dark: { top: 0x14161a, low: 0x262b33, line: 0x93a0b3, strength: 0.34, shadow: 0.42, sky: 0xdfe8ff, earth: 0x3a3f49 },
 } as const;
 
+/** Where the camera is at first, from the centre. */
+export const HOME: [number, number, number] = [1.25, -1.55, 0.85];
+
 export class Stage {
   readonly renderer: THREE.WebGLRenderer;
   readonly scene = new THREE.Scene();
@@ -29,6 +32,9 @@ export class Stage {
   private dirty = true;
   private inSight = true;
   private filled = false;
+  private direction = HOME;
+  /** Pixels at the bottom that controls cover: what is framed stays above them. */
+  private covered = 0;
   private readonly beforeRender: ((now: number) => boolean)[] = [];
 
   constructor(readonly host: HTMLElement) {
@@ -113,7 +119,7 @@ export class Stage {
     uniforms["cell"]!.value = cell;
     uniforms["reach"]!.value = radius * 9;
     uniforms["centre"]!.value = new THREE.Vector2(centre.x, centre.y);
-    this.view([1.25, -1.55, 0.85]);
+    this.view(HOME);
   }
 
   /** The edge of a grid cell [m]. */
@@ -123,14 +129,24 @@ export class Stage {
 
   /** Look at the framed sphere from a direction. */
   view(direction: [number, number, number]): void {
-    const half = THREE.MathUtils.degToRad(this.camera.fov / 2);
-    const angle = Math.min(half, Math.atan(Math.tan(half) * this.camera.aspect));
+    const half = Math.tan(THREE.MathUtils.degToRad(this.camera.fov / 2));
+    const free = 1 - this.covered / Math.max(1, this.host.clientHeight);
+    const angle = Math.atan(half * Math.min(free, this.camera.aspect));
     const away = new THREE.Vector3(...direction).normalize().multiplyScalar((this.radius / Math.sin(angle)) * 1.02);
+    this.direction = direction;
     this.controls.target.copy(this.centre);
     this.camera.position.copy(this.centre).add(away);
     this.camera.updateProjectionMatrix();
     this.controls.update();
     this.invalidate();
+  }
+
+  /** Say how many pixels at the bottom are covered; what is framed moves up. */
+  cover(pixels: number): void {
+    if (pixels === this.covered) return;
+    this.covered = pixels;
+    this.resize();
+    if (this.filled) this.view(this.direction);
   }
 
   showGround(shown: boolean): void {
@@ -152,7 +168,7 @@ export class Stage {
     const width = Math.max(1, this.host.clientWidth), height = Math.max(1, this.host.clientHeight);
     this.renderer.setSize(width, height);
     this.camera.aspect = width / height;
-    this.camera.updateProjectionMatrix();
+    this.camera.setViewOffset(width, height, 0, this.covered / 2, width, height);
     this.render();
   }
 

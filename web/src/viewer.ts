@@ -9,7 +9,7 @@ import { Panel } from "./panel";
 import { Picking, type Hit } from "./picking";
 import { Plots } from "./plots";
 import type { GaussiansMessage, ImageMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
-import { Stage, type Theme } from "./stage";
+import { HOME, Stage, type Theme } from "./stage";
 import style from "./style.css";
 import { Timeline } from "./timeline";
 import { Track } from "./track";
@@ -30,6 +30,7 @@ const FIRST_PLOTS = 3;
 const IMAGES_MS = 150;
 const PARAMS_MS = 90;
 const MOST_LISTED = 8;
+const TIMELINE_PX = 58;
 
 interface Shown {
   track: Track;
@@ -57,6 +58,7 @@ export class Viewer {
   private readonly timeline: Timeline;
   private readonly picking: Picking;
   private readonly status = element("div", { class: "status", role: "status" });
+  private readonly legend = element("div", { class: "legend", hidden: "" });
   private readonly help = helpBox();
   private readonly frustums = new Map<string, Frustum>();
   private readonly axes: THREE.LineSegments[] = [];
@@ -81,7 +83,7 @@ export class Viewer {
     this.plots = new Plots(this.clock, (name) => this.linesOf(name));
     this.plots.onRemove = (name) => this.panel.setPlotted(name, false);
     this.timeline = new Timeline(this.clock);
-    this.frame.append(view, this.panel.root, this.plots.root, this.toolbar(), this.timeline.root, this.status, this.help);
+    this.frame.append(view, this.panel.root, this.plots.root, this.legend, this.toolbar(), this.timeline.root, this.status, this.help);
     this.stage = new Stage(view);
     this.picking = new Picking(this.stage, () => this.targets(), (hit) => this.pick(hit));
     this.stage.onFrame((now) => this.clock.tick(now));
@@ -250,11 +252,25 @@ export class Viewer {
 
   private addLegend({ track, model, trails, order }: Shown): void {
     if (order >= MOST_LISTED) return;
+    this.showLegend();
     this.panel.addTrack(track.id, track.label, this.colour(order), (shown) => {
       model.root.visible = shown;
       for (const trail of trails) trail.line.visible = shown && this.layers.trails;
       this.stage.invalidate();
     });
+  }
+
+  /** What is what, where the panel is closed: the model in its own colours, ghosts in theirs. */
+  private showLegend(): void {
+    const listed = [...this.shown.values()].slice(0, MOST_LISTED);
+    this.legend.hidden = listed.length < 2;
+    this.legend.replaceChildren(
+      ...listed.map(({ track, order }) => {
+        const ghost = track.role === "ghost";
+        return element("span", { class: ghost ? "ghost" : "solid", style: `--swatch: ${this.colour(order)}` }, track.label);
+      }),
+      ...(listed.some(({ track }) => track.errors.length) ? [element("span", { class: "error" }, "error")] : []),
+    );
   }
 
   private addRow(message: LiveMessage): void {
@@ -271,6 +287,7 @@ export class Viewer {
     this.clock.end = Math.max(...tracks.map((track) => track.end));
     if (!tracks.length) this.clock.begin = this.clock.end = 0;
     if (!this.clock.following) this.timeline.show();
+    this.stage.cover(this.timeline.root.hidden ? 0 : TIMELINE_PX);
   }
 
   /** Pose everything for the time of the clock. */
@@ -428,7 +445,7 @@ export class Viewer {
     return element(
       "div", { class: "toolbar" },
       iconButton(ICONS.panel, "Controls (P)", () => this.frame.classList.toggle("closed")),
-      iconButton(ICONS.home, "Frame everything (F)", () => this.stage.view([1.25, -1.55, 0.85])),
+      iconButton(ICONS.home, "Frame everything (F)", () => this.stage.view(HOME)),
       iconButton(ICONS.measure, "Measure (M)", () => this.measure()),
       iconButton(ICONS.camera, "Save an image (S)", () => this.save()),
       iconButton(ICONS.theme, "Light or dark (D)", () => this.setTheme(this.stage.theme === "light" ? "dark" : "light")),
@@ -460,7 +477,7 @@ export class Viewer {
       "[": () => this.clock.faster(-1),
       "]": () => this.clock.faster(1),
       l: () => this.clock.live && this.clock.follow(),
-      f: () => this.stage.view([1.25, -1.55, 0.85]),
+      f: () => this.stage.view(HOME),
       "1": () => this.stage.view([1, 0, 0.02]),
       "2": () => this.stage.view([0, -1, 0.02]),
       "3": () => this.stage.view([0, -0.001, 1]),

@@ -33,6 +33,7 @@ from instep.tune.shooting import Fit, ShootingOptions, fit
 
 from .demo_twin import TwinRun, png, section
 from .demo_twin import scores as twin_scores
+from .viewer.report_view import report_viewer
 
 
 def demo_figure(path: Path, curves: Mapping[str, Curve], image: Array | None) -> Path:
@@ -204,6 +205,7 @@ def page(loop: DemoResult) -> HtmlReport:
         ),
         {"scene": loop.scene.name, "fitted on": f"seeds {TRAIN}", "held out": f"seeds {HELD_OUT}"},
         loop.video,
+        None if loop.twin is None else report_viewer(loop.scene, loop.twin.run, "The demo through its twin"),
     )
 
 

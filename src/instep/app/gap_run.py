@@ -36,6 +36,7 @@ from instep.scene.folder import Scene, SceneSimulator, scene_for, shipped
 
 from .data_args import DataArgs, read_data
 from .output import Output, new_output
+from .viewer.report_view import pair_viewer
 from .world_specs import policy_from_spec
 
 
@@ -76,6 +77,8 @@ class GapResult:
     subtitle: str
     checks: DataChecks | None = None
     causes: Sequence[Section] = ()
+    scene: Scene | None = None
+    """What shows the runs in 3D."""
     cause_words: Sequence[str] = ()
     """The probable causes in a sentence, and which of them cannot be separated."""
 
@@ -115,7 +118,8 @@ def finish(result: GapResult, args: GapRequest, output: Output) -> int:
     write_runs(output.folder, gap)
     causes = {name: e.as_dict() for name, e in gap.causes.items()}
     output.write(gap.scores, causes=causes, notes=list(gap.notes), broken=broken, title=result.title)
-    path = output.page(replace(report, verdict=headline, facts=facts))
+    viewer = pair_viewer(result.scene, gap.pairs)
+    path = output.page(replace(report, verdict=headline, facts=facts, viewer=viewer))
     console = Console()
     console.print(headline.headline, highlight=False, markup=False)
     if headline.because:
@@ -266,7 +270,7 @@ def _with_scene(args: GapRequest, episodes: Sequence[Episode], output: Output) -
         )
     gap, causes, words = _diagnosed(args, sim, episodes, gap)
     subtitle = f"{len(fitting)} recorded runs of {args.data} replayed in the scene {scene.name!r}"
-    return GapResult(gap, f"Gap of {scene.name}", subtitle, checks, causes, words)
+    return GapResult(gap, f"Gap of {scene.name}", subtitle, checks, causes, scene, words)
 
 
 def _diagnosed(
@@ -301,7 +305,7 @@ def _with_data(args: GapRequest, episodes: Sequence[Episode]) -> GapResult:
         policy = policy_from_spec(args.policy, Recording(episodes[0]))
         mode = image_sensitivity(policy, episodes, gap.pairs, seed=args.seed)
         gap = gap.with_scores({mode.name: mode.strength}, [mode.evidence])
-    return GapResult(gap, "Gap of paired runs", subtitle, checks)
+    return GapResult(gap, "Gap of paired runs", subtitle, checks, scene=scene)
 
 
 def _recordings(args: GapRequest, episodes: Sequence[Episode]) -> GapResult:

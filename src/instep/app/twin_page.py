@@ -16,6 +16,7 @@ from instep.report.figures import lines_figure
 from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, score_table
 
 from .run_checks import stale_images
+from .viewer.report_view import report_viewer
 
 if TYPE_CHECKING:
     from instep.twin import TrackedRecording
@@ -87,6 +88,7 @@ def tracking_page(title: str, tracked: TrackedRecording, scores: Mapping[str, Es
         ],
         {"rows": str(len(run))},
         ReportVideo((folder / "video.mp4").read_bytes(), caption),
+        report_viewer(tracked.scene, run, title),
     )
 
 

@@ -8,7 +8,8 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,6 +22,8 @@ from instep.core.schema import NUMBER, read_entries, table_of
 
 if TYPE_CHECKING:
     from instep.app.output import Output
+    from instep.core.episode import Episode
+    from instep.report.page import ReportViewer
     from instep.tune.identification import Identification
     from instep.tune.param_export import ExportResult
 
@@ -180,7 +183,27 @@ def run_tune(data: str, scene: str, args: TuneArgs) -> TuneResult:
         found = _with_extras(found, args.posterior, args.delta)
     found, folder = _write(found, output)
     hashes = {f"sha256 of {path}": digest for path, digest in output.inputs.items()}
-    return TuneResult(found, output, folder, output.page(found.report(hashes)))
+    return TuneResult(found, output, folder, output.page(replace(found.report(hashes), viewer=_viewer(found))))
+
+
+def _viewer(found: Identification) -> ReportViewer | None:
+    """The first held-out recording as a ghost over its replay, before and after; None where groups have own values."""
+    from instep.app.viewer.report_view import replay_viewer
+    from instep.core.errors import Diverged
+    from instep.core.replay import replay
+
+    if not found.held_out or found.groups:
+        return None
+    recorded = found.held_out[0]
+    sims = {"before": found.given, "after": found.sim.tuned(found.result.settings)}
+    replays: dict[str, Episode] = {}
+    for label, sim in sims.items():
+        with suppress(Diverged):  # then it is not shown
+            replays[label] = replay(sim, recorded, anchor=None)
+    if not replays:
+        return None
+    words = "A held-out recording as a ghost over the simulator, before and after identification, in 3D"
+    return replay_viewer(found.scene, recorded, replays, "Held-out recording", words)
 
 
 def _check_options(args: TuneArgs) -> None:

@@ -18,7 +18,7 @@ from instep.scene.folder import Scene, SceneSimulator
 
 from .messages import encode
 from .shapes import scene_message
-from .tracks import ChannelTable, TrackOptions, channel_table, track_message
+from .tracks import MAX_ROWS, ChannelTable, TrackOptions, channel_table, track_message
 
 ERROR_QUANTILE = 0.98
 """Errors of this quantile, over all joints of one unit, have the full colour."""
@@ -123,22 +123,38 @@ class GapContent:
             label, sim = sims[-1]
             sims[-1] = label, sim.tuned(self._settings)
         horizon = HORIZONS[self._horizon]
-        replays = [(label, replay(sim, episode, anchor=horizon.rows(sim.spec.dt))) for label, sim in sims]
-        scale = error_scales(replays[0][1], episode)
-        messages: list[bytes] = []
-        for i, (label, simulated) in reversed(list(enumerate(replays))):
-            last = i == len(replays) - 1
-            table = error_table(simulated, episode)
-            first = len(channel_table(simulated).channels)
-            errors = joint_errors(self._scene, table, scale, first) if last else ()
-            options = TrackOptions(
-                id=f"sim {i}", label=label, role="main" if last else "ghost", contacts=last, errors=errors
-            )
-            messages.append(track_message(self._scene, simulated, options, table))
-        real = TrackOptions(id="recording", label="recording", role="ghost", contacts=False)
-        words = " → ".join(f"{label} {_rms(table_of)}" for label, table_of in _errors(replays, episode))
-        info = {"title": self._title, "subtitle": f"RMS error of joints: {words}", "images": list[str]()}
-        return [*messages, track_message(self._scene, episode, real), encode("info", info)]
+        replays = {label: replay(sim, episode, anchor=horizon.rows(sim.spec.dt)) for label, sim in sims}
+        info = {"title": self._title, "subtitle": error_words(replays, episode), "images": list[str]()}
+        return [*replay_tracks(self._scene, replays, episode), encode("info", info)]
+
+
+def replay_tracks(
+    scene: Scene, replays: Mapping[str, Episode], recorded: Episode, max_rows: int = MAX_ROWS
+) -> list[bytes]:
+    """Replays by label, earlier ones and the recording as ghosts; joints of the last replay are coloured by error."""
+    scales = error_scales(next(iter(replays.values())), recorded)
+    messages: list[bytes] = []
+    for i, (label, simulated) in reversed(list(enumerate(replays.items()))):
+        last = i == len(replays) - 1
+        table = error_table(simulated, recorded)
+        errors = joint_errors(scene, table, scales, len(channel_table(simulated).channels)) if last else ()
+        options = TrackOptions(
+            id=f"sim {i}",
+            label=label,
+            role="main" if last else "ghost",
+            contacts=last,
+            errors=errors,
+            max_rows=max_rows,
+        )
+        messages.append(track_message(scene, simulated, options, table))
+    real = TrackOptions(id="recording", label="recording", role="ghost", contacts=False, max_rows=max_rows)
+    return [*messages, track_message(scene, recorded, real)]
+
+
+def error_words(replays: Mapping[str, Episode], recorded: Episode) -> str:
+    """The errors of replays in a line."""
+    listed = [f"{label} {_rms(error_table(simulated, recorded))}" for label, simulated in replays.items()]
+    return f"RMS error of joints: {' → '.join(listed)}"
 
 
 def error_table(simulated: Episode, recorded: Episode) -> ChannelTable:
@@ -171,10 +187,6 @@ def joint_errors(scene: Scene, table: ChannelTable, scales: Mapping[str, float],
         if joint in bodies:
             found.append({"body": bodies[joint], "channel": first + i, "scale": scales[name["unit"]]})
     return found
-
-
-def _errors(replays: Sequence[tuple[str, Episode]], episode: Episode) -> list[tuple[str, ChannelTable]]:
-    return [(label, error_table(simulated, episode)) for label, simulated in replays]
 
 
 def _rms(table: ChannelTable) -> str:
