@@ -11,7 +11,7 @@ from instep.core.rollout import Script, rollout
 from instep.physics.actuators import with_inputs
 from instep.scene.folder import Scene, scene_of_file
 from instep.tune.held_out import window_errors
-from instep.tune.identification import _short_start
+from instep.tune.identification import SHORT_WINDOWS, SHORT_WINDOWS_S, _quick_start
 from instep.tune.param_selection import auto_params
 from instep.tune.shooting import ShootingOptions
 
@@ -116,15 +116,20 @@ def test_joints_that_nothing_drives_are_recognised(tmp_path):
     assert not auto_params(scene, [still]).undriven
 
 
-def test_short_windows_find_a_start_near_the_planted_values_of_a_pendulum():
+SHORT = [(window, SHORT_WINDOWS) for window in SHORT_WINDOWS_S]
+
+
+@pytest.mark.parametrize(("stages", "near"), [(SHORT, False), ([(1.0, 2)], True)], ids=["short", "few"])
+def test_a_fit_to_short_or_few_windows_finds_a_start_near_the_planted_values_of_a_pendulum(stages, near):
     sim = instep.open_world(Scene.load("furuta"))
     truth = {"actuator.arm.gear": 0.007, "joint.arm.damping": 4e-4, "body.pendulum.inertia_x": 4.5e-5,
              "tendon.cable.stiffness": 3e-3}  # fmt: skip
     waves = [2 * np.sin(0.03 * (1 + k) * np.arange(300) + k)[:, None] for k in range(2)]
     runs = [rollout(sim.tuned(truth), Script(wave), steps=300) for wave in waves]
     choice = auto_params(sim.scene, runs)
-    begun = _short_start(
-        sim.tuned(choice.fixed), runs, choice, ShootingOptions(start=choice.start, starts=1), Progress()
-    )
+    others = [{name: 1.1 * value for name, value in truth.items()}] if near else []
+    options = ShootingOptions(start=choice.start, starts=1)
+    begun = _quick_start(sim.tuned(choice.fixed), runs, (choice, others), options, stages, Progress())
     before, after = (np.sqrt(window_errors(sim, runs, found, 1.0)[0].mean()) for found in (choice.start, begun))
     assert after < 0.2 * before
+    assert set(begun) == set(choice.start)

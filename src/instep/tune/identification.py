@@ -63,6 +63,9 @@ WINDOW_S = 1.0
 SHORT_WINDOWS_S, SHORT_WINDOWS, SHORT_ITERATIONS = (0.1, 0.5), 96, 12
 """Lengths [s] and number of the windows of the fits that find a start where nothing drives a joint: over short ones the
 cost has one minimum, from which longer ones are within reach."""
+MANY_PARAMS, FEW_WINDOWS, MANY_WINDOWS = 30, 8, 32
+"""Parameters from which on a search without estimates begins with a fit to few windows, and the most windows of the
+searches that follow: a step over all of them costs as much as the whole first fit."""
 LOCAL_JOINTS = 4
 """Joints from which on derivatives are taken joint by joint."""
 
@@ -361,16 +364,20 @@ def identify(
     sim = GroupedWorld(cast(SceneSimulator, sim), groups) if groups else sim
     shooting = _shooting_options(options, selection, scene, sim)
     starts = (*begun, options.begin) if options.begin else tuple(begun)
+    many = selection.automatic and len(selection.params) >= MANY_PARAMS
     gates = GateOptions(seeds=options.seeds, draws=options.draws, seed=options.seed, given=given, starts=starts)
     if estimate is not None:
         found = {name: value for name, value in estimate.settings.items() if name in selection.start}
         shooting = replace(shooting, start={**selection.start, **found})
         seeds = min(options.seeds, MIN_AGREEING)
         gates = replace(gates, seeds=seeds, search=estimate, scene_values=selection.start, hold_unseen=True, full=sim)
-    elif selection.undriven:
-        begun = _short_start(sim, fitted, selection, shooting, part.part(0.0, 0.3, of_time_left=0.3))
-        shooting = replace(shooting, start=begun)
-        gates = replace(gates, scene_values=selection.start)
+    elif selection.undriven or many:
+        lengths = [(window, SHORT_WINDOWS) for window in SHORT_WINDOWS_S if window < shooting.window]
+        stages = lengths if selection.undriven else [(shooting.window, FEW_WINDOWS)]
+        quick = part.part(0.0, 0.3, of_time_left=0.3 if selection.undriven else 0.6)
+        shooting = replace(shooting, start=_quick_start(sim, fitted, (selection, starts), shooting, stages, quick))
+        gates = replace(gates, scene_values=selection.start, starts=())
+        shooting = replace(shooting, limit=min(options.windows, MANY_WINDOWS)) if many else shooting
     found_by, to_fit = sim, fitted
     left_out: list[str] = selection.kept_values()
     if estimate is not None and found_in is not None:
@@ -382,7 +389,7 @@ def identify(
         selection.params,
         shooting,
         gates,
-        progress=part.part(0.3, 1.0) if estimate is not None or selection.undriven else part,
+        progress=part.part(0.3, 1.0) if estimate is not None or selection.undriven or many else part,
     )
     # A user who names some parameters leaves what the others explain.
     most = MAX_UNEXPLAINED if selection.automatic else math.inf
@@ -396,22 +403,35 @@ def identify(
     )  # fmt: skip
 
 
-def _short_start(
-    sim: Simulator, episodes: Sequence[Episode], selection: ParamSelection, options: ShootingOptions, progress: Progress
+def _quick_start(
+    sim: Simulator,
+    episodes: Sequence[Episode],
+    begin: tuple[ParamSelection, Sequence[Mapping[str, float]]],
+    options: ShootingOptions,
+    stages: Sequence[tuple[float, int]],
+    progress: Progress,
 ) -> dict[str, float]:
-    """Values from fits over short windows, or the scene's where these predict windows of full length better."""
-    found, brief = dict(selection.start), replace(options, limit=SHORT_WINDOWS, iterations=SHORT_ITERATIONS)
-    for i, window in enumerate(SHORT_WINDOWS_S):
-        if window >= options.window or progress.ended:
+    """Values from fits over short or few windows, or those begun with where these predict windows better.
+
+    `begin` has the parameters with the scene's values, and further values to begin with; `stages` the length [s] and
+    the number of windows of each fit.
+    """
+    selection, others = begin
+
+    def error(settings: Mapping[str, float]) -> float:
+        return float(np.nanmedian(window_errors(sim, episodes, settings, options.window, SHORT_WINDOWS)[0].sum(axis=1)))
+
+    begun = [selection.start, *({n: found.get(n, v) for n, v in selection.start.items()} for found in others)]
+    first = dict(min(begun, key=error) if others else selection.start)
+    found, brief = first, replace(options, iterations=SHORT_ITERATIONS)
+    for i, (window, limit) in enumerate(stages):
+        if progress.ended:
             break
-        part = progress.part(i / 2, (i + 1) / 2, of_time_left=1 / (2 - i))
-        part.advance("short windows", 0.0)
-        found = fit(sim, episodes, selection.params, replace(brief, window=window, start=found), progress=part).settings
-    errors = [
-        float(np.nanmedian(window_errors(sim, episodes, settings, options.window, SHORT_WINDOWS)[0].sum(axis=1)))
-        for settings in (selection.start, found)
-    ]
-    return found if errors[1] < errors[0] else dict(selection.start)
+        part = progress.part(i / len(stages), (i + 1) / len(stages), of_time_left=1 / (len(stages) - i))
+        part.advance("short windows" if window < options.window else "few windows", 0.0)
+        chosen = replace(brief, window=window, limit=limit, start=found)
+        found = fit(sim, episodes, selection.params, chosen, progress=part).settings
+    return found if error(found) < error(first) else first
 
 
 def _with_estimate(
