@@ -214,6 +214,13 @@ def build_check(folder: Path) -> Path:
     return command("build check pusht", folder / "build_check", passes=(0, 1))
 
 
+def experiment_legs(folder: Path) -> Path:
+    """A robot that walks: feedback and replayed actions."""
+    robot = ROOT / "examples" / "quadruped" / "quadruped.xml"
+    assert main(["scene", "new", str(robot), str(folder / "dog"), "--rate", "100", "--legs"]) == 0
+    return command(f"experiment legs {folder}/dog --trials 2 --seconds 1.5", folder / "legs", passes=(0, 1))
+
+
 KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "run": (run, 1), "record": (record, 1), "record images": (record_images, 1), "shadow": (shadow, 1),
     "eval": (evaluate, 1), "gate": (gate, 0), "check": (check, 0), "gap": (gap, 0),
@@ -221,10 +228,10 @@ KINDS: dict[str, tuple[Callable[[Path], Path], int]] = {
     "gap of commands": (gap_alone, 0), "gap of torques": (gap_torque, 0), "agreement": (agreement, 0),
     "tune": (tune, 0), "tune by torques": (tune_torque, 0), "start": (start, 0),
     "twin of a recording": (twin_of_recording, 1), "twin": (twin_live, 1),
-    "build check": (build_check, 0),
+    "build check": (build_check, 0), "experiment legs": (experiment_legs, 1),
 }  # fmt: skip
 """Kind -> what makes its page, and how many videos it shows."""
-NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow"}
+NIGHTLY = {"gap", "tune", "start", "twin", "twin of a recording", "shadow", "experiment legs"}
 """Kinds that take long to make."""
 PAGE_FREE = {"scene", "data", "robot", "excite", "train", "augment", "serve", "runs", "open", "bench", "doctor", "demo",
              "view"}  # fmt: skip

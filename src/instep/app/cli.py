@@ -45,6 +45,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "run": ("run:run", "run a policy in a world: sim:SCENE, recording:DATA, twin:SCENE, robot:ADDRESS"),
     "eval": ("evaluate:evaluate", "evaluate policies in parallel virtual worlds"),
     "gate": ("gate:gate", "judge a policy by rules, for CI"),
+    "experiment legs": (
+        "experiment:legs",
+        "walk a robot with feedback, with its own actions replayed, and with simulated ones",
+    ),
     "serve": ("serve:serve", "serve a policy"),
     "runs": ("runs:runs", "list past runs: what they found, when, and where their pages are"),
     "open": ("runs:open_page", "open the page of a past run in the browser"),

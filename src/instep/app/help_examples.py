@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "instep eval expert hold pusht --seeds 100 --worlds mujoco rapier perturbed:1",
     ),
     "gate": ("instep gate expert examples/ci/rules.toml",),
+    "experiment legs": ("instep experiment legs dog --trials 2 --seconds 4 --out walked",),
     "serve": ("instep serve expert pusht --port 8000 --token token.txt",),
     "runs": ("instep runs",),
     "open": ("instep open",),

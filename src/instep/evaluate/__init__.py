@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from .episode_batch import BatchResult, EpisodeResult, run_batch
     from .evaluation import EvalOptions, Evaluation, PolicySpec, WorldSpec, evaluate_policies
     from .failure_mining import CorrectiveDemos, corrective_demos, demonstrate, find_failure_states
+    from .leg_experiment import LegExperiment, LegOptions, WalkNoise, Walks, leg_experiment
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
     from .returns import Returns, episode_returns, start_states
 
 __all__ = [
     "ActionCheck", "BatchResult", "CheckOptions", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation",
-    "GateCheck", "GateRule", "GateRules", "ParityCheck", "ParityLimits", "ParityWorld", "PolicyComparison",
-    "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SuccessRates", "Verdict", "WorldSpec",
-    "check_parity", "check_policy", "compare_actions", "compare_policies", "corrective_demos", "demonstrate",
-    "episode_returns", "evaluate_policies", "find_failure_states", "gate_policy", "rank_agreements", "read_gate_rules",
-    "read_rates", "real_success_rates", "run_batch", "start_states", "write_junit",
+    "GateCheck", "GateRule", "GateRules", "LegExperiment", "LegOptions", "ParityCheck", "ParityLimits", "ParityWorld",
+    "PolicyComparison", "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SuccessRates", "Verdict",
+    "WalkNoise", "Walks", "WorldSpec", "check_parity", "check_policy", "compare_actions", "compare_policies",
+    "corrective_demos", "demonstrate", "episode_returns", "evaluate_policies", "find_failure_states", "gate_policy",
+    "leg_experiment", "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates", "run_batch",
+    "start_states", "write_junit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -36,6 +38,7 @@ __getattr__ = lazy_names(
         "episode_batch": "BatchResult EpisodeResult run_batch",
         "evaluation": "EvalOptions Evaluation PolicySpec WorldSpec evaluate_policies",
         "failure_mining": "CorrectiveDemos corrective_demos demonstrate find_failure_states",
+        "leg_experiment": "LegExperiment LegOptions Walks WalkNoise leg_experiment",
         "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
         "returns": "Returns episode_returns start_states",
     },

@@ -9,9 +9,11 @@ from instep.core.lazy import lazy_names
 if TYPE_CHECKING:
     from .adapters import FunctionPolicy, LerobotPolicy, as_policy, is_lerobot_checkpoint, lerobot_policy
     from .adaptive import Adaptive, AdaptiveOptions
+    from .base_estimation import BaseFilter, BaseFilterOptions, LeggedEstimate, wheel_velocity
     from .chunking import AsyncChunked, Chunked, ChunkPolicy, Ensembled, Latency
     from .experts.task_experts import expert_of
     from .flow_policy import FlowPolicy, PolicyDescription, load_policy, read_policy, save_policy
+    from .gait import Gait, GaitBody, GaitFile, read_gait, shipped_gait
     from .groot import GrootClient, default_groot_map, groot_policy
     from .groot_server import GrootServer
     from .map_file import checked_map, read_map
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
     from .training import TrainOptions, TrainProgress, train
 
 __all__ = [
-    "Adaptive", "AdaptiveOptions", "AsyncChunked", "BodyFrame", "ChunkPolicy", "Chunked", "Ensembled", "FlowPolicy",
-    "FunctionPolicy", "GrootClient", "GrootServer", "Latency", "LerobotPolicy", "MappedPolicy", "OpenpiClient",
-    "PolicyDescription", "PolicyInputs", "PolicyMap", "PolicyServer", "Residual", "ResidualPolicy", "TrainOptions",
-    "TrainProgress", "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of", "groot_policy",
+    "Adaptive", "AdaptiveOptions", "AsyncChunked", "BaseFilter", "BaseFilterOptions", "BodyFrame", "ChunkPolicy",
+    "Chunked", "Ensembled", "FlowPolicy", "FunctionPolicy", "Gait", "GaitBody", "GaitFile", "GrootClient",
+    "GrootServer", "Latency", "LeggedEstimate", "LerobotPolicy", "MappedPolicy", "OpenpiClient", "PolicyDescription",
+    "PolicyInputs", "PolicyMap", "PolicyServer", "Residual", "ResidualPolicy", "TrainOptions", "TrainProgress",
+    "as_policy", "checked_map", "default_groot_map", "default_map", "expert_of", "groot_policy",
     "is_lerobot_checkpoint", "lerobot_policy", "load_policy", "load_residual", "onnx_policy", "openpi_policy",
-    "read_map", "read_policy", "save_policy", "stable_baselines_policy", "torchscript_policy", "train", "zero_residual",
+    "read_gait", "read_map", "read_policy", "save_policy", "shipped_gait", "stable_baselines_policy",
+    "torchscript_policy", "train", "wheel_velocity", "zero_residual",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -37,9 +41,11 @@ __getattr__ = lazy_names(
     {
         "adaptive": "Adaptive AdaptiveOptions",
         "adapters": "FunctionPolicy LerobotPolicy as_policy is_lerobot_checkpoint lerobot_policy",
+        "base_estimation": "BaseFilter BaseFilterOptions LeggedEstimate wheel_velocity",
         "chunking": "AsyncChunked ChunkPolicy Chunked Ensembled Latency",
         "experts.task_experts": "expert_of",
         "flow_policy": "FlowPolicy PolicyDescription load_policy read_policy save_policy",
+        "gait": "Gait GaitBody GaitFile read_gait shipped_gait",
         "groot": "GrootClient default_groot_map groot_policy",
         "groot_server": "GrootServer",
         "observation_encoding": "BodyFrame PolicyInputs",

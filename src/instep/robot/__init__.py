@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .follower import Follower, FollowerDriver
     from .follower_process import FollowerProcess
     from .imperfect import Backlash, Drifting, Dropping, Late, Noisy, Quantized, Saturated, Sluggish
+    from .inertial import Disturbed, Inertial
     from .limits import Guarded, Limits, default_limits, scene_limits
     from .link import RobotWorld
     from .obstacles import ObstacleChecks
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from .servo_bus import SerialLine, ServoBus
 
 __all__ = [
-    "Backlash", "Clock", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "FollowerProcess",
-    "Guarded", "Late", "Limits", "Noisy", "ObstacleChecks", "Quantized", "Reading", "Recording", "RobotServer",
-    "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "SerialLine", "ServerOptions", "ServoBus",
-    "Sluggish", "StopFailed", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
+    "Backlash", "Clock", "Disturbed", "Drifting", "Driver", "Dropping", "Follower", "FollowerDriver", "FollowerProcess",
+    "Guarded", "Inertial", "Late", "Limits", "Noisy", "ObstacleChecks", "Quantized", "Reading", "Recording",
+    "RobotServer", "RobotWorld", "SafetyOptions", "Saturated", "SensorChecks", "SerialLine", "ServerOptions",
+    "ServoBus", "Sluggish", "StopFailed", "WorldDriver", "WrappedDriver", "default_limits", "lower_priority",
     "realtime_priority", "scene_limits", "serve", "stop_each",
 ]  # fmt: skip
 
@@ -40,6 +41,7 @@ __getattr__ = lazy_names(
         "follower": "Follower FollowerDriver",
         "follower_process": "FollowerProcess",
         "imperfect": "Backlash Drifting Dropping Late Noisy Quantized Saturated Sluggish",
+        "inertial": "Disturbed Inertial",
         "limits": "Guarded Limits default_limits scene_limits",
         "link": "RobotWorld",
         "obstacles": "ObstacleChecks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
@@ -14,6 +15,7 @@ from instep.core.records import frozen_dataclass
 from .camera import Camera, pinhole
 from .camera_edit import camera_element, framing_robot
 from .folder import SCENE_FILE, Scene, scene_of_file
+from .legged_scene import STAND, stand_on_legs
 from .model import add_servos
 from .model_source import ModelSource
 from .settings_file import write_scene_table
@@ -28,14 +30,15 @@ class NewScene:
 
     scene: Scene
     servos: int
-    """How many joints were given a position servo because the robot file has no actuators."""
+    """How many joints were given a position servo: the robot file has no actuators, or motors and legs."""
 
 
-def make_scene(robot: Path, folder: Path, *, rate: float | None = None) -> NewScene:
+def make_scene(robot: Path, folder: Path, *, rate: float | None = None, legs: bool = False) -> NewScene:
     """Write a scene folder around an MJCF or URDF file, with the meshes and textures it uses; nothing is edited.
 
     `rate` is the control rate [Hz], taken to the nearest whole number of physics steps. A robot file without a camera
-    gets one that frames the robot.
+    gets one that frames the robot. A robot with `legs` gets position servos in place of motors, a floor and a pose to
+    stand in (see `stand_on_legs`).
     """
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"The folder {str(folder)!r} is not empty; give a new one.")
@@ -46,7 +49,9 @@ def make_scene(robot: Path, folder: Path, *, rate: float | None = None) -> NewSc
         timestep = float(scene.model.opt.timestep)
         scene = scene_of_file(robot, 1 / (max(1, round(1 / (rate * timestep))) * timestep))
     source = scene.source
-    xml, servos = _canonical(source, None if scene.cameras else framing_robot(scene, pinhole(CAMERA)))
+    xml, servos = _canonical(source, None if scene.cameras else framing_robot(scene, pinhole(CAMERA)), legs)
+    if legs:
+        scene = replace(scene, initial={"keyframe": STAND})
     (folder / "assets").mkdir(parents=True, exist_ok=True)
     for name, content in source.files.items():
         (folder / "assets" / name).write_bytes(content)
@@ -58,14 +63,16 @@ def make_scene(robot: Path, folder: Path, *, rate: float | None = None) -> NewSc
     return NewScene(Scene.load(folder), servos)
 
 
-def _canonical(source: ModelSource, camera: Camera | None) -> tuple[str, int]:
+def _canonical(source: ModelSource, camera: Camera | None, legs: bool) -> tuple[str, int]:
     """The description as MJCF whose files lie under assets/, with a camera where one is given.
 
-    A robot without actuators gets position servos.
+    A robot without actuators gets position servos, and so does one with legs and motors.
     """
     spec = mujoco.MjSpec.from_string(source.xml, assets=dict(source.files))
     servos = add_servos(spec, spec.compile())
-    text = spec.to_xml() if servos or source.urdf else source.xml
+    if legs:
+        servos += stand_on_legs(spec)
+    text = spec.to_xml() if servos or source.urdf or legs else source.xml
     tree = ET.fromstring(text)  # noqa: S314 - checked by read_source
     for compiler in tree.findall("compiler"):
         for folder in ("meshdir", "texturedir", "assetdir"):

@@ -59,6 +59,7 @@ def new(
     /,
     *,
     rate: float | None = None,
+    legs: bool = False,
 ) -> None:
     """Make a scene folder from a robot: an MJCF or URDF file, with the meshes and textures it uses.
 
@@ -68,17 +69,19 @@ def new(
         robot: MJCF or URDF file; what it includes must lie in its folder, package:// too.
         folder: folder to make.
         rate: control rate [Hz], taken to the nearest whole number of physics steps; about 60 Hz where not given.
+        legs: for a robot with legs: position servos in place of motors, a floor, and a pose to stand in.
 
     """
-    made = make_scene(robot, folder, rate=rate)
+    made = make_scene(robot, folder, rate=rate, legs=legs)
     scene, console = made.scene, Console()
     console.print(
         f"{len(scene.robot)} joints, {scene.model.nu} actuators, {len(scene.objects)} free bodies, "
         f"{len(scene.cameras)} cameras, {1 / scene.dt:.4g} Hz control."
     )
     if made.servos:
+        lacking = "position servos" if legs else "actuators"
         console.print(
-            f"The file has no actuators, so {made.servos} position servos were added; "
+            f"The file has no {lacking}, so {made.servos} position servos were added; "
             "their gains are a guess to be tuned (see scene.xml)."
         )
     for near, link in overlapping_links(scene.model):

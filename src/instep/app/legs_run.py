@@ -1,0 +1,137 @@
+"""The experiment with legs: gait, robot, walks, and their page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from instep.core.errors import Unsupported
+from instep.core.records import array_dataclass
+from instep.core.statistics import Estimate
+from instep.core.world import Array
+from instep.evaluate.leg_experiment import FEEDBACK, SAME, SIMULATED, LegExperiment, Walks
+from instep.physics.mujoco_cameras import MujocoRenderer
+from instep.physics.trajectory_video import MAX_WIDTH, playback, shrunk, write_small_video
+from instep.policy.gait import GAIT_PARAMS, GaitBody, GaitFile
+from instep.report.figures import bars_figure, lines_figure
+from instep.report.page import Figure, Headline, HtmlReport, Number, ReportVideo, Section, Table, formatted
+from instep.scene.folder import Scene
+
+VIDEO = "video.mp4"
+MIN_UPRIGHT_SHARE = 0.95
+"""Share of walks with feedback that must not end by a fall."""
+
+
+@array_dataclass
+class LegRun:
+    """What was walked, and what came out."""
+
+    scene: Scene
+    body: GaitBody
+    gait: GaitFile
+    result: LegExperiment
+    robot: str
+    """The robot in words: engine and hidden parameters."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the robot stays upright with feedback."""
+        walks = self.result.walks[FEEDBACK]
+        return float((walks.upright >= walks.seconds - 1e-9).mean()) >= MIN_UPRIGHT_SHARE
+
+
+def legs_page(run: LegRun, folder: Path) -> HtmlReport:
+    """The page of an experiment; a video is written beside it."""
+    result, walks = run.result, run.result.walks
+    scores = {name: found.scores() for name, found in walks.items()}
+    head = ("condition", "upright to the end", "time upright", "distance from the recorded run")
+    rows = [(name, *(formatted(e) for e in found.values())) for name, found in scores.items()]
+    late = {name: found["time upright"] for name, found in scores.items()}
+    far = {name: found["distance from the recorded run"] for name, found in scores.items()}
+    up = scores[FEEDBACK]["upright to the end"]
+    sections = [
+        Section(
+            "Three ways to choose actions",
+            "Each walk begins in the same pose, on the same robot. Time upright and distance are means over "
+            f"{up.n} walks of {walks[FEEDBACK].seconds:g} s.",
+            [Table(head, rows), bars_figure(late, title="Time upright", x="time"),
+             bars_figure(far, title="Distance from the recorded run", x="distance")],
+        ),
+        Section("Paths of the base", "The first walk of each condition, from above.", [_paths(run)]),
+        Section("The gait", run.gait.about, [_gait_table(run.gait)], folded=True),
+    ]  # fmt: skip
+    return HtmlReport(
+        title=f"Legs: {run.scene.name}",
+        subtitle=f"{run.body.legs.count} legs, {run.robot}",
+        verdict=_headline(run),
+        numbers=[
+            Number("speed with feedback", formatted(result.speed)),
+            Number("error of the estimated velocity", formatted(result.velocity_error), "IMU, joints and contacts"),
+            Number("sooner down in II than in I", formatted(result.sooner()), "paired by walk"),
+            Number("cost", f"{result.robot_minutes:.1f} robot minutes", f"{result.computer_minutes:.1f} min computed"),
+        ],
+        sections=sections,
+        facts={"scene": str(run.scene.root), "robot": run.robot, "gait": run.gait.about},
+        video=_video(run, folder),
+    )
+
+
+def leg_scores(result: LegExperiment) -> dict[str, Estimate]:
+    """Scores for result.json, by condition."""
+    named = {f"{name}: {key}": e for name, found in result.walks.items() for key, e in found.scores().items()}
+    return {**named, "speed": result.speed, "velocity error": result.velocity_error, "sooner in II": result.sooner()}
+
+
+def _headline(run: LegRun) -> Headline:
+    walks = run.result.walks
+    means = {name: float(found.upright.mean()) for name, found in walks.items()}
+    text = (
+        f"With feedback the robot is upright for {means[FEEDBACK]:.1f} of {walks[FEEDBACK].seconds:g} s, "
+        f"replayed for {means[SAME]:.1f} s (I) and {means[SIMULATED]:.1f} s (II)."
+    )
+    return Headline("good" if run.passed else "bad", text, "" if run.passed else "It falls with its feedback on.")
+
+
+def _paths(run: LegRun) -> Figure:
+    at = run.body.at_q
+    lines = {name: (w.episodes[0].q[:, at], w.episodes[0].q[:, at + 1]) for name, w in run.result.walks.items()}
+    figure = lines_figure(lines, title="Path of the base", x="x [m]", y="y [m]")
+    return {**figure, "layout": {**figure["layout"], "yaxis": {"title": "y [m]"}}}
+
+
+def _gait_table(gait: GaitFile) -> Table:
+    rows = [(p.name, f"{v:.4g}", p.unit) for p, v in zip(GAIT_PARAMS, gait.params, strict=True)]
+    return Table(("parameter", "value", "unit"), rows)
+
+
+def _video(run: LegRun, folder: Path) -> ReportVideo | str:
+    """The first walk of each condition side by side, each seen by a camera that moves with its robot."""
+    walks = list(run.result.walks.values())
+    longest = max((w.episodes[0] for w in walks), key=len)
+    shown = playback(longest.t)
+    try:
+        renderer = MujocoRenderer(run.scene)
+    except Unsupported as error:
+        return f"No video: {error}"
+    try:
+        write_small_video(folder / VIDEO, _frames(renderer, run, walks, shown.rows))
+    except Unsupported as error:
+        return f"No video: {error}"
+    finally:
+        renderer.close()
+    caption = f"From the left: {', '.join(run.result.walks)}; {shown.words}. The camera moves with each robot."
+    return ReportVideo((folder / VIDEO).read_bytes(), caption)
+
+
+def _frames(renderer: MujocoRenderer, run: LegRun, walks: Sequence[Walks], rows: Array) -> Iterator[Array]:
+    camera, at = next(iter(run.scene.cameras.values()), None), run.body.at_q
+    for row in rows:
+        images: list[Array] = []
+        for found in walks:
+            q = found.episodes[0].q[min(int(row), len(found.episodes[0]) - 1)].copy()
+            q[at : at + 2] = 0.0
+            image = renderer.render(q, camera) if camera is not None else renderer.overview(q)
+            images.append(shrunk(image, MAX_WIDTH // 2))
+        yield np.concatenate(images, axis=1)

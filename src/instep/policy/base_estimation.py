@@ -1,0 +1,184 @@
+"""Velocity and attitude of a free base from an IMU and what touches the ground: an error-state Kalman filter.
+
+The state is the rotation R of the base, its velocity v in the world and the biases of gyro and accelerometer; the
+filter estimates the error (rotation about the axes of the base, velocity, biases), 12 numbers. A point p of the robot
+that rests on the ground has R' v + w x p + p' = 0, so joints measure the velocity: feet in stance, or wheels that do
+not slip. Readings that do not fit the prediction (a foot that slips) are left out. Leading axes are a batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instep.core.poses import matrix_from_quat, quat_exp
+from instep.core.records import options_dataclass
+from instep.core.world import Array, Observation
+from instep.scene.legs import Legs
+
+from .gait import BASE, Gait
+
+IMU = "observation.imu"
+"""Angular velocity [rad/s] and specific force [m/s2] in the frame of the base."""
+GRAVITY = np.array([0.0, 0.0, -9.81])
+MAX_DISTANCE = 16.3
+"""Squared Mahalanobis distance of three readings from which on they are left out (0.999)."""
+
+
+@options_dataclass
+class BaseFilterOptions:
+    """Noise that the filter expects."""
+
+    gyro: float = 0.02
+    """Noise of angular velocity [rad/s]."""
+    acc: float = 0.3
+    """Noise of specific force, its aliasing by impacts included [m/s2]."""
+    gyro_walk: float = 1e-4
+    """Random walk of the bias of the gyro [rad/s/sqrt(s)]."""
+    acc_walk: float = 1e-3
+    """Random walk of the bias of the accelerometer [m/s2/sqrt(s)]."""
+    contact: float = 0.1
+    """Velocity of a point that is thought to rest [m/s]."""
+
+
+class BaseFilter:
+    """The filter; `predict` by each reading of the IMU, then `correct` by points that rest."""
+
+    def __init__(self, dt: float, options: BaseFilterOptions | None = None):
+        self.dt, self.options = dt, options or BaseFilterOptions()
+        self.turn: Array = np.eye(3)
+        """Rotation of the base, world_from_base [..., 3, 3]; its heading is relative to the start."""
+        self.velocity: Array = np.zeros(3)
+        """Velocity in the world [m/s] [..., 3]."""
+        self.gyro_bias: Array = np.zeros(3)
+        self.acc_bias: Array = np.zeros(3)
+        self.covariance: Array = np.zeros((12, 12))
+
+    def begin(self, imu: Array) -> None:
+        """Start at rest, with the attitude that the accelerometer shows [..., 6]."""
+        up = imu[..., 3:] / np.linalg.norm(imu[..., 3:], axis=-1, keepdims=True)
+        level = np.broadcast_to([0.0, 0.0, 1.0], up.shape)
+        axis = np.cross(up, level)
+        size = np.linalg.norm(axis, axis=-1, keepdims=True)
+        angle = np.arctan2(size, (up * level).sum(axis=-1, keepdims=True))
+        self.turn = matrix_from_quat(quat_exp(axis / np.maximum(size, 1e-9) * angle))
+        batch = imu.shape[:-1]
+        self.velocity = np.zeros((*batch, 3))
+        self.gyro_bias, self.acc_bias = np.zeros((*batch, 3)), np.zeros((*batch, 3))
+        first = np.repeat([0.02**2, 0.1**2, 0.02**2, 0.1**2], 3)
+        self.covariance = np.broadcast_to(np.diag(first), (*batch, 12, 12)).copy()
+
+    def predict(self, imu: Array) -> None:
+        """Move on by one reading of the IMU [..., 6]."""
+        dt, noise = self.dt, self.options
+        gyro, force = imu[..., :3] - self.gyro_bias, imu[..., 3:] - self.acc_bias
+        before = self.turn
+        self.turn = before @ matrix_from_quat(quat_exp(gyro * dt))
+        self.velocity = self.velocity + dt * (np.einsum("...ij,...j->...i", self.turn, force) + GRAVITY)
+        step = np.broadcast_to(np.eye(12), self.covariance.shape).copy()
+        step[..., 0:3, 0:3] -= dt * cross_matrix(gyro)
+        step[..., 0:3, 6:9] = -dt * np.eye(3)
+        step[..., 3:6, 0:3] = -dt * before @ cross_matrix(force)
+        step[..., 3:6, 9:12] = -dt * before
+        added = np.repeat(
+            [(noise.gyro * dt) ** 2, (noise.acc * dt) ** 2, noise.gyro_walk**2 * dt, noise.acc_walk**2 * dt], 3
+        )
+        self.covariance = step @ self.covariance @ np.swapaxes(step, -1, -2) + np.diag(added)
+
+    def correct(self, gyro: Array, point: Array, moved: Array, resting: Array) -> Array:
+        """Use a point of the robot [..., 3] that moves with `moved` [..., 3] in the frame of the base and may rest.
+
+        `resting` [...] says where it is thought to. Returns where the reading was used.
+        """
+        rate = gyro - self.gyro_bias
+        own = np.einsum("...ji,...j->...i", self.turn, self.velocity)
+        residual = -(np.cross(rate, point) + moved) - own
+        seen = np.zeros((*residual.shape[:-1], 3, 12))
+        seen[..., 0:3] = cross_matrix(own)
+        seen[..., 3:6] = np.swapaxes(self.turn, -1, -2)
+        seen[..., 6:9] = cross_matrix(point)
+        gain_part = self.covariance @ np.swapaxes(seen, -1, -2)
+        spread = seen @ gain_part + self.options.contact**2 * np.eye(3)
+        inverse = np.linalg.inv(spread)
+        distance = np.einsum("...i,...ij,...j->...", residual, inverse, residual)
+        used = np.asarray(resting, bool) & (distance < MAX_DISTANCE)
+        gain = gain_part @ inverse * used[..., None, None]
+        error = np.einsum("...ij,...j->...i", gain, residual)
+        self.turn = self.turn @ matrix_from_quat(quat_exp(error[..., 0:3]))
+        self.velocity = self.velocity + error[..., 3:6]
+        self.gyro_bias, self.acc_bias = self.gyro_bias + error[..., 6:9], self.acc_bias + error[..., 9:12]
+        kept = np.eye(12) - gain @ seen
+        noise = self.options.contact**2 * gain @ np.swapaxes(gain, -1, -2)
+        self.covariance = kept @ self.covariance @ np.swapaxes(kept, -1, -2) + noise
+        return used
+
+    def base(self, gyro: Array) -> Array:
+        """`observation.base`: direction of gravity, angular velocity and velocity in the frame of the base [..., 9]."""
+        own = np.einsum("...ji,...j->...i", self.turn, self.velocity)
+        return np.concatenate([-self.turn[..., 2, :], gyro - self.gyro_bias, own], axis=-1)
+
+
+class LeggedEstimate:
+    """A gait with a filter before it: takes readings of IMU and joints, and gives the gait the motion of its base."""
+
+    def __init__(self, gait: Gait, options: BaseFilterOptions | None = None):
+        self.gait = gait
+        self.filter = BaseFilter(gait.body.dt, options)
+        self.estimate = np.zeros(9)
+        """The last estimate, as `observation.base` [..., 9]."""
+        self._begun = False
+
+    def reset(self, seed: int = 0) -> None:
+        """Start anew, standing."""
+        self.gait.reset(seed)
+        self._begun = False
+
+    def act(self, observation: Observation) -> Array:
+        """Positions of the servos for `observation.imu`, `observation.state` and `observation.velocity`."""
+        imu = np.asarray(observation[IMU], float)
+        if self._begun:
+            self.filter.predict(imu)
+        else:
+            self.filter.begin(imu)
+            self._begun = True
+        legs, resting = self.gait.body.legs, self.gait.stance()
+        points, moved = foot_contacts(
+            legs, observation["observation.state"], observation["observation.velocity"], self.filter.turn
+        )
+        resting = np.broadcast_to(resting, points.shape[:-1])
+        for leg in range(legs.count):
+            self.filter.correct(imu[..., :3], points[..., leg, :], moved[..., leg, :], resting[..., leg])
+        self.estimate = self.filter.base(imu[..., :3])
+        return self.gait.act({**observation, BASE: self.estimate})
+
+
+def foot_contacts(legs: Legs, joints: Array, rates: Array, turn: Array) -> tuple[Array, Array]:
+    """The lowest points of the feet and their velocities in the frame of the base [..., legs, 3].
+
+    A round foot rolls: its lowest point is at rest where its centre is not.
+    """
+    angles = legs.angles(np.asarray(joints, float))
+    speeds = legs.angles(np.asarray(rates, float))
+    down = -turn[..., None, 2, :] * legs.sole[:, None]
+    roll = angles[..., 0]
+    lateral = np.stack([np.zeros_like(roll), np.cos(roll), np.sin(roll)], axis=-1)
+    spin = lateral * speeds[..., 1:4].sum(axis=-1)[..., None]
+    spin[..., 0] += speeds[..., 0]
+    return legs.feet(angles) + down, legs.foot_velocities(angles, speeds) + np.cross(spin, down)
+
+
+def wheel_velocity(left: Array, right: Array) -> Array:
+    """What the ground speeds of two driven wheels [m/s] say about the base, as `moved` of a point that rests [..., 3].
+
+    The axle moves forward by their mean and not sideways: with the origin midway between the wheels, the point below it
+    rests where the wheels do not slip.
+    """
+    forward = 0.5 * (np.asarray(left, float) + np.asarray(right, float))
+    return np.stack([-forward, np.zeros_like(forward), np.zeros_like(forward)], axis=-1)
+
+
+def cross_matrix(v: Array) -> Array:
+    """The matrices of the cross product with vectors [..., 3, 3]."""
+    x, y, z = np.moveaxis(np.asarray(v, float), -1, 0)
+    zero = np.zeros_like(x)
+    rows = [[zero, -z, y], [z, zero, -x], [-y, x, zero]]
+    return np.stack([np.stack(row, axis=-1) for row in rows], axis=-2)
