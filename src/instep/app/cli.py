@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "scene show": ("scene:show", "render a scene through its cameras"),
     "scene camera": ("scene_camera:camera", "list, add, move or remove cameras of a scene, with a preview"),
     "scene splat": ("splat:splat", "fit 3D Gaussians to posed images of a scene"),
+    "scene export": ("scene_export:export", "write a scene for other programs: MJCF, URDF, glTF, USD, Gaussians"),
     "data import": ("data:import_data", "other formats in"),
     "data info": ("data:info", "describe a dataset"),
     "data export": ("data:export", "other formats out"),

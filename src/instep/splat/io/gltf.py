@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 NAME = "KHR_gaussian_splatting"
 _GLB, _JSON, _BIN = 0x46546C67, 0x4E4F534A, 0x004E4942
-_FLOAT = 5126
+_FLOAT, _INDEX = 5126, 5125
+Z_UP_NODE = {"name": "z up", "rotation": [-(0.5**0.5), 0.0, 0.0, 0.5**0.5]}
+"""A node that turns what is Z up below it to the Y up of glTF."""
 _READ = {5120: ("i1", 127.0), 5121: ("u1", 255.0), 5122: ("<i2", 32767.0), 5123: ("<u2", 65535.0), _FLOAT: ("<f4", 1.0)}
 _WIDTH = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
 MAX_BLOB = 4 << 30
@@ -36,29 +39,14 @@ def save_gltf(path: Path, gaussians: Gaussians) -> None:
     """Write every body as a node of its name, in one binary .glb file."""
     if path.suffix == ".gltf":
         raise Unsupported(f"Gaussians are written to binary glTF; name the file {path.with_suffix('.glb').name!r}.")
-    blob = bytearray()
-    views: list[dict[str, Any]] = []
-    accessors: list[dict[str, Any]] = []
-
-    def accessor(values: Array, **more: Any) -> int:
-        data = np.ascontiguousarray(values, "<f4")
-        views.append({"buffer": 0, "byteOffset": len(blob), "byteLength": data.nbytes})
-        kind = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}[1 if data.ndim == 1 else data.shape[1]]
-        accessors.append(
-            {"bufferView": len(views) - 1, "componentType": _FLOAT, "count": len(data), "type": kind, **more}
-        )
-        blob.extend(data.tobytes())
-        return len(accessors) - 1
-
-    nodes: list[dict[str, Any]] = [
-        {"name": "z up", "rotation": [-(0.5**0.5), 0.0, 0.0, 0.5**0.5], "children": []},
-    ]
+    buffer = GltfBuffer()
+    nodes: list[dict[str, Any]] = [{**Z_UP_NODE, "children": []}]
     meshes: list[dict[str, Any]] = []
     for name in gaussians.names:
         part = gaussians.on(name)
         if len(part) == 0:
             continue
-        meshes.append({"name": name, "primitives": [_primitive(part, accessor)]})
+        meshes.append({"name": name, "primitives": [gaussian_primitive(part, buffer)]})
         nodes.append({"name": name, "mesh": len(meshes) - 1})
         nodes[0]["children"].append(len(nodes) - 1)
     document = {
@@ -68,11 +56,8 @@ def save_gltf(path: Path, gaussians: Gaussians) -> None:
         "scenes": [{"nodes": [0]}],
         "nodes": nodes,
         "meshes": meshes,
-        "accessors": accessors,
-        "bufferViews": views,
-        "buffers": [{"byteLength": len(blob)}],
     }
-    _write_glb(path, document, bytes(blob))
+    buffer.write(path, document)
 
 
 def load_gltf(path: Path) -> Gaussians:
@@ -90,7 +75,41 @@ def load_gltf(path: Path) -> Gaussians:
     return concatenate(parts)
 
 
-def _primitive(part: Gaussians, accessor: Any) -> dict[str, Any]:
+@dataclass(slots=True)
+class GltfBuffer:
+    """The numbers of a binary glTF file, as they are added, and where each of them is."""
+
+    blob: bytearray = field(default_factory=bytearray)
+    views: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    accessors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def accessor(self, values: Array, **more: Any) -> int:
+        """Add numbers [n] or [n, 2 to 4], whole ones as indices; the number of their accessor."""
+        whole = np.asarray(values).dtype.kind in "iu"
+        data = np.ascontiguousarray(values, "<u4" if whole else "<f4")
+        kind = {1: "SCALAR", 2: "VEC2", 3: "VEC3", 4: "VEC4"}[1 if data.ndim == 1 else data.shape[1]]
+        view, component = self.view(data.tobytes()), _INDEX if whole else _FLOAT
+        self.accessors.append(
+            {"bufferView": view, "componentType": component, "count": len(data), "type": kind, **more}
+        )
+        return len(self.accessors) - 1
+
+    def view(self, data: bytes) -> int:
+        """Add bytes, such as an image; the number of their view."""
+        self.blob.extend(b"\0" * (-len(self.blob) % 4))
+        self.views.append({"buffer": 0, "byteOffset": len(self.blob), "byteLength": len(data)})
+        self.blob.extend(data)
+        return len(self.views) - 1
+
+    def write(self, path: Path, document: dict[str, Any]) -> None:
+        """Write a document with these numbers as a .glb file."""
+        tables = {"accessors": self.accessors, "bufferViews": self.views, "buffers": [{"byteLength": len(self.blob)}]}
+        _write_glb(path, {**document, **tables}, bytes(self.blob))
+
+
+def gaussian_primitive(part: Gaussians, buffer: GltfBuffer) -> dict[str, Any]:
+    """The primitive of some Gaussians, whose numbers are added to a buffer."""
+    accessor = buffer.accessor
     quats = normalized(np.asarray(part.quats, float))
     means = np.asarray(part.means, np.float32)
     low, high = means.min(axis=0).tolist(), means.max(axis=0).tolist()

@@ -21,7 +21,7 @@ from instep.splat.gaussians import Z_UP_FROM_Y_UP, Gaussians, concatenate
 
 def save_usd(path: Path, gaussians: Gaussians) -> None:
     """Write every body as a prim of its name under /gaussians."""
-    pxr = _pxr()
+    pxr = usd_library()
     if path.suffix == ".usdz":
         with tempfile.TemporaryDirectory() as folder:
             inner = Path(folder) / f"{path.stem}.usdc"
@@ -38,7 +38,7 @@ def save_usd(path: Path, gaussians: Gaussians) -> None:
 
 def load_usd(path: Path) -> Gaussians:
     """Read every Gaussian splat prim; its name is the body's, transforms above it are applied."""
-    pxr = _pxr()
+    pxr = usd_library()
     try:
         stage = pxr.Usd.Stage.Open(str(path))
     except pxr.Tf.ErrorException as error:
@@ -60,10 +60,11 @@ def load_usd(path: Path) -> Gaussians:
     return concatenate(parts)
 
 
-def _pxr() -> Any:
+def usd_library() -> Any:
+    """OpenUSD with the parts that are used; `MissingExtra` where it is not installed."""
     try:
         pxr = import_module("pxr")
-        for part in ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdUtils", "UsdVol", "Vt"):
+        for part in ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdPhysics", "UsdUtils", "UsdVol", "Vt"):
             import_module(f"pxr.{part}")
     except ImportError:
         raise MissingExtra("usd-core", "usd") from None
@@ -86,11 +87,13 @@ def _write_stage(pxr: Any, path: Path, gaussians: Gaussians) -> None:
         label = pxr.Tf.MakeValidIdentifier(name)
         prim = pxr.UsdVol.ParticleField3DGaussianSplat.Define(stage, f"/gaussians/{label}")
         prim.GetPrim().SetDisplayName(name)
-        _fill(pxr, prim, part)
+        fill_splat(pxr, prim, part)
     stage.GetRootLayer().Save()
 
 
-def _fill(pxr: Any, prim: Any, part: Gaussians) -> None:
+def fill_splat(pxr: Any, prim: Any, part: Gaussians) -> None:
+    """Write Gaussians into a ParticleField3DGaussianSplat prim."""
+
     def vectors(kind: Any, values: Array) -> Any:
         return kind.FromNumpy(np.ascontiguousarray(values, np.float32))
 
