@@ -36,6 +36,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tune": ("instep tune log my_arm --map my_arm.toml --budget 60s",),
     "excite": ("instep excite arm7 --params 'joint.*.damping' --seconds 3 --generations 3 --out motion",),
     "train": ("instep train shown/demonstrations policy --frame pusher_x pusher_y tee --steps 20",),
+    "experiment closing": (
+        "instep experiment closing so101 --task reach --robots 2 --techniques untouched posterior --starts 1 "
+        "--seconds 1 --recordings 1 --generations 1 --population 4 --samples 1",
+    ),
     "augment": ("instep augment expert pusht --demos 2 --out shown",),
     "check": ("instep check mine.py:cloned data --out checked",),
     "run": (

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from .leg_experiment import LegExperiment, LegOptions, WalkNoise, Walks, leg_experiment
     from .policy_gate import GateCheck, GateRule, GateRules, Verdict, gate_policy, read_gate_rules, write_junit
     from .returns import Returns, episode_returns, start_states
+    from .transfer_prediction import TransferScore, score_coverage, transfer_score, transfer_scores
 
 __all__ = [
     "ActionCheck", "BatchResult", "CheckOptions", "CorrectiveDemos", "EpisodeResult", "EvalOptions", "Evaluation",
     "GateCheck", "GateRule", "GateRules", "LegExperiment", "LegOptions", "ParityCheck", "ParityLimits", "ParityWorld",
-    "PolicyComparison", "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SuccessRates", "Verdict",
-    "WalkNoise", "Walks", "WorldSpec", "check_parity", "check_policy", "compare_actions", "compare_policies",
+    "PolicyComparison", "PolicySpec", "PredictedActions", "RankAgreement", "Returns", "SuccessRates", "TransferScore",
+    "Verdict", "WalkNoise", "Walks", "WorldSpec", "check_parity", "check_policy", "compare_actions", "compare_policies",
     "corrective_demos", "demonstrate", "episode_returns", "evaluate_policies", "find_failure_states", "gate_policy",
     "leg_experiment", "rank_agreements", "read_gate_rules", "read_rates", "real_success_rates", "run_batch",
-    "start_states", "write_junit",
+    "score_coverage", "start_states", "transfer_score", "transfer_scores", "write_junit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -41,5 +42,6 @@ __getattr__ = lazy_names(
         "leg_experiment": "LegExperiment LegOptions Walks WalkNoise leg_experiment",
         "policy_gate": "GateCheck GateRule GateRules Verdict gate_policy read_gate_rules write_junit",
         "returns": "Returns episode_returns start_states",
+        "transfer_prediction": "TransferScore score_coverage transfer_score transfer_scores",
     },
 )

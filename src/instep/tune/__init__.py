@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from .cma import CmaOptions, CmaResult, cma_search, contact_search
     from .delta_action import DeltaEvaluation, DeltaOptions, evaluate_delta, learn_and_evaluate, learn_delta
+    from .ensemble_posterior import EnsembleOptions, ensemble_posterior
     from .excitation import ExcitationDesign, ExciteOptions, chirp, evaluate_motion, excite
     from .excitation_limits import ExcitationLimits, MotionLimits, driven_joint_limits, limit_usage
     from .gates import GatedFit, GateOptions, GateResult, gated_fit, split
@@ -61,15 +62,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdrOptions", "AdrResult", "CmaOptions", "CmaResult", "DeltaEvaluation", "DeltaOptions", "DropoOptions",
-    "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile", "Fit", "FitStatus",
-    "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability", "Identification",
-    "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection", "PosteriorCheck",
-    "PredictiveBand", "Prior", "RankCalibration", "Recovery", "SampleBelief", "SearchOptions", "SearchResult",
-    "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit", "auto_params",
+    "EnsembleOptions", "ExcitationDesign", "ExcitationLimits", "ExciteOptions", "ExportResult", "ExportedFile", "Fit",
+    "FitStatus", "GateOptions", "GateResult", "GatedFit", "GaussianBelief", "HeldOutComparison", "Identifiability",
+    "Identification", "IdentifyOptions", "IndependentBeliefs", "MixtureBelief", "MotionLimits", "ParamSelection",
+    "PosteriorCheck", "PredictiveBand", "Prior", "RankCalibration", "Recovery", "SampleBelief", "SearchOptions",
+    "SearchResult", "ShootingOptions", "WeakDirection", "Windows", "appearance", "assess", "assess_fit", "auto_params",
     "belief_addresses", "calibration", "check_posterior", "chirp", "cma_search", "command_limits", "compare",
-    "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki", "estimates",
-    "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all", "fit", "gated_fit", "identify",
-    "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood", "limit_usage", "load_belief",
+    "contact_search", "cut_windows", "driven_joint_limits", "dropo", "dropo_from_episodes", "eki", "ensemble_posterior",
+    "estimates", "evaluate_delta", "evaluate_motion", "excite", "expand_ranges", "export_all", "fit", "gated_fit",
+    "identify", "infer", "laplace", "learn_and_evaluate", "learn_delta", "likelihood", "limit_usage", "load_belief",
     "misspecification", "named_params", "nominal_values", "npe", "parse_belief", "parse_ranges", "predictable_windows",
     "predictive_band", "promote", "recover_parameters", "save_belief", "scene_hash", "search_residual", "select_params",
     "split", "svgd", "to_box", "widened", "window_errors", "with_imperfections", "write_joint_limits", "write_mjcf",
@@ -83,6 +84,7 @@ __getattr__ = lazy_names(
         "load_belief save_belief to_box widened",
         "cma": "CmaOptions CmaResult cma_search contact_search",
         "delta_action": "DeltaEvaluation DeltaOptions evaluate_delta learn_and_evaluate learn_delta",
+        "ensemble_posterior": "EnsembleOptions ensemble_posterior",
         "excitation": "ExcitationDesign ExciteOptions chirp evaluate_motion excite",
         "excitation_limits": "ExcitationLimits MotionLimits driven_joint_limits limit_usage",
         "gates": "GateOptions GateResult GatedFit gated_fit split",

@@ -33,6 +33,7 @@ from instep.evaluate.evaluation import (
     action_bounds,
     evaluate_policies,
 )
+from instep.evaluate.transfer_prediction import transfer_scores
 from instep.policy.chunking import Latency
 from instep.report.page import ReportVideo
 from instep.scene.folder import Scene
@@ -82,6 +83,9 @@ class EvalArgs:
     real: Path | None = None
     """a CSV table of real trials (policy, seed, success) from the same starts: the real success rates are estimated
     from them and all virtual episodes."""
+    agreement: Path | None = None
+    """a CSV table of past policies (task, policy, real, sim, n_real_trials), at least ten: the success on the robot
+    that each virtual rate lets expect, with a calibrated 90 % interval, and the real trials that would settle it."""
     out: Path | None = None
     """folder to write, or to resume; a new one under runs/ where not given."""
 
@@ -139,7 +143,7 @@ def evaluate(
         watched = watch_batches(mapped, progress, progress.add_task("evaluate", total=total), total)
         starts = range(args.first, args.first + args.seeds)
         done = evaluate_policies(specs, places, goal, starts, options=options, map=watched)
-    return _write(output, done, scene, args.real, console)
+    return _write(output, done, scene, (args.real, args.agreement), console)
 
 
 def _opened(words: str, scene: str, sampled: tuple[str, ...], cameras: CameraOptions) -> World:
@@ -166,8 +170,11 @@ def print_evaluation(done: Evaluation, console: Console) -> dict[str, str]:
     return pairs
 
 
-def _write(output: Output, done: Evaluation, scene: Scene, real: Path | None, console: Console) -> int:
-    """The folder of an evaluation: episodes, result, videos, report."""
+def _write(
+    output: Output, done: Evaluation, scene: Scene, tables: tuple[Path | None, Path | None], console: Console
+) -> int:
+    """The folder of an evaluation: episodes, result, videos, report; `tables` are those of --real and --agreement."""
+    real, agreement = tables
     done.write_parquet(output.folder / "episodes.parquet")
     videos, why = record_videos(scene, _trajectories(done), output.folder)
     why = why or ("" if videos else "--videos 0 keeps none, or no episode was kept")
@@ -182,6 +189,10 @@ def _write(output: Output, done: Evaluation, scene: Scene, real: Path | None, co
         scores[f"real success, {policy}, real trials alone"] = rate.plain
         facts[f"real success of {policy}"] = f"{rate.estimate}, as of {rate.gain:.2g} times the real trials"
         console.print(f"real success of {policy}: {rate.estimate} (real trials alone: {rate.plain})", highlight=False)
+    for (policy, world), score in (transfer_scores(done, agreement) if agreement is not None else {}).items():
+        scores[f"expected real success, {policy} by {world}"] = score.success
+        facts[f"transfer score of {policy} by {world}"] = score.words
+        console.print(f"{policy} by {world}: {score.words}", highlight=False)
     output.write(
         scores, task=done.task.name, compared=pairs, failures=failures, infrastructure_failures=lost, videos=videos
     )

@@ -1,0 +1,266 @@
+"""The experiment closing over many robots: trainings that serve all of them, each robot, and what follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from instep.app.output import content_hash, write_json
+from instep.app.policy_specs import policy_fingerprint
+from instep.app.simulation_training import TrainingSetup, grow_and_train
+from instep.core.errors import BadInput, LinkLost
+from instep.core.param import Box
+from instep.core.records import array_dataclass, frozen_dataclass
+from instep.core.schema import FLAG, NUMBER, NUMBERS, TABLE, TEXT, Entry, read_entries, with_entries
+from instep.core.statistics import Estimate, bootstrap, wilson
+from instep.core.type_guards import is_list
+from instep.core.world import Array, MapFn
+from instep.evaluate.evaluation import LostBatch
+from instep.scene.folder import Scene
+from instep.tune.policy_search import search_residual
+
+from .robot_trial import (
+    ADR,
+    NOMINAL,
+    ON_ROBOT,
+    RANGES,
+    SHARED,
+    TECHNIQUES,
+    UNTOUCHED,
+    ClosingBudget,
+    RobotJob,
+    TechniqueResult,
+    hand_ranges,
+    run_robot,
+)
+
+
+@frozen_dataclass
+class ClosingPlan:
+    """What to compare, on which robots."""
+
+    scene: str
+    task: str = ""
+    base: str = "expert"
+    techniques: tuple[str, ...] = tuple(TECHNIQUES)
+    robots: tuple[int, ...] = tuple(range(1, 21))
+    """Seeds of the hidden parameters."""
+    budget: ClosingBudget = ClosingBudget()
+
+
+@frozen_dataclass
+class SharedJob:
+    """A training that serves every robot."""
+
+    plan: ClosingPlan
+    name: str
+
+
+@array_dataclass
+class SharedTraining:
+    """The weights of such a training, and its processor time [s]."""
+
+    weights: Array
+    seconds: float
+
+
+@array_dataclass
+class ClosingStudy:
+    """The results of every technique on every robot."""
+
+    plan: ClosingPlan
+    robots: Mapping[int, Mapping[str, TechniqueResult]]
+    shared: Mapping[str, SharedTraining]
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """The techniques that this robot can use, in their order."""
+        first = next(iter(self.robots.values()))
+        return tuple(name for name in TECHNIQUES if name in first)
+
+    def means(self, name: str) -> Array:
+        """Mean return on each robot [robots]."""
+        return np.array([np.mean(found[name].scores) for found in self.robots.values()])
+
+    def score(self, name: str) -> Estimate:
+        """Mean return, with robots resampled."""
+        return bootstrap(self.means(name))
+
+    def success(self, name: str) -> Estimate:
+        """Success rate over all starts on all robots."""
+        won = [won for found in self.robots.values() for won in found[name].successes]
+        return wilson(sum(won), len(won))
+
+    def gain(self, name: str, over: str = UNTOUCHED) -> Estimate:
+        """Difference of returns, robot by robot."""
+        return bootstrap(self.means(name) - self.means(over))
+
+    def robot_minutes(self, name: str) -> float:
+        """Time on each robot that a technique needs [min]."""
+        return float(np.mean([found[name].robot_s for found in self.robots.values()])) / 60
+
+    def computer_minutes(self, name: str) -> float:
+        """Processor time per robot [min]; trainings that serve every robot are counted whole."""
+        parts = [RANGES] if name == ON_ROBOT else [name] if name in SHARED else []
+        once = sum(self.shared[part].seconds for part in parts if part in self.shared)
+        return (float(np.mean([found[name].computer_s for found in self.robots.values()])) + once) / 60
+
+    def pareto(self) -> tuple[str, ...]:
+        """Techniques that no other one beats in return while costing no more on the robot and on the computer."""
+        costs = {n: (self.robot_minutes(n), self.computer_minutes(n), -self.score(n).value) for n in self.techniques}
+
+        def beaten(name: str) -> bool:
+            mine = costs[name]
+            return any(
+                all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in costs.values()
+            )
+
+        return tuple(name for name in self.techniques if not beaten(name))
+
+    def buy_first(self) -> str:
+        """The cheapest technique that surely gains and is not surely worse than the best; empty where none gains."""
+        sure = [name for name in self.techniques if name != UNTOUCHED and self.gain(name).low > 0]
+        if not sure:
+            return ""
+        best = max(sure, key=lambda name: self.score(name).value)
+        close = [name for name in sure if name == best or self.gain(best, name).low <= 0]
+        return min(close, key=lambda name: (round(self.robot_minutes(name), 2), self.computer_minutes(name)))
+
+    def advice(self) -> str:
+        """What to buy first, in one sentence."""
+        name = self.buy_first()
+        if not name:
+            return (
+                f"Nothing pays here: no technique surely gains over the untouched policy on {len(self.robots)} robots."
+            )
+        gain, minutes = self.gain(name), self.robot_minutes(name)
+        cost = f"{minutes:.1f} min on the robot" if minutes else "no time on the robot"
+        return (
+            f"Buy this first: {name} ({TECHNIQUES[name]}), a return {gain.value:+.3f} [{gain.low:+.3f}, "
+            f"{gain.high:+.3f}] over the untouched policy, for {cost} and "
+            f"{self.computer_minutes(name):.1f} min of one core."
+        )
+
+    @property
+    def digest(self) -> str:
+        """A fingerprint of all returns: two runs agree bit by bit where it does."""
+        rows = {f"{robot} {name}": one.scores for robot, found in self.robots.items() for name, one in found.items()}
+        return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_closing(
+    plan: ClosingPlan, folder: Path, *, map: MapFn = map, watch: Callable[[str], None] | None = None
+) -> ClosingStudy:
+    """Run what is not yet kept in a folder: first the trainings that serve every robot, then every robot."""
+    _check(plan)
+    _same_plan(plan, folder)
+    shared: dict[str, SharedTraining] = {}
+    wanted = [name for name in SHARED if name in (*plan.techniques, NOMINAL, *_needs(plan))]
+    jobs = [SharedJob(plan, name) for name in wanted]
+    files = [folder / f"{name.replace(' ', '_')}.json" for name in wanted]
+    for name, found in zip(wanted, _kept(jobs, files, _read_shared, train_shared, map), strict=True):
+        shared[name] = found
+        if watch is not None:
+            watch(f"training: {name}")
+    weights = {name: found.weights for name, found in shared.items()}
+    robots: dict[int, Mapping[str, TechniqueResult]] = {}
+    work = [
+        RobotJob(plan.scene, plan.task, plan.base, robot, plan.techniques, weights, plan.budget)
+        for robot in plan.robots
+    ]
+    files = [folder / f"robot_{robot}.json" for robot in plan.robots]
+    for robot, found in zip(plan.robots, _kept(work, files, _read_robot, run_robot, map), strict=True):
+        robots[robot] = found
+        if watch is not None:
+            watch(f"robot {robot}")
+    return ClosingStudy(plan, robots, shared)
+
+
+def _needs(plan: ClosingPlan) -> tuple[str, ...]:
+    return (RANGES,) if ON_ROBOT in plan.techniques else ()
+
+
+def train_shared(job: SharedJob) -> SharedTraining:
+    """A training that serves every robot."""
+    scene = Scene.load(job.plan.scene)
+    setup, options = TrainingSetup.of(scene, job.plan.task, job.plan.base), job.plan.budget.search
+    began = time.process_time()
+    if job.name == ADR:
+        # As many episodes in all as the other trainings, spread over the rounds.
+        share = replace(options, generations=max(1, options.generations // 6))
+        words = [f"{p.address}={p.low!r}..{p.high!r}" for p in hand_ranges(scene)]
+        found = grow_and_train(setup, scene, words, share)[0]
+    else:
+        belief = Box(tuple(hand_ranges(scene))) if job.name == RANGES else None
+        found = search_residual(setup.world, setup.base, setup.start, belief, options)
+    return SharedTraining(found.residual.weights, time.process_time() - began)
+
+
+def _kept(
+    jobs: Sequence[Any], files: Sequence[Path], read: Callable[[Path], Any], run: Callable[[Any], Any], map: MapFn
+) -> Iterator[Any]:
+    """The results of jobs in order, those in files from there, the others run and written as they come."""
+    missing = [(job, file) for job, file in zip(jobs, files, strict=True) if not file.is_file()]
+    fresh: Iterator[Any] = iter(map(run, [job for job, _ in missing])) if missing else iter(())
+    for file in files:
+        if not file.is_file():
+            found = next(fresh)
+            if isinstance(found, LostBatch):
+                raise LinkLost(f"A worker was lost: {found.why}; the same command with the same --out goes on.")
+            _write(file, found)
+        yield read(file)
+
+
+def _write(file: Path, found: SharedTraining | Mapping[str, TechniqueResult]) -> None:
+    if isinstance(found, SharedTraining):
+        write_json(file, {"weights": found.weights.tolist(), "seconds": found.seconds})
+    else:
+        write_json(file, {name: asdict(one) for name, one in found.items()})
+
+
+def _read_shared(path: Path) -> SharedTraining:
+    rows = Entry(lambda value: is_list(value) and bool(value), "a list of lists of numbers")
+    table = read_entries(path, {"weights": rows, "seconds": NUMBER})
+    for row in table["weights"]:
+        with_entries({"weights": row}, {"weights": NUMBERS}, str(path))
+    return SharedTraining(np.array(table["weights"], float), float(table["seconds"]))
+
+
+def _read_robot(path: Path) -> dict[str, TechniqueResult]:
+    flags = Entry(lambda value: is_list(value) and all(map(FLAG.usable, value)), "a list of true and false")
+    schema = {"scores": NUMBERS, "successes": flags, "robot_s": NUMBER, "computer_s": NUMBER}
+    table = read_entries(path, {})
+    found: dict[str, TechniqueResult] = {}
+    for name, entry in table.items():
+        one = with_entries(with_entries({name: entry}, {name: TABLE}, str(path))[name], schema, f"{path}: {name}")
+        found[name] = TechniqueResult(
+            tuple(one["scores"]), tuple(one["successes"]), float(one["robot_s"]), float(one["computer_s"])
+        )
+    return found
+
+
+def _check(plan: ClosingPlan) -> None:
+    unknown = [name for name in plan.techniques if name not in TECHNIQUES]
+    if unknown:
+        raise BadInput(f"There is no technique {unknown[0]!r}; known: {', '.join(TECHNIQUES)}.")
+    if UNTOUCHED not in plan.techniques or len(plan.robots) < 2:
+        raise BadInput(f"The experiment needs {UNTOUCHED!r} among its techniques, and at least two --robots.")
+    if min(plan.budget.starts, plan.budget.recordings) < 1 or plan.budget.seconds <= 0:
+        raise BadInput("The experiment needs at least one of --starts and of --recordings, and --seconds above 0.")
+
+
+def _same_plan(plan: ClosingPlan, folder: Path) -> None:
+    """Refuse a folder with results of another plan, scene or policy; more robots may be added."""
+    about = {**asdict(replace(plan, robots=())), "scene": content_hash(Scene.load(plan.scene).root)}
+    mark = hashlib.sha256(json.dumps([about, policy_fingerprint(plan.base)], sort_keys=True).encode()).hexdigest()
+    note = folder / "plan.json"
+    if note.is_file() and read_entries(note, {"plan": TEXT})["plan"] != mark:
+        raise BadInput(f"{str(folder)!r} holds an experiment with another scene, policy or budget; give another --out.")
+    write_json(note, {"plan": mark})

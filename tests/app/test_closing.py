@@ -1,0 +1,123 @@
+"""The experiment closing: robots that are kept, returns that do not depend on where they ran, and what to buy first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from instep import BadInput, Param
+from instep.app.cli import main
+from instep.app.closing.closing_study import ClosingPlan, ClosingStudy, SharedTraining, run_closing
+from instep.app.closing.robot_trial import (
+    DELTA,
+    NOMINAL,
+    POSTERIOR,
+    RANGES,
+    UNTOUCHED,
+    ClosingBudget,
+    TechniqueResult,
+    hand_ranges,
+    recorded,
+)
+from instep.app.simulation_training import TrainingSetup
+from instep.scene.folder import Scene
+from instep.tune.beliefs import estimates
+from instep.tune.ensemble_posterior import EnsembleOptions, ensemble_posterior
+
+TINY = ClosingBudget(starts=1, seconds=0.4, recordings=1, rehearsals=4, generations=1, population=4, samples=1)
+PLAN = ClosingPlan("so101", "reach", techniques=(UNTOUCHED, NOMINAL), robots=(1, 2), budget=TINY)
+
+
+def study_of(**scores: list[float]) -> ClosingStudy:
+    """A study with these mean returns, robot by robot; each technique costs a minute more than the one before."""
+    names = {"untouched": UNTOUCHED, "ranges": RANGES, "posterior": POSTERIOR, "delta": DELTA}
+    count = len(scores["untouched"])
+    robots = {
+        k: {
+            names[name]: TechniqueResult((own[k],), (own[k] > 0.5,), 60.0 * (i > 1), 60.0 * i)
+            for i, (name, own) in enumerate(scores.items())
+        }
+        for k in range(count)
+    }
+    return ClosingStudy(PLAN, robots, {RANGES: SharedTraining(np.zeros((1, 4)), 60.0)})
+
+
+def test_the_cheapest_of_those_that_surely_gain_is_bought_first():
+    base = [0.3, 0.4, 0.5, 0.35, 0.45]
+    study = study_of(untouched=base, ranges=[x + 0.2 for x in base], posterior=[x + 0.21 for x in base])
+    assert study.buy_first() == POSTERIOR, "the posterior is better on every robot, so it is surely better"
+    noisy = [x + d for x, d in zip(base, (0.3, 0.1, 0.25, 0.15, 0.2), strict=True)]
+    study = study_of(untouched=base, ranges=[x + 0.2 for x in base], posterior=noisy)
+    assert study.buy_first() == RANGES, "no sure difference, so the one without time on the robot"
+    assert study.advice().startswith("Buy this first: hand ranges")
+    assert POSTERIOR not in study.pareto()
+
+
+def test_where_nothing_surely_gains_nothing_is_bought():
+    study = study_of(untouched=[0.3, 0.4, 0.5, 0.6], ranges=[0.2, 0.5, 0.4, 0.7])
+    assert study.buy_first() == ""
+    assert study.advice().startswith("Nothing pays here")
+
+
+def test_robots_that_are_done_are_kept(tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    first = run_closing(PLAN, here)
+    (here / "robot_2.json").unlink()
+    seen: list[str] = []
+    assert run_closing(PLAN, here, watch=seen.append).digest == first.digest
+    assert seen == ["training: nominal training", "robot 1", "robot 2"]
+    with pytest.raises(BadInput, match="another scene, policy or budget"):
+        run_closing(replace(PLAN, budget=replace(TINY, starts=2)), here)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("on", ["processes:2", "ray"])
+def test_returns_are_the_same_bit_by_bit_in_other_processes_and_on_ray(tmp_path, on):
+    from instep.app.cluster import open_map
+
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    with open_map(on) as mapped:
+        assert run_closing(PLAN, tmp_path / "there", map=mapped).digest == run_closing(PLAN, tmp_path / "here").digest
+
+
+def test_the_command_writes_a_page_with_the_advice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    budget = ["--starts", "1", "--seconds", "0.4", "--generations", "1", "--population", "4", "--samples", "1"]
+    words = ["experiment", "closing", "so101", "--task", "reach", "--robots", "2", "--recordings", "1", *budget]
+    assert main([*words, "--techniques", UNTOUCHED, NOMINAL, "--out", "closed"]) == 0
+    result = json.loads((tmp_path / "closed/result.json").read_text())
+    assert result["advice"]
+    assert result["costs"][UNTOUCHED]["robot_minutes"] == 0
+    assert "Pareto" in (tmp_path / "closed/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"techniques": ("untouched", "magic")}, "no technique 'magic'"), ({"robots": (1,)}, "at least two --robots")],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, change, words):
+    with pytest.raises(BadInput, match=words):
+        run_closing(replace(PLAN, **change), tmp_path)
+
+
+def test_a_planted_delay_lies_in_the_ensemble_posterior():
+    setup = TrainingSetup.of(Scene.load("so101"), "reach", "expert")
+    true = replace(setup.world, world=setup.world.world.tuned({"action.delay": 0.06}))
+    episodes = recorded(true, setup.base, 2, 50)
+    belief = ensemble_posterior(
+        setup.world.world, episodes, [Param("action.delay", 0.0, 0.1)], EnsembleOptions(members=16, windows=4)
+    )
+    found = estimates(belief)["action.delay"]
+    assert abs(found.value - 0.06) < 0.015
+    assert found.high - found.low < 0.05
+
+
+def test_hand_ranges_hold_the_scenes_own_values():
+    found = {param.address: param for param in hand_ranges(Scene.load("so101"))}
+    assert set(found) >= {"joint.*.damping", "actuator.*.kp", "action.delay"}
+    assert found["joint.*.damping"].low < 0.6 < found["joint.*.damping"].high
