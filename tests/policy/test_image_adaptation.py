@@ -1,0 +1,81 @@
+"""Adaptation of images: a planted change of light and lens is undone without pairs, and features move together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instep import BadInput, UnknownName
+from instep.policy.image_adaptation import (
+    METHODS,
+    AdaptedPolicy,
+    align_features,
+    feature_distance,
+    fit_adapter,
+)
+
+
+def scenes(seed: int, count: int = 12, size: int = 32) -> np.ndarray:
+    """Coloured rectangles on a table, at random places."""
+    rng = np.random.default_rng(seed)
+    out = np.full((count, size, size, 3), (150, 140, 120), float)
+    for image in out:
+        for colour in ((200, 60, 50), (60, 90, 190)):
+            y, x = rng.integers(2, size - 12, 2)
+            image[y : y + 9, x : x + 6] = colour
+    return np.clip(out + rng.normal(0, 3, out.shape), 0, 255).astype(np.uint8)
+
+
+def dimmed(images: np.ndarray) -> np.ndarray:
+    """The same in warm, dim light that falls off to one side."""
+    fall = np.linspace(1.0, 0.7, images.shape[2])[None, None, :, None]
+    return np.clip(images * np.array([0.75, 0.6, 0.45]) * fall + 12, 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_planted_change_of_light_is_undone_from_unpaired_images(method):
+    adapter = fit_adapter(method, dimmed(scenes(0)), scenes(1))
+    clean = scenes(2)
+    before = np.abs(dimmed(clean).astype(float) - clean).mean()
+    after = np.abs(adapter(dimmed(clean)).astype(float) - clean).mean()
+    assert after < (0.75 if method == "spectrum" else 0.35) * before
+
+
+def test_the_learned_adapter_undoes_what_no_single_matrix_can():
+    given, wanted, clean = dimmed(scenes(0)), scenes(1), scenes(2)
+    errors = {m: np.abs(fit_adapter(m, given, wanted)(dimmed(clean)).astype(float) - clean).mean() for m in METHODS}
+    assert errors["learned"] < errors["statistics"]
+
+
+def test_aligned_features_have_the_statistics_of_the_others():
+    rng = np.random.default_rng(0)
+    wanted = rng.standard_normal((400, 5)) @ rng.standard_normal((5, 5)) + 2
+    given = rng.standard_normal((400, 5)) @ rng.standard_normal((5, 5)) - 1
+    aligned = align_features(given, given, wanted)
+    assert np.allclose(np.cov(aligned.T), np.cov(wanted.T), atol=0.05)
+    assert feature_distance(aligned, wanted) < 1e-3 * feature_distance(given, wanted)
+
+
+def test_a_policy_reads_adapted_images_and_nothing_else_changes():
+    class Mean:
+        def reset(self, seed: int = 0) -> None:
+            pass
+
+        def act(self, observation):
+            return np.array([observation["observation.images.top"].mean(), observation["observation.state"][0]])
+
+    adapter = fit_adapter("statistics", dimmed(scenes(0)), scenes(1))
+    policy = AdaptedPolicy(Mean(), {"top": adapter})
+    seen = {"observation.images.top": dimmed(scenes(2))[0], "observation.state": np.array([3.0])}
+    action = policy.act(seen)
+    assert abs(action[0] - scenes(2)[0].mean()) < 6
+    assert action[1] == 3.0
+    with pytest.raises(UnknownName, match="camera"):
+        AdaptedPolicy(Mean(), {"side": adapter}).act(seen)
+
+
+def test_what_is_no_image_is_refused():
+    with pytest.raises(BadInput, match="height, width, 3"):
+        fit_adapter("colour", np.zeros((3, 3)), scenes(0))
+    with pytest.raises(UnknownName):
+        fit_adapter("magic", scenes(0), scenes(1))  # type: ignore[arg-type]
