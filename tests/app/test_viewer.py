@@ -25,10 +25,12 @@ from instep.app.viewer.messages import container, encode
 from instep.app.viewer.report_view import measured_run, pair_viewer, report_viewer
 from instep.app.viewer.shapes import coarser
 from instep.app.viewer.shared_row import RowLayout, SharedRow
+from instep.app.viewer.teleoperation import GRAB_TIMEOUT_S, TeleopContent
 from instep.app.viewer.tracks import TrackOptions, track_message
 from instep.app.viewer.view_server import LiveRow, ViewServer, row_message
 from instep.core.episode import Episode
 from instep.core.errors import BadInput
+from instep.core.poses import quat_from_matrix
 from instep.core.world import vector
 from instep.gap.gap_result import RunPair
 from instep.scene import Scene, body_poses
@@ -340,3 +342,32 @@ def test_the_page_of_a_twin_shows_the_robot_that_follows_as_a_ghost(arm, episode
     np.testing.assert_allclose(robot.q[:, 2:], episode.q[:, 2:])
     assert robot.q[3, 0] == episode.q[3, 0], "where it was not measured"
     assert measured_run(episode) is None
+
+
+def test_an_end_effector_follows_what_is_grabbed_and_stops_when_the_page_is_silent(arm):
+    content = TeleopContent(arm)
+    effector, action = content._arms[0], arm.rest_action()
+    commanded = arm.start(0)[0].copy()
+    start, frame, _ = effector.kinematics(commanded)
+    goal, turn = start + np.array([0.03, -0.04, -0.05]), quat_from_matrix(frame).tolist()
+    for _ in range(100):
+        content.answer({"grab": {"tip": 0, "place": goal.tolist(), "turn": turn}})
+        before = commanded.copy()
+        action = content.command(commanded, action)
+        assert np.abs(commanded - before).max() < 1.6 * arm.dt, "no joint is faster than allowed"
+    assert np.linalg.norm(effector.kinematics(commanded)[0] - goal) < 0.01
+    for last in ({"release": True}, {"grab": {"tip": 9, "place": [0, 0, 0]}}, {"grab": {"place": ["x", 0, 0]}},
+                 {"grab": {"place": [float("nan"), 0, 0]}}):  # fmt: skip
+        content.answer({"grab": {"tip": 0, "place": start.tolist()}})
+        content.answer(last)
+        assert np.array_equal(content.command(commanded, action), action)
+    content.answer({"grab": {"tip": 0, "place": start.tolist()}})
+    time.sleep(1.1 * GRAB_TIMEOUT_S)
+    assert np.array_equal(content.command(commanded, action), action), "nobody holds it any more"
+
+
+def test_only_scenes_with_an_end_effector_can_be_teleoperated(tmp_path, capsys):
+    with pytest.raises(BadInput, match="names no end effector that position servos move"):
+        TeleopContent(Scene.load("cartpole"))
+    assert main(["view", str(tmp_path), "--teleop", "--seconds", "0"]) == 2
+    assert "--teleop simulates a scene" in capsys.readouterr().err

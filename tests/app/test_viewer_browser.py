@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from instep.app.viewer.front_end import absence
 from instep.app.viewer.gap_content import GapContent, Replayed
 from instep.app.viewer.gaussian_content import GaussianContent
 from instep.app.viewer.messages import encode
+from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import LiveRow, ViewContent, ViewServer
 from instep.scene import Scene, body_poses
 from instep.splat import Gaussians, save_gaussians
@@ -187,3 +189,57 @@ def test_one_file_plays_without_a_server(page, arm, episode, tmp_path):
         time.sleep(0.1)
     assert page.evaluate("window.instepViewers[0].state().t") > 0, "it plays by itself"
     assert (page.errors, page.requests) == ([], [])
+
+
+IWER = Path(__file__).resolve().parents[2] / "web" / "node_modules" / "iwer" / "build" / "iwer.min.js"
+DEVICE = """
+;(() => {
+  const device = new IWER.XRDevice(IWER.metaQuest3);
+  device.installRuntime({ forceInstall: true });
+  window.device = device;
+})();
+"""
+
+
+@pytest.mark.skipif(
+    not IWER.is_file(), reason="needs the web viewer: its development packages (python web/build.py --types)"
+)
+def test_a_controller_grabs_the_arm_in_a_headset_and_leaving_stops_it(page, arm):
+    """WebXR by an emulator: enter, grab the end effector, move it, leave while it is held."""
+    content = TeleopContent(arm)
+    script = page.ask("Page.addScriptToEvaluateOnNewDocument", source=IWER.read_text() + DEVICE)["identifier"]
+    try:
+        with Opened(page, content) as opened, content.running(opened.server):
+            tip = "v.grabbing.handles[0].getWorldPosition(v.stage.camera.position.clone())"
+            wait_for(lambda: opened.do("v.frame.querySelector('.headset') !== null"))
+            enter = "window.instepViewers[0].enterHeadset('immersive-vr').then(() => true)"
+            page.ask("Runtime.evaluate", expression=enter, awaitPromise=True, userGesture=True)
+            wait_for(lambda: opened.do("v.state().headset"))
+            begin = opened.do(f"{tip}.toArray()")
+            # A hand where the end effector is, in the coordinates of the headset.
+            put = "(() => { const p = PLACE; v.headset.rig.worldToLocal(p);"
+            put += " device.controllers.right.position.set(p.x, p.y, p.z); return true; })()"
+            opened.do(put.replace("PLACE", tip))
+            hand = f"{tip}.distanceTo(v.headset.hands[1].getWorldPosition(v.stage.camera.position.clone()))"
+            wait_for(lambda: opened.do(hand) < 0.05)
+            opened.do("device.controllers.right.updateButtonValue('trigger', 1)")
+            wait_for(lambda: opened.do("v.state().grabbed"))
+            away = f"{tip}.fromArray({[begin[0] - 0.02, begin[1] + 0.05, begin[2] + 0.08]})"
+            opened.do(put.replace("PLACE", away))
+            wait_for(lambda: opened.do(f"{tip}.z") > begin[2] + 0.04)
+            assert content._grab is not None
+            opened.do("v.headset.leave()")
+            wait_for(lambda: not opened.do("v.state().headset"))
+            wait_for(lambda: content._grab is None)
+            assert not opened.do("v.state().grabbed") and opened.do("v.stage.camera.parent === null")
+            still = opened.image()
+            assert still.std() > 10, "the page shows it again"
+    finally:
+        page.ask("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)

@@ -97,6 +97,7 @@ export interface InfoMessage {
   title: string;
   subtitle: string;
   images: string[];
+  grab?: boolean; // whether end effectors can be grabbed
   buffers: Buffers;
 }
 /** Everything of the beginning has been sent. */

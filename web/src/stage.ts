@@ -29,6 +29,8 @@ export class Stage {
   private readonly backdrop: THREE.Mesh<THREE.PlaneGeometry, THREE.ShaderMaterial>;
   private centre = new THREE.Vector3();
   private radius = 1;
+  private ground = 0;
+  private desk: { position: THREE.Vector3; quaternion: THREE.Quaternion } | null = null;
   private dirty = true;
   private inSight = true;
   private filled = false;
@@ -100,6 +102,7 @@ export class Stage {
     this.filled = true;
     this.centre.copy(centre);
     this.radius = radius;
+    this.ground = ground;
     this.camera.near = radius / 200;
     this.camera.far = radius * 200;
     const reach = radius * 2.2;
@@ -149,6 +152,37 @@ export class Stage {
     if (this.filled) this.view(this.direction);
   }
 
+  /** What is framed. */
+  get framed(): { centre: THREE.Vector3; radius: number; ground: number } {
+    return { centre: this.centre, radius: this.radius, ground: this.ground };
+  }
+
+  /** Whether the view is controlled here, and not by a headset. */
+  get controlled(): boolean {
+    return this.desk === null;
+  }
+
+  /** The camera becomes that of a headset; where the room is seen through, nothing is behind the scene. */
+  enterHeadset(through: boolean): void {
+    this.desk = { position: this.camera.position.clone(), quaternion: this.camera.quaternion.clone() };
+    this.controls.enabled = false;
+    this.backdrop.visible = this.shade.visible = !through;
+    if (through) this.grid.visible = false;
+  }
+
+  leaveHeadset(): void {
+    if (!this.desk) return;
+    this.camera.removeFromParent();
+    this.camera.position.copy(this.desk.position);
+    this.camera.quaternion.copy(this.desk.quaternion);
+    this.desk = null;
+    this.controls.enabled = true;
+    this.backdrop.visible = this.shade.visible = this.grid.visible = true;
+    this.resize();
+    this.controls.update();
+    this.invalidate();
+  }
+
   showGround(shown: boolean): void {
     this.grid.visible = shown;
     this.invalidate();
@@ -165,6 +199,7 @@ export class Stage {
   }
 
   private resize(): void {
+    if (this.renderer.xr.isPresenting) return;
     const width = Math.max(1, this.host.clientWidth), height = Math.max(1, this.host.clientHeight);
     this.renderer.setSize(width, height);
     this.camera.aspect = width / height;
@@ -173,7 +208,7 @@ export class Stage {
   }
 
   private tick(now: number): void {
-    if (!this.inSight) return;
+    if (!this.inSight && !this.renderer.xr.isPresenting) return;
     for (const function_ of this.beforeRender) if (function_(now)) this.dirty = true;
     if (this.dirty || this.renderer.xr.isPresenting) this.render();
   }

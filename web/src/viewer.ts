@@ -3,12 +3,14 @@
 import * as THREE from "three";
 import { Clock } from "./clock";
 import { ICONS, digits, element, iconButton } from "./elements";
+import { Grabbing } from "./grab";
+import { Headset, type HeadsetMode } from "./headset";
 import { Contacts, Frustum, Trail, frameAxes } from "./marks";
 import { Model, Shapes } from "./model";
 import { Panel } from "./panel";
 import { Picking, type Hit } from "./picking";
 import { Plots } from "./plots";
-import type { GaussiansMessage, ImageMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
+import type { GaussiansMessage, ImageMessage, InfoMessage, LiveMessage, Message, SceneMessage, TrackMessage } from "./protocol";
 import { HOME, Stage, type Theme } from "./stage";
 import style from "./style.css";
 import { Timeline } from "./timeline";
@@ -63,6 +65,8 @@ export class Viewer {
   private readonly frustums = new Map<string, Frustum>();
   private readonly axes: THREE.LineSegments[] = [];
   private readonly pose = new Float32Array(7);
+  readonly headset: Headset;
+  grabbing: Grabbing | null = null;
   private contacts: Contacts | null = null;
   private scene: SceneMessage | null = null;
   private shapes: Shapes | null = null;
@@ -86,6 +90,8 @@ export class Viewer {
     this.frame.append(view, this.panel.root, this.plots.root, this.legend, this.toolbar(), this.timeline.root, this.status, this.help);
     this.stage = new Stage(view);
     this.picking = new Picking(this.stage, () => this.targets(), (hit) => this.pick(hit));
+    this.headset = new Headset(this.stage, () => this.grabbing);
+    this.offerHeadset();
     this.stage.onFrame((now) => this.clock.tick(now));
     this.clock.onChange(() => this.update());
     this.frame.classList.toggle("closed", !(options.panel ?? true));
@@ -105,9 +111,18 @@ export class Viewer {
       case "gaussians": return this.addGaussians(message);
       case "params": return this.panel.setParams(message, (address, value) => this.setParam(address, value));
       case "choice": return this.panel.addChoice(message, (value) => this.ask({ choose: { [message.name]: value } }));
-      case "info": return this.panel.setTitle(message.title, message.subtitle);
+      case "info": return this.setInfo(message);
       case "status": return this.say(message.text, message.level);
       case "opened": return this.setOpened();
+    }
+  }
+
+  /** Enter a headset, from a click. */
+  async enterHeadset(mode: HeadsetMode): Promise<void> {
+    try {
+      await this.headset.enter(mode, () => this.say("Left the headset."));
+    } catch (error) {
+      this.say(`The headset cannot be entered (${(error as Error).message}).`, "bad");
     }
   }
 
@@ -134,6 +149,7 @@ export class Viewer {
       t: this.clock.t, begin: this.clock.begin, end: this.clock.end, playing: this.clock.playing, frames: this.stage.frames,
       tracks: [...this.shown.values()].map(({ track }) => ({ id: track.id, rows: track.count })),
       bodies: this.scene?.bodies.length ?? 0, plots: this.plots.shown, selected: this.selected,
+      headset: this.headset.present, grabbed: this.grabbing?.holding ?? false,
       status: this.status.textContent, images: [...this.frustums.keys()],
       /** Whether all of the beginning is in the image. */
       ready: this.stage.frames > this.opened && (this.options.gaussians?.drawn() ?? 0) >= this.gaussians,
@@ -142,6 +158,25 @@ export class Viewer {
 
   screenshot(): string {
     return this.stage.screenshot();
+  }
+
+  private setInfo(message: InfoMessage): void {
+    this.panel.setTitle(message.title, message.subtitle);
+    if (!message.grab || !this.scene) return;
+    this.grabbing ??= new Grabbing(this.stage, this.scene, (request) => this.ask(request));
+    const main = [...this.shown.values()].find(({ track }) => track.role === "main")?.model ?? this.still;
+    if (main) this.grabbing.attach(main.bodies);
+  }
+
+  /** A button for VR or AR where this browser has it. */
+  private offerHeadset(): void {
+    void Headset.offered().then((mode) => {
+      if (!mode) return;
+      const words = mode === "immersive-ar" ? "Enter AR: the scene in your room, at its real size" : "Enter VR: walk around the scene at its real size";
+      const enter = iconButton(ICONS.headset, words, () => (this.headset.present ? this.headset.leave() : void this.enterHeadset(mode)));
+      enter.classList.add("headset");
+      this.frame.querySelector(".toolbar")!.prepend(enter);
+    });
   }
 
   private ask(request: object): void {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import webbrowser
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,13 @@ from rich.console import Console
 from instep.app.arguments import Options, Positional
 from instep.app.verbs.runs import has_display
 from instep.app.viewer.headless import view_images, view_page
-from instep.app.viewer.opening import ViewRequest, open_content
+from instep.app.viewer.opening import ViewRequest, is_scene, open_content
+from instep.app.viewer.teleoperation import TeleopContent
 from instep.app.viewer.view_server import ViewServer
 from instep.core.errors import BadInput
 from instep.core.records import options_dataclass
 from instep.physics.trajectory_video import VIDEO_FPS, write_small_video
+from instep.scene.folder import Scene
 
 SIZE = 1200, 760
 """Size of images [pixels]."""
@@ -50,6 +53,8 @@ class ViewArgs:
     """write a PNG of the page and end; a Chromium of this machine renders it."""
     film: Path | None = None
     """write an MP4 of the recording in 3D and end, likewise."""
+    teleop: bool = False
+    """simulate the scene in real time; its end effectors follow a drag of the mouse, or a controller in VR."""
     at: float = 0.0
     """time that --image shows [s]."""
 
@@ -71,7 +76,7 @@ def view(
     request = ViewRequest(
         thing=thing, scene=args.scene, map=args.map, episode=args.episode - 1, against=args.against, params=args.params
     )
-    content = open_content(request)
+    content = _simulated(thing) if args.teleop else open_content(request)
     server = ViewServer(content, port=args.port)
     url = server.start()
     if args.image is not None or args.film is not None:
@@ -84,12 +89,21 @@ def view(
     if not args.no_browser and sys.stdout.isatty() and has_display():
         webbrowser.open(url)
     try:
-        time.sleep(args.seconds if args.seconds is not None else 10 * 365 * 86400)
+        with content.running(server) if isinstance(content, TeleopContent) else nullcontext():
+            time.sleep(args.seconds if args.seconds is not None else 10 * 365 * 86400)
     except KeyboardInterrupt:
         return 0
     finally:
         server.close()
     return 0
+
+
+def _simulated(thing: str) -> TeleopContent:
+    if not is_scene(thing):
+        raise BadInput(
+            f"--teleop simulates a scene, and {thing!r} is none; give a shipped name, a folder or a robot file."
+        )
+    return TeleopContent(Scene.load(thing))
 
 
 def _captured(url: str, args: ViewArgs) -> int:

@@ -1,0 +1,187 @@
+"""Teleoperation of a simulated robot from the page: an end effector follows a pointer or the controller of a headset.
+
+The page says where an end effector shall be as long as it is held. A robot whose page is silent for `GRAB_TIMEOUT_S`
+stops where it is commanded to be: letting go, leaving the headset and a lost connection all end a motion.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from instep.core.errors import BadInput
+from instep.core.poses import matrix_from_quat, normalized
+from instep.core.records import array_dataclass
+from instep.core.type_guards import is_mapping, is_sequence
+from instep.core.world import Array, State
+from instep.physics.engines import open_world
+from instep.policy.experts.end_effector import EndEffector, rotation_between
+from instep.scene.folder import Scene
+from instep.scene.model import body_poses
+
+from .messages import encode
+from .shapes import scene_message
+from .tracks import channel_names
+from .view_server import LiveRow, ViewServer
+
+TRACK = "robot"
+GRAB_TIMEOUT_S = 0.3
+"""Time without a word from the page after which a robot stops [s]."""
+MAX_SPEED = 1.5
+"""Largest speed of a commanded joint [rad/s or m/s]."""
+GAIN = 8.0
+"""How fast an end effector approaches its target [1/s]."""
+FREE_JOINTS = 6
+"""An arm with so many joints takes the orientation of the hand too."""
+SHOWN_HZ = 60.0
+
+
+@array_dataclass
+class Grab:
+    """Where an end effector shall be."""
+
+    tip: int
+    place: Array
+    """[3] [m]."""
+    frame: Array | None
+    """Orientation [3, 3]; None where any will do."""
+    at: float
+    """When the page said so [s]."""
+
+
+class TeleopContent:
+    """A simulated robot in its scene that can be grabbed in the page."""
+
+    gaussians = False
+
+    def __init__(self, scene: Scene):
+        self._scene, self._world = scene, open_world(scene)
+        self._arms = [arm for name in scene.tips if (arm := _arm(scene, name)) is not None]
+        if not self._arms:
+            raise BadInput(f"Scene {scene.name!r} names no end effector that position servos move; add 'tip' to it.")
+        self._scale = _commands_per_position(scene.model)
+        self._grab: Grab | None = None
+
+    def opening(self) -> Sequence[bytes]:
+        """The scene and its live track."""
+        channels = [*channel_names(self._scene.spec.q, ""), *channel_names(self._scene.spec.action, "action")]
+        header: dict[str, Any] = {
+            "id": TRACK, "label": "robot", "role": "main", "live": True, "channels": channels, "offset": [0, 0, 0],
+        }  # fmt: skip
+        words = "drag the ring of an end effector, or grab it in VR"
+        info = {"title": self._scene.name, "subtitle": words, "images": list[str](), "grab": True}
+        return [scene_message(self._scene), encode("track", header), encode("info", info)]
+
+    def answer(self, request: Mapping[str, Any]) -> Sequence[bytes]:
+        """A new target of an end effector, or its release."""
+        given = request.get("grab")
+        if is_mapping(given):
+            self._grab = _grab(given, len(self._arms))
+        elif "release" in request:
+            self._grab = None
+        return ()
+
+    @contextmanager
+    def running(self, server: ViewServer) -> Generator[None]:
+        """Simulate in real time and show it, in a thread, until the context ends."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._run, args=(server, over), name="instep-teleoperation", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _run(self, server: ViewServer, over: threading.Event) -> None:
+        state = self._world.reset(0)
+        action, begin, shown = self._scene.rest_action(), time.monotonic(), 0.0
+        commanded = state.q.copy()
+        while not over.wait(max(0.0, begin + state.t - time.monotonic())):
+            behind = time.monotonic() - begin - state.t
+            if behind > 0.5:  # a machine that was asleep or too slow does not race to catch up
+                begin += behind
+            action = self.command(commanded, action)
+            state = self._world.step(state, action)
+            if state.t - shown >= 1 / SHOWN_HZ:
+                shown = float(state.t)
+                server.publish({TRACK: self._row(state, action)})
+
+    def command(self, commanded: Array, action: Array) -> Array:
+        """The next action; `commanded` are the positions [nq] that it stands for, moved towards what is grabbed."""
+        grab = self._grab
+        if grab is None or time.monotonic() - grab.at > GRAB_TIMEOUT_S:
+            return action
+        arm, dt = self._arms[grab.tip], self._world.spec.dt
+        place, frame, jacobian = arm.kinematics(commanded)
+        move, most = min(1.0, GAIN * dt) * (grab.place - place), MAX_SPEED * dt
+        if grab.frame is None or len(arm.joints) < FREE_JOINTS:
+            step = arm.step(jacobian[:3], move, np.zeros(0))
+        else:
+            step = arm.step(jacobian, move, min(1.0, GAIN * dt) * rotation_between(frame, grab.frame))
+        step *= min(1.0, most / max(1e-9, float(np.abs(step).max())))
+        commanded[arm.joints] = np.clip(commanded[arm.joints] + step, arm.low, arm.high)
+        following = np.array(action)
+        for actuator, (place_in_q, scale) in self._scale.items():
+            if place_in_q in arm.joints:
+                following[actuator] = scale * commanded[place_in_q]
+        return following
+
+    def _row(self, state: State, action: Array) -> LiveRow:
+        model = self._scene.model
+        poses = np.zeros((model.nbody, 7))
+        poses[0, 3] = 1
+        poses[1:] = body_poses(model, state.q)
+        return LiveRow(float(state.t), poses, np.concatenate([state.q, action]))
+
+
+def _arm(scene: Scene, tip: str) -> EndEffector | None:
+    """The end effector with the servo joints that move it; None where there are none."""
+    model = scene.model
+    chain, body = set[int](), int(model.site_bodyid[model.site(tip).id])
+    while body:
+        chain.add(body)
+        body = int(model.body_parentid[body])
+    places = {place for place, _ in _commands_per_position(model).values()}
+    joints = tuple(
+        model.joint(j).name
+        for j in range(model.njnt)
+        if int(model.jnt_bodyid[j]) in chain and int(model.jnt_qposadr[j]) in places
+    )
+    return EndEffector.of(scene, tip, joints) if joints else None
+
+
+def _commands_per_position(model: mujoco.MjModel) -> dict[int, tuple[int, float]]:
+    """Position servos: actuator -> place of its joint in q, and command per unit of position."""
+    found: dict[int, tuple[int, float]] = {}
+    for u in range(model.nu):
+        gain, bias = float(model.actuator_gainprm[u, 0]), float(model.actuator_biasprm[u, 1])
+        on_joint = model.actuator_trntype[u] == mujoco.mjtTrn.mjTRN_JOINT
+        if on_joint and gain and bias:
+            joint = int(model.actuator_trnid[u, 0])
+            found[u] = int(model.jnt_qposadr[joint]), -bias / gain * float(model.actuator_gear[u, 0])
+    return found
+
+
+def _grab(given: Mapping[Any, Any], arms: int) -> Grab | None:
+    """What a page wants; None where it is not a pose of finite numbers."""
+    tip, place, turn = given.get("tip", 0), _numbers(given.get("place"), 3), _numbers(given.get("turn"), 4)
+    if place is None or not isinstance(tip, int) or not 0 <= tip < arms:
+        return None
+    frame = None
+    if turn is not None and np.linalg.norm(turn) > 1e-6:
+        frame = matrix_from_quat(normalized(turn))
+    return Grab(tip, place, frame, time.monotonic())
+
+
+def _numbers(given: Any, count: int) -> Array | None:
+    if not is_sequence(given) or len(given) != count or not all(isinstance(x, int | float) for x in given):
+        return None
+    numbers = np.array(given, float)
+    return numbers if np.isfinite(numbers).all() else None
