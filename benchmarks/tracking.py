@@ -1,8 +1,9 @@
-"""Tracking of bodies whose colour nobody named: a real demonstration with three cameras, and a printed box in a hand.
+"""Tracking of bodies whose colour nobody named: a real demonstration, a printed box in a hand, rendered scenes.
 
 The T of the demonstration is tracked by learned colours alone and compared with the twin that knows its colour, in the
 same cameras. The box is tracked with one camera of unknown focal length from the corners of its first frame, and scored
 on corners that were labelled by hand; beside it, OpenCV's optical flow and pose from points, where OpenCV is installed.
+Rendered scenes have true poses. Cameras are calibrated against robots, planted offsets and a recorded board.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from instep.twin.start_pose import pose_from_points
 from instep.twin.tracking import track_recording
 from instep.twin.twin import STAGES
 from rows import mean, row
+from tracking_hand_eye import board_rows, planted_rows
+from tracking_rendered import rendered_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = (ROOT / "recordings", ROOT.parent / "shared" / "data")
@@ -67,6 +70,10 @@ def run(out: Path, quick: bool = False) -> list[dict[str, Any]]:
         rows += _pusht(folder, 200 if quick else None)
     if (folder := _recording("cookie_box")) is not None:
         rows += _box(folder, 160 if quick else None)
+    rows += rendered_rows(_recording("scanned_objects"), quick)
+    rows += planted_rows(range(100, 102 if quick else 110))
+    if (folder := _recording("charuco_handeye")) is not None:
+        rows += board_rows(folder)
     return rows
 
 

@@ -20,7 +20,8 @@ from instep.twin.pose_solver import compare_silhouette, motion_between, moved, p
 from instep.twin.projection import project_outline
 from instep.twin.region import RegionColours
 from instep.twin.start_pose import load_starts, pose_from_points
-from instep.twin.texture import BodyTexture, body_faces, mask_bodies_in_front
+from instep.twin.surface_mesh import hull_faces
+from instep.twin.texture import BodyTexture, mask_bodies_in_front
 
 from .conftest import RenderedRecording, Run, looking_down
 
@@ -125,7 +126,7 @@ def test_a_body_in_front_hides_pixels_and_one_behind_does_not(tee: Outline) -> N
         assert crop is not None
         other = PLACED.copy()
         other[:3, 3] += 0.0, 0.09, height  # its stem lies over the bar
-        faces = body_faces(tee)
+        faces = hull_faces(tee)
         mask_bodies_in_front(crop, faces, [(faces, other)])
         assert abs(compare_silhouette(tee, crop).visible - share) < 0.12
 

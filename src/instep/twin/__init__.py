@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .camera_rig import CameraRig, recorded_rig
     from .factory import TwinOptions, open_twin
     from .filter_options import FilterOptions
+    from .hand_eye import HandEye, HandEyeOptions, PointSighting, RobotCalibration, calibrate_hand_eye, calibrate_robot
     from .image_checks import FAULT_WORDS, ImageFault
     from .pose_filter import PoseFilter
     from .projection import Outline, draw_outline, outline_of, transform_at
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from .visual_forces import ForceOptions, VisualForces
 
 __all__ = [
-    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "ImageFault",
-    "JointBlend", "NoCorrection", "Outline", "PoseFilter", "RefineOptions", "RefinedCameras", "RefinedRig",
-    "SilhouetteOverlaps", "StageOptions", "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage",
-    "Twin", "TwinOptions", "VisualForces", "block_median", "calibrate_trust", "correction_log", "draw_outline",
+    "FAULT_WORDS", "CameraRig", "CorrectedState", "Correction", "FilterOptions", "ForceOptions", "HandEye",
+    "HandEyeOptions", "ImageFault", "JointBlend", "NoCorrection", "Outline", "PointSighting", "PoseFilter",
+    "RefineOptions", "RefinedCameras", "RefinedRig", "RobotCalibration", "SilhouetteOverlaps", "StageOptions",
+    "TrackedRecording", "Trust", "TrustEvent", "TrustMonitor", "TrustStage", "Twin", "TwinOptions", "VisualForces",
+    "block_median", "calibrate_hand_eye", "calibrate_robot", "calibrate_trust", "correction_log", "draw_outline",
     "open_twin", "outline_of", "recorded_rig", "refine_rig", "shipped_trust", "silhouette_overlaps",
     "track_recording", "transform_at", "trust_events",
 ]  # fmt: skip
@@ -36,6 +38,7 @@ __getattr__ = lazy_names(
         "camera_rig": "CameraRig recorded_rig",
         "factory": "TwinOptions open_twin",
         "filter_options": "FilterOptions",
+        "hand_eye": "HandEye HandEyeOptions PointSighting RobotCalibration calibrate_hand_eye calibrate_robot",
         "image_checks": "FAULT_WORDS ImageFault",
         "pose_filter": "PoseFilter",
         "projection": "Outline draw_outline outline_of transform_at",

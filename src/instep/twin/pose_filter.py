@@ -37,7 +37,8 @@ from .projection import FreeBody, Outline, free_body, model_of, outline_of, silh
 from .region import RegionColours
 from .scene_geometry import RobotOcclusion, SupportPlane, resolve_penetration, support_plane
 from .segmentation import colour_of, initial_strength
-from .texture import BodyFaces, BodyTexture, body_faces, mask_bodies_in_front
+from .surface_mesh import BodyFaces, body_faces
+from .texture import BodyTexture, mask_bodies_in_front
 from .twin import CorrectedState
 
 MIN_MARGIN_PX = 14
@@ -89,9 +90,10 @@ class PoseFilter:
         learns = residual in LEARNED or residual == "auto"
         self._regions = tuple(RegionColours(n, rig.cameras) for n in scene.objects) if learns else ()
         followed = self._outlines if residual in ("auto", "learned") else ()
-        self._textures = tuple(BodyTexture(outline, rig.cameras) for outline in followed)
-        several = self._outlines if len(self._outlines) > 1 else ()
-        self._faces: tuple[BodyFaces, ...] = tuple(body_faces(outline) for outline in several)
+        several = self._outlines if len(self._outlines) > 1 or followed else ()
+        surfaces = [body_faces(outline, scene) for outline in several]
+        self._textures = tuple(BodyTexture(o, rig.cameras, faces=s) for o, s in zip(followed, surfaces, strict=False))
+        self._faces: tuple[BodyFaces, ...] = tuple(surfaces)
         self._held = np.array([camera.name in self.options.held_out for camera in rig.cameras])
 
     @property

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from instep.core.records import array_dataclass, options_dataclass
+from instep.core.records import options_dataclass
 from instep.core.world import Array
 from instep.scene.camera import Camera
 from instep.splat.image import Region
 
 from .camera_rig import CameraFrame, MaskCrop, PointTracks
 from .projection import Outline, calibrated, silhouette, silhouette_kernels
+from .surface_mesh import BodyFaces, hull_faces
 
 texture_kernels: Any = import_module("instep.twin.texture_kernels")
 
@@ -52,31 +53,6 @@ class TextureOptions:
     """Frames in which a point that should be visible is not found or is an outlier, after which it is forgotten."""
 
 
-@array_dataclass
-class BodyFaces:
-    """Triangles of a body's shape."""
-
-    vertices: Array
-    """[n, 3] [m]."""
-    triangles: Array
-    """Indices of vertices [m, 3]."""
-    normals: Array
-    """Outward normals [m, 3]."""
-
-
-def body_faces(outline: Outline) -> BodyFaces:
-    """The faces of the convex hulls of a body's parts."""
-    from scipy.spatial import ConvexHull
-
-    triangles: list[Array] = []
-    normals: list[Array] = []
-    for start, part in zip(outline.starts, outline.parts, strict=False):
-        hull: Any = ConvexHull(part)
-        triangles.append(np.asarray(hull.simplices) + start)
-        normals.append(np.asarray(hull.equations)[:, :3])
-    return BodyFaces(outline.corners, np.concatenate(triangles), np.concatenate(normals))
-
-
 def mask_bodies_in_front(crop: MaskCrop, own: BodyFaces, others: Sequence[tuple[BodyFaces, Array]]) -> None:
     """Set the weight of pixels of a crop to zero in which one of the other bodies, at its transform, is nearer.
 
@@ -107,9 +83,12 @@ def rendered_faces(crop: MaskCrop, faces: BodyFaces, world_from_body: Array) -> 
 class BodyTexture:
     """The texture of one body in all cameras; what is learned lies in the memory of the correction."""
 
-    def __init__(self, outline: Outline, cameras: Sequence[Camera], options: TextureOptions | None = None):
+    def __init__(
+        self, outline: Outline, cameras: Sequence[Camera], options: TextureOptions | None = None, *,
+        faces: BodyFaces | None = None,
+    ):  # fmt: skip
         self.name, self._outline, self._cameras = outline.name, outline, tuple(cameras)
-        self._faces, self.options = body_faces(outline), options or TextureOptions()
+        self._faces, self.options = faces or hull_faces(outline), options or TextureOptions()
 
     def unknown(self) -> dict[str, Any]:
         """Memory before anything was learned."""
@@ -167,7 +146,7 @@ class BodyTexture:
         spare = np.setdiff1d(np.flatnonzero(known[c]), self._visible(frame.camera, c, world_from_body, memory))
         slots = np.concatenate([free, spare])[:n]
         self._place(frame.camera, c, world_from_body, (places[: len(slots)], region, owner), slots, memory)
-        patches = np.empty((len(slots), texture_kernels.LEVELS, texture_kernels.AREA))
+        patches = np.zeros((len(slots), texture_kernels.LEVELS, texture_kernels.AREA))
         texture_kernels.learn_patches(pyramid, places[: len(slots)], patches)
         self._kept(memory, "patches")[c, slots] = patches
         known[c, slots] = np.isfinite(patches[:, 0, 0])
@@ -241,7 +220,7 @@ class BodyTexture:
         body_from_camera = np.linalg.inv(camera_from_body)
 
         def on_face(step: tuple[float, float]) -> Array:
-            rays = _rays(camera, points + np.array(region[:2]) + step)
+            rays = rays_through_lens(camera, points + np.array(region[:2]) + step)
             met = rays * (offsets / np.sum(normals * rays, axis=1))[:, None]
             return met @ body_from_camera[:3, :3].T + body_from_camera[:3, 3]
 
@@ -256,7 +235,7 @@ def _pyramid(frame: CameraFrame, region: Region) -> tuple[Array, Array, Array]:
     return texture_kernels.grey_pyramid(np.ascontiguousarray(frame.pixels[top:bottom, left:right]))
 
 
-def _rays(camera: Camera, pixels: Array) -> Array:
+def rays_through_lens(camera: Camera, pixels: Array) -> Array:
     """Directions [n, 3] in the camera's frame of pixels [n, 2], through the lens."""
     from instep.scene.camera import distort
 
