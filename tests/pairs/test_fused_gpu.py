@@ -66,15 +66,17 @@ def test_our_kernels_draw_what_the_cpu_draws(cuda_device: None, case: str) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("short", ["pool", "lists", "capacity", "sort"])
+@pytest.mark.parametrize("short", ["pool", "lists", "queue", "capacity", "sort"])
 def test_what_does_not_fit_is_drawn_all_the_same(
     cuda_device: None, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
     scene, camera, poses = a_scene(3000, size=0.05), a_camera(200, 150), some_poses()
-    if short == "pool":
-        monkeypatch.setattr(fused_kernels, "_POOL_BYTES", 0)
+    if short in ("pool", "queue"):
+        monkeypatch.setattr(fused_kernels, "_REGION_BYTES", ((2**31, 0, 20_480),))
     if short == "lists":
-        monkeypatch.setattr(fused_kernels, "_LIST_BYTES", 8704)
+        monkeypatch.setattr(fused_kernels, "_REGION_BYTES", ((2**31, 16_384, 2048),))
+    if short == "queue":
+        monkeypatch.setattr(fused_kernels, "_QUEUE_POOL_BYTES", 0)
     if short == "capacity":
         monkeypatch.setattr(fused_kernels, "_list_entries", lambda arguments: 640)
     if short == "sort":
@@ -157,7 +159,8 @@ def test_the_kernels_take_the_arguments_that_are_given() -> None:
 def test_regions_are_low_where_many_gaussians_share_few_pixels() -> None:
     size: Any = fused_kernels._region_size
     assert size(100, 64, 48) == (32, 24)
-    assert size(5_000, 64, 48) == (32, 16)
+    assert size(5_000, 64, 48) == (32, 24)
+    assert size(10_000, 64, 48) == (32, 8)
     assert size(20_000, 320, 240) == (32, 32)
     assert size(100_000, 64, 48) == (32, 8)
     assert size(300, 61, 43) == (32, 24)

@@ -92,8 +92,12 @@ def kernel_cache() -> Path:
 
 def shared_memory() -> int:
     """Shared memory that a block may use on the current device [bytes]."""
-    torch = torch_library()
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin)
+    return _shared_memory(torch_library().cuda.current_device())
+
+
+@cache
+def _shared_memory(device: int) -> int:
+    return int(torch_library().cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def torch_library() -> Any:

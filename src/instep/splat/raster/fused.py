@@ -138,7 +138,7 @@ class FusedRasterizer:
         if poses is None:
             poses = np.tile(np.array([0.0, 0, 0, 1, 0, 0, 0], np.float32), (1, bodies, 1))
         if not torch.is_tensor(poses):
-            array = np.asarray(poses, np.float32)
+            array = np.asarray(poses, np.float64)
             if not np.isfinite(array).all():
                 raise BadInput("A pose of a body is not finite; a position and a unit quaternion were expected.")
             poses = torch.from_numpy(np.ascontiguousarray(array))
@@ -147,7 +147,7 @@ class FusedRasterizer:
                 f"Poses of shape {tuple(poses.shape)} were given for the bodies {', '.join(self.gaussians.names)}; "
                 f"(worlds, {bodies}, 7), each xyz + wxyz, was expected."
             )
-        return poses.reshape(-1, bodies, 7).to(self.device, torch.float32, non_blocking=True).contiguous()
+        return poses.reshape(-1, bodies, 7).to(self.device, torch.float64, non_blocking=True).contiguous()
 
     def render(
         self, camera: Camera, poses: Array | None = None, *,
@@ -241,7 +241,7 @@ class FusedRasterizer:
         return CameraSet(
             tuple(cameras),
             self.scene.tensor(np.stack([view_parameters(camera, full_region(camera)) for camera in cameras])),
-            self.scene.tensor(np.stack([camera.body_from_camera[:3].ravel() for camera in cameras])),
+            torch.tensor(np.stack([camera.body_from_camera[:3].ravel() for camera in cameras]), device=self.device),
             torch.tensor(mounted, dtype=torch.int32, device=self.device),
             lens=any(any(camera.distortion) for camera in cameras),
         )

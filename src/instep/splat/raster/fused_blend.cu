@@ -1,8 +1,10 @@
-// The third kernel of fused_prepare.cu: the blend. A warp takes a job of four tiles, eight lanes a tile, two pixels a lane.
+// The third kernel of fused_prepare.cu: the blend. A warp takes a job of eight tiles, four lanes a tile, a column of four
+// pixels a lane.
 //
 // What is done with the lists of a job is a worker: it begins a job, walks parts of its lists in order, and ends it.
 
-#define GROUP 8 // lanes of a tile
+#define GROUP 4 // lanes of a tile
+#define ROWS 4  // pixels of a lane, one below the other
 #define WALK_WARPS (WALK_THREADS / 32)
 
 struct Record {
@@ -11,27 +13,24 @@ struct Record {
 };
 
 struct Pixel {
-    float light, rest, floor;     // transmittance; what a finished pixel had left; transmittance at which it is finished
+    float light, floor;           // transmittance, 0 when finished; where it is finished, then what was left, negative
     float red, green, blue, deep; // sums of weights times colour and depth
     float limit;                  // depth of the backdrop
 };
 
-struct Weights {
-    float first, second; // of a record at the two pixels of a lane
-};
-
 struct Job {
     int image;           // among those that are rendered at once
-    int x, y;            // the upper pixel of a lane; the lower one is two rows below
+    int x, y;            // the uppermost pixel of a lane
     const char *records; // of the image
 };
 
-__device__ __forceinline__ Job job_of(const Arguments &a, const Region &region, int image, u32 tiles, int first) {
-    int group = threadIdx.x % 32 / GROUP, part = threadIdx.x % GROUP, tile = first + (tiles >> 8 * group & 255);
+__device__ __forceinline__ Job job_of(const Arguments &a, const Region &region, int image, uint2 tiles, int first) {
+    int group = threadIdx.x % 32 / GROUP, part = threadIdx.x % GROUP;
+    int tile = first + ((group < 4 ? tiles.x : tiles.y) >> 8 * (group & 3) & 255);
     Job out;
     out.image = image;
-    out.x = region.left + TILE * (tile % region.columns) + (part & 3);
-    out.y = region.top + TILE * (tile / region.columns) + (part >> 2);
+    out.x = region.left + TILE * (tile % region.columns) + part;
+    out.y = region.top + TILE * (tile / region.columns);
     out.records = (const char *)(a.records + 2ll * image * a.stride);
     return out;
 }
@@ -53,47 +52,53 @@ __device__ __forceinline__ float alpha_from_log2(float power) {
     return power >= -LOG2_255 ? alpha : 0.0f;
 }
 
-__device__ __forceinline__ void occlude(Pixel &p, float z) {
-    if (p.limit < z) p.rest += p.light, p.light = 0, p.floor = -1;
+__device__ __forceinline__ void finish(Pixel &p) {
+    p.floor = -p.light, p.light = 0;
 }
 
-__device__ __forceinline__ void finish(Pixel &p, float &weight, float &after) {
-    if (after <= p.floor) p.rest += p.light, weight = 0, after = 0, p.floor = -1;
-}
-
-// One record at the two pixels of a lane: their weights and alphas, and the light after it.
-__device__ __forceinline__ Weights pass_record(const Record &record, float x, float y, Pixel &p, Pixel &q, float2 &alpha) {
+// One record at the pixels of a lane: their alphas and weights, and the light after it.
+__device__ __forceinline__ void pass_record(const Record &record, float x, float y, Pixel (&p)[ROWS], float (&alpha)[ROWS],
+                                            float (&weight)[ROWS]) {
     float4 r = record.place, s = record.rest;
-    float blue, log_opacity;
+    float blue, log_opacity, after[ROWS];
     unpack_halves(s.w, blue, log_opacity);
+    float dx = x - r.x, dy = y - r.y, side = s.x * dy + r.w * dx, level = r.z * dx * dx + log_opacity;
+    float power = side * dy + level, slope = s.x * dy + side;
+    bool last = false;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
 #if OCCLUDE
-    occlude(p, s.y), occlude(q, s.y);
+        if (p[k].limit < s.y && p[k].light > 0) finish(p[k]);
 #endif
-    float dx = x - r.x, dy = y - r.y, tilt = r.w * dx, level = r.z * dx * dx + log_opacity, low = dy + 2;
-    alpha.x = alpha_from_log2((s.x * dy + tilt) * dy + level);
-    alpha.y = alpha_from_log2((s.x * low + tilt) * low + level);
-    Weights w = {alpha.x * p.light, alpha.y * q.light};
-    float2 after = make_float2(p.light - w.first, q.light - w.second);
-    if (after.x <= p.floor || after.y <= q.floor) finish(p, w.first, after.x), finish(q, w.second, after.y);
-    p.light = after.x, q.light = after.y;
-    return w;
+        alpha[k] = alpha_from_log2(k ? k * (k * s.x + slope) + power : power);
+        weight[k] = alpha[k] * p[k].light;
+        after[k] = p[k].light - weight[k];
+        last |= after[k] <= p[k].floor;
+    }
+    if (last) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++)
+            if (after[k] <= p[k].floor) finish(p[k]), weight[k] = 0, after[k] = 0;
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) p[k].light = after[k];
 }
 
-__device__ __forceinline__ Weights add_record(const Record &record, float x, float y, Pixel &p, Pixel &q) {
-    float2 alpha;
-    Weights w = pass_record(record, x, y, p, q, alpha);
-    float red, green, blue, log_opacity;
+__device__ __forceinline__ void add_record(const Record &record, float x, float y, Pixel (&p)[ROWS]) {
+    float alpha[ROWS], w[ROWS], red, green, blue, log_opacity;
+    pass_record(record, x, y, p, alpha, w);
     unpack_halves(record.rest.z, red, green), unpack_halves(record.rest.w, blue, log_opacity);
-    p.red += w.first * red, p.green += w.first * green, p.blue += w.first * blue;
-    q.red += w.second * red, q.green += w.second * green, q.blue += w.second * blue;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        p[k].red += w[k] * red, p[k].green += w[k] * green, p[k].blue += w[k] * blue;
 #if DEPTH
-    p.deep += w.first * record.rest.y, q.deep += w.second * record.rest.y;
+        p[k].deep += w[k] * record.rest.y;
 #endif
-    return w;
+    }
 }
 
-__device__ __forceinline__ bool finished(const Pixel &p, const Pixel &q) {
-    return __all_sync(FULL, fmaxf(p.floor, q.floor) < 0);
+__device__ __forceinline__ bool finished(const Pixel (&p)[ROWS]) {
+    return __all_sync(FULL, fmaxf(fmaxf(p[0].floor, p[1].floor), fmaxf(p[2].floor, p[3].floor)) < 0);
 }
 
 __device__ __forceinline__ long long pixel_index(const Arguments &a, int image, int x, int y) {
@@ -101,18 +106,27 @@ __device__ __forceinline__ long long pixel_index(const Arguments &a, int image, 
 }
 
 __device__ __forceinline__ Pixel full_light(const Arguments &a, int image, int x, int y) {
-    Pixel p = {1, 0, MIN_TRANSMITTANCE, 0, 0, 0, 0, 0};
+    Pixel p = {1, MIN_TRANSMITTANCE, 0, 0, 0, 0, 0};
 #if OCCLUDE
     if (x < a.width && y < a.height) p.limit = a.limit[pixel_index(a, (a.first + image) % a.cameras, x, y)];
 #endif
     return p;
 }
 
+__device__ __forceinline__ void full_lights(const Arguments &a, const Job &job, Pixel (&p)[ROWS]) {
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) p[k] = full_light(a, job.image, job.x, job.y + k);
+}
+
+__device__ __forceinline__ float light_left(const Pixel &p) {
+    return p.floor < 0 ? -p.floor : p.light;
+}
+
 __device__ void write_pixel(const Arguments &a, Pixel p, int image, int x, int y) {
     if (x >= a.width || y >= a.height) return;
     image += a.first;
     long long at = pixel_index(a, image, x, y);
-    float rest = p.rest + p.light, cover = 1 - rest;
+    float rest = light_left(p), cover = 1 - rest;
     if (a.behind) {
         const float *behind = a.behind + 3 * pixel_index(a, image % a.cameras, x, y);
         p.red += rest * behind[0], p.green += rest * behind[1], p.blue += rest * behind[2];
@@ -131,10 +145,10 @@ __device__ void write_pixel(const Arguments &a, Pixel p, int image, int x, int y
 
 // Blends the images.
 struct Blender {
-    Pixel p, q;
+    Pixel p[ROWS];
 
     __device__ __forceinline__ void begin(const Arguments &a, const Job &job) {
-        p = full_light(a, job.image, job.x, job.y), q = full_light(a, job.image, job.x, job.y + 2);
+        full_lights(a, job, p);
     }
 
     // A list's length is a multiple of four.
@@ -146,55 +160,61 @@ struct Blender {
         Four now = fours[0], soon = fours[min(1, last)];
         Record first = record_at(job, now.a), second = record_at(job, now.b);
         for (int i = 0; i <= last; i++) {
-            Record third = record_at(job, now.c), fourth = record_at(job, now.d);
-            add_record(first, x, y, p, q), add_record(second, x, y, p, q);
+            Record third = record_at(job, now.c);
+            add_record(first, x, y, p);
+            Record fourth = record_at(job, now.d);
+            add_record(second, x, y, p);
             now = soon, soon = fours[min(i + 2, last)];
-            first = record_at(job, now.a), second = record_at(job, now.b);
-            add_record(third, x, y, p, q), add_record(fourth, x, y, p, q);
-            if (finished(p, q)) break;
+            first = record_at(job, now.a);
+            add_record(third, x, y, p);
+            second = record_at(job, now.b);
+            add_record(fourth, x, y, p);
+            if (finished(p)) break;
         }
     }
 
     __device__ __forceinline__ bool done() const {
-        return finished(p, q);
+        return finished(p);
     }
 
     __device__ __forceinline__ void end(const Arguments &a, const Job &job) {
-        write_pixel(a, p, job.image, job.x, job.y), write_pixel(a, q, job.image, job.x, job.y + 2);
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) write_pixel(a, p[k], job.image, job.x, job.y + k);
     }
 };
 
 #if LABELS
 // Finds the body with the largest weight at each pixel.
 struct Labeller {
-    Pixel p, q;
-    float shares[2 * LABELS + 2]; // the backdrop's and each body's, at both pixels
+    Pixel p[ROWS];
+    float shares[LABELS + 1][ROWS]; // the backdrop's and each body's
 
     __device__ __forceinline__ void begin(const Arguments &a, const Job &job) {
-        p = full_light(a, job.image, job.x, job.y), q = full_light(a, job.image, job.x, job.y + 2);
-        for (int b = 0; b < 2 * LABELS + 2; b++) shares[b] = 0;
+        full_lights(a, job, p);
+        for (int b = 0; b <= LABELS; b++)
+            for (int k = 0; k < ROWS; k++) shares[b][k] = 0;
     }
 
     __device__ __forceinline__ void walk(const Arguments &a, const Job &job, const Rank *list, int length) {
         const int *ids = a.ids + (long long)job.image * a.stride;
-        float2 alpha;
+        float alpha[ROWS], w[ROWS];
         for (int i = 0; i < length; i++) {
-            int label = 2 * a.body[ids[list[i]]] + 2;
-            Weights w = pass_record(record_at(job, list[i]), job.x + 0.5f, job.y + 0.5f, p, q, alpha);
-            shares[label] += w.first, shares[label + 1] += w.second;
+            float *share = shares[a.body[ids[list[i]]] + 1];
+            pass_record(record_at(job, list[i]), job.x + 0.5f, job.y + 0.5f, p, alpha, w);
+            for (int k = 0; k < ROWS; k++) share[k] += w[k];
         }
     }
 
     __device__ __forceinline__ bool done() const {
-        return finished(p, q);
+        return finished(p);
     }
 
     __device__ __forceinline__ void end(const Arguments &a, const Job &job) {
-        shares[0] = p.rest + p.light, shares[1] = q.rest + q.light;
-        for (int half = 0; half < 2; half++) {
-            int best = 0, y = job.y + 2 * half;
+        for (int k = 0; k < ROWS; k++) {
+            int best = 0, y = job.y + k;
+            shares[0][k] = light_left(p[k]);
             for (int b = 1; b <= LABELS; b++)
-                if (shares[2 * b + half] > shares[2 * best + half]) best = b;
+                if (shares[b][k] > shares[best][k]) best = b;
             if (job.x < a.width && y < a.height) a.labels[pixel_index(a, a.first + job.image, job.x, y)] = best - 1;
         }
     }
@@ -205,13 +225,13 @@ struct Labeller {
 template <class Worker> __device__ __forceinline__ void walk_lists(const Arguments &a) {
     const uint4 *table = a.jobs + (blockIdx.y * gridDim.x + blockIdx.x) * JOBS;
     Region region = region_of(a, blockIdx.x);
-    int warp = threadIdx.x / 32, jobs = region.tiles / 4;
-    if (table[0].w) return;
+    int warp = threadIdx.x / 32, jobs = region.tiles / JOB;
+    if (table[0].y == QUEUED) return;
     for (int round = 0; round < JOBS / WALK_WARPS; round++) {
         int next = round % 2 ? (round + 1) * WALK_WARPS - 1 - warp : round * WALK_WARPS + warp;
         if (next >= jobs) continue;
         uint4 entry = table[next];
-        Job job = job_of(a, region, blockIdx.y, entry.z, 0);
+        Job job = job_of(a, region, blockIdx.y, make_uint2(entry.z, entry.w), 0);
         Worker worker;
         worker.begin(a, job);
         worker.walk(a, job, a.entries + entry.x + threadIdx.x % 32 / GROUP * entry.y, entry.y);
@@ -219,17 +239,17 @@ template <class Worker> __device__ __forceinline__ void walk_lists(const Argumen
     }
 }
 
-// Walks the jobs of the regions in the queue: lists are made again, band by band of tiles, and part by part.
+// Walks the jobs of the regions that are left in the queue: lists are made again, band by band of tiles, part by part.
 template <class Worker> __device__ void walk_queue(const Arguments &a, float4 *shared) {
     Memory m = memory_of(a, shared);
     int lane = threadIdx.x % 32;
-    Rank *parts = m.lists.entries + threadIdx.x / 32 * 4 * LISTED;
-    for (u32 k = blockIdx.x; k < a.queue[0]; k += gridDim.x) {
-        Place place = {(int)a.queue[2 + k] / a.regions, (int)a.queue[2 + k] % a.regions};
+    Rank *parts = m.lists.entries + threadIdx.x / 32 * JOB * LISTED;
+    for (u32 k = blockIdx.x; k < a.rest[0]; k += gridDim.x) {
+        Place place = {(int)a.rest[1 + k] / a.regions, (int)a.rest[1 + k] % a.regions};
         Region region = region_of(a, place.region);
         Rank nothing = (Rank)a.counts[place.image];
         __syncthreads();
-        Entries entries = collect(a, place, region.tiles, (u32 *)m.lists.entries, m.sums, m.pool);
+        Entries entries = collect(a, place, region.tiles, (u32 *)m.lists.entries, m.sums, m.pool, false);
         for (int first = 0; first < region.tiles; first += entries.band) {
             int last = min(region.tiles, first + entries.band);
             if (threadIdx.x < 64) m.counts[threadIdx.x] = 0;
@@ -242,12 +262,13 @@ template <class Worker> __device__ void walk_queue(const Arguments &a, float4 *s
             while (true) {
                 int next = lane == 0 ? (int)atomicAdd(&m.sums[31], 1u) : 0;
                 next = __shfl_sync(FULL, next, 0);
-                if (next >= (last - first) / 4) break;
-                Job job = job_of(a, region, place.image, ((u32 *)m.order)[next], first);
+                if (next >= (last - first) / JOB) break;
+                uint2 tiles = ((uint2 *)m.order)[next];
+                Job job = job_of(a, region, place.image, tiles, first);
                 Worker worker;
                 worker.begin(a, job);
                 Cursor cursor = {0, 0};
-                while (int length = next_lists(entries, ((uchar4 *)m.order)[next], nothing, parts, cursor)) {
+                while (int length = next_lists(entries, tiles, nothing, parts, cursor)) {
                     worker.walk(a, job, parts + lane / GROUP * LISTED, (length + 3) / 4 * 4);
                     if (worker.done()) break;
                 }

@@ -40,68 +40,65 @@ __device__ __forceinline__ float by_log_alpha(Slopes &s, const Pixel &p, float w
     return alpha < MAX_ALPHA ? weight * gradient - s.behind * alpha / (1 - alpha) : 0.0f;
 }
 
-// Adds the moments of a record over the eight lanes of a tile to those in memory: lanes exchange halves of what they hold.
+// Adds the moments of a record over the four lanes of a tile to those in memory: lanes exchange halves of what they hold.
 __device__ __forceinline__ void add_moments(float (&m)[MOMENTS], float *to) {
     int part = threadIdx.x % GROUP;
-    float five[6], three[4], two[2];
+    float five[6], three[3];
 #pragma unroll
     for (int k = 0; k < 5; k++) {
-        float sent = part & 4 ? m[k] : m[k + 5], kept = part & 4 ? m[k + 5] : m[k];
-        five[k] = kept + __shfl_xor_sync(FULL, sent, 4);
+        float sent = part & 2 ? m[k] : m[k + 5], kept = part & 2 ? m[k + 5] : m[k];
+        five[k] = kept + __shfl_xor_sync(FULL, sent, 2);
     }
     five[5] = 0;
 #pragma unroll
     for (int k = 0; k < 3; k++) {
-        float sent = part & 2 ? five[k] : five[k + 3], kept = part & 2 ? five[k + 3] : five[k];
-        three[k] = kept + __shfl_xor_sync(FULL, sent, 2);
+        float sent = part & 1 ? five[k] : five[k + 3], kept = part & 1 ? five[k + 3] : five[k];
+        three[k] = kept + __shfl_xor_sync(FULL, sent, 1);
     }
-    three[3] = 0;
+    int first = (part & 2 ? 5 : 0) + (part & 1 ? 3 : 0);
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
-        float sent = part & 1 ? three[k] : three[k + 2], kept = part & 1 ? three[k + 2] : three[k];
-        two[k] = kept + __shfl_xor_sync(FULL, sent, 1);
-    }
-    int first = (part & 4 ? 5 : 0) + (part & 2 ? 3 : 0) + (part & 1 ? 2 : 0), many = part & 1 ? (part & 2 ? 0 : 1) : 2;
-    if (many > 0 && two[0] != 0) atomicAdd(to + first, two[0]);
-    if (many > 1 && two[1] != 0) atomicAdd(to + first + 1, two[1]);
+    for (int k = 0; k < 3; k++)
+        if (three[k] != 0) atomicAdd(to + first + k, three[k]);
 }
 
 // Sums the moments of every record.
 struct Differentiator {
-    Pixel p, q;
-    Slopes s, t;
+    Pixel p[ROWS];
+    Slopes s[ROWS];
 
     __device__ __forceinline__ void begin(const Arguments &a, const Job &job) {
-        p = full_light(a, job.image, job.x, job.y), q = full_light(a, job.image, job.x, job.y + 2);
-        s = slopes_of(a, job.image, job.x, job.y), t = slopes_of(a, job.image, job.x, job.y + 2);
+        full_lights(a, job, p);
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) s[k] = slopes_of(a, job.image, job.x, job.y + k);
     }
 
     __device__ __forceinline__ void walk(const Arguments &a, const Job &job, const Rank *list, int length) {
         float *moments = a.moments + (long long)job.image * a.stride * MOMENTS;
-        float x = job.x + 0.5f, y = job.y + 0.5f, red, green, blue, log_opacity;
-        float2 alpha;
+        float x = job.x + 0.5f, y = job.y + 0.5f, red, green, blue, log_opacity, alpha[ROWS], w[ROWS];
         for (int i = 0; i < length; i++) {
             Rank rank = list[i];
             Record record = record_at(job, rank);
             unpack_halves(record.rest.z, red, green), unpack_halves(record.rest.w, blue, log_opacity);
-            Weights w = pass_record(record, x, y, p, q, alpha);
-            float z = record.rest.y;
-            float g = s.red * red + s.green * green + s.blue * blue + s.deep * z + s.cover;
-            float h = t.red * red + t.green * green + t.blue * blue + t.deep * z + t.cover;
-            float upper = by_log_alpha(s, p, w.first, alpha.x, g), lower = by_log_alpha(t, q, w.second, alpha.y, h);
-            bool some = w.first != 0 || w.second != 0 || upper != 0 || lower != 0;
+            pass_record(record, x, y, p, alpha, w);
+            float z = record.rest.y, dx = x - record.place.x, dy = y - record.place.y;
+            float m[MOMENTS] = {};
+            bool some = false;
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                float g = s[k].red * red + s[k].green * green + s[k].blue * blue + s[k].deep * z + s[k].cover;
+                float power = by_log_alpha(s[k], p[k], w[k], alpha[k], g), low = dy + k;
+                some |= w[k] != 0 || power != 0;
+                m[0] += power, m[2] += power * low, m[5] += power * low * low;
+                m[6] += w[k] * s[k].red, m[7] += w[k] * s[k].green, m[8] += w[k] * s[k].blue, m[9] += w[k] * s[k].deep;
+            }
             if (!__any_sync(FULL, some)) continue;
-            float dx = x - record.place.x, dy = y - record.place.y, low = dy + 2;
-            float power = upper + lower, by_row = upper * dy + lower * low, by_rows = upper * dy * dy + lower * low * low;
-            float m[MOMENTS] = {power, power * dx, by_row, power * dx * dx, by_row * dx, by_rows,
-                                w.first * s.red + w.second * t.red, w.first * s.green + w.second * t.green,
-                                w.first * s.blue + w.second * t.blue, w.first * s.deep + w.second * t.deep};
+            m[1] = m[0] * dx, m[3] = m[1] * dx, m[4] = m[2] * dx;
             add_moments(m, moments + (long long)rank * MOMENTS);
         }
     }
 
     __device__ __forceinline__ bool done() const {
-        return finished(p, q);
+        return finished(p);
     }
 
     __device__ __forceinline__ void end(const Arguments &a, const Job &job) {}

@@ -20,11 +20,11 @@ from .workspace import pack
 
 FORWARD = ("fused_prepare.cu", "fused_lists.cu", "fused_blend.cu")
 BACKWARD = (*FORWARD, "fused_gradients.cu")
-LIST_THREADS, WALK_THREADS, WALK_BLOCKS = 256, 128, 8
+LIST_THREADS, WALK_THREADS, WALK_BLOCKS = 256, 128, 6
 _QUEUE_BLOCKS = 264
-"""Blocks that render the regions whose lists had no room."""
-_JOBS = 16
-"""Groups of four tiles in a region."""
+"""Blocks that list, or render, the regions whose lists had no room."""
+_JOBS = 8
+"""Groups of eight tiles in a region."""
 _MOMENTS = 10
 _PUSH = 9
 _WIDE = 65535
@@ -35,21 +35,24 @@ REGION_PX = 32
 """Sides of a region, at most."""
 MAX_REGIONS = 126
 """Regions along a side of an image."""
-_REGION_GAUSSIANS = 1500
+_REGION_GAUSSIANS = 2200
 """Gaussians in a region, were they spread evenly, above which regions are made smaller."""
-_POOL_BYTES = 16 * 2**10
-"""Shared memory for the bit matrix of a region; a region that needs more is rendered in rounds."""
-_LIST_BYTES = 20 * 2**10
-"""Shared memory for the lists of a region; where they need more they are made part by part."""
-_LARGE_PIXELS, _LARGE_LIST_BYTES = 40_000, 32 * 2**10
-"""An image from which on Gaussians reach more tiles, and the shared memory for lists there."""
+_REGION_BYTES = ((6_000, 20 * 2**10, 28 * 2**10), (40_000, 16 * 2**10, 20 * 2**10), (2**31, 20 * 2**10, 32 * 2**10))
+"""Shared memory for the bit matrix and for the lists of a region, for images of up to so many pixels.
+
+In small ones many Gaussians share a region, in large ones a Gaussian reaches more tiles. A region that needs more waits
+in a queue."""
+_QUEUE_POOL_BYTES, _QUEUE_LIST_BYTES = 44 * 2**10, 64 * 2**10
+"""Shared memory for bit matrix and lists of a region in the queue; one that needs more is rendered in rounds."""
+_PART_ENTRIES = 8 * 8 * 136
+"""Entries of the lists that a block makes part by part."""
 _ITEMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24)
 """Gaussians per thread that are sorted."""
 _MAX_SORTED = 1024 * _ITEMS[-1]
 _POINTERS = (
     "means", "gaussians", "harmonics", "body", "poses", "views", "mounts", "mount_body", "records", "boxes", "ids",
-    "counts", "keys", "jobs", "entries", "queue", "order", "colour", "bytes", "alpha", "depth", "labels", "behind",
-    "limit", "by_colour", "by_alpha", "by_depth", "moments", "by_gaussian", "by_harmonics", "quats", "scales",
+    "counts", "keys", "jobs", "entries", "queue", "rest", "order", "colour", "bytes", "alpha", "depth", "labels",
+    "behind", "limit", "by_colour", "by_alpha", "by_depth", "moments", "by_gaussian", "by_harmonics", "quats", "scales",
     "by_quat", "by_scale", "by_pose", "by_camera",
 )  # fmt: skip
 _NUMBERS = (
@@ -138,6 +141,8 @@ class SceneTensors:
         self.harmonics = self.tensor(packed.harmonics)
         self.body = torch.tensor(body, device=device)
         self.solid = bool(len(gaussians)) and float(np.max(gaussians.opacities)) > MAX_ALPHA
+        self._kernels: dict[tuple[object, ...], CompiledKernels] = {}
+        self._prepared: tuple[CameraSet, Arguments] | None = None
 
     @cached_property
     def shape_parameters(self) -> dict[str, Any]:
@@ -163,6 +168,12 @@ class SceneTensors:
         self, cameras: CameraSet, channels: RenderChannels, sources: tuple[str, ...] = FORWARD
     ) -> CompiledKernels:
         """The kernels for these Gaussians, cameras and channels."""
+        key = sources, cameras.lens, cameras.limit is not None, channels.depth, channels.bodies
+        if key not in self._kernels:
+            self._kernels[key] = self._compiled(cameras, channels, sources)
+        return self._kernels[key]
+
+    def _compiled(self, cameras: CameraSet, channels: RenderChannels, sources: tuple[str, ...]) -> CompiledKernels:
         threads, items = self.sorting()
         return compiled(sources, {
             "RANK": "unsigned short" if len(self.gaussians) < _WIDE else "unsigned int",
@@ -174,19 +185,25 @@ class SceneTensors:
 
     def arguments(self, cameras: CameraSet, poses: Any) -> Arguments:
         """The arguments of the kernels, without images and lists."""
+        if self._prepared is None or self._prepared[0] is not cameras:
+            self._prepared = cameras, self._arguments(cameras)
+        out = Arguments.from_buffer_copy(self._prepared[1])
+        out.point(poses=poses)
+        return out
+
+    def _arguments(self, cameras: CameraSet) -> Arguments:
         first, n = cameras.cameras[0], len(self.gaussians)
-        stride, words = (n // 128 + 1) * 128, (n + 31) // 32 | 1
+        stride = (n // 128 + 1) * 128
         width, height = _region_size(n, first.width, first.height)
-        large = first.width * first.height >= _LARGE_PIXELS
+        pool, lists = next(sizes for most, *sizes in _REGION_BYTES if first.width * first.height <= most)
         out = Arguments(
             n=n, bodies=len(self.gaussians.names), cameras=len(cameras.cameras), stride=stride, width=first.width,
             height=first.height, region_width=width, region_height=height, across=-(-first.width // width),
-            pool=max(_POOL_BYTES, 24 * words),
-            lists=max(_LARGE_LIST_BYTES if large else _LIST_BYTES, stride // 8) * _rank_bytes(n) // 2,
+            pool=pool, lists=max(lists, stride // 8) * _rank_bytes(n) // 2,
         )  # fmt: skip
         out.regions = out.across * -(-first.height // height)
         out.point(
-            means=self.means, gaussians=self.rows, harmonics=self.harmonics, body=self.body, poses=poses,
+            means=self.means, gaussians=self.rows, harmonics=self.harmonics, body=self.body,
             views=cameras.views, mounts=cameras.mounts, mount_body=cameras.mount_body, behind=cameras.behind,
             limit=cameras.limit,
         )  # fmt: skip
@@ -275,6 +292,7 @@ def _allocate(scene: SceneTensors, arguments: Arguments, images: int, *, ids: bo
         "jobs": empty((images, regions, _JOBS, 4), torch.int32),
         "entries": empty((arguments.capacity,), torch.int16 if arguments.n < _WIDE else torch.int32),
         "queue": empty((2 + images * regions,), torch.int32),
+        "rest": empty((1 + images * regions,), torch.int32),
     }
     return lists | ({"ids": empty((images, stride), torch.int32)} if ids else {})
 
@@ -295,19 +313,31 @@ def _make_lists(kernels: CompiledKernels, scene: SceneTensors, arguments: Argume
         kernels.launch("write_records", (count, 1), 512, placing, arguments)
         del order  # its memory may be used again by what comes later in the stream
     kernels.launch("list_tiles", (arguments.regions, count), LIST_THREADS, _list_memory(arguments), arguments)
+    queue = _queue_arguments(arguments, _QUEUE_POOL_BYTES, _QUEUE_LIST_BYTES * _rank_bytes(arguments.n) // 2)
+    blocks = min(_QUEUE_BLOCKS, arguments.regions * count)
+    kernels.launch("list_queue", (blocks, 1), LIST_THREADS, _list_memory(queue), queue)
 
 
 def _walk(kernels: CompiledKernels, what: str, arguments: Arguments, count: int) -> None:
     """Blend, label or differentiate some images whose lists are made."""
     kernels.launch(f"{what}_lists", (arguments.regions, count), WALK_THREADS, 0, arguments)
+    words, rank = (arguments.n + 31) // 32 | 1, _rank_bytes(arguments.n)
+    queue = _queue_arguments(arguments, max(_QUEUE_POOL_BYTES, 32 * words), _PART_ENTRIES * rank)
     blocks = min(_QUEUE_BLOCKS, arguments.regions * count)
-    kernels.launch(f"{what}_queue", (blocks, 1), LIST_THREADS, _list_memory(arguments), arguments)
+    kernels.launch(f"{what}_queue", (blocks, 1), LIST_THREADS, _list_memory(queue), queue)
+
+
+def _queue_arguments(arguments: Arguments, pool: int, lists: int) -> Arguments:
+    """The arguments for blocks with more shared memory."""
+    out = Arguments.from_buffer_copy(arguments)
+    out.pool, out.lists = pool, max(lists, arguments.stride // 8)
+    return out
 
 
 def _list_entries(arguments: Arguments) -> int:
     """Entries of the lists of an image that there is room for; regions for which there is none wait in a queue."""
     pixels = arguments.width * arguments.height
-    return int(arguments.n * min(16.0, 4.0 + pixels**0.5 / 25.0)) // 16 * 16 + 256 * arguments.regions
+    return int(arguments.n * min(16.0, 2.5 + pixels**0.5 / 26.0)) // 16 * 16 + 256 * arguments.regions
 
 
 def _placing_memory(arguments: Arguments) -> int:
@@ -326,17 +356,17 @@ def _list_memory(arguments: Arguments) -> int:
 
 
 def _region_size(n: int, width: int, height: int) -> tuple[int, int]:
-    """Width and height of the regions of an image, multiples of 8: low ones where many Gaussians share few pixels."""
+    """Width, a multiple of 16, and height, of 8, of an image's regions: low where many Gaussians share few pixels."""
 
-    def side(size: int, parts: int) -> int:
-        return -(-size // parts // 8) * 8
+    def side(size: int, parts: int, unit: int = 8) -> int:
+        return -(-size // parts // unit) * unit
 
     across, down = -(-width // REGION_PX), -(-height // REGION_PX)
     while side(height, down) > 8 and (
-        n * (side(width, across) + 6) * (side(height, down) + 6) > _REGION_GAUSSIANS * width * height
+        n * (side(width, across, 16) + 6) * (side(height, down) + 6) > _REGION_GAUSSIANS * width * height
     ):
         down += 1
-    return side(width, across), side(height, down)
+    return side(width, across, 16), side(height, down)
 
 
 def _rank_bytes(n: int) -> int:

@@ -1,13 +1,16 @@
 // The second kernel of fused_prepare.cu: which records reach which tile of 4 x 4 pixels.
 //
 // list_tiles: one block per region of an image, at most 8 x 8 tiles. It collects the region's records in order, marks in a
-//     bit matrix which of them reach which tile, and lists the records of every tile. Four tiles with lists of about equal
-//     length are one job, the work of one warp in fused_blend.cu. Where shared memory or the memory for lists is too small
-//     the region is queued, and listed part by part while it is blended.
+//     bit matrix which of them reach which tile, and lists the records of every tile. Eight tiles with lists of about equal
+//     length are one job, the work of one warp in fused_blend.cu. Where shared memory is too small the region is queued.
+// list_queue: the same for the queued regions, in blocks with more shared memory. Where that, or the memory for lists, is
+//     too small as well, the region is listed part by part while it is blended.
 
 #define TILE 4   // pixels of a tile along a side
 #define ACROSS 8 // tiles of a region along a side, at most
-#define JOBS 16  // of a region, at most
+#define JOB 8    // tiles of a job
+#define JOBS 8   // of a region, at most
+#define QUEUED FULL
 #define LIST 128 // entries of a tile that are listed at once where the lists are made part by part
 #define LISTED (LIST + 8)
 #define LIST_WARPS (LIST_THREADS / 32)
@@ -18,12 +21,12 @@ struct Place {
 
 struct Region {
     int left, top, right, bottom; // pixels of the image, right and bottom outside
-    int columns, tiles;           // tiles along a row, and in all: a multiple of four
+    int columns, tiles;           // tiles along a row, and in all: a multiple of eight
 };
 
 struct Entries {
     int n, words;      // entries; words of 32 bits per tile, an odd number, so that tiles lie in different banks
-    int band;          // tiles that are done at once, a multiple of four
+    int band;          // tiles that are done at once, a multiple of eight
     bool direct;       // whether an entry is its record's rank
     const Rank *ranks; // else its rank is here
     u32 *bits;         // [tiles of the band, words] which entries reach a tile
@@ -49,8 +52,9 @@ __device__ __forceinline__ int upto_lane(int own) {
     return sum;
 }
 
-// Collects the records that reach the region, in order, and lays out the bit matrix in what is left of the pool.
-__device__ Entries collect(const Arguments &a, Place place, int tiles, u32 *hits, u32 *sums, char *pool) {
+// Collects the records that reach the region, in order, and lays out the bit matrix in what is left of the pool: four bytes
+// for 32 entries at a tile, and two more where `places` are wanted.
+__device__ Entries collect(const Arguments &a, Place place, int tiles, u32 *hits, u32 *sums, char *pool, bool places) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int n = a.counts[place.image];
     const u32 *boxes = a.boxes + (long long)place.image * a.stride;
@@ -81,9 +85,10 @@ __device__ Entries collect(const Arguments &a, Place place, int tiles, u32 *hits
     Entries out;
     int list = align16(total * (int)sizeof(Rank));
     out.n = total, out.words = (total + 31) / 32 | 1;
-    out.band = (a.pool - list) / (24 * out.words) * 4;
-    out.direct = out.band < 4;
-    if (out.direct) out.n = n, out.words = (n + 31) / 32 | 1, out.band = a.pool / (24 * out.words) * 4, list = 0;
+    int each = JOB * (places ? 6 : 4);
+    out.band = (a.pool - list) / (each * out.words) * JOB;
+    out.direct = out.band < JOB;
+    if (out.direct) out.n = n, out.words = (n + 31) / 32 | 1, out.band = a.pool / (each * out.words) * JOB, list = 0;
     out.band = min(out.band, tiles);
     out.ranks = (Rank *)pool, out.bits = (u32 *)(pool + list), out.places = (u16 *)(out.bits + out.band * out.words);
     if (out.direct) return out;
@@ -162,7 +167,7 @@ __device__ void mark_tiles(const Arguments &a, Place place, const Region &region
     if (below) atomicAdd(counts + lower, marked_below);
 }
 
-// The tiles of a band by the number of their entries, the longest list first: the four of a job are about equally long.
+// The tiles of a band by the number of their entries, the longest list first: those of a job are about equally long.
 __device__ void order_tiles(const u32 *counts, int tiles, unsigned char *order) {
     int tile = threadIdx.x;
     if (tile >= tiles) return;
@@ -174,7 +179,7 @@ __device__ void order_tiles(const u32 *counts, int tiles, unsigned char *order) 
     order[place] = tile;
 }
 
-// Where the lists of a band begin: those of a job's four tiles are equally long, a multiple of four.
+// Where the lists of a band begin: those of a job's tiles are equally long, a multiple of four.
 struct Lists {
     Rank *entries;     // ranks of records, tile after tile, in depth order
     u16 *begins, *lengths; // [jobs]
@@ -184,8 +189,8 @@ struct Lists {
 __device__ void lay_out(const u32 *counts, const unsigned char *order, int jobs, const Lists &lists) {
     int lane = threadIdx.x;
     if (lane >= 32) return;
-    int length = lane < jobs ? (counts[order[4 * lane]] + 3) & ~3 : 0, upto = upto_lane(4 * length);
-    if (lane < jobs) lists.begins[lane] = upto - 4 * length, lists.lengths[lane] = length;
+    int length = lane < jobs ? (counts[order[JOB * lane]] + 3) & ~3 : 0, upto = upto_lane(JOB * length);
+    if (lane < jobs) lists.begins[lane] = upto - JOB * length, lists.lengths[lane] = length;
     if (lane == 31) *lists.total = upto;
 }
 
@@ -194,7 +199,7 @@ __device__ void fill_lists(const Region &region, const Entries &entries, const u
                            Rank nothing, const Lists &lists) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = (entries.n + 31) / 32;
     for (int k = warp; k < region.tiles; k += LIST_WARPS) {
-        int tile = order[k], length = lists.lengths[k / 4], begin = lists.begins[k / 4] + k % 4 * length, at = begin;
+        int tile = order[k], length = lists.lengths[k / JOB], begin = lists.begins[k / JOB] + k % JOB * length, at = begin;
         for (int from = 0; from < words; from += 32) {
             int own = from + lane < words ? __popc(entries.bits[tile * entries.words + from + lane]) : 0;
             int upto = upto_lane(own);
@@ -237,40 +242,55 @@ __device__ __forceinline__ Memory memory_of(const Arguments &a, float4 *shared) 
     return m;
 }
 
-extern "C" __global__ void __launch_bounds__(LIST_THREADS) list_tiles(Arguments a) {
-    extern __shared__ float4 shared[];
+// Lists the records of every tile of a region; whether there was room for them.
+__device__ __forceinline__ bool list_region(const Arguments &a, Place place, float4 *shared) {
     Memory m = memory_of(a, shared);
-    Place place = {(int)blockIdx.y, (int)blockIdx.x};
     Region region = region_of(a, place.region);
-    int index = place.image * gridDim.x + place.region, jobs = region.tiles / 4;
-    uint4 *table = a.jobs + index * JOBS;
-    Entries entries = collect(a, place, region.tiles, (u32 *)m.lists.entries, m.sums, m.pool);
+    int jobs = region.tiles / JOB;
+    uint4 *table = a.jobs + (place.image * a.regions + place.region) * JOBS;
+    Entries entries = collect(a, place, region.tiles, (u32 *)m.lists.entries, m.sums, m.pool, true);
     int room = a.lists - 8 * entries.n; // for the lists, before the tiles of each entry
     uint2 *kept = (uint2 *)((char *)m.lists.entries + room);
-    bool fits = entries.band == region.tiles && !entries.direct && room >= 0;
     if (threadIdx.x < 64) m.counts[threadIdx.x] = 0;
+    if (threadIdx.x == 0) table[0] = make_uint4(0, QUEUED, 0, 0);
     __syncthreads();
-    if (fits) {
-        mark_tiles(a, place, region, entries, 0, region.tiles, m.counts, kept);
-        __syncthreads();
-        order_tiles(m.counts, region.tiles, m.order);
-        __syncthreads();
-        lay_out(m.counts, m.order, jobs, m.lists);
-        __syncthreads();
-        if (threadIdx.x == 0) m.sums[29] = atomicAdd(a.queue + 1, *m.lists.total);
-        __syncthreads();
-        fits = (int)(*m.lists.total * sizeof(Rank)) <= room && m.sums[29] + *m.lists.total <= a.capacity;
-    }
-    if (!fits) {
-        if (threadIdx.x == 0) a.queue[2 + atomicAdd(a.queue, 1u)] = index, table[0] = make_uint4(0, 0, 0, 1);
-        return;
-    }
+    if (entries.band != region.tiles || entries.direct || room < 0) return false;
+    mark_tiles(a, place, region, entries, 0, region.tiles, m.counts, kept);
+    __syncthreads();
+    order_tiles(m.counts, region.tiles, m.order);
+    __syncthreads();
+    lay_out(m.counts, m.order, jobs, m.lists);
+    __syncthreads();
+    u32 total = *m.lists.total;
+    if ((int)(total * sizeof(Rank)) > room || total > 65535) return false;
+    if (threadIdx.x == 0) m.sums[29] = atomicAdd(a.queue + 1, total);
+    __syncthreads();
+    u32 begin = m.sums[29];
+    if (begin + total > a.capacity) return false;
     fill_lists(region, entries, m.order, kept, (Rank)a.counts[place.image], m.lists);
-    uint4 *to = (uint4 *)(a.entries + m.sums[29]), *from = (uint4 *)m.lists.entries;
-    for (int i = threadIdx.x; i < (int)(*m.lists.total * sizeof(Rank) / 16); i += LIST_THREADS) to[i] = from[i];
-    if (threadIdx.x < jobs)
-        table[threadIdx.x] = make_uint4(m.sums[29] + m.lists.begins[threadIdx.x], m.lists.lengths[threadIdx.x],
-                                        ((u32 *)m.order)[threadIdx.x], 0);
+    uint4 *to = (uint4 *)(a.entries + begin), *from = (uint4 *)m.lists.entries;
+    for (int i = threadIdx.x; i < (int)(total * sizeof(Rank) / 16); i += LIST_THREADS) to[i] = from[i];
+    if (threadIdx.x < jobs) {
+        uint2 tiles = ((uint2 *)m.order)[threadIdx.x];
+        table[threadIdx.x] = make_uint4(begin + m.lists.begins[threadIdx.x], m.lists.lengths[threadIdx.x], tiles.x, tiles.y);
+    }
+    return true;
+}
+
+extern "C" __global__ void __launch_bounds__(LIST_THREADS, 6) list_tiles(Arguments a) {
+    extern __shared__ float4 shared[];
+    bool listed = list_region(a, {(int)blockIdx.y, (int)blockIdx.x}, shared);
+    if (!listed && threadIdx.x == 0) a.queue[2 + atomicAdd(a.queue, 1u)] = blockIdx.y * gridDim.x + blockIdx.x;
+}
+
+extern "C" __global__ void __launch_bounds__(LIST_THREADS) list_queue(Arguments a) {
+    extern __shared__ float4 shared[];
+    for (u32 k = blockIdx.x; k < a.queue[0]; k += gridDim.x) {
+        u32 index = a.queue[2 + k];
+        bool listed = list_region(a, {(int)index / a.regions, (int)index % a.regions}, shared);
+        if (!listed && threadIdx.x == 0) a.rest[1 + atomicAdd(a.rest, 1u)] = index;
+        __syncthreads();
+    }
 }
 
 // Where the lists of a band do not fit, those of a job are filled part by part: entries
@@ -281,14 +301,14 @@ struct Cursor {
 
 // Writes the next ranks of each tile into `lists`, and returns how many; 0 at the end. Shorter lists of the job are filled
 // up with the record that covers nothing, and all of them with some more.
-__device__ int next_lists(const Entries &entries, uchar4 tiles, Rank nothing, Rank *lists, Cursor &cursor) {
+__device__ int next_lists(const Entries &entries, uint2 tiles, Rank nothing, Rank *lists, Cursor &cursor) {
     int lane = threadIdx.x % 32, words = (entries.n + 31) / 32;
     __syncwarp();
     for (; cursor.word < words; cursor.word += 32, cursor.done = 0) {
-        int longest = 0, total[4], from = (cursor.word + lane) * 32 - 1;
+        int longest = 0, total[JOB], from = (cursor.word + lane) * 32 - 1;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            int tile = k == 0 ? tiles.x : k == 1 ? tiles.y : k == 2 ? tiles.z : tiles.w;
+        for (int k = 0; k < JOB; k++) {
+            int tile = (k < 4 ? tiles.x : tiles.y) >> 8 * (k & 3) & 255;
             u32 word = cursor.word + lane < words ? entries.bits[tile * entries.words + cursor.word + lane] : 0;
             int upto = upto_lane(__popc(word)), at = upto - __popc(word) - cursor.done;
             total[k] = __shfl_sync(FULL, upto, 31) - cursor.done;
@@ -301,7 +321,7 @@ __device__ int next_lists(const Entries &entries, uchar4 tiles, Rank nothing, Ra
         if (longest <= 0) continue;
         int length = min(LIST, longest);
 #pragma unroll
-        for (int k = 0; k < 4; k++)
+        for (int k = 0; k < JOB; k++)
             for (int i = min(max(0, total[k]), LIST) + lane; i < length + 4 - length % 4; i += 32) lists[k * LISTED + i] = nothing;
         __syncwarp();
         cursor.done += LIST;

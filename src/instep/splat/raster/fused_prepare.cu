@@ -4,7 +4,7 @@
 //     and writes records in depth order. With more Gaussians than a block can sort, depth_keys, a sort elsewhere and
 //     write_records do the same.
 // list_tiles (fused_lists.cu): one block per region of an image lists the records that reach each tile of 4 x 4 pixels.
-// blend_lists (fused_blend.cu): one warp blends four tiles.
+// blend_lists (fused_blend.cu): one warp blends eight tiles.
 //
 // The formulas are those of gaussian_projection.py and blending.py. Defined by the compiler's options: RANK (the type of
 // an index), DEGREE (of the harmonics), LENS, SOLID (an opacity is above 0.999), DEPTH, OCCLUDE (the backdrop has a
@@ -35,18 +35,19 @@ struct Arguments {
     const float4 *gaussians; // [n, 4] centre, body | covariance xx, xy, xz, yy | yz, zz, log2 opacity, reach | colour
     const float *harmonics;  // [n, (degree + 1)^2, 3]; nothing of degree 0
     const int *body;         // [n]
-    const float *poses;      // [worlds, bodies, 7]
+    const double *poses;     // [worlds, bodies, 7]; frames are composed in double precision, as on the CPU
     const float *views;      // [cameras, VIEW]
-    const float *mounts;     // [cameras, FRAME] rows of body_from_camera
+    const double *mounts;    // [cameras, FRAME] rows of body_from_camera
     const int *mount_body;   // [cameras]; -1: the world
     float4 *records;         // [images, stride, 2] u, v, A, B | C, depth, red and green, blue and log2 opacity
     u32 *boxes;              // [images, stride] the regions a record reaches
     int *ids;                // [images, stride] which Gaussian a record is of; may be 0
     int *counts;             // [images]
     u32 *keys;               // [images, n] depths, for a sort elsewhere
-    uint4 *jobs;             // [images, regions, JOBS] where the lists of four tiles begin, their length, the tiles
+    uint4 *jobs;             // [images, regions, JOBS] where the lists of eight tiles begin, their length, the tiles
     Rank *entries;           // lists of ranks
     u32 *queue;              // regions in the queue, used entries, then the regions
+    u32 *rest;               // regions for which there was no room in the queue either, then the regions
     const long long *order;  // [images, n] the Gaussians by depth, from a sort elsewhere
     float *colour;           // [images, height, width, 3]; may be 0
     unsigned char *bytes;    // [images, height, width, 3]; may be 0
@@ -101,51 +102,52 @@ __device__ __forceinline__ int align16(int bytes) {
 
 // ---------------------------------------------------------------------------------------------------- projection
 
-__device__ void pose_matrix(const float *pose, float *R, float *t) {
-    float w = pose[3], x = pose[4], y = pose[5], z = pose[6];
-    float twice = 2.0f / (w * w + x * x + y * y + z * z);
+template <class T> __device__ void pose_matrix(const double *pose, T *R, T *t) {
+    T w = (T)pose[3], x = (T)pose[4], y = (T)pose[5], z = (T)pose[6];
+    T twice = 2 / (w * w + x * x + y * y + z * z);
     R[0] = 1 - twice * (y * y + z * z), R[1] = twice * (x * y - w * z), R[2] = twice * (x * z + w * y);
     R[3] = twice * (x * y + w * z), R[4] = 1 - twice * (x * x + z * z), R[5] = twice * (y * z - w * x);
     R[6] = twice * (x * z - w * y), R[7] = twice * (y * z + w * x), R[8] = 1 - twice * (x * x + y * y);
-    t[0] = pose[0], t[1] = pose[1], t[2] = pose[2];
+    t[0] = (T)pose[0], t[1] = (T)pose[1], t[2] = (T)pose[2];
 }
 
-__device__ void camera_pose(const Arguments &a, int image, float *R, float *t) {
+template <class T> __device__ void camera_pose(const Arguments &a, int image, T *R, T *t) {
     int world = image / a.cameras, camera = image % a.cameras;
-    const float *mount = a.mounts + FRAME * camera;
+    const double *mount = a.mounts + FRAME * camera;
     int on = a.mount_body[camera];
     if (on < 0) {
         for (int row = 0; row < 3; row++) {
-            for (int k = 0; k < 3; k++) R[3 * row + k] = mount[4 * row + k];
-            t[row] = mount[4 * row + 3];
+            for (int k = 0; k < 3; k++) R[3 * row + k] = (T)mount[4 * row + k];
+            t[row] = (T)mount[4 * row + 3];
         }
         return;
     }
-    float B[9], s[3];
+    T B[9], s[3];
     pose_matrix(a.poses + 7ll * (world * a.bodies + on), B, s);
     for (int row = 0; row < 3; row++) {
         for (int k = 0; k < 3; k++)
-            R[3 * row + k] = B[3 * row] * mount[k] + B[3 * row + 1] * mount[4 + k] + B[3 * row + 2] * mount[8 + k];
-        t[row] = B[3 * row] * mount[3] + B[3 * row + 1] * mount[7] + B[3 * row + 2] * mount[11] + s[row];
+            R[3 * row + k] = B[3 * row] * (T)mount[k] + B[3 * row + 1] * (T)mount[4 + k] + B[3 * row + 2] * (T)mount[8 + k];
+        t[row] = B[3 * row] * (T)mount[3] + B[3 * row + 1] * (T)mount[7] + B[3 * row + 2] * (T)mount[11] + s[row];
     }
 }
 
-// Rows of camera_from_body for every body, the camera's position in every body's frame, and the camera's numbers.
+// Rows of camera_from_body for every body, the camera's position in every body's frame, and the camera's numbers. Depths
+// that differ by one rounding may change places, so what they are computed from is rounded once.
 __device__ void place_bodies(const Arguments &a, int image, float *frames, float *eyes, float *view) {
     const float *from = a.views + VIEW * (image % a.cameras);
     for (int i = threadIdx.x; i < VIEW; i += blockDim.x) view[i] = from[i];
-    float C[9], c[3], B[9], s[3];
+    double C[9], c[3], B[9], s[3];
     for (int b = threadIdx.x; b < a.bodies; b += blockDim.x) {
         camera_pose(a, image, C, c);
         pose_matrix(a.poses + 7ll * ((image / a.cameras) * a.bodies + b), B, s);
-        float d[3] = {s[0] - c[0], s[1] - c[1], s[2] - c[2]};
+        double d[3] = {s[0] - c[0], s[1] - c[1], s[2] - c[2]};
         float *frame = frames + FRAME * b;
         for (int row = 0; row < 3; row++) {
             for (int k = 0; k < 3; k++)
-                frame[4 * row + k] = C[row] * B[k] + C[3 + row] * B[3 + k] + C[6 + row] * B[6 + k];
-            frame[4 * row + 3] = C[row] * d[0] + C[3 + row] * d[1] + C[6 + row] * d[2];
+                frame[4 * row + k] = (float)(C[row] * B[k] + C[3 + row] * B[3 + k] + C[6 + row] * B[6 + k]);
+            frame[4 * row + 3] = (float)(C[row] * d[0] + C[3 + row] * d[1] + C[6 + row] * d[2]);
         }
-        for (int k = 0; k < 3; k++) eyes[3 * b + k] = -(B[k] * d[0] + B[3 + k] * d[1] + B[6 + k] * d[2]);
+        for (int k = 0; k < 3; k++) eyes[3 * b + k] = (float)-(B[k] * d[0] + B[3 + k] * d[1] + B[6 + k] * d[2]);
     }
 }
 
@@ -404,13 +406,13 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) prepare(Arguments a) 
     if (threadIdx.x == 0) {
         a.counts[blockIdx.x] = total;
         write_end(a, base, total);
-        if (blockIdx.x == 0) a.queue[0] = a.queue[1] = 0;
+        if (blockIdx.x == 0) a.queue[0] = a.queue[1] = a.rest[0] = 0;
     }
 }
 
 extern "C" __global__ void depth_keys(Arguments a) {
     extern __shared__ float4 shared[];
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.queue[0] = a.queue[1] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.queue[0] = a.queue[1] = a.rest[0] = 0;
     float *frames = (float *)shared, *eyes = frames + FRAME * a.bodies, *view = eyes + 3 * a.bodies;
     place_bodies(a, a.first + blockIdx.x, frames, eyes, view);
     __syncthreads();
