@@ -11,7 +11,8 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.world import Spec, State, vector
 from instep.robot import Clock, Limits, Reading, WorldDriver
-from instep.robot.control_loop import RobotLoop, RobotSnapshot, SafetyOptions
+from instep.robot.control_loop import RobotLoop, RobotSnapshot
+from instep.robot.safety_options import SafetyOptions
 from instep.robot.wire import Command, Reset
 
 sys.path.append(str(Path(__file__).parent))

@@ -8,7 +8,8 @@ import pytest
 from instep.core.errors import BadInput
 from instep.core.world import Spec, vector
 from instep.robot import Clock, Limits, Reading
-from instep.robot.control_loop import RobotLoop, SafetyOptions
+from instep.robot.control_loop import RobotLoop
+from instep.robot.safety_options import SafetyOptions
 from instep.robot.sensor_checks import SensorChecks
 from instep.robot.wire import Command
 

@@ -8,7 +8,6 @@ from instep.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from .clock_sync import Clock
-    from .control_loop import SafetyOptions
     from .driver import Driver, Reading, StopFailed, WorldDriver, WrappedDriver, stop_each
     from .follower import Follower, FollowerDriver
     from .follower_process import FollowerProcess
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from .realtime import lower_priority, realtime_priority
     from .recorded_world import Recording
     from .robot_server import RobotServer, ServerOptions, serve
+    from .safety_options import SafetyOptions
     from .sensor_checks import SensorChecks
     from .servo_bus import SerialLine, ServoBus
 

@@ -37,10 +37,11 @@ from instep.core.websocket import (
 )
 from instep.core.world import Array, Spec
 
-from .control_loop import RobotLoop, RobotSnapshot, SafetyOptions
+from .control_loop import RobotLoop, RobotSnapshot
 from .driver import Driver
 from .jerk_kernels import BOUNDS
 from .realtime import quiet_interpreter
+from .safety_options import SafetyOptions
 from .wire import FROM_CLIENT, MAX_BYTES, Command, Hello, Pace, Ping, Pong, Refused, Report, Reset, Role, pack, unpack
 
 if TYPE_CHECKING:
